@@ -1,0 +1,387 @@
+/* The one ABI header: every struct that Rust, the CPU target and the GPU target share.
+ *
+ * Plain C, fixed-size fields, no conditional layout. Rust reads it through bindgen; sizes are asserted at the
+ * end of this file and again in Rust (`kernels_cu::abi`). Pointers are 64-bit addresses in the memory of the
+ * rank that runs the graph (host memory on the CPU target, device memory on the GPU).
+ */
+#ifndef MPK_ABI_H
+#define MPK_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MPK_ABI_VERSION 1u
+
+/* ---- identifiers -------------------------------------------------------------------------------------- */
+
+/* TaskId: iteration in bits 63..32, index in bits 31..0. */
+#define MPK_TASK_TERMINATE 0u
+#define MPK_TASK_BEGIN 1u
+
+/* EventId: bits 63..48 tag, bits 47..32 owner rank, bits 31..0 index. */
+#define MPK_EVENT_INVALID 0xFFFFFFFFFFFFFFFFull
+#define MPK_EVENT_TAG_LOCAL 0u
+#define MPK_EVENT_TAG_NVSHMEM 1u
+#define MPK_EVENT_TERMINATION 0u
+#define MPK_EVENT_BEGIN 1u
+
+enum mpk_event_type {
+  MPK_EVENT_EMPTY = 0,                 /* polled by the tasks that depend on it */
+  MPK_EVENT_LAUNCH_TASKS = 1,          /* its scheduler queues tasks [first_task, last_task) */
+  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* every local scheduler queues its share of the range */
+  MPK_EVENT_LAUNCH_DEPENDENT_TASKS = 3,/* event 1: starts everything that waits for nothing else */
+  MPK_EVENT_END_OF_TASK_GRAPH = 4,     /* all work of the iteration is done: run the batch step */
+  MPK_EVENT_TERMINATION_TYPE = 5,
+};
+
+/* Only the task types that the protocol itself knows have fixed numbers; the others get theirs from the
+ * registry (kernels_cu::registry), from MPK_TASK_TYPE_FIRST_REGISTERED on. */
+enum mpk_core_task_type {
+  MPK_TASK_TYPE_TERMINATE = 0,
+  MPK_TASK_TYPE_BEGIN_TASK_GRAPH = 1,
+  MPK_TASK_TYPE_EMPTY = 2,
+  MPK_TASK_TYPE_NVSHMEM_COPY = 3,
+  MPK_TASK_TYPE_NVSHMEM_SIGNAL = 4,
+  MPK_TASK_TYPE_REDUCE = 5,
+  MPK_TASK_TYPE_FIRST_REGISTERED = 16,
+};
+
+enum mpk_dtype {
+  MPK_F32 = 0,
+  MPK_F16 = 1,
+  MPK_BF16 = 2,
+  MPK_I32 = 3,
+  MPK_U32 = 4,
+  MPK_U8 = 5,
+  /* 8-byte words: an f32 in the low half, the epoch of the graph that wrote it in the high half. */
+  MPK_F32_FLAGGED = 6,
+};
+
+enum mpk_placement { MPK_STATIC = 0, MPK_DYNAMIC = 1 };
+
+/* Physical layout of a constant matrix [rows, k]; `strides[0]` is k rounded up to MPK_TILE_K.
+ * MPK_LAYOUT_TILED: rows (= output columns of a linear) in tiles of 16; inside a tile of
+ *   bf16: [k/2][16 rows][2], f16 and f32: [k][16 rows]. Rows are padded with zeros to a multiple of 16, so a
+ *   tile that starts at row r (a multiple of 16) starts at element r * strides[0]. */
+enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1 };
+#define MPK_TILE_ROWS 16u
+#define MPK_TILE_K 2u
+
+/* ---- the task graph ----------------------------------------------------------------------------------- */
+
+#define MPK_MAX_DIMS 4
+#define MPK_MAX_ARGS 8
+#define MPK_MAX_PARAMS 30
+
+/* A view into a tensor. `addr` is the address in this rank's memory; for symmetric tensors the same view at
+ * another rank is mpk_rank.sym[pe] + (addr - mpk_rank.sym[rank]). */
+typedef struct mpk_operand {
+  uint64_t addr;
+  uint32_t dims[MPK_MAX_DIMS];
+  uint32_t strides[MPK_MAX_DIMS]; /* in elements */
+  uint8_t dtype;                  /* enum mpk_dtype */
+  uint8_t ndim;
+  uint8_t layout;                 /* enum mpk_layout */
+  uint8_t symmetric;              /* 1: lies in the symmetric heap */
+  int32_t pe;                     /* rank whose memory is meant; -1: this rank */
+} mpk_operand;
+
+typedef struct mpk_dependency {
+  uint32_t event;
+  uint32_t epochs_back; /* 0: of this iteration */
+} mpk_dependency;
+
+#define MPK_TASK_FLAGGED_INPUTS 1u /* reads flagged tensors: its kernel has a `ready` test */
+
+typedef struct mpk_task {
+  uint64_t trigger_event; /* EventId, or MPK_EVENT_INVALID */
+  uint32_t first_operand; /* inputs, then outputs, in mpk_graph.operands */
+  uint32_t first_dependency;
+  uint16_t num_inputs;
+  uint16_t num_outputs;
+  uint16_t num_dependencies;
+  uint16_t task_type;
+  uint16_t variant; /* index in mpk_graph.variants */
+  uint16_t flags;
+  uint32_t worker;  /* static placement: the worker whose list it is in; otherwise UINT32_MAX */
+  uint32_t op;      /* index of the operator it came from, for the timeline */
+  int32_t args[MPK_MAX_ARGS]; /* constants of this one task, meaning fixed by its task type */
+  uint32_t reserved;
+} mpk_task;
+
+typedef struct mpk_event {
+  uint32_t num_triggers; /* a counter of at least num_triggers x epoch is ready */
+  uint32_t first_task;   /* half-open range of the tasks it launches */
+  uint32_t last_task;
+  uint16_t event_type;
+  uint16_t remote_triggers; /* 1: triggered by other ranks (its EventId carries the NVSHMEM tag) */
+} mpk_event;
+
+typedef struct mpk_variant {
+  uint16_t task_type;
+  uint16_t num_params;
+  uint32_t scratch_bytes; /* a worker's scratch that this variant needs */
+  uint32_t params[MPK_MAX_PARAMS]; /* the task type's params struct (src/tasks/NAME/params.h), as words */
+} mpk_variant;
+
+typedef struct mpk_graph {
+  uint32_t num_tasks, num_events, num_variants, num_operands, num_dependencies, num_workers;
+  uint32_t rows;    /* capacity: token rows of one iteration */
+  uint32_t samples; /* capacity: rows that yield a token */
+  uint32_t active;  /* capacity: slots that take part in one iteration */
+  uint32_t placement;
+  const mpk_task* tasks;
+  const mpk_event* events;
+  const mpk_variant* variants;
+  const mpk_operand* operands;
+  const mpk_dependency* dependencies;
+  const uint32_t* worker_first; /* static: num_workers + 1 offsets into worker_tasks */
+  const uint32_t* worker_tasks;
+  uint64_t* counters;           /* symmetric: num_events counters, MPK_COUNTER_STRIDE words apart */
+  uint32_t* launched;           /* dynamic: the last epoch in which an event was launched; its scheduler's own */
+} mpk_graph;
+
+#define MPK_COUNTER_STRIDE 8u
+
+/* ---- batch step --------------------------------------------------------------------------------------- */
+
+enum mpk_finish { MPK_RUNNING = 0, MPK_FINISH_LENGTH = 1, MPK_FINISH_EOS = 2, MPK_FINISH_CANCELLED = 3 };
+enum mpk_admission_kind { MPK_ADMIT = 0, MPK_CANCEL = 1 };
+
+typedef struct mpk_admission {
+  uint32_t iteration; /* takes effect in the batch step before this iteration (the first one is 1) */
+  uint32_t kind;
+  uint32_t request;
+  uint32_t reserved;
+} mpk_admission;
+
+typedef struct mpk_request {
+  uint32_t first_prompt_token; /* in mpk_batch_config.prompt_tokens */
+  uint32_t num_prompt_tokens;
+  uint32_t max_new_tokens;
+  uint32_t first_output; /* in mpk_batch_output.tokens; it has room for max_new_tokens */
+} mpk_request;
+
+/* Constant for a launch. */
+typedef struct mpk_batch_config {
+  uint32_t max_batch, max_seq_len, page_size, num_pages, pages_per_slot;
+  uint32_t max_rows;        /* largest mpk_graph.rows */
+  uint32_t num_requests, num_eos, num_admissions_capacity;
+  uint32_t top_k;           /* log-probabilities wanted for each token, 0: none */
+  uint32_t generate;        /* 0: run `fixed_iterations` iterations of graph 0 on the batch as it stands */
+  uint32_t fixed_iterations;
+  const int32_t* prompt_tokens;
+  const mpk_request* requests;
+  const int32_t* eos;       /* empty where end-of-sequence is ignored */
+  const mpk_admission* admissions;   /* ordered by iteration */
+  const uint32_t* num_admissions;    /* grows, written by rank 0 (release), read with acquire */
+} mpk_batch_config;
+
+/* Results for the host, read while the kernel runs. */
+typedef struct mpk_request_output {
+  uint32_t num_tokens;    /* released after the tokens (and log-probabilities) it counts */
+  uint32_t finish;        /* enum mpk_finish, released after num_tokens */
+} mpk_request_output;
+
+typedef struct mpk_batch_output {
+  mpk_request_output* requests;
+  int32_t* tokens;          /* by mpk_request.first_output */
+  int32_t* top_tokens;      /* [same index][top_k] */
+  float* top_logprobs;
+  uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
+  uint64_t prefill_iterations, decode_steps;
+} mpk_batch_output;
+
+/* What one iteration works on: written by the batch step only, constant while the iteration runs.
+ * "Active slot" a is the a-th slot that takes part; its rows are contiguous. */
+typedef struct mpk_batch {
+  uint32_t iteration; /* from 1 */
+  uint32_t graph;
+  uint32_t epoch;     /* how often this graph has run, this time included */
+  uint32_t num_rows, num_samples, num_active, prompt_rows;
+  uint32_t stop;      /* 1: there is no further iteration, leave */
+  uint64_t hash;      /* of the batch state; travels with the argmax exchange */
+  int32_t* row_token;    /* [max_rows] */
+  int32_t* row_active;   /* [max_rows] active slot that the row belongs to */
+  int32_t* row_position; /* [max_rows] */
+  int32_t* active_slot;  /* [max_batch] */
+  int32_t* active_first_row;
+  int32_t* active_num_rows;
+  int32_t* active_context; /* tokens in the KV cache before this iteration */
+  int32_t* sample_row;     /* [max_batch] row whose logits are wanted */
+  int32_t* sample_active;
+  int32_t* page_table;     /* [max_batch slots][pages_per_slot] */
+  /* written by argmax_reduce, read by the next batch step */
+  int32_t* next_token;     /* [max_batch] by sample */
+  int32_t* top_token;      /* [max_batch][top_k] */
+  float* top_logprob;
+} mpk_batch;
+
+/* ---- a rank -------------------------------------------------------------------------------------------- */
+
+enum mpk_abort_code {
+  MPK_OK = 0,
+  MPK_ABORT_DEADLINE = 1,   /* a wait saw no progress for deadline_ns */
+  MPK_ABORT_DIVERGED = 2,   /* ranks disagree on the batch state */
+  MPK_ABORT_PEER = 3,       /* another rank aborted, or is lost */
+  MPK_ABORT_INTERRUPT = 4,  /* Ctrl-C */
+  MPK_ABORT_KERNEL = 5,     /* a task kernel met something impossible */
+  MPK_ABORT_QUEUE = 6,      /* a proven queue bound did not hold */
+};
+
+enum mpk_worker_state {
+  MPK_WORKER_IDLE = 0,         /* waits for an iteration or a task */
+  MPK_WORKER_WAITS_EVENT = 1,
+  MPK_WORKER_WAITS_FLAG = 2,
+  MPK_WORKER_RUNS = 3,
+  MPK_WORKER_LEFT = 4,
+};
+
+/* Where a worker or scheduler stands; written by it (relaxed), read by the host for the report. */
+typedef struct mpk_status {
+  uint32_t state, graph, task, iteration;
+  uint64_t event; /* EventId */
+  uint64_t wanted, seen;
+  uint32_t timed_out; /* 1: this is the wait that ran out of time */
+  uint32_t reserved;
+  uint64_t pad[2];
+} mpk_status;
+
+/* First block of the symmetric heap. */
+typedef struct mpk_control {
+  uint32_t abort;      /* enum mpk_abort_code; any rank may set it at any rank */
+  uint32_t abort_rank; /* who set it first, as far as this rank knows */
+  uint64_t pad0[7];
+  uint64_t progress;   /* tasks done on this rank */
+  uint64_t pad1[7];
+  uint32_t iteration;  /* published (release) after mpk_batch is written */
+  uint32_t pad2[15];
+  uint32_t running;    /* workers still inside */
+  uint32_t pad3[15];
+} mpk_control;
+
+typedef struct mpk_trace_record {
+  uint64_t fetched_ns, ready_ns, done_ns; /* one clock for a rank */
+  uint32_t iteration, task;
+  uint16_t graph, worker;
+  uint32_t reserved;
+} mpk_trace_record;
+
+/* One ring of a remote scheduler queue: single producer (one sending rank), in the receiver's symmetric
+ * memory. A push is one put-with-signal: the entry, then tail. */
+typedef struct mpk_remote_entry {
+  uint64_t event;     /* EventId */
+  uint32_t iteration;
+  uint32_t graph;
+} mpk_remote_entry;
+
+typedef struct mpk_remote_ring {
+  uint64_t tail;   /* entries ever pushed, written by the sender */
+  uint64_t pad[7];
+  /* mpk_remote_entry entries[capacity] follow */
+} mpk_remote_ring;
+
+/* A queue of 64-bit ids in this rank's memory. Slot i holds (id + 1); 0 means empty, and the consumer writes
+ * the 0 back, so a producer that finds its slot taken waits. */
+typedef struct mpk_queue {
+  uint64_t tail;   /* producers take a ticket here */
+  uint64_t pad0[7];
+  uint64_t head;   /* the consumer's own */
+  uint64_t pad1[7];
+  uint64_t* slots;
+  uint64_t mask;   /* capacity - 1, capacity a power of two */
+  uint64_t pad2[6];
+} mpk_queue;
+
+struct mpk_rank;
+struct mpk_kernel_args;
+
+/* A task's code on the CPU target. Returns MPK_OK or an abort code. */
+typedef int (*mpk_kernel_fn)(const struct mpk_kernel_args*);
+
+typedef struct mpk_kernel {
+  mpk_kernel_fn run;
+  mpk_kernel_fn ready; /* NULL, or: 1 when every flagged word that the task reads has arrived (does not wait) */
+} mpk_kernel;
+
+/* Everything that one rank's persistent kernel knows. */
+typedef struct mpk_rank {
+  uint32_t abi_version;
+  uint32_t rank, world;
+  uint32_t num_workers, num_schedulers; /* schedulers: dynamic placement only (local ones, then one remote) */
+  uint32_t num_graphs;
+  uint32_t placement;
+  uint32_t oversubscribed; /* CPU: more threads than cores, so waits yield at once */
+  uint64_t deadline_ns;
+  uint8_t** sym;           /* [world] base address of each rank's symmetric heap, as seen from here; NULL
+                              where it can't be reached by stores */
+  mpk_control* control;    /* = sym[rank] */
+  mpk_graph* graphs;
+  mpk_batch_config* batch_config;
+  mpk_batch* batch;
+  mpk_batch_output* batch_output;
+  void* batch_private;     /* the batch step's own state: slots, free pages (see mpk_batch_private_bytes) */
+  mpk_queue* worker_queues;    /* dynamic: [num_workers][num_schedulers] */
+  mpk_queue* scheduler_queues; /* dynamic: [num_schedulers - 1] of local event ids */
+  uint64_t remote_rings;       /* dynamic: offset in the symmetric heap of [world] rings, one for each sender */
+  uint64_t remote_ring_bytes;  /* distance between two rings */
+  uint64_t remote_ring_capacity;
+  uint64_t* remote_pushed;     /* [world] entries that this rank has pushed to each peer */
+  const mpk_kernel* kernels;   /* by task type */
+  uint8_t** scratch;           /* [num_workers] */
+  mpk_status* status;          /* [num_workers + num_schedulers] */
+  mpk_trace_record* trace;     /* [num_workers][trace_capacity] or NULL */
+  uint64_t* trace_count;       /* [num_workers] */
+  uint64_t trace_capacity;
+  /* Debug: on this rank, worker 0 sleeps this long before each task of op stall_op (UINT32_MAX: none). */
+  uint64_t stall_ns;
+  uint32_t stall_op;
+  uint32_t reserved;
+} mpk_rank;
+
+typedef struct mpk_kernel_args {
+  const mpk_rank* rank;
+  const mpk_graph* graph;
+  const mpk_task* task;
+  const mpk_operand* inputs;
+  const mpk_operand* outputs;
+  const uint32_t* params;
+  const mpk_batch* batch;
+  uint8_t* scratch;
+  uint32_t worker;
+  uint32_t task_index;
+} mpk_kernel_args;
+
+#ifdef __cplusplus
+#define MPK_ASSERT_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), "ABI size of " #type)
+#else
+#define MPK_ASSERT_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "ABI size of " #type)
+#endif
+MPK_ASSERT_SIZE(mpk_operand, 48);
+MPK_ASSERT_SIZE(mpk_dependency, 8);
+MPK_ASSERT_SIZE(mpk_task, 72);
+MPK_ASSERT_SIZE(mpk_event, 16);
+MPK_ASSERT_SIZE(mpk_variant, 128);
+MPK_ASSERT_SIZE(mpk_status, 64);
+MPK_ASSERT_SIZE(mpk_control, 256);
+MPK_ASSERT_SIZE(mpk_remote_entry, 16);
+MPK_ASSERT_SIZE(mpk_queue, 192);
+
+/* ---- entry points of the CPU target (C linkage) --------------------------------------------------------- */
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Bytes of mpk_rank.batch_private for this configuration, zeroed by the caller. */
+uint64_t mpk_batch_private_bytes(const mpk_batch_config* config);
+/* First batch step; call once on each rank before any worker starts. Returns an abort code. */
+int mpk_cpu_begin(mpk_rank* rank);
+/* The loops; each runs on a thread of its own until the batch step says stop or the rank aborts. */
+void mpk_cpu_worker(mpk_rank* rank, uint32_t worker);
+void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler);
+/* Sets the abort word here and at every rank that can be reached. */
+void mpk_cpu_abort(mpk_rank* rank, uint32_t code);
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MPK_ABI_H */

@@ -1,0 +1,1 @@
+//! Multi-rank, golden and command-line tests of `mpk-run`; see `tests/tests`.
