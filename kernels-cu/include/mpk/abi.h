@@ -83,7 +83,7 @@ typedef struct mpk_operand {
   uint8_t ndim;
   uint8_t layout;                 /* enum mpk_layout */
   uint8_t symmetric;              /* 1: lies in the symmetric heap */
-  int32_t pe;                     /* rank whose memory is meant; -1: this rank */
+  int32_t pe;                     /* rank whose memory is meant; -1: this rank, -2: every rank */
 } mpk_operand;
 
 typedef struct mpk_dependency {

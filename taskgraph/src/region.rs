@@ -1,0 +1,66 @@
+//! Boxes in the index space of a tensor.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Most dimensions of a tensor.
+pub const MAX_DIMS: usize = 4;
+
+/// A box `[lo, hi)` in up to four dimensions; unused dimensions are `[0, 1)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Region {
+    /// First index in each dimension.
+    pub lo: [u32; MAX_DIMS],
+    /// One past the last index in each dimension.
+    pub hi: [u32; MAX_DIMS],
+}
+
+impl Region {
+    /// The whole of a tensor with these dimensions.
+    pub fn whole(dims: &[u32]) -> Self {
+        let mut region = Region { lo: [0; MAX_DIMS], hi: [1; MAX_DIMS] };
+        region.hi[..dims.len()].copy_from_slice(dims);
+        region
+    }
+
+    /// This region cut down to `[lo, hi)` in dimension `dim`.
+    pub fn with(mut self, dim: usize, lo: u32, hi: u32) -> Self {
+        self.lo[dim] = lo;
+        self.hi[dim] = hi;
+        self
+    }
+
+    /// True where some dimension has no index.
+    pub fn is_empty(&self) -> bool {
+        (0..MAX_DIMS).any(|d| self.lo[d] >= self.hi[d])
+    }
+
+    /// True where the two share at least one index.
+    pub fn overlaps(&self, other: &Region) -> bool {
+        (0..MAX_DIMS).all(|d| self.lo[d].max(other.lo[d]) < self.hi[d].min(other.hi[d]))
+    }
+
+    /// True where every index of `other` lies in `self`.
+    pub fn contains(&self, other: &Region) -> bool {
+        (0..MAX_DIMS).all(|d| self.lo[d] <= other.lo[d] && other.hi[d] <= self.hi[d])
+    }
+
+    /// Number of indices.
+    pub fn volume(&self) -> u64 {
+        (0..MAX_DIMS).map(|d| u64::from(self.hi[d].saturating_sub(self.lo[d]))).product()
+    }
+}
+
+impl std::fmt::Display for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let last = (0..MAX_DIMS).rev().find(|&d| self.hi[d] != 1 || self.lo[d] != 0).unwrap_or(0);
+        f.write_str("[")?;
+        for d in 0..=last {
+            if d > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{}..{}", self.lo[d], self.hi[d])?;
+        }
+        f.write_str("]")
+    }
+}

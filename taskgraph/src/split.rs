@@ -1,0 +1,155 @@
+//! How a tensor is spread over the ranks.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// How `len` indices of one dimension are dealt to the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Split {
+    /// Contiguous pieces of whole units, as even as possible; a last unit may be short. With fewer units than
+    /// ranks the unit is halved until each rank has one (down to 1).
+    Even {
+        /// Indices that stay together.
+        #[serde(default = "one")]
+        unit: u64,
+    },
+    /// Query heads of `head_dim` indices each; the number of ranks divides `heads`.
+    Queries {
+        /// Query heads in all.
+        heads: u64,
+        /// Indices of a head.
+        head_dim: u64,
+    },
+    /// The key-value heads that the rank's query heads read; ranks may share a head.
+    KeyValues {
+        /// Query heads in all.
+        heads: u64,
+        /// Key-value heads in all; divides `heads`.
+        kv_heads: u64,
+        /// Indices of a head.
+        head_dim: u64,
+    },
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl Split {
+    /// The indices of `0..len` that `rank` of `world` holds.
+    pub fn range(&self, len: u64, rank: u32, world: u32) -> Range<u64> {
+        let (rank, world) = (u64::from(rank), u64::from(world));
+        match *self {
+            Split::Even { unit } => {
+                let mut unit = unit.max(1);
+                while unit > 1 && len.div_ceil(unit) < world {
+                    unit /= 2;
+                }
+                let units = len.div_ceil(unit);
+                let at = |r: u64| (units * r / world * unit).min(len);
+                at(rank)..at(rank + 1)
+            }
+            Split::Queries { heads, head_dim } => {
+                (heads * rank / world * head_dim)..(heads * (rank + 1) / world * head_dim)
+            }
+            Split::KeyValues { heads, kv_heads, head_dim } => {
+                let group = (heads / kv_heads).max(1);
+                let (first, last) = (heads * rank / world, heads * (rank + 1) / world);
+                (first / group * head_dim)..(last.div_ceil(group) * head_dim)
+            }
+        }
+    }
+}
+
+/// One piece of a concatenated dimension (q | k | v, gate | up).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Part {
+    /// Global length.
+    pub len: u64,
+    /// How it is dealt to the ranks.
+    pub split: Split,
+}
+
+/// Where the values of a tensor live.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Sharding {
+    /// Every rank holds all of it.
+    Replicated,
+    /// Dimension `dim` is the concatenation of `parts`, each dealt to the ranks; a rank holds the
+    /// concatenation of its pieces.
+    Split {
+        /// The dimension.
+        dim: usize,
+        /// What it is made of, in order.
+        parts: Vec<Part>,
+    },
+    /// Every rank holds a summand; the value is the sum over the ranks.
+    Partial,
+}
+
+impl Sharding {
+    /// One part of `len` indices in dimension `dim`.
+    pub fn split(dim: usize, len: u64, split: Split) -> Self {
+        Sharding::Split { dim, parts: vec![Part { len, split }] }
+    }
+
+    /// For each part, the global indices (counted from the part's start) that `rank` holds. Empty unless `Split`.
+    pub fn ranges(&self, rank: u32, world: u32) -> Vec<Range<u64>> {
+        match self {
+            Sharding::Split { parts, .. } => {
+                parts.iter().map(|p| p.split.range(p.len, rank, world)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Dimensions that `rank` holds of a tensor whose global dimensions are `dims`.
+    pub fn local_dims(&self, dims: &[u64], rank: u32, world: u32) -> Vec<u64> {
+        let mut local = dims.to_vec();
+        if let Sharding::Split { dim, .. } = self {
+            local[*dim] = self.ranges(rank, world).iter().map(|r| r.end - r.start).sum();
+        }
+        local
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_covers_everything_once_also_when_nothing_divides() {
+        for len in [1u64, 7, 8, 100, 203, 331, 151_936] {
+            for unit in [1, 2, 16, 64] {
+                for world in [1u32, 2, 3, 4, 8] {
+                    let mut next = 0;
+                    for rank in 0..world {
+                        let r = Split::Even { unit }.range(len, rank, world);
+                        assert_eq!(r.start, next);
+                        assert!(len < u64::from(world) || !r.is_empty(), "{len} {unit} {world} {rank}");
+                        next = r.end;
+                    }
+                    assert_eq!(next, len);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_holds_every_kv_head_that_its_query_heads_read() {
+        for (heads, kv_heads) in [(8u64, 8u64), (8, 4), (8, 2), (8, 1), (12, 4), (16, 8)] {
+            for world in (1..=heads as u32).filter(|w| heads % u64::from(*w) == 0) {
+                for rank in 0..world {
+                    let q = Split::Queries { heads, head_dim: 1 }.range(heads, rank, world);
+                    let kv = Split::KeyValues { heads, kv_heads, head_dim: 1 }.range(kv_heads, rank, world);
+                    let needed: Vec<u64> = q.map(|h| h / (heads / kv_heads)).collect();
+                    assert_eq!(kv.start, needed[0]);
+                    assert_eq!(kv.end, needed[needed.len() - 1] + 1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the graphs are built for: the one table of hardware facts, and the numbers that tiling needs.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Which kind of machine runs the tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// Threads of an MPI process.
+    Cpu,
+    /// One persistent kernel on an NVIDIA GPU.
+    Cuda,
+}
+
+/// A row of the hardware table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Device {
+    /// Name on the command line (`--device`).
+    pub name: &'static str,
+    /// Substring of the name that the driver reports.
+    pub driver_name: &'static str,
+    /// Compute capability times ten, with the suffix that its tuned code is compiled for.
+    pub architecture: &'static str,
+    /// Streaming multiprocessors, one worker each.
+    pub sms: u32,
+    /// Shared memory that one block may use, bytes.
+    pub shared_memory: u32,
+    /// L2 cache, bytes.
+    pub l2: u64,
+    /// Device memory bandwidth, bytes per second, as published.
+    pub memory_bandwidth: f64,
+}
+
+/// Facts by device. `memory_bandwidth` is the published figure; benchmarks measure their own.
+pub const DEVICES: &[Device] = &[
+    Device {
+        name: "a100",
+        driver_name: "A100",
+        architecture: "sm_80",
+        sms: 108,
+        shared_memory: 163 << 10,
+        l2: 40 << 20,
+        memory_bandwidth: 2.039e12,
+    },
+    Device {
+        name: "h100",
+        driver_name: "H100",
+        architecture: "sm_90a",
+        sms: 132,
+        shared_memory: 227 << 10,
+        l2: 50 << 20,
+        memory_bandwidth: 3.35e12,
+    },
+    Device {
+        name: "h200",
+        driver_name: "H200",
+        architecture: "sm_90a",
+        sms: 132,
+        shared_memory: 227 << 10,
+        l2: 50 << 20,
+        memory_bandwidth: 4.8e12,
+    },
+    Device {
+        name: "b200",
+        driver_name: "B200",
+        architecture: "sm_100a",
+        sms: 148,
+        shared_memory: 227 << 10,
+        l2: 126 << 20,
+        memory_bandwidth: 8.0e12,
+    },
+];
+
+/// The row named `name`, if there is one.
+pub fn device(name: &str) -> Option<&'static Device> {
+    DEVICES.iter().find(|d| d.name.eq_ignore_ascii_case(name))
+}
+
+/// What partitioning and placement need to know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Target {
+    /// Kind of machine.
+    pub backend: Backend,
+    /// Workers of each rank.
+    pub workers: u32,
+    /// Column tiles are multiples of this many output columns, but for the last one.
+    pub column_unit: u32,
+    /// Most tasks that one operator's columns are cut into.
+    pub max_tiles: u32,
+}
+
+impl Target {
+    /// The CPU target with `workers` threads a rank.
+    pub fn cpu(workers: u32) -> Self {
+        let workers = workers.max(1);
+        Target { backend: Backend::Cpu, workers, column_unit: 16, max_tiles: workers }
+    }
+
+    /// A GPU of the hardware table: one worker for each multiprocessor.
+    pub fn cuda(device: &Device) -> Self {
+        Target { backend: Backend::Cuda, workers: device.sms, column_unit: 16, max_tiles: device.sms }
+    }
+
+    /// Column ranges that an operator with `columns` outputs is cut into: at most `max_tiles`, multiples of
+    /// `column_unit` (the last may be short), as even as the unit allows, aligned to `align` where the tiles
+    /// are at least that wide. Zero columns give no tile.
+    pub fn column_tiles(&self, columns: u32, align: u32) -> Vec<std::ops::Range<u32>> {
+        let unit = if align > self.column_unit
+            && align % self.column_unit == 0
+            && columns.div_ceil(align) >= self.max_tiles
+        {
+            align
+        } else {
+            self.column_unit
+        };
+        let units = columns.div_ceil(unit);
+        let tiles = units.min(self.max_tiles.max(1));
+        let at =
+            |t: u32| ((u64::from(units) * u64::from(t) / u64::from(tiles.max(1))) as u32 * unit).min(columns);
+        (0..tiles).map(|t| at(t)..at(t + 1)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_all_columns_once() {
+        for columns in [0u32, 1, 15, 16, 17, 203, 331, 4096, 18_992] {
+            for workers in [1, 2, 7, 132] {
+                for align in [1, 64, 128] {
+                    let tiles = Target::cpu(workers).column_tiles(columns, align);
+                    let mut next = 0;
+                    for tile in &tiles {
+                        assert_eq!(tile.start, next);
+                        assert!(tile.end > tile.start && tile.start % 16 == 0);
+                        next = tile.end;
+                    }
+                    assert_eq!(next, columns);
+                    assert!(tiles.len() as u32 <= workers);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The contract of a task type: what an operator means, how it is sharded, and how it is cut into tasks.
+//!
+//! Operators and task types share their names: after fusion each operator is carried out by tasks of the type
+//! of the same name (and, for collectives, by copy, signal and reduce tasks, which this crate makes itself).
+
+use crate::dtype::DType;
+use crate::op_graph::{Attrs, Capacity, Role, Rows};
+use crate::region::Region;
+use crate::split::Sharding;
+use crate::target::Target;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An operator's operands or attributes do not fit together. The pass that meets it adds the operator's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OpError(pub String);
+
+/// Type and dimensions of a tensor, as inference sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorType {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions (global in `infer` and `shard`, of one rank in `partition`).
+    pub dims: Vec<u64>,
+    /// What the first dimension counts.
+    pub rows: Rows,
+}
+
+/// An operator with its operands, as passes show it to its contract.
+#[derive(Clone, Debug)]
+pub struct OpView<'a> {
+    /// Name, for messages.
+    pub name: &'a str,
+    /// Constants.
+    pub attrs: &'a Attrs,
+    /// Inputs in order.
+    pub inputs: Vec<OperandView<'a>>,
+    /// Outputs in order; in `infer` as far as they are declared.
+    pub outputs: Vec<OperandView<'a>>,
+    /// What an iteration has room for.
+    pub capacity: Capacity,
+}
+
+/// One operand in an [`OpView`].
+#[derive(Clone, Debug)]
+pub struct OperandView<'a> {
+    /// Tensor name.
+    pub name: &'a str,
+    /// Type and global dimensions.
+    pub ty: TensorType,
+    /// How it is spread over the ranks (inputs of `shard`, all in `partition`).
+    pub sharding: &'a Sharding,
+    /// What it is for.
+    pub role: &'a Role,
+}
+
+/// What sharding an operator needs of an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// As it is.
+    AsIs,
+    /// All of it on every rank: a partial input is allreduced, a split one gathered.
+    Replicated,
+}
+
+/// How an operator behaves under the shardings of its inputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardRule {
+    /// For each input. Where an input is not as needed, a collective is inserted and `shard` is asked again.
+    pub inputs: Vec<Need>,
+    /// Sharding of each output, given that the inputs are as needed.
+    pub outputs: Vec<Sharding>,
+}
+
+/// An operator on one rank: operand dimensions are the rank's own.
+#[derive(Clone, Debug)]
+pub struct LocalOp<'a> {
+    /// The operator with global dimensions and shardings.
+    pub global: &'a OpView<'a>,
+    /// Local dimensions of the inputs.
+    pub inputs: Vec<TensorType>,
+    /// Local dimensions of the outputs.
+    pub outputs: Vec<TensorType>,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub world: u32,
+}
+
+impl LocalOp<'_> {
+    /// Global ranges of each part of input `index` that this rank holds; empty where it is not split.
+    pub fn input_ranges(&self, index: usize) -> Vec<Range<u64>> {
+        self.global.inputs[index].sharding.ranges(self.rank, self.world)
+    }
+}
+
+/// A region of one operand that a task reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Index of the operand: inputs count from 0 in `reads`, outputs from 0 in `writes`.
+    pub operand: u8,
+    /// The box, in the operand's region space (its local dimensions unless its role names another).
+    pub region: Region,
+    /// The view that the kernel gets, where it is not the region (a key-value cache: the whole tensor).
+    pub whole_view: bool,
+}
+
+impl Access {
+    /// The kernel's view is the region itself.
+    pub fn new(operand: u8, region: Region) -> Self {
+        Access { operand, region, whole_view: false }
+    }
+    /// The kernel sees the whole tensor, but touches only what `region` stands for.
+    pub fn within_whole(operand: u8, region: Region) -> Self {
+        Access { operand, region, whole_view: true }
+    }
+}
+
+/// One task before events and placement. The kernel's operands are `reads` then `writes`, in this order.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct TaskSpec {
+    /// Regions read; an input that is also written appears in both.
+    pub reads: SmallVec<[Access; 6]>,
+    /// Regions written.
+    pub writes: SmallVec<[Access; 2]>,
+    /// Constants of this one task.
+    pub args: [i32; 8],
+    /// Bytes it moves, roughly: used to balance workers.
+    pub cost: u64,
+}
+
+/// An operator cut into tasks.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Partition {
+    /// The variant's parameters (the words of the task type's `params.h` struct), the same for all tasks.
+    pub params: Vec<u32>,
+    /// Scratch memory that a worker needs for one of these tasks, bytes.
+    pub scratch_bytes: u64,
+    /// The tasks. Their writes cover the outputs exactly once.
+    pub tasks: Vec<TaskSpec>,
+}
+
+/// Fuse `producer` into `consumer` where the producer's first output is the consumer's input
+/// `consumer_input`, nobody else reads it and it is no output of the graph.
+///
+/// The fused operator's inputs are the producer's inputs, then the consumer's others in order; its attributes
+/// are both sets together (the consumer's win).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fusion {
+    /// Operator that is absorbed.
+    pub producer: &'static str,
+    /// Operator that absorbs it.
+    pub consumer: &'static str,
+    /// Which of the consumer's inputs the producer writes.
+    pub consumer_input: usize,
+    /// The result.
+    pub fused: &'static str,
+}
+
+/// A task type. One folder of `kernels-cu/src/tasks` implements it.
+pub trait TaskType: Debug + Send + Sync {
+    /// Name of the operator and of the task type, e.g. `rmsnorm_linear`.
+    fn name(&self) -> &'static str;
+
+    /// Checks operands and attributes; gives the outputs' types with global dimensions.
+    fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError>;
+
+    /// How the operator behaves under the shardings of its inputs, on `world` ranks.
+    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError>;
+
+    /// Cuts one rank's share into tasks.
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError>;
+
+    /// Inputs that never change while the kernel runs, so that a loader may fetch them before the task's events.
+    fn constant_inputs(&self) -> &'static [usize] {
+        &[]
+    }
+
+    /// Output that can be pushed as flagged words to every rank (`one-shot` allreduce), if the kernel can.
+    fn pushable_output(&self) -> Option<usize> {
+        None
+    }
+
+    /// Index in the parameters of the word that is 1 where the output is pushed flagged, if it can be.
+    fn push_param(&self) -> Option<usize> {
+        None
+    }
+
+    /// Fusions that end in this type.
+    fn fusions(&self) -> &'static [Fusion] {
+        &[]
+    }
+
+    /// Operators that are carried out by further tasks of other types after this one's (attention's merge):
+    /// given this operator, the operators that replace it. Runs after sharding and fusion, on local dimensions.
+    fn expand(&self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
+        let _ = (op, target);
+        Ok(None)
+    }
+}
+
+/// A temporary tensor of an [`Expansion`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Temporary {
+    /// Added to the operator's name.
+    pub suffix: &'static str,
+    /// Local type.
+    pub ty: TensorType,
+}
+
+/// An operand of an operator of an [`Expansion`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpansionOperand {
+    /// Input of the operator that is replaced.
+    Input(usize),
+    /// Output of the operator that is replaced.
+    Output(usize),
+    /// A temporary.
+    Temporary(usize),
+}
+
+/// One operator of an [`Expansion`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpandedOp {
+    /// Task type.
+    pub op_type: &'static str,
+    /// Added to the operator's name.
+    pub suffix: &'static str,
+    /// Inputs.
+    pub inputs: Vec<ExpansionOperand>,
+    /// Outputs.
+    pub outputs: Vec<ExpansionOperand>,
+    /// Added to the attributes of the operator that is replaced.
+    pub attrs: Attrs,
+}
+
+/// Operators that replace one, with the temporaries between them.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Expansion {
+    /// Tensors between the operators.
+    pub temporaries: Vec<Temporary>,
+    /// In order.
+    pub ops: Vec<ExpandedOp>,
+}
+
+/// The task types that a graph may use, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    types: BTreeMap<&'static str, Arc<dyn TaskType>>,
+}
+
+impl Registry {
+    /// Adds a type; a second one of the same name replaces the first.
+    pub fn register(&mut self, task_type: Arc<dyn TaskType>) {
+        self.types.insert(task_type.name(), task_type);
+    }
+    /// The type named `name`.
+    pub fn get(&self, name: &str) -> Option<&Arc<dyn TaskType>> {
+        self.types.get(name)
+    }
+    /// All types, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn TaskType>> {
+        self.types.values()
+    }
+}
