@@ -24,6 +24,7 @@
 #define MPK_EVENT_TAG_NVSHMEM 1u
 #define MPK_EVENT_TERMINATION 0u
 #define MPK_EVENT_BEGIN 1u
+#define MPK_EVENT_END 2u /* end of task graph, in every graph */
 
 enum mpk_event_type {
   MPK_EVENT_EMPTY = 0,                 /* polled by the tasks that depend on it */
@@ -247,6 +248,8 @@ typedef struct mpk_status {
   uint64_t pad[2];
 } mpk_status;
 
+#define MPK_LAUNCH_STOP 0x80000000u
+
 /* First block of the symmetric heap. */
 typedef struct mpk_control {
   uint32_t abort;      /* enum mpk_abort_code; any rank may set it at any rank */
@@ -254,8 +257,9 @@ typedef struct mpk_control {
   uint64_t pad0[7];
   uint64_t progress;   /* tasks done on this rank */
   uint64_t pad1[7];
-  uint32_t iteration;  /* published (release) after mpk_batch is written */
-  uint32_t pad2[15];
+  uint32_t iteration;  /* published (release) after mpk_batch is written, in one 64-bit store with `launch` */
+  uint32_t launch;     /* graph of that iteration; MPK_LAUNCH_STOP: there is no further iteration */
+  uint32_t pad2[14];
   uint32_t running;    /* workers still inside */
   uint32_t pad3[15];
 } mpk_control;
@@ -270,9 +274,10 @@ typedef struct mpk_trace_record {
 /* One ring of a remote scheduler queue: single producer (one sending rank), in the receiver's symmetric
  * memory. A push is one put-with-signal: the entry, then tail. */
 typedef struct mpk_remote_entry {
-  uint64_t event;     /* EventId */
+  uint32_t event;     /* index of the receiver's event */
   uint32_t iteration;
   uint32_t graph;
+  uint32_t epoch;     /* of that graph: an entry that comes late must not launch the next epoch */
 } mpk_remote_entry;
 
 typedef struct mpk_remote_ring {
@@ -322,11 +327,12 @@ typedef struct mpk_rank {
   mpk_batch_output* batch_output;
   void* batch_private;     /* the batch step's own state: slots, free pages (see mpk_batch_private_bytes) */
   mpk_queue* worker_queues;    /* dynamic: [num_workers][num_schedulers] */
-  mpk_queue* scheduler_queues; /* dynamic: [num_schedulers - 1] of local event ids */
+  mpk_queue* scheduler_queues; /* dynamic: one for each local scheduler, num_schedulers - (world > 1); capacity
+                                  at least the events of the largest graph, so that a worker never waits */
   uint64_t remote_rings;       /* dynamic: offset in the symmetric heap of [world] rings, one for each sender */
   uint64_t remote_ring_bytes;  /* distance between two rings */
   uint64_t remote_ring_capacity;
-  uint64_t* remote_pushed;     /* [world] entries that this rank has pushed to each peer */
+  uint64_t* remote_pushed;     /* [world] entries that this rank has pushed to each peer; bit 63: a push is on */
   const mpk_kernel* kernels;   /* by task type */
   uint8_t** scratch;           /* [num_workers] */
   mpk_status* status;          /* [num_workers + num_schedulers] */
@@ -365,6 +371,7 @@ MPK_ASSERT_SIZE(mpk_variant, 128);
 MPK_ASSERT_SIZE(mpk_status, 64);
 MPK_ASSERT_SIZE(mpk_control, 256);
 MPK_ASSERT_SIZE(mpk_remote_entry, 16);
+MPK_ASSERT_SIZE(mpk_remote_ring, 64);
 MPK_ASSERT_SIZE(mpk_queue, 192);
 
 /* ---- entry points of the CPU target (C linkage) --------------------------------------------------------- */

@@ -1,0 +1,41 @@
+/* The abort word: who fails says so to every rank, and every wait looks at it. */
+#ifndef MPK_PROTOCOL_ABORT_H
+#define MPK_PROTOCOL_ABORT_H
+
+#include "platform/platform.h"
+
+namespace mpk {
+
+static_assert(offsetof(mpk_control, abort) == 0 && offsetof(mpk_control, abort_rank) == 4,
+              "abort and abort_rank are exchanged as one 64-bit word");
+
+/* The abort code that holds at this rank, MPK_OK if none. Relaxed: nothing is read on the strength of it, it
+ * only makes loops end; pairs with the exchange in set_abort. */
+MPK_DEVICE int abort_code(const mpk_rank* rank) {
+  return static_cast<int>(platform::load<platform::Scope::kSystem>(&rank->control->abort, platform::kRelaxed));
+}
+
+/* Sets one rank's abort word unless it is set: the first cause stays. Code and origin go in one exchange, so
+ * nobody sees a code without its origin. */
+MPK_DEVICE void set_abort(mpk_control* control, uint32_t code, uint32_t origin) {
+  uint64_t* word = reinterpret_cast<uint64_t*>(control);
+  const uint64_t desired = (static_cast<uint64_t>(origin) << 32) | code;
+  /* Relaxed: see abort_code. */
+  uint64_t seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
+  while (static_cast<uint32_t>(seen) == MPK_OK) {
+    if (platform::compare_exchange<platform::Scope::kSystem>(word, &seen, desired, platform::kRelaxed)) return;
+  }
+}
+
+/* Sets the abort word here and at every rank that stores can reach. */
+MPK_DEVICE void abort_broadcast(const mpk_rank* rank, uint32_t code) {
+  set_abort(rank->control, code, rank->rank);
+  for (uint32_t pe = 0; pe < rank->world; ++pe) {
+    if (pe == rank->rank || rank->sym[pe] == nullptr) continue;
+    set_abort(reinterpret_cast<mpk_control*>(rank->sym[pe]), code, rank->rank);
+  }
+}
+
+}  // namespace mpk
+
+#endif

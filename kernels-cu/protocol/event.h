@@ -1,0 +1,59 @@
+/* Events: monotonic counters in symmetric memory. In epoch e of its graph an event is ready when its counter is
+ * at least num_triggers x e; never tested by equality, since a peer may be an epoch ahead. */
+#ifndef MPK_PROTOCOL_EVENT_H
+#define MPK_PROTOCOL_EVENT_H
+
+#include "identifiers.h"
+#include "wait.h"
+
+namespace mpk {
+
+MPK_DEVICE uint64_t* event_counter(const mpk_graph* graph, uint32_t index) {
+  return graph->counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
+}
+
+MPK_DEVICE uint64_t event_wanted(const mpk_graph* graph, uint32_t index, uint32_t epoch, uint32_t epochs_back) {
+  /* Epochs before the first have nothing to wait for. */
+  if (epoch <= epochs_back) return 0;
+  return static_cast<uint64_t>(graph->events[index].num_triggers) * (epoch - epochs_back);
+}
+
+/* Acquire: pairs with the release of every trigger (trigger_local, signal_add); the additions form one release
+ * sequence, so the reader of the last one sees the data of all. System scope: a peer may have triggered. */
+MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index) {
+  return platform::load<platform::Scope::kSystem>(event_counter(graph, index), platform::kAcquire);
+}
+
+MPK_DEVICE bool event_test(const mpk_graph* graph, uint32_t index, uint32_t epoch, uint32_t epochs_back = 0) {
+  return event_count(graph, index) >= event_wanted(graph, index, epoch, epochs_back);
+}
+
+/* Triggers one of this rank's events; returns the counter's new value. Release: pairs with event_count. */
+MPK_DEVICE uint64_t trigger_local(const mpk_graph* graph, uint32_t index, uint64_t times = 1) {
+  return platform::fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times, platform::kRelease) + times;
+}
+
+/* Triggers an event of rank `owner`, after everything this thread has put there. False: out of reach. */
+MPK_DEVICE bool trigger_remote(const mpk_rank* rank, const mpk_graph* graph, uint32_t owner, uint32_t index) {
+  return platform::signal_add(rank, owner, event_counter(graph, index), 1);
+}
+
+/* Waits until the event is ready in `epoch` - `epochs_back`. Returns MPK_OK or an abort code. */
+MPK_DEVICE int event_wait(const mpk_rank* rank, const mpk_graph* graph, uint32_t index, uint32_t epoch,
+                          uint32_t epochs_back, mpk_status* status) {
+  const uint64_t wanted = event_wanted(graph, index, epoch, epochs_back);
+  uint64_t seen = event_count(graph, index);
+  if (seen >= wanted) return MPK_OK;
+  report_wait(status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, graph, index), wanted, seen);
+  Wait wait(rank, status);
+  for (;;) {
+    const int code = wait.poll(seen);
+    if (code != MPK_OK) return code;
+    seen = event_count(graph, index);
+    if (seen >= wanted) return MPK_OK;
+  }
+}
+
+}  // namespace mpk
+
+#endif

@@ -1,0 +1,168 @@
+/* Everything the steps of the protocol need from the machine, for the CPU target. The GPU has the same names
+ * in platform/gpu.h: the steps include neither libstdc++ nor libc themselves. */
+#ifndef MPK_PLATFORM_CPU_H
+#define MPK_PLATFORM_CPU_H
+
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "mpk/abi.h"
+
+#define MPK_DEVICE inline
+
+namespace mpk {
+namespace platform {
+
+/* Who may be at the other end of an atomic: threads of one block, of one rank, or of any rank. One coherence
+ * domain on the CPU; on the GPU `.cta`, `.gpu` and `.sys`. */
+enum class Scope { kThread, kDevice, kSystem };
+
+enum Order : int {
+  kRelaxed = __ATOMIC_RELAXED,
+  kAcquire = __ATOMIC_ACQUIRE,
+/* Negative control for the tests: with it ThreadSanitizer and the checksums must go red. Never set otherwise. */
+#ifdef MPK_TEST_WEAKEN_RELEASE
+  kRelease = __ATOMIC_RELAXED,
+  kAcquireRelease = __ATOMIC_ACQUIRE,
+#else
+  kRelease = __ATOMIC_RELEASE,
+  kAcquireRelease = __ATOMIC_ACQ_REL,
+#endif
+};
+
+template <Scope S, typename T>
+inline T load(const T* address, Order order) {
+  return __atomic_load_n(address, order);
+}
+
+template <Scope S, typename T>
+inline void store(T* address, T value, Order order) {
+  __atomic_store_n(address, value, order);
+}
+
+template <Scope S, typename T>
+inline T fetch_add(T* address, T value, Order order) {
+  return __atomic_fetch_add(address, value, order);
+}
+
+/* Strong; a failed exchange loads `*expected` with relaxed order. */
+template <Scope S, typename T>
+inline bool compare_exchange(T* address, T* expected, T desired, Order order) {
+  return __atomic_compare_exchange_n(address, expected, desired, false, order, __ATOMIC_RELAXED);
+}
+
+/* Nanoseconds of a clock that never goes back, the same for all threads of a rank. */
+inline uint64_t clock_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
+}
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+inline void sleep_ns(uint64_t ns) {
+  timespec duration;
+  duration.tv_sec = static_cast<time_t>(ns / 1000000000ull);
+  duration.tv_nsec = static_cast<long>(ns % 1000000000ull);
+  nanosleep(&duration, nullptr);
+}
+
+/* How a wait passes its time: spins while its peer surely runs on another core, then gives the core away, then
+ * sleeps, so that waiting threads leave the cores to those that compute. With more threads than cores
+ * (mpk_rank.oversubscribed) it gives the core away at once: the thread it waits for may need this very core. */
+class Backoff {
+ public:
+  explicit Backoff(const mpk_rank* rank)
+      : spins_(rank->oversubscribed ? 0u : kSpins), yields_(rank->oversubscribed ? kYieldsShared : kYields) {}
+
+  /* True when enough time went by that the caller should look at the clock. */
+  bool step() {
+    ++count_;
+    if (count_ <= spins_) {
+      pause();
+      return (count_ & 63u) == 0;
+    }
+    if (count_ <= spins_ + yields_) {
+      sched_yield();
+    } else {
+      sleep_ns(sleep_ns_);
+      if (sleep_ns_ < kLongestSleepNs) sleep_ns_ += kFirstSleepNs;
+    }
+    return true;
+  }
+
+  void reset() {
+    count_ = 0;
+    sleep_ns_ = kFirstSleepNs;
+  }
+
+ private:
+  static constexpr uint32_t kSpins = 2000;
+  static constexpr uint32_t kYields = 500;
+  static constexpr uint32_t kYieldsShared = 50;
+  static constexpr uint64_t kFirstSleepNs = 20000;
+  static constexpr uint64_t kLongestSleepNs = 200000;
+  uint32_t count_ = 0;
+  uint32_t spins_, yields_;
+  uint64_t sleep_ns_ = kFirstSleepNs;
+};
+
+/* The address, as seen from here, of rank `pe`'s copy of a symmetric object whose copy at this rank is at
+ * `local`; NULL where that rank's memory can't be reached by stores. */
+template <typename T>
+inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
+  uint8_t* base = rank->sym[pe];
+  if (base == nullptr) return nullptr;
+  const uintptr_t offset = reinterpret_cast<uintptr_t>(local) - reinterpret_cast<uintptr_t>(rank->sym[rank->rank]);
+  return reinterpret_cast<T*>(base + offset);
+}
+
+/* Writes `bytes` at rank `pe`'s copy of `local_destination`. Not ordered by itself: a later signal with release
+ * order makes it visible to who acquires the signal. False where the rank can't be reached. */
+inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
+  uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));
+  if (destination == nullptr) return false;
+  memcpy(destination, source, bytes);
+  return true;
+}
+
+/* As put, for `rows` rows of `row_bytes` each; strides in bytes. For the active rows of a tile. */
+inline bool put_rows(const mpk_rank* rank, uint32_t pe, void* local_destination, size_t destination_stride,
+                     const void* source, size_t source_stride, size_t rows, size_t row_bytes) {
+  uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));
+  if (destination == nullptr) return false;
+  const uint8_t* from = static_cast<const uint8_t*>(source);
+  if (row_bytes == destination_stride && row_bytes == source_stride) {
+    memcpy(destination, from, rows * row_bytes);
+    return true;
+  }
+  for (size_t row = 0; row < rows; ++row) memcpy(destination + row * destination_stride, from + row * source_stride, row_bytes);
+  return true;
+}
+
+/* Adds to rank `pe`'s copy of a symmetric counter. Release: whoever acquires the new value sees what this thread
+ * put before. False where the rank can't be reached. */
+inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
+  uint64_t* counter = peer_address(rank, pe, local_counter);
+  if (counter == nullptr) return false;
+  fetch_add<Scope::kSystem>(counter, value, kRelease);
+  return true;
+}
+
+/* A put and then a signal that is released after it: the receiver that acquires the signal sees the data. */
+inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
+                            uint64_t* local_signal, uint64_t value) {
+  return put(rank, pe, local_destination, source, bytes) && signal_add(rank, pe, local_signal, value);
+}
+
+}  // namespace platform
+}  // namespace mpk
+
+#endif

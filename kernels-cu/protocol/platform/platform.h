@@ -1,0 +1,11 @@
+/* Picks the platform header of the target that is being compiled. The only such choice in the protocol. */
+#ifndef MPK_PLATFORM_PLATFORM_H
+#define MPK_PLATFORM_PLATFORM_H
+
+#if defined(__CUDACC__)
+#include "platform/gpu.h"
+#else
+#include "platform/cpu.h"
+#endif
+
+#endif

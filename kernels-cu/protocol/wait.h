@@ -1,0 +1,98 @@
+/* The bounded wait: the only way in which the protocol waits.
+ *
+ * A loop tests what it waits for and, as long as that fails, calls `Wait::poll` with the value it saw. The wait
+ * ends when the rank is aborted, or when for a deadline neither that value nor the rank's progress changed; then
+ * it says in mpk_status what it waited for and aborts all ranks. */
+#ifndef MPK_PROTOCOL_WAIT_H
+#define MPK_PROTOCOL_WAIT_H
+
+#include "abort.h"
+
+namespace mpk {
+
+/* Where a loop stands, for the host's report. Relaxed: the host reads it at any time and orders nothing by it;
+ * after the threads have ended it is exact. */
+template <typename T>
+MPK_DEVICE void report(T* field, T value) {
+  platform::store<platform::Scope::kSystem>(field, value, platform::kRelaxed);
+}
+
+MPK_DEVICE void report_state(mpk_status* status, uint32_t state) {
+  if (status != nullptr) report(&status->state, state);
+}
+
+MPK_DEVICE void report_wait(mpk_status* status, uint32_t state, uint64_t event, uint64_t wanted, uint64_t seen) {
+  if (status == nullptr) return;
+  report(&status->event, event);
+  report(&status->wanted, wanted);
+  report(&status->seen, seen);
+  report(&status->state, state);
+}
+
+class Wait {
+ public:
+  /* `status` may be NULL (a caller that is neither worker nor scheduler). */
+  MPK_DEVICE Wait(const mpk_rank* rank, mpk_status* status, uint64_t deadline_ns)
+      : rank_(rank), status_(status), deadline_ns_(deadline_ns), backoff_(rank) {}
+  MPK_DEVICE Wait(const mpk_rank* rank, mpk_status* status) : Wait(rank, status, rank->deadline_ns) {}
+
+  /* What was waited for has come: the next poll starts a new wait. */
+  MPK_DEVICE void reset() {
+    if (since_ns_ != 0) {
+      since_ns_ = 0;
+      backoff_.reset();
+    }
+    polls_ = 0;
+  }
+
+  /* MPK_OK: test again. Otherwise the abort code with which the caller has to leave. */
+  MPK_DEVICE int poll(uint64_t seen) {
+    const int code = abort_code(rank_);
+    if (code != MPK_OK) {
+      report_seen(seen);
+      return code;
+    }
+    const bool look = backoff_.step();
+    if (!look && polls_++ != 0) return MPK_OK;
+    ++polls_;
+    const uint64_t now = platform::clock_ns();
+    /* Relaxed: only whether it moves matters; pairs with count_progress. */
+    const uint64_t progress = platform::load<platform::Scope::kDevice>(&rank_->control->progress, platform::kRelaxed);
+    if (since_ns_ == 0 || seen != seen_ || progress != progress_) {
+      since_ns_ = now;
+      seen_ = seen;
+      progress_ = progress;
+      return MPK_OK;
+    }
+    if (now - since_ns_ < deadline_ns_) return MPK_OK;
+    report_seen(seen);
+    if (status_ != nullptr) report(&status_->timed_out, 1u);
+    abort_broadcast(rank_, MPK_ABORT_DEADLINE);
+    return abort_code(rank_);
+  }
+
+ private:
+  MPK_DEVICE void report_seen(uint64_t seen) {
+    if (status_ != nullptr) report(&status_->seen, seen);
+  }
+
+  const mpk_rank* rank_;
+  mpk_status* status_;
+  uint64_t deadline_ns_;
+  uint64_t since_ns_ = 0, seen_ = 0, progress_ = 0;
+  uint32_t polls_ = 0;
+  platform::Backoff backoff_;
+};
+
+/* One more task is done on this rank. */
+MPK_DEVICE void count_progress(const mpk_rank* rank) {
+  platform::fetch_add<platform::Scope::kDevice>(&rank->control->progress, uint64_t{1}, platform::kRelaxed);
+}
+
+/* Waits that only follow from another thread's wait get a longer deadline, so that the one that knows the cause
+ * (which event, which counts) reports it. */
+MPK_DEVICE uint64_t follower_deadline_ns(const mpk_rank* rank) { return rank->deadline_ns + rank->deadline_ns / 4; }
+
+}  // namespace mpk
+
+#endif
