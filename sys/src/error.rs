@@ -1,0 +1,125 @@
+use std::path::PathBuf;
+
+use crate::locate::Probe;
+use crate::{InitStatus, Version};
+
+/// What went wrong, where, and what mends it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The host library is at none of the places where it was looked for.
+    #[error(
+        "NVSHMEM's host library was not found. Looked at:\n{}\n\
+         Set NVSHMEM_HOME to the folder that holds lib/{}, or run scripts/setup.sh --nvshmem",
+        Probe::list(.probes),
+        crate::locate::FILE_NAME
+    )]
+    NotFound {
+        /// Every place tried, with what was wrong there.
+        probes: Vec<Probe>,
+    },
+
+    /// The library was opened but lacks a function that this crate binds.
+    #[error(
+        "{} lacks a function that is needed: {source}. \
+         Set NVSHMEM_HOME to an installation of NVSHMEM {} or later, or run scripts/setup.sh --nvshmem",
+        .path.display(), Version::OLDEST
+    )]
+    Symbol {
+        /// The library's path.
+        path: PathBuf,
+        /// The loader's message, which names the function.
+        source: libloading::Error,
+    },
+
+    /// The library is of a version that this crate does not work with.
+    #[error(
+        "{} is NVSHMEM {found}; version {} or a later {}.x is needed. \
+         Set NVSHMEM_HOME to such an installation, or run scripts/setup.sh --nvshmem",
+        .path.display(), Version::OLDEST, Version::OLDEST.major
+    )]
+    Version {
+        /// The library's path.
+        path: PathBuf,
+        /// The library's version.
+        found: Version,
+    },
+
+    /// A call that needs an initialised library came before initialisation or after finalisation.
+    #[error("{function} needs an initialised NVSHMEM; it is {status}")]
+    NotInitialized {
+        /// The C function.
+        function: &'static str,
+        /// The library's state.
+        status: InitStatus,
+    },
+
+    /// Initialisation was asked for twice.
+    #[error("NVSHMEM is already {status} in this process; it can be initialised once")]
+    AlreadyInitialized {
+        /// The library's state.
+        status: InitStatus,
+    },
+
+    /// An argument was refused before the call was made.
+    #[error("{function}: {argument} {problem}")]
+    Argument {
+        /// The C function.
+        function: &'static str,
+        /// The argument's name.
+        argument: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// The call returned an error status.
+    #[error(
+        "{function} failed with status {status} ({}); NVSHMEM_DEBUG=WARN makes NVSHMEM say more",
+        status_name(*.status)
+    )]
+    Call {
+        /// The C function.
+        function: &'static str,
+        /// What it returned.
+        status: i32,
+    },
+
+    /// The symmetric heap cannot give the memory.
+    #[error(
+        "{function} cannot give {bytes} bytes of symmetric memory; \
+         set NVSHMEM_SYMMETRIC_SIZE to a larger heap on every rank"
+    )]
+    OutOfSymmetricMemory {
+        /// The C function.
+        function: &'static str,
+        /// The bytes asked for.
+        bytes: usize,
+    },
+
+    /// The host library does not export the collective launch (it does from NVSHMEM 3.8 on).
+    #[error(
+        "NVSHMEM {version} does not export {function} from its host library (3.8 is the first that does); \
+         launch through a shim that is linked with libnvshmem_device.a, or use cuLaunchCooperativeKernel"
+    )]
+    NoCollectiveLaunch {
+        /// The C function.
+        function: &'static str,
+        /// The library's version.
+        version: Version,
+    },
+}
+
+/// The name that the headers give a status.
+fn status_name(status: i32) -> &'static str {
+    use crate::sys;
+    match u32::try_from(status) {
+        Ok(sys::NVSHMEMX_ERROR_INVALID_VALUE) => "invalid value",
+        Ok(sys::NVSHMEMX_ERROR_OUT_OF_MEMORY) => "out of memory",
+        Ok(sys::NVSHMEMX_ERROR_NOT_SUPPORTED) => "not supported",
+        Ok(sys::NVSHMEMX_ERROR_SYMMETRY) => "arguments differ between PEs",
+        Ok(sys::NVSHMEMX_ERROR_GPU_NOT_SELECTED) => "no CUDA device is selected",
+        Ok(sys::NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED) => "collective launch failed",
+        Ok(sys::NVSHMEMX_ERROR_INTERNAL) => "internal error",
+        _ => "no name for it",
+    }
+}

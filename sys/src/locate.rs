@@ -1,0 +1,90 @@
+//! Where the host library is looked for.
+//!
+//! 1. `NVSHMEM_HOME`, if it is set: `lib/` and `lib64/` under it, and nowhere else;
+//! 2. the folder that `scripts/setup.sh --nvshmem` fills in the repository this crate was built from;
+//! 3. the loader's own search (`LD_LIBRARY_PATH`, the loader's cache, the system folders).
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// The host library's file name; it carries the ABI's major version.
+pub const FILE_NAME: &str = "libnvshmem_host.so.3";
+
+/// The set-up's folder, below the repository that this crate was built from.
+const SETUP_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.setup/nvidia/nvshmem");
+
+/// One place where the library may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// A path, or a bare file name for the loader's search.
+    pub path: PathBuf,
+    /// Why this place: the variable, the set-up or the loader.
+    pub origin: &'static str,
+}
+
+/// A place that was tried, and why it did not serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    /// The place.
+    pub candidate: Candidate,
+    /// What was wrong.
+    pub problem: String,
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.candidate.path.display(), self.candidate.origin, self.problem)
+    }
+}
+
+impl Probe {
+    /// One indented line for each probe.
+    pub(crate) fn list(probes: &[Self]) -> String {
+        probes.iter().map(|probe| format!("  {probe}")).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// The places to try, in order, given the value of `NVSHMEM_HOME`.
+#[must_use]
+pub fn candidates(nvshmem_home: Option<OsString>) -> Vec<Candidate> {
+    let below = |root: PathBuf, origin| {
+        ["lib", "lib64"]
+            .map(|folder| Candidate { path: root.join(folder).join(FILE_NAME), origin })
+            .into_iter()
+    };
+    match nvshmem_home {
+        Some(home) if !home.is_empty() => below(home.into(), "NVSHMEM_HOME").collect(),
+        _ => below(SETUP_FOLDER.into(), "scripts/setup.sh")
+            .take(1)
+            .chain([Candidate { path: FILE_NAME.into(), origin: "the loader's search" }])
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_excludes_every_other_place() {
+        let paths: Vec<_> = candidates(Some("/opt/nvshmem".into())).into_iter().map(|c| c.path).collect();
+        assert_eq!(
+            paths,
+            [
+                PathBuf::from("/opt/nvshmem/lib/libnvshmem_host.so.3"),
+                PathBuf::from("/opt/nvshmem/lib64/libnvshmem_host.so.3")
+            ]
+        );
+    }
+
+    #[test]
+    fn without_the_variable_the_setup_comes_before_the_loader() {
+        for unset in [None, Some(OsString::new())] {
+            let found = candidates(unset);
+            assert_eq!(found.len(), 2);
+            assert!(found[0].path.ends_with(".setup/nvidia/nvshmem/lib/libnvshmem_host.so.3"));
+            assert_eq!(found[1].path, PathBuf::from(FILE_NAME), "a bare name makes the loader search");
+        }
+    }
+}
