@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# Installs what building, running and testing need.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: scripts/setup.sh [--nvshmem] [--deny] [--check]
+
+Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are there. What is missing is
+installed with apt-get, as root or through sudo; where neither can be had, the one command to type is
+printed and the exit status is 3. Quick when there is nothing left to do.
+
+  --nvshmem   also NVSHMEM's and CUDA's headers and NVSHMEM's host library, from PyPI into .setup/nvidia,
+              pinned (about 65 MB to download; they come under NVIDIA's licences, which lie beside them).
+              Not needed to build or to run on the CPU.
+  --deny      also cargo-deny, built from crates.io into .setup/bin, pinned (under two minutes on 2 cores)
+  --check     only say what is missing, with exit status 3 if anything is
+
+Everything that does not come from the distribution goes below .setup/, which git ignores: remove that
+folder to undo. NVSHMEM_HOME, if set, names an NVSHMEM of yours and makes --nvshmem do nothing.
+END
+}
+
+nvshmem_version=3.4.5
+# Headers alone are used of these two, to parse NVSHMEM's.
+cuda_runtime_version=13.0.96
+cuda_crt_version=13.0.88
+cargo_deny_version=0.18.9
+
+want_nvshmem=false want_deny=false check_only=false
+for argument in "$@"; do
+    case $argument in
+    --nvshmem) want_nvshmem=true ;;
+    --deny) want_deny=true ;;
+    --check) check_only=true ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        usage >&2
+        exit 2
+        ;;
+    esac
+done
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=scripts/setup-env.sh
+source "$here/setup-env.sh"
+cd "$repository"
+
+say() { echo "setup: $*" >&2; }
+lack() {
+    say "$*"
+    exit 3
+}
+
+work="" # a folder below .setup that is removed on exit
+trap '[[ -z $work ]] || rm -rf "$work"' EXIT
+
+has_cxx() { command -v cc >/dev/null && { command -v c++ || command -v g++ || command -v clang++; } >/dev/null; }
+has_mpi() { command -v mpicc >/dev/null && command -v mpirun >/dev/null; }
+has_libclang() {
+    [[ -n ${LIBCLANG_PATH:-} ]] || standard_libclang >/dev/null || return 1
+    # The library without clang's own headers parses nothing.
+    compgen -G '/usr/lib*/llvm*/lib*/clang/*/include/stddef.h' >/dev/null ||
+        compgen -G '/usr/lib*/clang/*/include/stddef.h' >/dev/null || [[ -n ${BINDGEN_EXTRA_CLANG_ARGS:-} ]]
+}
+has_pip() { python3 -m pip --version >/dev/null 2>&1; }
+
+has_nvshmem() { [[ $(cat "$setup_folder/nvidia/versions" 2>/dev/null) == "$nvidia_versions" ]]; }
+has_deny() { [[ $(cargo deny --version 2>/dev/null) =~ ^cargo-deny\ 0\.(1[89]|[2-9][0-9])\. ]]; }
+nvidia_versions="nvshmem $nvshmem_version, cuda-runtime $cuda_runtime_version, cuda-crt $cuda_crt_version"
+
+check_rust() {
+    local needed found
+    needed="$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)"
+    if ! command -v cargo >/dev/null || ! command -v rustc >/dev/null; then
+        lack "no Rust toolchain was found; install $needed or later: https://rustup.rs"
+    fi
+    found="$(rustc --version | cut -d ' ' -f 2)"
+    if [[ $(printf '%s\n' "$needed" "${found%%-*}" | sort -V | head -n 1) != "$needed" ]]; then
+        lack "Rust $found is too old, $needed or later is needed; with rustup: rustup update stable"
+    fi
+}
+
+install_packages() {
+    local missing=() words=()
+    has_cxx || { missing+=(g++ make) && words+=("a C++ compiler"); }
+    has_mpi || { missing+=(openmpi-bin libopenmpi-dev) && words+=("Open MPI"); }
+    has_libclang || { missing+=(libclang-dev) && words+=(libclang); }
+    if $want_nvshmem && [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem && ! has_pip; then
+        missing+=(python3-pip) && words+=(pip)
+    fi
+    [[ ${#missing[@]} -gt 0 ]] || return 0
+
+    local list command
+    list="$(printf '%s, ' "${words[@]}")"
+    command="apt-get install -y --no-install-recommends ${missing[*]}"
+    if $check_only; then
+        lack "missing: ${list%, }; to install: sudo $command"
+    elif ! command -v apt-get >/dev/null; then
+        lack "missing: ${list%, }; install what your distribution calls: ${missing[*]}"
+    fi
+    local as_root=()
+    if [[ $(id -u) != 0 ]]; then
+        # Without a terminal sudo cannot ask for a password.
+        if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 ]]; }; then
+            as_root=(sudo)
+        else
+            lack "missing: ${list%, }; type this, then start again: sudo apt-get update && sudo $command"
+        fi
+    fi
+    say "installing ${list%, }: ${missing[*]}"
+    "${as_root[@]}" apt-get -qq -o DPkg::Lock::Timeout=300 update >&2 ||
+        say "apt-get update failed; trying with the package lists that are there"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 \
+        install -y --no-install-recommends "${missing[@]}" >&2 ||
+        lack "apt-get could not install ${missing[*]}"
+}
+
+install_nvshmem() {
+    if [[ -n ${NVSHMEM_HOME:-} ]]; then
+        say "NVSHMEM_HOME is set: using $NVSHMEM_HOME"
+        return
+    fi
+    has_nvshmem && return
+    ! $check_only || lack "missing: NVSHMEM's headers and library; to install: scripts/setup.sh --nvshmem"
+    say "downloading NVSHMEM $nvshmem_version and the CUDA headers from PyPI into .setup/nvidia"
+    work="$(mktemp -d "$setup_folder/nvidia.XXXXXX")"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+        --dest "$work/wheels" \
+        "nvidia-nvshmem-cu13==$nvshmem_version" "nvidia-cuda-runtime==$cuda_runtime_version" \
+        "nvidia-cuda-crt==$cuda_crt_version" >&2 ||
+        lack "pip could not download the packages; without a network, set NVSHMEM_HOME and CUDA_HOME instead"
+    local wheel
+    for wheel in "$work/wheels"/*.whl; do
+        python3 -m zipfile -e "$wheel" "$work/unpacked"
+    done
+    mv "$work/unpacked"/*.dist-info "$work/unpacked/nvidia/"
+    # The linker looks for the name without the version.
+    ln -s libnvshmem_host.so.3 "$work/unpacked/nvidia/nvshmem/lib/libnvshmem_host.so"
+    echo "$nvidia_versions" >"$work/unpacked/nvidia/versions"
+    rm -rf "$setup_folder/nvidia"
+    mv "$work/unpacked/nvidia" "$setup_folder/nvidia"
+    rm -rf "$work"
+    work=""
+    # Cargo watches this file: it makes nvshmem-sys look for headers again.
+    touch sys/wrapper.h
+}
+
+install_deny() {
+    has_deny && return
+    ! $check_only || lack "missing: cargo-deny; to install: scripts/setup.sh --deny"
+    say "building cargo-deny $cargo_deny_version into .setup/bin (once, under two minutes on 2 cores)"
+    work="$(mktemp -d "$setup_folder/deny.XXXXXX")"
+    # It runs for a second: a quick build is worth more than a quick program.
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=0 \
+        CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_STRIP=debuginfo \
+        CARGO_TARGET_DIR="$work" \
+        cargo install --quiet cargo-deny --version "$cargo_deny_version" --locked --no-default-features \
+        --root "$setup_folder" --no-track --force >&2 ||
+        lack "cargo-deny could not be built"
+    rm -rf "$work"
+    work=""
+}
+
+check_rust
+install_packages
+if $want_nvshmem || $want_deny; then
+    mkdir -p "$setup_folder"
+    exec 9>"$setup_folder/lock"
+    flock 9
+    ! $want_nvshmem || install_nvshmem
+    ! $want_deny || install_deny
+fi
+say "everything is in place"

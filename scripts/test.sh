@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Everything that CI checks.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: scripts/test.sh [STEP...]
+
+Installs what is missing (scripts/setup.sh --nvshmem --deny), then runs the steps named, or all of them,
+in this order, and stops at the first that fails:
+
+  format     cargo fmt --check
+  lint       clippy on all targets, warnings are errors
+  doc        rustdoc on all crates, warnings are errors
+  deny       cargo-deny: licences, sources, banned and duplicate crates (offline: no advisories)
+  protocol   the protocol's C++ tests under ThreadSanitizer
+  build      the binaries, in release mode
+  doctest    the examples in the documentation
+  test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
+
+All is built in release mode, so that dependencies are built once. The last line is the test runner's.
+END
+}
+
+all_steps=(format lint doc deny protocol build doctest test)
+steps=()
+for argument in "$@"; do
+    case $argument in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        if [[ " ${all_steps[*]} " != *" $argument "* ]]; then
+            usage >&2
+            exit 2
+        fi
+        steps+=("$argument")
+        ;;
+    esac
+done
+[[ ${#steps[@]} -gt 0 ]] || steps=("${all_steps[@]}")
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+if [[ -n ${NVSHMEM_HOME:-} ]]; then
+    echo "test: NVSHMEM_HOME is not used: the tests want the pinned version"
+    unset NVSHMEM_HOME
+fi
+started=$SECONDS
+echo "==> setup"
+bash "$here/setup.sh" --nvshmem --deny
+# shellcheck source=scripts/setup-env.sh
+source "$here/setup-env.sh"
+cd "$repository"
+echo "    $((SECONDS - started)) s"
+
+# Short, since Open MPI puts sockets below it.
+TMPDIR="$(mktemp -d /tmp/mpk-test.XXXXXX)"
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+
+# Tests that need NVSHMEM's files fail instead of being skipped.
+export MPK_REQUIRE_NVSHMEM=1
+cargo_options=(--workspace --release --locked)
+
+# Whether a component of the toolchain can be used; rustup adds it if need be.
+component() {
+    cargo "$1" --version >/dev/null 2>&1 && return
+    if command -v rustup >/dev/null && rustup component add "$2" >&2; then
+        return
+    fi
+    echo "    skipped: $2 is not installed and there is no rustup to add it"
+    return 1
+}
+
+step_format() { ! component fmt rustfmt || cargo fmt --all --check; }
+step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options[@]}" --all-targets -- -D warnings; }
+step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
+step_deny() { cargo deny --offline --log-level warn check bans licenses sources; }
+step_protocol() { bash kernels-cu/protocol/test/run.sh; }
+step_build() { cargo build --quiet "${cargo_options[@]}" --bins; }
+step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
+step_test() {
+    if cargo nextest --version >/dev/null 2>&1; then
+        cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci
+    else
+        # One line in the end for all test binaries, as nextest has.
+        cargo test --quiet "${cargo_options[@]}" --no-fail-fast --lib --bins --tests 2>&1 | awk '
+            { print }
+            /^test result:/ { passed += $4; failed += $6; ignored += $8 }
+            END {
+                printf "test result: %s. %d passed; %d failed; %d ignored; all test binaries\n",
+                    failed ? "FAILED" : "ok", passed, failed, ignored
+            }'
+    fi
+}
+
+number=0
+for step in "${steps[@]}"; do
+    number=$((number + 1))
+    echo "==> $step ($number of ${#steps[@]})"
+    step_started=$SECONDS
+    status=0
+    "step_$step" || status=$?
+    if [[ $status != 0 ]]; then
+        echo "FAILED: $step, after $((SECONDS - step_started)) s (exit status $status)"
+        exit "$status"
+    fi
+    # Nothing comes after the runner's closing line.
+    [[ $step == test && $number == "${#steps[@]}" ]] || echo "    $((SECONDS - step_started)) s"
+done
