@@ -1,18 +1,24 @@
 /* How an iteration reaches the workers, and why nobody reads a batch that is being rewritten.
  *
- * The batch step writes mpk_batch and then stores one 64-bit word: iteration in the low half
- * (mpk_control.iteration), graph and stop bit in the high half (mpk_control.launch). A worker that sees a new
- * word looks up, with the graph of the word alone, whether it has work in that iteration:
- *  - It has. Every task of a rank happens before the rank's end event, the batch step runs only after that
- *    event, hence mpk_batch stays as it is until the worker's last task of the iteration has triggered. The
- *    worker copies the epoch before its first task and reads nothing of mpk_batch after its last one.
- *  - It has not (static placement: its list is empty). It reads nothing of mpk_batch and waits for the next word.
- *    It may miss words that lie between, but none with work for it: such an iteration can't end without it.
- * So each worker sees each iteration that has work for it exactly once and in order, without a barrier.
- * In dynamic placement who holds a task or an event that must still be launched stands in the first case; the
- * remote scheduler, which may hold entries that are no longer needed, reads the word and the entry only.
+ * Start. The batch step writes mpk_batch and then stores one 64-bit word: iteration in the low half
+ * (mpk_control.iteration), graph and stop bit in the high half (mpk_control.launch).
  *
- * Exactly one thread runs the batch step: whoever finds the end event ready exchanges BatchState.claimed. */
+ * End. Each task of a graph runs once in an iteration and is counted in mpk_control.progress as the very last thing
+ * its worker does for it: after its kernel, after its trigger, after its push to a peer's ring. The batch step of
+ * the next iteration runs when the end event is ready *and* progress has reached the number of tasks of all
+ * iterations so far (BatchState.expected). So at that time no task of the rank is running, queued or still to be
+ * launched, whatever the graph looks like, and all that the tasks did is visible (release of each count, acquire of
+ * the sum).
+ *
+ * Between the two mpk_batch is constant, and a reader is on safe ground exactly while it owes the iteration a
+ * task: a worker with a non-empty list (static) until it has counted the last task of the list, a worker with a
+ * task or a scheduler with an event to launch (dynamic) until those tasks are counted. Whoever owes nothing reads
+ * the published word only: a worker whose list is empty in the word's graph goes on to wait for the next word. It
+ * may miss words in between, but none with work for it, since such an iteration can't end without it. Hence each
+ * worker takes each iteration that has work for it once and in order, without a barrier among workers.
+ *
+ * Exactly one thread runs a batch step: whoever finds the iteration ended exchanges BatchState.claimed, which only
+ * moves forward. */
 #ifndef MPK_PROTOCOL_PUBLICATION_H
 #define MPK_PROTOCOL_PUBLICATION_H
 

@@ -84,9 +84,9 @@ class Wait {
   platform::Backoff backoff_;
 };
 
-/* One more task is done on this rank. */
+/* One more task of this rank is over; its worker does nothing more for it. Release: pairs with claim_batch_step. */
 MPK_DEVICE void count_progress(const mpk_rank* rank) {
-  platform::fetch_add<platform::Scope::kDevice>(&rank->control->progress, uint64_t{1}, platform::kRelaxed);
+  platform::fetch_add<platform::Scope::kDevice>(&rank->control->progress, uint64_t{1}, platform::kRelease);
 }
 
 /* Waits that only follow from another thread's wait get a longer deadline, so that the one that knows the cause

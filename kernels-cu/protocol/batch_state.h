@@ -1,0 +1,136 @@
+/* The batch step's own memory (mpk_rank.batch_private): slots, waiting requests, free pages. Zeroed by the host,
+ * set up by batch_begin, afterwards touched by the batch step only. */
+#ifndef MPK_PROTOCOL_BATCH_STATE_H
+#define MPK_PROTOCOL_BATCH_STATE_H
+
+#include "platform/platform.h"
+
+namespace mpk {
+
+constexpr uint32_t kNone = 0xFFFFFFFFu;
+
+struct BatchSlot {
+  uint32_t request;   /* kNone: free */
+  uint32_t order;     /* of admission; earlier prompts get rows first */
+  uint32_t context;   /* tokens in the KV cache */
+  uint32_t prompt;    /* tokens of the prompt */
+  uint32_t generated; /* new tokens so far */
+  uint32_t limit;     /* new tokens at most */
+  uint32_t pages;
+  uint32_t rows;      /* in the current iteration */
+  int32_t last_token;
+};
+
+enum RequestState : uint32_t { kUnknown = 0, kWaiting = 1, kInSlot = 2, kFinished = 3 };
+
+struct BatchState {
+  uint32_t claimed;   /* last iteration whose end somebody has taken in hand (see publication.h) */
+  uint32_t iteration; /* the current one */
+  uint32_t next_admission;
+  uint32_t waiting_head, waiting_tail; /* each request waits at most once, so this never wraps */
+  uint32_t finished;
+  uint32_t free_pages;
+  uint32_t admitted;
+  uint64_t expected;  /* mpk_control.progress once all published iterations are done */
+  uint64_t hash;
+  uint64_t started_ns; /* when the current iteration began */
+  /* BatchSlot slots[max_batch]; uint32_t states[num_requests], waiting[num_requests], free_list[num_pages],
+   * page_owner[num_pages] follow */
+};
+
+/* Where the arrays lie. */
+struct BatchArrays {
+  BatchSlot* slots;
+  uint32_t* states;
+  uint32_t* waiting;
+  uint32_t* free_list;  /* a stack: the last one is taken first */
+  uint32_t* page_owner; /* slot, or kNone */
+};
+
+MPK_DEVICE BatchState* batch_state(const mpk_rank* rank) { return static_cast<BatchState*>(rank->batch_private); }
+
+MPK_DEVICE BatchArrays batch_arrays(const mpk_rank* rank) {
+  const mpk_batch_config* config = rank->batch_config;
+  BatchArrays arrays;
+  arrays.slots = reinterpret_cast<BatchSlot*>(batch_state(rank) + 1);
+  arrays.states = reinterpret_cast<uint32_t*>(arrays.slots + config->max_batch);
+  arrays.waiting = arrays.states + config->num_requests;
+  arrays.free_list = arrays.waiting + config->num_requests;
+  arrays.page_owner = arrays.free_list + config->num_pages;
+  return arrays;
+}
+
+MPK_DEVICE uint64_t batch_state_bytes(const mpk_batch_config* config) {
+  return sizeof(BatchState) + sizeof(BatchSlot) * static_cast<uint64_t>(config->max_batch) +
+         sizeof(uint32_t) * 2 * (static_cast<uint64_t>(config->num_requests) + config->num_pages);
+}
+
+/* Folds a value into the hash of the batch state (the finaliser of splitmix64). */
+MPK_DEVICE void fold(BatchState* state, uint64_t value) {
+  uint64_t mixed = state->hash + 0x9E3779B97F4A7C15ull + value;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
+  state->hash = mixed ^ (mixed >> 31);
+}
+
+/* Takes `count` pages for a slot. MPK_OK, or MPK_ABORT_KERNEL when a page has an owner already: the allocator's
+ * invariant is broken, and so would the KV cache be. The caller has checked that enough are free. */
+MPK_DEVICE int pages_take(const mpk_rank* rank, uint32_t slot, uint32_t count) {
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * rank->batch_config->pages_per_slot;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t page = arrays.free_list[--state->free_pages];
+    if (arrays.page_owner[page] != kNone) return MPK_ABORT_KERNEL;
+    arrays.page_owner[page] = slot;
+    table[i] = static_cast<int32_t>(page);
+    fold(state, page);
+  }
+  arrays.slots[slot].pages = count;
+  return MPK_OK;
+}
+
+MPK_DEVICE int pages_release(const mpk_rank* rank, uint32_t slot) {
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * rank->batch_config->pages_per_slot;
+  for (uint32_t i = arrays.slots[slot].pages; i-- > 0;) {
+    const uint32_t page = static_cast<uint32_t>(table[i]);
+    if (page >= rank->batch_config->num_pages || arrays.page_owner[page] != slot) return MPK_ABORT_KERNEL;
+    arrays.page_owner[page] = kNone;
+    arrays.free_list[state->free_pages++] = page;
+    table[i] = -1;
+  }
+  arrays.slots[slot].pages = 0;
+  return MPK_OK;
+}
+
+/* The whole invariant at once: free pages and slots' pages partition all pages, and the table agrees with the
+ * owners. Linear in pages; for debug builds and tests (MPK_DEBUG_CHECKS). */
+MPK_DEVICE bool pages_consistent(const mpk_rank* rank) {
+  const mpk_batch_config* config = rank->batch_config;
+  const BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  uint64_t owned = 0;
+  for (uint32_t page = 0; page < config->num_pages; ++page) owned += arrays.page_owner[page] != kNone;
+  uint64_t held = 0;
+  for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
+    const int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * config->pages_per_slot;
+    for (uint32_t i = 0; i < arrays.slots[slot].pages; ++i) {
+      if (table[i] < 0 || static_cast<uint32_t>(table[i]) >= config->num_pages) return false;
+      if (arrays.page_owner[table[i]] != slot) return false;
+      for (uint32_t j = 0; j < i; ++j) {
+        if (table[j] == table[i]) return false;
+      }
+    }
+    held += arrays.slots[slot].pages;
+  }
+  for (uint32_t i = 0; i < state->free_pages; ++i) {
+    if (arrays.page_owner[arrays.free_list[i]] != kNone) return false;
+  }
+  return held == owned && owned + state->free_pages == config->num_pages;
+}
+
+}  // namespace mpk
+
+#endif

@@ -1,0 +1,107 @@
+/* The entry points of the CPU target (end of mpk/abi.h). */
+#include "cpu/worker.h"
+
+#include <stdlib.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
+
+namespace mpk {
+namespace cpu {
+
+void shorten_timer_slack() {
+#if defined(__linux__)
+  prctl(PR_SET_TIMERSLACK, 1000ul, 0ul, 0ul, 0ul);
+#endif
+}
+
+namespace {
+
+/* The loop's result: left in peace, or an abort that every rank has to hear of. */
+void leave(const mpk_rank* rank, mpk_status* status, int code) {
+  if (code == MPK_OK) {
+    report_state(status, MPK_WORKER_LEFT);
+  } else {
+    abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this loop stood */
+  }
+}
+
+int run_local_scheduler(Scheduler* scheduler) {
+  Wait wait(scheduler->rank, scheduler->status);
+  for (;;) {
+    bool worked, stop;
+    int code = local_scheduler_step(scheduler, &worked, &stop);
+    if (code != MPK_OK || stop) return code;
+    if (worked) {
+      wait.reset();
+      code = abort_code(scheduler->rank);
+    } else {
+      code = wait.poll(scheduler->begun);
+      if (code != MPK_OK) report_missing_event(*scheduler);
+    }
+    if (code != MPK_OK) return code;
+  }
+}
+
+int run_remote_scheduler(Scheduler* scheduler) {
+  const mpk_rank* rank = scheduler->rank;
+  uint64_t* heads = static_cast<uint64_t*>(calloc(rank->world, sizeof(uint64_t)));
+  if (heads == nullptr) return MPK_ABORT_KERNEL;
+  Wait wait(rank, scheduler->status);
+  int code = MPK_OK;
+  while (code == MPK_OK) {
+    bool worked, stop;
+    code = remote_scheduler_round(scheduler, heads, &worked, &stop);
+    if (code != MPK_OK || stop) break;
+    if (worked) {
+      wait.reset();
+      code = abort_code(rank);
+    } else {
+      code = wait.poll(read_publication(rank).iteration);
+      if (code != MPK_OK) report_missing_event(*scheduler);
+    }
+  }
+  free(heads);
+  return code;
+}
+
+}  // namespace
+}  // namespace cpu
+}  // namespace mpk
+
+extern "C" {
+
+uint64_t mpk_batch_private_bytes(const mpk_batch_config* config) { return mpk::batch_state_bytes(config); }
+
+int mpk_cpu_begin(mpk_rank* rank) {
+  int code = MPK_ABORT_KERNEL;
+  const bool schedulers_fit = rank->placement == MPK_STATIC || (rank->num_schedulers > 0 && mpk::num_local_schedulers(rank) > 0);
+  if (rank->abi_version == MPK_ABI_VERSION && rank->num_workers > 0 && schedulers_fit) code = mpk::batch_begin(rank);
+  if (code != MPK_OK) {
+    mpk::abort_broadcast(rank, static_cast<uint32_t>(code));
+    return code;
+  }
+  return mpk::next_iteration(rank, nullptr);
+}
+
+void mpk_cpu_worker(mpk_rank* rank, uint32_t worker) {
+  /* Relaxed: for the host's eyes. */
+  mpk::platform::fetch_add<mpk::platform::Scope::kSystem>(&rank->control->running, 1u, mpk::platform::kRelaxed);
+  mpk::cpu::shorten_timer_slack();
+  const mpk::cpu::Worker self = {rank, worker, &rank->status[worker]};
+  mpk::cpu::leave(rank, self.status, rank->placement == MPK_STATIC ? mpk::cpu::run_static(self) : mpk::cpu::run_dynamic(self));
+  /* Release: a host that reads 0 with acquire sees all results. */
+  mpk::platform::fetch_add<mpk::platform::Scope::kSystem>(&rank->control->running, ~0u, mpk::platform::kRelease);
+}
+
+void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler) {
+  if (rank->placement == MPK_STATIC) return;
+  mpk::cpu::shorten_timer_slack();
+  mpk::Scheduler self = {rank, scheduler, 0, 0, 0, &rank->status[rank->num_workers + scheduler]};
+  const bool local = scheduler < mpk::num_local_schedulers(rank);
+  mpk::cpu::leave(rank, self.status, local ? mpk::cpu::run_local_scheduler(&self) : mpk::cpu::run_remote_scheduler(&self));
+}
+
+void mpk_cpu_abort(mpk_rank* rank, uint32_t code) { mpk::abort_broadcast(rank, code); }
+
+}  // extern "C"

@@ -1,0 +1,35 @@
+/* A worker of the CPU target: one thread that does everything which the GPU gives to several warps. */
+#ifndef MPK_PROTOCOL_CPU_WORKER_H
+#define MPK_PROTOCOL_CPU_WORKER_H
+
+#include "scheduler_step.h"
+
+namespace mpk {
+namespace cpu {
+
+struct Worker {
+  const mpk_rank* rank;
+  uint32_t index;
+  mpk_status* status;
+};
+
+/* Runs one task of which all dependencies are met, then triggers its event. Returns MPK_OK or an abort code. */
+int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns);
+
+/* What a kernel gets to see of a task. */
+mpk_kernel_args kernel_args(const Worker& worker, const Iteration& iteration, uint32_t task_index);
+
+/* Time of the trace; 0 when no trace is kept. */
+inline uint64_t trace_clock(const mpk_rank* rank) { return rank->trace != nullptr ? platform::clock_ns() : 0; }
+
+/* The two compositions; they return when the run has stopped (MPK_OK) or with the abort code. */
+int run_static(const Worker& worker);
+int run_dynamic(const Worker& worker);
+
+/* Waiting threads sleep for tens of microseconds: Linux's default slack of 50 would more than double that. */
+void shorten_timer_slack();
+
+}  // namespace cpu
+}  // namespace mpk
+
+#endif

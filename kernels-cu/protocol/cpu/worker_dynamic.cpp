@@ -1,0 +1,129 @@
+/* Dynamic placement: a worker takes tasks from its queues, one for each scheduler. A task that still waits (for
+ * flagged words, or for an event of an earlier epoch) is put aside, so that it never holds the worker. */
+#include "cpu/worker.h"
+
+#include <stdlib.h>
+
+namespace mpk {
+namespace cpu {
+
+namespace {
+
+/* Task indices put aside; room for every task of the largest graph. */
+class Deferred {
+ public:
+  explicit Deferred(const mpk_rank* rank) {
+    uint32_t capacity = 1;
+    for (uint32_t g = 0; g < rank->num_graphs; ++g) {
+      if (rank->graphs[g].num_tasks > capacity) capacity = rank->graphs[g].num_tasks;
+    }
+    tasks = static_cast<uint32_t*>(malloc(capacity * sizeof(uint32_t)));
+  }
+  ~Deferred() { free(tasks); }
+  Deferred(const Deferred&) = delete;
+  Deferred& operator=(const Deferred&) = delete;
+
+  void remove(uint32_t place) {
+    --count;
+    for (uint32_t i = place; i < count; ++i) tasks[i] = tasks[i + 1];
+  }
+
+  uint32_t* tasks;
+  uint32_t count = 0;
+};
+
+/* Whether a launched task can run without waiting. */
+bool is_ready(const Worker& worker, const Iteration& iteration, uint32_t task_index) {
+  const mpk_graph* graph = iteration.graph;
+  const mpk_task* task = &graph->tasks[task_index];
+  const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
+  for (uint32_t d = 0; d < task->num_dependencies; ++d) {
+    if (!event_test(graph, dependencies[d].event, iteration.epoch, dependencies[d].epochs_back)) return false;
+  }
+  if ((task->flags & MPK_TASK_FLAGGED_INPUTS) == 0) return true;
+  const mpk_kernel_fn ready = worker.rank->kernels[task->task_type].ready;
+  if (ready == nullptr) return true;
+  const mpk_kernel_args args = kernel_args(worker, iteration, task_index);
+  return ready(&args) != 0;
+}
+
+/* What the worker waits for while it has only tasks put aside: for the report. */
+void report_deferred(const Worker& worker, const Iteration& iteration, uint32_t task_index) {
+  const mpk_graph* graph = iteration.graph;
+  const mpk_task* task = &graph->tasks[task_index];
+  report(&worker.status->task, task_index);
+  const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
+  for (uint32_t d = 0; d < task->num_dependencies; ++d) {
+    const uint32_t event = dependencies[d].event;
+    const uint64_t wanted = event_wanted(graph, event, iteration.epoch, dependencies[d].epochs_back);
+    const uint64_t seen = event_count(graph, event);
+    if (seen < wanted) return report_wait(worker.status, MPK_WORKER_WAITS_EVENT, own_event_id(worker.rank, graph, event), wanted, seen);
+  }
+  report_wait(worker.status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, iteration.epoch, iteration.epoch - 1);
+}
+
+bool pop_any(const Worker& worker, uint64_t* id) {
+  for (uint32_t scheduler = 0; scheduler < worker.rank->num_schedulers; ++scheduler) {
+    if (queue_pop(worker_queue(worker.rank, worker.index, scheduler), id)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int run_dynamic(const Worker& worker) {
+  const mpk_rank* rank = worker.rank;
+  Deferred deferred(rank);
+  if (deferred.tasks == nullptr) return MPK_ABORT_KERNEL;
+  Iteration iteration = {nullptr, 0, 0, 0};
+  Wait idle(rank, worker.status, follower_deadline_ns(rank));
+  Wait held(rank, worker.status); /* with tasks put aside: this worker knows what is missing */
+  for (;;) {
+    int code = abort_code(rank);
+    if (code != MPK_OK) return code;
+    uint32_t next = MPK_TASK_TERMINATE;
+    for (uint32_t i = 0; i < deferred.count; ++i) {
+      if (!is_ready(worker, iteration, deferred.tasks[i])) continue;
+      next = deferred.tasks[i];
+      deferred.remove(i);
+      break;
+    }
+    if (next == MPK_TASK_TERMINATE) {
+      uint64_t id;
+      if (pop_any(worker, &id)) {
+        next = task_id_index(id);
+        if (next == MPK_TASK_TERMINATE) return MPK_OK;
+        /* A task in hand: the batch stays as it is until it is done (publication.h). */
+        if (task_id_iteration(id) != iteration.number) {
+          if (deferred.count != 0) return MPK_ABORT_QUEUE;
+          iteration = current_iteration(rank);
+          if (task_id_iteration(id) != iteration.number || next >= iteration.graph->num_tasks) return MPK_ABORT_QUEUE;
+          report(&worker.status->graph, iteration.graph_index);
+          report(&worker.status->iteration, iteration.number);
+        }
+        if (!is_ready(worker, iteration, next)) {
+          deferred.tasks[deferred.count++] = next;
+          continue;
+        }
+      } else if (deferred.count != 0) {
+        report_deferred(worker, iteration, deferred.tasks[0]);
+        code = held.poll(worker.status->seen);
+        if (code != MPK_OK) return code;
+        continue;
+      } else {
+        report_state(worker.status, MPK_WORKER_IDLE);
+        code = idle.poll(0);
+        if (code != MPK_OK) return code;
+        continue;
+      }
+    }
+    idle.reset();
+    held.reset();
+    report(&worker.status->task, next);
+    code = run_task(worker, iteration, next, trace_clock(rank));
+    if (code != MPK_OK) return code;
+  }
+}
+
+}  // namespace cpu
+}  // namespace mpk

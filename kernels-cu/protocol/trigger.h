@@ -1,0 +1,73 @@
+/* What follows from a finished task: its trigger event's counter, and in dynamic placement the scheduler that
+ * launches what the event releases. */
+#ifndef MPK_PROTOCOL_TRIGGER_H
+#define MPK_PROTOCOL_TRIGGER_H
+
+#include "event.h"
+#include "queue.h"
+#include "ring.h"
+
+namespace mpk {
+
+/* The iteration in which a task runs: a copy, valid when mpk_batch is not (see publication.h). */
+struct Iteration {
+  const mpk_graph* graph;
+  uint32_t graph_index;
+  uint32_t number;
+  uint32_t epoch;
+};
+
+MPK_DEVICE uint32_t num_local_schedulers(const mpk_rank* rank) {
+  return rank->world > 1 ? rank->num_schedulers - 1 : rank->num_schedulers;
+}
+
+/* Whether completing the event gives a scheduler something to do. */
+MPK_DEVICE bool needs_scheduler(const mpk_event* event) {
+  switch (event->event_type) {
+    case MPK_EVENT_LAUNCH_TASKS:
+    case MPK_EVENT_LAUNCH_MASSIVE_TASKS:
+    case MPK_EVENT_LAUNCH_DEPENDENT_TASKS:
+      return event->first_task < event->last_task;
+    case MPK_EVENT_END_OF_TASK_GRAPH:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/* Triggers `event_id` after all that this thread has written and put. Returns MPK_OK or an abort code.
+ *
+ * An event that other ranks trigger belongs to the remote scheduler, whoever triggers it: this rank's own triggers
+ * go through its ring to itself. All other events are completed by exactly one trigger, which queues the event;
+ * the iteration can't end before that entry is handled. */
+MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, uint64_t event_id, mpk_status* status) {
+  if (event_id == MPK_EVENT_INVALID) return MPK_OK;
+  const mpk_graph* graph = iteration.graph;
+  const uint32_t index = event_id_index(event_id);
+  const bool dynamic = graph->placement == MPK_DYNAMIC;
+  const mpk_remote_entry entry = {index, iteration.number, iteration.graph_index, iteration.epoch};
+  if (event_id_tag(event_id) == MPK_EVENT_TAG_NVSHMEM && event_id_owner(event_id) != rank->rank) {
+    const uint32_t owner = event_id_owner(event_id);
+    if (!trigger_remote(rank, graph, owner, index)) return MPK_ABORT_PEER;
+    /* After the signal: the scheduler that takes the entry sees this trigger in the counter, so of all entries
+     * for an epoch the one of the last trigger finds the event ready. */
+    return dynamic ? ring_push(rank, owner, entry, status) : static_cast<int>(MPK_OK);
+  }
+  const uint64_t count = trigger_local(graph, index);
+  if (!dynamic) return MPK_OK;
+  const mpk_event* event = &graph->events[index];
+  if (event->remote_triggers && rank->world > 1) return ring_push(rank, rank->rank, entry, status);
+  if (count < event_wanted(graph, index, iteration.epoch, 0) || !needs_scheduler(event)) return MPK_OK;
+  const uint64_t id = make_task_id(iteration.number, index);
+  const uint32_t locals = num_local_schedulers(rank);
+  if (event->event_type != MPK_EVENT_LAUNCH_MASSIVE_TASKS) return queue_push(rank, &rank->scheduler_queues[index % locals], id, status);
+  for (uint32_t scheduler = 0; scheduler < locals; ++scheduler) {
+    const int code = queue_push(rank, &rank->scheduler_queues[scheduler], id, status);
+    if (code != MPK_OK) return code;
+  }
+  return MPK_OK;
+}
+
+}  // namespace mpk
+
+#endif
