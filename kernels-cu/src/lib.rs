@@ -1,1 +1,11 @@
-//! (being written)
+//! The ABI that Rust, the CPU target and the GPU target share, the task types (contract, reference and kernels,
+//! one folder each under `src/tasks`), and the layouts that the kernels read weights in.
+
+pub mod abi;
+pub mod isa;
+pub mod layout;
+pub mod registry;
+pub mod tasks;
+pub mod testing;
+
+pub use registry::{Registration, kernel_table, registry, type_number};

@@ -1,0 +1,167 @@
+//! Compiles the CPU target (task kernels and protocol) and reads the ABI headers through bindgen.
+//!
+//! - `src/cpu/*.cpp`, `src/tasks/*/cpu*.cpp` and `protocol/cpu/*.cpp` are found by name. A file whose stem ends
+//!   in `_scalar`, `_avx2`, `_avx512` or `_avx512_bf16` is compiled for that level, with `MPK_ISA` set to its
+//!   name; all others are compiled for the architecture's baseline.
+//! - Every `pub mod NAME;` of `src/tasks/mod.rs` is one registered task type: that line is all that a new task
+//!   touches outside its folder.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Name (suffix of the file's stem and value of `MPK_ISA`) and flags, longest suffix first.
+const LEVELS: &[(&str, &[&str])] = &[
+    ("avx512_bf16", &["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]),
+    ("avx512", &["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]),
+    ("avx2", &["-mavx2", "-mfma", "-mf16c"]),
+    ("scalar", &[]),
+];
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("error: kernels-cu could not be built: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    for folder in ["include", "protocol", "src"] {
+        println!("cargo:rerun-if-changed={folder}");
+    }
+    println!("cargo:rerun-if-changed=build.rs");
+    let registered = registered_tasks(Path::new("src/tasks/mod.rs"))?;
+    fs::write(out.join("registrations.rs"), registrations(&registered))?;
+    bind(&registered, &out)?;
+    compile()
+}
+
+/// Names of the modules that `src/tasks/mod.rs` declares, in order.
+fn registered_tasks(path: &Path) -> Result<Vec<String>, Box<dyn Error>> {
+    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(text
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'))
+        .map(str::to_string)
+        .collect())
+}
+
+fn registrations(names: &[String]) -> String {
+    let entries: String = names.iter().map(|n| format!("&crate::tasks::{n}::REGISTRATION, ")).collect();
+    format!("static REGISTRATIONS: &[&Registration] = &[{entries}];\n")
+}
+
+/// Adds the derives that turn a params struct into words.
+#[derive(Debug)]
+struct ParamsDerives;
+
+impl bindgen::callbacks::ParseCallbacks for ParamsDerives {
+    fn add_derives(&self, info: &bindgen::callbacks::DeriveInfo<'_>) -> Vec<String> {
+        if info.name.ends_with("_params") {
+            vec!["bytemuck::Pod".to_string(), "bytemuck::Zeroable".to_string()]
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+fn bind(registered: &[String], out: &Path) -> Result<(), Box<dyn Error>> {
+    let mut header = String::from("#include \"mpk/abi.h\"\n");
+    for name in registered {
+        let params = format!("tasks/{name}/params.h");
+        if Path::new("src").join(&params).exists() {
+            header += &format!("#include \"{params}\"\n");
+        }
+    }
+    for name in registered {
+        header += &format!("int mpk_task_{name}(const mpk_kernel_args* args);\n");
+        header += &format!("int mpk_task_{name}_ready(const mpk_kernel_args* args);\n");
+    }
+    let bindings = bindgen::Builder::default()
+        .header_contents("mpk_all.h", &header)
+        .clang_args(["-Iinclude", "-Isrc", "-std=c11"])
+        .allowlist_item("(mpk|MPK)_.*")
+        .blocklist_item("MPK_EVENT_INVALID") // bindgen reads it as -1
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .layout_tests(false)
+        .merge_extern_blocks(true)
+        .parse_callbacks(Box::new(ParamsDerives))
+        .generate()
+        .map_err(|e| format!("bindgen over include/mpk/abi.h and src/tasks/*/params.h: {e}"))?;
+    bindings.write_to_file(out.join("abi.rs"))?;
+    Ok(())
+}
+
+fn compile() -> Result<(), Box<dyn Error>> {
+    let x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+    let mut groups: Vec<(String, Vec<PathBuf>)> = vec![("baseline".to_string(), Vec::new())];
+    for source in sources()? {
+        let stem = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let level = LEVELS.iter().map(|l| l.0).find(|l| stem == *l || stem.ends_with(&format!("_{l}")));
+        if level.is_some_and(|l| l.starts_with("avx")) && !x86 {
+            continue;
+        }
+        let name = level.unwrap_or("baseline");
+        match groups.iter_mut().find(|g| g.0 == name) {
+            Some(group) => group.1.push(source),
+            None => groups.push((name.to_string(), vec![source])),
+        }
+    }
+    for (name, files) in groups.into_iter().filter(|g| !g.1.is_empty()) {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++20")
+            .opt_level(3)
+            .include("include")
+            .include("protocol")
+            .include("src")
+            .flag("-fno-math-errno")
+            .flag("-ffp-contract=off")
+            .flag("-fvisibility=hidden")
+            .flag_if_supported("-Wno-psabi")
+            // g++ 12 finds them in its own intrinsics
+            .flag_if_supported("-Wno-maybe-uninitialized")
+            .flag_if_supported("-Wno-uninitialized")
+            .warnings(true)
+            .files(files);
+        if let Some((level, flags)) = LEVELS.iter().find(|l| l.0 == name) {
+            build.define("MPK_ISA", *level).define(&format!("MPK_ISA_{}", level.to_uppercase()), "1");
+            for flag in *flags {
+                build.flag(flag);
+            }
+        }
+        if x86 {
+            build.define("MPK_X86", "1");
+        }
+        build.try_compile(&format!("mpk_cpu_{name}")).map_err(|e| {
+            format!("C++ ({name}): {e}\nA C++20 compiler is needed (g++ 12 or clang 15, or newer); CXX names it.")
+        })?;
+    }
+    Ok(())
+}
+
+/// The C++ sources of the CPU target, sorted; folders that are not there are skipped.
+fn sources() -> Result<Vec<PathBuf>, Box<dyn Error>> {
+    let mut found = Vec::new();
+    let mut cpp_in = |folder: &Path, prefix: &str| -> Result<(), Box<dyn Error>> {
+        let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+        for entry in entries {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with(prefix) && name.ends_with(".cpp") {
+                found.push(path);
+            }
+        }
+        Ok(())
+    };
+    cpp_in(Path::new("src/cpu"), "")?;
+    cpp_in(Path::new("protocol/cpu"), "")?;
+    for entry in fs::read_dir("src/tasks")? {
+        cpp_in(&entry?.path(), "cpu")?;
+    }
+    found.sort();
+    Ok(found)
+}

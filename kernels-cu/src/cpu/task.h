@@ -1,0 +1,56 @@
+// What every task kernel needs of the ABI.
+#pragma once
+
+#include "cpu/isa.h"
+#include "mpk/abi.h"
+
+namespace mpk {
+
+// Which rows of an activation are in use: the values of a `rows_kind` word in a params struct.
+enum RowsKind : uint32_t { ROWS_TOKENS = 0, ROWS_SAMPLES = 1, ROWS_FIXED = 2 };
+
+// The rows in use out of `capacity`.
+static inline uint32_t rows_in_use(const mpk_kernel_args* args, uint32_t rows_kind, uint32_t capacity) {
+  uint32_t rows = capacity;
+  if (rows_kind == ROWS_TOKENS) rows = args->batch->num_rows;
+  if (rows_kind == ROWS_SAMPLES) rows = args->batch->num_samples;
+  return rows < capacity ? rows : capacity;
+}
+
+static inline uint64_t element_bytes(uint32_t dtype) {
+  switch (dtype) {
+    case MPK_U8: return 1;
+    case MPK_F16:
+    case MPK_BF16: return 2;
+    case MPK_F32_FLAGGED: return 8;
+    default: return 4;
+  }
+}
+
+// Address of row `row` of a view whose dimension 0 is rows.
+static inline uint8_t* row_address(const mpk_operand& view, uint64_t row) {
+  return reinterpret_cast<uint8_t*>(view.addr) + row * view.strides[0] * element_bytes(view.dtype);
+}
+
+// Picks the function of the level in use from those that were compiled, e.g.
+//   static const auto run = MPK_PICK(mpk_vector_ops);   // mpk_vector_ops_scalar, _avx2, ...
+#ifdef MPK_X86
+#define MPK_DECLARE_LEVELS(result, name, ...)                                                              \
+  extern "C" result name##_scalar(__VA_ARGS__);                                                            \
+  extern "C" result name##_avx2(__VA_ARGS__);                                                              \
+  extern "C" result name##_avx512(__VA_ARGS__);
+#define MPK_PICK(name)                                                                                     \
+  (mpk_cpu_isa() >= MPK_LEVEL_AVX512 ? name##_avx512 : mpk_cpu_isa() == MPK_LEVEL_AVX2 ? name##_avx2 : name##_scalar)
+#else
+#define MPK_DECLARE_LEVELS(result, name, ...) extern "C" result name##_scalar(__VA_ARGS__);
+#define MPK_PICK(name) (name##_scalar)
+#endif
+
+} // namespace mpk
+
+// In a file compiled for a level: NAME_LEVEL, e.g. MPK_LEVEL_NAME(mpk_task_x) in x_avx2.cpp is mpk_task_x_avx2.
+#ifdef MPK_ISA
+#define MPK_CONCAT2(a, b) a##_##b
+#define MPK_CONCAT(a, b) MPK_CONCAT2(a, b)
+#define MPK_LEVEL_NAME(name) MPK_CONCAT(name, MPK_ISA)
+#endif

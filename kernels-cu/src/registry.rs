@@ -1,0 +1,102 @@
+//! The task types by name and by number.
+//!
+//! A task type is registered by one line, `pub mod NAME;`, in `src/tasks/mod.rs`; its module has a
+//! `REGISTRATION`. Task types that the protocol itself knows keep the numbers of `enum mpk_core_task_type`, the
+//! others count from `MPK_TASK_TYPE_FIRST_REGISTERED` in the order of the lines.
+
+use crate::abi;
+use std::sync::Arc;
+use taskgraph::{Registry, TaskType};
+
+/// A task's code on the CPU target, as the ABI has it.
+pub type KernelFn = unsafe extern "C" fn(*const abi::mpk_kernel_args) -> i32;
+
+/// What a task's folder adds to the registry. The functions are declared in [`abi`] (`mpk_task_NAME` and
+/// `mpk_task_NAME_ready`) for every registered name.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    /// Name of the operator and of the task type.
+    pub name: &'static str,
+    /// The fixed number of a task type that the protocol itself knows (`enum mpk_core_task_type`).
+    pub core_number: Option<u16>,
+    /// Makes its contract; `None` where taskgraph makes the tasks itself.
+    pub contract: Option<fn() -> Arc<dyn TaskType>>,
+    /// CPU code.
+    pub run: KernelFn,
+    /// CPU code that tells whether every flagged word that the task reads is there.
+    pub ready: Option<KernelFn>,
+}
+
+include!(concat!(env!("OUT_DIR"), "/registrations.rs"));
+
+/// Core task types without code of their own.
+const PROTOCOL_TYPES: &[(&str, u16)] = &[
+    ("terminate", abi::MPK_TASK_TYPE_TERMINATE as u16),
+    ("begin_task_graph", abi::MPK_TASK_TYPE_BEGIN_TASK_GRAPH as u16),
+    ("empty", abi::MPK_TASK_TYPE_EMPTY as u16),
+];
+
+/// Every registration with its number.
+fn numbered() -> impl Iterator<Item = (u16, &'static Registration)> {
+    let mut next = abi::MPK_TASK_TYPE_FIRST_REGISTERED as u16;
+    REGISTRATIONS.iter().map(move |registration| {
+        let number = registration.core_number.unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        });
+        (number, *registration)
+    })
+}
+
+/// All contracts, for the graph builder.
+pub fn registry() -> Registry {
+    let mut registry = Registry::default();
+    for registration in REGISTRATIONS {
+        if let Some(contract) = registration.contract {
+            registry.register(contract());
+        }
+    }
+    registry
+}
+
+/// The number of the task type `name` in the ABI, core types included.
+pub fn type_number(name: &str) -> Option<u16> {
+    let core = PROTOCOL_TYPES.iter().find(|t| t.0 == name).map(|t| t.1);
+    core.or_else(|| numbered().find(|(_, r)| r.name == name).map(|(number, _)| number))
+}
+
+/// The name of the task type with this number.
+pub fn type_name(number: u16) -> Option<&'static str> {
+    let core = PROTOCOL_TYPES.iter().find(|t| t.1 == number).map(|t| t.0);
+    core.or_else(|| numbered().find(|(n, _)| *n == number).map(|(_, r)| r.name))
+}
+
+/// CPU kernels by task type number; entries of types without code are null.
+pub fn kernel_table() -> Vec<abi::mpk_kernel> {
+    let size = numbered().map(|(number, _)| usize::from(number) + 1).max().unwrap_or(0);
+    let mut table = vec![abi::mpk_kernel { run: None, ready: None }; size];
+    for (number, registration) in numbered() {
+        table[usize::from(number)] =
+            abi::mpk_kernel { run: Some(registration.run), ready: registration.ready };
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_unique_and_core_types_keep_theirs() {
+        let mut seen = std::collections::BTreeMap::new();
+        for (number, registration) in numbered() {
+            assert!(seen.insert(number, registration.name).is_none(), "{} shares a number", registration.name);
+            assert_eq!(type_number(registration.name), Some(number));
+            assert_eq!(type_name(number), Some(registration.name));
+            let core = number < abi::MPK_TASK_TYPE_FIRST_REGISTERED as u16;
+            assert_eq!(core, registration.core_number.is_some());
+        }
+        assert_eq!(type_number("begin_task_graph"), Some(1));
+        assert_eq!(type_number("no such type"), None);
+    }
+}

@@ -1,0 +1,15 @@
+#include "cpu/ops.h"
+#include "tasks/add/params.h"
+
+extern "C" int mpk_task_add(const mpk_kernel_args* args) {
+  const auto* params = reinterpret_cast<const mpk_add_params*>(args->params);
+  const mpk_operand& a = args->inputs[0];
+  const mpk_operand& residual = args->inputs[1];
+  const mpk_operand& out = args->outputs[0];
+  const mpk::VectorOps& ops = mpk::vector_ops();
+  const uint32_t rows = mpk::rows_in_use(args, params->rows_kind, out.dims[0]);
+  for (uint32_t row = 0; row < rows; ++row)
+    ops.add(reinterpret_cast<float*>(mpk::row_address(out, row)), mpk::row_address(a, row), a.dtype,
+            reinterpret_cast<const float*>(mpk::row_address(residual, row)), out.dims[1]);
+  return MPK_OK;
+}

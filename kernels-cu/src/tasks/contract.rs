@@ -1,0 +1,131 @@
+//! What the contracts of the task types share: checks with messages that name the operand.
+
+use taskgraph::op_graph::Attrs;
+use taskgraph::split::Part;
+use taskgraph::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
+use taskgraph::{DType, Rows, Sharding};
+
+/// Exactly `N` inputs.
+pub fn inputs<'a, 'b, const N: usize>(op: &'b OpView<'a>) -> Result<[&'b OperandView<'a>; N], OpError> {
+    if op.inputs.len() != N {
+        return Err(OpError(format!("takes {N} inputs, not {}", op.inputs.len())));
+    }
+    Ok(std::array::from_fn(|i| &op.inputs[i]))
+}
+
+/// Between `least` and `most` inputs.
+pub fn num_inputs(op: &OpView<'_>, least: usize, most: usize) -> Result<(), OpError> {
+    let n = op.inputs.len();
+    if n < least || n > most {
+        return Err(OpError(format!("takes {least} to {most} inputs, not {n}")));
+    }
+    Ok(())
+}
+
+/// Two dimensions, neither of them 0 nor over 2^31.
+pub fn matrix(operand: &OperandView<'_>) -> Result<(u64, u64), OpError> {
+    match operand.ty.dims[..] {
+        [rows, columns] if rows > 0 && columns > 0 && rows < 1 << 31 && columns < 1 << 31 => Ok((rows, columns)),
+        _ => Err(OpError(format!("`{}` must be [rows, columns], not {:?}", operand.name, operand.ty.dims))),
+    }
+}
+
+/// One dimension of `length`.
+pub fn vector(operand: &OperandView<'_>, length: u64) -> Result<(), OpError> {
+    if operand.ty.dims != [length] {
+        return Err(OpError(format!("`{}` must be [{length}], not {:?}", operand.name, operand.ty.dims)));
+    }
+    Ok(())
+}
+
+/// f32, f16 or bf16.
+pub fn float(operand: &OperandView<'_>) -> Result<(), OpError> {
+    if !operand.ty.dtype.is_float() {
+        return Err(OpError(format!("`{}` must be f32, f16 or bf16, not {}", operand.name, operand.ty.dtype)));
+    }
+    Ok(())
+}
+
+/// This element type.
+pub fn dtype(operand: &OperandView<'_>, wanted: DType) -> Result<(), OpError> {
+    if operand.ty.dtype != wanted {
+        return Err(OpError(format!("`{}` must be {wanted}, not {}", operand.name, operand.ty.dtype)));
+    }
+    Ok(())
+}
+
+/// All operands replicated.
+pub fn replicated(inputs: usize, outputs: usize) -> ShardRule {
+    ShardRule { inputs: vec![Need::Replicated; inputs], outputs: vec![Sharding::Replicated; outputs] }
+}
+
+/// The parts of a tensor that is split on its dimension `dim`.
+pub fn split_parts(sharding: &Sharding, dim: usize) -> Option<&[Part]> {
+    match sharding {
+        Sharding::Split { dim: d, parts } if *d == dim => Some(parts),
+        _ => None,
+    }
+}
+
+/// The parts of a tensor that is split on its columns (dimension 1).
+pub fn split_columns(sharding: &Sharding) -> Option<&[Part]> {
+    split_parts(sharding, 1)
+}
+
+/// Dimensions of a local matrix.
+pub fn local_matrix(ty: &TensorType) -> Result<(u32, u32), OpError> {
+    match ty.dims[..] {
+        [rows, columns] => match (u32::try_from(rows), u32::try_from(columns)) {
+            (Ok(rows), Ok(columns)) => Ok((rows, columns)),
+            _ => Err(OpError(format!("dimensions {rows} x {columns} do not fit 32 bits"))),
+        },
+        _ => Err(OpError(format!("a matrix is wanted, not {:?}", ty.dims))),
+    }
+}
+
+/// The `rows_kind` word of params structs.
+pub fn rows_kind(rows: Rows) -> u32 {
+    match rows {
+        Rows::Tokens => 0,
+        Rows::Samples => 1,
+        Rows::Fixed => 2,
+    }
+}
+
+/// Attribute `name` as a number.
+pub fn attr_f64(attrs: &Attrs, name: &str) -> Result<Option<f64>, OpError> {
+    attrs
+        .get(name)
+        .map(|v| v.as_f64().ok_or_else(|| OpError(format!("attribute `{name}` must be a number, not {v}"))))
+        .transpose()
+}
+
+/// Attribute `name` as a whole number that fits 32 bits.
+pub fn attr_u32(attrs: &Attrs, name: &str) -> Result<Option<u32>, OpError> {
+    attrs
+        .get(name)
+        .map(|v| {
+            v.as_u64()
+                .and_then(|v| u32::try_from(v).ok())
+                .ok_or_else(|| OpError(format!("attribute `{name}` must be a whole number, not {v}")))
+        })
+        .transpose()
+}
+
+/// Attribute `name` as a boolean, false where absent.
+pub fn attr_bool(attrs: &Attrs, name: &str) -> Result<bool, OpError> {
+    attrs.get(name).map_or(Ok(false), |v| {
+        v.as_bool().ok_or_else(|| OpError(format!("attribute `{name}` must be true or false, not {v}")))
+    })
+}
+
+/// Attribute `name` as an element type.
+pub fn attr_dtype(attrs: &Attrs, name: &str) -> Result<Option<DType>, OpError> {
+    attrs
+        .get(name)
+        .map(|v| {
+            serde_json::from_value(v.clone())
+                .map_err(|_| OpError(format!("attribute `{name}` must name a dtype such as \"bf16\", not {v}")))
+        })
+        .transpose()
+}
