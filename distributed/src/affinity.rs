@@ -1,0 +1,94 @@
+//! Which cores a rank may use. mpirun's binding is ignored: it ties a rank to one core.
+
+use crate::world::{World, launched_by_mpi};
+
+/// Cores of this rank, and whether ranks must share them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cores {
+    /// Core numbers.
+    pub own: Vec<usize>,
+    /// Some core belongs to several ranks.
+    pub shared: bool,
+}
+
+/// Divides the node's allowed cores among its ranks: contiguous shares, or one shared core each where there are
+/// more ranks than cores.
+pub fn cores_of_rank(world: &World) -> Cores {
+    share(&allowed_cores(), world.node_rank() as usize, world.node_size() as usize)
+}
+
+fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
+    let n = allowed.len().max(1);
+    if ranks <= n {
+        Cores { own: allowed[n * rank / ranks..(n * (rank + 1) / ranks).min(allowed.len())].to_vec(), shared: false }
+    } else {
+        Cores { own: vec![allowed[rank * n / ranks]], shared: true }
+    }
+}
+
+/// Cores that the job may use: under mpirun those of the launcher (its child is bound already), else our own.
+fn allowed_cores() -> Vec<usize> {
+    let own = || {
+        // SAFETY: an all-zero cpu_set_t is valid, and the size passed is its own.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+                return vec![0];
+            }
+            (0..libc::CPU_SETSIZE as usize).filter(|&c| libc::CPU_ISSET(c, &set)).collect()
+        }
+    };
+    if !launched_by_mpi() {
+        return own();
+    }
+    // SAFETY: getppid has no preconditions.
+    let parent = unsafe { libc::getppid() };
+    std::fs::read_to_string(format!("/proc/{parent}/status"))
+        .ok()
+        .and_then(|status| {
+            status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:").map(|list| parse_list(list.trim())))
+        })
+        .filter(|cores| !cores.is_empty())
+        .unwrap_or_else(own)
+}
+
+/// Parses `0-3,8,10-11`.
+fn parse_list(list: &str) -> Vec<usize> {
+    list.split(',')
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.trim().parse::<usize>().ok()?..=last.trim().parse::<usize>().ok()?)
+        })
+        .flatten()
+        .collect()
+}
+
+/// Binds the calling thread to `cores`; a refusal costs speed only.
+pub fn bind(cores: &[usize]) {
+    // SAFETY: an all-zero cpu_set_t is valid; CPU_SET checks its index against the set's size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &core in cores {
+            if core < libc::CPU_SETSIZE as usize {
+                libc::CPU_SET(core, &mut set);
+            }
+        }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_core_is_used_and_none_twice_where_there_are_enough() {
+        let allowed = parse_list("0-5,8,10-11");
+        assert_eq!(allowed, [0, 1, 2, 3, 4, 5, 8, 10, 11]);
+        for ranks in 1..=9 {
+            let all: Vec<usize> = (0..ranks).flat_map(|r| share(&allowed, r, ranks).own).collect();
+            assert_eq!(all, allowed);
+        }
+        assert_eq!(share(&[0, 1], 7, 8), Cores { own: vec![1], shared: true });
+    }
+}

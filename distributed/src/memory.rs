@@ -1,0 +1,112 @@
+//! Host memory of the CPU target: anonymous mappings on huge pages.
+
+use crate::error::{Error, Result};
+use std::ptr::NonNull;
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Zeroed anonymous memory, on transparent huge pages where the system gives them.
+///
+/// Weights are read once a token, so the page size decides the bandwidth: 4 KB pages cost up to half of it.
+#[derive(Debug)]
+pub struct HugeBuffer {
+    base: NonNull<u8>,
+    mapped: usize,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its mapping; access is through references or raw pointers whose users order it.
+unsafe impl Send for HugeBuffer {}
+// SAFETY: as above; `&HugeBuffer` gives out only the address.
+unsafe impl Sync for HugeBuffer {}
+
+impl HugeBuffer {
+    /// `len` zeroed bytes for `what`, aligned to a huge page (to a page where `len` is small).
+    pub fn new(rank: u32, what: &str, len: usize) -> Result<Self> {
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
+        let failed = |reason: String| Error::OutOfMemory { rank, what: what.into(), bytes: len as u64, reason };
+        let mapped = len
+            .max(1)
+            .checked_add(align)
+            .ok_or_else(|| failed("the size overflows".into()))?
+            .next_multiple_of(4096);
+        // SAFETY: a fresh anonymous mapping; no existing memory is touched.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(failed(std::io::Error::last_os_error().to_string()));
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| failed("mmap gave address 0".into()))?;
+        let skip = base.as_ptr().align_offset(align);
+        // SAFETY: `skip < align`, and the mapping is `align` bytes longer than needed.
+        let start = unsafe { base.add(skip) };
+        if len >= HUGE_PAGE {
+            // SAFETY: the range lies inside the mapping. Advice only: a refusal changes nothing but speed.
+            unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+        }
+        Ok(HugeBuffer { base, mapped, start, len })
+    }
+
+    /// First byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True where there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes, for the one who fills them before any worker starts.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping holds `len` initialised (zeroed) bytes and `&mut self` excludes other users in Rust.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes, once no worker writes them any more.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: as above, shared.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for HugeBuffer {
+    fn drop(&mut self) {
+        // SAFETY: unmaps exactly what `new` mapped, once.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// A bump layout: offsets of pieces in one allocation.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Layout {
+    end: u64,
+}
+
+impl Layout {
+    /// Reserves `bytes` aligned to `align` (a power of two); gives the offset.
+    pub fn reserve(&mut self, bytes: u64, align: u64) -> u64 {
+        let offset = self.end.next_multiple_of(align);
+        self.end = offset + bytes;
+        offset
+    }
+
+    /// Bytes reserved so far.
+    pub fn bytes(&self) -> u64 {
+        self.end
+    }
+}

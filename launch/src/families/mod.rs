@@ -1,0 +1,109 @@
+//! Model families: from a configuration to op graphs.
+//!
+//! All supported families are pre-norm decoders that differ in what [`ModelConfig`] says (biases, q/k norm, rope,
+//! tied embeddings), so one builder serves them. A family with another structure gets its own module here and a
+//! line in [`op_graph`].
+
+mod decoder;
+
+use crate::hf_config::{Family, ModelConfig, WeightDtype};
+use crate::model_json::{Embedding, Sizes};
+use taskgraph::{Capacity, DType, OpGraph};
+
+/// Names of tensors that the host knows.
+pub mod names {
+    /// Rope table, f32 `[max_seq_len, head_dim]`.
+    pub const ROPE: &str = "rope";
+}
+
+/// What decides a graph besides the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphOptions {
+    /// How the embedding table is dealt to the ranks.
+    pub embedding: Embedding,
+    /// Log-probabilities wanted for each token.
+    pub top_k: u32,
+}
+
+/// The op graph of one iteration with room for `capacity`.
+pub fn op_graph(
+    config: &ModelConfig,
+    sizes: &Sizes,
+    options: &GraphOptions,
+    name: &str,
+    capacity: Capacity,
+) -> OpGraph {
+    match config.family {
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => {
+            decoder::op_graph(config, sizes, options, name, capacity)
+        }
+    }
+}
+
+/// The graphs that a run needs, smallest first: decode by batch class (powers of two up to `max_batch`, and
+/// `max_batch`), then prefill by chunk.
+pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
+    let max = sizes.max_batch;
+    let mut classes: Vec<u32> = std::iter::successors(Some(1u32), |c| c.checked_mul(2)).take_while(|&c| c < max).collect();
+    classes.push(max);
+    let mut graphs: Vec<OpGraph> = classes
+        .into_iter()
+        .map(|n| {
+            let capacity = Capacity { rows: n, samples: n, active: n };
+            op_graph(config, sizes, options, &format!("decode-{n}"), capacity)
+        })
+        .collect();
+    if sizes.prefill_chunk > max {
+        let capacity = Capacity { rows: sizes.prefill_chunk, samples: max, active: max };
+        graphs.push(op_graph(config, sizes, options, &format!("prefill-{}", sizes.prefill_chunk), capacity));
+    }
+    graphs
+}
+
+/// Name of the decode graph of `max_batch`, which `--emit-graph` writes as `rank-R.task_graph.json`.
+pub fn main_graph_name(sizes: &Sizes) -> String {
+    format!("decode-{}", sizes.max_batch)
+}
+
+/// Rank counts that divide the query heads.
+pub fn possible_ranks(config: &ModelConfig) -> Vec<u32> {
+    (1..=config.num_heads).filter(|n| config.num_heads % n == 0).collect()
+}
+
+/// The element type of weights and of activations between tasks.
+pub fn dtype(config: &ModelConfig) -> DType {
+    match config.dtype {
+        WeightDtype::F32 => DType::F32,
+        WeightDtype::F16 => DType::F16,
+        WeightDtype::Bf16 => DType::Bf16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_batch_up_to_the_largest_has_a_graph() {
+        for max_batch in [1u32, 2, 3, 8, 12] {
+            let sizes = Sizes {
+                max_batch,
+                max_seq_len: 64,
+                page_size: 16,
+                pages_per_slot: 4,
+                num_pages: 4 * max_batch,
+                prefill_chunk: 32,
+            };
+            let config = serde_json::json!({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 100,
+                "num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+                "torch_dtype": "bfloat16"});
+            let config = ModelConfig::parse("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
+            let options = GraphOptions { embedding: Embedding::default(), top_k: 0 };
+            let graphs = op_graphs(&config, &sizes, &options);
+            let rows: Vec<u32> = graphs.iter().map(|g| g.capacity.rows).collect();
+            assert!(rows.is_sorted() && rows.contains(&max_batch) && rows.last() == Some(&32), "{rows:?}");
+            assert!(graphs.iter().any(|g| g.name == main_graph_name(&sizes)));
+        }
+    }
+}

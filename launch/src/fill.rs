@@ -1,0 +1,97 @@
+//! Fills a rank's weights and constants in the layout that the kernels read.
+
+use crate::app_error::AppError;
+use crate::families::names;
+use crate::hf_config::{ModelConfig, WeightDtype, rope_table};
+use crate::weights::WeightSource;
+use kernels_cu::layout::pack_rows;
+use taskgraph::DType;
+use taskgraph::op_graph::Role;
+use taskgraph::task_graph::{LocalPart, TensorEntry};
+
+/// Bytes that are read from the source before they are packed; small enough to stay in a core's cache.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Fills `tensor` (zeroed `bytes`): a weight from `weights`, a constant from the configuration.
+pub fn fill(
+    config: &ModelConfig,
+    weights: &WeightSource,
+    tensor: &TensorEntry,
+    bytes: &mut [u8],
+) -> Result<(), AppError> {
+    match tensor.role {
+        Role::Constant if tensor.name == names::ROPE => {
+            let table = rope_table(&config.rope, config.head_dim, tensor.dims[0]);
+            bytes[..table.len() * 4].copy_from_slice(bytemuck::cast_slice(&table));
+            Ok(())
+        }
+        _ => fill_weight(weights, tensor, bytes),
+    }
+}
+
+/// Fills a weight part by part, each with this rank's range of it.
+pub fn fill_weight(weights: &WeightSource, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
+    let dtype = weight_dtype(tensor.dtype).ok_or_else(|| {
+        AppError::input(format!("weight {} has type {}; f32, f16 and bf16 are possible", tensor.name, tensor.dtype))
+    })?;
+    let mut first_row = 0;
+    for part in &tensor.parts {
+        first_row += fill_part(weights, tensor, part, dtype, first_row, bytes)?;
+    }
+    Ok(())
+}
+
+/// Fills one part from local row (of a vector: element) `first` on; gives the number of rows.
+fn fill_part(
+    weights: &WeightSource,
+    tensor: &TensorEntry,
+    part: &LocalPart,
+    dtype: WeightDtype,
+    first: usize,
+    bytes: &mut [u8],
+) -> Result<usize, AppError> {
+    let shape: Vec<usize> = part.dims.iter().map(|&d| d as usize).collect();
+    let range = |dim: usize| match &part.range {
+        Some((d, r)) if *d == dim => r.start as usize..r.end as usize,
+        _ => 0..shape[dim],
+    };
+    let size = dtype.size();
+    if let [_] = shape[..] {
+        let columns = range(0);
+        let out = &mut bytes[first * size..(first + columns.len()) * size];
+        weights.read(&part.source, &shape, 0..1, columns.clone(), dtype, out)?;
+        return Ok(columns.len());
+    }
+    let (rows, columns) = (range(0), range(1));
+    let row_bytes = columns.len() * size;
+    if row_bytes == 0 {
+        return Ok(rows.len());
+    }
+    if !tensor.tiled {
+        let out = &mut bytes[first * row_bytes..(first + rows.len()) * row_bytes];
+        weights.read(&part.source, &shape, rows.clone(), columns, dtype, out)?;
+        return Ok(rows.len());
+    }
+    let step = (PIECE_BYTES / row_bytes).max(1);
+    let mut piece = vec![0u8; step.min(rows.len()) * row_bytes];
+    let mut row = rows.start;
+    while row < rows.end {
+        let count = step.min(rows.end - row);
+        let piece = &mut piece[..count * row_bytes];
+        weights.read(&part.source, &shape, row..row + count, columns.clone(), dtype, piece)?;
+        let (k, local_row) = (columns.len(), first + row - rows.start);
+        pack_rows(bytes, tensor.dtype, k, local_row, piece, tensor.dtype, k, 0..k, count);
+        row += count;
+    }
+    Ok(rows.len())
+}
+
+/// The weight type of an element type, if it is one.
+pub fn weight_dtype(dtype: DType) -> Option<WeightDtype> {
+    match dtype {
+        DType::F32 => Some(WeightDtype::F32),
+        DType::F16 => Some(WeightDtype::F16),
+        DType::Bf16 => Some(WeightDtype::Bf16),
+        _ => None,
+    }
+}

@@ -1,0 +1,75 @@
+//! Builds the task graphs of a run and proves them safe before anything is launched.
+
+use crate::app_error::AppError;
+use crate::model_json;
+use taskgraph::builder::{BuildOptions, build_all, build_rank};
+use taskgraph::digest::digest;
+use taskgraph::verify::{verify, verify_succession};
+use taskgraph::{Allreduce, OpGraph, Placement, Registry, TaskGraph};
+
+/// All ranks' graphs of one op graph.
+pub type RankGraphs = Vec<TaskGraph>;
+
+/// taskgraph's name of a placement.
+pub fn placement(placement: model_json::Placement) -> Placement {
+    match placement {
+        model_json::Placement::Static => Placement::Static,
+        model_json::Placement::Dynamic => Placement::Dynamic,
+    }
+}
+
+/// taskgraph's name of a lowering.
+pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
+    match allreduce {
+        model_json::Allreduce::Auto => Allreduce::Auto,
+        model_json::Allreduce::CopyReduce => Allreduce::CopyReduce,
+        model_json::Allreduce::OneShot => Allreduce::OneShot,
+        model_json::Allreduce::TwoShot => Allreduce::TwoShot,
+    }
+}
+
+/// The graphs of one rank.
+pub fn build_one(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+    rank: u32,
+) -> Result<Vec<TaskGraph>, AppError> {
+    ops.iter().map(|op_graph| Ok(build_rank(op_graph, registry, options, rank)?)).collect()
+}
+
+/// The graphs of all ranks, verified one by one and in succession.
+pub fn build_verified(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+) -> Result<Vec<RankGraphs>, AppError> {
+    let all = ops
+        .iter()
+        .map(|op_graph| Ok(build_all(op_graph, registry, options)?))
+        .collect::<Result<Vec<RankGraphs>, AppError>>()?;
+    for graphs in &all {
+        verify(graphs).map_err(|v| violations(&graphs[0].name, &v))?;
+    }
+    let classes: Vec<&[TaskGraph]> = all.iter().map(Vec::as_slice).collect();
+    verify_succession(&classes).map_err(|v| violations("succession of graphs", &v))?;
+    Ok(all)
+}
+
+/// A message that lists what the verifier found.
+fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError {
+    const SHOWN: usize = 10;
+    let mut message = format!("{what}: the verifier found {} violations", violations.len());
+    for violation in violations.iter().take(SHOWN) {
+        message.push_str(&format!("\n  {violation}"));
+    }
+    if violations.len() > SHOWN {
+        message.push_str(&format!("\n  ... and {} more", violations.len() - SHOWN));
+    }
+    AppError::input(message)
+}
+
+/// Digests of graphs, in order.
+pub fn digests(graphs: &[TaskGraph]) -> Vec<u64> {
+    graphs.iter().map(digest).collect()
+}

@@ -1,0 +1,128 @@
+//! What a run prints: streamed text, or one JSON object.
+
+use crate::error::InputError;
+use crate::prompts::Request;
+use crate::tokenizer::{TextStream, Tokenizer};
+use distributed::CpuRank;
+use distributed::plan::{Finish, RequestOutput, Timing};
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::time::Duration;
+
+/// Text of several requests on stdout: only the first unfinished one streams, the order is kept.
+pub struct Streamer<'a> {
+    tokenizer: Option<&'a Tokenizer>,
+    requests: usize,
+    eos: &'a [i32],
+    current: usize,
+    printed: usize,
+    text: Option<TextStream<'a>>,
+    failed: Option<InputError>,
+}
+
+impl<'a> Streamer<'a> {
+    /// For `requests` requests that end at `eos`; without a tokenizer, token ids are printed.
+    pub fn new(tokenizer: Option<&'a Tokenizer>, requests: usize, eos: &'a [i32]) -> Self {
+        Streamer { tokenizer, requests, eos, current: 0, printed: 0, text: tokenizer.map(Tokenizer::stream), failed: None }
+    }
+
+    /// Prints what is new.
+    pub fn look(&mut self, rank: &CpuRank) {
+        while self.current < self.requests && self.failed.is_none() {
+            let (tokens, finish) = rank.tokens(self.current, self.printed);
+            let new: Vec<i32> = tokens.to_vec();
+            self.printed += new.len();
+            let mut out = String::new();
+            for &token in &new {
+                match &mut self.text {
+                    // It ends the request and is not shown.
+                    Some(_) if self.eos.contains(&token) => {}
+                    Some(stream) => match stream.push(token as u32) {
+                        Ok(text) => out.push_str(&text),
+                        Err(error) => self.failed = Some(error),
+                    },
+                    None => out.push_str(&format!("{token} ")),
+                }
+            }
+            if finish.is_some() {
+                match self.text.take().map(TextStream::finish).transpose() {
+                    Ok(rest) => out.push_str(&rest.unwrap_or_default()),
+                    Err(error) => self.failed = Some(error),
+                }
+                out.push('\n');
+                self.current += 1;
+                self.printed = 0;
+                self.text = self.tokenizer.map(Tokenizer::stream);
+            }
+            let mut stdout = std::io::stdout().lock();
+            // A closed pipe ends the printing, not the run.
+            let _ = stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush());
+            if finish.is_none() {
+                break;
+            }
+        }
+    }
+
+    /// The first error of the tokenizer, if there was one.
+    pub fn error(self) -> Option<InputError> {
+        self.failed
+    }
+}
+
+/// The text of a request's tokens: all but the end-of-sequence token that ended it.
+pub fn text_of(tokenizer: Option<&Tokenizer>, output: &RequestOutput) -> Result<Value, InputError> {
+    let Some(tokenizer) = tokenizer else { return Ok(Value::Null) };
+    let shown = match output.finish {
+        Some(Finish::Eos) => &output.tokens[..output.tokens.len().saturating_sub(1)],
+        _ => &output.tokens[..],
+    };
+    let ids: Vec<u32> = shown.iter().map(|&t| t as u32).collect();
+    Ok(Value::String(tokenizer.decode(&ids)?))
+}
+
+/// The object of `--json`, schema mpk-run/1.
+pub fn json_object(
+    backend: &str,
+    ranks: u32,
+    requests: &[Request],
+    outputs: &[RequestOutput],
+    tokenizer: Option<&Tokenizer>,
+    load: Duration,
+    timing: Timing,
+) -> Result<Value, InputError> {
+    let requests = requests
+        .iter()
+        .zip(outputs)
+        .map(|(request, output)| {
+            let mut object = Map::new();
+            object.insert("prompt_tokens".into(), json!(request.prompt_tokens));
+            object.insert("tokens".into(), json!(output.tokens));
+            object.insert("text".into(), text_of(tokenizer, output)?);
+            let reason = match output.finish {
+                Some(Finish::Eos) => "eos",
+                Some(Finish::Cancelled) => "cancelled",
+                Some(Finish::Length) | None => "length",
+            };
+            object.insert("finish_reason".into(), json!(reason));
+            if !output.logprobs.is_empty() {
+                object.insert("logprobs".into(), json!(output.logprobs));
+            }
+            Ok(Value::Object(object))
+        })
+        .collect::<Result<Vec<_>, InputError>>()?;
+    let decode = timing.decode.as_secs_f64();
+    let per_token = if timing.decode_steps == 0 { 0.0 } else { 1000.0 * decode / timing.decode_steps as f64 };
+    Ok(json!({
+        "schema": "mpk-run/1",
+        "backend": backend,
+        "tp": ranks,
+        "requests": requests,
+        "timing": {
+            "load_s": load.as_secs_f64(),
+            "prefill_s": timing.prefill.as_secs_f64(),
+            "decode_s": decode,
+            "decode_steps": timing.decode_steps,
+            "ms_per_token": per_token,
+        },
+    }))
+}

@@ -1,0 +1,347 @@
+//! `mpk-run` from arguments to exit status: what every rank does, in order.
+
+use crate::app_error::{AppError, Exit, together};
+use crate::cli::{Args, BackendChoice};
+use crate::families::{self, GraphOptions};
+use crate::fill::fill;
+use crate::graphs::{self, build_one, build_verified, digests};
+use crate::model_json::ModelJson;
+use crate::model_source::{Model, ModelSource};
+use crate::output::{Streamer, json_object};
+use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
+use crate::user_graph;
+use distributed::affinity::{Cores, cores_of_rank};
+use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
+use distributed::{CpuRank, World};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+use taskgraph::builder::BuildOptions;
+use taskgraph::{OpGraph, Target, TaskGraph};
+
+/// Longest that a rank which ended early waits for the others' reports.
+const REPORT_GRACE: Duration = Duration::from_secs(2);
+
+/// Runs or builds what `args` ask for; gives the exit status. MPI is initialised and finalised inside.
+pub fn run(args: &Args) -> i32 {
+    if args.builds_only() {
+        return match crate::build_only::run(args) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("mpk-run: error: {}", error.message);
+                error.status
+            }
+        };
+    }
+    let world = match World::init() {
+        Ok(world) => world,
+        Err(error) => {
+            eprintln!("mpk-run: error: {error}");
+            return error.exit_status();
+        }
+    };
+    let status = match run_on(&world, args) {
+        Ok(()) => 0,
+        Err(Exit(status)) => status,
+    };
+    world.finalize();
+    status
+}
+
+/// A launch, ready to be set up.
+struct Prepared {
+    model: ModelJson,
+    source: ModelSource,
+}
+
+fn run_on(world: &World, args: &Args) -> Result<(), Exit> {
+    let begin = Instant::now();
+    let prepared = together(world, prepare(args, world))?;
+    let cores = cores_of_rank(world);
+    if world.rank() == 0 {
+        tracing::info!("backend cpu, {} ranks, {} cores a rank{}", world.size(), cores.own.len(),
+            if cores.shared { " (shared)" } else { "" });
+    }
+    match &prepared.source {
+        ModelSource::Model(source) => generate(world, args, &prepared.model, source, cores, begin),
+        ModelSource::Graph { graph, weights } => {
+            user_graph::run(world, args, &prepared.model, graph, weights.as_ref(), cores, begin)
+        }
+    }
+}
+
+/// Reads and checks everything that needs no other rank.
+fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
+    if let Some(contradiction) = args.contradiction() {
+        return Err(AppError::input(contradiction));
+    }
+    let (model, source) = open(args)?;
+    if let ModelSource::Model(model) = &source {
+        check_ranks(model, world.size())?;
+    }
+    check_backend(args.backend)?;
+    if let (Some(path), 0) = (&args.trace, world.rank()) {
+        // Found out now rather than after the run.
+        std::fs::File::create(path).map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
+    }
+    Ok(Prepared { model, source })
+}
+
+/// Opens model.json with the command line's overrides, and what it names.
+pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
+    let mut model = ModelJson::read(&args.model)?;
+    if let Some(placement) = args.placement {
+        model.runtime.placement = placement;
+    }
+    if let Some(allreduce) = args.allreduce {
+        model.runtime.allreduce = allreduce;
+    }
+    if let Some(workers) = args.workers {
+        model.runtime.workers = Some(workers);
+    }
+    if let Some(tokens) = args.max_new_tokens {
+        model.generate.max_new_tokens = Some(tokens);
+    }
+    model.generate.ignore_eos |= args.ignore_eos;
+    let source = ModelSource::open(&model)?;
+    Ok((model, source))
+}
+
+/// The number of ranks must divide the query heads.
+pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
+    if !model.config.num_heads.is_multiple_of(ranks) {
+        let possible: Vec<String> = families::possible_ranks(&model.config).iter().map(u32::to_string).collect();
+        return Err(AppError::input(format!(
+            "{ranks} ranks do not divide the model's {} query heads; run it on {} ranks",
+            model.config.num_heads,
+            possible.join(", ")
+        )));
+    }
+    Ok(())
+}
+
+/// This build runs on the CPU.
+fn check_backend(backend: BackendChoice) -> Result<(), AppError> {
+    match backend {
+        BackendChoice::Auto | BackendChoice::Cpu => Ok(()),
+        BackendChoice::Cuda => Err(AppError::environment(
+            "--backend cuda: this version has no CUDA backend; use --backend cpu (or auto)",
+        )),
+    }
+}
+
+/// How the graphs of a run are built.
+pub fn build_options(model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
+    BuildOptions {
+        world: ranks,
+        placement: graphs::placement(model.runtime.placement),
+        allreduce: graphs::allreduce(model.runtime.allreduce),
+        target,
+    }
+}
+
+/// Collective: each rank builds its own graphs, rank 0 builds and verifies all, and the digests are compared.
+pub fn build_together(world: &World, ops: &[OpGraph], options: &BuildOptions) -> Result<Vec<TaskGraph>, Exit> {
+    let registry = kernels_cu::registry::registry();
+    let built = if world.rank() == 0 {
+        build_verified(ops, &registry, options).map(|all| {
+            let expected: Vec<u64> =
+                (0..options.world as usize).flat_map(|r| all.iter().map(move |g| taskgraph::digest::digest(&g[r]))).collect();
+            let own = all.into_iter().map(|mut graphs| graphs.swap_remove(0)).collect();
+            (own, expected)
+        })
+    } else {
+        build_one(ops, &registry, options, world.rank()).map(|own| (own, Vec::new()))
+    };
+    let (own, expected): (Vec<TaskGraph>, Vec<u64>) = together(world, built)?;
+    let expected = world.broadcast(0, bytemuck::cast_slice(&expected).to_vec());
+    let expected: Vec<u64> = expected
+        .chunks_exact(8)
+        .skip(world.rank() as usize * ops.len())
+        .take(ops.len())
+        .map(|c| u64::from_ne_bytes(c.try_into().unwrap_or_default()))
+        .collect();
+    let compared = own.iter().zip(digests(&own)).zip(expected).try_for_each(|((graph, found), expected)| {
+        let error =
+            || distributed::Error::Digest { rank: world.rank(), graph: graph.name.clone(), found, expected };
+        if found == expected { Ok(()) } else { Err(AppError::from(error())) }
+    });
+    together(world, compared)?;
+    Ok(own)
+}
+
+/// Workers of this rank: as asked, else its share of the cores; the same on every rank.
+pub fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
+    let share = world.max(&[u64::MAX - cores.own.len() as u64])[0];
+    model.runtime.workers.unwrap_or((u64::MAX - share) as u32).max(1)
+}
+
+/// Run options from the command line; `ops` are the names that `--debug-stall` may use.
+pub fn run_options(args: &Args, ops: &[String]) -> Result<RunOptions, AppError> {
+    let stall = args.debug_stall.as_deref().map(|text| parse_stall(text, ops)).transpose()?;
+    Ok(RunOptions { deadline: Duration::from_secs_f64(args.deadline), trace: args.trace.is_some(), stall })
+}
+
+fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
+    let error = || AppError::input(format!("--debug-stall {text}: expected RANK:OP:MILLISECONDS"));
+    let mut fields = text.splitn(3, ':');
+    let mut field = || fields.next().ok_or_else(error);
+    let rank = field()?.parse().map_err(|_| error())?;
+    let op = field()?;
+    let op = match op.parse() {
+        Ok(index) => index,
+        Err(_) => ops.iter().position(|o| o == op).ok_or_else(error)? as u32,
+    };
+    let time = Duration::from_millis(field()?.parse().map_err(|_| error())?);
+    Ok(Stall { rank, op, time })
+}
+
+/// The requests that the command line or model.json asks for.
+fn requests(args: &Args, model: &ModelJson, source: &Model) -> Result<Vec<Request>, AppError> {
+    let sizes = model.sizes(&source.config)?;
+    let mut sources: Vec<PromptSource> = Vec::new();
+    for (index, text) in args.prompt.iter().enumerate() {
+        sources.push(PromptSource::text(format!("--prompt {}", index + 1), text.clone()));
+    }
+    for (index, list) in args.prompt_tokens.iter().enumerate() {
+        let place = format!("--prompt-tokens {}", index + 1);
+        sources.push(PromptSource::tokens(place.clone(), parse_tokens(&place, list)?));
+    }
+    if sources.is_empty() {
+        sources = model.prompt_sources();
+    }
+    let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
+    Ok(resolve(&sources, source.tokenizer.as_ref(), &limits)?)
+}
+
+/// The main job: tokens from a model.
+fn generate(
+    world: &World,
+    args: &Args,
+    model: &ModelJson,
+    source: &Model,
+    cores: Cores,
+    begin: Instant,
+) -> Result<(), Exit> {
+    let requests = together(world, requests(args, model, source))?;
+    let sizes = together(world, model.sizes(&source.config).map_err(AppError::from))?;
+    let workers = workers(world, model, &cores);
+    let top_k = args.logprobs.min(source.config.vocab_size);
+    let options = GraphOptions { embedding: model.runtime.embedding, top_k };
+    let ops = families::op_graphs(&source.config, &sizes, &options);
+    let graphs = build_together(world, &ops, &build_options(model, world.size(), Target::cpu(workers)))?;
+
+    let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
+    let run_options = together(world, run_options(args, &names))?;
+    let eos: Vec<i32> =
+        if model.generate.ignore_eos { Vec::new() } else { source.config.eos.iter().map(|&e| e as i32).collect() };
+    let plan = BatchPlan {
+        max_batch: sizes.max_batch,
+        max_seq_len: sizes.max_seq_len,
+        page_size: sizes.page_size,
+        num_pages: sizes.num_pages,
+        top_k,
+        eos: eos.clone(),
+        requests: requests
+            .iter()
+            .map(|r| distributed::plan::Request {
+                prompt: r.prompt_tokens.iter().map(|&t| t as i32).collect(),
+                max_new_tokens: r.max_new_tokens,
+            })
+            .collect(),
+        mode: Mode::Generate,
+    };
+    let threads = cores.own.len();
+    let rank = CpuRank::new(world, graphs, plan, &run_options, cores).map_err(AppError::from);
+    let mut rank = together(world, rank)?;
+    let filled = load(world, &mut rank, threads, |tensor, bytes| fill(&source.config, &source.weights, tensor, bytes));
+    together(world, filled)?;
+    let load = begin.elapsed();
+
+    let mut streamer = (world.rank() == 0 && !args.json)
+        .then(|| Streamer::new(source.tokenizer.as_ref(), requests.len(), &eos));
+    launch(world, &mut rank, run_options.deadline, |rank| {
+        if let Some(streamer) = &mut streamer {
+            streamer.look(rank);
+        }
+    })?;
+    let finished = match streamer.and_then(Streamer::error) {
+        Some(error) => Err(AppError::from(error)),
+        None if world.rank() == 0 && args.json => {
+            let outputs: Vec<_> = (0..requests.len()).map(|index| rank.request_output(index)).collect();
+            json_object("cpu", world.size(), &requests, &outputs, source.tokenizer.as_ref(), load, rank.timing())
+                .map_err(AppError::from)
+                .and_then(|object| print_line(&object.to_string()))
+        }
+        None => Ok(()),
+    };
+    together(world, finished)?;
+    if world.rank() == 0 {
+        let timing = rank.timing();
+        let steps = timing.decode_steps;
+        if steps > 0 {
+            tracing::info!(
+                "loaded in {:.2} s, prefill {:.3} s, {steps} decode steps at {:.3} ms",
+                load.as_secs_f64(),
+                timing.prefill.as_secs_f64(),
+                1000.0 * timing.decode.as_secs_f64() / steps as f64
+            );
+        }
+    }
+    write_trace(world, args, &rank)?;
+    rank.free();
+    Ok(())
+}
+
+/// Fills weights with a progress bar on a terminal (rank 0's share stands for all).
+pub fn load(
+    world: &World,
+    rank: &mut CpuRank,
+    threads: usize,
+    fill: impl Fn(&taskgraph::task_graph::TensorEntry, &mut [u8]) -> Result<(), AppError> + Sync,
+) -> Result<(), AppError> {
+    let bar = if world.rank() == 0 && std::io::stderr().is_terminal() {
+        ProgressBar::new(rank.constant_bytes())
+    } else {
+        ProgressBar::hidden()
+    };
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec}") {
+        bar.set_style(style);
+    }
+    let result = rank.fill(threads, fill, |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    result
+}
+
+/// Collective: runs the kernel. A run that ends early prints this rank's report; ranks that no longer answer are
+/// waited for no longer than their own deadline, then the job is ended.
+pub fn launch(world: &World, rank: &mut CpuRank, deadline: Duration, look: impl FnMut(&CpuRank)) -> Result<(), Exit> {
+    let result = rank.run(world, look);
+    if let Err(error) = &result {
+        eprintln!("mpk-run: error: {error}");
+    }
+    let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
+    if !world.barrier_within(limit) {
+        world.abort(4);
+    }
+    match world.agree(result.map_or_else(|e| e.exit_status(), |()| 0)) {
+        None => Ok(()),
+        Some((_, status)) => Err(Exit(status)),
+    }
+}
+
+/// Collective: writes the timeline if one is wanted.
+pub fn write_trace(world: &World, args: &Args, rank: &CpuRank) -> Result<(), Exit> {
+    let Some(path) = &args.trace else { return Ok(()) };
+    let written = distributed::trace::write(world, path, rank.graphs(), &rank.trace())
+        .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())));
+    together(world, written)
+}
+
+/// Prints one line to stdout.
+pub fn print_line(line: &str) -> Result<(), AppError> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{line}")
+        .and_then(|()| stdout.flush())
+        .map_err(|e| AppError::failed(format!("cannot write to standard output: {e}")))
+}
