@@ -1,0 +1,137 @@
+//! One memory-mapped safetensors file.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use memmap2::{Mmap, UncheckedAdvice};
+use safetensors::{
+    Dtype, SafeTensorError, SafeTensors,
+    tensor::{Metadata, TensorInfo},
+};
+
+use super::tensor::TensorView;
+use crate::{error::InputError, hf_config::WeightDtype};
+
+/// A mapped file whose header has been checked: offsets are contiguous, match shapes and dtypes, and cover the file.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) path: PathBuf,
+    map: Mmap,
+    /// Where the tensors' bytes start.
+    data: usize,
+    metadata: Metadata,
+}
+
+impl Shard {
+    pub(super) fn open(path: &Path) -> Result<Self, InputError> {
+        let file = File::open(path).map_err(|e| InputError::unreadable(path, e))?;
+        let length = file.metadata().map_err(|e| InputError::unreadable(path, e))?;
+        if !length.is_file() {
+            return Err(InputError::unreadable(path, std::io::Error::other("not a file")));
+        }
+        if length.len() == 0 {
+            return Err(inconsistent(path, "is empty".into()));
+        }
+        // SAFETY: the map is read-only and private to this process. That nobody shortens or rewrites a checkpoint
+        // while it is loaded is asked of the user; a change could be seen as different bytes, or as SIGBUS.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| InputError::unreadable(path, e))?;
+        let (header, metadata) =
+            SafeTensors::read_metadata(&map).map_err(|error| inconsistent(path, describe(&error, &map)))?;
+        Ok(Self { path: path.into(), map, data: header + 8, metadata })
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = String> + '_ {
+        self.metadata.offset_keys().into_iter()
+    }
+
+    pub(super) fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.metadata.info(name)
+    }
+
+    pub(super) fn tensor(&self, name: &str) -> Result<TensorView<'_>, InputError> {
+        let error =
+            |problem: String| InputError::Tensor { path: self.path.clone(), tensor: name.into(), problem };
+        let info = self.info(name).ok_or_else(|| error("missing from this file".into()))?;
+        let dtype = match info.dtype {
+            Dtype::F32 => WeightDtype::F32,
+            Dtype::F16 => WeightDtype::F16,
+            Dtype::BF16 => WeightDtype::Bf16,
+            other => {
+                return Err(error(format!(
+                    "has dtype {other}, which is not supported; supported are F32, F16 and BF16"
+                )));
+            }
+        };
+        let (begin, end) = info.data_offsets;
+        let (begin, end) = (self.data + begin, self.data + end);
+        if self.map.get(begin..end).is_none() {
+            return Err(error("lies outside the file".into()));
+        }
+        Ok(TensorView { dtype, shape: info.shape.clone(), shard: self, begin, end })
+    }
+
+    /// The bytes [begin, end) of the file; the range is within it.
+    pub(super) fn bytes(&self, begin: usize, end: usize) -> &[u8] {
+        &self.map[begin..end]
+    }
+
+    /// Gives back the memory of all pages that lie wholly in [begin, end); reading them again reads the file again.
+    pub(super) fn release(&self, begin: usize, end: usize) {
+        // SAFETY: sysconf has no preconditions.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let begin = begin.next_multiple_of(page);
+        // The map ends with a part of a page, which no other data shares.
+        let end = if end == self.map.len() { end } else { end / page * page };
+        if begin < end {
+            // SAFETY: the pages are those of a file mapping that is never written, so dropping them loses nothing:
+            // the next access maps the file's page again. Failing only costs memory.
+            let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, end - begin) };
+        }
+    }
+}
+
+fn inconsistent(path: &Path, problem: String) -> InputError {
+    InputError::Checkpoint { path: path.into(), problem, mend: "download or copy the file again".into() }
+}
+
+/// What is wrong with the header of `file`.
+fn describe(error: &SafeTensorError, file: &[u8]) -> String {
+    if file.starts_with(b"version https://git-lfs") {
+        return "is a Git LFS pointer, not the weights themselves".into();
+    }
+    let length = file.len();
+    match error {
+        SafeTensorError::HeaderTooSmall => {
+            format!("is truncated: {length} bytes are less than the 8 of a safetensors file's start")
+        }
+        SafeTensorError::InvalidHeaderLength | SafeTensorError::HeaderTooLarge => {
+            let header = file.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+            format!(
+                "is truncated or not a safetensors file: it has {length} bytes, its header should have {header}"
+            )
+        }
+        SafeTensorError::MetadataIncompleteBuffer => match described_length(file) {
+            Some(described) if described > length as u64 => {
+                format!("is truncated: its header describes {described} bytes, the file has {length}")
+            }
+            Some(described) => {
+                format!("has an inconsistent header: it describes {described} bytes, the file has {length}")
+            }
+            None => format!("has an inconsistent header: {error}"),
+        },
+        other => format!("has an inconsistent header: {other}"),
+    }
+}
+
+/// File length according to the header.
+fn described_length(file: &[u8]) -> Option<u64> {
+    let header = u64::from_le_bytes(*file.first_chunk()?);
+    let start = header.checked_add(8)?;
+    let text = file.get(8..usize::try_from(start).ok()?)?;
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(text).ok()?;
+    let ends = header.iter().filter(|(name, _)| *name != "__metadata__");
+    let end = ends.filter_map(|(_, info)| info.get("data_offsets")?.get(1)?.as_u64()).max();
+    start.checked_add(end.unwrap_or(0))
+}

@@ -1,0 +1,83 @@
+//! Opens what model.json names: configuration, weights, tokenizer.
+
+use serde_json::Value;
+
+use crate::{
+    checkpoint::Checkpoint,
+    error::InputError,
+    hf_config::{ModelConfig, WeightDtype},
+    model_json::ModelJson,
+    random_weights::RandomWeights,
+    tokenizer::Tokenizer,
+    weights::WeightSource,
+};
+
+/// What model.json runs.
+#[derive(Debug)]
+pub enum ModelSource {
+    /// A model of a supported family.
+    Model(Box<Model>),
+    /// An op graph of the user's own, as given.
+    Graph {
+        /// The value of `graph`.
+        graph: Value,
+        /// The weights of its constants, if `weights` is given.
+        weights: Option<RandomWeights>,
+    },
+}
+
+/// An opened model; every tensor that it needs has been found with the right shape.
+#[derive(Debug)]
+pub struct Model {
+    /// What the arithmetic depends on.
+    pub config: ModelConfig,
+    /// Where the weights come from.
+    pub weights: WeightSource,
+    /// The checkpoint's tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+impl ModelSource {
+    /// Opens and checks what `model` names. Nothing is read of the weights but their headers.
+    ///
+    /// # Errors
+    /// Any of [`Checkpoint::open`], [`Checkpoint::validate`], [`ModelConfig::read_folder`], [`ModelConfig::parse`]
+    /// and [`Tokenizer::open`].
+    pub fn open(model: &ModelJson) -> Result<Self, InputError> {
+        let random = model.weights.as_ref().map(|w| RandomWeights::new(w.random.seed));
+        if let Some(folder) = model.checkpoint_folder() {
+            std::fs::read_dir(&folder).map_err(|e| InputError::unreadable(&folder, e))?;
+            // The configuration first: an unsupported architecture is the better news than a missing shard. The
+            // checkpoint is opened early only where the configuration does not name the dtype.
+            let mut opened = None;
+            let config = ModelConfig::read_folder(&folder, || {
+                let checkpoint = Checkpoint::open(&folder)?;
+                let dtype = checkpoint.main_dtype();
+                opened = Some(checkpoint);
+                dtype
+            })?;
+            let checkpoint = match opened {
+                Some(checkpoint) => checkpoint,
+                None => Checkpoint::open(&folder)?,
+            };
+            checkpoint.validate(&config)?;
+            let tokenizer = Tokenizer::open(&folder)?;
+            let weights = WeightSource::Checkpoint(checkpoint);
+            return Ok(Self::Model(Box::new(Model { config, weights, tokenizer })));
+        }
+        if let (Some(config), Some(random)) = (&model.config, random) {
+            // transformers' own default where a configuration names no dtype.
+            let config = ModelConfig::parse(&model.file(), "config", config, || Ok(WeightDtype::F32))?;
+            let weights = WeightSource::Random(random);
+            return Ok(Self::Model(Box::new(Model { config, weights, tokenizer: None })));
+        }
+        match &model.graph {
+            Some(graph) => Ok(Self::Graph { graph: graph.clone(), weights: random }),
+            None => Err(InputError::field(
+                &model.file(),
+                ".",
+                "no model: give \"checkpoint\", \"config\" with \"weights\", or \"graph\"",
+            )),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Where weights come from: a checkpoint, or a random function. Both are read by ranges.
+
+use std::ops::Range;
+
+use crate::{
+    checkpoint::Checkpoint, error::InputError, hf_config::WeightDtype, random_weights::RandomWeights,
+};
+
+/// The weights of a model.
+#[derive(Debug)]
+pub enum WeightSource {
+    /// A Hugging Face checkpoint.
+    Checkpoint(Checkpoint),
+    /// A function of seed, name and index.
+    Random(RandomWeights),
+}
+
+impl WeightSource {
+    /// Writes the elements [rows, columns] of tensor `name`, whose whole shape is `shape`, to `out` as `dtype`,
+    /// row-major without gaps, little-endian. A tensor of one dimension counts as one row.
+    ///
+    /// # Errors
+    /// The checkpoint has no such tensor, or not with this shape or a supported dtype.
+    ///
+    /// # Panics
+    /// The ranges do not lie in `shape`, or `out` has not exactly their size.
+    pub fn read(
+        &self,
+        name: &str,
+        shape: &[usize],
+        rows: Range<usize>,
+        columns: Range<usize>,
+        dtype: WeightDtype,
+        out: &mut [u8],
+    ) -> Result<(), InputError> {
+        match self {
+            Self::Checkpoint(checkpoint) => {
+                let tensor = checkpoint.tensor(name)?;
+                if tensor.shape != shape {
+                    return Err(InputError::Tensor {
+                        path: tensor.path().into(),
+                        tensor: name.into(),
+                        problem: format!("has shape {:?}, expected {shape:?}", tensor.shape),
+                    });
+                }
+                tensor.copy(rows, columns, dtype, out);
+            }
+            Self::Random(random) => random.tensor(name, shape).fill(rows, columns, dtype, out),
+        }
+        Ok(())
+    }
+}
+
+/// Converts `source`, elements of `from`, to elements of `to`; both little-endian, of the same count. Rounds to
+/// nearest even.
+pub(crate) fn convert(from: WeightDtype, source: &[u8], to: WeightDtype, out: &mut [u8]) {
+    use half::{bf16, f16};
+
+    use WeightDtype::{Bf16, F16, F32};
+
+    fn each<const N: usize, const M: usize>(
+        source: &[u8],
+        out: &mut [u8],
+        convert: impl Fn([u8; N]) -> [u8; M],
+    ) {
+        let (source, _) = source.as_chunks::<N>();
+        let (out, _) = out.as_chunks_mut::<M>();
+        for (out, source) in out.iter_mut().zip(source) {
+            *out = convert(*source);
+        }
+    }
+    match (from, to) {
+        (F32, F32) | (F16, F16) | (Bf16, Bf16) => out.copy_from_slice(source),
+        (F32, F16) => {
+            each(source, out, |v| f16::from_f32(f32::from_le_bytes(v)).to_le_bytes());
+        }
+        (F32, Bf16) => {
+            each(source, out, |v| bf16::from_f32(f32::from_le_bytes(v)).to_le_bytes());
+        }
+        (F16, F32) => each(source, out, |v| f16::from_le_bytes(v).to_f32().to_le_bytes()),
+        (Bf16, F32) => each(source, out, |v| bf16::from_le_bytes(v).to_f32().to_le_bytes()),
+        (F16, Bf16) => each(source, out, |v| bf16::from_f32(f16::from_le_bytes(v).to_f32()).to_le_bytes()),
+        (Bf16, F16) => each(source, out, |v| f16::from_f32(bf16::from_le_bytes(v).to_f32()).to_le_bytes()),
+    }
+}
