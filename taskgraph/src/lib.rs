@@ -9,6 +9,7 @@ pub mod split;
 pub mod target;
 pub mod task_graph;
 pub mod task_type;
+pub mod verify;
 
 pub use dtype::DType;
 pub use ids::{EventId, TaskId};

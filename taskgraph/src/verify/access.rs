@@ -1,0 +1,194 @@
+//! Who touches which tensor of a rank's memory: the rank's own tasks, and the tasks of others that write there.
+
+use crate::region::Region;
+use crate::task_graph::{Place, Space, TaskGraph};
+
+/// The symmetric tensors of each rank, in the order in which they lie in the heap.
+pub(super) struct Symmetric {
+    /// Indices of the symmetric tensors, for each rank.
+    list: Vec<Vec<u32>>,
+    /// For each rank and tensor, its place in that list.
+    ordinal: Vec<Vec<u32>>,
+    /// For each rank, the operands of other ranks that lie in its memory.
+    remote: Vec<Vec<RemoteOperand>>,
+}
+
+/// An operand of a task of `rank` in another rank's memory.
+#[derive(Clone, Copy)]
+struct RemoteOperand {
+    rank: u16,
+    task: u32,
+    operand: u32,
+}
+
+impl Symmetric {
+    /// For graphs whose peers exist and whose remote operands are symmetric.
+    pub(super) fn new(graphs: &[TaskGraph]) -> Self {
+        let mut found =
+            Symmetric { list: Vec::new(), ordinal: Vec::new(), remote: vec![Vec::new(); graphs.len()] };
+        for (rank, graph) in graphs.iter().enumerate() {
+            let mut list = Vec::new();
+            let mut ordinal = vec![u32::MAX; graph.tensors.len()];
+            for (index, tensor) in graph.tensors.iter().enumerate() {
+                if tensor.space == Space::Symmetric {
+                    ordinal[index] = list.len() as u32;
+                    list.push(index as u32);
+                }
+            }
+            found.list.push(list);
+            found.ordinal.push(ordinal);
+            for (index, task) in graph.tasks.iter().enumerate() {
+                let first = task.first_operand + u32::from(task.num_inputs);
+                for (i, operand) in graph.outputs(task).iter().enumerate() {
+                    let entry =
+                        RemoteOperand { rank: rank as u16, task: index as u32, operand: first + i as u32 };
+                    match operand.place {
+                        Place::Own => {}
+                        Place::Peer(peer) if usize::from(peer) != rank => {
+                            found.remote[usize::from(peer)].push(entry);
+                        }
+                        Place::Peer(_) => {}
+                        Place::All => {
+                            for (owner, list) in found.remote.iter_mut().enumerate() {
+                                if owner != rank {
+                                    list.push(entry);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn tensor_at(&self, owner: usize, rank: usize, tensor: u32) -> usize {
+        self.list[owner][self.ordinal[rank][tensor as usize] as usize] as usize
+    }
+}
+
+/// One access to a tensor.
+#[derive(Clone, Copy)]
+pub(super) struct Access {
+    /// Rank of the task.
+    pub(super) rank: u16,
+    /// It writes.
+    pub(super) write: bool,
+    /// Index of the task on its rank.
+    pub(super) task: u32,
+    operand: u32,
+}
+
+impl Access {
+    /// The task, as messages name it.
+    pub(super) fn place(&self) -> (u16, u32) {
+        (self.rank, self.task)
+    }
+}
+
+/// All accesses to the tensors of one rank's memory.
+pub(super) struct Memory<'g> {
+    pub(super) owner: usize,
+    graphs: &'g [TaskGraph],
+    offsets: Vec<u32>,
+    accesses: Vec<Access>,
+    remote: Vec<bool>,
+}
+
+impl<'g> Memory<'g> {
+    /// Accesses to the wanted tensors of `owner`: those of its own tasks in the order given, then those of
+    /// other ranks.
+    pub(super) fn new(
+        graphs: &'g [TaskGraph],
+        symmetric: &Symmetric,
+        owner: usize,
+        own_order: &[u32],
+        wanted: impl Fn(usize) -> bool,
+    ) -> Self {
+        let own = &graphs[owner];
+        let wanted: Vec<bool> = (0..own.tensors.len()).map(wanted).collect();
+        let mut memory = Memory {
+            owner,
+            graphs,
+            offsets: vec![0; own.tensors.len() + 1],
+            accesses: Vec::new(),
+            remote: vec![false; own.tensors.len()],
+        };
+        let each = |visit: &mut dyn FnMut(usize, Access, bool)| {
+            for &index in own_order {
+                let task = &own.tasks[index as usize];
+                let inputs = usize::from(task.num_inputs);
+                let first = task.first_operand as usize;
+                let operands = &own.operands[first..first + inputs + usize::from(task.num_outputs)];
+                for (i, operand) in operands.iter().enumerate() {
+                    let tensor = operand.tensor as usize;
+                    let elsewhere = matches!(operand.place, Place::Peer(peer) if usize::from(peer) != owner);
+                    if wanted[tensor] && !elsewhere && !operand.region.is_empty() {
+                        let access = Access {
+                            rank: owner as u16,
+                            write: i >= inputs,
+                            task: index,
+                            operand: (first + i) as u32,
+                        };
+                        visit(tensor, access, false);
+                    }
+                }
+            }
+            for entry in &symmetric.remote[owner] {
+                let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
+                let tensor = symmetric.tensor_at(owner, entry.rank as usize, operand.tensor);
+                if wanted[tensor] && !operand.region.is_empty() {
+                    let access =
+                        Access { rank: entry.rank, write: true, task: entry.task, operand: entry.operand };
+                    visit(tensor, access, true);
+                }
+            }
+        };
+        each(&mut |tensor, _, remote| {
+            memory.offsets[tensor + 1] += 1;
+            memory.remote[tensor] |= remote;
+        });
+        for tensor in 0..own.tensors.len() {
+            memory.offsets[tensor + 1] += memory.offsets[tensor];
+        }
+        let nothing = Access { rank: 0, write: false, task: 0, operand: 0 };
+        let mut accesses = vec![nothing; memory.offsets[own.tensors.len()] as usize];
+        let mut next = memory.offsets.clone();
+        each(&mut |tensor, access, _| {
+            accesses[next[tensor] as usize] = access;
+            next[tensor] += 1;
+        });
+        memory.accesses = accesses;
+        memory
+    }
+
+    /// Accesses to a tensor.
+    pub(super) fn accesses(&self, tensor: usize) -> &[Access] {
+        &self.accesses[self.offsets[tensor] as usize..self.offsets[tensor + 1] as usize]
+    }
+
+    /// Sorts the accesses of the tensors that other ranks touch too.
+    pub(super) fn sort_remote(&mut self, mut position: impl FnMut(&Access) -> u32) {
+        for tensor in 0..self.remote.len() {
+            if self.remote[tensor] {
+                let range = self.offsets[tensor] as usize..self.offsets[tensor + 1] as usize;
+                self.accesses[range].sort_by_cached_key(|a| (position(a), a.write));
+            }
+        }
+    }
+
+    /// True where tasks of other ranks touch the tensor.
+    pub(super) fn is_remote(&self, tensor: usize) -> bool {
+        self.remote[tensor]
+    }
+
+    /// Number of accesses.
+    pub(super) fn len(&self) -> usize {
+        self.accesses.len()
+    }
+
+    /// The region of an access.
+    pub(super) fn region(&self, access: &Access) -> &'g Region {
+        &self.graphs[access.rank as usize].operands[access.operand as usize].region
+    }
+}

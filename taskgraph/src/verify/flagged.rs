@@ -1,0 +1,152 @@
+//! Edges from flagged writes to their reads, on every rank: each word that is read must have exactly one writer.
+
+use super::access::{Memory, Symmetric};
+use super::grid::{Grid, uncovered};
+use super::order::{Lists, bases};
+use super::report::{Names, Violation, ViolationKind};
+use crate::dtype::DType;
+use crate::task_graph::TaskGraph;
+
+/// Flagged edges between tasks, numbered over all ranks.
+#[derive(Default)]
+pub(super) struct FlagEdges {
+    /// Readers of what a task writes.
+    pub(super) next: Lists,
+    /// Writers of what a task reads.
+    pub(super) previous: Lists,
+}
+
+/// All flagged edges.
+pub(super) fn edges(
+    graphs: &[TaskGraph],
+    symmetric: &Symmetric,
+    violations: &mut Vec<Violation>,
+) -> FlagEdges {
+    let flagged = |g: &TaskGraph| g.tensors.iter().any(|t| t.dtype == DType::F32Flagged);
+    if !graphs.iter().any(flagged) {
+        return FlagEdges::default();
+    }
+    let (_, task_base) = bases(graphs);
+    let tasks = task_base[graphs.len()] as usize;
+    let found = super::parallel::map(graphs.len(), |owner| {
+        let mut pairs = Vec::new();
+        let mut violations = Vec::new();
+        let order: Vec<Vec<u32>> = graphs.iter().map(|g| (2..g.tasks.len() as u32).collect()).collect();
+        let wanted = |tensor: usize| graphs[owner].tensors[tensor].dtype == DType::F32Flagged;
+        let memory = Memory::new(graphs, symmetric, owner, &order[owner], wanted);
+        let mut grid = Grid::default();
+        for tensor in (0..graphs[owner].tensors.len()).filter(|&t| wanted(t)) {
+            tensor_edges(graphs, &memory, tensor, &mut grid, &task_base, &mut pairs, &mut violations);
+        }
+        (pairs, violations)
+    });
+    let mut pairs: Vec<(u32, u32)> = Vec::new();
+    for (more, reports) in found {
+        pairs.extend(more);
+        violations.extend(reports);
+    }
+    FlagEdges {
+        next: Lists::new(tasks, pairs.iter().copied()),
+        previous: Lists::new(tasks, pairs.iter().map(|&(writer, reader)| (reader, writer))),
+    }
+}
+
+/// Edges of one tensor of one rank's memory, as (writer, reader).
+fn tensor_edges(
+    graphs: &[TaskGraph],
+    memory: &Memory<'_>,
+    tensor: usize,
+    grid: &mut Grid,
+    task_base: &[u32],
+    pairs: &mut Vec<(u32, u32)>,
+    violations: &mut Vec<Violation>,
+) {
+    let accesses = memory.accesses(tensor);
+    let number = |rank: u16, task: u32| task_base[rank as usize] + task;
+    let names = Names { graphs };
+    let twice = |a: (u16, u32), b: (u16, u32), region: &crate::region::Region| {
+        Violation::new(
+            ViolationKind::FlaggedCoverage,
+            &[a, b],
+            format!(
+                "{} and {} both write flagged {} in one iteration; a reader could take either: a flagged word needs exactly one writer",
+                names.task(a),
+                names.task(b),
+                names.region(memory.owner, tensor, region)
+            ),
+        )
+    };
+    let unwritten = |reader: (u16, u32), region: &crate::region::Region| {
+        Violation::new(
+            ViolationKind::FlaggedCoverage,
+            &[reader],
+            format!(
+                "{} polls flagged {}, which no task writes: it would wait for ever",
+                names.task(reader),
+                names.region(memory.owner, tensor, region)
+            ),
+        )
+    };
+    if !grid.build(accesses.iter().map(|a| memory.region(a))) {
+        // Too many cells: pair by pair.
+        for (i, reader) in accesses.iter().enumerate() {
+            let region = memory.region(reader);
+            let over = |a: &&super::access::Access| a.write && memory.region(a).overlaps(region);
+            if reader.write {
+                if let Some(other) = accesses[..i].iter().find(over) {
+                    violations.push(twice(other.place(), reader.place(), region));
+                }
+                continue;
+            }
+            let mut covers = Vec::new();
+            for writer in accesses.iter().filter(over) {
+                covers.push(*memory.region(writer));
+                pairs.push((number(writer.rank, writer.task), number(reader.rank, reader.task)));
+            }
+            if let Some(rest) = uncovered(region, &covers) {
+                violations.push(unwritten(reader.place(), &rest));
+            }
+        }
+        return;
+    }
+    let mut writer_of: Vec<u32> = vec![u32::MAX; grid.len()];
+    for (index, writer) in accesses.iter().enumerate().filter(|(_, a)| a.write) {
+        let region = memory.region(writer);
+        let mut other = None;
+        grid.visit(&grid.cells(region), |cell| {
+            if writer_of[cell] != u32::MAX && other.is_none() {
+                other = Some(writer_of[cell]);
+            }
+            writer_of[cell] = index as u32;
+            true
+        });
+        if let Some(other) = other {
+            violations.push(twice(accesses[other as usize].place(), writer.place(), region));
+        }
+    }
+    let mut writers = Vec::new();
+    for reader in accesses.iter().filter(|a| !a.write) {
+        let region = memory.region(reader);
+        writers.clear();
+        let mut missing = false;
+        grid.visit(&grid.cells(region), |cell| {
+            missing |= writer_of[cell] == u32::MAX;
+            if writers.last() != Some(&writer_of[cell]) {
+                writers.push(writer_of[cell]);
+            }
+            true
+        });
+        if missing {
+            let written = accesses.iter().filter(|a| a.write).map(|a| *memory.region(a));
+            let covers: Vec<_> = written.filter(|w| w.overlaps(region)).collect();
+            violations.push(unwritten(reader.place(), &uncovered(region, &covers).unwrap_or(*region)));
+            continue;
+        }
+        writers.sort_unstable();
+        writers.dedup();
+        for &writer in &writers {
+            let writer = &accesses[writer as usize];
+            pairs.push((number(writer.rank, writer.task), number(reader.rank, reader.task)));
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! Accesses to one tensor of one rank's memory: every pair of which at least one writes is ordered, within an
+//! iteration and between one and the next, and what is read has been written.
+//!
+//! The accesses are visited in an order that respects happens-before. Each cell of the tensor's grid remembers
+//! its last writer and those that have read it since: a later access that comes after these also comes after
+//! everything before them. Between iterations it is enough to compare what is left at the end with what comes
+//! first.
+
+use super::access::{Access, Memory};
+use super::grid::{Grid, uncovered};
+use super::order::{Bound, NONE, Order, Proof, Search};
+use super::report::{Names, Violation, ViolationKind};
+use crate::op_graph::Role;
+use crate::region::Region;
+
+/// Violations kept of each rank's memory.
+const KEEP: usize = 16;
+
+#[derive(Clone)]
+struct Cell {
+    writer: u32,
+    first_writer: u32,
+    readers: Vec<u32>,
+    /// Reads before the first write.
+    early: Vec<u32>,
+    generation: u32,
+}
+
+const EMPTY_CELL: Cell =
+    Cell { writer: NONE, first_writer: NONE, readers: Vec::new(), early: Vec::new(), generation: 0 };
+
+/// Tasks that read the whole tensor, kept apart from the cells.
+struct WholeReaders {
+    tasks: Vec<u32>,
+    bound: Bound,
+    /// Writes mark cells with this; once all are marked, the reads are no longer the last ones anywhere.
+    generation: u32,
+    marked: usize,
+}
+
+/// Verifies one rank's memory; one tensor after another.
+pub(super) struct Sweep<'a, 'g> {
+    order: &'a Order<'g>,
+    memory: &'a Memory<'g>,
+    names: Names<'g>,
+    grid: Grid,
+    cells: Vec<Cell>,
+    /// Counts searches.
+    pub(super) search: Search,
+    /// What was found.
+    pub(super) violations: Vec<Violation>,
+}
+
+impl<'a, 'g> Sweep<'a, 'g> {
+    pub(super) fn new(order: &'a Order<'g>, memory: &'a Memory<'g>) -> Self {
+        Sweep {
+            order,
+            memory,
+            names: Names { graphs: order.graphs },
+            grid: Grid::default(),
+            cells: Vec::new(),
+            search: Search::default(),
+            violations: Vec::new(),
+        }
+    }
+
+    fn number(&self, access: &Access) -> u32 {
+        self.order.task_number(usize::from(access.rank), access.task)
+    }
+
+    /// All pairs of accesses to a tensor.
+    pub(super) fn tensor(&mut self, tensor: usize) {
+        let memory = self.memory;
+        let accesses = memory.accesses(tensor);
+        if accesses.is_empty() || self.violations.len() >= KEEP {
+            return;
+        }
+        let activation = matches!(self.order.graphs[memory.owner].tensors[tensor].role, Role::Activation);
+        if !activation && accesses.iter().all(|a| !a.write) {
+            return;
+        }
+        let mut grid = std::mem::take(&mut self.grid);
+        if grid.build(accesses.iter().map(|a| memory.region(a))) {
+            self.by_cells(tensor, accesses, &grid, activation);
+        } else {
+            self.pair_by_pair(tensor, accesses, activation);
+        }
+        self.grid = grid;
+    }
+
+    fn by_cells(&mut self, tensor: usize, accesses: &[Access], grid: &Grid, activation: bool) {
+        let order = self.order;
+        let mut cells = std::mem::take(&mut self.cells);
+        cells.clear();
+        cells.resize(grid.len(), EMPTY_CELL);
+        let mut whole = WholeReaders { tasks: Vec::new(), bound: order.no_tasks(), generation: 1, marked: 0 };
+        let remote = self.memory.is_remote(tensor);
+        // The last read whose order was known from events alone: others like it need no check.
+        let mut proven: Option<u32> = None;
+        let mut proven_region: Option<&Region> = None;
+        for (index, access) in accesses.iter().enumerate() {
+            if self.violations.len() >= KEEP {
+                break;
+            }
+            let task = self.number(access);
+            let region = self.memory.region(access);
+            let place = grid.cells(region);
+            let is_whole = grid.is_whole(&place);
+            let mut last_trigger = NONE;
+            let mut by_events = true;
+            let mut conflict = None;
+            // Whether `earlier` comes before this access; `last_trigger` holds for all tasks that trigger it.
+            let search = &mut self.search;
+            let mut ordered = |earlier: u32| {
+                let trigger = order.trigger[earlier as usize];
+                if earlier == task || (trigger != NONE && trigger == last_trigger) {
+                    return true;
+                }
+                match order.before(earlier, task, search) {
+                    Proof::Events => last_trigger = trigger,
+                    Proof::Tasks => by_events = false,
+                    Proof::Missing => return false,
+                }
+                true
+            };
+            if !access.write {
+                let known = proven_region == Some(region)
+                    && proven.is_some_and(|p| {
+                        order.rank(p) == order.rank(task)
+                            && order.task(p).dependencies == order.task(task).dependencies
+                    });
+                let mut unwritten = false;
+                grid.visit(&place, |cell| {
+                    let cell = &mut cells[cell];
+                    if cell.writer == NONE {
+                        unwritten = true;
+                        if remote {
+                            cell.early.push(task);
+                        }
+                    } else if !known && conflict.is_none() && !ordered(cell.writer) {
+                        conflict = Some(cell.writer);
+                    }
+                    if !is_whole {
+                        cell.readers.push(task);
+                    }
+                    true
+                });
+                if is_whole {
+                    if whole.marked > 0 {
+                        whole.generation += 1;
+                        whole.marked = 0;
+                    }
+                    whole.tasks.push(task);
+                    order.add(&mut whole.bound, task);
+                }
+                if !known {
+                    (proven, proven_region) = if by_events && conflict.is_none() {
+                        (Some(task), Some(region))
+                    } else {
+                        (None, None)
+                    };
+                }
+                if unwritten && activation {
+                    self.report_unwritten(tensor, &accesses[..index], access);
+                }
+            } else {
+                if !whole.tasks.is_empty() && !order.all_before(&whole.bound, task) {
+                    conflict = whole.tasks.iter().copied().find(|&reader| !ordered(reader));
+                }
+                grid.visit(&place, |cell| {
+                    let cell = &mut cells[cell];
+                    if conflict.is_none() {
+                        if cell.writer != NONE && !ordered(cell.writer) {
+                            conflict = Some(cell.writer);
+                        } else {
+                            conflict = cell.readers.iter().copied().find(|&reader| !ordered(reader));
+                        }
+                    }
+                    cell.writer = task;
+                    if cell.first_writer == NONE {
+                        cell.first_writer = task;
+                    }
+                    cell.readers.clear();
+                    if cell.generation != whole.generation {
+                        cell.generation = whole.generation;
+                        whole.marked += 1;
+                    }
+                    true
+                });
+                if whole.marked == cells.len() && !whole.tasks.is_empty() {
+                    whole.tasks.clear();
+                    whole.bound = order.no_tasks();
+                    whole.generation += 1;
+                    whole.marked = 0;
+                }
+                (proven, proven_region) = (None, None);
+            }
+            if let Some(earlier) = conflict {
+                self.report_unordered(tensor, accesses, earlier, access);
+            }
+        }
+        if remote && self.violations.len() < KEEP {
+            self.next_iteration(tensor, accesses, &cells, &whole);
+        }
+        self.cells = cells;
+    }
+
+    /// What is left at the end of an iteration against what comes first in the next.
+    fn next_iteration(&mut self, tensor: usize, accesses: &[Access], cells: &[Cell], whole: &WholeReaders) {
+        let order = self.order;
+        let (mut all, mut seen) = (order.no_tasks(), NONE);
+        for access in accesses {
+            let task = self.number(access);
+            if task != seen {
+                order.add(&mut all, task);
+                seen = task;
+            }
+        }
+        if all.all_cross_barrier(&all) {
+            return;
+        }
+        for cell in cells.iter().filter(|c| c.writer != NONE) {
+            let last = cell.readers.iter().chain(&whole.tasks).chain(std::iter::once(&cell.writer));
+            let pairs = last
+                .map(|&earlier| (earlier, cell.first_writer))
+                .chain(cell.early.iter().map(|&later| (cell.writer, later)));
+            for (earlier, later) in pairs {
+                if !order.before_in_next(earlier, later, &mut self.search) {
+                    self.report_across(tensor, accesses, earlier, later);
+                    if self.violations.len() >= KEEP {
+                        return;
+                    }
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The same by comparing boxes, for tensors whose boxes cut them into too many cells.
+    fn pair_by_pair(&mut self, tensor: usize, accesses: &[Access], activation: bool) {
+        let mut live: Vec<usize> = Vec::new();
+        for (index, access) in accesses.iter().enumerate() {
+            if self.violations.len() >= KEEP {
+                return;
+            }
+            let region = self.memory.region(access);
+            let task = self.number(access);
+            let over: Vec<usize> =
+                live.iter().copied().filter(|&b| self.memory.region(&accesses[b]).overlaps(region)).collect();
+            for &b in &over {
+                let earlier = self.number(&accesses[b]);
+                if (access.write || accesses[b].write)
+                    && earlier != task
+                    && self.order.before(earlier, task, &mut self.search) == Proof::Missing
+                {
+                    self.report_unordered(tensor, accesses, earlier, access);
+                    break;
+                }
+            }
+            if access.write {
+                live.retain(|&b| !region.contains(self.memory.region(&accesses[b])));
+            } else if activation {
+                let writers = over.iter().filter(|&&b| accesses[b].write);
+                let covers: Vec<Region> = writers.map(|&b| *self.memory.region(&accesses[b])).collect();
+                if uncovered(region, &covers).is_some() {
+                    self.report_unwritten(tensor, &accesses[..index], access);
+                }
+            }
+            live.push(index);
+        }
+        if !self.memory.is_remote(tensor) {
+            return;
+        }
+        for &b in &live {
+            let earlier = self.number(&accesses[b]);
+            for access in accesses {
+                if (access.write || accesses[b].write)
+                    && self.memory.region(access).overlaps(self.memory.region(&accesses[b]))
+                {
+                    let later = self.number(access);
+                    if !self.order.before_in_next(earlier, later, &mut self.search) {
+                        self.report_across(tensor, accesses, earlier, later);
+                        if self.violations.len() >= KEEP {
+                            return;
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn task_name(&self, task: u32) -> ((u16, u32), String) {
+        let (rank, index) = self.order.task_place(task);
+        let place = (rank as u16, index);
+        (place, self.names.task(place))
+    }
+
+    /// A conflicting access of `task`, and where it meets `region`.
+    fn meets(&self, accesses: &[Access], task: u32, region: &Region, write: Option<bool>) -> (bool, Region) {
+        let mine = accesses.iter().filter(|a| self.number(a) == task && write.is_none_or(|w| a.write == w));
+        let mut found = (false, *region);
+        for access in mine {
+            let other = self.memory.region(access);
+            if other.overlaps(region) {
+                for d in 0..crate::region::MAX_DIMS {
+                    found.1.lo[d] = region.lo[d].max(other.lo[d]);
+                    found.1.hi[d] = region.hi[d].min(other.hi[d]);
+                }
+                found.0 = access.write;
+                if access.write {
+                    break;
+                }
+            }
+        }
+        found
+    }
+
+    fn report_unwritten(&mut self, tensor: usize, before: &[Access], access: &Access) {
+        let region = self.memory.region(access);
+        let writers = before.iter().filter(|a| a.write);
+        let covers: Vec<Region> = writers.map(|a| *self.memory.region(a)).collect();
+        let rest = uncovered(region, &covers).unwrap_or(*region);
+        let message = format!(
+            "{} reads {}, which nobody writes before it in the iteration",
+            self.names.task(access.place()),
+            self.names.region(self.memory.owner, tensor, &rest)
+        );
+        self.violations.push(Violation::new(ViolationKind::Unwritten, &[access.place()], message));
+    }
+
+    fn report_unordered(&mut self, tensor: usize, accesses: &[Access], earlier: u32, access: &Access) {
+        let (place, name) = self.task_name(earlier);
+        let only_writes = if access.write { None } else { Some(true) };
+        let (writes, region) = self.meets(accesses, earlier, self.memory.region(access), only_writes);
+        let verb = |write: bool| if write { "writes" } else { "reads" };
+        let trigger = match self.order.trigger[earlier as usize] {
+            NONE => "which triggers no event".to_string(),
+            event => {
+                let (rank, index) = self.order.event_place(event);
+                format!("which triggers event {index} of rank {rank}")
+            }
+        };
+        let message = format!(
+            "{name} {} {} and {} {} it, but nothing orders the two: the latter waits for events {:?}, and neither \
+             these, its worker's list nor flagged words lead back to the former, {trigger}",
+            verb(writes),
+            self.names.region(self.memory.owner, tensor, &region),
+            self.names.task(access.place()),
+            verb(access.write),
+            self.order.task(self.number(access)).dependencies.as_slice(),
+        );
+        self.violations.push(Violation::new(ViolationKind::Unordered, &[place, access.place()], message));
+    }
+
+    fn report_across(&mut self, tensor: usize, accesses: &[Access], earlier: u32, later: u32) {
+        let ((first, first_name), (second, second_name)) = (self.task_name(earlier), self.task_name(later));
+        let of_later = accesses.iter().find(|a| self.number(a) == later);
+        let region = of_later.map_or(Region::whole(&[]), |a| *self.memory.region(a));
+        let (writes, region) = self.meets(accesses, earlier, &region, None);
+        let message = across_message(self.order, self.order, earlier, later, (&first_name, &second_name))
+            + &format!(
+                ": {}, which the former {} and the latter {}",
+                self.names.region(self.memory.owner, tensor, &region),
+                if writes { "writes" } else { "reads" },
+                if of_later.is_some_and(|a| a.write) { "writes" } else { "reads" },
+            );
+        self.violations.push(Violation::new(ViolationKind::UnorderedAcrossEpochs, &[first, second], message));
+    }
+}
+
+/// Why two tasks of successive iterations are not ordered.
+pub(super) fn across_message(
+    order: &Order<'_>,
+    next: &Order<'_>,
+    earlier: u32,
+    later: u32,
+    (first, second): (&str, &str),
+) -> String {
+    let ranks = |test: &dyn Fn(usize) -> bool| -> Vec<usize> {
+        (0..order.graphs.len()).filter(|&r| test(r)).collect()
+    };
+    format!(
+        "{second} may run in the next iteration before {first} has run in this one: the latter comes before the end \
+         event of ranks {:?} only, the former after the begin event of ranks {:?} only, and no carried event \
+         (\"buffer free\") orders them",
+        ranks(&|r| order.reaches_end(order.events() + earlier, r)),
+        ranks(&|r| next.after_begin(next.events() + later, r)),
+    )
+}

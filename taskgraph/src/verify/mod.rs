@@ -1,0 +1,223 @@
+//! Proof that a set of task graphs is safe to launch, over all ranks at once.
+//!
+//! What is proven of one graph class ([`verify`]):
+//! 1. *Structure*: every index is in range; operands lie in their tensors; symmetric tensors agree on all ranks;
+//!    only copies and signals reach another rank, and a copy's output lies with its trigger's owner; every task
+//!    is in one worker's list, or launched by exactly one event, which is the one it depends on.
+//! 2. *Triggers*: those of all ranks' tasks add up to what each event waits for.
+//! 3. *Reach*: every task comes after the begin event and before the end event of its rank.
+//! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
+//! 5. *Memory*: no two accesses of one region of any rank's memory, of which one writes, are unordered, in one
+//!    iteration or between an iteration and the next; nothing is read that nobody wrote; a flagged word has
+//!    exactly one writer.
+//! 6. *Counters*: no trigger of the next iteration can be counted before all of this one's are in.
+//!
+//! Iterations of one rank are separated by its end event, the batch step and the next begin event; ranks are
+//! ordered by NVSHMEM events, flagged words and carried events only. If an iteration and the next are safe then
+//! any number is: a conflict with a later one is ordered through the same task in between.
+//! [`verify_succession`] adds that any graph of a model may follow any other.
+
+mod access;
+mod flagged;
+mod grid;
+mod memory;
+mod order;
+mod parallel;
+mod report;
+mod structure;
+mod succession;
+
+pub use report::{Report, Violation, ViolationKind};
+
+use crate::op_graph::Role;
+use crate::task_graph::TaskGraph;
+use access::{Memory, Symmetric};
+use memory::{Sweep, across_message};
+use order::{Order, Search};
+use report::Names;
+
+/// Verifies one graph class: `graphs[r]` is rank r's.
+///
+/// # Errors
+/// What is broken, structural faults first: the other properties are looked at only in sound graphs, memory
+/// only where there is an order. The list is cut short when there is much of the same.
+pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
+    class(graphs).map(|(report, _, _)| report)
+}
+
+/// Verifies all graph classes of a model, `classes[c][r]` being rank r's graph of class c, and that any of them
+/// may follow any other. Graphs share weights, constants, persistent tensors and symmetric tensors of the
+/// same name.
+///
+/// # Errors
+/// As [`verify`]; a violation of a class names it.
+pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
+    let mut total = Report::default();
+    let mut violations = Vec::new();
+    let mut verified = Vec::new();
+    for graphs in classes {
+        match class(graphs) {
+            Ok((report, order, symmetric)) => {
+                total.ranks = total.ranks.max(report.ranks);
+                total.tasks += report.tasks;
+                total.events += report.events;
+                total.accesses += report.accesses;
+                total.searches += report.searches;
+                verified.push((order, symmetric));
+            }
+            Err(found) => violations.extend(found.into_iter().map(|mut violation| {
+                let name = graphs.first().map_or("", |g| g.name.as_str());
+                violation.message = format!("graph '{name}': {}", violation.message);
+                violation
+            })),
+        }
+    }
+    if violations.is_empty() {
+        violations.extend(succession::check(&verified));
+    }
+    if violations.is_empty() { Ok(total) } else { Err(violations) }
+}
+
+/// A verified class with its order.
+fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Violation>> {
+    let pass = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
+    pass(structure::check(graphs))?;
+    pass(structure::triggers(graphs))?;
+    let symmetric = Symmetric::new(graphs);
+    let mut violations = Vec::new();
+    let flags = flagged::edges(graphs, &symmetric, &mut violations);
+    pass(violations)?;
+    let order = Order::new(graphs, flags).map_err(|(order, cycle)| vec![cycle_violation(&order, &cycle)])?;
+    pass(reach(&order))?;
+
+    let mut own_order: Vec<Vec<u32>> = graphs.iter().map(|g| Vec::with_capacity(g.tasks.len())).collect();
+    for &node in order.sequence.iter().filter(|&&n| n >= order.events()) {
+        let (rank, index) = order.task_place(node - order.events());
+        own_order[rank].push(index);
+    }
+    let checked = parallel::map(graphs.len(), |rank| {
+        let tensors = &graphs[rank].tensors;
+        let changes = |t: usize| !matches!(tensors[t].role, Role::Weight { .. } | Role::Constant);
+        let mut memory = Memory::new(graphs, &symmetric, rank, &own_order[rank], changes);
+        memory.sort_remote(|a| {
+            let node = order.events() + order.task_number(usize::from(a.rank), a.task);
+            order.position[node as usize]
+        });
+        let mut sweep = Sweep::new(&order, &memory);
+        for tensor in 0..tensors.len() {
+            sweep.tensor(tensor);
+        }
+        let mut violations = std::mem::take(&mut sweep.violations);
+        violations.extend(counters(&order, rank, &mut sweep.search));
+        (memory.len(), sweep.search.searches, violations)
+    });
+    let mut report = Report {
+        ranks: graphs.len(),
+        tasks: order.tasks() as usize,
+        events: order.events() as usize,
+        ..Report::default()
+    };
+    let mut violations = Vec::new();
+    for (accesses, searches, found) in checked {
+        report.accesses += accesses;
+        report.searches += searches;
+        violations.extend(found);
+    }
+    pass(violations)?;
+    Ok((report, order, symmetric))
+}
+
+/// Every task waits for something that leads back to the begin event, and leads to its rank's end event.
+fn reach(order: &Order<'_>) -> Vec<Violation> {
+    let names = Names { graphs: order.graphs };
+    let mut violations = Vec::new();
+    for task in 0..order.tasks() {
+        let (rank, index) = order.task_place(task);
+        if index < 2 || violations.len() >= 16 {
+            continue;
+        }
+        let place = (rank as u16, index);
+        if order.waits_for_nothing(task) {
+            let message = format!(
+                "{} waits for nothing, so the begin event does not reach it: it must depend on event 1",
+                names.task(place)
+            );
+            violations.push(Violation::new(ViolationKind::Unreachable, &[place], message));
+        } else if !order.reaches_end(order.events() + task, rank) {
+            let message = format!(
+                "{} may still run when the iteration of rank {rank} has ended: nothing leads from it to event 2 of \
+                 rank {rank} ({})",
+                names.task(place),
+                match order.task(task).trigger {
+                    Some(event) =>
+                        format!("it triggers {}", names.event(event.owner().into(), event.index())),
+                    None => "it triggers no event".to_string(),
+                }
+            );
+            violations.push(Violation::new(ViolationKind::Residual, &[place], message));
+        }
+    }
+    violations
+}
+
+fn cycle_violation(order: &Order<'_>, cycle: &[u32]) -> Violation {
+    let names = Names { graphs: order.graphs };
+    let mut tasks = Vec::new();
+    let mut steps = Vec::new();
+    for &node in cycle {
+        if node >= order.events() {
+            let (rank, index) = order.task_place(node - order.events());
+            tasks.push((rank as u16, index));
+            steps.push(names.task((rank as u16, index)));
+        } else {
+            let (rank, index) = order.event_place(node);
+            steps.push(format!("event {index} of rank {rank}"));
+        }
+    }
+    if steps.len() > 16 {
+        let left = steps.len() - 16;
+        steps.truncate(16);
+        steps.push(format!(".. {left} more"));
+    }
+    let message = format!(
+        "tasks wait for each other, each for the one before it and the first for the last (through events, \
+         the order of a worker's list or flagged words): {}",
+        steps.join(" -> ")
+    );
+    Violation::new(ViolationKind::Cycle, &tasks, message)
+}
+
+/// Counters only grow, and an event is ready at triggers x epoch: so no trigger of the next iteration may
+/// arrive before all of this one's have. Local triggers are separated by the rank's own barrier.
+fn counters(order: &Order<'_>, rank: usize, search: &mut Search) -> Vec<Violation> {
+    let names = Names { graphs: order.graphs };
+    let mut violations = Vec::new();
+    for (index, event) in order.graphs[rank].events.iter().enumerate() {
+        let node = order.event_node(rank, index as u32);
+        let tasks = order.triggerers(node);
+        if !event.remote || tasks.len() < 2 || violations.len() >= 16 {
+            continue;
+        }
+        let mut all = order.no_tasks();
+        tasks.iter().for_each(|&t| order.add(&mut all, t));
+        if all.all_cross_barrier(&all) {
+            continue;
+        }
+        let pairs = tasks.iter().flat_map(|&b| tasks.iter().map(move |&a| (b, a)));
+        let mut pairs = pairs.filter(|(b, a)| b != a);
+        if let Some((b, a)) = pairs.find(|&(b, a)| !order.before_in_next(b, a, search)) {
+            let place = |t: u32| {
+                let (rank, index) = order.task_place(t);
+                (rank as u16, index)
+            };
+            let (first, second) = (place(b), place(a));
+            let message = across_message(order, order, b, a, (&names.task(first), &names.task(second)))
+                + &format!(
+                    ": both trigger {}, whose counter would then be complete without the former",
+                    names.event(rank, index as u32)
+                );
+            violations.push(Violation::new(ViolationKind::CounterAcrossEpochs, &[first, second], message));
+        }
+    }
+    violations
+}

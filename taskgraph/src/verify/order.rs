@@ -1,0 +1,596 @@
+//! Happens-before over the tasks and events of all ranks.
+//!
+//! Nodes are events and tasks. Edges: a task to the event it triggers (on any rank), an event to the tasks that
+//! depend on it, each task of a worker's list to the next, and a flagged write to its reads. The begin event of
+//! a rank comes before all of that rank's tasks: no worker takes a task of an iteration before its own rank's
+//! batch step has published it.
+//!
+//! Most questions are answered in constant time by *clocks*: on each rank one chain of nodes, each before the
+//! next, is chosen (a longest path from begin to end, which passes through every event that separates two
+//! operators). For each node the clocks hold the first element of each rank's chain that comes after it, and
+//! the last one that comes before it. `b` comes before `a` if, on some rank, the first element after `b` is not
+//! later than the last before `a`. That is sufficient, not necessary, so where it fails a search decides.
+
+use super::flagged::FlagEdges;
+use crate::ids::EventId;
+use crate::task_graph::{Task, TaskGraph};
+
+/// No node.
+pub(super) const NONE: u32 = u32::MAX;
+const LANES: usize = 8;
+type Lanes = [u16; LANES];
+
+/// Successor lists in one allocation.
+#[derive(Default)]
+pub(super) struct Lists {
+    offsets: Vec<u32>,
+    items: Vec<u32>,
+}
+
+impl Lists {
+    /// `pairs` are (from, to) with `from < count`.
+    pub(super) fn new(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> Self {
+        let mut offsets = vec![0u32; count + 1];
+        for (from, _) in pairs.clone() {
+            offsets[from as usize + 1] += 1;
+        }
+        for i in 0..count {
+            offsets[i + 1] += offsets[i];
+        }
+        let mut items = vec![0u32; offsets[count] as usize];
+        let mut next = offsets.clone();
+        for (from, to) in pairs {
+            let at = &mut next[from as usize];
+            items[*at as usize] = to;
+            *at += 1;
+        }
+        Lists { offsets, items }
+    }
+
+    pub(super) fn get(&self, from: u32) -> &[u32] {
+        match self.offsets.get(from as usize..from as usize + 2) {
+            Some(range) => &self.items[range[0] as usize..range[1] as usize],
+            None => &[],
+        }
+    }
+}
+
+/// How it is known that one task comes before another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Proof {
+    /// The event that the earlier triggers comes before one that the later depends on; so it holds for all
+    /// tasks with that trigger and all with those dependencies.
+    Events,
+    /// For these two tasks only.
+    Tasks,
+    /// They are not ordered.
+    Missing,
+}
+
+/// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`.
+pub(super) struct Order<'g> {
+    pub(super) graphs: &'g [TaskGraph],
+    event_base: Vec<u32>,
+    task_base: Vec<u32>,
+    task_rank: Vec<u16>,
+    /// Node of the event that each task triggers.
+    pub(super) trigger: Vec<u32>,
+    worker_previous: Vec<u32>,
+    worker_next: Vec<u32>,
+    dependents: Lists,
+    triggerers: Lists,
+    flags: FlagEdges,
+    /// All nodes, each after those that come before it.
+    pub(super) sequence: Vec<u32>,
+    /// Index in `sequence` of each node.
+    pub(super) position: Vec<u32>,
+    /// `blocks` lane groups for each node: first chain element after it (`u16::MAX`: none).
+    first: Vec<Lanes>,
+    /// Last chain element before it (0: none); elements count from 1, the begin event.
+    last: Vec<Lanes>,
+    blocks: usize,
+    has_carried: bool,
+}
+
+/// Numbering of tasks and events over all ranks.
+pub(super) fn bases(graphs: &[TaskGraph]) -> (Vec<u32>, Vec<u32>) {
+    let (mut events, mut tasks) = (vec![0u32], vec![0u32]);
+    let (mut e, mut t) = (0u32, 0u32);
+    for graph in graphs {
+        e += graph.events.len() as u32;
+        t += graph.tasks.len() as u32;
+        events.push(e);
+        tasks.push(t);
+    }
+    (events, tasks)
+}
+
+impl<'g> Order<'g> {
+    /// The order of structurally sound graphs, or the nodes of a cycle, each before the next and the last
+    /// before the first.
+    pub(super) fn new(graphs: &'g [TaskGraph], flags: FlagEdges) -> Result<Order<'g>, (Order<'g>, Vec<u32>)> {
+        let (event_base, task_base) = bases(graphs);
+        let events = event_base[graphs.len()] as usize;
+        let tasks = task_base[graphs.len()] as usize;
+        let mut task_rank = Vec::with_capacity(tasks);
+        let mut trigger = Vec::with_capacity(tasks);
+        let mut waits = vec![0u32; events + tasks];
+        let mut worker_previous = vec![NONE; tasks];
+        let mut worker_next = vec![NONE; tasks];
+        let mut has_carried = false;
+        for (rank, graph) in graphs.iter().enumerate() {
+            let base = task_base[rank];
+            for (index, task) in graph.tasks.iter().enumerate() {
+                let event = task.trigger.map_or(NONE, |e| event_base[e.owner() as usize] + e.index());
+                trigger.push(event);
+                task_rank.push(rank as u16);
+                if event != NONE {
+                    waits[event as usize] += 1;
+                }
+                waits[events + base as usize + index] = task.dependencies.len() as u32;
+                has_carried |= !task.carried.is_empty();
+            }
+            for list in &graph.worker_lists {
+                for pair in list.windows(2) {
+                    worker_next[(base + pair[0]) as usize] = base + pair[1];
+                    worker_previous[(base + pair[1]) as usize] = base + pair[0];
+                    waits[events + (base + pair[1]) as usize] += 1;
+                }
+            }
+        }
+        for t in 0..tasks as u32 {
+            waits[events + t as usize] += flags.previous.get(t).len() as u32;
+        }
+        let pairs = graphs.iter().enumerate().flat_map(|(rank, graph)| {
+            let (event_base, task_base) = (event_base[rank], task_base[rank]);
+            graph.tasks.iter().enumerate().flat_map(move |(index, task)| {
+                task.dependencies.iter().map(move |&e| (event_base + e, task_base + index as u32))
+            })
+        });
+        let dependents = Lists::new(events, pairs);
+        let triggers = trigger.iter().enumerate().filter(|(_, e)| **e != NONE);
+        let triggerers = Lists::new(events, triggers.map(|(t, e)| (*e, t as u32)));
+        let blocks = graphs.len().div_ceil(LANES);
+        let mut order = Order {
+            graphs,
+            event_base,
+            task_base,
+            task_rank,
+            trigger,
+            worker_previous,
+            worker_next,
+            dependents,
+            triggerers,
+            flags,
+            sequence: Vec::with_capacity(events + tasks),
+            position: vec![NONE; events + tasks],
+            first: Vec::new(),
+            last: Vec::new(),
+            blocks,
+            has_carried,
+        };
+        order.sort(&mut waits);
+        if order.sequence.len() < events + tasks {
+            let cycle = order.cycle();
+            return Err((order, cycle));
+        }
+        order.set_clocks();
+        Ok(order)
+    }
+
+    /// Number of events, which is the node of task 0 of rank 0.
+    pub(super) fn events(&self) -> u32 {
+        self.event_base[self.graphs.len()]
+    }
+    /// Number of tasks.
+    pub(super) fn tasks(&self) -> u32 {
+        self.task_base[self.graphs.len()]
+    }
+    /// Number of the task `index` of `rank`.
+    pub(super) fn task_number(&self, rank: usize, index: u32) -> u32 {
+        self.task_base[rank] + index
+    }
+    /// Node of the event `index` of `rank`.
+    pub(super) fn event_node(&self, rank: usize, index: u32) -> u32 {
+        self.event_base[rank] + index
+    }
+    /// Rank and index of a task.
+    pub(super) fn task_place(&self, task: u32) -> (usize, u32) {
+        let rank = self.task_rank[task as usize] as usize;
+        (rank, task - self.task_base[rank])
+    }
+    /// Rank and index of an event node.
+    pub(super) fn event_place(&self, event: u32) -> (usize, u32) {
+        let rank = self.event_base.partition_point(|&b| b <= event) - 1;
+        (rank, event - self.event_base[rank])
+    }
+    pub(super) fn task(&self, task: u32) -> &'g Task {
+        let (rank, index) = self.task_place(task);
+        &self.graphs[rank].tasks[index as usize]
+    }
+    /// Tasks that trigger an event.
+    pub(super) fn triggerers(&self, event: u32) -> &[u32] {
+        self.triggerers.get(event)
+    }
+
+    fn successors(&self, node: u32, mut visit: impl FnMut(u32)) {
+        let events = self.events();
+        if node < events {
+            self.dependents.get(node).iter().for_each(|&t| visit(events + t));
+        } else {
+            let task = node - events;
+            if self.trigger[task as usize] != NONE {
+                visit(self.trigger[task as usize]);
+            }
+            if self.worker_next[task as usize] != NONE {
+                visit(events + self.worker_next[task as usize]);
+            }
+            self.flags.next.get(task).iter().for_each(|&t| visit(events + t));
+        }
+    }
+
+    fn predecessors(&self, node: u32, mut visit: impl FnMut(u32)) {
+        let events = self.events();
+        if node < events {
+            self.triggerers.get(node).iter().for_each(|&t| visit(events + t));
+        } else {
+            let number = node - events;
+            let rank = self.task_rank[number as usize] as usize;
+            for &event in &self.task(number).dependencies {
+                visit(self.event_base[rank] + event);
+            }
+            if self.worker_previous[number as usize] != NONE {
+                visit(events + self.worker_previous[number as usize]);
+            }
+            self.flags.previous.get(number).iter().for_each(|&t| visit(events + t));
+        }
+    }
+
+    fn sort(&mut self, waits: &mut [u32]) {
+        let mut ready: Vec<u32> = (0..waits.len() as u32).rev().filter(|&n| waits[n as usize] == 0).collect();
+        let mut sequence = std::mem::take(&mut self.sequence);
+        while let Some(node) = ready.pop() {
+            self.position[node as usize] = sequence.len() as u32;
+            sequence.push(node);
+            self.successors(node, |next| {
+                waits[next as usize] -= 1;
+                if waits[next as usize] == 0 {
+                    ready.push(next);
+                }
+            });
+        }
+        self.sequence = sequence;
+    }
+
+    /// A cycle among the nodes that `sort` could not place.
+    fn cycle(&self) -> Vec<u32> {
+        let open = |n: u32| self.position[n as usize] == NONE;
+        let Some(start) = (0..self.position.len() as u32).find(|&n| open(n)) else { return Vec::new() };
+        let mut step = vec![NONE; self.position.len()];
+        let mut path = vec![start];
+        let mut at = start;
+        loop {
+            step[at as usize] = path.len() as u32 - 1;
+            let mut before = NONE;
+            self.predecessors(at, |p| {
+                if before == NONE && open(p) {
+                    before = p;
+                }
+            });
+            if before == NONE {
+                return Vec::new();
+            }
+            if step[before as usize] != NONE {
+                let mut cycle = path.split_off(step[before as usize] as usize);
+                cycle.reverse();
+                return cycle;
+            }
+            path.push(before);
+            at = before;
+        }
+    }
+
+    /// For each rank a chain of nodes, each before the next, from its begin event to its end event.
+    fn chains(&self) -> Vec<Vec<u32>> {
+        let events = self.events();
+        let rank_of: Vec<u16> = (0..self.graphs.len())
+            .flat_map(|r| std::iter::repeat_n(r as u16, self.graphs[r].events.len()))
+            .chain(self.task_rank.iter().copied())
+            .collect();
+        let mut depth = vec![0u32; self.position.len()];
+        let mut parent = vec![NONE; self.position.len()];
+        for &node in &self.sequence {
+            let next_depth = depth[node as usize] + 1;
+            self.successors(node, |next| {
+                if depth[next as usize] < next_depth && rank_of[next as usize] == rank_of[node as usize] {
+                    depth[next as usize] = next_depth;
+                    parent[next as usize] = node;
+                }
+            });
+        }
+        (0..self.graphs.len())
+            .map(|rank| {
+                let begin = self.event_node(rank, EventId::BEGIN);
+                let end = self.event_node(rank, EventId::END_OF_GRAPH);
+                let mut chain = Vec::new();
+                let mut at = end;
+                while at != NONE && at != begin {
+                    chain.push(at);
+                    at = parent[at as usize];
+                }
+                chain.reverse();
+                // An event before the first task is not known to come after this rank's begin.
+                let first_task = chain.iter().position(|&n| n >= events).unwrap_or(chain.len());
+                chain.drain(..first_task);
+                let step = chain.len() / (usize::from(u16::MAX) - 8) + 1;
+                let mut chosen = vec![begin];
+                chosen.extend(chain.iter().rev().step_by(step).rev());
+                if chain.is_empty() {
+                    chosen.push(end);
+                }
+                chosen
+            })
+            .collect()
+    }
+
+    fn set_clocks(&mut self) {
+        let blocks = self.blocks;
+        let mut on_chain = vec![(0u16, 0u16); self.position.len()];
+        for (rank, chain) in self.chains().into_iter().enumerate() {
+            for (index, node) in chain.into_iter().enumerate() {
+                on_chain[node as usize] = (rank as u16, index as u16 + 1);
+            }
+        }
+        let on_chain = &on_chain;
+        let this = &*self;
+        let forward = || {
+            let mut last = vec![[0u16; LANES]; this.position.len() * blocks];
+            let events = this.events() as usize;
+            for (task, &rank) in this.task_rank.iter().enumerate() {
+                let rank = rank as usize;
+                last[(events + task) * blocks + rank / LANES][rank % LANES] = 1;
+            }
+            for &node in &this.sequence {
+                let at = node as usize * blocks;
+                let (rank, index) = on_chain[node as usize];
+                if index > 0 {
+                    last[at + rank as usize / LANES][rank as usize % LANES] = index;
+                }
+                for block in 0..blocks {
+                    let own = last[at + block];
+                    this.successors(node, |next| {
+                        let lanes = &mut last[next as usize * blocks + block];
+                        for (lane, value) in lanes.iter_mut().zip(own) {
+                            *lane = (*lane).max(value);
+                        }
+                    });
+                }
+            }
+            last
+        };
+        let backward = || {
+            let mut first = vec![[u16::MAX; LANES]; this.position.len() * blocks];
+            for &node in this.sequence.iter().rev() {
+                let at = node as usize * blocks;
+                for block in 0..blocks {
+                    let mut own = first[at + block];
+                    this.successors(node, |next| {
+                        for (lane, value) in own.iter_mut().zip(first[next as usize * blocks + block]) {
+                            *lane = (*lane).min(value);
+                        }
+                    });
+                    first[at + block] = own;
+                }
+                let (rank, index) = on_chain[node as usize];
+                if index > 0 {
+                    first[at + rank as usize / LANES][rank as usize % LANES] = index;
+                }
+            }
+            first
+        };
+        let (last, first) = std::thread::scope(|scope| {
+            let first = scope.spawn(backward);
+            let last = forward();
+            (last, first.join())
+        });
+        self.last = last;
+        self.first = first.unwrap_or_default();
+    }
+
+    /// By clocks: `earlier` comes before `later`, or they are the same chain element.
+    fn clocks(&self, earlier: u32, later: u32) -> bool {
+        let (b, a) = (earlier as usize * self.blocks, later as usize * self.blocks);
+        (0..self.blocks).any(|block| {
+            let (first, last) = (&self.first[b + block], &self.last[a + block]);
+            (0..LANES).fold(false, |any, lane| any | (first[lane] <= last[lane]))
+        })
+    }
+
+    /// True where `node` comes before the end event of `rank`.
+    pub(super) fn reaches_end(&self, node: u32, rank: usize) -> bool {
+        self.first[node as usize * self.blocks + rank / LANES][rank % LANES] != u16::MAX
+    }
+
+    /// True where `node` comes after the begin event of `rank`.
+    pub(super) fn after_begin(&self, node: u32, rank: usize) -> bool {
+        self.last[node as usize * self.blocks + rank / LANES][rank % LANES] != 0
+    }
+
+    /// Whether task `earlier` comes before task `later` in the same iteration.
+    pub(super) fn before(&self, earlier: u32, later: u32, search: &mut Search) -> Proof {
+        let trigger = self.trigger[earlier as usize];
+        let rank = self.task_rank[later as usize] as usize;
+        let dependencies = &self.graphs[rank].tasks[(later - self.task_base[rank]) as usize].dependencies;
+        let base = self.event_base[rank];
+        if trigger != NONE {
+            if dependencies.iter().any(|&e| base + e == trigger) {
+                return Proof::Events;
+            }
+            if dependencies.iter().any(|&e| self.clocks(trigger, base + e)) {
+                return Proof::Events;
+            }
+        }
+        if self.flags.previous.get(later).contains(&earlier) {
+            return Proof::Tasks;
+        }
+        let events = self.events();
+        if self.node_before(events + earlier, events + later, search) { Proof::Tasks } else { Proof::Missing }
+    }
+
+    /// True where nothing that a rank's tasks wait for leads to the task: no event, no place in a list after
+    /// another task, no flagged word.
+    pub(super) fn waits_for_nothing(&self, task: u32) -> bool {
+        self.task(task).dependencies.is_empty()
+            && self.worker_previous[task as usize] == NONE
+            && self.flags.previous.get(task).is_empty()
+    }
+
+    /// Rank of a task.
+    pub(super) fn rank(&self, task: u32) -> usize {
+        usize::from(self.task_rank[task as usize])
+    }
+
+    /// What holds for all of a set of earlier tasks, to compare with many later ones.
+    pub(super) fn no_tasks(&self) -> Bound {
+        Bound { first: vec![[0; LANES]; self.blocks], last: vec![[u16::MAX; LANES]; self.blocks] }
+    }
+
+    /// Adds a task to the set.
+    pub(super) fn add(&self, bound: &mut Bound, task: u32) {
+        let at = (self.events() + task) as usize * self.blocks;
+        for block in 0..self.blocks {
+            for lane in 0..LANES {
+                bound.first[block][lane] = bound.first[block][lane].max(self.first[at + block][lane]);
+                bound.last[block][lane] = bound.last[block][lane].min(self.last[at + block][lane]);
+            }
+        }
+    }
+
+    /// By clocks: all tasks of the set come before `later` in the same iteration.
+    pub(super) fn all_before(&self, bound: &Bound, later: u32) -> bool {
+        let a = (self.events() + later) as usize * self.blocks;
+        (0..self.blocks).any(|block| {
+            let (first, last) = (&bound.first[block], &self.last[a + block]);
+            (0..LANES).fold(false, |any, lane| any | (first[lane] <= last[lane]))
+        })
+    }
+
+    /// Whether a node comes before another, in the same iteration.
+    fn node_before(&self, earlier: u32, later: u32, search: &mut Search) -> bool {
+        if earlier == later {
+            return false;
+        }
+        if self.clocks(earlier, later) {
+            return true;
+        }
+        let floor = self.position[earlier as usize];
+        if self.position[later as usize] < floor {
+            return false;
+        }
+        search.start(self.position.len());
+        search.push(later);
+        while let Some(node) = search.stack.pop() {
+            let mut found = false;
+            self.predecessors(node, |p| {
+                found |= p == earlier;
+                if self.position[p as usize] > floor {
+                    search.push(p);
+                }
+            });
+            if found {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether task `earlier` of one iteration comes before task `later` of the next one; of the same graph
+    /// where `same_graph`, so that carried events count.
+    pub(super) fn before_in_next(&self, earlier: u32, later: u32, search: &mut Search) -> bool {
+        let events = self.events();
+        self.crosses_barrier(earlier, self, later)
+            || (self.has_carried && {
+                self.carried_into(later, search).into_iter().any(|e| {
+                    e == self.trigger[earlier as usize] || self.node_before(events + earlier, e, search)
+                })
+            })
+    }
+
+    /// Whether task `earlier` of this graph comes before task `later` of the graph that follows, by the
+    /// barrier between a rank's end event and its next begin event.
+    pub(super) fn crosses_barrier(&self, earlier: u32, next: &Order<'_>, later: u32) -> bool {
+        let b = (self.events() + earlier) as usize * self.blocks;
+        let a = (next.events() + later) as usize * next.blocks;
+        (0..self.blocks.min(next.blocks)).any(|block| {
+            let (first, last) = (&self.first[b + block], &next.last[a + block]);
+            (0..LANES).any(|lane| first[lane] != u16::MAX && last[lane] != 0)
+        })
+    }
+
+    /// Events of the previous iteration that a task waits for through carried events, its own or those of tasks
+    /// before it.
+    fn carried_into(&self, task: u32, search: &mut Search) -> Vec<u32> {
+        let events = self.events();
+        let mut found = Vec::new();
+        search.start(self.position.len());
+        search.push(events + task);
+        while let Some(node) = search.stack.pop() {
+            if node >= events {
+                let (rank, _) = self.task_place(node - events);
+                let carried = self.task(node - events).carried.iter().filter(|(_, back)| *back == 1);
+                found.extend(carried.map(|(event, _)| self.event_node(rank, *event)));
+            }
+            self.predecessors(node, |p| search.push(p));
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+/// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
+/// the last elements before them.
+pub(super) struct Bound {
+    first: Vec<Lanes>,
+    last: Vec<Lanes>,
+}
+
+impl Bound {
+    /// All of these tasks of one iteration come before all of `next`'s of the next one, by one rank's barrier.
+    pub(super) fn all_cross_barrier(&self, next: &Bound) -> bool {
+        self.first.iter().zip(&next.last).any(|(first, last)| {
+            (0..LANES).any(|lane| {
+                first[lane] != u16::MAX && first[lane] != 0 && last[lane] != 0 && last[lane] != u16::MAX
+            })
+        })
+    }
+}
+
+/// Working memory of a search; one for each thread.
+#[derive(Default)]
+pub(super) struct Search {
+    seen: Vec<u32>,
+    generation: u32,
+    stack: Vec<u32>,
+    /// Searches made: a figure for the report.
+    pub(super) searches: u64,
+}
+
+impl Search {
+    fn start(&mut self, nodes: usize) {
+        self.seen.resize(nodes, 0);
+        if self.generation == u32::MAX {
+            self.seen.fill(0);
+            self.generation = 0;
+        }
+        self.generation += 1;
+        self.searches += 1;
+        self.stack.clear();
+    }
+    fn push(&mut self, node: u32) {
+        if self.seen[node as usize] != self.generation {
+            self.seen[node as usize] = self.generation;
+            self.stack.push(node);
+        }
+    }
+}

@@ -1,0 +1,601 @@
+//! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
+
+use super::report::{Names, Violation, ViolationKind};
+use crate::dtype::DType;
+use crate::ids::{EventId, TaskId};
+use crate::op_graph::Role;
+use crate::region::MAX_DIMS;
+use crate::task_graph::{
+    EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
+};
+
+/// Violations kept of each rank: more would not help anybody.
+const KEEP: usize = 16;
+
+const CORE: [&str; 6] = [
+    core_types::TERMINATE,
+    core_types::BEGIN_TASK_GRAPH,
+    core_types::EMPTY,
+    core_types::NVSHMEM_COPY,
+    core_types::NVSHMEM_SIGNAL,
+    core_types::REDUCE,
+];
+const TERMINATE: u16 = 0;
+const BEGIN: u16 = 1;
+const COPY: u16 = 3;
+const SIGNAL: u16 = 4;
+
+/// Checks every rank by itself, then that the ranks fit together.
+pub(super) fn check(graphs: &[TaskGraph]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let say = |message: String| Violation::new(ViolationKind::Structure, &[], message);
+    if graphs.is_empty() || graphs.len() > usize::from(u16::MAX) {
+        return vec![say(format!("{} ranks: between 1 and {} are possible", graphs.len(), u16::MAX))];
+    }
+    let mut nodes = 0usize;
+    for (rank, graph) in graphs.iter().enumerate() {
+        nodes = nodes.saturating_add(graph.tasks.len()).saturating_add(graph.events.len());
+        if graph.rank as usize != rank || graph.world as usize != graphs.len() {
+            violations.push(say(format!(
+                "graph {rank} says rank {} of {}, but is number {rank} of {}",
+                graph.rank,
+                graph.world,
+                graphs.len()
+            )));
+        }
+        if graph.placement != graphs[0].placement || graph.capacity != graphs[0].capacity {
+            violations.push(say(format!("rank {rank} and rank 0 differ in placement or capacity")));
+        }
+    }
+    if nodes >= (u32::MAX / 2) as usize {
+        violations.push(say(format!("{nodes} tasks and events are more than 31 bits count")));
+    }
+    if violations.is_empty() {
+        let each = super::parallel::map(graphs.len(), |rank| {
+            let mut of_rank = RankCheck { graphs, rank, violations: Vec::new() };
+            of_rank.run();
+            of_rank.violations
+        });
+        violations.extend(each.into_iter().flatten());
+    }
+    if violations.is_empty() {
+        symmetric_tensors(graphs, &mut violations);
+    }
+    violations
+}
+
+/// Every rank has the same symmetric tensors in the same order, so that an offset means the same everywhere.
+fn symmetric_tensors(graphs: &[TaskGraph], violations: &mut Vec<Violation>) {
+    let list = |g: &'_ TaskGraph| -> Vec<usize> {
+        (0..g.tensors.len()).filter(|&t| g.tensors[t].space == Space::Symmetric).collect()
+    };
+    let first = list(&graphs[0]);
+    for (rank, graph) in graphs.iter().enumerate().skip(1) {
+        let other = list(graph);
+        if other.len() != first.len() {
+            violations.push(Violation::new(
+                ViolationKind::Structure,
+                &[],
+                format!("rank {rank} has {} symmetric tensors, rank 0 has {}", other.len(), first.len()),
+            ));
+        }
+        for (&a, &b) in first.iter().zip(&other) {
+            let (a, b) = (&graphs[0].tensors[a], &graph.tensors[b]);
+            let same = |a: &TensorEntry, b: &TensorEntry| {
+                a.name == b.name
+                    && a.dtype == b.dtype
+                    && a.dims == b.dims
+                    && a.strides == b.strides
+                    && a.bytes == b.bytes
+                    && a.region_dims == b.region_dims
+            };
+            if !same(a, b) {
+                violations.push(Violation::new(
+                    ViolationKind::Structure,
+                    &[],
+                    format!(
+                        "symmetric tensor '{}' {:?} of rank 0 stands where rank {rank} has '{}' {:?}: \
+                         the offsets of symmetric memory must agree",
+                        a.name, a.dims, b.name, b.dims
+                    ),
+                ));
+                break;
+            }
+        }
+    }
+}
+
+struct RankCheck<'g> {
+    graphs: &'g [TaskGraph],
+    rank: usize,
+    violations: Vec<Violation>,
+}
+
+impl RankCheck<'_> {
+    fn graph(&self) -> &TaskGraph {
+        &self.graphs[self.rank]
+    }
+
+    fn full(&self) -> bool {
+        self.violations.len() >= KEEP
+    }
+
+    fn say(&mut self, message: String) {
+        let message = format!("rank {}: {message}", self.rank);
+        self.violations.push(Violation::new(ViolationKind::Structure, &[], message));
+    }
+
+    fn say_task(&mut self, index: u32, message: &str) {
+        let task = (self.rank as u16, index);
+        let message = format!("{} {message}", Names { graphs: self.graphs }.task(task));
+        self.violations.push(Violation::new(ViolationKind::Structure, &[task], message));
+    }
+
+    fn run(&mut self) {
+        let graphs = self.graphs;
+        let graph = &graphs[self.rank];
+        if graph.type_names.len() < CORE.len() || graph.type_names.iter().zip(CORE).any(|(a, b)| a != b) {
+            self.say(format!("type_names must start with {CORE:?}"));
+            return;
+        }
+        self.tensors();
+        self.fixed_tasks_and_events();
+        if !self.violations.is_empty() {
+            return;
+        }
+        for index in 0..graph.tasks.len() as u32 {
+            if self.full() {
+                return;
+            }
+            self.task(index, &graph.tasks[index as usize]);
+        }
+        if self.violations.is_empty() {
+            match graph.placement {
+                Placement::Static => self.static_placement(),
+                Placement::Dynamic => self.dynamic_placement(),
+            }
+        }
+    }
+
+    fn tensors(&mut self) {
+        let graphs = self.graphs;
+        let mut names = std::collections::HashSet::new();
+        for tensor in &graphs[self.rank].tensors {
+            if self.full() {
+                return;
+            }
+            if !names.insert(tensor.name.as_str()) {
+                self.say(format!("two tensors are named '{}'", tensor.name));
+            }
+            if tensor.dims.len() > MAX_DIMS || tensor.region_dims.len() > MAX_DIMS {
+                self.say(format!("tensor '{}' has more than {MAX_DIMS} dimensions", tensor.name));
+            } else if tensor.strides.len() != tensor.dims.len() {
+                self.say(format!("tensor '{}' has not one stride for each dimension", tensor.name));
+            } else if !tensor.tiled
+                && last_byte(0, &tensor.dims, &tensor.strides, tensor.dtype) > tensor.bytes
+            {
+                self.say(format!(
+                    "tensor '{}' {:?} with strides {:?} does not fit its {} bytes",
+                    tensor.name, tensor.dims, tensor.strides, tensor.bytes
+                ));
+            }
+        }
+    }
+
+    fn fixed_tasks_and_events(&mut self) {
+        let graphs = self.graphs;
+        let graph = &graphs[self.rank];
+        let type_of = |index: u32| graph.tasks.get(index as usize).map(|t| t.task_type);
+        if type_of(TaskId::TERMINATE) != Some(TERMINATE) || type_of(TaskId::BEGIN) != Some(BEGIN) {
+            self.say("task 0 must be terminate and task 1 begin_task_graph".into());
+        }
+        let fixed = [
+            (EventId::TERMINATION, EventType::Termination),
+            (EventId::BEGIN, EventType::LaunchDependentTasks),
+            (EventId::END_OF_GRAPH, EventType::EndOfTaskGraph),
+        ];
+        for (index, wanted) in fixed {
+            if graph.events.get(index as usize).map(|e| e.event_type) != Some(wanted) {
+                self.say(format!("event {index} must be of type {wanted:?}"));
+            }
+        }
+        for (index, event) in graph.events.iter().enumerate().skip(3) {
+            if self.full() {
+                return;
+            }
+            let fits = match event.event_type {
+                EventType::Empty => true,
+                EventType::LaunchTasks | EventType::LaunchMassiveTasks => {
+                    graph.placement == Placement::Dynamic
+                }
+                _ => false,
+            };
+            if !fits {
+                self.say(format!(
+                    "event {index} has type {:?}, which {:?} placement has no use for there",
+                    event.event_type, graph.placement
+                ));
+            }
+        }
+    }
+
+    fn task(&mut self, index: u32, task: &Task) {
+        let graph = self.graph();
+        let operands = task.first_operand as usize + task.num_inputs as usize + task.num_outputs as usize;
+        if operands > graph.operands.len() {
+            return self.say_task(index, "names operands that don't exist");
+        }
+        if usize::from(task.task_type) >= graph.type_names.len() {
+            return self.say_task(index, "has an unknown type");
+        }
+        let fixed = index <= TaskId::BEGIN;
+        if !fixed && matches!(task.task_type, TERMINATE | BEGIN) {
+            return self.say_task(index, "begins or terminates, which only tasks 1 and 0 do");
+        }
+        let variant = graph.variants.get(usize::from(task.variant));
+        if variant.is_some_and(|v| v.task_type != task.task_type && task.task_type > SIGNAL)
+            || (variant.is_none() && task.task_type > SIGNAL)
+        {
+            return self.say_task(index, &format!("has variant {}, which is not of its type", task.variant));
+        }
+        if !graph.ops.is_empty() && task.op as usize >= graph.ops.len() && !fixed {
+            return self.say_task(index, "names an operator that doesn't exist");
+        }
+        let events = graph.events.len() as u32;
+        if task.dependencies.iter().any(|&e| e >= events || e == EventId::TERMINATION) && !fixed {
+            return self.say_task(index, "depends on an event that doesn't exist or never happens");
+        }
+        if fixed && !task.dependencies.is_empty() {
+            return self.say_task(index, "must not depend on an event");
+        }
+        if task.carried.iter().any(|&(e, back)| e >= events || e < 3 || back == 0) {
+            return self.say_task(
+                index,
+                "carries an event that doesn't exist, is fixed, or is not of an earlier epoch",
+            );
+        }
+        if let Some(message) = self.trigger(index, task) {
+            return self.say_task(index, &message);
+        }
+        let graphs = self.graphs;
+        let inputs = graphs[self.rank].inputs(task);
+        for (i, operand) in inputs.iter().enumerate() {
+            if let Some(message) = self.operand(task, operand, true) {
+                self.say_task(index, &format!("input {i} {message}"));
+            }
+        }
+        for (i, operand) in graphs[self.rank].outputs(task).iter().enumerate() {
+            match self.operand(task, operand, false) {
+                Some(message) => self.say_task(index, &format!("output {i} {message}")),
+                None => {
+                    let tensor = &graphs[self.rank].tensors[operand.tensor as usize];
+                    if matches!(tensor.role, Role::Weight { .. } | Role::Constant) {
+                        let message = format!("writes '{}', which is constant", tensor.name);
+                        self.say_task(index, &message);
+                        if let Some(last) = self.violations.last_mut() {
+                            last.kind = ViolationKind::WritesConstant;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn trigger(&self, index: u32, task: &Task) -> Option<String> {
+        let Some(event) = task.trigger else {
+            return matches!(task.task_type, COPY | SIGNAL)
+                .then(|| "must trigger an event: nobody could know that it is done".to_string());
+        };
+        let owner = usize::from(event.owner());
+        let Some(target) = self.graphs.get(owner) else {
+            return Some(format!("triggers an event of rank {owner}, which doesn't exist"));
+        };
+        if event.index() as usize >= target.events.len() {
+            return Some(format!("triggers event {} of rank {owner}, which doesn't exist", event.index()));
+        }
+        match event.tag() {
+            EventId::TAG_LOCAL if owner == self.rank => {}
+            EventId::TAG_LOCAL => {
+                return Some(format!(
+                    "triggers event {} of rank {owner} without the NVSHMEM tag",
+                    event.index()
+                ));
+            }
+            EventId::TAG_NVSHMEM if owner == self.rank => {
+                return Some("triggers its own rank's event with the NVSHMEM tag".into());
+            }
+            EventId::TAG_NVSHMEM if matches!(task.task_type, COPY | SIGNAL) => {}
+            EventId::TAG_NVSHMEM => {
+                return Some(format!(
+                    "triggers event {} of rank {owner}: only nvshmem_copy and nvshmem_signal reach another rank",
+                    event.index()
+                ));
+            }
+            tag => return Some(format!("triggers an event with tag {tag}, which is neither 0 nor 1")),
+        }
+        match (event.index(), index) {
+            (EventId::BEGIN, TaskId::BEGIN) => None,
+            (EventId::BEGIN, _) => Some("triggers the begin event, which is task 1's".into()),
+            (EventId::TERMINATION, TaskId::TERMINATE) => None,
+            (EventId::TERMINATION, _) => Some("triggers the termination event".into()),
+            _ => None,
+        }
+    }
+
+    fn operand(&self, task: &Task, operand: &Operand, input: bool) -> Option<String> {
+        let graph = self.graph();
+        let Some(tensor) = graph.tensors.get(operand.tensor as usize) else {
+            return Some("names a tensor that doesn't exist".into());
+        };
+        let name = &tensor.name;
+        let ndim = usize::from(operand.ndim);
+        if ndim > MAX_DIMS {
+            return Some(format!("of '{name}' has {ndim} dimensions, more than {MAX_DIMS}"));
+        }
+        let region = &operand.region;
+        for d in 0..MAX_DIMS {
+            let limit = tensor.region_dims.get(d).copied().unwrap_or(1);
+            if region.lo[d] > region.hi[d] || region.hi[d] > limit {
+                return Some(format!(
+                    "of '{name}' touches {region}, outside its index space {:?}",
+                    tensor.region_dims
+                ));
+            }
+        }
+        let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
+        if end > tensor.bytes || operand.offset > tensor.bytes {
+            return Some(format!(
+                "of '{name}' ends at byte {end}, but the tensor has {} bytes",
+                tensor.bytes
+            ));
+        }
+        if operand.offset % tensor.dtype.size() != 0 {
+            return Some(format!("of '{name}' starts at byte {}, inside an element", operand.offset));
+        }
+        if !view_in_region(tensor, operand) {
+            return Some(format!(
+                "of '{name}' has a view (offset {} bytes, dims {:?}) that leaves its region {region}",
+                operand.offset,
+                &operand.dims[..ndim]
+            ));
+        }
+        let is_copy = task.task_type == COPY;
+        match operand.place {
+            Place::Own if is_copy && !input && task.trigger.is_some_and(|e| e.is_nvshmem()) => {
+                Some(format!("of '{name}' lies in its own memory, but the trigger's owner is a peer"))
+            }
+            Place::Own => None,
+            _ if input => Some(format!("of '{name}' lies at another rank: no task loads from a peer")),
+            _ if tensor.space != Space::Symmetric => {
+                Some(format!("of '{name}' lies at another rank, but the tensor is not symmetric"))
+            }
+            Place::Peer(peer) if usize::from(peer) >= self.graphs.len() => {
+                Some(format!("of '{name}' lies at rank {peer}, which doesn't exist"))
+            }
+            Place::Peer(_) if !is_copy => {
+                Some(format!("of '{name}' lies at another rank: only nvshmem_copy writes there"))
+            }
+            Place::Peer(peer) if task.trigger.is_none_or(|e| e.owner() != peer) => Some(format!(
+                "of '{name}' lies at rank {peer}, which is not the owner of the event that it triggers"
+            )),
+            Place::Peer(_) => None,
+            Place::All if tensor.dtype != DType::F32Flagged => {
+                Some(format!("of '{name}' goes to every rank, but the tensor is not flagged"))
+            }
+            Place::All => None,
+        }
+    }
+
+    fn static_placement(&mut self) {
+        let graphs = self.graphs;
+        let graph = &graphs[self.rank];
+        if graph.worker_lists.len() != graph.workers as usize {
+            return self.say(format!(
+                "{} worker lists for {} workers",
+                graph.worker_lists.len(),
+                graph.workers
+            ));
+        }
+        let mut placed = vec![false; graph.tasks.len()];
+        for (worker, list) in graph.worker_lists.iter().enumerate() {
+            for &index in list {
+                match placed.get_mut(index as usize) {
+                    None => {
+                        self.say(format!("worker {worker}'s list names task {index}, which doesn't exist"))
+                    }
+                    Some(true) => self.say_task(index, "is in more than one place of the workers' lists"),
+                    Some(place) => {
+                        *place = true;
+                        if index <= TaskId::BEGIN {
+                            self.say_task(index, "is in a worker's list, but belongs to the batch step");
+                        } else if graph.tasks[index as usize].worker != Some(worker as u32) {
+                            self.say_task(
+                                index,
+                                &format!("is in worker {worker}'s list, but says otherwise"),
+                            );
+                        }
+                    }
+                }
+                if self.full() {
+                    return;
+                }
+            }
+        }
+        for index in 2..graph.tasks.len() {
+            if !placed[index] && !self.full() {
+                self.say_task(index as u32, "is in no worker's list");
+            }
+        }
+    }
+
+    fn dynamic_placement(&mut self) {
+        let graphs = self.graphs;
+        let graph = &graphs[self.rank];
+        if !graph.worker_lists.iter().all(Vec::is_empty) {
+            return self.say("dynamic placement has no worker lists".into());
+        }
+        let mut launched = vec![u32::MAX; graph.tasks.len()];
+        for (e, event) in graph.events.iter().enumerate() {
+            let launches = matches!(
+                event.event_type,
+                EventType::LaunchTasks | EventType::LaunchMassiveTasks | EventType::LaunchDependentTasks
+            );
+            if !launches || event.first_task >= event.last_task || self.full() {
+                continue;
+            }
+            if event.last_task as usize > graph.tasks.len() || event.first_task <= TaskId::BEGIN {
+                self.say(format!(
+                    "event {e} launches tasks {}..{}, outside 2..{}",
+                    event.first_task,
+                    event.last_task,
+                    graph.tasks.len()
+                ));
+                continue;
+            }
+            for index in event.first_task..event.last_task {
+                let by = &mut launched[index as usize];
+                if *by != u32::MAX && !self.full() {
+                    let message = format!("is launched twice, by events {by} and {e}");
+                    self.say_task(index, &message);
+                }
+                launched[index as usize] = e as u32;
+            }
+        }
+        for (index, task) in graph.tasks.iter().enumerate().skip(2) {
+            if self.full() {
+                return;
+            }
+            if launched[index] == u32::MAX {
+                self.say_task(index as u32, "is launched by no event");
+            } else if task.dependencies.as_slice() != [launched[index]] {
+                let message = format!(
+                    "is launched by event {}, but depends on {:?}: under dynamic placement it must depend on exactly that one",
+                    launched[index], task.dependencies
+                );
+                self.say_task(index as u32, &message);
+            } else if task.worker.is_some() {
+                self.say_task(index as u32, "names a worker under dynamic placement");
+            }
+        }
+    }
+}
+
+/// Bytes from the tensor's start to the end of a view's last element; `offset` for a view without elements.
+fn last_byte(offset: u64, dims: &[u32], strides: &[u32], dtype: DType) -> u64 {
+    if dims.contains(&0) {
+        return offset;
+    }
+    let last: u64 = dims
+        .iter()
+        .zip(strides)
+        .fold(0, |sum: u64, (&d, &s)| sum.saturating_add(u64::from(d - 1) * u64::from(s)));
+    last.saturating_add(1).saturating_mul(dtype.size()).saturating_add(offset)
+}
+
+/// Whether the elements of a view lie in its region, for views that are not the whole tensor and tensors whose
+/// regions count elements and that are not constant.
+fn view_in_region(tensor: &TensorEntry, operand: &Operand) -> bool {
+    let ndim = usize::from(operand.ndim);
+    let dims = &operand.dims[..ndim];
+    let volume = |dims: &[u32]| dims.iter().fold(1u64, |p, &d| p.saturating_mul(u64::from(d)));
+    if tensor.region_dims != tensor.dims
+        || tensor.tiled
+        || matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Input)
+        || volume(dims) == volume(&tensor.dims)
+        || dims.contains(&0)
+        || operand.region.is_empty()
+    {
+        return true;
+    }
+    let mut rest = operand.offset / tensor.dtype.size();
+    let mut by_stride: [usize; MAX_DIMS] = [0, 1, 2, 3];
+    let by_stride = &mut by_stride[..tensor.dims.len()];
+    by_stride.sort_by_key(|&d| std::cmp::Reverse((tensor.strides[d], tensor.dims[d])));
+    let mut lo = [0u64; MAX_DIMS];
+    let mut extent = [0u64; MAX_DIMS];
+    for &d in by_stride.iter() {
+        let stride = u64::from(tensor.strides[d]).max(1);
+        if tensor.dims[d] > 1 {
+            lo[d] = rest / stride;
+            rest %= stride;
+        }
+    }
+    for i in 0..ndim {
+        let (count, stride) = (u64::from(operand.dims[i] - 1), u64::from(operand.strides[i]));
+        let along =
+            by_stride.iter().find(|&&d| tensor.dims[d] > 1 && u64::from(tensor.strides[d]).max(1) <= stride);
+        if let (Some(&d), true) = (along, count > 0) {
+            extent[d] = extent[d].saturating_add(count * (stride / u64::from(tensor.strides[d]).max(1)));
+        }
+    }
+    (0..tensor.dims.len()).all(|d| {
+        tensor.dims[d] <= 1
+            || (lo[d] >= u64::from(operand.region.lo[d])
+                && lo[d] + extent[d] < u64::from(operand.region.hi[d]))
+    })
+}
+
+/// Every event gets exactly the triggers it waits for, and from the side it says.
+pub(super) fn triggers(graphs: &[TaskGraph]) -> Vec<Violation> {
+    let mut counts: Vec<Vec<(u32, u32)>> = graphs.iter().map(|g| vec![(0, 0); g.events.len()]).collect();
+    for graph in graphs {
+        for event in graph.tasks.iter().filter_map(|t| t.trigger) {
+            let count = &mut counts[usize::from(event.owner())][event.index() as usize];
+            if event.is_nvshmem() {
+                count.1 += 1;
+            } else {
+                count.0 += 1;
+            }
+        }
+    }
+    let names = Names { graphs };
+    let mut violations = Vec::new();
+    for (rank, graph) in graphs.iter().enumerate() {
+        for (index, event) in graph.events.iter().enumerate().skip(1) {
+            let (local, remote) = counts[rank][index];
+            let sum = u64::from(local) + u64::from(remote);
+            let (right, wrong) = if event.remote { (remote, local) } else { (local, remote) };
+            let matched = sum == u64::from(event.num_triggers);
+            if matched && wrong == 0 && right > 0 || violations.len() >= KEEP {
+                continue;
+            }
+            let id = |e: EventId| usize::from(e.owner()) == rank && e.index() as usize == index;
+            let who: Vec<(u16, u32)> = graphs
+                .iter()
+                .enumerate()
+                .flat_map(|(r, g)| {
+                    g.tasks
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, t)| t.trigger.is_some_and(id))
+                        .map(move |(i, _)| (r as u16, i as u32))
+                })
+                .take(4)
+                .collect();
+            let waiters =
+                graph.tasks.iter().enumerate().filter(|(_, t)| t.dependencies.contains(&(index as u32)));
+            let mut tasks = who.clone();
+            tasks.extend(waiters.take(2).map(|(i, _)| (rank as u16, i as u32)));
+            let by: Vec<String> = who.iter().map(|&t| names.task(t)).collect();
+            let by = if by.is_empty() { "no task".to_string() } else { by.join(", ") };
+            let event_name = names.event(rank, index as u32);
+            let message = if !matched {
+                format!(
+                    "{event_name} waits for {} triggers in an iteration, but {sum} come ({by}{})",
+                    event.num_triggers,
+                    if sum > who.len() as u64 { ", .." } else { "" }
+                )
+            } else if right == 0 && wrong == 0 {
+                format!("{event_name} is triggered by no task")
+            } else {
+                format!(
+                    "{event_name} says that {} trigger it, but {wrong} of its triggers come from {} ({by})",
+                    if event.remote { "other ranks" } else { "its own rank's tasks" },
+                    if event.remote { "its own rank" } else { "other ranks" },
+                )
+            };
+            violations.push(Violation::new(ViolationKind::Triggers, &tasks, message));
+        }
+    }
+    violations
+}
