@@ -81,3 +81,43 @@ impl ModelSource {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::hf_config::Family;
+
+    /// The checkpoints that Hugging Face transformers wrote for the golden tests.
+    #[test]
+    fn the_families_fixtures_open() {
+        for (name, family) in [
+            ("llama", Family::Llama),
+            ("mistral", Family::Mistral),
+            ("qwen2", Family::Qwen2),
+            ("qwen3", Family::Qwen3),
+        ] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name).join("model.json");
+            let model = ModelJson::read(&path).unwrap();
+            let Ok(ModelSource::Model(source)) = ModelSource::open(&model) else { panic!("{name} does not open") };
+            assert_eq!(source.config.family, family);
+            model.sizes(&source.config).unwrap();
+        }
+    }
+
+    #[test]
+    fn sources_without_a_checkpoint() {
+        let open = |text: &str| ModelSource::open(&ModelJson::parse(Path::new("m.json"), text.as_bytes())?);
+        let graph = r#"{"schema": "mpk-model/1", "graph": {"x": 1}, "weights": {"random": {"seed": 3}}}"#;
+        let Ok(ModelSource::Graph { graph, weights }) = open(graph) else { panic!() };
+        assert_eq!((graph["x"].as_u64(), weights), (Some(1), Some(RandomWeights::new(3))));
+        let random = r#"{"schema": "mpk-model/1", "weights": {"random": {"seed": 3}},
+            "config": {"architectures": ["Qwen3ForCausalLM"], "hidden_size": "x"}}"#;
+        let message = open(random).unwrap_err().to_string();
+        assert!(message.contains("m.json: `config.hidden_size`"), "{message}");
+        let missing = r#"{"schema": "mpk-model/1", "checkpoint": "/nonexistent/folder"}"#;
+        let message = open(missing).unwrap_err().to_string();
+        assert!(message.contains("cannot read /nonexistent/folder"), "{message}");
+    }
+}

@@ -77,16 +77,17 @@ impl Shard {
         &self.map[begin..end]
     }
 
-    /// Gives back the memory of all pages that lie wholly in [begin, end); reading them again reads the file again.
+    /// Gives back the memory of all pages that [begin, end) touches; reading them again maps the file again.
     pub(super) fn release(&self, begin: usize, end: usize) {
         // SAFETY: sysconf has no preconditions.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-        let begin = begin.next_multiple_of(page);
-        // The map ends with a part of a page, which no other data shares.
-        let end = if end == self.map.len() { end } else { end / page * page };
+        // Outward, so that ranges released one after the other leave no page between them.
+        let begin = begin / page * page;
+        let end = end.next_multiple_of(page).min(self.map.len());
         if begin < end {
-            // SAFETY: the pages are those of a file mapping that is never written, so dropping them loses nothing:
-            // the next access maps the file's page again. Failing only costs memory.
+            // SAFETY: the pages are those of a file mapping that is never written, so dropping them loses nothing,
+            // also for those who read the rest of the first and last page: the next access maps the file's page
+            // again. Failing only costs memory.
             let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, end - begin) };
         }
     }
