@@ -174,8 +174,17 @@ MPK_DEVICE int remote_scheduler_round(Scheduler* scheduler, uint64_t* heads, boo
   return MPK_OK;
 }
 
-/* For the report of a scheduler that has waited in vain: the first event of the current graph that lacks
- * triggers. */
+/* Whether all that the task depends on has happened in `epoch`. */
+MPK_DEVICE bool dependencies_met(const mpk_graph* graph, const mpk_task* task, uint32_t epoch) {
+  const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
+  for (uint32_t d = 0; d < task->num_dependencies; ++d) {
+    if (!event_test(graph, dependencies[d].event, epoch, dependencies[d].epochs_back)) return false;
+  }
+  return true;
+}
+
+/* For the report of a scheduler that has waited in vain: the first event of the current graph that lacks triggers
+ * of peers; else the first task that could have run but has not triggered its event; else the end event. */
 MPK_DEVICE void report_missing_event(const Scheduler& scheduler) {
   const mpk_rank* rank = scheduler.rank;
   const Publication publication = read_publication(rank);
@@ -183,10 +192,16 @@ MPK_DEVICE void report_missing_event(const Scheduler& scheduler) {
   const mpk_graph* graph = &rank->graphs[publication.graph];
   const uint32_t epoch = static_cast<uint32_t>(event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers);
   uint32_t missing = MPK_EVENT_END;
-  for (uint32_t index = MPK_EVENT_END + 1; index < graph->num_events; ++index) {
-    if (event_test(graph, index, epoch)) continue;
-    missing = index;
-    break;
+  for (uint32_t index = MPK_EVENT_END + 1; index < graph->num_events && missing == MPK_EVENT_END; ++index) {
+    if (graph->events[index].remote_triggers && !event_test(graph, index, epoch)) missing = index;
+  }
+  for (uint32_t index = 2; index < graph->num_tasks && missing == MPK_EVENT_END; ++index) {
+    const mpk_task* task = &graph->tasks[index];
+    const uint64_t trigger = task->trigger_event;
+    if (trigger == MPK_EVENT_INVALID || event_id_tag(trigger) != MPK_EVENT_TAG_LOCAL) continue;
+    if (event_test(graph, event_id_index(trigger), epoch) || !dependencies_met(graph, task, epoch)) continue;
+    report(&scheduler.status->task, index);
+    missing = event_id_index(trigger);
   }
   report(&scheduler.status->graph, publication.graph);
   report(&scheduler.status->iteration, publication.iteration);

@@ -36,10 +36,7 @@ class Deferred {
 bool is_ready(const Worker& worker, const Iteration& iteration, uint32_t task_index) {
   const mpk_graph* graph = iteration.graph;
   const mpk_task* task = &graph->tasks[task_index];
-  const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
-  for (uint32_t d = 0; d < task->num_dependencies; ++d) {
-    if (!event_test(graph, dependencies[d].event, iteration.epoch, dependencies[d].epochs_back)) return false;
-  }
+  if (!dependencies_met(graph, task, iteration.epoch)) return false;
   if ((task->flags & MPK_TASK_FLAGGED_INPUTS) == 0) return true;
   const mpk_kernel_fn ready = worker.rank->kernels[task->task_type].ready;
   if (ready == nullptr) return true;

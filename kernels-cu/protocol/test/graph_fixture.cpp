@@ -1,0 +1,429 @@
+#include "graph_fixture.h"
+
+#include <algorithm>
+
+#include "identifiers.h"
+#include "kernel_wait.h"
+
+namespace fixture {
+
+namespace {
+
+Job* g_job = nullptr; /* the kernels' way to the buffers; one job at a time */
+
+Rank::Graph& graph_of(const mpk_kernel_args* args) {
+  Rank& rank = *g_job->ranks[args->rank->rank];
+  return *rank.graphs[args->batch->graph];
+}
+
+uint32_t mix(uint32_t a, uint32_t b) {
+  uint64_t x = (static_cast<uint64_t>(a) << 32 | b) * 0x9E3779B97F4A7C15ull;
+  x ^= x >> 29;
+  return static_cast<uint32_t>((x * 0xBF58476D1CE4E5B9ull) >> 33);
+}
+
+float value(uint32_t iteration, uint32_t rank, uint32_t column, int32_t token, int32_t position) {
+  return static_cast<float>(mix(mix(iteration, rank * 64 + column), mix(static_cast<uint32_t>(token), static_cast<uint32_t>(position))) & 0xFFF);
+}
+
+int32_t next_token(int32_t token, int32_t position) {
+  return static_cast<int32_t>(mix(static_cast<uint32_t>(token) + 1, static_cast<uint32_t>(position) + 1) % kVocabulary);
+}
+
+uint64_t* receive_slot(const mpk_kernel_args* args, uint32_t sender) {
+  Rank& rank = *g_job->ranks[args->rank->rank];
+  return rank.memory.data() + graph_of(args).receive + static_cast<size_t>(sender) * args->graph->rows * kColumns;
+}
+
+int produce(const mpk_kernel_args* args) {
+  Rank::Graph& graph = graph_of(args);
+  const mpk_batch* batch = args->batch;
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]) * kTileColumns;
+  for (uint32_t row = 0; row < batch->num_rows; ++row) {
+    for (uint32_t c = first; c < first + kTileColumns; ++c) {
+      const float v = value(batch->iteration, args->rank->rank, c, batch->row_token[row], batch->row_position[row]);
+      if (args->task->task_type == kProduce) {
+        graph.partial[row * kColumns + c] = v;
+        continue;
+      }
+      uint64_t* word = receive_slot(args, args->rank->rank) + row * kColumns + c;
+      for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
+        mpk_flagged_store(mpk::platform::peer_address(args->rank, pe, word), v, batch->epoch);
+      }
+    }
+  }
+  return MPK_OK;
+}
+
+int copy(const mpk_kernel_args* args) {
+  Rank::Graph& graph = graph_of(args);
+  const uint32_t peer = static_cast<uint32_t>(args->task->args[1]);
+  if (args->task->args[2] == 1) {
+    uint64_t* hash = g_job->ranks[args->rank->rank]->memory.data() + graph.hashes + args->rank->rank;
+    return mpk::platform::put(args->rank, peer, hash, &args->batch->hash, sizeof(uint64_t)) ? MPK_OK : MPK_ABORT_PEER;
+  }
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]) * kTileColumns;
+  float* slot = reinterpret_cast<float*>(receive_slot(args, args->rank->rank));
+  const bool reached = mpk::platform::put_rows(args->rank, peer, slot + first, kColumns * sizeof(float), graph.partial.data() + first,
+                                               kColumns * sizeof(float), args->batch->num_rows, kTileColumns * sizeof(float));
+  return reached ? MPK_OK : MPK_ABORT_PEER;
+}
+
+int reduce(const mpk_kernel_args* args) {
+  Rank::Graph& graph = graph_of(args);
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]) * kTileColumns;
+  for (uint32_t row = 0; row < args->batch->num_rows; ++row) {
+    for (uint32_t c = first; c < first + kTileColumns; ++c) {
+      float sum = 0;
+      for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
+        sum += pe == args->rank->rank ? graph.partial[row * kColumns + c] : reinterpret_cast<float*>(receive_slot(args, pe))[row * kColumns + c];
+      }
+      graph.out[row * kColumns + c] = sum;
+    }
+  }
+  return MPK_OK;
+}
+
+int reduce_flagged_ready(const mpk_kernel_args* args) {
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]) * kTileColumns;
+  for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
+    for (uint32_t row = 0; row < args->batch->num_rows; ++row) {
+      if (!mpk_flagged_ready(args, receive_slot(args, pe) + row * kColumns + first, kTileColumns)) return 0;
+    }
+  }
+  return 1;
+}
+
+int reduce_flagged(const mpk_kernel_args* args) {
+  Rank::Graph& graph = graph_of(args);
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]) * kTileColumns;
+  for (uint32_t row = 0; row < args->batch->num_rows; ++row) {
+    for (uint32_t c = first; c < first + kTileColumns; ++c) graph.out[row * kColumns + c] = 0;
+    for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
+      const uint64_t* words = receive_slot(args, pe) + row * kColumns + first;
+      const int code = mpk_wait_flagged(args, words, kTileColumns);
+      if (code != MPK_OK) return code;
+      for (uint32_t c = 0; c < kTileColumns; ++c) graph.out[row * kColumns + first + c] += mpk_flagged_value(words[c]);
+    }
+  }
+  return MPK_OK;
+}
+
+int final_task(const mpk_kernel_args* args) {
+  Rank& rank = *g_job->ranks[args->rank->rank];
+  Rank::Graph& graph = graph_of(args);
+  const mpk_batch* batch = args->batch;
+  if (g_job->options.failing_rank == static_cast<int>(args->rank->rank) && batch->iteration == 5) return MPK_ABORT_KERNEL;
+  for (uint32_t row = 0; row < batch->num_rows; ++row) {
+    for (uint32_t c = 0; c < kColumns; ++c) {
+      float sum = 0;
+      for (uint32_t pe = 0; pe < args->rank->world; ++pe) sum += value(batch->iteration, pe, c, batch->row_token[row], batch->row_position[row]);
+      CHECK(graph.out[row * kColumns + c] == sum, "rank %u iteration %u row %u column %u: %g, wanted %g", args->rank->rank,
+            batch->iteration, row, c, static_cast<double>(graph.out[row * kColumns + c]), static_cast<double>(sum));
+    }
+  }
+  if (graph.lowering != Lowering::kCopy) {
+    for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
+      if (pe == args->rank->rank) continue;
+      CHECK(rank.memory[graph.hashes + pe] == batch->hash, "rank %u iteration %u: batch differs from rank %u", args->rank->rank, batch->iteration, pe);
+    }
+  }
+  for (uint32_t s = 0; s < batch->num_samples; ++s) {
+    const int32_t row = batch->sample_row[s];
+    batch->next_token[s] = next_token(batch->row_token[row], batch->row_position[row]);
+  }
+  return MPK_OK;
+}
+
+/* A task before it has its place in the graph. */
+struct Draft {
+  uint16_t type;
+  uint64_t trigger;
+  std::vector<uint32_t> needs; /* events of this iteration (static) */
+  uint32_t launcher;           /* the one event that launches it (dynamic) */
+  int32_t args[3];
+  int carried = -1;            /* event of the epoch before */
+};
+
+}  // namespace
+
+void Job::build_graph(Rank& rank, uint32_t index, uint64_t* words) {
+  rank.graphs.push_back(std::make_unique<Rank::Graph>());
+  Rank::Graph& graph = *rank.graphs.back();
+  graph.lowering = options.graphs[index];
+  const uint32_t me = rank.rank.rank, world = options.world, rows = options.rows[index];
+  const bool flagged = graph.lowering == Lowering::kFlagged, exchange = graph.lowering != Lowering::kCopy, dynamic = options.dynamic;
+  std::vector<mpk_event>& events = graph.events;
+  auto add_event = [&](uint32_t triggers, bool remote, uint16_t type = MPK_EVENT_LAUNCH_TASKS) {
+    events.push_back({triggers, 0, 0, dynamic ? type : static_cast<uint16_t>(MPK_EVENT_EMPTY), static_cast<uint16_t>(remote)});
+    return static_cast<uint32_t>(events.size() - 1);
+  };
+  events.push_back({1, 0, 0, MPK_EVENT_TERMINATION_TYPE, 0});
+  events.push_back({1, 0, 0, MPK_EVENT_LAUNCH_DEPENDENT_TASKS, 0});
+  events.push_back({1, 0, 0, MPK_EVENT_END_OF_TASK_GRAPH, 0});
+  auto local = [&](uint32_t event) { return mpk::make_event_id(MPK_EVENT_TAG_LOCAL, me, event); };
+  auto at = [&](uint32_t pe, uint32_t event) { return mpk::make_event_id(MPK_EVENT_TAG_NVSHMEM, pe, event); };
+  std::vector<Draft> drafts;
+  const uint32_t reduced = add_event(kTiles, false, MPK_EVENT_LAUNCH_MASSIVE_TASKS);
+  const uint32_t arrived_hash = exchange ? add_event(world - 1, true) : 0;
+  const uint32_t join_final = add_event(exchange ? 2 : 1, false);
+  for (int32_t t = 0; t < static_cast<int32_t>(kTiles); ++t) {
+    if (flagged) {
+      drafts.push_back({kProduceFlagged, MPK_EVENT_INVALID, {MPK_EVENT_BEGIN}, MPK_EVENT_BEGIN, {t, 0, 0}});
+      drafts.push_back({kReduceFlagged, local(reduced), {MPK_EVENT_BEGIN}, MPK_EVENT_BEGIN, {t, 0, 0}});
+      continue;
+    }
+    const uint32_t partial = add_event(1, false), arrived = add_event(world - 1, true), freed = add_event(world - 1, true, MPK_EVENT_EMPTY);
+    const uint32_t join = add_event(2, false), done = add_event(1, false);
+    drafts.push_back({kProduce, local(partial), {MPK_EVENT_BEGIN}, MPK_EVENT_BEGIN, {t, 0, 0}});
+    for (uint32_t pe = 0; pe < world; ++pe) {
+      if (pe == me) continue;
+      const bool drop = options.drop_trigger_rank == static_cast<int>(me) && index + 1 == options.graphs.size() && t == 0;
+      drafts.push_back({MPK_TASK_TYPE_NVSHMEM_COPY, drop ? MPK_EVENT_INVALID : at(pe, arrived), {partial}, partial, {t, static_cast<int32_t>(pe), 0}, static_cast<int>(freed)});
+    }
+    if (dynamic) {
+      drafts.push_back({MPK_TASK_TYPE_EMPTY, local(join), {}, partial, {}});
+      drafts.push_back({MPK_TASK_TYPE_EMPTY, local(join), {}, arrived, {}});
+    }
+    drafts.push_back({MPK_TASK_TYPE_REDUCE, local(done), {partial, arrived}, join, {t, 0, 0}});
+    for (uint32_t pe = 0; pe < world; ++pe) {
+      if (pe != me) drafts.push_back({MPK_TASK_TYPE_NVSHMEM_SIGNAL, at(pe, freed), {done}, done, {}});
+    }
+    drafts.push_back({MPK_TASK_TYPE_EMPTY, local(reduced), {done}, done, {}});
+  }
+  for (uint32_t pe = 0; exchange && pe < world; ++pe) {
+    if (pe != me) drafts.push_back({MPK_TASK_TYPE_NVSHMEM_COPY, at(pe, arrived_hash), {reduced}, reduced, {0, static_cast<int32_t>(pe), 1}});
+  }
+  if (dynamic) {
+    drafts.push_back({MPK_TASK_TYPE_EMPTY, local(join_final), {}, reduced, {}});
+    if (exchange) drafts.push_back({MPK_TASK_TYPE_EMPTY, local(join_final), {}, arrived_hash, {}});
+  }
+  std::vector<uint32_t> final_needs = {reduced};
+  if (exchange) final_needs.push_back(arrived_hash);
+  drafts.push_back({kFinal, local(MPK_EVENT_END), final_needs, join_final, {}});
+
+  if (dynamic) std::stable_sort(drafts.begin(), drafts.end(), [](const Draft& a, const Draft& b) { return a.launcher < b.launcher; });
+  mpk_task core{};
+  core.trigger_event = MPK_EVENT_INVALID;
+  core.worker = core.op = UINT32_MAX;
+  graph.tasks = {core, core};
+  graph.tasks[1].task_type = MPK_TASK_TYPE_BEGIN_TASK_GRAPH;
+  graph.tasks[1].trigger_event = local(MPK_EVENT_BEGIN);
+  std::vector<std::vector<uint32_t>> lists(options.workers);
+  uint32_t turn = 0;
+  for (const Draft& draft : drafts) {
+    const uint32_t number = static_cast<uint32_t>(graph.tasks.size());
+    mpk_task task{};
+    task.trigger_event = draft.trigger;
+    task.task_type = draft.type;
+    task.op = draft.type;
+    task.worker = UINT32_MAX;
+    std::copy(draft.args, draft.args + 3, task.args);
+    task.flags = draft.type == kReduceFlagged ? MPK_TASK_FLAGGED_INPUTS : 0;
+    task.first_dependency = static_cast<uint32_t>(graph.dependencies.size());
+    if (dynamic) {
+      graph.dependencies.push_back({draft.launcher, 0});
+      mpk_event& launcher = events[draft.launcher];
+      if (launcher.first_task == launcher.last_task) launcher.first_task = number;
+      launcher.last_task = number + 1;
+    } else {
+      for (uint32_t event : draft.needs) graph.dependencies.push_back({event, 0});
+      /* The smallest graph leaves all but the first worker without work. */
+      task.worker = index == 0 ? 0 : turn++ % options.workers;
+      lists[task.worker].push_back(number);
+    }
+    if (draft.carried >= 0) graph.dependencies.push_back({static_cast<uint32_t>(draft.carried), 1});
+    task.num_dependencies = static_cast<uint16_t>(graph.dependencies.size() - task.first_dependency);
+    graph.tasks.push_back(task);
+  }
+  graph.worker_first.push_back(0);
+  for (const auto& list : lists) {
+    graph.worker_tasks.insert(graph.worker_tasks.end(), list.begin(), list.end());
+    graph.worker_first.push_back(static_cast<uint32_t>(graph.worker_tasks.size()));
+  }
+  graph.launched.assign(events.size(), 0);
+  graph.partial.assign(rows * kColumns, 0);
+  graph.out.assign(rows * kColumns, 0);
+  const uint64_t counters = *words;
+  graph.receive = counters + events.size() * MPK_COUNTER_STRIDE;
+  graph.hashes = graph.receive + static_cast<uint64_t>(world) * rows * kColumns;
+  *words = graph.hashes + world;
+
+  mpk_graph& abi = graph.graph;
+  abi.num_tasks = static_cast<uint32_t>(graph.tasks.size());
+  abi.num_events = static_cast<uint32_t>(events.size());
+  abi.num_dependencies = static_cast<uint32_t>(graph.dependencies.size());
+  abi.num_workers = options.workers;
+  abi.rows = rows;
+  abi.active = abi.samples = std::min(rows, options.max_batch);
+  abi.placement = dynamic ? MPK_DYNAMIC : MPK_STATIC;
+  abi.tasks = graph.tasks.data();
+  abi.events = events.data();
+  abi.dependencies = graph.dependencies.data();
+  abi.worker_first = graph.worker_first.data();
+  abi.worker_tasks = graph.worker_tasks.data();
+  abi.counters = rank.memory.data() + counters;
+  abi.launched = graph.launched.data();
+  rank.abi_graphs.push_back(abi);
+}
+
+void Job::build_batch(Rank& rank) {
+  mpk_batch_config& config = rank.config;
+  config.max_batch = options.max_batch;
+  config.max_seq_len = options.max_seq_len;
+  config.page_size = options.page_size;
+  config.pages_per_slot = (options.max_seq_len + options.page_size - 1) / options.page_size;
+  config.num_pages = config.pages_per_slot * options.max_batch / 2; /* scarce: admission has to wait for pages */
+  config.max_rows = *std::max_element(options.rows.begin(), options.rows.end());
+  config.num_requests = static_cast<uint32_t>(requests.size());
+  config.num_eos = options.new_tokens == 0 ? 1 : 0;
+  config.num_admissions_capacity = static_cast<uint32_t>(admissions.size());
+  config.generate = 1;
+  config.prompt_tokens = prompt_tokens.data();
+  config.requests = requests.data();
+  config.eos = &eos;
+  config.admissions = admissions.data();
+  config.num_admissions = &num_admissions;
+  auto array = [&](size_t count) {
+    rank.batch_arrays.emplace_back(count, 0);
+    return rank.batch_arrays.back().data();
+  };
+  mpk_batch& batch = rank.batch;
+  batch.row_token = array(config.max_rows);
+  batch.row_active = array(config.max_rows);
+  batch.row_position = array(config.max_rows);
+  batch.active_slot = array(config.max_batch);
+  batch.active_first_row = array(config.max_batch);
+  batch.active_num_rows = array(config.max_batch);
+  batch.active_context = array(config.max_batch);
+  batch.sample_row = array(config.max_batch);
+  batch.sample_active = array(config.max_batch);
+  batch.page_table = array(static_cast<size_t>(config.max_batch) * config.pages_per_slot);
+  batch.next_token = array(config.max_batch);
+  uint32_t outputs = 0;
+  for (const mpk_request& request : requests) outputs = std::max(outputs, request.first_output + request.max_new_tokens);
+  rank.tokens.assign(outputs, -1);
+  rank.request_outputs.assign(requests.size(), {0, 0});
+  rank.output.requests = rank.request_outputs.data();
+  rank.output.tokens = rank.tokens.data();
+  rank.batch_private.assign(mpk_batch_private_bytes(&config) / 8 + 1, 0);
+}
+
+Job::Job(const Options& given) : options(given) {
+  g_job = this;
+  Random random(options.seed);
+  uint32_t outputs = 0;
+  for (uint32_t r = 0; r < options.num_requests; ++r) {
+    const uint32_t prompt = random.between(1, 20), fresh = options.new_tokens ? options.new_tokens : random.between(1, 50);
+    requests.push_back({static_cast<uint32_t>(prompt_tokens.size()), prompt, fresh, outputs});
+    outputs += fresh;
+    for (uint32_t i = 0; i < prompt; ++i) prompt_tokens.push_back(static_cast<int32_t>(random.between(0, kVocabulary - 1)));
+    admissions.push_back({1, MPK_ADMIT, r, 0});
+  }
+  num_admissions = static_cast<uint32_t>(admissions.size());
+  const uint32_t schedulers = options.dynamic ? options.local_schedulers + (options.world > 1) : 0;
+  for (uint32_t r = 0; r < options.world; ++r) {
+    ranks.push_back(std::make_unique<Rank>());
+    Rank& rank = *ranks.back();
+    rank.memory.assign(1 << 15, 0);
+    mpk_rank& abi = rank.rank;
+    abi.abi_version = MPK_ABI_VERSION;
+    abi.rank = r;
+    abi.world = options.world;
+    abi.num_workers = options.workers;
+    abi.num_schedulers = schedulers;
+    abi.placement = options.dynamic ? MPK_DYNAMIC : MPK_STATIC;
+    abi.oversubscribed = 1;
+    abi.deadline_ns = options.deadline_ns;
+    abi.control = reinterpret_cast<mpk_control*>(rank.memory.data());
+    uint64_t words = sizeof(mpk_control) / 8;
+    for (uint32_t g = 0; g < options.graphs.size(); ++g) build_graph(rank, g, &words);
+    abi.num_graphs = static_cast<uint32_t>(rank.abi_graphs.size());
+    abi.graphs = rank.abi_graphs.data();
+    build_batch(rank);
+    abi.batch_config = &rank.config;
+    abi.batch = &rank.batch;
+    abi.batch_output = &rank.output;
+    abi.batch_private = rank.batch_private.data();
+    abi.remote_rings = words * 8;
+    abi.remote_ring_capacity = 4 * (2 * kTiles + 1 + 2 * kTiles); /* copies, signals and the exchange; own triggers */
+    abi.remote_ring_bytes = sizeof(mpk_remote_ring) + abi.remote_ring_capacity * sizeof(mpk_remote_entry);
+    CHECK(abi.remote_rings + options.world * abi.remote_ring_bytes <= rank.memory.size() * 8, "symmetric memory too small");
+    rank.pushed.assign(options.world, 0);
+    abi.remote_pushed = rank.pushed.data();
+    auto add_queue = [&](std::vector<mpk_queue>& queues, uint32_t capacity) {
+      rank.slots.emplace_back(capacity, 0);
+      mpk_queue queue{};
+      queue.slots = rank.slots.back().data();
+      queue.mask = capacity - 1;
+      queues.push_back(queue);
+    };
+    for (uint32_t q = 0; q < options.workers * schedulers; ++q) add_queue(rank.worker_queues, 4); /* often full */
+    for (uint32_t q = 0; options.dynamic && q < options.local_schedulers; ++q) add_queue(rank.scheduler_queues, 64);
+    abi.worker_queues = rank.worker_queues.data();
+    abi.scheduler_queues = rank.scheduler_queues.data();
+    rank.kernels.assign(kTaskTypes, {nullptr, nullptr});
+    rank.kernels[kProduce].run = rank.kernels[kProduceFlagged].run = produce;
+    rank.kernels[MPK_TASK_TYPE_NVSHMEM_COPY].run = copy;
+    rank.kernels[MPK_TASK_TYPE_REDUCE].run = reduce;
+    rank.kernels[kReduceFlagged] = {reduce_flagged, reduce_flagged_ready};
+    rank.kernels[kFinal].run = final_task;
+    abi.kernels = rank.kernels.data();
+    rank.status.assign(options.workers + schedulers, {});
+    abi.status = rank.status.data();
+    abi.stall_op = UINT32_MAX;
+    if (options.trace) {
+      rank.trace.assign(static_cast<size_t>(options.workers) * 256, {});
+      rank.trace_count.assign(options.workers, 0);
+      abi.trace = rank.trace.data();
+      abi.trace_count = rank.trace_count.data();
+      abi.trace_capacity = 256;
+    }
+  }
+  for (auto& rank : ranks) {
+    for (auto& peer : ranks) rank->sym.push_back(reinterpret_cast<uint8_t*>(peer->memory.data()));
+    rank->rank.sym = rank->sym.data();
+  }
+}
+
+void Job::start() {
+  for (auto& rank : ranks) {
+    mpk_rank* abi = &rank->rank;
+    CHECK(mpk_cpu_begin(abi) == MPK_OK, "begin failed");
+    for (uint32_t w = 0; w < abi->num_workers; ++w) threads_.emplace_back([abi, w] { mpk_cpu_worker(abi, w); });
+    for (uint32_t s = 0; s < abi->num_schedulers; ++s) threads_.emplace_back([abi, s] { mpk_cpu_scheduler(abi, s); });
+  }
+}
+
+void Job::join() {
+  for (auto& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void Job::check_results() const {
+  for (uint32_t r = 0; r < options.world; ++r) {
+    const Rank& rank = *ranks[r];
+    CHECK(abort_code(r) == MPK_OK, "rank %u aborted with %u", r, abort_code(r));
+    CHECK(rank.rank.control->running == 0, "rank %u: workers still inside", r);
+    for (const mpk_status& status : rank.status) CHECK(status.state == MPK_WORKER_LEFT, "rank %u: a loop has not left", r);
+    for (uint32_t q = 0; q < requests.size(); ++q) {
+      const mpk_request& request = requests[q];
+      int32_t token = prompt_tokens[request.first_prompt_token + request.num_prompt_tokens - 1];
+      uint32_t count = 0, finish = MPK_FINISH_LENGTH;
+      while (count < request.max_new_tokens && request.num_prompt_tokens + count < options.max_seq_len) {
+        token = next_token(token, static_cast<int32_t>(request.num_prompt_tokens + count - 1));
+        CHECK(rank.tokens[request.first_output + count] == token, "rank %u request %u token %u: %d, wanted %d", r, q, count,
+              rank.tokens[request.first_output + count], token);
+        ++count;
+        if (options.new_tokens == 0 && token == kEos) {
+          finish = MPK_FINISH_EOS;
+          break;
+        }
+      }
+      CHECK(rank.request_outputs[q].num_tokens == count, "request %u: %u tokens, wanted %u", q, rank.request_outputs[q].num_tokens, count);
+      CHECK(rank.request_outputs[q].finish == finish, "request %u: finish %u", q, rank.request_outputs[q].finish);
+    }
+  }
+}
+
+}  // namespace fixture

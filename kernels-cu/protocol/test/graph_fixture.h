@@ -1,0 +1,111 @@
+/* A hand-built job of several ranks in one process: each rank has its own symmetric memory and its own threads.
+ *
+ * The "model" is one allreduce with fake kernels that really move data. Row values are small integers that depend
+ * on rank, column, token, position and iteration, so that any stale, early or missing word changes the sum; the
+ * final task compares every row with a plain serial sum and derives the next token from (token, position) alone,
+ * so that the expected tokens of a request are known without the batching. */
+#ifndef MPK_TEST_GRAPH_FIXTURE_H
+#define MPK_TEST_GRAPH_FIXTURE_H
+
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "mpk/abi.h"
+
+namespace fixture {
+
+constexpr uint32_t kColumns = 16, kTiles = 4, kTileColumns = kColumns / kTiles;
+constexpr uint32_t kVocabulary = 97;
+constexpr int32_t kEos = 13;
+
+enum FakeTask : uint16_t { kProduce = 16, kProduceFlagged = 17, kReduceFlagged = 18, kFinal = 19, kTaskTypes = 20 };
+/* args of nvshmem_copy: [tile, peer, 0] copies a tile, [0, peer, 1] the exchange of the batch hash. */
+
+/* What the allreduce of a graph looks like. */
+enum class Lowering {
+  kCopy,         /* copies, freed by nvshmem_signal with an event of the epoch before; ranks may drift apart */
+  kCopyExchange, /* the same, and an exchange at the end that keeps ranks together */
+  kFlagged,      /* one-shot; the exchange orders its buffers */
+};
+
+struct Options {
+  uint32_t world = 2, workers = 2, local_schedulers = 1;
+  bool dynamic = false;
+  uint64_t deadline_ns = 10000000000ull;
+  std::vector<Lowering> graphs = {Lowering::kFlagged, Lowering::kCopy, Lowering::kCopyExchange};
+  std::vector<uint32_t> rows = {1, 4, 8};
+  uint32_t max_batch = 4, page_size = 4, max_seq_len = 64, num_requests = 200;
+  uint32_t new_tokens = 0; /* 0: of random lengths */
+  int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */
+  int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
+  bool trace = false;
+  uint64_t seed = 1;
+};
+
+struct Rank {
+  std::vector<uint64_t> memory; /* symmetric */
+  std::vector<uint8_t*> sym;
+  std::vector<uint64_t> pushed;
+  struct Graph {
+    mpk_graph graph{};
+    Lowering lowering;
+    std::vector<mpk_task> tasks;
+    std::vector<mpk_event> events;
+    std::vector<mpk_dependency> dependencies;
+    std::vector<uint32_t> worker_first, worker_tasks, launched;
+    uint64_t receive, hashes;             /* word offsets in `memory`: [world][rows][columns], [world] */
+    std::vector<float> partial, out;      /* [rows][columns] */
+  };
+  std::vector<std::unique_ptr<Graph>> graphs;
+  std::vector<mpk_graph> abi_graphs;
+  mpk_batch_config config{};
+  mpk_batch batch{};
+  mpk_batch_output output{};
+  std::vector<std::vector<int32_t>> batch_arrays;
+  std::vector<mpk_request_output> request_outputs;
+  std::vector<int32_t> tokens;
+  std::vector<uint64_t> batch_private;
+  std::vector<mpk_queue> worker_queues, scheduler_queues;
+  std::vector<std::vector<uint64_t>> slots;
+  std::vector<mpk_kernel> kernels;
+  std::vector<mpk_status> status;
+  std::vector<mpk_trace_record> trace;
+  std::vector<uint64_t> trace_count;
+  mpk_rank rank{};
+};
+
+class Job {
+ public:
+  explicit Job(const Options& options);
+  /* Starts all threads of all ranks. */
+  void start();
+  void join();
+  void run() {
+    start();
+    join();
+  }
+  /* After a run without abort: tokens, lengths and finish reasons of all requests, on all ranks. */
+  void check_results() const;
+  uint64_t iterations(uint32_t rank) const { return ranks[rank]->output.decode_steps + ranks[rank]->output.prefill_iterations; }
+  uint32_t abort_code(uint32_t rank) const { return __atomic_load_n(&ranks[rank]->rank.control->abort, __ATOMIC_RELAXED); }
+
+  Options options;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<int32_t> prompt_tokens;
+  std::vector<mpk_request> requests;
+  std::vector<mpk_admission> admissions;
+  uint32_t num_admissions = 0;
+  int32_t eos = kEos;
+
+ private:
+  void build_graph(Rank& rank, uint32_t index, uint64_t* words);
+  void build_batch(Rank& rank);
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace fixture
+
+#endif

@@ -1,0 +1,160 @@
+/* The whole protocol on a hand-built job of several ranks: results, ends of all kinds, and the time they take. */
+#include <chrono>
+#include <cstring>
+
+#include "event.h"
+#include "graph_fixture.h"
+
+using fixture::Job;
+using fixture::Lowering;
+using fixture::Options;
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void generates(const char* name, const Options& options, uint64_t at_least) {
+  const auto start = std::chrono::steady_clock::now();
+  Job job(options);
+  job.run();
+  job.check_results();
+  for (uint32_t r = 0; r < options.world; ++r) {
+    CHECK(job.iterations(r) >= at_least, "%s: %lu iterations only", name, job.iterations(r));
+    CHECK(job.iterations(r) == job.iterations(0), "%s: ranks differ in iterations", name);
+    for (const mpk_graph& graph : job.ranks[r]->abi_graphs) CHECK(*mpk::event_counter(&graph, MPK_EVENT_BEGIN) > 0, "%s: a graph never ran", name);
+  }
+  std::printf("%s: ok, %lu iterations, %.2f s\n", name, job.iterations(0), seconds_since(start));
+}
+
+/* A trigger that never comes: every rank ends with MPK_ABORT_DEADLINE, and the report names the event. */
+void missing_trigger(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.deadline_ns = 300000000;
+  options.drop_trigger_rank = 1;
+  options.num_requests = 20;
+  Job job(options);
+  const auto start = std::chrono::steady_clock::now();
+  job.run();
+  const double took = seconds_since(start);
+  CHECK(took > 0.25 && took < 3.0, "took %.2f s", took);
+  bool named = false;
+  for (uint32_t r = 0; r < 2; ++r) {
+    CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE, "rank %u: code %u", r, job.abort_code(r));
+    bool waits = false;
+    for (const mpk_status& status : job.ranks[r]->status) {
+      if (status.state != MPK_WORKER_WAITS_EVENT) continue;
+      waits = true;
+      CHECK(status.seen < status.wanted, "rank %u: a wait that was over: event %lx, wanted %lu, seen %lu", r, status.event, status.wanted, status.seen);
+      named = named || (r == 0 && status.timed_out && (status.event >> 48) == MPK_EVENT_TAG_NVSHMEM && status.graph == 2);
+    }
+    CHECK(waits, "rank %u: nobody says what it waits for", r);
+  }
+  CHECK(named, "the missing event is not named");
+  std::printf("missing trigger, %s: ok, %.2f s\n", dynamic ? "dynamic" : "static", took);
+}
+
+/* An abort from outside, at one rank, stops all within milliseconds. */
+void abort_from_one_rank(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.num_requests = 100000;
+  options.new_tokens = 40;
+  Job job(options);
+  job.start();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto start = std::chrono::steady_clock::now();
+  mpk_cpu_abort(&job.ranks[0]->rank, MPK_ABORT_INTERRUPT);
+  job.join();
+  const double took = seconds_since(start);
+  CHECK(took < 0.5, "took %.3f s", took);
+  for (uint32_t r = 0; r < 2; ++r) {
+    CHECK(job.abort_code(r) == MPK_ABORT_INTERRUPT && job.ranks[r]->rank.control->abort_rank == 0, "rank %u: code %u", r, job.abort_code(r));
+    CHECK(job.ranks[r]->rank.control->running == 0, "rank %u: workers still inside", r);
+  }
+  std::printf("abort, %s: ok, %.1f ms\n", dynamic ? "dynamic" : "static", took * 1e3);
+}
+
+void kernel_failure(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.failing_rank = 1;
+  Job job(options);
+  job.run();
+  for (uint32_t r = 0; r < 2; ++r) {
+    CHECK(job.abort_code(r) == MPK_ABORT_KERNEL && job.ranks[r]->rank.control->abort_rank == 1, "rank %u: code %u", r, job.abort_code(r));
+  }
+  std::printf("failing kernel, %s: ok\n", dynamic ? "dynamic" : "static");
+}
+
+/* A stalled rank: harmless below the deadline, ends the run (and the stall) above it. */
+void stall() {
+  Options options;
+  options.num_requests = 5;
+  {
+    Job job(options);
+    job.ranks[1]->rank.stall_ns = 20000000;
+    job.ranks[1]->rank.stall_op = fixture::kReduceFlagged;
+    job.run();
+    job.check_results();
+  }
+  options.deadline_ns = 200000000;
+  Job job(options);
+  job.ranks[1]->rank.stall_ns = 60000000000ull;
+  job.ranks[1]->rank.stall_op = fixture::kFinal;
+  const auto start = std::chrono::steady_clock::now();
+  job.run();
+  CHECK(seconds_since(start) < 3.0, "took %.2f s", seconds_since(start));
+  for (uint32_t r = 0; r < 2; ++r) CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE, "rank %u: code %u", r, job.abort_code(r));
+  std::puts("stall: ok");
+}
+
+void trace() {
+  Options options;
+  options.trace = true;
+  options.num_requests = 10;
+  Job job(options);
+  job.run();
+  job.check_results();
+  for (uint32_t w = 0; w < options.workers; ++w) {
+    const uint64_t count = job.ranks[0]->trace_count[w];
+    CHECK(count > 0 && count <= 256, "%lu records", count);
+    for (uint64_t i = 0; i < count; ++i) {
+      const mpk_trace_record& record = job.ranks[0]->trace[w * 256 + i];
+      CHECK(record.fetched_ns <= record.ready_ns && record.ready_ns <= record.done_ns && record.iteration > 0 && record.worker == w, "record %lu", i);
+      CHECK(record.task >= 2 && record.task < job.ranks[0]->abi_graphs[record.graph].num_tasks, "record %lu", i);
+    }
+  }
+  std::puts("trace: ok");
+}
+
+}  // namespace
+
+int main() {
+  Options options;
+  options.num_requests = 260;
+  generates("static", options, 1000);
+  options.dynamic = true;
+  generates("dynamic", options, 1000);
+  options.local_schedulers = 2;
+  options.workers = 3;
+  options.num_requests = 40;
+  generates("dynamic, 2 local schedulers", options, 100);
+  options.local_schedulers = 1;
+  options.workers = 1;
+  options.world = 3;
+  generates("dynamic, 3 ranks", options, 100);
+  options.dynamic = false;
+  options.graphs = {Lowering::kCopy, Lowering::kFlagged, Lowering::kFlagged};
+  generates("static, 3 ranks", options, 100);
+  for (bool dynamic : {false, true}) {
+    missing_trigger(dynamic);
+    abort_from_one_rank(dynamic);
+    kernel_failure(dynamic);
+  }
+  stall();
+  trace();
+  std::puts("graph: ok");
+}
