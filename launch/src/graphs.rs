@@ -4,7 +4,7 @@ use crate::app_error::AppError;
 use crate::model_json;
 use taskgraph::builder::{BuildOptions, build_all, build_rank};
 use taskgraph::digest::digest;
-use taskgraph::verify::{verify, verify_succession};
+use taskgraph::verify::verify_succession;
 use taskgraph::{Allreduce, OpGraph, Placement, Registry, TaskGraph};
 
 /// All ranks' graphs of one op graph.
@@ -38,7 +38,7 @@ pub fn build_one(
     ops.iter().map(|op_graph| Ok(build_rank(op_graph, registry, options, rank)?)).collect()
 }
 
-/// The graphs of all ranks, verified one by one and in succession.
+/// The graphs of all ranks, verified each by itself and in succession.
 pub fn build_verified(
     ops: &[OpGraph],
     registry: &Registry,
@@ -48,16 +48,12 @@ pub fn build_verified(
         .iter()
         .map(|op_graph| Ok(build_all(op_graph, registry, options)?))
         .collect::<Result<Vec<RankGraphs>, AppError>>()?;
-    for graphs in &all {
-        verify(graphs).map_err(|v| violations(&graphs[0].name, &v))?;
-    }
-    let classes: Vec<&[TaskGraph]> = all.iter().map(Vec::as_slice).collect();
-    verify_succession(&classes).map_err(|v| violations("succession of graphs", &v))?;
+    verify_succession(&all).map_err(|v| violations("task graphs", &v))?;
     Ok(all)
 }
 
 /// A message that lists what the verifier found.
-fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError {
+pub fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError {
     const SHOWN: usize = 10;
     let mut message = format!("{what}: the verifier found {} violations", violations.len());
     for violation in violations.iter().take(SHOWN) {

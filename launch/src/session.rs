@@ -133,10 +133,9 @@ fn check_backend(backend: BackendChoice) -> Result<(), AppError> {
 /// How the graphs of a run are built.
 pub fn build_options(model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
     BuildOptions {
-        world: ranks,
         placement: graphs::placement(model.runtime.placement),
         allreduce: graphs::allreduce(model.runtime.allreduce),
-        target,
+        ..BuildOptions::new(ranks, target)
     }
 }
 

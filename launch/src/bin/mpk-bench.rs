@@ -1,0 +1,115 @@
+//! Benchmarks: graph building, memory, and model.json files of real shapes for `mpk-run`.
+
+use clap::{Parser, Subcommand};
+use launch::app_error::AppError;
+use launch::bench::{graphs, memory, shapes};
+use launch::graphs::{allreduce, placement};
+use launch::model_json::{Allreduce, Placement};
+use launch::session::print_line;
+use serde_json::json;
+use taskgraph::{Target, target};
+
+/// Benchmarks of mpk-run's parts. Each prints one JSON object a line.
+#[derive(Parser)]
+#[command(name = "mpk-bench", version)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Time to build and verify all ranks' graphs.
+    Graphs {
+        /// Shapes; all by default.
+        #[arg(long)]
+        model: Vec<String>,
+        /// Ranks.
+        #[arg(long, default_value_t = 8)]
+        ranks: u32,
+        /// Rows of the decode graph.
+        #[arg(long, default_value_t = 1)]
+        batch: u32,
+        /// Row of the hardware table; `cpu` for the CPU target with 2 workers.
+        #[arg(long, default_value = "h200")]
+        device: String,
+        /// How tasks get to workers.
+        #[arg(long, value_enum, default_value_t)]
+        placement: Placement,
+        /// How an allreduce is lowered.
+        #[arg(long, value_enum, default_value_t)]
+        allreduce: Allreduce,
+        /// The best of this many is reported.
+        #[arg(long, default_value_t = 3)]
+        repeats: u32,
+    },
+    /// Memory read rate on huge pages: the floor of decode on the CPU.
+    Memory {
+        /// Threads.
+        #[arg(long, default_value_t = 2)]
+        threads: usize,
+        /// Buffer size, MiB.
+        #[arg(long, default_value_t = 1200)]
+        mebibytes: usize,
+    },
+    /// Prints a model.json of a real shape with random weights.
+    Model {
+        /// Shape.
+        name: String,
+        /// Slots.
+        #[arg(long, default_value_t = 1)]
+        max_batch: u32,
+        /// Prompt and new tokens of a request.
+        #[arg(long, default_value_t = 1024)]
+        max_seq_len: u32,
+        /// Rows of a prefill iteration.
+        #[arg(long, default_value_t = 512)]
+        prefill_chunk: u32,
+    },
+}
+
+fn run(args: Args) -> Result<(), AppError> {
+    match args.what {
+        What::Graphs { model, ranks, batch, device, placement: p, allreduce: a, repeats } => {
+            let target = match target::device(&device) {
+                Some(device) => Target::cuda(device),
+                None if device == "cpu" => Target::cpu(2),
+                None => return Err(AppError::input(format!("--device {device}: not in the hardware table"))),
+            };
+            let names: Vec<String> =
+                if model.is_empty() { shapes::NAMES.map(String::from).to_vec() } else { model };
+            for name in names {
+                let timing = graphs::measure(&name, ranks, batch, &target, placement(p), allreduce(a), repeats)?;
+                print_line(&json!(timing).to_string())?;
+            }
+            Ok(())
+        }
+        What::Memory { threads, mebibytes } => {
+            let rate = memory::read_rate(threads, mebibytes << 20, 5)?;
+            print_line(&json!({"threads": threads, "read_bytes_per_second": rate}).to_string())
+        }
+        What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
+            let config = shapes::config(&name)
+                .ok_or_else(|| AppError::input(format!("no shape {name}; there are {}", shapes::NAMES.join(", "))))?;
+            let model = json!({
+                "schema": "mpk-model/1",
+                "name": name,
+                "config": config,
+                "weights": {"random": {"seed": 1}},
+                "max_batch": max_batch,
+                "max_seq_len": max_seq_len,
+                "runtime": {"prefill_chunk": prefill_chunk},
+                "generate": {"prompt_tokens": [[1, 2, 3]], "max_new_tokens": 16, "ignore_eos": true}
+            });
+            print_line(&serde_json::to_string_pretty(&model).unwrap_or_default())
+        }
+    }
+}
+
+fn main() {
+    launch::logging::init(false);
+    if let Err(error) = run(Args::parse()) {
+        eprintln!("mpk-bench: error: {}", error.message);
+        std::process::exit(error.status);
+    }
+}

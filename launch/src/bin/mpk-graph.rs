@@ -1,0 +1,86 @@
+//! Looks at task graphs that `mpk-run --emit-graph` wrote: verifies them, counts what they hold.
+
+use clap::{Parser, Subcommand};
+use launch::app_error::AppError;
+use launch::session::print_line;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use taskgraph::TaskGraph;
+use taskgraph::json::from_json;
+use taskgraph::stats::stats;
+use taskgraph::verify::verify_succession;
+
+/// Verify and describe task_graph.json files.
+#[derive(Parser)]
+#[command(name = "mpk-graph", version)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Verifies all graphs of a folder, over all ranks and in succession, and prints what they hold.
+    Check {
+        /// Folder with `rank-R.task_graph.json` files.
+        folder: PathBuf,
+    },
+    /// Prints the JSON schema of a file format.
+    Schema {
+        /// Which.
+        #[arg(value_enum)]
+        format: Format,
+    },
+}
+
+/// A file format.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Format {
+    /// model.json.
+    Model,
+    /// task_graph.json.
+    TaskGraph,
+    /// The `graph` of a model.json.
+    OpGraph,
+}
+
+fn check(folder: &Path) -> Result<(), AppError> {
+    let failed = |path: &Path, e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
+    let mut classes: BTreeMap<String, Vec<TaskGraph>> = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).map_err(|e| failed(folder, &e))? {
+        let path = entry.map_err(|e| failed(folder, &e))?.path();
+        if !path.to_string_lossy().ends_with(".task_graph.json") {
+            continue;
+        }
+        let file = std::fs::File::open(&path).map_err(|e| failed(&path, &e))?;
+        let graph = from_json(std::io::BufReader::new(file)).map_err(|e| failed(&path, &e))?;
+        classes.entry(graph.name.clone()).or_default().push(graph);
+    }
+    if classes.is_empty() {
+        return Err(failed(folder, &"no *.task_graph.json files; write them with mpk-run --emit-graph"));
+    }
+    let mut all: Vec<Vec<TaskGraph>> = classes.into_values().collect();
+    all.iter_mut().for_each(|graphs| graphs.sort_by_key(|g| g.rank));
+    verify_succession(&all).map_err(|v| launch::graphs::violations("task graphs", &v))?;
+    for graphs in &all {
+        print_line(&format!("{}: verified\n{}", graphs[0].name, stats(graphs)))?;
+    }
+    Ok(())
+}
+
+fn main() {
+    let result = match Args::parse().what {
+        What::Check { folder } => check(&folder),
+        What::Schema { format: Format::Model } => print_line(include_str!("../../schema/model.schema.json").trim_end()),
+        What::Schema { format: Format::TaskGraph } => {
+            print_line(include_str!("../../../taskgraph/schema/task_graph.schema.json").trim_end())
+        }
+        What::Schema { format: Format::OpGraph } => {
+            print_line(include_str!("../../../taskgraph/schema/op_graph.schema.json").trim_end())
+        }
+    };
+    if let Err(error) = result {
+        eprintln!("mpk-graph: error: {}", error.message);
+        std::process::exit(error.status);
+    }
+}
