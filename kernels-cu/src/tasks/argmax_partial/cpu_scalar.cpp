@@ -1,0 +1,1 @@
+#include "tasks/argmax_partial/kernel.h"

@@ -1,0 +1,103 @@
+//! `argmax_reduce`: the next token of each sample, and the log-probabilities of the highest tokens, from the
+//! records of all tiles of all ranks.
+//!
+//! Input: `partials` u32 [slices, tiles, samples, words], replicated (see [`super::argmax_partial`]). Outputs, which
+//! the builder declares as `Role::Persistent` tensors whose memory `mpk_batch` points to:
+//! 0. `next_token` i32 [max_batch]; with `top_k` > 0 also 1. `top_token` i32 [max_batch, top_k] and
+//! 2. `top_logprob` f32 [max_batch, top_k]: natural logarithms of the softmax over the whole vocabulary, highest
+//! first; where there are fewer tokens, token -1 and -infinity.
+//!
+//! Attribute: `top_k` (default 0), the same as of `argmax_partial`.
+//!
+//! One task for each sample: arguments `[sample, 0..]`. A record whose hash of the batch state is not this rank's
+//! ends the run (`MPK_ABORT_DIVERGED`).
+
+use super::argmax_partial::{kept, words};
+use crate::abi::{mpk_argmax_reduce_params, mpk_task_argmax_reduce, params_words};
+use crate::registry::Registration;
+use crate::tasks::contract;
+use std::sync::Arc;
+use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::{DType, Region, Rows, Target, TaskType};
+
+/// Registry entry.
+pub const REGISTRATION: Registration = Registration {
+    name: "argmax_reduce",
+    core_number: None,
+    contract: Some(|| Arc::new(ArgmaxReduce)),
+    run: mpk_task_argmax_reduce,
+    ready: None,
+};
+
+/// Contract of `argmax_reduce`.
+#[derive(Debug)]
+pub struct ArgmaxReduce;
+
+impl TaskType for ArgmaxReduce {
+    fn name(&self) -> &'static str {
+        "argmax_reduce"
+    }
+
+    fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        let top_k = contract::attr_u32(op.attrs, "top_k")?.unwrap_or(0);
+        let [partials] = contract::inputs(op)?;
+        contract::dtype(partials, DType::U32)?;
+        let samples = match partials.ty.dims[..] {
+            [_, _, samples, w] if w == words(top_k) => samples,
+            _ => {
+                return Err(OpError(format!(
+                    "`{}` must be [slices, tiles, samples, {}], not {:?}",
+                    partials.name,
+                    words(top_k),
+                    partials.ty.dims
+                )));
+            }
+        };
+        let declared = op.outputs.first().filter(|o| !o.ty.dims.is_empty());
+        let slots = declared.map_or(samples, |o| o.ty.dims[0]);
+        if slots < samples {
+            return Err(OpError(format!("{slots} next tokens do not hold {samples} samples")));
+        }
+        let rows = declared.map_or(Rows::Samples, |o| o.ty.rows);
+        let mut types = vec![TensorType { dtype: DType::I32, dims: vec![slots], rows }];
+        if top_k > 0 {
+            for dtype in [DType::I32, DType::F32] {
+                types.push(TensorType { dtype, dims: vec![slots, u64::from(top_k)], rows });
+            }
+        }
+        Ok(types)
+    }
+
+    fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
+        let top_k = contract::attr_u32(op.attrs, "top_k")?.unwrap_or(0);
+        Ok(contract::replicated(1, if top_k > 0 { 3 } else { 1 }))
+    }
+
+    fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
+        let top_k = contract::attr_u32(op.global.attrs, "top_k")?.unwrap_or(0);
+        let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
+        let params = mpk_argmax_reduce_params { kept: kept(top_k), top_k };
+        let tasks = (0..dims[2])
+            .map(|s| {
+                let mut task = TaskSpec {
+                    args: [s as i32, 0, 0, 0, 0, 0, 0, 0],
+                    cost: u64::from(dims[0]) * u64::from(dims[1]) * u64::from(dims[3]) * 4,
+                    ..TaskSpec::default()
+                };
+                task.reads.push(Access::new(0, Region::whole(&dims).with(2, s, s + 1)));
+                task.writes.push(Access::new(0, Region::whole(&[0]).with(0, s, s + 1)));
+                if top_k > 0 {
+                    let row = Region::whole(&[0, top_k]).with(0, s, s + 1);
+                    task.writes.push(Access::new(1, row));
+                    task.writes.push(Access::new(2, row));
+                }
+                task
+            })
+            .collect();
+        let scratch_bytes = 8 * u64::from(kept(top_k));
+        Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
+    }
+}
+
+#[cfg(test)]
+mod test;

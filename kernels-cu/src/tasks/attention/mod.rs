@@ -1,0 +1,409 @@
+//! `attention`: causal attention of the iteration's rows over a paged key-value cache, with rope and, where the
+//! model has it, an rmsnorm of each query and key. It appends the new keys and values to the cache itself.
+//!
+//! Inputs, with global dimensions (local ones follow from the shardings):
+//! 0. `qkv` [rows, (heads + 2 kv_heads) head_dim], act dtype: queries, keys, values. On several ranks
+//!    `Sharding::Split` on dimension 1 with the parts `Queries`, `KeyValues`, `KeyValues` ([`qkv_sharding`]).
+//! 1. `kv_cache` [num_pages, 2 kv_heads, page_size, head_dim], act dtype, `Role::Persistent` with
+//!    [`kv_region_dims`]. Dimension 1 is the key heads, then the value heads; on several ranks it is split with
+//!    the parts `KeyValues`, `KeyValues` ([`kv_sharding`]), so that a rank holds
+//!    [num_pages, 2, its kv heads, page_size, head_dim] contiguously.
+//! 2. `rope` [max_seq_len, head_dim] f32: half cosines, half sines of each position (`Role::Constant`).
+//! 3. and 4., only with `qk_norm`: `q_norm`, `k_norm` [head_dim], act dtype.
+//!
+//! Outputs: 0. [rows, heads head_dim], act dtype, split like the queries. 1. `kv_cache` again: the same tensor as
+//! input 1.
+//!
+//! Attributes: `heads`, `kv_heads`, `head_dim` (even), `qk_norm` (default false), `eps` (with `qk_norm`), `scale`
+//! (default head_dim^-0.5), `splits` (default by the target).
+//!
+//! # Tasks and regions
+//! One task for each active slot a, local key-value head h and split i; arguments
+//! `[a, h, i, splits, first local query head, query heads, 0, 0]`. A slot's positions (context and new tokens)
+//! are cut by whole pages into `splits` shares. Which rows an active slot has is known at run time only; those of
+//! different slots are disjoint. The region that stands for "the rows of active slot a" is its *row share*
+//! ([`row_share`]): the rows R a/A .. R (a+1)/A of R, for A active slots. Writers of a slot's rows name the row
+//! share and see the whole tensor; readers of other operators read all rows. The region of the cache that a task
+//! reads and writes is `[a, h, i]` in `kv_region_dims`.
+//!
+//! With more than one split the operator expands into `attention`, which writes f32 partial results
+//! [rows, local heads, splits, head_dim] and [rows, local heads, splits, 2] (maximum, sum), and
+//! `attention_merge`. A share in which a row sees no key has maximum -infinity and sum 0.
+//!
+//! Queries and keys are rounded to the act dtype after norm and rope; softmax and accumulation are f32.
+
+use crate::abi::{mpk_attention_params, mpk_task_attention, params_words};
+use crate::registry::Registration;
+use crate::tasks::contract;
+use std::ops::Range;
+use std::sync::Arc;
+use taskgraph::op_graph::Attrs;
+use taskgraph::task_type::{
+    Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, Need, OpError, OpView, Partition, ShardRule,
+    TaskSpec, Temporary, TensorType,
+};
+use taskgraph::{DType, Region, Sharding, Split, Target, TaskType, split::Part};
+
+/// Registry entry.
+pub const REGISTRATION: Registration = Registration {
+    name: "attention",
+    core_number: None,
+    contract: Some(|| Arc::new(Attention)),
+    run: mpk_task_attention,
+    ready: None,
+};
+
+/// Most shares that a slot's positions are cut into.
+pub const MAX_SPLITS: u32 = 16;
+
+/// Sharding of `qkv` (and of the weight that makes it, on its dimension 0 with `dim` = 0).
+pub fn qkv_sharding(dim: usize, heads: u64, kv_heads: u64, head_dim: u64) -> Sharding {
+    let queries = Part { len: heads * head_dim, split: Split::Queries { heads, head_dim } };
+    let key_values = Part { len: kv_heads * head_dim, split: Split::KeyValues { heads, kv_heads, head_dim } };
+    Sharding::Split { dim, parts: vec![queries, key_values, key_values] }
+}
+
+/// Sharding of `kv_cache`.
+pub fn kv_sharding(heads: u64, kv_heads: u64) -> Sharding {
+    let part = Part { len: kv_heads, split: Split::KeyValues { heads, kv_heads, head_dim: 1 } };
+    Sharding::Split { dim: 1, parts: vec![part, part] }
+}
+
+/// Global dimensions of `kv_cache`.
+pub fn kv_dims(num_pages: u64, kv_heads: u64, page_size: u64, head_dim: u64) -> Vec<u64> {
+    vec![num_pages, 2 * kv_heads, page_size, head_dim]
+}
+
+/// Region space of `kv_cache` in a graph with `active` slots: [active, kv heads, splits]. An upper bound for
+/// every rank and number of splits.
+pub fn kv_region_dims(active: u32, kv_heads: u64) -> Vec<u64> {
+    vec![u64::from(active), kv_heads, u64::from(MAX_SPLITS)]
+}
+
+/// The rows of a tensor with `rows` rows that stand for those of active slot `a` of `active` in regions.
+pub fn row_share(rows: u32, a: u32, active: u32) -> Range<u32> {
+    let at = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(active)) as u32;
+    at(a)..at(a + 1)
+}
+
+/// The heads of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heads {
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    /// Query heads of the rank.
+    pub queries: Range<u64>,
+    /// Key-value heads of the rank.
+    pub key_values: Range<u64>,
+}
+
+impl Heads {
+    pub(crate) fn global(attrs: &Attrs) -> Result<Heads, OpError> {
+        let get = |name: &str| match contract::attr_u32(attrs, name)? {
+            Some(value) if value > 0 => Ok(u64::from(value)),
+            _ => Err(OpError(format!("attribute `{name}` must be given and above 0"))),
+        };
+        let (heads, kv_heads, head_dim) = (get("heads")?, get("kv_heads")?, get("head_dim")?);
+        if heads % kv_heads != 0 {
+            return Err(OpError(format!("`kv_heads` {kv_heads} must divide `heads` {heads}")));
+        }
+        if head_dim % 2 != 0 {
+            return Err(OpError(format!("`head_dim` {head_dim} must be even: rope turns pairs")));
+        }
+        Ok(Heads { heads, kv_heads, head_dim, queries: 0..heads, key_values: 0..kv_heads })
+    }
+
+    /// Of one rank, where the operand that is split by heads is (`split`).
+    pub(crate) fn local(attrs: &Attrs, sharding: &Sharding, rank: u32, world: u32) -> Result<Heads, OpError> {
+        let mut heads = Self::global(attrs)?;
+        if let Sharding::Split { .. } = sharding {
+            let (all, kv) = (heads.heads, heads.kv_heads);
+            if all % u64::from(world) != 0 {
+                return Err(OpError(format!("{world} ranks do not divide the {all} query heads")));
+            }
+            heads.queries = Split::Queries { heads: all, head_dim: 1 }.range(all, rank, world);
+            heads.key_values =
+                Split::KeyValues { heads: all, kv_heads: kv, head_dim: 1 }.range(kv, rank, world);
+        }
+        Ok(heads)
+    }
+
+    /// Local query heads that read local key-value head `h`.
+    pub(crate) fn readers(&self, h: u64) -> Range<u64> {
+        let group = self.heads / self.kv_heads;
+        let global = self.key_values.start + h;
+        let first = (global * group).max(self.queries.start);
+        let last = ((global + 1) * group).min(self.queries.end);
+        first - self.queries.start..last - self.queries.start
+    }
+
+    pub(crate) fn num_queries(&self) -> u64 {
+        self.queries.end - self.queries.start
+    }
+
+    pub(crate) fn num_key_values(&self) -> u64 {
+        self.key_values.end - self.key_values.start
+    }
+}
+
+/// Rows and active slots of the graph, where each active slot can have a row.
+pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpError> {
+    match u32::try_from(rows) {
+        Ok(rows) if active > 0 && rows >= active => Ok((rows, active)),
+        _ => Err(OpError(format!("{rows} rows are too few or too many for {active} active slots"))),
+    }
+}
+
+/// Contract of `attention`.
+#[derive(Debug)]
+pub struct Attention;
+
+impl Attention {
+    /// Splits of this operator on every rank of the world.
+    fn splits(op: &LocalOp<'_>, target: &Target) -> Result<u32, OpError> {
+        if let Some(splits) = contract::attr_u32(op.global.attrs, "splits")? {
+            if splits == 0 || splits > MAX_SPLITS {
+                return Err(OpError(format!("`splits` must be 1 to {MAX_SPLITS}, not {splits}")));
+            }
+            return Ok(splits);
+        }
+        let sharding = op.global.inputs[0].sharding;
+        let mut fewest = u64::MAX;
+        for rank in 0..op.world {
+            fewest = fewest.min(Heads::local(op.global.attrs, sharding, rank, op.world)?.num_key_values());
+        }
+        let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
+        let (max_seq_len, page_size) = (op.inputs[2].dims[0], op.inputs[1].dims[2].max(1));
+        let most = max_seq_len.div_ceil(page_size).clamp(1, u64::from(MAX_SPLITS));
+        Ok(u64::from(target.workers).div_ceil(tasks).clamp(1, most) as u32)
+    }
+}
+
+impl TaskType for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        let heads = Heads::global(op.attrs)?;
+        let qk_norm = contract::attr_bool(op.attrs, "qk_norm")?;
+        let wanted = if qk_norm { 5 } else { 3 };
+        contract::num_inputs(op, wanted, wanted)?;
+        let (qkv, cache, rope) = (&op.inputs[0], &op.inputs[1], &op.inputs[2]);
+        contract::float(qkv)?;
+        let (rows, columns) = contract::matrix(qkv)?;
+        let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
+        if columns != width {
+            return Err(OpError(format!(
+                "`{}` has {columns} columns; {} query heads and 2 x {} key-value heads of {} are {width}",
+                qkv.name, heads.heads, heads.kv_heads, heads.head_dim
+            )));
+        }
+        contract::dtype(cache, qkv.ty.dtype)?;
+        match cache.ty.dims[..] {
+            [pages, planes, page_size, head_dim]
+                if pages > 0
+                    && page_size > 0
+                    && planes == 2 * heads.kv_heads
+                    && head_dim == heads.head_dim => {}
+            _ => {
+                return Err(OpError(format!(
+                    "`{}` must be [num_pages, {}, page_size, {}], not {:?}",
+                    cache.name,
+                    2 * heads.kv_heads,
+                    heads.head_dim,
+                    cache.ty.dims
+                )));
+            }
+        }
+        contract::dtype(rope, DType::F32)?;
+        let (_, rope_columns) = contract::matrix(rope)?;
+        if rope_columns != heads.head_dim {
+            return Err(OpError(format!("`{}` must have {} columns", rope.name, heads.head_dim)));
+        }
+        for norm in &op.inputs[3..] {
+            contract::vector(norm, heads.head_dim)?;
+            contract::dtype(norm, qkv.ty.dtype)?;
+        }
+        contract::attr_f64(op.attrs, "scale")?;
+        if qk_norm && contract::attr_f64(op.attrs, "eps")?.is_none() {
+            return Err(OpError("attribute `eps` must be given with `qk_norm`".to_string()));
+        }
+        let out = TensorType { dims: vec![rows, heads.heads * heads.head_dim], ..qkv.ty.clone() };
+        Ok(vec![out, cache.ty.clone()])
+    }
+
+    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
+        let heads = Heads::global(op.attrs)?;
+        let (qkv, cache) = (&op.inputs[0], &op.inputs[1]);
+        let mut inputs = vec![Need::Replicated; op.inputs.len()];
+        inputs[1] = Need::AsIs;
+        if *cache.sharding == Sharding::Replicated {
+            return Ok(ShardRule { inputs, outputs: vec![Sharding::Replicated; 2] });
+        }
+        if *cache.sharding != kv_sharding(heads.heads, heads.kv_heads)
+            || *qkv.sharding != qkv_sharding(1, heads.heads, heads.kv_heads, heads.head_dim)
+        {
+            return Err(OpError(format!(
+                "`{}` and `{}` must be split by heads, both, or neither",
+                qkv.name, cache.name
+            )));
+        }
+        if heads.heads % u64::from(world) != 0 {
+            return Err(OpError(format!("{world} ranks do not divide the {} query heads", heads.heads)));
+        }
+        inputs[0] = Need::AsIs;
+        let queries = Split::Queries { heads: heads.heads, head_dim: heads.head_dim };
+        let out = Sharding::split(1, heads.heads * heads.head_dim, queries);
+        Ok(ShardRule { inputs, outputs: vec![out, cache.sharding.clone()] })
+    }
+
+    fn expand(&self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
+        if op.outputs.len() > 2 {
+            return Ok(None); // writes partial results already
+        }
+        let splits = Self::splits(op, target)?;
+        if splits == 1 {
+            return Ok(None);
+        }
+        let heads = Heads::local(op.global.attrs, op.global.inputs[0].sharding, op.rank, op.world)?;
+        let partial = |width: u64| TensorType {
+            dtype: DType::F32,
+            dims: vec![op.outputs[0].dims[0], heads.num_queries(), u64::from(splits), width],
+            rows: op.outputs[0].rows,
+        };
+        let mut attrs = Attrs::new();
+        attrs.insert("splits".to_string(), splits.into());
+        let mut merge_attrs = attrs.clone();
+        merge_attrs.insert("dtype".to_string(), op.outputs[0].dtype.name().into());
+        Ok(Some(Expansion {
+            temporaries: vec![
+                Temporary { suffix: ".partial", ty: partial(heads.head_dim) },
+                Temporary { suffix: ".softmax", ty: partial(2) },
+            ],
+            ops: vec![
+                ExpandedOp {
+                    op_type: "attention",
+                    suffix: "",
+                    inputs: (0..op.inputs.len()).map(ExpansionOperand::Input).collect(),
+                    outputs: vec![
+                        ExpansionOperand::Temporary(0),
+                        ExpansionOperand::Temporary(1),
+                        ExpansionOperand::Output(1),
+                    ],
+                    attrs,
+                },
+                ExpandedOp {
+                    op_type: "attention_merge",
+                    suffix: ".merge",
+                    inputs: vec![ExpansionOperand::Temporary(0), ExpansionOperand::Temporary(1)],
+                    outputs: vec![ExpansionOperand::Output(0)],
+                    attrs: merge_attrs,
+                },
+            ],
+        }))
+    }
+
+    fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
+        let attrs = op.global.attrs;
+        let heads = Heads::local(attrs, op.global.inputs[0].sharding, op.rank, op.world)?;
+        let (rows, active) = rows_and_active(op.inputs[0].dims[0], op.global.capacity.active)?;
+        let (queries, key_values) = (heads.num_queries(), heads.num_key_values());
+        let dim = heads.head_dim;
+        let local = |what: &str, got: u64, wanted: u64| {
+            if got == wanted { Ok(()) } else { Err(OpError(format!("{what} is {got}, not {wanted}"))) }
+        };
+        local("local width of qkv", op.inputs[0].dims[1], (queries + 2 * key_values) * dim)?;
+        local("local dimension 1 of the cache", op.inputs[1].dims[1], 2 * key_values)?;
+        let partial = op.outputs.len() == 3;
+        let splits = if partial { contract::attr_u32(attrs, "splits")?.unwrap_or(1) } else { 1 };
+        let scale = contract::attr_f64(attrs, "scale")?.unwrap_or((dim as f64).powf(-0.5));
+        let params = mpk_attention_params {
+            head_dim: dim as u32,
+            splits,
+            partial: u32::from(partial),
+            qk_norm: u32::from(op.inputs.len() == 5),
+            eps: contract::attr_f64(attrs, "eps")?.unwrap_or(0.0) as f32,
+            scale: scale as f32,
+        };
+        let qkv = |first: u64, count: u64| {
+            Region::whole(&[rows, 0]).with(1, (first * dim) as u32, ((first + count) * dim) as u32)
+        };
+        let whole = |index: usize| {
+            let dims: Vec<u32> = op.inputs[index].dims.iter().map(|d| *d as u32).collect();
+            Access::new(index as u8, Region::whole(&dims))
+        };
+        let bytes = op.inputs[0].dtype.size();
+        let cost = op.inputs[2].dims[0] * dim * bytes / u64::from(splits);
+        let mut tasks = Vec::with_capacity((u64::from(active) * key_values * u64::from(splits)) as usize);
+        for a in 0..active {
+            let share = row_share(rows, a, active);
+            for h in 0..key_values {
+                let readers = heads.readers(h);
+                let count = readers.end - readers.start;
+                for i in 0..splits {
+                    let cache = Region::whole(&[0, 0, 0]).with(0, a, a + 1).with(1, h as u32, h as u32 + 1);
+                    let cache = cache.with(2, i, i + 1);
+                    let mut task = TaskSpec {
+                        args: [
+                            a as i32,
+                            h as i32,
+                            i as i32,
+                            splits as i32,
+                            readers.start as i32,
+                            count as i32,
+                            0,
+                            0,
+                        ],
+                        cost: cost + u64::from(rows / active) * (2 * count + 2) * dim * bytes,
+                        ..TaskSpec::default()
+                    };
+                    task.reads.push(Access::new(0, qkv(readers.start, count)));
+                    task.reads.push(Access::new(0, qkv(queries + h, 1)));
+                    task.reads.push(Access::new(0, qkv(queries + key_values + h, 1)));
+                    task.reads.push(Access::within_whole(1, cache));
+                    task.reads.extend((2..op.inputs.len()).map(whole));
+                    let (first, last) = (readers.start as u32, readers.end as u32);
+                    if partial {
+                        for (operand, width) in [(0, dim as u32), (1, 2)] {
+                            let region = Region::whole(&[rows, queries as u32, splits, width])
+                                .with(0, share.start, share.end)
+                                .with(1, first, last)
+                                .with(2, i, i + 1);
+                            task.writes.push(Access::within_whole(operand, region));
+                        }
+                        task.writes.push(Access::within_whole(2, cache));
+                    } else {
+                        let region = Region::whole(&[rows, 0]).with(0, share.start, share.end).with(
+                            1,
+                            first * dim as u32,
+                            last * dim as u32,
+                        );
+                        task.writes.push(Access::within_whole(0, region));
+                        task.writes.push(Access::within_whole(1, cache));
+                    }
+                    tasks.push(task);
+                }
+            }
+        }
+        Ok(Partition { params: params_words(&params), scratch_bytes: scratch_bytes(dim), tasks })
+    }
+
+    fn constant_inputs(&self) -> &'static [usize] {
+        &[2, 3, 4]
+    }
+}
+
+/// What `lay_out_scratch` of kernel.h takes.
+fn scratch_bytes(head_dim: u64) -> u64 {
+    const QUERIES: u64 = 64;
+    const BLOCK: u64 = 64;
+    let padded = head_dim.next_multiple_of(16);
+    4 * ((2 * QUERIES + 2 * BLOCK + 3) * padded + QUERIES * BLOCK + 2 * QUERIES)
+}
+
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod test;

@@ -1,0 +1,16 @@
+/* Parameters of `attention`, the same for all tasks of an operator. */
+#ifndef MPK_TASK_ATTENTION_PARAMS_H
+#define MPK_TASK_ATTENTION_PARAMS_H
+
+#include <stdint.h>
+
+typedef struct mpk_attention_params {
+  uint32_t head_dim;
+  uint32_t splits;   /* shares that a slot's positions are cut into */
+  uint32_t partial;  /* 1: the outputs are partial results, for attention_merge */
+  uint32_t qk_norm;  /* 1: queries and keys go through rmsnorm over head_dim */
+  float eps;         /* of that norm */
+  float scale;       /* of the scores */
+} mpk_attention_params;
+
+#endif

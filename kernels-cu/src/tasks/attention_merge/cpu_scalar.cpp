@@ -1,0 +1,1 @@
+#include "tasks/attention_merge/kernel.h"

@@ -1,0 +1,11 @@
+/* Parameters of `nvshmem_copy`. */
+#ifndef MPK_TASK_NVSHMEM_COPY_PARAMS_H
+#define MPK_TASK_NVSHMEM_COPY_PARAMS_H
+
+#include <stdint.h>
+
+typedef struct mpk_nvshmem_copy_params {
+  uint32_t rows_kind; /* rows in use: 0 tokens, 1 samples, 2 all */
+} mpk_nvshmem_copy_params;
+
+#endif

@@ -1,0 +1,31 @@
+#include "cpu/task.h"
+#include "kernel_wait.h"
+#include "tasks/reduce/params.h"
+
+namespace mpk {
+MPK_DECLARE_LEVELS(int, mpk_reduce, const mpk_kernel_args*)
+}
+
+extern "C" int mpk_reduce_wait(const mpk_kernel_args* args, const uint64_t* words, uint32_t count) {
+  return mpk_wait_flagged(args, words, count);
+}
+
+extern "C" int mpk_task_reduce(const mpk_kernel_args* args) {
+  using namespace mpk;
+  return MPK_PICK(mpk_reduce)(args);
+}
+
+extern "C" int mpk_task_reduce_ready(const mpk_kernel_args* args) {
+  const auto& params = *reinterpret_cast<const mpk_reduce_params*>(args->params);
+  if ((params.flags & MPK_REDUCE_FLAGGED) == 0) return 1;
+  const mpk_operand& receive = args->inputs[0];
+  const uint32_t rows = mpk::rows_in_use(args, params.rows_kind, receive.dims[1]);
+  // The last rank's words and the last rows tend to come last.
+  for (uint32_t rank = params.world; rank-- > 0;)
+    for (uint32_t row = rows; row-- > 0;) {
+      const auto* words = reinterpret_cast<const uint64_t*>(receive.addr) +
+                          uint64_t{rank} * receive.strides[0] + uint64_t{row} * receive.strides[1];
+      if (!mpk_flagged_ready(args, words, receive.dims[2])) return 0;
+    }
+  return 1;
+}

@@ -1,0 +1,17 @@
+/* Parameters of `reduce`. */
+#ifndef MPK_TASK_REDUCE_PARAMS_H
+#define MPK_TASK_REDUCE_PARAMS_H
+
+#include <stdint.h>
+
+typedef struct mpk_reduce_params {
+  uint32_t world;
+  uint32_t rank;
+  uint32_t rows_kind; /* rows in use: 0 tokens, 1 samples, 2 all */
+  uint32_t flags;     /* MPK_REDUCE_* */
+} mpk_reduce_params;
+
+#define MPK_REDUCE_FLAGGED 1u
+#define MPK_REDUCE_RESIDUAL 2u
+
+#endif

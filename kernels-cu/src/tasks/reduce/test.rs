@@ -1,0 +1,207 @@
+use crate::abi::{MPK_ABORT_DEADLINE, MPK_OK, mpk_reduce_params, params_words};
+use crate::isa::Isa;
+use crate::testing::{Call, TestBatch, TestRank, TestTask, TestTensor, random_values, rounded, run_task};
+use std::sync::atomic::{AtomicU64, Ordering};
+use taskgraph::task_type::Access;
+use taskgraph::{DType, Region};
+
+const EPOCH: u32 = 9;
+
+struct Setup {
+    world: u32,
+    rank: u32,
+    rows: u32,
+    used: u32,
+    columns: u32,
+    dtype: DType,
+    flagged: bool,
+    residual: bool,
+}
+
+struct Operands {
+    own: TestTensor,
+    receive: TestTensor,
+    residual: TestTensor,
+    out: TestTensor,
+    /// The sum in the order that the contract fixes, for the rows in use.
+    expected: Vec<f32>,
+}
+
+impl Setup {
+    /// Tensors twice as wide as the tile, which lies in their right half.
+    fn operands(&self) -> Operands {
+        let (w, r, c) = (self.world as usize, self.rows as usize, self.columns as usize);
+        let parts = random_values(u64::from(self.columns), w * r * 2 * c);
+        let residual = random_values(77, r * 2 * c);
+        let at = |rank: usize, row: usize, column: usize| (rank * r + row) * 2 * c + c + column;
+        let mut expected = Vec::new();
+        for row in 0..self.used as usize {
+            for column in 0..c {
+                let mut sum = parts[at(0, row, column)];
+                for rank in 1..w {
+                    sum += parts[at(rank, row, column)];
+                }
+                expected.push(if self.residual { sum + residual[at(0, row, column)] } else { sum });
+            }
+        }
+        let dims = [self.world, self.rows, 2 * self.columns];
+        let one = |values: &[f32]| TestTensor::new(DType::F32, &dims[1..], values);
+        let mut received = parts.clone();
+        let own = one(&parts[self.rank as usize * r * 2 * c..][..r * 2 * c]);
+        let mut receive =
+            TestTensor::poisoned(if self.flagged { DType::F32Flagged } else { DType::F32 }, &dims);
+        if self.flagged {
+            for (word, value) in receive.data.bytes_mut().chunks_exact_mut(8).zip(&parts) {
+                word.copy_from_slice(&(u64::from(EPOCH) << 32 | u64::from(value.to_bits())).to_ne_bytes());
+            }
+        } else {
+            received[self.rank as usize * r * 2 * c..][..r * 2 * c].fill(f32::NAN); // the own slot is not read
+            receive = TestTensor::new(DType::F32, &dims, &received);
+        }
+        let out = TestTensor::poisoned(self.dtype, &dims[1..]);
+        Operands { own, receive, residual: one(&residual), out, expected }
+    }
+
+    fn task(&self, operands: &mut Operands) -> TestTask {
+        let c = self.columns;
+        let tile = Access::new(0, Region::whole(&[self.rows, 0]).with(1, c, 2 * c));
+        let all = Access::new(0, Region::whole(&[self.world, self.rows, 0]).with(2, c, 2 * c));
+        let mut inputs = Vec::new();
+        if !self.flagged {
+            inputs.push(operands.own.view(&tile));
+        }
+        inputs.push(operands.receive.view(&all));
+        if self.residual {
+            inputs.push(operands.residual.view(&tile));
+        }
+        let flags = u32::from(self.flagged) + 2 * u32::from(self.residual);
+        let params = mpk_reduce_params { world: self.world, rank: self.rank, rows_kind: 0, flags };
+        assert_eq!(params_words(&params), [self.world, self.rank, 0, flags], "taskgraph writes these words");
+        TestTask {
+            params: params_words(&params),
+            inputs,
+            outputs: vec![operands.out.view(&tile)],
+            ..TestTask::default()
+        }
+    }
+
+    fn batch(&self) -> TestBatch {
+        TestBatch { epoch: EPOCH, ..TestBatch::rows(self.used) }
+    }
+
+    fn check(&self, operands: &Operands) {
+        let c = self.columns as usize;
+        let expected = rounded(self.dtype, &operands.expected);
+        let got = operands.out.values();
+        for (row, values) in got.chunks(2 * c).enumerate() {
+            let live = row < self.used as usize;
+            assert!(values[..c].iter().all(|v| v.is_nan()), "wrote outside of its tile");
+            if live {
+                assert_eq!(values[c..], expected[row * c..][..c], "row {row}");
+            } else {
+                assert!(values[c..].iter().all(|v| v.is_nan()), "wrote a row that is not in use");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_in_rank_order_and_adds_the_residual_once() {
+    for world in [2, 3, 8] {
+        for columns in [1, 16, 37, 64] {
+            for (dtype, flagged, residual) in [
+                (DType::F32, false, true),
+                (DType::Bf16, false, false),
+                (DType::F32, true, true),
+                (DType::F16, true, false),
+            ] {
+                let setup =
+                    Setup { world, rank: world / 2, rows: 5, used: 3, columns, dtype, flagged, residual };
+                for isa in Isa::ALL {
+                    isa.with(|| {
+                        let mut operands = setup.operands();
+                        let task = setup.task(&mut operands);
+                        for call in if flagged { vec![Call::Ready, Call::Run] } else { vec![Call::Run] } {
+                            let code =
+                                run_task("reduce", &task, &mut setup.batch(), &TestRank::default(), call);
+                            assert_eq!(code, i32::from(call == Call::Ready));
+                        }
+                        setup.check(&operands);
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn words(tensor: &mut TestTensor) -> &[AtomicU64] {
+    let bytes = tensor.data.bytes_mut();
+    // SAFETY: the bytes are aligned to a cache line, 8 for each word, and only used as atomics while this lives.
+    unsafe { std::slice::from_raw_parts(bytes.as_mut_ptr().cast(), bytes.len() / 8) }
+}
+
+#[test]
+fn waits_for_every_word_of_the_epoch() {
+    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+        isa.with(|| {
+            let setup = Setup {
+                world: 2,
+                rank: 0,
+                rows: 2,
+                used: 2,
+                columns: 37,
+                dtype: DType::F32,
+                flagged: true,
+                residual: true,
+            };
+            let mut operands = setup.operands();
+            let task = setup.task(&mut operands);
+            let mut receive =
+                std::mem::replace(&mut operands.receive, TestTensor::poisoned(DType::F32, &[1]));
+            let words = words(&mut receive);
+            // Last epoch's words, some of which have the right value but for the epoch.
+            let arriving: Vec<u64> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
+            for word in words {
+                word.fetch_sub(1 << 32, Ordering::Relaxed);
+            }
+            let ready = || run_task("reduce", &task, &mut setup.batch(), &TestRank::default(), Call::Ready);
+            assert_eq!(ready(), 0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for (i, (word, value)) in words.iter().zip(&arriving).enumerate() {
+                        if i % 40 == 0 {
+                            std::thread::sleep(std::time::Duration::from_millis(2));
+                        }
+                        word.store(*value, Ordering::Release);
+                    }
+                });
+                let code = run_task("reduce", &task, &mut setup.batch(), &TestRank::default(), Call::Run);
+                assert_eq!(code, MPK_OK as i32);
+            });
+            setup.check(&operands);
+            assert_eq!(ready(), 1);
+            // One word behind is enough.
+            words[37 + 2 * 37 * 2 + 5].fetch_sub(1 << 32, Ordering::Relaxed);
+            assert_eq!(ready(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_word_that_never_comes_ends_in_the_deadline() {
+    let setup = Setup {
+        world: 2,
+        rank: 0,
+        rows: 1,
+        used: 1,
+        columns: 16,
+        dtype: DType::F32,
+        flagged: true,
+        residual: false,
+    };
+    let mut operands = setup.operands();
+    let task = setup.task(&mut operands);
+    words(&mut operands.receive)[16].fetch_sub(1 << 32, Ordering::Relaxed);
+    let code = run_task("reduce", &task, &mut setup.batch(), &TestRank::default(), Call::Run);
+    assert_eq!(code, MPK_ABORT_DEADLINE as i32);
+}
