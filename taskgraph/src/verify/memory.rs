@@ -79,6 +79,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         if !activation && accesses.iter().all(|a| !a.write) {
             return;
         }
+        let said = self.violations.len();
         let mut grid = std::mem::take(&mut self.grid);
         if grid.build(accesses.iter().map(|a| memory.region(a))) {
             self.by_cells(tensor, accesses, &grid, activation);
@@ -86,6 +87,21 @@ impl<'a, 'g> Sweep<'a, 'g> {
             self.pair_by_pair(tensor, accesses, activation);
         }
         self.grid = grid;
+        self.keep_causes(said);
+    }
+
+    /// Of the violations from `said` on, drops unwritten reads whose writer was found, but unordered.
+    fn keep_causes(&mut self, said: usize) {
+        let tensor = self.violations.split_off(said);
+        let unordered: Vec<(u32, u32)> = tensor
+            .iter()
+            .filter(|v| v.kind == ViolationKind::Unordered)
+            .flat_map(|v| v.tasks.clone())
+            .collect();
+        let explained = |v: &Violation| {
+            v.kind == ViolationKind::Unwritten && v.tasks.iter().all(|t| unordered.contains(t))
+        };
+        self.violations.extend(tensor.into_iter().filter(|v| !explained(v)));
     }
 
     fn by_cells(&mut self, tensor: usize, accesses: &[Access], grid: &Grid, activation: bool) {

@@ -1,0 +1,206 @@
+//! The shape of `task_graph.json`.
+
+use crate::dtype::DType;
+use crate::op_graph::{Capacity, Role, Rows};
+use crate::task_graph::{EventType, Placement, Space};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Value of `schema` in a task graph file.
+pub const TASK_GRAPH_SCHEMA: &str = "mpk-task-graph/1";
+
+/// What one rank executes in one iteration.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "task_graph.json")]
+pub(super) struct FileGraph<'a> {
+    /// `mpk-task-graph/1`.
+    pub(super) schema: Cow<'a, str>,
+    /// Name of the graph, e.g. `decode-8`.
+    pub(super) name: String,
+    /// This rank.
+    pub(super) rank: u32,
+    /// Number of ranks.
+    pub(super) world: u32,
+    /// Who places tasks.
+    pub(super) placement: Placement,
+    /// Workers that the graph was built for.
+    pub(super) workers: u32,
+    /// What an iteration has room for.
+    pub(super) capacity: Capacity,
+    /// Names of the task types in use; the first six are those of the protocol.
+    pub(super) task_types: Vec<String>,
+    /// Names of the operators.
+    pub(super) ops: Vec<String>,
+    /// All tensors of the rank.
+    #[serde(borrow)]
+    pub(super) tensors: Vec<FileTensor<'a>>,
+    /// Specialised implementations of task types.
+    #[serde(borrow)]
+    pub(super) variants: Vec<FileVariant<'a>>,
+    /// All tasks, by index; 0 terminates, 1 begins.
+    #[serde(borrow)]
+    pub(super) all_tasks: Vec<FileTask<'a>>,
+    /// All events, by index; 0 termination, 1 begin, 2 end of graph.
+    pub(super) all_events: Vec<FileEvent>,
+    /// The task with which an iteration starts: the one that triggers event 1.
+    pub(super) first_tasks: Vec<u32>,
+    /// Static placement: the tasks of each worker in order.
+    pub(super) worker_lists: Vec<Vec<u32>>,
+}
+
+/// A tensor of the rank.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileTensor<'a> {
+    /// Unique in the graph.
+    pub(super) name: Cow<'a, str>,
+    /// Element type.
+    pub(super) dtype: DType,
+    /// The rank's own dimensions.
+    pub(super) dims: Vec<u32>,
+    /// In elements.
+    pub(super) strides: Vec<u32>,
+    /// The rank's own memory, or the symmetric heap.
+    pub(super) space: Space,
+    /// Size in bytes, padding included.
+    pub(super) bytes: u64,
+    /// What it is for.
+    pub(super) role: Role,
+    /// Of a weight: where its values come from, in order along dimension 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) parts: Vec<FilePart>,
+    /// Index space of the operands' regions.
+    pub(super) region_dims: Vec<u32>,
+    /// Packed in tiles of 16 rows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) tiled: bool,
+    /// The user wants its value.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) output: bool,
+    /// What the first dimension counts.
+    pub(super) rows: Rows,
+}
+
+/// One piece of a weight.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FilePart {
+    /// Name in the checkpoint.
+    pub(super) source: String,
+    /// Global dimensions there.
+    pub(super) dims: Vec<u64>,
+    /// Dimension that is dealt to the ranks; absent: all of it is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) dim: Option<usize>,
+    /// Indices `[first, one past the last]` of that dimension that this rank holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) range: Option<[u64; 2]>,
+}
+
+/// One specialised implementation of a task type.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileVariant<'a> {
+    /// Name of the task type.
+    pub(super) task_type: Cow<'a, str>,
+    /// Parameters, as words.
+    pub(super) params: Vec<u32>,
+    /// Scratch memory of a worker, bytes.
+    pub(super) scratch_bytes: u32,
+}
+
+/// A view of a tensor.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileOperand<'a> {
+    /// Name of the tensor.
+    pub(super) base_ptr: Cow<'a, str>,
+    /// Bytes from the tensor's start to the view's.
+    pub(super) offset: u64,
+    /// Dimensions of the view.
+    pub(super) dims: Vec<u32>,
+    /// In elements.
+    pub(super) strides: Vec<u32>,
+    /// Element type: the tensor's.
+    pub(super) data_type: DType,
+    /// `[first, one past the last]` index touched in each dimension of the tensor's region space.
+    pub(super) region: Vec<[u32; 2]>,
+    /// Rank whose memory is meant, or `"all"`; absent: this rank's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) place: Option<FilePlace>,
+}
+
+/// Memory other than the rank's own.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum FilePlace {
+    /// That rank's.
+    Peer(u16),
+    /// Every rank's, the own included.
+    All,
+}
+
+/// A task.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileTask<'a> {
+    /// Name of its type.
+    pub(super) task_type: Cow<'a, str>,
+    /// Index in `variants`.
+    pub(super) variant_id: u16,
+    /// Index in `ops` of the operator it came from.
+    pub(super) op_id: u32,
+    /// What it reads.
+    #[serde(borrow)]
+    pub(super) inputs: Vec<FileOperand<'a>>,
+    /// What it writes.
+    #[serde(borrow)]
+    pub(super) outputs: Vec<FileOperand<'a>>,
+    /// EventId that it triggers: tag in bits 63..48 (1: NVSHMEM), owner in 47..32, index in 31..0; all ones: none.
+    pub(super) trigger_event: u64,
+    /// The first EventId that it waits for, of the same iteration.
+    #[schemars(required)]
+    #[serde(deserialize_with = "present")]
+    pub(super) dependent_event: Option<u64>,
+    /// All of them, in order, where there is more than one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) dependent_events: Vec<u64>,
+    /// EventIds of earlier iterations that it waits for, each with how many epochs back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) carried_events: Vec<(u64, u32)>,
+    /// Static placement: its worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) worker: Option<u32>,
+    /// Constants of this one task; absent: all zero.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) args: Option<[i32; 8]>,
+}
+
+/// A field that may be null, but not absent.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    Option::deserialize(deserializer)
+}
+
+/// An event.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileEvent {
+    /// What it does.
+    pub(super) event_type: EventType,
+    /// Triggers of one iteration, from all ranks.
+    pub(super) num_triggers: u32,
+    /// First of the tasks that it launches.
+    pub(super) first_task_id: u32,
+    /// One past the last.
+    pub(super) last_task_id: u32,
+    /// Other ranks trigger it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) remote: bool,
+}
+
+/// JSON schema of `task_graph.json`.
+pub fn task_graph_schema() -> schemars::Schema {
+    schemars::schema_for!(FileGraph<'static>)
+}

@@ -1,0 +1,112 @@
+//! What a set of task graphs is made of, for `--check`.
+
+use crate::op_graph::Role;
+use crate::task_graph::{EventType, Space, TaskGraph};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+/// Counts of one graph class over all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Ranks.
+    pub ranks: usize,
+    /// Tasks of all ranks.
+    pub tasks: usize,
+    /// Events of all ranks.
+    pub events: usize,
+    /// Tasks of all ranks by type name.
+    pub tasks_by_type: BTreeMap<String, usize>,
+    /// Events of all ranks by type.
+    pub events_by_type: BTreeMap<String, usize>,
+    /// Most tasks of a rank.
+    pub most_tasks: usize,
+    /// Longest list of a worker.
+    pub longest_list: usize,
+    /// Bytes of weights and constants on the rank that has most.
+    pub constant_bytes: u64,
+    /// Bytes of tensors that live across iterations on the rank that has most.
+    pub persistent_bytes: u64,
+    /// Bytes of other tensors in a rank's own memory, on the rank that has most.
+    pub device_bytes: u64,
+    /// Bytes of other tensors in the symmetric heap.
+    pub symmetric_bytes: u64,
+    /// Most triggers that one rank sends to one other in an iteration: what a remote scheduler queue must hold
+    /// for each epoch in flight.
+    pub remote_triggers: usize,
+}
+
+/// Counts the graphs of one class, one for each rank.
+pub fn stats(graphs: &[TaskGraph]) -> Stats {
+    let mut stats = Stats { ranks: graphs.len(), ..Stats::default() };
+    let mut remote: HashMap<(u32, u16), usize> = HashMap::new();
+    for graph in graphs {
+        stats.tasks += graph.tasks.len();
+        stats.events += graph.events.len();
+        stats.most_tasks = stats.most_tasks.max(graph.tasks.len());
+        let longest = graph.worker_lists.iter().map(Vec::len).max().unwrap_or(0);
+        stats.longest_list = stats.longest_list.max(longest);
+        let mut by_type = vec![0; graph.type_names.len()];
+        for task in &graph.tasks {
+            if let Some(count) = by_type.get_mut(usize::from(task.task_type)) {
+                *count += 1;
+            }
+            if let Some(event) = task.trigger.filter(|e| e.is_nvshmem()) {
+                *remote.entry((graph.rank, event.owner())).or_default() += 1;
+            }
+        }
+        for (name, count) in graph.type_names.iter().zip(by_type).filter(|(_, count)| *count > 0) {
+            *stats.tasks_by_type.entry(name.clone()).or_default() += count;
+        }
+        for event in &graph.events {
+            *stats.events_by_type.entry(event_name(event.event_type).into()).or_default() += 1;
+        }
+        let bytes = |wanted: &dyn Fn(&Role, Space) -> bool| {
+            let tensors = graph.tensors.iter().filter(|t| wanted(&t.role, t.space));
+            tensors.fold(0u64, |sum, t| sum.saturating_add(t.bytes))
+        };
+        let constant = |role: &Role| matches!(role, Role::Weight { .. } | Role::Constant);
+        let persistent = |role: &Role| matches!(role, Role::Persistent { .. });
+        let other = |role: &Role| !constant(role) && !persistent(role);
+        stats.constant_bytes = stats.constant_bytes.max(bytes(&|r, _| constant(r)));
+        stats.persistent_bytes = stats.persistent_bytes.max(bytes(&|r, _| persistent(r)));
+        stats.device_bytes = stats.device_bytes.max(bytes(&|r, s| other(r) && s == Space::Device));
+        stats.symmetric_bytes = stats.symmetric_bytes.max(bytes(&|r, s| other(r) && s == Space::Symmetric));
+    }
+    stats.remote_triggers = remote.into_values().max().unwrap_or(0);
+    stats
+}
+
+fn event_name(event_type: EventType) -> &'static str {
+    match event_type {
+        EventType::Empty => "empty",
+        EventType::LaunchTasks => "launch_tasks",
+        EventType::LaunchMassiveTasks => "launch_massive_tasks",
+        EventType::LaunchDependentTasks => "launch_dependent_tasks",
+        EventType::EndOfTaskGraph => "end_of_task_graph",
+        EventType::Termination => "termination",
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} ranks, {} tasks, {} events", self.ranks, self.tasks, self.events)?;
+        for (what, counts) in [("tasks", &self.tasks_by_type), ("events", &self.events_by_type)] {
+            for (name, count) in counts {
+                writeln!(f, "  {count:>9} {what} of type {name}")?;
+            }
+        }
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        write!(
+            f,
+            "  each rank at most: {} tasks, {} in one worker's list; weights and constants {:.1} MiB, persistent {:.1} MiB, \
+             activations {:.1} MiB, symmetric {:.1} MiB; {} remote triggers between two ranks",
+            self.most_tasks,
+            self.longest_list,
+            mib(self.constant_bytes),
+            mib(self.persistent_bytes),
+            mib(self.device_bytes),
+            mib(self.symmetric_bytes),
+            self.remote_triggers
+        )
+    }
+}
