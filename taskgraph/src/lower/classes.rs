@@ -1,0 +1,317 @@
+//! Cuts operators into tasks. Operators that look the same (the layers of a model) are cut once for each rank.
+
+use super::{Dims, NONE, Part};
+use crate::builder::BuildError;
+use crate::op_graph::{Op, OpGraph, Role};
+use crate::passes::op_view;
+use crate::region::Region;
+use crate::split::Sharding;
+use crate::target::Target;
+use crate::task_type::{
+    ExpansionOperand, LocalOp, OpView, OperandView, Partition, Registry, TaskType, TensorType,
+};
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// One task type's share of an operator, on one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub task_type: Arc<dyn TaskType>,
+    pub suffix: &'static str,
+    pub inputs: Vec<ExpansionOperand>,
+    pub outputs: Vec<ExpansionOperand>,
+    /// Index in the parts, or [`NONE`] where there is nothing to do.
+    pub part: u32,
+}
+
+/// An operator on one rank: its steps, and the temporaries between them.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalClass {
+    pub temporaries: Vec<(&'static str, TensorType)>,
+    pub steps: Vec<Step>,
+}
+
+/// Cuts operators, and remembers what it has cut.
+pub(crate) struct Classes<'a> {
+    graph: &'a OpGraph,
+    registry: &'a Registry,
+    target: &'a Target,
+    world: u32,
+    by_key: HashMap<String, Arc<Vec<LocalClass>>>,
+}
+
+impl<'a> Classes<'a> {
+    pub fn new(graph: &'a OpGraph, registry: &'a Registry, target: &'a Target, world: u32) -> Self {
+        Classes { graph, registry, target, world, by_key: HashMap::new() }
+    }
+
+    /// The operator on each rank; `push` where its pushable output goes to every rank as flagged words.
+    pub fn cut(
+        &mut self,
+        op: &Op,
+        push: bool,
+        parts: &mut Vec<Part>,
+    ) -> Result<Arc<Vec<LocalClass>>, BuildError> {
+        let view = op_view(self.graph, op);
+        let mut key = String::with_capacity(256);
+        let _ = write!(key, "{} {push} {:?}", op.op_type, op.attrs);
+        for operand in view.inputs.iter().chain(&view.outputs) {
+            let _ = write!(key, "|{:?} {:?} ", operand.ty, operand.sharding);
+            match operand.role {
+                Role::Weight { .. } => key.push('w'),
+                other => drop(write!(key, "{other:?}")),
+            }
+        }
+        if let Some(class) = self.by_key.get(&key) {
+            return Ok(class.clone());
+        }
+        let class = self.cut_all_ranks(op, &view, push, parts).map_err(|e| match e {
+            Failure::Message(message) => BuildError::op(&op.name, message),
+            Failure::Unknown(op_type) => BuildError::op(
+                &op.name,
+                format!("is carried out by `{op_type}`, which is not registered; register it"),
+            ),
+        })?;
+        let class = Arc::new(class);
+        self.by_key.insert(key, class.clone());
+        Ok(class)
+    }
+
+    fn cut_all_ranks(
+        &self,
+        op: &Op,
+        view: &OpView<'_>,
+        push: bool,
+        parts: &mut Vec<Part>,
+    ) -> Result<Vec<LocalClass>, Failure> {
+        let mut ranks: Vec<LocalClass> = Vec::with_capacity(self.world as usize);
+        // A rank that is cut like an earlier one of the same share has its parts, so that analyses are shared too.
+        let mut done: HashMap<Vec<u64>, usize> = HashMap::new();
+        for rank in 0..self.world {
+            let local = local_op(view, rank, self.world);
+            let share: Vec<u64> =
+                local.inputs.iter().chain(&local.outputs).flat_map(|t| t.dims.iter().copied()).collect();
+            let earlier = done.get(&share).map(|&first| ranks[first].clone());
+            let class = self.cut_rank(op, &local, push, earlier.as_ref(), parts)?;
+            done.entry(share).or_insert(ranks.len());
+            ranks.push(class);
+        }
+        if let Some(other) = ranks.iter().position(|r| !same_shape(r, &ranks[0])) {
+            return Err(Failure::Message(format!(
+                "`{}` is carried out by other task types on rank {other} than on rank 0; its contract must expand it alike on all ranks",
+                op.op_type
+            )));
+        }
+        Ok(ranks)
+    }
+
+    fn cut_rank(
+        &self,
+        op: &Op,
+        local: &LocalOp<'_>,
+        push: bool,
+        earlier: Option<&LocalClass>,
+        parts: &mut Vec<Part>,
+    ) -> Result<LocalClass, Failure> {
+        let task_type = self.task_type(&op.op_type)?;
+        let expansion = task_type.expand(local, self.target).map_err(|e| Failure::Message(e.0))?;
+        let Some(expansion) = expansion else {
+            let partition = task_type.partition(local, self.target).map_err(|e| Failure::Message(e.0))?;
+            let part = self.add_part(task_type, local, partition, push, earlier_part(earlier, 0), parts)?;
+            let step = Step {
+                task_type: task_type.clone(),
+                suffix: "",
+                inputs: (0..op.inputs.len()).map(ExpansionOperand::Input).collect(),
+                outputs: (0..op.outputs.len()).map(ExpansionOperand::Output).collect(),
+                part,
+            };
+            return Ok(LocalClass { temporaries: Vec::new(), steps: vec![step] });
+        };
+        let temporaries: Vec<(&'static str, TensorType)> =
+            expansion.temporaries.iter().map(|t| (t.suffix, t.ty.clone())).collect();
+        for (suffix, ty) in &temporaries {
+            if ty.dims.is_empty() || ty.dims.len() > 4 || ty.dims.iter().any(|&d| d > u64::from(u32::MAX >> 1)) {
+                return Err(Failure::Message(format!("its temporary `{suffix}` has dimensions {:?}", ty.dims)));
+            }
+        }
+        let mut steps = Vec::with_capacity(expansion.ops.len());
+        let (sharding, role) = (Sharding::Replicated, Role::Activation);
+        for expanded in &expansion.ops {
+            let step_type = self.task_type(expanded.op_type)?;
+            let mut attrs = op.attrs.clone();
+            attrs.extend(expanded.attrs.iter().map(|(k, v)| (k.clone(), v.clone())));
+            let pick = |operands: &[ExpansionOperand]| -> Result<Vec<(OperandView<'_>, TensorType)>, Failure> {
+                operands
+                    .iter()
+                    .map(|operand| {
+                        let (views, types, index) = match *operand {
+                            ExpansionOperand::Input(i) => (&local.global.inputs, &local.inputs, i),
+                            ExpansionOperand::Output(i) => (&local.global.outputs, &local.outputs, i),
+                            ExpansionOperand::Temporary(i) => {
+                                let (suffix, ty) = temporaries.get(i)?;
+                                let view =
+                                    OperandView { name: suffix, ty: ty.clone(), sharding: &sharding, role: &role };
+                                return Some((view, ty.clone()));
+                            }
+                        };
+                        Some((views.get(index)?.clone(), types.get(index)?.clone()))
+                    })
+                    .collect::<Option<Vec<_>>>()
+                    .ok_or_else(|| {
+                        Failure::Message(format!("its step `{}` names an operand that it lacks", expanded.suffix))
+                    })
+            };
+            let (inputs, local_inputs): (Vec<_>, Vec<_>) = pick(&expanded.inputs)?.into_iter().unzip();
+            let (outputs, local_outputs): (Vec<_>, Vec<_>) = pick(&expanded.outputs)?.into_iter().unzip();
+            let global =
+                OpView { name: &op.name, attrs: &attrs, inputs, outputs, capacity: local.global.capacity };
+            let step_op = LocalOp {
+                global: &global,
+                inputs: local_inputs,
+                outputs: local_outputs,
+                rank: local.rank,
+                world: local.world,
+            };
+            let partition = step_type.partition(&step_op, self.target).map_err(|e| Failure::Message(e.0))?;
+            let part = self.add_part(step_type, &step_op, partition, false, earlier_part(earlier, steps.len()), parts)?;
+            steps.push(Step {
+                task_type: step_type.clone(),
+                suffix: expanded.suffix,
+                inputs: expanded.inputs.clone(),
+                outputs: expanded.outputs.clone(),
+                part,
+            });
+        }
+        Ok(LocalClass { temporaries, steps })
+    }
+
+    fn task_type(&self, name: &str) -> Result<&'a Arc<dyn TaskType>, Failure> {
+        self.registry.get(name).ok_or_else(|| Failure::Unknown(name.to_string()))
+    }
+
+    fn add_part(
+        &self,
+        task_type: &Arc<dyn TaskType>,
+        op: &LocalOp<'_>,
+        mut partition: Partition,
+        push: bool,
+        earlier: u32,
+        parts: &mut Vec<Part>,
+    ) -> Result<u32, Failure> {
+        check(op, &partition)?;
+        if partition.tasks.is_empty() {
+            return Ok(NONE);
+        }
+        if push {
+            let (Some(output), Some(param)) = (task_type.pushable_output(), task_type.push_param()) else {
+                return Err(Failure::Message("cannot push its output".into()));
+            };
+            match partition.params.get_mut(param) {
+                Some(word) => *word = 1,
+                None => return Err(Failure::Message(format!("has no parameter word {param} for `push`"))),
+            }
+            // In the receive buffer [world, rows, columns]: the same tile of every rank's.
+            for access in partition.tasks.iter_mut().flat_map(|t| &mut t.writes) {
+                if access.operand as usize == output {
+                    let [r0, c0, ..] = access.region.lo;
+                    let [r1, c1, ..] = access.region.hi;
+                    access.region = Region { lo: [0, r0, c0, 0], hi: [op.world, r1, c1, 1] };
+                }
+            }
+        }
+        let scratch_bytes = u32::try_from(partition.scratch_bytes)
+            .map_err(|_| Failure::Message("needs more than 4 GiB of scratch memory".into()))?;
+        let part = Part {
+            type_name: task_type.name().to_string(),
+            params: partition.params,
+            scratch_bytes,
+            tasks: partition.tasks,
+        };
+        if parts.get(earlier as usize).is_some_and(|other| *other == part) {
+            return Ok(earlier);
+        }
+        parts.push(part);
+        Ok(parts.len() as u32 - 1)
+    }
+}
+
+fn earlier_part(earlier: Option<&LocalClass>, step: usize) -> u32 {
+    earlier.and_then(|class| class.steps.get(step)).map_or(NONE, |step| step.part)
+}
+
+enum Failure {
+    Message(String),
+    Unknown(String),
+}
+
+fn same_shape(a: &LocalClass, b: &LocalClass) -> bool {
+    a.temporaries.len() == b.temporaries.len()
+        && a.steps.len() == b.steps.len()
+        && a.steps.iter().zip(&b.steps).all(|(x, y)| {
+            x.task_type.name() == y.task_type.name() && x.inputs == y.inputs && x.outputs == y.outputs
+        })
+}
+
+fn local_op<'a>(view: &'a OpView<'a>, rank: u32, world: u32) -> LocalOp<'a> {
+    let local = |operands: &[OperandView<'_>]| {
+        operands
+            .iter()
+            .map(|o| TensorType { dims: o.sharding.local_dims(&o.ty.dims, rank, world), ..o.ty.clone() })
+            .collect()
+    };
+    LocalOp { global: view, inputs: local(&view.inputs), outputs: local(&view.outputs), rank, world }
+}
+
+/// A partition must stay inside its operands, and its writes must cover each output exactly once.
+fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
+    let space = |view: &OperandView<'_>, ty: &TensorType| match view.role {
+        Role::Persistent { region_dims: Some(dims) } => (Dims::new(dims), true),
+        _ => (Dims::new(&ty.dims), false),
+    };
+    let inputs: Vec<_> = op.global.inputs.iter().zip(&op.inputs).map(|(v, t)| space(v, t)).collect();
+    let outputs: Vec<_> = op.global.outputs.iter().zip(&op.outputs).map(|(v, t)| space(v, t)).collect();
+    let mut written = vec![0u64; outputs.len()];
+    for task in &partition.tasks {
+        for (accesses, spaces, what) in [(&task.reads[..], &inputs, "read"), (&task.writes[..], &outputs, "write")] {
+            for access in accesses {
+                let Some((dims, named)) = spaces.get(access.operand as usize) else {
+                    return Err(Failure::Message(format!(
+                        "a task {what}s operand {}, the operator has {}",
+                        access.operand,
+                        spaces.len()
+                    )));
+                };
+                if !Region::whole(dims.as_slice()).contains(&access.region) && !access.region.is_empty() {
+                    return Err(Failure::Message(format!(
+                        "a task {what}s {} of operand {}, which is {:?}",
+                        access.region,
+                        access.operand,
+                        dims.as_slice()
+                    )));
+                }
+                if *named && !access.whole_view {
+                    return Err(Failure::Message(format!(
+                        "a task {what}s operand {} by a region of its own index space; use `Access::within_whole`",
+                        access.operand
+                    )));
+                }
+            }
+        }
+        for access in &task.writes {
+            written[access.operand as usize] += access.region.volume();
+        }
+    }
+    for (index, ((dims, _), written)) in outputs.iter().zip(written).enumerate() {
+        let persistent = matches!(op.global.outputs[index].role, Role::Persistent { .. });
+        if !persistent && written != dims.volume() {
+            return Err(Failure::Message(format!(
+                "on rank {} its tasks write {written} of {} elements of output `{}`; they must cover it once",
+                op.rank,
+                dims.volume(),
+                op.global.outputs[index].name
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,409 @@
+//! One rank's finished task graph.
+
+use super::collective::{copy_targets, remote_event};
+use super::dynamic::{empty_task, launch_by_one_event};
+use super::entries::{Entries, TILE_ROWS, entries};
+use super::events::Analysis;
+use super::memory::Memory;
+use super::place::Dealer;
+use super::plan::{CLOSING_EVENT, FIRST_EVENT};
+use super::{Exchange, Lowering, NONE, Part, Plan, SlotKind};
+use crate::builder::BuildError;
+use crate::ids::EventId;
+use crate::region::{MAX_DIMS, Region};
+use crate::task_graph::{
+    Event, EventType, Operand, Place, Placement, Task, TaskGraph, Variant, core_types,
+};
+use smallvec::{SmallVec, smallvec};
+use std::collections::HashMap;
+
+/// Indices of the core types in [`TaskGraph::type_names`].
+const CORE_TYPES: [&str; 6] = [
+    core_types::TERMINATE,
+    core_types::BEGIN_TASK_GRAPH,
+    core_types::EMPTY,
+    core_types::NVSHMEM_COPY,
+    core_types::NVSHMEM_SIGNAL,
+    core_types::REDUCE,
+];
+const TERMINATE: u16 = 0;
+const BEGIN: u16 = 1;
+const EMPTY: u16 = 2;
+const SIGNAL: u16 = 4;
+
+/// How an operand's view relates to its region.
+#[derive(Clone, Copy, PartialEq)]
+enum View {
+    Region,
+    Whole,
+    /// Without the first dimension, of which the region has one index.
+    Inner,
+    /// With a first dimension of one index.
+    Stacked,
+}
+
+pub(crate) fn emit(
+    plan: &Plan,
+    analysis: &Analysis,
+    memory: &Memory,
+    rank: u32,
+) -> Result<TaskGraph, BuildError> {
+    let mut emitter = Emitter::new(plan, memory, rank);
+    emitter.events(analysis);
+    let mut dealer = Dealer::new(plan.options.target.workers);
+    for (index, slot) in plan.slots.iter().enumerate() {
+        let Some(part) = plan.part(rank, index) else { continue };
+        let first = analysis.first_task[index] as usize;
+        let follow = match slot.kind {
+            SlotKind::Arrive { .. } => continue,
+            SlotKind::Compute { .. } => false,
+            SlotKind::Copy { .. } | SlotKind::Reduce { .. } => true,
+        };
+        let workers = match plan.options.placement {
+            Placement::Static => dealer.deal(part, follow),
+            Placement::Dynamic => Vec::new(),
+        };
+        emitter.slot(index, part, analysis, first, &workers)?;
+    }
+    emitter.finish(analysis, memory.closing)
+}
+
+struct Emitter<'a> {
+    plan: &'a Plan,
+    rank: u32,
+    entries: Entries,
+    graph: TaskGraph,
+    variants: HashMap<Variant, u16>,
+}
+
+impl<'a> Emitter<'a> {
+    fn new(plan: &'a Plan, memory: &Memory, rank: u32) -> Self {
+        let mut type_names: Vec<String> = CORE_TYPES.iter().map(|s| s.to_string()).collect();
+        let mut registered: Vec<&str> =
+            plan.parts.iter().map(|p| p.type_name.as_str()).filter(|n| !n.is_empty()).collect();
+        registered.sort_unstable();
+        registered.dedup();
+        registered.retain(|n| !CORE_TYPES.contains(n));
+        type_names.extend(registered.iter().map(|s| s.to_string()));
+        let options = &plan.options;
+        let graph = TaskGraph {
+            name: plan.graph.name.clone(),
+            rank,
+            world: options.world,
+            placement: options.placement,
+            workers: options.target.workers,
+            capacity: plan.graph.capacity,
+            type_names,
+            ops: plan.op_names.clone(),
+            tensors: Vec::new(),
+            variants: Vec::new(),
+            operands: Vec::new(),
+            tasks: Vec::new(),
+            events: Vec::new(),
+            worker_lists: match options.placement {
+                Placement::Static => vec![Vec::new(); options.target.workers as usize],
+                Placement::Dynamic => Vec::new(),
+            },
+        };
+        let mut emitter =
+            Emitter { plan, rank, entries: entries(plan, memory, rank), graph, variants: HashMap::new() };
+        for core in [TERMINATE, BEGIN, EMPTY] {
+            let variant = emitter.variant(core, Vec::new(), 0);
+            emitter.graph.tasks.push(Task {
+                trigger: (core == BEGIN).then(|| EventId::local(rank as u16, EventId::BEGIN)),
+                ..empty_task(core, variant, SmallVec::new(), EventId::INVALID, None, NONE)
+            });
+        }
+        emitter.graph.tasks.truncate(2);
+        emitter
+    }
+
+    fn events(&mut self, analysis: &Analysis) {
+        let dynamic = self.plan.options.placement == Placement::Dynamic;
+        let ordinary = if dynamic { EventType::LaunchTasks } else { EventType::Empty };
+        self.graph.events = analysis
+            .num_triggers
+            .iter()
+            .enumerate()
+            .map(|(index, &num_triggers)| Event {
+                event_type: match index as u32 {
+                    EventId::TERMINATION => EventType::Termination,
+                    EventId::BEGIN => EventType::LaunchDependentTasks,
+                    EventId::END_OF_GRAPH => EventType::EndOfTaskGraph,
+                    _ => ordinary,
+                },
+                num_triggers,
+                first_task: 0,
+                last_task: 0,
+                remote: (FIRST_EVENT..analysis.first_local_event).contains(&(index as u32)),
+            })
+            .collect();
+    }
+
+    fn new_event(&mut self, num_triggers: u32, remote: bool) -> u32 {
+        let dynamic = self.plan.options.placement == Placement::Dynamic;
+        self.graph.events.push(Event {
+            event_type: if dynamic { EventType::LaunchTasks } else { EventType::Empty },
+            num_triggers,
+            first_task: 0,
+            last_task: 0,
+            remote,
+        });
+        self.graph.events.len() as u32 - 1
+    }
+
+    fn variant(&mut self, task_type: u16, params: Vec<u32>, scratch_bytes: u32) -> u16 {
+        let variant = Variant { task_type, params, scratch_bytes };
+        let next = self.graph.variants.len() as u16;
+        let graph = &mut self.graph;
+        *self.variants.entry(variant).or_insert_with_key(|v| {
+            graph.variants.push(v.clone());
+            next
+        })
+    }
+
+    fn slot(
+        &mut self,
+        index: usize,
+        part: &Part,
+        analysis: &Analysis,
+        first: usize,
+        workers: &[u32],
+    ) -> Result<(), BuildError> {
+        let slot = &self.plan.slots[index];
+        let task_type =
+            self.graph.type_names.iter().position(|n| *n == part.type_name).unwrap_or(EMPTY as usize) as u16;
+        let mut params = part.params.clone();
+        if let SlotKind::Reduce { .. } = slot.kind {
+            params[1] = self.rank;
+        }
+        let variant = self.variant(task_type, params, part.scratch_bytes);
+        let mut targets = Vec::new();
+        if let SlotKind::Copy { exchange, stage } = slot.kind {
+            let exchange = &self.plan.exchanges[exchange as usize];
+            targets = copy_targets(exchange, stage, self.rank, self.plan.options.world);
+        }
+        for (i, spec) in part.tasks.iter().enumerate() {
+            let first_operand = self.graph.operands.len() as u32;
+            let mut task = Task {
+                task_type,
+                variant,
+                first_operand,
+                num_inputs: spec.reads.len() as u16,
+                num_outputs: spec.writes.len() as u16,
+                trigger: None,
+                dependencies: analysis.dependencies[first + i].clone(),
+                carried: SmallVec::new(),
+                worker: workers.get(i).copied(),
+                args: spec.args,
+                op: slot.op,
+            };
+            for access in &spec.reads {
+                let tensor = slot.inputs[access.operand as usize];
+                // One rank alone: its own partial tile stands for the received ones.
+                let stacked = matches!(slot.kind, SlotKind::Reduce { exchange }
+                    if access.operand == 1 && self.plan.exchanges[exchange as usize].lowering == Lowering::Alone);
+                let view = match (stacked, access.whole_view) {
+                    (true, _) => View::Stacked,
+                    (_, true) => View::Whole,
+                    _ => View::Region,
+                };
+                self.operand(tensor, access.region, view, Place::Own)?;
+            }
+            match slot.kind {
+                SlotKind::Copy { exchange, stage } => {
+                    let exchange = &self.plan.exchanges[exchange as usize];
+                    let (piece, peer) = targets[i];
+                    let number = exchange.first_event[peer as usize]
+                        + remote_event(exchange, stage, piece, peer, self.plan.options.world);
+                    task.trigger = Some(EventId::nvshmem(peer as u16, number));
+                    match piece {
+                        Some(piece) => {
+                            let (region, view) = copy_target(exchange, stage, self.rank, piece);
+                            let tensor = if stage == 1 { exchange.output } else { exchange.receive };
+                            self.operand(tensor, region, view, Place::Peer(peer as u16))?;
+                            task.num_outputs = 1;
+                        }
+                        None => {
+                            task.task_type = SIGNAL;
+                            task.variant = self.variant(SIGNAL, Vec::new(), 0);
+                        }
+                    }
+                }
+                kind => {
+                    let trigger = analysis.trigger[first + i];
+                    task.trigger = Some(EventId::local(self.rank as u16, trigger));
+                    for access in &spec.writes {
+                        let tensor = slot.outputs[access.operand as usize];
+                        if kind == (SlotKind::Compute { push: Some(access.operand) }) {
+                            let region = access.region.with(0, self.rank, self.rank + 1);
+                            self.operand(tensor, region, View::Inner, Place::All)?;
+                        } else {
+                            let view = if access.whole_view { View::Whole } else { View::Region };
+                            self.operand(tensor, access.region, view, Place::Own)?;
+                        }
+                    }
+                }
+            }
+            self.add_task(task);
+        }
+        Ok(())
+    }
+
+    fn add_task(&mut self, mut task: Task) {
+        if task.dependencies.is_empty() {
+            task.dependencies.push(EventId::BEGIN);
+        }
+        if let Some(worker) = task.worker {
+            self.graph.worker_lists[worker as usize].push(self.graph.tasks.len() as u32);
+        }
+        self.graph.tasks.push(task);
+    }
+
+    fn operand(&mut self, tensor: u32, mut region: Region, view: View, place: Place) -> Result<(), BuildError> {
+        let plan_tensor = &self.plan.tensors[tensor as usize];
+        let (root, (dim, shift)) = self.plan.root(tensor, self.rank);
+        let number = self.entries.of[root as usize];
+        let entry = &self.entries.list[number as usize];
+        let size = entry.dtype.size();
+        let mut strides = self.entries.strides[number as usize];
+        region.lo[dim] += shift;
+        region.hi[dim] += shift;
+        let mut ndim = entry.dims.len();
+        let mut dims = [1u32; MAX_DIMS];
+        let mut offset = 0u64;
+        if view == View::Whole {
+            let local = plan_tensor.dims[self.rank as usize];
+            dims = local.d;
+            offset = u64::from(shift) * u64::from(strides[dim]);
+        } else if entry.tiled {
+            let [row, column, ..] = region.lo;
+            if row % TILE_ROWS != 0 || column != 0 {
+                return Err(BuildError::tensor(
+                    &plan_tensor.name,
+                    format!(
+                        "is packed in tiles of {TILE_ROWS} rows, a task reads {region}; cut its rows at multiples of {TILE_ROWS} and leave its columns whole"
+                    ),
+                ));
+            }
+            offset = u64::from(row) * u64::from(strides[0]);
+            (0..ndim).for_each(|d| dims[d] = region.hi[d] - region.lo[d]);
+        } else {
+            for d in 0..ndim {
+                dims[d] = region.hi[d].saturating_sub(region.lo[d]);
+                offset += u64::from(region.lo[d]) * u64::from(strides[d]);
+            }
+        }
+        match view {
+            View::Inner => {
+                dims.rotate_left(1);
+                strides.rotate_left(1);
+                ndim -= 1;
+            }
+            View::Stacked => {
+                dims.rotate_right(1);
+                strides.rotate_right(1);
+                dims[0] = 1;
+                strides[0] = 0;
+                ndim += 1;
+            }
+            View::Region | View::Whole => {}
+        }
+        for d in ndim..MAX_DIMS {
+            dims[d] = 1;
+            strides[d] = 1;
+        }
+        self.graph.operands.push(Operand {
+            tensor: number,
+            offset: offset * size,
+            dims,
+            strides,
+            ndim: ndim as u8,
+            place,
+            region,
+        });
+        Ok(())
+    }
+
+    /// The end of the iteration: what nobody waits for triggers event 2.
+    fn finish(mut self, analysis: &Analysis, closing: bool) -> Result<TaskGraph, BuildError> {
+        let rank = self.rank as u16;
+        let empty_variant = self.variant(EMPTY, Vec::new(), 0);
+        let end = EventId::local(rank, EventId::END_OF_GRAPH);
+        let mut last_op = self.plan.op_names.len() as u32;
+        let is_static = self.plan.options.placement == Placement::Static;
+        let on = |worker: u32| is_static.then_some(worker);
+        let mut workers = (0..self.plan.options.target.workers.max(1)).cycle();
+        for &(event, slot) in &analysis.unwatched {
+            let op = self.plan.slots[slot as usize].op;
+            let worker = on(workers.next().unwrap_or(0));
+            self.add_task(empty_task(EMPTY, empty_variant, smallvec![event], end, worker, op));
+        }
+        if closing {
+            // Ranks tell each other that they are through; each ends when all are.
+            self.graph.ops.push("end_of_iteration".into());
+            let (world, own) = (self.plan.options.world, self.rank);
+            let done = self.new_event(0, false);
+            let mut triggers = 0;
+            for task in &mut self.graph.tasks[2..] {
+                if task.trigger == Some(end) {
+                    task.trigger = Some(EventId::local(rank, done));
+                    triggers += 1;
+                }
+            }
+            self.graph.events[done as usize].num_triggers = triggers;
+            let after: SmallVec<[u32; 2]> = if triggers > 0 { smallvec![done] } else { smallvec![EventId::BEGIN] };
+            let signal_variant = self.variant(SIGNAL, Vec::new(), 0);
+            for peer in (0..world).filter(|&p| p != own) {
+                let event = EventId::nvshmem(peer as u16, CLOSING_EVENT);
+                let worker = on(workers.next().unwrap_or(0));
+                self.add_task(empty_task(SIGNAL, signal_variant, after.clone(), event, worker, last_op));
+            }
+            let mut wait = after;
+            wait.push(CLOSING_EVENT);
+            self.add_task(empty_task(EMPTY, empty_variant, wait, end, on(0), last_op));
+            last_op += 1;
+        }
+        // A copy or signal triggers nothing here: an empty task behind it in its worker's list does.
+        let mut open: Vec<u32> = Vec::new();
+        for (worker, list) in self.graph.worker_lists.iter().enumerate() {
+            let remote = list.last().and_then(|&t| self.graph.tasks[t as usize].trigger);
+            if remote.is_some_and(|t| t.is_nvshmem()) {
+                open.push(worker as u32);
+            }
+        }
+        let nothing = self.graph.tasks.len() == 2;
+        if !open.is_empty() || nothing {
+            if nothing {
+                open.push(0);
+            }
+            self.graph.ops.push("end_of_list".into());
+            for worker in open {
+                self.add_task(empty_task(EMPTY, empty_variant, SmallVec::new(), end, on(worker), last_op));
+            }
+        }
+        let triggers = self.graph.tasks.iter().filter(|t| t.trigger == Some(end)).count();
+        self.graph.events[EventId::END_OF_GRAPH as usize].num_triggers = triggers as u32;
+        if !is_static {
+            launch_by_one_event(&mut self.graph, empty_variant, EMPTY);
+        }
+        // Tasks 0 and 1 belong to no operator; the last index stands for that.
+        let none = self.graph.ops.len() as u32;
+        self.graph.tasks[..2].iter_mut().for_each(|t| t.op = none);
+        self.graph.tensors = self.entries.list;
+        Ok(self.graph)
+    }
+}
+
+/// Where a copy of `piece` from `rank` goes at the peer.
+fn copy_target(exchange: &Exchange, stage: u8, rank: u32, piece: usize) -> (Region, View) {
+    if exchange.lowering == Lowering::Gather {
+        return (exchange.pieces[rank as usize][piece].target, View::Region);
+    }
+    let tile = &exchange.tiles[piece];
+    if stage == 1 {
+        (Region::whole(&[exchange.rows]).with(1, tile.start, tile.end), View::Region)
+    } else {
+        (Region::whole(&[1, exchange.rows]).with(0, rank, rank + 1).with(2, tile.start, tile.end), View::Inner)
+    }
+}

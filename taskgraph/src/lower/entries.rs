@@ -1,0 +1,163 @@
+//! Tensors of the finished graph: layout, size and origin of each piece of memory.
+
+use super::memory::Memory;
+use super::{Dims, NONE, Plan};
+use crate::dtype::DType;
+use crate::op_graph::{Role, Rows, Tensor};
+use crate::region::MAX_DIMS;
+use crate::split::Sharding;
+use crate::task_graph::{LocalPart, Space, TensorEntry};
+
+/// Entries of one rank, and for each tensor of the plan its entry ([`NONE`]: none).
+pub(crate) struct Entries {
+    pub list: Vec<TensorEntry>,
+    pub of: Vec<u32>,
+    /// For each entry the strides, filled to four dimensions.
+    pub strides: Vec<[u32; MAX_DIMS]>,
+}
+
+pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
+    let world = plan.options.world;
+    let mut entries = Entries { list: Vec::new(), of: vec![NONE; plan.tensors.len()], strides: Vec::new() };
+    for (index, tensor) in plan.tensors.iter().enumerate() {
+        let wanted = memory.used[index] && memory.buffer_of[index] == NONE && tensor.alias.is_none();
+        if !wanted {
+            continue;
+        }
+        let dims = tensor.dims[rank as usize];
+        let source = tensor.source.map(|s| &plan.graph.tensors[s as usize]);
+        let role = source.map_or(Role::Activation, |s| s.role.clone());
+        let tiled = matches!(role, Role::Weight { .. }) && dims.n == 2;
+        let parts = source.map(|s| local_parts(s, rank, world)).unwrap_or_default();
+        let region = tensor.region_dims.unwrap_or(dims);
+        entries.of[index] = entries.list.len() as u32;
+        entries.push(Described {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            dims,
+            space: tensor.space,
+            role,
+            parts,
+            region,
+            tiled,
+            output: tensor.output,
+            rows: tensor.rows,
+        });
+    }
+    for (number, buffer) in memory.buffers.iter().enumerate() {
+        let first = &plan.tensors[buffer.tensors[0] as usize];
+        let dims = first.dims[rank as usize];
+        let shape: Vec<String> = dims.as_slice().iter().map(u32::to_string).collect();
+        let prefix = if first.space == Space::Symmetric { "sym" } else { "act" };
+        for &tensor in &buffer.tensors {
+            entries.of[tensor as usize] = entries.list.len() as u32;
+        }
+        entries.push(Described {
+            name: format!("{prefix}{number}.{}.{}", first.dtype, shape.join("x")),
+            dtype: first.dtype,
+            dims,
+            space: first.space,
+            role: Role::Activation,
+            parts: Vec::new(),
+            region: dims,
+            tiled: false,
+            output: false,
+            rows: first.rows,
+        });
+    }
+    entries
+}
+
+struct Described {
+    name: String,
+    dtype: DType,
+    dims: Dims,
+    space: Space,
+    role: Role,
+    parts: Vec<LocalPart>,
+    region: Dims,
+    tiled: bool,
+    output: bool,
+    rows: Rows,
+}
+
+impl Entries {
+    fn push(&mut self, d: Described) {
+        let n = d.dims.n as usize;
+        let mut strides = [1u32; MAX_DIMS];
+        let mut bytes = d.dtype.size();
+        if d.tiled {
+            strides[0] = d.dims.d[1].next_multiple_of(TILE_K);
+            bytes *= u64::from(d.dims.d[0].next_multiple_of(TILE_ROWS)) * u64::from(strides[0]);
+        } else {
+            for dim in (0..n.saturating_sub(1)).rev() {
+                strides[dim] = strides[dim + 1] * d.dims.d[dim + 1].max(1);
+            }
+            bytes *= d.dims.volume();
+        }
+        self.list.push(TensorEntry {
+            name: d.name,
+            dtype: d.dtype,
+            dims: d.dims.as_slice().to_vec(),
+            strides: strides[..n].to_vec(),
+            space: d.space,
+            bytes,
+            role: d.role,
+            parts: d.parts,
+            region_dims: d.region.as_slice().to_vec(),
+            tiled: d.tiled,
+            output: d.output,
+            rows: d.rows,
+        });
+        self.strides.push(strides);
+    }
+}
+
+/// Rows of a tile of a packed matrix.
+pub(crate) const TILE_ROWS: u32 = 16;
+/// Depth that a packed matrix is padded to a multiple of.
+const TILE_K: u32 = 2;
+
+/// What of each part of a weight `rank` holds, in the order of its own rows.
+fn local_parts(tensor: &Tensor, rank: u32, world: u32) -> Vec<LocalPart> {
+    let Role::Weight { parts } = &tensor.role else { return Vec::new() };
+    match &tensor.sharding {
+        Sharding::Replicated | Sharding::Partial => parts
+            .iter()
+            .map(|p| LocalPart { source: p.source.clone(), dims: p.dims.clone(), range: None })
+            .collect(),
+        Sharding::Split { dim: 0, parts: pieces } => {
+            let mut local = Vec::new();
+            let mut start = 0;
+            for (piece, range) in pieces.iter().zip(tensor.sharding.ranges(rank, world)) {
+                let held = start + range.start..start + range.end;
+                let mut first = 0;
+                for part in parts {
+                    let rows = part.dims[0];
+                    let (lo, hi) = (held.start.max(first), held.end.min(first + rows));
+                    if lo < hi {
+                        local.push(LocalPart {
+                            source: part.source.clone(),
+                            dims: part.dims.clone(),
+                            range: Some((0, lo - first..hi - first)),
+                        });
+                    }
+                    first += rows;
+                }
+                start += piece.len;
+            }
+            local
+        }
+        Sharding::Split { dim, .. } => {
+            let range = tensor.sharding.ranges(rank, world).into_iter().next().unwrap_or(0..0);
+            parts
+                .iter()
+                .map(|p| LocalPart {
+                    source: p.source.clone(),
+                    dims: p.dims.clone(),
+                    range: Some((*dim, range.clone())),
+                })
+                .collect()
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! Dependencies of one rank, from the regions that tasks touch.
+//!
+//! A task triggers one event, so the tasks of a slot are divided by it: two tasks share an event where some task
+//! of another slot needs both. What comes out is the coarsest-needed partition, for two regular grids that of
+//! their greatest common divisor.
+
+use super::collective::arrive_triggers;
+use super::plan::{CLOSING_EVENT, FIRST_EVENT};
+use super::overlap::{Overlap, Shift, Side, overlap};
+use super::{NONE, Plan, SlotKind};
+use crate::dtype::DType;
+use crate::ids::EventId;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Every task of the later slot waits for every task of the earlier one.
+pub(crate) const ALL: u8 = 1;
+/// Every task of the later slot waits for some task of the earlier one.
+pub(crate) const SOME: u8 = 2;
+/// For every task of the earlier slot some task of the later one waits.
+pub(crate) const COVERED: u8 = 4;
+
+/// Two slots that touch the same tensor, the later one after the earlier one, with at least one of them writing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub from: u32,
+    pub to: u32,
+    from_side: Side,
+    to_side: Side,
+    from_tensor: u32,
+    to_tensor: u32,
+    /// The words carry their epoch: an order without event, from every rank's writer.
+    pub flagged: bool,
+}
+
+/// Links of a plan, by their earlier slot.
+#[derive(Debug)]
+pub(crate) struct Links {
+    pub all: Vec<Link>,
+    first: Vec<u32>,
+}
+
+impl Links {
+    pub fn new(plan: &Plan) -> Self {
+        let mut touched: Vec<Vec<(u32, Side, u32)>> = vec![Vec::new(); plan.tensors.len()];
+        let mut all = Vec::new();
+        let root = |t: u32| plan.root(t, 0).0;
+        for (to, slot) in plan.slots.iter().enumerate() {
+            let to = to as u32;
+            let reads = slot.inputs.iter().enumerate().map(|(i, &t)| (Side::Read(i as u8), t));
+            let writes = slot.outputs.iter().enumerate().map(|(i, &t)| (Side::Write(i as u8), t));
+            for (to_side, to_tensor) in reads.clone().chain(writes.clone()) {
+                let tensor = &plan.tensors[root(to_tensor) as usize];
+                for &(from, from_side, from_tensor) in &touched[root(to_tensor) as usize] {
+                    let conflict = match (from_side, to_side) {
+                        (Side::Write(_), Side::Read(_)) => true,
+                        (Side::Read(_), Side::Write(_)) => !tensor.activation,
+                        _ => false,
+                    };
+                    if conflict {
+                        let flagged = tensor.dtype == DType::F32Flagged;
+                        all.push(Link { from, to, from_side, to_side, from_tensor, to_tensor, flagged });
+                    }
+                }
+            }
+            for (side, tensor) in reads.chain(writes) {
+                // What nobody writes can't conflict; weights would only grow the lists.
+                let known = &plan.tensors[root(tensor) as usize];
+                if known.activation || plan.is_persistent(root(tensor)) {
+                    touched[root(tensor) as usize].push((to, side, tensor));
+                }
+            }
+        }
+        all.sort_by_key(|l| l.from);
+        let mut first = vec![0; plan.slots.len() + 1];
+        all.iter().for_each(|l| first[l.from as usize + 1] += 1);
+        for i in 1..first.len() {
+            first[i] += first[i - 1];
+        }
+        Links { all, first }
+    }
+
+    fn from(&self, slot: usize) -> std::ops::Range<usize> {
+        self.first[slot] as usize..self.first[slot + 1] as usize
+    }
+}
+
+/// Dependencies and events of one rank. Tasks are counted from 0 in slot order; arrivals have none.
+#[derive(Debug)]
+pub(crate) struct Analysis {
+    /// First task of each slot, and the number of tasks in the end.
+    pub first_task: Vec<u32>,
+    /// Events that each task waits for; empty: nothing but the begin.
+    pub dependencies: Vec<SmallVec<[u32; 2]>>,
+    /// The event that each task triggers; [`NONE`] for copies.
+    pub trigger: Vec<u32>,
+    /// Triggers of each event; those of event 2 are counted at the end.
+    pub num_triggers: Vec<u32>,
+    /// Events below are triggered by peers (from 3 on).
+    pub first_local_event: u32,
+    /// Remote events that no task waits for, with their slot.
+    pub unwatched: Vec<(u32, u32)>,
+    /// For each link [`ALL`], [`SOME`], [`COVERED`].
+    pub flags: Vec<u8>,
+}
+
+impl Analysis {
+    /// Makes room for [`CLOSING_EVENT`] with this many triggers.
+    pub fn add_closing_event(&mut self, num_triggers: u32) {
+        let shift = |event: &mut u32| {
+            if *event >= CLOSING_EVENT && *event != NONE {
+                *event += 1;
+            }
+        };
+        self.dependencies.iter_mut().flatten().for_each(shift);
+        self.trigger.iter_mut().for_each(shift);
+        self.unwatched.iter_mut().for_each(|(event, _)| shift(event));
+        self.num_triggers.insert(CLOSING_EVENT as usize, num_triggers);
+        self.first_local_event += 1;
+    }
+}
+
+/// Works out the dependencies of one rank.
+pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
+    let world = plan.options.world;
+    let num_slots = plan.slots.len();
+    let mut first_task = Vec::with_capacity(num_slots + 1);
+    let mut total = 0u32;
+    for (index, slot) in plan.slots.iter().enumerate() {
+        first_task.push(total);
+        if !matches!(slot.kind, SlotKind::Arrive { .. }) {
+            total += plan.part(rank, index).map_or(0, |p| p.tasks.len() as u32);
+        }
+    }
+    first_task.push(total);
+
+    let mut num_triggers = vec![0u32; FIRST_EVENT as usize];
+    num_triggers[EventId::BEGIN as usize] = 1;
+    let mut event_slot = vec![0u32; FIRST_EVENT as usize];
+    let mut arrival_event = vec![NONE; num_slots];
+    for (index, slot) in plan.slots.iter().enumerate() {
+        if let SlotKind::Arrive { exchange, stage } = slot.kind {
+            arrival_event[index] = num_triggers.len() as u32;
+            num_triggers.extend(arrive_triggers(&plan.exchanges[exchange as usize], stage, rank, world));
+            event_slot.resize(num_triggers.len(), index as u32);
+        }
+    }
+    let first_local_event = num_triggers.len() as u32;
+    let mut state = Builder {
+        dependencies: vec![SmallVec::new(); total as usize],
+        trigger: vec![EventId::END_OF_GRAPH; total as usize],
+        num_triggers,
+        event_slot,
+        unwatched: Vec::new(),
+        flags: vec![0; links.all.len()],
+        first_task,
+    };
+    let mut cache: HashMap<(u32, Side, Shift, u32, Side, Shift), Rc<Overlap>> = HashMap::new();
+    for (index, slot) in plan.slots.iter().enumerate() {
+        let Some(part) = plan.part(rank, index) else { continue };
+        let n = part.tasks.len();
+        if let SlotKind::Copy { .. } = slot.kind {
+            let tasks = state.first_task[index] as usize..state.first_task[index + 1] as usize;
+            state.trigger[tasks].fill(NONE);
+            continue;
+        }
+        let mut overlaps: Vec<(usize, Rc<Overlap>)> = Vec::new();
+        for number in links.from(index) {
+            let link = &links.all[number];
+            let Some(later) = plan.part(rank, link.to as usize) else { continue };
+            let from_shift = plan.root(link.from_tensor, rank).1;
+            let to_shift = plan.root(link.to_tensor, rank).1;
+            let key = (
+                plan.part_of[rank as usize][index],
+                link.from_side,
+                from_shift,
+                plan.part_of[rank as usize][link.to as usize],
+                link.to_side,
+                to_shift,
+            );
+            let found = cache
+                .entry(key)
+                .or_insert_with(|| {
+                    Rc::new(overlap(part, link.from_side, from_shift, later, link.to_side, to_shift))
+                })
+                .clone();
+            overlaps.push((number, found));
+        }
+        match slot.kind {
+            SlotKind::Arrive { .. } => state.arrivals(links, &overlaps, index, n, arrival_event[index]),
+            _ => state.slot(links, &overlaps, index, n),
+        }
+    }
+    state.drop_implied();
+    Analysis {
+        first_task: state.first_task,
+        dependencies: state.dependencies,
+        trigger: state.trigger,
+        num_triggers: state.num_triggers,
+        first_local_event,
+        unwatched: state.unwatched,
+        flags: state.flags,
+    }
+}
+
+struct Builder {
+    first_task: Vec<u32>,
+    dependencies: Vec<SmallVec<[u32; 2]>>,
+    trigger: Vec<u32>,
+    num_triggers: Vec<u32>,
+    event_slot: Vec<u32>,
+    unwatched: Vec<(u32, u32)>,
+    flags: Vec<u8>,
+}
+
+impl Builder {
+    fn consumers(&self, slot: u32) -> std::ops::Range<usize> {
+        self.first_task[slot as usize] as usize..self.first_task[slot as usize + 1] as usize
+    }
+
+    fn depend(&mut self, task: usize, event: u32) {
+        if !self.dependencies[task].contains(&event) {
+            self.dependencies[task].push(event);
+        }
+    }
+
+    /// Events of a slot whose tasks are this rank's own.
+    fn slot(&mut self, links: &Links, overlaps: &[(usize, Rc<Overlap>)], slot: usize, n: usize) {
+        let mut groups = Groups::new(n);
+        let by_event = || overlaps.iter().filter(|(l, _)| !links.all[*l].flagged);
+        if by_event().any(|(_, o)| o.every) {
+            groups.join_all();
+        } else {
+            for (link, found) in by_event() {
+                for consumer in 0..self.consumers(links.all[*link].to).len() {
+                    groups.join(found.row(consumer));
+                }
+            }
+        }
+        let first = self.first_task[slot] as usize;
+        let mut event_of = vec![NONE; n];
+        let mut num_events = 0;
+        for task in 0..n {
+            if groups.used[task] {
+                let root = groups.find(task);
+                if event_of[root] == NONE {
+                    event_of[root] = self.num_triggers.len() as u32;
+                    self.num_triggers.push(0);
+                    self.event_slot.push(slot as u32);
+                    num_events += 1;
+                }
+                event_of[task] = event_of[root];
+                self.trigger[first + task] = event_of[root];
+                self.num_triggers[event_of[root] as usize] += 1;
+            }
+        }
+        let unused = groups.used.iter().any(|u| !u);
+        for (number, found) in overlaps {
+            let link = links.all[*number];
+            let consumers = self.consumers(link.to);
+            if link.flagged {
+                self.flags[*number] = plain_flags(found, consumers.len(), n);
+                continue;
+            }
+            if found.every {
+                self.flags[*number] = ALL | SOME | COVERED;
+                consumers.for_each(|c| self.depend(c, event_of[0]));
+                continue;
+            }
+            let mut some = true;
+            let mut touched = std::collections::BTreeSet::new();
+            for (i, consumer) in consumers.enumerate() {
+                match found.row(i).first() {
+                    Some(&producer) => {
+                        let event = event_of[producer as usize];
+                        touched.insert(event);
+                        self.depend(consumer, event);
+                    }
+                    None => some = false,
+                }
+            }
+            let covered = !unused && touched.len() == num_events;
+            self.flags[*number] = flags(some && covered && num_events == 1, some, covered);
+        }
+    }
+
+    /// What waits for events that peers trigger; task `i` of the arrival is event `first + i`.
+    fn arrivals(
+        &mut self,
+        links: &Links,
+        overlaps: &[(usize, Rc<Overlap>)],
+        slot: usize,
+        n: usize,
+        first: u32,
+    ) {
+        let mut watched = vec![false; n];
+        for (number, found) in overlaps {
+            let consumers = self.consumers(links.all[*number].to);
+            self.flags[*number] = plain_flags(found, consumers.len(), n);
+            for (i, consumer) in consumers.enumerate() {
+                if found.every {
+                    (0..n as u32).for_each(|e| self.depend(consumer, first + e));
+                } else {
+                    found.row(i).iter().for_each(|&e| self.depend(consumer, first + e));
+                    found.row(i).iter().for_each(|&e| watched[e as usize] = true);
+                }
+            }
+            if found.every {
+                watched.fill(true);
+            }
+        }
+        self.unwatched.extend((0..n).filter(|&i| !watched[i]).map(|i| (first + i as u32, slot as u32)));
+    }
+
+    /// Drops a dependency that another one implies: some task that triggers the other waits for it, or for one
+    /// that does, and so on.
+    fn drop_implied(&mut self) {
+        let mut before: Vec<SmallVec<[u32; 4]>> = vec![SmallVec::new(); self.num_triggers.len()];
+        for (dependencies, &trigger) in self.dependencies.iter().zip(&self.trigger) {
+            if trigger != NONE && trigger > EventId::END_OF_GRAPH {
+                let known = &mut before[trigger as usize];
+                for event in dependencies {
+                    if known.len() < MOST_KNOWN && !known.contains(event) {
+                        known.push(*event);
+                    }
+                }
+            }
+        }
+        let mut last: (SmallVec<[u32; 2]>, SmallVec<[u32; 2]>) = Default::default();
+        let mut visited: Vec<u32> = Vec::new();
+        for dependencies in &mut self.dependencies {
+            if dependencies.len() < 2 {
+                continue;
+            }
+            if *dependencies != last.0 {
+                last.0.clone_from(dependencies);
+                last.1 = dependencies
+                    .iter()
+                    .filter(|&&event| {
+                        !dependencies.iter().any(|&other| {
+                            other != event && reaches(&before, &self.event_slot, other, event, &mut visited)
+                        })
+                    })
+                    .copied()
+                    .collect();
+            }
+            dependencies.clone_from(&last.1);
+        }
+    }
+}
+
+/// Bounds of the search for implied dependencies: predecessors kept of an event, events looked at.
+const MOST_KNOWN: usize = 16;
+const MOST_VISITED: usize = 48;
+
+fn reaches(
+    before: &[SmallVec<[u32; 4]>],
+    event_slot: &[u32],
+    from: u32,
+    target: u32,
+    visited: &mut Vec<u32>,
+) -> bool {
+    visited.clear();
+    visited.push(from);
+    let mut next = 0;
+    while next < visited.len() {
+        for &event in &before[visited[next] as usize] {
+            if event == target {
+                return true;
+            }
+            if event_slot[event as usize] > event_slot[target as usize]
+                && visited.len() < MOST_VISITED
+                && !visited.contains(&event)
+            {
+                visited.push(event);
+            }
+        }
+        next += 1;
+    }
+    false
+}
+
+fn plain_flags(found: &Overlap, consumers: usize, n: usize) -> u8 {
+    if found.every {
+        return ALL | SOME | COVERED;
+    }
+    let mut touched = vec![false; n];
+    let (mut all, mut some) = (true, true);
+    for consumer in 0..consumers {
+        let row = found.row(consumer);
+        all &= row.len() == n;
+        some &= !row.is_empty();
+        row.iter().for_each(|&p| touched[p as usize] = true);
+    }
+    flags(all, some, touched.iter().all(|t| *t))
+}
+
+fn flags(all: bool, some: bool, covered: bool) -> u8 {
+    u8::from(all) * ALL | u8::from(some) * SOME | u8::from(covered) * COVERED
+}
+
+/// Union-find over the tasks of a slot.
+struct Groups {
+    parent: Vec<u32>,
+    used: Vec<bool>,
+}
+
+impl Groups {
+    fn new(n: usize) -> Self {
+        Groups { parent: (0..n as u32).collect(), used: vec![false; n] }
+    }
+
+    fn find(&mut self, mut task: usize) -> usize {
+        while self.parent[task] as usize != task {
+            self.parent[task] = self.parent[self.parent[task] as usize];
+            task = self.parent[task] as usize;
+        }
+        task
+    }
+
+    fn join(&mut self, tasks: &[u32]) {
+        let Some(&first) = tasks.first() else { return };
+        self.used[first as usize] = true;
+        let mut root = self.find(first as usize);
+        for &task in &tasks[1..] {
+            self.used[task as usize] = true;
+            let other = self.find(task as usize);
+            let (low, high) = (root.min(other), root.max(other));
+            self.parent[high] = low as u32;
+            root = low;
+        }
+    }
+
+    fn join_all(&mut self) {
+        self.parent.fill(0);
+        self.used.fill(true);
+    }
+}

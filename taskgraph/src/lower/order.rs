@@ -1,0 +1,159 @@
+//! What happens before what, over all ranks, slot by slot: the proof behind sharing of buffers.
+//!
+//! For two slots, "before" means that every task of the one is done before any task of the other starts. It is
+//! derived for the slots' own rank and for the other ranks; the latter comes about through copies and flagged
+//! words only. Everything here holds on all ranks, so that all ranks draw the same conclusions.
+
+use super::events::{ALL, Analysis, COVERED, Links, SOME};
+use super::{Lowering, Plan, SlotKind};
+
+/// A set of slots.
+#[derive(Clone, Debug)]
+struct Set(Vec<u64>);
+
+impl Set {
+    fn new(n: usize) -> Self {
+        Set(vec![0; n.div_ceil(64)])
+    }
+    fn insert(&mut self, i: usize) {
+        self.0[i / 64] |= 1 << (i % 64);
+    }
+    fn contains(&self, i: usize) -> bool {
+        self.0[i / 64] >> (i % 64) & 1 == 1
+    }
+    fn add(&mut self, other: &Set) {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    /// Slots of the same rank that are before this one.
+    own: Set,
+    /// Slots that are before this one on every other rank.
+    other: Set,
+    /// Slots of the same rank of which every task is before some task of this one.
+    own_covered: Set,
+    /// The same of every other rank.
+    other_covered: Set,
+}
+
+/// The order of a plan's slots.
+#[derive(Debug)]
+pub(crate) struct Order {
+    known: Vec<Known>,
+    end: Set,
+    begin: usize,
+}
+
+impl Order {
+    pub fn new(plan: &Plan, links: &Links, analyses: &[&Analysis]) -> Self {
+        let begin = plan.slots.len();
+        let empty = Set::new(begin + 1);
+        let mut incoming: Vec<Vec<(u32, bool, u8)>> = vec![Vec::new(); begin];
+        for (number, link) in links.all.iter().enumerate() {
+            let flags = analyses.iter().fold(ALL | SOME | COVERED, |all, a| all & a.flags[number]);
+            incoming[link.to as usize].push((link.from, link.flagged, flags));
+        }
+        let mut known: Vec<Known> = Vec::with_capacity(begin);
+        let mut end = empty.clone();
+        for (index, slot) in plan.slots.iter().enumerate() {
+            let mut k = Known {
+                own: empty.clone(),
+                other: empty.clone(),
+                own_covered: empty.clone(),
+                other_covered: empty.clone(),
+            };
+            let everywhere = (0..plan.options.world).all(|r| plan.part(r, index).is_some());
+            match slot.kind {
+                SlotKind::Arrive { exchange, stage } => {
+                    let lowering = plan.exchanges[exchange as usize].lowering;
+                    arrive(&mut k, &known[index - 1], lowering, stage, plan.options.world);
+                }
+                _ if everywhere => {
+                    k.own.insert(begin);
+                    for &(from, flagged, flags) in &incoming[index] {
+                        follow(&mut k, from as usize, &known[from as usize], flagged, flags);
+                    }
+                }
+                _ => {}
+            }
+            k.own_covered.add(&k.own);
+            k.other_covered.add(&k.other);
+            end.add(&k.other_covered);
+            known.push(k);
+        }
+        Order { known, end, begin }
+    }
+
+    /// `earlier` is before `later` on the same rank.
+    pub fn own(&self, earlier: usize, later: usize) -> bool {
+        self.known[later].own.contains(earlier)
+    }
+    /// `earlier` is on every other rank before `later` on this one.
+    pub fn other(&self, earlier: usize, later: usize) -> bool {
+        self.known[later].other.contains(earlier)
+    }
+    /// Every other rank has begun the iteration before `later` on this one.
+    pub fn begin_elsewhere(&self, later: usize) -> bool {
+        self.known[later].other.contains(self.begin)
+    }
+    /// `earlier` is on every other rank before the end of the iteration on this one.
+    pub fn before_end(&self, earlier: usize) -> bool {
+        self.end.contains(earlier)
+    }
+}
+
+fn follow(k: &mut Known, from: usize, p: &Known, flagged: bool, flags: u8) {
+    if flags & ALL != 0 {
+        k.own.insert(from);
+        k.own.add(&p.own_covered);
+        k.other.add(&p.other_covered);
+        if flagged {
+            k.other.insert(from);
+            k.other.add(&p.own_covered);
+            k.own.add(&p.other_covered);
+        }
+    } else if flags & SOME != 0 {
+        k.own.add(&p.own);
+        k.other.add(&p.other);
+        if flagged {
+            k.other.add(&p.own);
+            k.own.add(&p.other);
+        }
+    }
+    if flags & COVERED != 0 {
+        k.own_covered.insert(from);
+        k.own_covered.add(&p.own_covered);
+        k.other_covered.add(&p.other_covered);
+        if flagged {
+            k.other_covered.insert(from);
+            k.other_covered.add(&p.own_covered);
+            k.own_covered.add(&p.other_covered);
+        }
+    }
+}
+
+/// What an arrival knows from the peers' copies `c`. What a peer's copy follows on the ranks other than its own
+/// includes this rank, and, with three ranks or more, every other one.
+fn arrive(k: &mut Known, c: &Known, lowering: Lowering, stage: u8, world: u32) {
+    if world == 1 {
+        k.own.add(&c.own_covered);
+        return;
+    }
+    k.other.add(&c.own);
+    k.own.add(&c.other);
+    if world >= 3 {
+        k.other.add(&c.other);
+    }
+    if lowering == Lowering::TwoShot && stage == 0 {
+        return; // a peer's copies to this rank are but some of its tiles
+    }
+    k.other_covered.add(&c.own_covered);
+    k.own_covered.add(&c.other_covered);
+    if lowering == Lowering::Gather || stage == 1 {
+        // One event for all of them.
+        k.other.add(&c.own_covered);
+        k.own.add(&c.other_covered);
+    }
+}

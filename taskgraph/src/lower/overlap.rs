@@ -1,0 +1,136 @@
+//! Which tasks of one slot touch what which tasks of another touch.
+
+use super::Part;
+use crate::region::{MAX_DIMS, Region};
+
+/// Whether a slot's reads or writes are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    Read(u8),
+    Write(u8),
+}
+
+/// For each task of the later slot, the tasks of the earlier one that it overlaps.
+#[derive(Debug)]
+pub(crate) struct Overlap {
+    /// All overlap all; the lists are left out.
+    pub every: bool,
+    offsets: Vec<u32>,
+    items: Vec<u32>,
+}
+
+impl Overlap {
+    /// Producers of a consumer, where not [`Overlap::every`].
+    pub fn row(&self, consumer: usize) -> &[u32] {
+        &self.items[self.offsets[consumer] as usize..self.offsets[consumer + 1] as usize]
+    }
+}
+
+/// A shift of regions along one dimension.
+pub(crate) type Shift = (usize, u32);
+
+fn boxes(part: &Part, side: Side, shift: Shift) -> Vec<(Region, u32)> {
+    let mut all = Vec::with_capacity(part.tasks.len());
+    for (index, task) in part.tasks.iter().enumerate() {
+        let mut push = |operand: u8, wanted: u8, mut region: Region| {
+            if operand == wanted && !region.is_empty() {
+                region.lo[shift.0] += shift.1;
+                region.hi[shift.0] += shift.1;
+                all.push((region, index as u32));
+            }
+        };
+        match side {
+            Side::Read(o) => task.reads.iter().for_each(|a| push(a.operand, o, a.region)),
+            Side::Write(o) => task.writes.iter().for_each(|a| push(a.operand, o, a.region)),
+        }
+    }
+    all
+}
+
+/// Overlaps between one operand of an earlier slot and one of a later slot.
+pub(crate) fn overlap(
+    earlier: &Part,
+    earlier_side: Side,
+    earlier_shift: Shift,
+    later: &Part,
+    later_side: Side,
+    later_shift: Shift,
+) -> Overlap {
+    let mut producers = boxes(earlier, earlier_side, earlier_shift);
+    let consumers = boxes(later, later_side, later_shift);
+    let mut bounds = Region { lo: [u32::MAX; MAX_DIMS], hi: [0; MAX_DIMS] };
+    let mut present = vec![false; earlier.tasks.len()];
+    for (region, task) in &producers {
+        present[*task as usize] = true;
+        for d in 0..MAX_DIMS {
+            bounds.lo[d] = bounds.lo[d].min(region.lo[d]);
+            bounds.hi[d] = bounds.hi[d].max(region.hi[d]);
+        }
+    }
+    let complete = !producers.is_empty() && present.iter().all(|p| *p);
+    let mut whole = vec![false; later.tasks.len()];
+    if complete {
+        consumers.iter().filter(|(r, _)| r.contains(&bounds)).for_each(|(_, t)| whole[*t as usize] = true);
+    }
+    if !whole.is_empty() && whole.iter().all(|w| *w) {
+        return Overlap { every: true, offsets: Vec::new(), items: Vec::new() };
+    }
+    let dim = widest_dimension(&producers);
+    producers.sort_by_key(|(r, task)| (r.lo[dim], *task));
+    // The largest end among this and all before: scanning backwards can stop where it is too small.
+    let mut reach = Vec::with_capacity(producers.len());
+    let mut furthest = 0;
+    for (region, _) in &producers {
+        furthest = furthest.max(region.hi[dim]);
+        reach.push(furthest);
+    }
+    let mut offsets = Vec::with_capacity(later.tasks.len() + 1);
+    let mut items = Vec::new();
+    let mut next = 0;
+    offsets.push(0);
+    for (task, &reads_all) in whole.iter().enumerate() {
+        let start = items.len();
+        while next < consumers.len() && consumers[next].1 as usize == task {
+            let region = &consumers[next].0;
+            next += 1;
+            if reads_all {
+                continue;
+            }
+            let end = producers.partition_point(|(r, _)| r.lo[dim] < region.hi[dim]);
+            for i in (0..end).rev().take_while(|&i| reach[i] > region.lo[dim]) {
+                if producers[i].0.overlaps(region) {
+                    items.push(producers[i].1);
+                }
+            }
+        }
+        if reads_all {
+            items.extend(0..earlier.tasks.len() as u32);
+        } else {
+            items[start..].sort_unstable();
+            let mut kept = start;
+            for i in start..items.len() {
+                if kept == start || items[kept - 1] != items[i] {
+                    items[kept] = items[i];
+                    kept += 1;
+                }
+            }
+            items.truncate(kept);
+        }
+        offsets.push(items.len() as u32);
+    }
+    let every = items.len() == earlier.tasks.len() * later.tasks.len() && !items.is_empty();
+    Overlap { every, offsets, items }
+}
+
+fn widest_dimension(producers: &[(Region, u32)]) -> usize {
+    let mut best = (0, 0);
+    for dim in 0..MAX_DIMS {
+        let mut starts: Vec<u32> = producers.iter().map(|(r, _)| r.lo[dim]).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        if starts.len() > best.1 {
+            best = (dim, starts.len());
+        }
+    }
+    best.0
+}

@@ -1,0 +1,55 @@
+//! Static placement: which worker runs which task.
+
+use super::Part;
+
+/// Deals the tasks of slots to workers. Lists are in slot order, which is one topological order for all ranks, so
+/// a worker never waits for something that stands behind it.
+#[derive(Debug)]
+pub(crate) struct Dealer {
+    workers: u32,
+    /// Where the last slot that left workers without a task stopped.
+    next: u32,
+}
+
+impl Dealer {
+    pub fn new(workers: u32) -> Self {
+        Dealer { workers: workers.max(1), next: 0 }
+    }
+
+    /// Workers of the tasks of one slot. `follow`: task `t` of `n` goes where the same share of the slot before
+    /// went (copies and sums follow the tile that they handle).
+    pub fn deal(&mut self, part: &Part, follow: bool) -> Vec<u32> {
+        let n = part.tasks.len();
+        let w = self.workers as usize;
+        if follow {
+            return (0..n).map(|t| (t * w / n) as u32).collect();
+        }
+        let (least, most) =
+            part.tasks.iter().fold((u64::MAX, 0), |(lo, hi), t| (lo.min(t.cost), hi.max(t.cost)));
+        if n > w && most > least + least / 4 {
+            return self.by_cost(part);
+        }
+        let full = n / w * w;
+        let start = self.next;
+        self.next = (start + (n - full) as u32) % self.workers;
+        (0..n)
+            .map(|t| if t < full { (t % w) as u32 } else { (start + (t - full) as u32) % self.workers })
+            .collect()
+    }
+
+    /// Largest first, each to the worker that has least of this slot.
+    fn by_cost(&mut self, part: &Part) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..part.tasks.len() as u32).collect();
+        order.sort_by_key(|&t| (std::cmp::Reverse(part.tasks[t as usize].cost), t));
+        let mut load: std::collections::BinaryHeap<std::cmp::Reverse<(u64, u32)>> =
+            (0..self.workers).map(|w| std::cmp::Reverse((0, w))).collect();
+        let mut worker = vec![0; part.tasks.len()];
+        for task in order {
+            if let Some(mut top) = load.peek_mut() {
+                worker[task as usize] = top.0.1;
+                top.0.0 += part.tasks[task as usize].cost.max(1);
+            }
+        }
+        worker
+    }
+}

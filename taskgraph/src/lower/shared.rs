@@ -1,0 +1,96 @@
+//! What ranks share, and the ranks themselves, built on as many threads as there are cores.
+
+use super::events::{Analysis, Links, analyse};
+use super::memory::{Memory, plan_memory};
+use super::order::Order;
+use super::{Plan, Prepared, emit};
+use crate::builder::{BuildError, BuildOptions};
+use crate::op_graph::OpGraph;
+use crate::task_graph::TaskGraph;
+use crate::task_type::Registry;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// A plan with its dependencies and buffers.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    plan: Plan,
+    analyses: Vec<Analysis>,
+    /// For each rank its analysis; ranks that are cut alike share one.
+    analysis_of: Vec<usize>,
+    memory: Memory,
+}
+
+impl Shared {
+    pub fn new(prepared: Prepared, registry: &Registry, options: &BuildOptions) -> Result<Self, BuildError> {
+        let mut plan = Plan::new(prepared, registry, options)?;
+        let links = Links::new(&plan);
+        let mut leaders: Vec<u32> = Vec::new();
+        let analysis_of: Vec<usize> = (0..options.world)
+            .map(|rank| match leaders.iter().position(|&l| plan.same_cut(l, rank)) {
+                Some(found) => found,
+                None => {
+                    leaders.push(rank);
+                    leaders.len() - 1
+                }
+            })
+            .collect();
+        let mut analyses = parallel(leaders.len(), |i| analyse(&plan, &links, leaders[i]));
+        let order = Order::new(&plan, &links, &analyses.iter().collect::<Vec<_>>());
+        let memory = plan_memory(&plan, &order);
+        if memory.closing {
+            plan.add_closing_event();
+            analyses.iter_mut().for_each(|a| a.add_closing_event(options.world - 1));
+        }
+        Ok(Shared { plan, analyses, analysis_of, memory })
+    }
+
+    pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
+        let Some(&analysis) = self.analysis_of.get(rank as usize) else {
+            return Err(BuildError::Options(format!(
+                "rank {rank} is not below the number of ranks, {}",
+                self.analysis_of.len()
+            )));
+        };
+        emit(&self.plan, &self.analyses[analysis], &self.memory, rank)
+    }
+
+    pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
+        parallel(self.analysis_of.len(), |rank| self.rank(rank as u32)).into_iter().collect()
+    }
+
+    pub fn notes(&self) -> &[String] {
+        &self.plan.notes
+    }
+
+    pub fn op_graph(&self) -> &OpGraph {
+        &self.plan.graph
+    }
+}
+
+/// `work(0..n)` on as many threads as there are cores, results in order.
+fn parallel<T: Send>(n: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(n);
+    if threads <= 1 {
+        return (0..n).map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<(usize, T)>> = Mutex::new(Vec::with_capacity(n));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= n {
+                        return;
+                    }
+                    let result = work(index);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,211 @@
+//! Validation and inference of types.
+
+use super::collective_ops::{ALLGATHER, ALLREDUCE, infer_collective};
+use super::view::op_view;
+use crate::builder::BuildError;
+use crate::op_graph::{OpGraph, Role, Tensor};
+use crate::region::MAX_DIMS;
+use crate::split::{Sharding, Split};
+use crate::task_type::Registry;
+use std::collections::HashSet;
+
+/// Checks the graph (names, order, single assignment, sizes) and fills in the types of activations.
+///
+/// An activation whose dimensions are declared must agree with what its operator infers.
+///
+/// # Errors
+/// Names the operator or tensor, and what would mend it.
+pub fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError> {
+    check_names(graph)?;
+    check_order(graph)?;
+    for tensor in graph.tensors.iter().filter(|t| t.role != Role::Activation) {
+        check_tensor(tensor)?;
+    }
+    for index in 0..graph.ops.len() {
+        let op = &graph.ops[index];
+        let view = op_view(graph, op);
+        let inferred = match infer_collective(&op.op_type, &view) {
+            Some(result) => result,
+            None => match registry.get(&op.op_type) {
+                Some(task_type) => task_type.infer(&view),
+                None => {
+                    return Err(BuildError::UnknownOp {
+                        op: op.name.clone(),
+                        op_type: op.op_type.clone(),
+                        known: known_ops(registry),
+                    });
+                }
+            },
+        }
+        .map_err(|e| BuildError::op(&op.name, e.0))?;
+        if inferred.len() != op.outputs.len() {
+            return Err(BuildError::op(
+                &op.name,
+                format!("`{}` has {} outputs, {} are given", op.op_type, inferred.len(), op.outputs.len()),
+            ));
+        }
+        let (name, outputs) = (op.name.clone(), op.outputs.clone());
+        for (&output, ty) in outputs.iter().zip(inferred) {
+            let tensor = &mut graph.tensors[output as usize];
+            if tensor.dims.is_empty() {
+                (tensor.dtype, tensor.dims, tensor.rows) = (ty.dtype, ty.dims, ty.rows);
+            } else if tensor.dims != ty.dims || tensor.dtype != ty.dtype {
+                return Err(BuildError::op(
+                    &name,
+                    format!(
+                        "output `{}` is declared as {} {:?}, the operator writes {} {:?}",
+                        tensor.name, tensor.dtype, tensor.dims, ty.dtype, ty.dims
+                    ),
+                ));
+            }
+            check_tensor(tensor)?;
+        }
+    }
+    Ok(())
+}
+
+fn known_ops(registry: &Registry) -> String {
+    let mut names: Vec<&str> = registry.iter().map(|t| t.name()).collect();
+    names.extend([ALLREDUCE, ALLGATHER]);
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
+}
+
+fn check_names(graph: &OpGraph) -> Result<(), BuildError> {
+    let mut seen = HashSet::new();
+    for tensor in &graph.tensors {
+        if tensor.name.is_empty() {
+            return Err(BuildError::Graph("a tensor has an empty name; give each a name of its own".into()));
+        }
+        if !seen.insert(tensor.name.as_str()) {
+            return Err(BuildError::tensor(&tensor.name, "two tensors have this name; rename one"));
+        }
+    }
+    let mut seen = HashSet::new();
+    for op in &graph.ops {
+        if op.name.is_empty() {
+            return Err(BuildError::Graph(format!(
+                "an operator of type `{}` has an empty name; give each a name of its own",
+                op.op_type
+            )));
+        }
+        if !seen.insert(op.name.as_str()) {
+            return Err(BuildError::op(&op.name, "two operators have this name; rename one"));
+        }
+    }
+    Ok(())
+}
+
+fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
+    let mut writer: Vec<Option<usize>> = vec![None; graph.tensors.len()];
+    for (index, op) in graph.ops.iter().enumerate() {
+        for &tensor in op.inputs.iter().chain(&op.outputs) {
+            if tensor as usize >= graph.tensors.len() {
+                return Err(BuildError::op(
+                    &op.name,
+                    format!("refers to tensor number {tensor}, the graph has {}", graph.tensors.len()),
+                ));
+            }
+        }
+        for &input in &op.inputs {
+            let tensor = &graph.tensors[input as usize];
+            if tensor.role == Role::Activation && writer[input as usize].is_none() {
+                return Err(BuildError::op(
+                    &op.name,
+                    format!(
+                        "reads `{}`, which no operator before it writes; put its producer first, or make it an input",
+                        tensor.name
+                    ),
+                ));
+            }
+        }
+        if op.outputs.is_empty() {
+            return Err(BuildError::op(&op.name, "has no output; an operator must write a tensor"));
+        }
+        for &output in &op.outputs {
+            let tensor = &graph.tensors[output as usize];
+            if !matches!(tensor.role, Role::Activation | Role::Persistent { .. }) {
+                return Err(BuildError::op(
+                    &op.name,
+                    format!("writes `{}`, which is constant or an input; write a tensor of its own", tensor.name),
+                ));
+            }
+            if let Some(first) = writer[output as usize].replace(index) {
+                return Err(BuildError::op(
+                    &op.name,
+                    format!(
+                        "writes `{}`, which `{}` writes already; each tensor has one writer",
+                        tensor.name, graph.ops[first].name
+                    ),
+                ));
+            }
+        }
+    }
+    for (index, tensor) in graph.tensors.iter().enumerate() {
+        if tensor.role == Role::Activation && tensor.output && writer[index].is_none() {
+            return Err(BuildError::tensor(&tensor.name, "is wanted, but no operator writes it"));
+        }
+    }
+    Ok(())
+}
+
+fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
+    let error = |message: String| Err(BuildError::tensor(&tensor.name, message));
+    if tensor.dims.is_empty() || tensor.dims.len() > MAX_DIMS {
+        return error(format!("has {} dimensions; 1 to {MAX_DIMS} are possible", tensor.dims.len()));
+    }
+    if let Some(&dim) = tensor.dims.iter().find(|&&d| d == 0 || d > u64::from(u32::MAX >> 1)) {
+        return error(format!("has a dimension of {dim}; 1 to {} are possible", u32::MAX >> 1));
+    }
+    let mut bytes = tensor.dtype.size();
+    for &dim in &tensor.dims {
+        // Room for padding to tiles of 16 rows and an even depth.
+        match bytes.checked_mul(dim.next_multiple_of(16)) {
+            Some(product) if product <= 1 << 48 => bytes = product,
+            _ => return error(format!("{:?} takes more than 2^48 bytes; make it smaller", tensor.dims)),
+        }
+    }
+    let inner: u64 = tensor.dims[1..].iter().product();
+    if inner > u64::from(u32::MAX) - 1 {
+        return error(format!("{:?} has a stride above 2^32; make it smaller", tensor.dims));
+    }
+    if let Sharding::Split { dim, parts } = &tensor.sharding {
+        if *dim >= tensor.dims.len() {
+            return error(format!("is split in dimension {dim}, but has {}", tensor.dims.len()));
+        }
+        let total = parts.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len));
+        if total != Some(tensor.dims[*dim]) {
+            return error(format!(
+                "the parts of its split add up to {total:?}, dimension {dim} is {}",
+                tensor.dims[*dim]
+            ));
+        }
+        for part in parts {
+            let expected = match part.split {
+                Split::Even { .. } => continue,
+                Split::Queries { heads, head_dim } => heads.checked_mul(head_dim).filter(|_| heads > 0),
+                Split::KeyValues { heads, kv_heads, head_dim } => (kv_heads > 0 && heads % kv_heads == 0)
+                    .then(|| kv_heads.checked_mul(head_dim))
+                    .flatten()
+                    .filter(|_| heads > 0),
+            };
+            if expected != Some(part.len) {
+                return error(format!("a part of {} indices does not fit its split {:?}", part.len, part.split));
+            }
+        }
+    }
+    if let Role::Weight { parts } = &tensor.role {
+        let tail = &tensor.dims[1..];
+        let rows = parts.iter().try_fold(0u64, |sum, p| sum.checked_add(*p.dims.first()?));
+        if parts.is_empty() || rows != Some(tensor.dims[0]) || parts.iter().any(|p| &p.dims[1..] != tail) {
+            return error(format!("its parts do not add up to {:?} along dimension 0", tensor.dims));
+        }
+    }
+    if let Role::Persistent { region_dims: Some(dims) } = &tensor.role {
+        if dims.is_empty() || dims.len() > MAX_DIMS || dims.iter().any(|&d| d == 0 || d > u64::from(u32::MAX >> 1)) {
+            return error(format!("has region dimensions {dims:?}; 1 to {MAX_DIMS} that are not 0 are possible"));
+        }
+    }
+    Ok(())
+}
