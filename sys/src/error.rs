@@ -61,6 +61,18 @@ pub enum Error {
         status: InitStatus,
     },
 
+    /// Initialisation returned success, but NVSHMEM is not ready: the ranks found each other, and the GPU or
+    /// the transports did not come up.
+    #[error(
+        "NVSHMEM is {status} after its initialisation: is a CUDA context current, and does each PE reach \
+         its peers? NVSHMEM_DEBUG=INFO makes NVSHMEM say more; NVSHMEM_REMOTE_TRANSPORT=none leaves out \
+         the network between nodes"
+    )]
+    Incomplete {
+        /// The library's state.
+        status: InitStatus,
+    },
+
     /// An argument was refused before the call was made.
     #[error("{function}: {argument} {problem}")]
     Argument {

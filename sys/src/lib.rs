@@ -49,7 +49,10 @@
 //! | `CUDA_HOME`, `CUDA_PATH` | `include/cuda_runtime.h` | |
 //! | `LIBCLANG_PATH` | the folder of libclang | |
 //!
-//! Without them the folder that `scripts/setup.sh --nvshmem` fills is used, and at run time the loader's
+//! NVSHMEM loads its plug-ins (`nvshmem_bootstrap_*.so.3`, `nvshmem_transport_*.so.*`) from the folder of its
+//! host library: who copies one to another machine copies all.
+//!
+//! Without the variables the folder that `scripts/setup.sh --nvshmem` fills is used, and at run time the loader's
 //! own search after it.
 
 mod bootstrap;

@@ -114,7 +114,8 @@ impl Library {
     /// current on this thread.
     ///
     /// # Errors
-    /// [`Error::AlreadyInitialized`], [`Error::Argument`] if `rank` is not below `world`, or [`Error::Call`].
+    /// [`Error::AlreadyInitialized`], [`Error::Argument`] if `rank` is not below `world`, [`Error::Call`], or
+    /// [`Error::Incomplete`].
     pub fn init_with_unique_id(&self, rank: u32, world: u32, id: &UniqueId) -> Result<(), Error> {
         const SET: &str = "nvshmemx_set_attr_uniqueid_args";
         self.check_not_initialized()?;
@@ -138,7 +139,8 @@ impl Library {
     /// `communicator` points to a valid `MPI_Comm` of an initialised MPI, for the length of the call.
     ///
     /// # Errors
-    /// [`Error::AlreadyInitialized`], [`Error::Argument`] for a null pointer, or [`Error::Call`].
+    /// [`Error::AlreadyInitialized`], [`Error::Argument`] for a null pointer, [`Error::Call`], or
+    /// [`Error::Incomplete`].
     pub unsafe fn init_with_mpi_communicator(&self, communicator: *mut c_void) -> Result<(), Error> {
         const INIT: &str = "nvshmemx_hostlib_init_attr";
         self.check_not_initialized()?;
@@ -153,7 +155,12 @@ impl Library {
     fn init(&self, flag: sys::flags, attributes: &mut sys::nvshmemx_init_attr_t) -> Result<(), Error> {
         // SAFETY: the attributes are complete for `flag`, and what they point to is alive in the callers.
         let status = unsafe { self.functions.nvshmemx_hostlib_init_attr(flag.cast_unsigned(), attributes) };
-        check("nvshmemx_hostlib_init_attr", status)
+        check("nvshmemx_hostlib_init_attr", status)?;
+        // It also returns 0 when only the bootstrap came up.
+        match self.status() {
+            status if status.is_ready() => Ok(()),
+            status => Err(Error::Incomplete { status }),
+        }
     }
 
     /// Ends NVSHMEM in this process. Collective.
