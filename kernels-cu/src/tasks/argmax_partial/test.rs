@@ -200,3 +200,19 @@ fn tiles_are_the_target_s() {
         }
     }
 }
+
+#[test]
+fn records_hold_the_hash_and_ordered_pairs() {
+    let mut logits = vec![0.0; 40];
+    logits[..6].copy_from_slice(&[1.0, 5.0, 5.0, f32::NAN, 5.0, 6.0]);
+    let mut inputs = [TestTensor::new(DType::F32, &[1, 40], &logits).with_rows(Rows::Samples)];
+    let mut batch = TestBatch::rows(1);
+    batch.hash = 0xaaaa_bbbb_cccc_dddd;
+    let op = TestOp::new("argmax_partial", json!({"top_k": 4}), 1);
+    let record = op.run(&mut inputs, &mut batch).unwrap()[0].words();
+    assert_eq!(record[..3], [0xcccc_dddd, 0xaaaa_bbbb, 6f32.to_bits()]);
+    let sum = 1.0 + 3.0 * (-1f64).exp() + (-5f64).exp() + 34.0 * (-6f64).exp();
+    assert!((f64::from(f32::from_bits(record[3])) - sum).abs() < 1e-6 * sum);
+    let pairs: Vec<(f32, u32)> = record[4..].chunks(2).map(|p| (f32::from_bits(p[0]), p[1])).collect();
+    assert_eq!(pairs, [(6.0, 5), (5.0, 1), (5.0, 2), (5.0, 4)]);
+}

@@ -18,7 +18,7 @@ namespace { // no other file's code of the same name may take its place
 
 constexpr uint32_t BLOCK = 64;         // keys of a block
 constexpr uint32_t QUERIES = 64;       // (row, head) pairs that share a block's conversion to f32
-constexpr uint32_t DIRECT_QUERIES = 4; // up to so many, keys and values are read from the pages as they are
+constexpr uint32_t DIRECT_QUERIES = 8; // up to so many, keys and values are read from the pages as they are
 
 struct Bf16 {
   using Element = uint16_t;

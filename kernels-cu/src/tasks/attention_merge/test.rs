@@ -14,7 +14,7 @@ fn weighs_the_splits_that_have_keys() {
         for row in 0..rows {
             for head in 0..heads {
                 let first = (row * heads + head) * splits;
-                let empty = |i: usize| (row + head + i) % 3 == 0 && i != 1;
+                let empty = |i: usize| (row + head + i).is_multiple_of(3) && i != 1;
                 let numbers = random_values(first as u64, 2 * splits);
                 let m: Vec<f64> = (0..splits).map(|i| f64::from(numbers[2 * i] * 20.0)).collect();
                 let l: Vec<f64> = (0..splits).map(|i| f64::from(numbers[2 * i + 1].abs() + 0.5)).collect();
