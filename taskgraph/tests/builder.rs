@@ -1,0 +1,248 @@
+//! The builder against brute force, and its known cases.
+
+mod builder_support;
+
+use builder_support::*;
+use serde_json::json;
+use taskgraph::task_graph::{EventType, Place, Space, core_types};
+use taskgraph::*;
+
+fn options(world: u32, workers: u32) -> BuildOptions {
+    BuildOptions::new(world, Target::cpu(workers))
+}
+
+fn count(g: &TaskGraph, task_type: &str) -> usize {
+    g.tasks.iter().filter(|t| g.type_name(t) == task_type).count()
+}
+
+#[test]
+fn grids_of_four_and_six_meet_in_two_events() {
+    let mut g = OpGraph::new("gcd", capacity());
+    let x = g.input("x", DType::F32, &[2, 24]);
+    let a = g.op("a", "grid", &[x], attrs(json!({"dims": [2, 24], "write": [1, 4]})));
+    let b = g.op("b", "grid", &[a], attrs(json!({"dims": [2, 24], "write": [1, 6], "read": [[1, 6]]})));
+    g.tensor_mut(b).output = true;
+    let graphs = check(&g, &options(1, 4));
+    // Termination, begin, end, and the two.
+    assert_eq!(graphs[0].events.len(), 5);
+    assert_eq!(graphs[0].events[3].num_triggers, 2);
+    assert_eq!(graphs[0].events[4].num_triggers, 2);
+    assert_eq!(graphs[0].events[2].num_triggers, 6);
+}
+
+#[test]
+fn decoders_are_safe_in_every_setting() {
+    for world in [1, 2, 3, 4] {
+        for placement in [Placement::Static, Placement::Dynamic] {
+            for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot, Allreduce::Auto] {
+                for workers in [1, 3] {
+                    let graph = decoder(3, 64, 40, 50, "linear", world);
+                    let o = BuildOptions { placement, allreduce, ..options(world, workers) };
+                    check(&graph, &o);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn copy_reduce_has_a_copy_for_each_peer_and_tile_and_one_sum() {
+    let graph = decoder(2, 64, 40, 50, "linear", 4);
+    let o = BuildOptions { allreduce: Allreduce::CopyReduce, ..options(4, 4) };
+    for g in check(&graph, &o) {
+        let reduces = count(&g, core_types::REDUCE);
+        assert_eq!(reduces, 2 * 2, "two layers of two tiles");
+        // One more for the records, to each peer.
+        assert_eq!(count(&g, core_types::NVSHMEM_COPY), reduces * 3 + 3);
+        for task in g.tasks.iter().filter(|t| g.type_name(t) == core_types::NVSHMEM_COPY) {
+            let trigger = task.trigger.unwrap();
+            assert!(trigger.is_nvshmem());
+            assert_eq!(g.outputs(task)[0].place, Place::Peer(trigger.owner()));
+            assert_eq!(g.outputs(task)[0].dims, g.inputs(task)[0].dims);
+            assert_eq!(g.tensors[g.outputs(task)[0].tensor as usize].space, Space::Symmetric);
+        }
+        for task in g.tasks.iter().filter(|t| g.type_name(t) == core_types::REDUCE) {
+            assert_eq!(task.num_inputs, 3, "the residual is added by the sum");
+            assert_eq!(g.variants[task.variant as usize].params, [4, g.rank, 0, 2]);
+        }
+        assert_eq!(count(&g, "add"), 0);
+    }
+}
+
+#[test]
+fn one_shot_pushes_and_copies_nothing() {
+    let graph = decoder(2, 64, 40, 50, "linear", 2);
+    let o = BuildOptions { allreduce: Allreduce::OneShot, ..options(2, 3) };
+    for g in check(&graph, &o) {
+        assert_eq!(count(&g, core_types::NVSHMEM_COPY), 1, "the records only");
+        let pushed: Vec<_> = g.operands.iter().filter(|o| o.place == Place::All).collect();
+        assert_eq!(pushed.len(), 2 * 3, "two layers of three tiles");
+        for o in pushed {
+            assert_eq!((o.ndim, o.region.lo[0], o.region.hi[0]), (2, g.rank, g.rank + 1));
+            assert_eq!(g.tensors[o.tensor as usize].dtype, DType::F32Flagged);
+        }
+    }
+    let plain = decoder(2, 64, 40, 50, "linear_plain", 2);
+    let builder = Builder::new(&plain, &registry(), &o).unwrap();
+    assert_eq!(builder.notes().len(), 2);
+    assert!(count(&builder.rank(0).unwrap(), core_types::NVSHMEM_COPY) > 1);
+    check(&plain, &o);
+}
+
+#[test]
+fn a_tensor_is_reduced_once_for_all_its_users() {
+    let mut g = OpGraph::new("shared", capacity());
+    let x = g.input("x", DType::F32, &[4, 32]);
+    let w = g.weight("w", DType::F32, &[32, 32], Some((1, Split::Even { unit: 1 })));
+    let s = g.op("s", "scale", &[x], attrs(json!({})));
+    let p = g.op("p", "linear", &[s, w], attrs(json!({})));
+    for name in ["a", "b"] {
+        let y = g.op(name, "scale", &[p], attrs(json!({})));
+        g.tensor_mut(y).output = true;
+    }
+    let graphs = check(&g, &options(2, 2));
+    assert_eq!(graphs[0].ops.iter().filter(|n| n.contains("allreduce")).count(), 1);
+    // One exchange alone: nothing else tells a rank that its peers have read.
+    assert_eq!(count(&graphs[0], core_types::NVSHMEM_SIGNAL), 1);
+}
+
+#[test]
+fn fan_in_goes_through_empty_tasks() {
+    let mut g = OpGraph::new("join", capacity());
+    let x = g.input("x", DType::F32, &[4, 32]);
+    let a = g.op("a", "scale", &[x], attrs(json!({})));
+    let b = g.op("b", "scale", &[x], attrs(json!({})));
+    let c = g.op("c", "add", &[a, b], attrs(json!({})));
+    g.tensor_mut(c).output = true;
+    let o = BuildOptions { placement: Placement::Dynamic, ..options(1, 2) };
+    let graphs = check(&g, &o);
+    // Two tiles, each from two events.
+    assert_eq!(count(&graphs[0], core_types::EMPTY), 4);
+    let o = BuildOptions { placement: Placement::Static, ..o };
+    assert_eq!(count(&check(&g, &o)[0], core_types::EMPTY), 0);
+}
+
+#[test]
+fn a_wide_operator_is_launched_by_all_schedulers() {
+    let mut g = OpGraph::new("wide", capacity());
+    let x = g.input("x", DType::F32, &[4, 64]);
+    let w = g.weight("w", DType::F32, &[64, 64], None);
+    let a = g.op("a", "linear", &[x, w], attrs(json!({})));
+    let b = g.op("b", "linear", &[a, w], attrs(json!({})));
+    g.tensor_mut(b).output = true;
+    let o = BuildOptions { placement: Placement::Dynamic, ..options(1, 4) };
+    let graphs = check(&g, &o);
+    assert_eq!(graphs[0].events[3].event_type, EventType::LaunchMassiveTasks);
+    assert_eq!((graphs[0].events[3].num_triggers, graphs[0].events.len()), (4, 4));
+}
+
+#[test]
+fn with_one_rank_collectives_vanish_and_linear_takes_the_residual() {
+    let graphs = check(&decoder(2, 64, 40, 50, "linear", 1), &options(1, 2));
+    assert_eq!(count(&graphs[0], core_types::REDUCE), 0);
+    assert_eq!(count(&graphs[0], "linear_with_residual"), 2 * 2);
+    let mut g = OpGraph::new("alone", capacity());
+    let x = g.input("x", DType::F32, &[4, 64]);
+    g.tensor_mut(x).sharding = Sharding::Partial;
+    let y = g.op("y", "allreduce", &[x], attrs(json!({})));
+    g.tensor_mut(y).output = true;
+    for world in [1, 2, 3] {
+        for placement in [Placement::Static, Placement::Dynamic] {
+            let graphs = check(&g, &BuildOptions { placement, ..options(world, 4) });
+            assert!(graphs[0].tensors.iter().any(|t| t.name == "y" && t.output));
+            assert!(count(&graphs[0], core_types::REDUCE) > 0);
+        }
+    }
+}
+
+#[test]
+fn a_wanted_split_output_is_gathered_under_its_name() {
+    let mut g = OpGraph::new("gather", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[21, 16], Some((0, Split::Even { unit: 1 })));
+    let y = g.op("y", "linear", &[x, w], attrs(json!({})));
+    g.tensor_mut(y).output = true;
+    for world in [1, 2, 3, 5] {
+        for graph in check(&g, &options(world, 2)) {
+            let entry = graph.tensors.iter().find(|t| t.name == "y").unwrap();
+            assert_eq!((entry.dims.as_slice(), entry.output), ([4, 21].as_slice(), true));
+        }
+    }
+}
+
+#[test]
+fn ranks_without_a_share_signal_instead() {
+    let mut g = OpGraph::new("uneven", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[3, 16], Some((0, Split::Even { unit: 1 })));
+    let y = g.op("y", "linear", &[x, w], attrs(json!({})));
+    let z = g.op("z", "grid", &[y], attrs(json!({"dims": [4, 3], "write": [2, 1], "read": [[2, 1]]})));
+    g.tensor_mut(z).output = true;
+    for placement in [Placement::Static, Placement::Dynamic] {
+        let graphs = check(&g, &BuildOptions { placement, ..options(5, 2) });
+        let copies: Vec<usize> = graphs.iter().map(|g| count(g, core_types::NVSHMEM_COPY)).collect();
+        assert_eq!(copies.iter().sum::<usize>(), 3 * 4);
+        assert!(copies.contains(&0));
+    }
+}
+
+#[test]
+fn persistent_tensors_are_read_before_they_are_written() {
+    let mut g = OpGraph::new("state", capacity());
+    let state = g.add_tensor(op_graph::Tensor {
+        name: "state".into(),
+        dtype: DType::F32,
+        dims: vec![4],
+        rows: Rows::Fixed,
+        role: Role::Persistent { region_dims: None },
+        sharding: Sharding::Replicated,
+        output: false,
+    });
+    let a = g.op("a", "grid", &[state], attrs(json!({"dims": [4, 8], "write": [2, 2], "read": [[4]]})));
+    let b = g.add_tensor(op_graph::Tensor { name: "b".into(), role: Role::Activation, dims: vec![], ..g.tensor(a).clone() });
+    g.op_into("b", "grid", &[], &[b, state], attrs(json!({"dims": [4, 2], "write": [2, 1]})));
+    g.tensor_mut(a).output = true;
+    g.tensor_mut(b).output = true;
+    for placement in [Placement::Static, Placement::Dynamic] {
+        let graphs = check(&g, &BuildOptions { placement, ..options(1, 2) });
+        let waits = graphs[0].tasks.iter().filter(|t| graphs[0].op_name(t) == "b");
+        assert!(waits.clone().count() == 2 && waits.clone().all(|t| t.dependencies[0] > 2));
+    }
+}
+
+#[test]
+fn buffers_are_shared_where_the_order_allows() {
+    let few = check(&decoder(3, 64, 40, 50, "linear", 2), &BuildOptions { allreduce: Allreduce::CopyReduce, ..options(2, 2) });
+    let many = check(&decoder(8, 64, 40, 50, "linear", 2), &BuildOptions { allreduce: Allreduce::CopyReduce, ..options(2, 2) });
+    let activations = |g: &TaskGraph| g.tensors.iter().filter(|t| t.role == Role::Activation).count();
+    assert_eq!(activations(&few[0]), activations(&many[0]));
+    let received = many[0].tensors.iter().filter(|t| t.space == Space::Symmetric && t.dims.len() == 3).count();
+    assert_eq!(received, 2, "exchanges take turns with two buffers");
+}
+
+#[test]
+fn errors_name_the_place() {
+    let registry = registry();
+    let o = options(2, 2);
+    let error = |g: &OpGraph| build_all(g, &registry, &o).unwrap_err().to_string();
+    let mut g = OpGraph::new("bad", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let y = g.op("y", "lineer", &[x], attrs(json!({})));
+    assert!(error(&g).contains("`y`: unknown type `lineer`; known are add, allgather, allreduce, grid"), "{}", error(&g));
+    g.ops[0].op_type = "scale".into();
+    g.op_into("z", "scale", &[x], &[y], attrs(json!({})));
+    assert!(error(&g).contains("`y`, which `y` writes already"));
+    g.ops.pop();
+    g.ops[0].inputs = vec![y.0];
+    assert!(error(&g).contains("no operator before it writes"));
+    g.ops[0].inputs = vec![77];
+    assert!(error(&g).contains("tensor number 77"));
+    g.ops[0].inputs = vec![x.0];
+    g.tensor_mut(x).dims = vec![1 << 30, 1 << 30];
+    assert!(error(&g).contains("2^"), "{}", error(&g));
+    let mut g = OpGraph::new("heads", capacity());
+    g.weight("q", DType::F32, &[36, 8], Some((0, Split::Queries { heads: 9, head_dim: 4 })));
+    assert!(error(&g).contains("possible are 1, 3, 9"));
+    assert!(build_rank(&OpGraph::new("empty", capacity()), &registry, &o, 2).is_err());
+    check(&OpGraph::new("empty", capacity()), &o);
+}
