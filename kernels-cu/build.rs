@@ -27,10 +27,19 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    for folder in ["include", "protocol", "src"] {
-        println!("cargo:rerun-if-changed={folder}");
+    for path in ["build.rs", "include", "protocol", "src/cpu", "src/tasks/mod.rs"] {
+        println!("cargo:rerun-if-changed={path}");
     }
-    println!("cargo:rerun-if-changed=build.rs");
+    // Not the whole of src/tasks: a change of its Rust files must not compile all C++ again.
+    for folder in fs::read_dir("src/tasks")? {
+        let folder = folder?.path();
+        for file in fs::read_dir(&folder).into_iter().flatten() {
+            let file = file?.path();
+            if file.extension().is_some_and(|extension| extension != "rs") {
+                println!("cargo:rerun-if-changed={}", file.display());
+            }
+        }
+    }
     let registered = registered_tasks(Path::new("src/tasks/mod.rs"))?;
     fs::write(out.join("registrations.rs"), registrations(&registered))?;
     bind(&registered, &out)?;

@@ -2,6 +2,7 @@
 //! of task types.
 
 use crate::abi;
+use crate::isa::Isa;
 use crate::layout;
 use crate::registry::{kernel_table, registry, type_number};
 use half::{bf16, f16};
@@ -554,6 +555,29 @@ pub fn assert_covered_once(partition: &Partition, operand: u8, dims: &[u32]) {
     let covered: u64 = writes.iter().map(taskgraph::Region::volume).sum();
     let all: u64 = dims.iter().map(|d| u64::from(*d)).product();
     assert_eq!(covered, all, "writes of output {operand} do not cover {dims:?}");
+}
+
+/// Runs `f` on every level that this CPU has and gives the results, lowest level first. Panics where two levels
+/// of multiply-adds differ (bf16 dot products, the last level, round differently).
+pub fn on_all_levels<R: PartialEq + Debug>(f: impl Fn() -> R) -> Vec<R> {
+    let mut results: Vec<R> = Vec::new();
+    for isa in Isa::ALL {
+        let Some(result) = isa.with(&f) else { continue };
+        if isa != Isa::Avx512Bf16 {
+            assert!(results.first().is_none_or(|first| *first == result), "{isa:?} gives other bits");
+        }
+        results.push(result);
+    }
+    results
+}
+
+/// What rounding to `dtype` may cost, relative to the value.
+pub fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => 1.0 / 256.0,
+        DType::F16 => 1.0 / 2048.0,
+        _ => 1.0 / 16_777_216.0,
+    }
 }
 
 /// Numbers in (-1, 1) that depend on `seed` only.

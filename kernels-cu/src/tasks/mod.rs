@@ -6,8 +6,17 @@ pub mod argmax_partial;
 pub mod argmax_reduce;
 pub mod attention;
 pub mod attention_merge;
+pub mod embedding;
+pub mod linear;
+pub mod linear_with_residual;
 pub mod nvshmem_copy;
 pub mod nvshmem_signal;
 pub mod reduce;
+pub mod rmsnorm;
+pub mod rmsnorm_linear;
+pub mod silu_mul;
+pub mod silu_mul_linear;
+pub mod silu_mul_linear_with_residual;
 
 pub(crate) mod contract;
+pub(crate) mod linear_family;

@@ -1,0 +1,31 @@
+// What the task types of the linear family share.
+#pragma once
+
+#include "cpu/ops.h"
+#include "tasks/linear/params.h"
+
+namespace mpk {
+
+// How a row of the product's left side is made.
+enum class RowSource : uint32_t {
+  PLAIN,    // the row of x
+  RMSNORM,  // x / sqrt(mean(x^2) + eps) * norm weight
+  SILU_MUL, // silu(first half of x) * second half
+};
+
+struct LinearTask {
+  const mpk_kernel_args* args;
+  const mpk_linear_params* params;
+  RowSource source;
+  const mpk_operand* x;
+  const mpk_operand* norm; // or null
+  const mpk_operand* weight;
+  const mpk_operand* bias;     // or null: not there, or not this rank's to add
+  const mpk_operand* residual; // or null
+  const mpk_operand* out;
+};
+
+// Runs a task of the linear family: operands in the order that params.h gives.
+int run_linear_task(const mpk_kernel_args* args, RowSource source);
+
+} // namespace mpk

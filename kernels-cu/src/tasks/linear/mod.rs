@@ -1,0 +1,13 @@
+//! `linear`: x [rows, k] times weight [n, k], and an optional bias [n]. Output [rows, n].
+//! See [`crate::tasks::linear_family`].
+
+use crate::tasks::linear_family::{Family, Source, member};
+
+#[cfg(test)]
+pub(crate) mod reference;
+#[cfg(test)]
+mod test;
+
+const FAMILY: Family = Family { source: Source::Plain, residual: false };
+
+member!("linear", Linear, mpk_task_linear, FAMILY, &[1, 2], &[]);

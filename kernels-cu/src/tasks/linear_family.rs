@@ -1,0 +1,310 @@
+//! What the task types of the linear family share: operands, shardings, tiles.
+//!
+//! The left side of the product is made of `x` row by row (as it is, normed, or gated), rounded once to the
+//! weight's type; the weight [n, k] is tiled; bias [n] and residual [rows, n] (f32) are added to the f32 sums.
+//!
+//! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1)
+//! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias.
+//!
+//! Attributes: `output_dtype` (default: f32 with a residual or a row-parallel weight, else the weight's type),
+//! `gather_samples` (output row s is made of the row that yields sample s), `align` (column tiles are multiples
+//! of it where that leaves enough of them), and `eps` of the norm.
+
+use crate::abi::{mpk_linear_params, params_words};
+use crate::tasks::contract;
+use taskgraph::split::Part;
+use taskgraph::task_type::{
+    Access, LocalOp, Need, OpError, OpView, OperandView, Partition, ShardRule, TaskSpec, TensorType,
+};
+use taskgraph::{DType, Region, Rows, Sharding, Target};
+
+/// How the left side is made of `x`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `x` [rows, k].
+    Plain,
+    /// The norm of `x` [rows, k], times the norm weight [k].
+    RmsNorm,
+    /// silu(gate) * up of `x` [rows, 2k] = [gate | up].
+    SiluMul,
+}
+
+/// A member of the family.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// How the left side is made.
+    pub source: Source,
+    /// The last input is a residual.
+    pub residual: bool,
+}
+
+/// Index of the params word `push`.
+pub const PUSH_PARAM: usize = 0;
+
+/// Bytes of prepared rows that a task keeps in cache.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Least and most rows of a chunk: fewer would read the weights too often.
+const CHUNK_ROWS: (u64, u64) = (96, 480);
+
+/// Positions of the operands.
+struct Operands {
+    norm: Option<usize>,
+    weight: usize,
+    bias: Option<usize>,
+    residual: Option<usize>,
+}
+
+impl Family {
+    fn operands(self, count: usize) -> Result<Operands, OpError> {
+        let norm = (self.source == Source::RmsNorm).then_some(1);
+        let weight = 1 + usize::from(norm.is_some());
+        let least = weight + 1 + usize::from(self.residual);
+        if count != least && count != least + 1 {
+            return Err(OpError(format!("takes {least} inputs, or {} with a bias, not {count}", least + 1)));
+        }
+        let bias = (count > least).then_some(weight + 1);
+        let residual = self.residual.then_some(count - 1);
+        Ok(Operands { norm, weight, bias, residual })
+    }
+
+    /// Outputs of the operator, for [`taskgraph::TaskType::infer`].
+    pub fn infer(self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        let at = self.operands(op.inputs.len())?;
+        let (x, weight) = (&op.inputs[0], &op.inputs[at.weight]);
+        let (rows, x_columns) = contract::matrix(x)?;
+        let (n, k) = contract::matrix(weight)?;
+        contract::float(x)?;
+        contract::float(weight)?;
+        let wanted = if self.source == Source::SiluMul { 2 * k } else { k };
+        if x_columns != wanted {
+            return Err(OpError(format!(
+                "`{}` [{n}, {k}] needs `{}` to have {wanted} columns, not {x_columns}",
+                weight.name, x.name
+            )));
+        }
+        if let Some(norm) = at.norm {
+            contract::vector(&op.inputs[norm], k)?;
+            contract::float(&op.inputs[norm])?;
+            eps(op)?;
+        }
+        if let Some(bias) = at.bias {
+            contract::vector(&op.inputs[bias], n)?;
+            contract::float(&op.inputs[bias])?;
+        }
+        let gather = contract::attr_bool(op.attrs, "gather_samples")?;
+        if gather && x.ty.rows != Rows::Tokens {
+            return Err(OpError(format!("`gather_samples` needs token rows, which `{}` has not", x.name)));
+        }
+        let (rows, rows_kind) =
+            if gather { (u64::from(op.capacity.samples), Rows::Samples) } else { (rows, x.ty.rows) };
+        if let Some(residual) = at.residual {
+            let residual = &op.inputs[residual];
+            contract::dtype(residual, DType::F32)?;
+            if residual.ty.dims != [rows, n] || residual.ty.rows != rows_kind {
+                return Err(OpError(format!(
+                    "`{}` must be [{rows}, {n}], not {:?}",
+                    residual.name, residual.ty.dims
+                )));
+            }
+        }
+        let row_parallel = contract::split_columns(weight.sharding).is_some();
+        let default = if self.residual || row_parallel { DType::F32 } else { weight.ty.dtype };
+        let dtype = contract::attr_dtype(op.attrs, "output_dtype")?.unwrap_or(default);
+        if !dtype.is_float() {
+            return Err(OpError(format!("`output_dtype` must be f32, f16 or bf16, not {dtype}")));
+        }
+        if row_parallel && dtype != DType::F32 {
+            return Err(OpError(format!(
+                "the sums of the row-parallel `{}` are partial and must be f32, not {dtype}",
+                weight.name
+            )));
+        }
+        Ok(vec![TensorType { dtype, dims: vec![rows, n], rows: rows_kind }])
+    }
+
+    /// Shardings, for [`taskgraph::TaskType::shard`].
+    pub fn shard(self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
+        let at = self.operands(op.inputs.len())?;
+        let weight = &op.inputs[at.weight];
+        let mut inputs = vec![Need::Replicated; op.inputs.len()];
+        inputs[at.weight] = Need::AsIs;
+        if world == 1 {
+            return Ok(ShardRule {
+                inputs: vec![Need::AsIs; op.inputs.len()],
+                outputs: vec![Sharding::Replicated],
+            });
+        }
+        let output = match weight.sharding {
+            Sharding::Replicated => Sharding::Replicated,
+            Sharding::Partial => return Err(OpError(format!("weight `{}` can't be partial", weight.name))),
+            Sharding::Split { dim: 0, parts } => {
+                for (index, dim) in [(at.bias, 0), (at.residual, 1)] {
+                    let Some(index) = index else { continue };
+                    let operand = &op.inputs[index];
+                    if contract::split_parts(operand.sharding, dim) != Some(parts) {
+                        return Err(differs(operand, weight));
+                    }
+                    inputs[index] = Need::AsIs;
+                }
+                Sharding::Split { dim: 1, parts: parts.clone() }
+            }
+            Sharding::Split { parts, .. } => {
+                if self.residual {
+                    return Err(OpError(format!(
+                        "the row-parallel `{}` gives partial sums, which take the residual after the allreduce",
+                        weight.name
+                    )));
+                }
+                if self.source == Source::RmsNorm {
+                    return Err(OpError(format!(
+                        "`{}` is row-parallel, but a norm needs whole rows",
+                        weight.name
+                    )));
+                }
+                let x = &op.inputs[0];
+                if contract::split_columns(x.sharding) != Some(&self.columns_of_x(parts)[..]) {
+                    return Err(differs(x, weight));
+                }
+                inputs[0] = Need::AsIs;
+                Sharding::Partial
+            }
+        };
+        Ok(ShardRule { inputs, outputs: vec![output] })
+    }
+
+    /// Parts of the columns of `x` for a row-parallel weight with these parts.
+    fn columns_of_x(self, parts: &[Part]) -> Vec<Part> {
+        if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
+    }
+
+    /// Tasks, for [`taskgraph::TaskType::partition`].
+    pub fn partition(self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let at = self.operands(op.inputs.len())?;
+        let attrs = op.global.attrs;
+        let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
+        let (weight_rows, k) = contract::local_matrix(&op.inputs[at.weight])?;
+        let (x_rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
+        let wanted = if self.source == Source::SiluMul { 2 * u64::from(k) } else { u64::from(k) };
+        if weight_rows != columns || u64::from(x_columns) != wanted {
+            return Err(OpError(format!(
+                "on rank {} x has {x_columns} columns and the output {columns}, but the weight is [{weight_rows}, {k}]",
+                op.rank
+            )));
+        }
+        let partial = op.world > 1 && contract::split_columns(op.global.inputs[at.weight].sharding).is_some();
+        let k_padded = u64::from(k).next_multiple_of(2);
+        let chunk_rows = (CHUNK_BYTES / (4 * k_padded)).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
+        let params = mpk_linear_params {
+            push: 0,
+            rows_kind: contract::rows_kind(op.outputs[0].rows),
+            gather_samples: u32::from(contract::attr_bool(attrs, "gather_samples")?),
+            has_bias: u32::from(at.bias.is_some()),
+            add_bias: u32::from(!partial || op.rank == 0),
+            has_residual: u32::from(at.residual.is_some()),
+            chunk_rows: chunk_rows as u32,
+            eps: if at.norm.is_some() { eps(op.global)? } else { 0.0 },
+        };
+        let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);
+        let row_bytes = |i: usize| u64::from(k) * op.inputs[i].dtype.size();
+        let tasks = target.column_tiles(columns, align).into_iter().map(|tile| {
+            let tile_columns = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
+            let mut task = TaskSpec::default();
+            task.reads.push(Access::new(0, Region::whole(&[x_rows, x_columns])));
+            if let Some(norm) = at.norm {
+                task.reads.push(Access::new(norm as u8, Region::whole(&[k])));
+            }
+            task.reads.push(Access::new(
+                at.weight as u8,
+                Region::whole(&[columns, k]).with(0, tile.start, tile.end),
+            ));
+            if let Some(bias) = at.bias {
+                task.reads.push(Access::new(
+                    bias as u8,
+                    Region::whole(&[columns]).with(0, tile.start, tile.end),
+                ));
+            }
+            if let Some(residual) = at.residual {
+                task.reads.push(Access::new(residual as u8, tile_columns));
+            }
+            task.writes.push(Access::new(0, tile_columns));
+            let width = u64::from(tile.end - tile.start);
+            task.cost = width * row_bytes(at.weight) + u64::from(rows) * (row_bytes(0) + width * 4);
+            task
+        });
+        Ok(Partition {
+            params: params_words(&params),
+            // one row, then the chunk, each row of whole pairs
+            scratch_bytes: (4 * k_padded).next_multiple_of(64) + chunk_rows * 4 * k_padded,
+            tasks: tasks.collect(),
+        })
+    }
+}
+
+/// Attribute `eps`, 1e-6 where absent.
+pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
+    Ok(contract::attr_f64(op.attrs, "eps")?.unwrap_or(1e-6) as f32)
+}
+
+fn differs(operand: &OperandView<'_>, weight: &OperandView<'_>) -> OpError {
+    OpError(format!(
+        "`{}` must be split over the ranks as the weight `{}` is: {:?} against {:?}",
+        operand.name, weight.name, operand.sharding, weight.sharding
+    ))
+}
+
+/// Writes a member's contract and registration: name, struct, source, residual, constant inputs, fusions.
+macro_rules! member {
+    ($name:literal, $type:ident, $run:ident, $family:expr, $constants:expr, $fusions:expr) => {
+        /// Registry entry.
+        pub const REGISTRATION: crate::registry::Registration = crate::registry::Registration {
+            name: $name,
+            core_number: None,
+            contract: Some(|| std::sync::Arc::new($type)),
+            run: crate::abi::$run,
+            ready: None,
+        };
+
+        /// Contract of the task type.
+        #[derive(Debug)]
+        pub struct $type;
+
+        impl taskgraph::TaskType for $type {
+            fn name(&self) -> &'static str {
+                $name
+            }
+            fn infer(
+                &self,
+                op: &taskgraph::task_type::OpView<'_>,
+            ) -> Result<Vec<taskgraph::task_type::TensorType>, taskgraph::task_type::OpError> {
+                $family.infer(op)
+            }
+            fn shard(
+                &self,
+                op: &taskgraph::task_type::OpView<'_>,
+                world: u32,
+            ) -> Result<taskgraph::task_type::ShardRule, taskgraph::task_type::OpError> {
+                $family.shard(op, world)
+            }
+            fn partition(
+                &self,
+                op: &taskgraph::task_type::LocalOp<'_>,
+                target: &taskgraph::Target,
+            ) -> Result<taskgraph::task_type::Partition, taskgraph::task_type::OpError> {
+                $family.partition(op, target)
+            }
+            fn constant_inputs(&self) -> &'static [usize] {
+                $constants
+            }
+            fn pushable_output(&self) -> Option<usize> {
+                Some(0)
+            }
+            fn push_param(&self) -> Option<usize> {
+                Some(crate::tasks::linear_family::PUSH_PARAM)
+            }
+            fn fusions(&self) -> &'static [taskgraph::task_type::Fusion] {
+                $fusions
+            }
+        }
+    };
+}
+pub(crate) use member;

@@ -1,0 +1,8 @@
+#ifndef MPK_LINEAR_WITH_RESIDUAL_PARAMS_H
+#define MPK_LINEAR_WITH_RESIDUAL_PARAMS_H
+
+#include "tasks/linear/params.h"
+
+typedef mpk_linear_params mpk_linear_with_residual_params;
+
+#endif

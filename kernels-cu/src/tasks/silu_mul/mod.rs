@@ -1,0 +1,78 @@
+//! `silu_mul`: gate_up [rows, 2n] = [gate | up] to silu(gate) * up [rows, n] of the same type, computed in f32 and
+//! rounded once. On a rank that holds parts of gate and up, it holds the same part of both.
+
+use crate::abi::{mpk_silu_mul_params, mpk_task_silu_mul, params_words};
+use crate::registry::Registration;
+use crate::tasks::contract::{self, replicated};
+use std::sync::Arc;
+use taskgraph::task_type::{Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::{Region, Sharding, Target, TaskType};
+
+#[cfg(test)]
+pub(crate) mod reference;
+#[cfg(test)]
+mod test;
+
+/// Registry entry.
+pub const REGISTRATION: Registration = Registration {
+    name: "silu_mul",
+    core_number: None,
+    contract: Some(|| Arc::new(SiluMul)),
+    run: mpk_task_silu_mul,
+    ready: None,
+};
+
+/// Contract of `silu_mul`.
+#[derive(Debug)]
+pub struct SiluMul;
+
+impl TaskType for SiluMul {
+    fn name(&self) -> &'static str {
+        "silu_mul"
+    }
+
+    fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        let [gate_up] = contract::inputs(op)?;
+        let (rows, columns) = contract::matrix(gate_up)?;
+        contract::float(gate_up)?;
+        if columns % 2 != 0 {
+            return Err(OpError(format!(
+                "`{}` must be gate and up side by side, but has {columns} columns",
+                gate_up.name
+            )));
+        }
+        Ok(vec![TensorType { dims: vec![rows, columns / 2], ..gate_up.ty.clone() }])
+    }
+
+    fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
+        let [gate_up] = contract::inputs(op)?;
+        match contract::split_columns(gate_up.sharding) {
+            Some([gate, up]) if gate == up => Ok(ShardRule {
+                inputs: vec![Need::AsIs],
+                outputs: vec![Sharding::Split { dim: 1, parts: vec![*gate] }],
+            }),
+            _ => Ok(replicated(1, 1)),
+        }
+    }
+
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
+        let params = mpk_silu_mul_params { rows_kind: contract::rows_kind(op.outputs[0].rows) };
+        let tiles = target.column_tiles(columns, 1);
+        let widest = tiles.iter().map(|t| t.end - t.start).max().unwrap_or(0);
+        let tasks = tiles
+            .into_iter()
+            .map(|tile| {
+                let both = Region::whole(&[rows, 2 * columns]);
+                let out = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
+                let mut task = TaskSpec::default();
+                task.reads.push(Access::new(0, both.with(1, tile.start, tile.end)));
+                task.reads.push(Access::new(0, both.with(1, columns + tile.start, columns + tile.end)));
+                task.writes.push(Access::new(0, out));
+                task.cost = out.volume() * 3 * op.outputs[0].dtype.size();
+                task
+            })
+            .collect();
+        Ok(Partition { params: params_words(&params), scratch_bytes: 4 * u64::from(widest), tasks })
+    }
+}

@@ -1,0 +1,5 @@
+#include "cpu/linear.h"
+
+extern "C" int mpk_task_silu_mul_linear(const mpk_kernel_args* args) {
+  return mpk::run_linear_task(args, mpk::RowSource::SILU_MUL);
+}

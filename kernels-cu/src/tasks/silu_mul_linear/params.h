@@ -1,0 +1,8 @@
+#ifndef MPK_SILU_MUL_LINEAR_PARAMS_H
+#define MPK_SILU_MUL_LINEAR_PARAMS_H
+
+#include "tasks/linear/params.h"
+
+typedef mpk_linear_params mpk_silu_mul_linear_params;
+
+#endif
