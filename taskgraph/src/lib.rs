@@ -3,17 +3,14 @@
 
 pub mod builder;
 pub mod digest;
-pub mod digest;
 pub mod dtype;
 pub mod ids;
 pub mod json;
 mod lower;
-pub mod json;
 pub mod op_graph;
 pub mod passes;
 pub mod region;
 pub mod split;
-pub mod stats;
 pub mod stats;
 pub mod target;
 pub mod task_graph;
