@@ -8,10 +8,8 @@
 
 /* Writes one word, here or in a peer's memory (its address as platform::peer_address gives it). */
 MPK_DEVICE void mpk_flagged_store(uint64_t* word, float value, uint32_t epoch) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
   /* Release: pairs with mpk_flagged_load, so that a reader may also rely on what was written before. */
-  mpk::platform::store<mpk::platform::Scope::kSystem>(word, (static_cast<uint64_t>(epoch) << 32) | bits, mpk::platform::kRelease);
+  mpk::platform::store<mpk::platform::Scope::kSystem>(word, (static_cast<uint64_t>(epoch) << 32) | mpk::platform::float_bits(value), mpk::platform::kRelease);
 }
 
 /* One word, whole. Acquire: pairs with mpk_flagged_store. */
@@ -25,10 +23,7 @@ MPK_DEVICE bool mpk_flagged_arrived(uint64_t word, uint32_t epoch) {
 }
 
 MPK_DEVICE float mpk_flagged_value(uint64_t word) {
-  const uint32_t bits = static_cast<uint32_t>(word);
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
+  return mpk::platform::float_from_bits(static_cast<uint32_t>(word));
 }
 
 /* 1 when words[0..count) have all arrived in the current epoch; does not wait. For a kernel's `ready`. */

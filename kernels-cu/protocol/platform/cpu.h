@@ -74,6 +74,18 @@ inline void sleep_ns(uint64_t ns) {
   nanosleep(&duration, nullptr);
 }
 
+inline uint32_t float_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline float float_from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 /* How a wait passes its time: spins while its peer surely runs on another core, then gives the core away, then
  * sleeps, so that waiting threads leave the cores to those that compute. With more threads than cores
  * (mpk_rank.oversubscribed) it gives the core away at once: the thread it waits for may need this very core. */
@@ -106,7 +118,7 @@ class Backoff {
  private:
   static constexpr uint32_t kSpins = 2000;
   static constexpr uint32_t kYields = 500;
-  static constexpr uint32_t kYieldsShared = 50;
+  static constexpr uint32_t kYieldsShared = 20;
   static constexpr uint64_t kFirstSleepNs = 20000;
   static constexpr uint64_t kLongestSleepNs = 200000;
   uint32_t count_ = 0;

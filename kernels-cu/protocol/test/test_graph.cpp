@@ -40,7 +40,7 @@ void missing_trigger(bool dynamic) {
   job.run();
   const double took = seconds_since(start);
   CHECK(took > 0.25 && took < 3.0, "took %.2f s", took);
-  bool named = false;
+  bool named = false, timed_out = false; /* whichever rank's deadline comes first ends both */
   for (uint32_t r = 0; r < 2; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE, "rank %u: code %u", r, job.abort_code(r));
     bool waits = false;
@@ -48,11 +48,12 @@ void missing_trigger(bool dynamic) {
       if (status.state != MPK_WORKER_WAITS_EVENT) continue;
       waits = true;
       CHECK(status.seen < status.wanted, "rank %u: a wait that was over: event %lx, wanted %lu, seen %lu", r, status.event, status.wanted, status.seen);
-      named = named || (r == 0 && status.timed_out && (status.event >> 48) == MPK_EVENT_TAG_NVSHMEM && status.graph == 2);
+      named = named || (r == 0 && status.event >> 48 == MPK_EVENT_TAG_NVSHMEM && status.graph == 2);
+      timed_out = timed_out || status.timed_out;
     }
     CHECK(waits, "rank %u: nobody says what it waits for", r);
   }
-  CHECK(named, "the missing event is not named");
+  CHECK(named && timed_out, "the missing event is not named");
   std::printf("missing trigger, %s: ok, %.2f s\n", dynamic ? "dynamic" : "static", took);
 }
 
@@ -111,6 +112,53 @@ void stall() {
   std::puts("stall: ok");
 }
 
+/* A graph of the user's own: a fixed number of iterations on the batch as the host has set it. */
+void fixed_iterations(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.num_requests = 0;
+  Job job(options);
+  for (auto& rank : job.ranks) {
+    rank->config.generate = 0;
+    rank->config.fixed_iterations = 50;
+    rank->batch.num_rows = rank->batch.num_active = rank->batch.num_samples = 1;
+    rank->batch.row_token[0] = 5;
+  }
+  job.run();
+  for (uint32_t r = 0; r < 2; ++r) {
+    CHECK(job.abort_code(r) == MPK_OK && job.iterations(r) == 50, "rank %u: code %u, %lu iterations", r, job.abort_code(r), job.iterations(r));
+  }
+  std::printf("fixed iterations, %s: ok\n", dynamic ? "dynamic" : "static");
+}
+
+/* No request at all: the run is over at once. */
+void nothing_to_do(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.num_requests = 0;
+  Job job(options);
+  job.run();
+  job.check_results();
+  CHECK(job.iterations(0) == 0, "%lu iterations", job.iterations(0));
+}
+
+/* One rank lags behind at the end of its iterations, so that its peer's triggers and ring entries of the next
+ * iteration come early. */
+void lagging_rank(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.num_requests = 12;
+  options.graphs = {Lowering::kCopy, Lowering::kCopy, Lowering::kCopy};
+  for (const uint32_t op : {static_cast<uint32_t>(fixture::kFinal), static_cast<uint32_t>(MPK_TASK_TYPE_REDUCE)}) {
+    Job job(options);
+    job.ranks[1]->rank.stall_ns = 1000000;
+    job.ranks[1]->rank.stall_op = op;
+    job.run();
+    job.check_results();
+  }
+  std::printf("lagging rank, %s: ok\n", dynamic ? "dynamic" : "static");
+}
+
 void trace() {
   Options options;
   options.trace = true;
@@ -153,6 +201,9 @@ int main() {
     missing_trigger(dynamic);
     abort_from_one_rank(dynamic);
     kernel_failure(dynamic);
+    lagging_rank(dynamic);
+    fixed_iterations(dynamic);
+    nothing_to_do(dynamic);
   }
   stall();
   trace();
