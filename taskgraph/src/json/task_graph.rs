@@ -400,7 +400,7 @@ impl Context<'_> {
         if operand.region.len() > MAX_DIMS {
             return Err(GraphFileError::at("region", format!("has more than {MAX_DIMS} dimensions")));
         }
-        let (mut dims, mut strides) = ([1; MAX_DIMS], [0; MAX_DIMS]);
+        let (mut dims, mut strides) = ([1; MAX_DIMS], [1; MAX_DIMS]);
         dims[..ndim].copy_from_slice(&operand.dims);
         strides[..ndim].copy_from_slice(&operand.strides);
         let mut region = Region::whole(&[]);

@@ -161,7 +161,7 @@ pub(super) struct FileTask<'a> {
     /// EventId that it triggers: tag in bits 63..48 (1: NVSHMEM), owner in 47..32, index in 31..0; all ones: none.
     pub(super) trigger_event: u64,
     /// The first EventId that it waits for, of the same iteration.
-    #[schemars(required)]
+    #[schemars(required, extend("type" = ["integer", "null"]))]
     #[serde(deserialize_with = "present")]
     pub(super) dependent_event: Option<u64>,
     /// All of them, in order, where there is more than one.

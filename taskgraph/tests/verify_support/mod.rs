@@ -83,7 +83,7 @@ impl RankBuilder {
     pub fn at(&self, tensor: u32, region: Region, place: Place) -> Operand {
         let entry = &self.graph.tensors[tensor as usize];
         let ndim = entry.dims.len();
-        let (mut dims, mut strides, mut offset) = ([0; 4], [0; 4], 0u64);
+        let (mut dims, mut strides, mut offset) = ([1; 4], [1; 4], 0u64);
         for d in 0..ndim {
             dims[d] = region.hi[d] - region.lo[d];
             strides[d] = entry.strides[d];

@@ -1,0 +1,497 @@
+//! The verifier against one that is too simple to be wrong: the transitive closure of all edges over two
+//! iterations, and every pair of accesses word by word.
+
+mod verify_support;
+
+use proptest::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+use taskgraph::op_graph::Role;
+use taskgraph::task_graph::{Operand, Place, Space, TaskGraph};
+use taskgraph::verify::{ViolationKind, verify};
+use taskgraph::{DType, EventId, Region};
+use verify_support::*;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+/// A word of memory: rank, tensor, index.
+type Word = (usize, u32, u32);
+
+/// Words that an operand touches.
+fn words(graphs: &[TaskGraph], rank: usize, operand: &Operand) -> Vec<Word> {
+    let owners = match operand.place {
+        Place::Own => rank..rank + 1,
+        Place::Peer(p) => usize::from(p)..usize::from(p) + 1,
+        Place::All => 0..graphs.len(),
+    };
+    // All ranks of these tests have the same tensors with the same numbers.
+    let dims = &graphs[rank].tensors[operand.tensor as usize].dims;
+    let at = |d: usize| dims.get(d).copied().unwrap_or(1);
+    let r = &operand.region;
+    let mut found = Vec::new();
+    for owner in owners {
+        for a in r.lo[0]..r.hi[0] {
+            for b in r.lo[1]..r.hi[1] {
+                for c in r.lo[2]..r.hi[2] {
+                    for d in r.lo[3]..r.hi[3] {
+                        found.push((owner, operand.tensor, ((a * at(1) + b) * at(2) + c) * at(3) + d));
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Nodes of two iterations and who comes before whom.
+struct Closure {
+    before: Vec<Vec<bool>>,
+}
+
+impl Closure {
+    fn new(nodes: usize, edges: &[(usize, usize)]) -> Self {
+        let mut before = vec![vec![false; nodes]; nodes];
+        for &(a, b) in edges {
+            before[a][b] = true;
+        }
+        for k in 0..nodes {
+            for i in 0..nodes {
+                if before[i][k] {
+                    for j in 0..nodes {
+                        if before[k][j] {
+                            before[i][j] = true;
+                        }
+                    }
+                }
+            }
+        }
+        Closure { before }
+    }
+}
+
+/// Why the graphs are unsafe, if they are.
+fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
+    // Numbering: for each epoch, all events then all tasks of each rank.
+    let mut base = Vec::new();
+    let mut size = 0;
+    for graph in graphs {
+        base.push((size, size + graph.events.len()));
+        size += graph.events.len() + graph.tasks.len();
+    }
+    let event = |epoch: usize, rank: usize, index: u32| epoch * size + base[rank].0 + index as usize;
+    let task = |epoch: usize, rank: usize, index: u32| epoch * size + base[rank].1 + index as usize;
+    let flagged = |t: u32| graphs[0].tensors[t as usize].dtype == DType::F32Flagged;
+
+    let mut reads: BTreeMap<Word, Vec<(usize, u32)>> = BTreeMap::new();
+    let mut writes: BTreeMap<Word, Vec<(usize, u32)>> = BTreeMap::new();
+    for (rank, graph) in graphs.iter().enumerate() {
+        for (index, t) in graph.tasks.iter().enumerate() {
+            for operand in graph.inputs(t) {
+                words(graphs, rank, operand)
+                    .into_iter()
+                    .for_each(|w| reads.entry(w).or_default().push((rank, index as u32)));
+            }
+            for operand in graph.outputs(t) {
+                words(graphs, rank, operand)
+                    .into_iter()
+                    .for_each(|w| writes.entry(w).or_default().push((rank, index as u32)));
+            }
+        }
+    }
+    let nobody = Vec::new();
+    let mut edges = Vec::new();
+    for (word, readers) in &reads {
+        if flagged(word.1) {
+            let writers = writes.get(word).unwrap_or(&nobody);
+            if writers.len() != 1 {
+                return Some("flagged read without exactly one writer");
+            }
+            for epoch in 0..2 {
+                for reader in readers {
+                    edges.push((task(epoch, writers[0].0, writers[0].1), task(epoch, reader.0, reader.1)));
+                }
+            }
+        }
+    }
+    if writes.iter().any(|(word, writers)| flagged(word.1) && writers.len() > 1) {
+        return Some("flagged word with two writers");
+    }
+    for epoch in 0..2 {
+        for (rank, graph) in graphs.iter().enumerate() {
+            for (index, t) in graph.tasks.iter().enumerate() {
+                let node = task(epoch, rank, index as u32);
+                if let Some(e) = t.trigger {
+                    edges.push((node, event(epoch, e.owner().into(), e.index())));
+                }
+                for &e in &t.dependencies {
+                    edges.push((event(epoch, rank, e), node));
+                }
+                for &(e, back) in &t.carried {
+                    if epoch == 1 && back == 1 {
+                        edges.push((event(0, rank, e), node));
+                    }
+                }
+            }
+            for list in &graph.worker_lists {
+                for pair in list.windows(2) {
+                    edges.push((task(epoch, rank, pair[0]), task(epoch, rank, pair[1])));
+                }
+            }
+        }
+    }
+    let explicit = Closure::new(2 * size, &edges);
+    for (rank, graph) in graphs.iter().enumerate() {
+        edges.push((event(0, rank, 2), event(1, rank, 1)));
+        for index in 2..graph.tasks.len() as u32 {
+            for epoch in 0..2 {
+                edges.push((event(epoch, rank, 1), task(epoch, rank, index)));
+            }
+        }
+    }
+    let all = Closure::new(2 * size, &edges);
+    if (0..size).any(|n| explicit.before[n][n]) {
+        return Some("cycle");
+    }
+    for (rank, graph) in graphs.iter().enumerate() {
+        for index in 2..graph.tasks.len() as u32 {
+            let node = task(0, rank, index);
+            if !(0..graphs.len()).any(|r| explicit.before[event(0, r, 1)][node]) {
+                return Some("not reached from begin");
+            }
+            if !all.before[node][event(0, rank, 2)] {
+                return Some("not done at the end");
+            }
+        }
+    }
+    let mut triggers: HashMap<(u16, u32), Vec<(usize, u32)>> = HashMap::new();
+    for (rank, graph) in graphs.iter().enumerate() {
+        for (index, t) in graph.tasks.iter().enumerate() {
+            if let Some(e) = t.trigger {
+                triggers.entry((e.owner(), e.index())).or_default().push((rank, index as u32));
+            }
+        }
+    }
+    for tasks in triggers.values() {
+        for b in tasks {
+            for a in tasks {
+                if a != b && a.1 > 1 && !all.before[task(0, b.0, b.1)][task(1, a.0, a.1)] {
+                    return Some("counter across epochs");
+                }
+            }
+        }
+    }
+    for (word, writers) in &writes {
+        let readers = reads.get(word).unwrap_or(&nobody);
+        for w in writers {
+            for other in writers.iter().chain(readers) {
+                let (w0, w1) = (task(0, w.0, w.1), task(1, w.0, w.1));
+                let (o0, o1) = (task(0, other.0, other.1), task(1, other.0, other.1));
+                if w != other && !all.before[w0][o0] && !all.before[o0][w0] {
+                    return Some("unordered");
+                }
+                if !all.before[w0][o1] || !all.before[o0][w1] {
+                    return Some("unordered across epochs");
+                }
+            }
+        }
+    }
+    for (word, readers) in &reads {
+        if matches!(graphs[0].tensors[word.1 as usize].role, Role::Activation) {
+            let writers = writes.get(word).unwrap_or(&nobody);
+            for r in readers {
+                let written = writers.iter().any(|w| all.before[task(0, w.0, w.1)][task(0, r.0, r.1)]);
+                if !written {
+                    return Some("read of what nobody wrote");
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Random tasks on random regions, in levels so that most have no cycle.
+fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
+    let world = 1 + random.below(3) as u32;
+    let workers = 1 + random.below(2) as u32;
+    let width = 4;
+    let levels = 2 + random.below(2) as u32;
+    let mut builders: Vec<RankBuilder> = (0..world)
+        .map(|rank| {
+            // One worker more, for the tasks that fill gaps.
+            let mut b = RankBuilder::new(rank, world, workers + 1);
+            b.tensor("x", DType::F32, &[width], Space::Device, Role::Input);
+            b.tensor("a", DType::F32, &[width], Space::Device, Role::Activation);
+            b.tensor("s", DType::F32, &[world, width], Space::Symmetric, Role::Activation);
+            b.tensor("p", DType::F32, &[width], Space::Symmetric, Role::Persistent { region_dims: None });
+            // For each level a local event, then a remote one.
+            for _ in 0..levels {
+                b.event(false);
+                b.event(true);
+            }
+            b
+        })
+        .collect();
+    let span = |random: &mut Random| {
+        let lo = random.below(width as usize) as u32;
+        (lo, lo + 1 + random.below((width - lo) as usize) as u32)
+    };
+    for rank in 0..world {
+        let b = &mut builders[rank as usize];
+        let local = |level: u32| 3 + 2 * level;
+        let mut level = 0;
+        for _ in 0..2 + random.below(4) {
+            let mut deps = vec![1];
+            if level > 0 {
+                deps = vec![local(level - 1)];
+                if world > 1 && random.chance(60) {
+                    deps.push(local(level - 1) + 1);
+                }
+            }
+            let remote = world > 1 && random.chance(40);
+            let mut inputs = Vec::new();
+            let mut outputs = Vec::new();
+            for _ in 0..random.below(2) {
+                let tensor = [0, 1, 2, 3][random.below(4)];
+                let (lo, hi) = span(random);
+                let region = if tensor == 2 {
+                    let slot = random.below(world as usize) as u32;
+                    Region::whole(&[world, width]).with(0, slot, slot + 1).with(1, lo, hi)
+                } else {
+                    Region::whole(&[width]).with(0, lo, hi)
+                };
+                inputs.push(b.at(tensor, region, Place::Own));
+            }
+            let worker = random.below(workers as usize) as u32;
+            let (lo, hi) = span(random);
+            if remote {
+                let peer = (rank + 1 + random.below(world as usize - 1) as u32) % world;
+                if random.chance(80) {
+                    let tensor = if random.chance(70) { 2 } else { 3 };
+                    let region = if tensor == 2 {
+                        Region::whole(&[world, width]).with(0, rank, rank + 1).with(1, lo, hi)
+                    } else {
+                        Region::whole(&[width]).with(0, lo, hi)
+                    };
+                    outputs.push(b.at(tensor, region, Place::Peer(peer as u16)));
+                }
+                let trigger = Some(EventId::nvshmem(peer as u16, local(level) + 1));
+                b.task(worker, COPY, "copy", &inputs, &outputs, &deps, trigger);
+            } else {
+                if random.chance(60) {
+                    let tensor = if random.chance(70) { 1 } else { 3 };
+                    outputs.push(b.at(tensor, Region::whole(&[width]).with(0, lo, hi), Place::Own));
+                }
+                let trigger = Some(EventId::local(rank as u16, local(level)));
+                b.task(worker, LINEAR, "work", &inputs, &outputs, &deps, trigger);
+            }
+            if level + 1 < levels && random.chance(50) {
+                level += 1;
+            }
+        }
+    }
+    // Events that nobody triggers get a trigger; the last task waits for all events.
+    let mut triggered: Vec<EventId> = Vec::new();
+    for b in &builders {
+        triggered.extend(b.graph.tasks.iter().filter_map(|t| t.trigger));
+    }
+    for level in 0..levels {
+        for rank in 0..world {
+            let local = EventId::local(rank as u16, 3 + 2 * level);
+            if !triggered.contains(&local) {
+                let deps = [if level == 0 { 1 } else { 1 + 2 * level }];
+                builders[rank as usize].task(workers, LINEAR, "fill", &[], &[], &deps, Some(local));
+            }
+            let remote = EventId::nvshmem(rank as u16, 4 + 2 * level);
+            if world > 1 && !triggered.contains(&remote) {
+                let peer = (rank + 1) % world;
+                let deps = [if level == 0 { 1 } else { 1 + 2 * level }];
+                builders[peer as usize].task(workers, SIGNAL, "fill", &[], &[], &deps, Some(remote));
+            }
+        }
+    }
+    for rank in 0..world {
+        let mut deps: Vec<u32> = (0..levels).map(|l| 3 + 2 * l).collect();
+        if world > 1 {
+            deps.extend((0..levels).map(|l| 4 + 2 * l));
+        }
+        let trigger = Some(EventId::local(rank as u16, 2));
+        builders[rank as usize].task(0, LINEAR, "last", &[], &[], &deps, trigger);
+    }
+    let mut graphs: Vec<TaskGraph> = builders.into_iter().map(|b| b.graph).collect();
+    if world == 1 {
+        // Nobody is there to trigger the remote events.
+        for graph in &mut graphs {
+            let kept: Vec<u32> = (0..graph.events.len() as u32).filter(|e| *e < 3 || e % 2 == 1).collect();
+            let new = |e: u32| kept.iter().position(|&k| k == e).unwrap() as u32;
+            for t in &mut graph.tasks {
+                t.dependencies.iter_mut().for_each(|e| *e = new(*e));
+                t.trigger = t.trigger.map(|e| EventId::local(0, new(e.index())));
+            }
+            graph.events = kept.iter().map(|&e| graph.events[e as usize]).collect();
+        }
+    }
+    count_triggers(&mut graphs);
+    graphs
+}
+
+/// Changes one thing, leaving indices in range.
+fn mutate(graphs: &mut [TaskGraph], random: &mut Random) {
+    let rank = random.below(graphs.len());
+    let graph = &mut graphs[rank];
+    let task = 2 + random.below(graph.tasks.len() - 2);
+    let events = graph.events.len() as u32;
+    match random.below(9) {
+        0 => {
+            let deps = &mut graph.tasks[task].dependencies;
+            if !deps.is_empty() {
+                deps.remove(random.below(deps.len()));
+            }
+        }
+        1 => {
+            let e = 3 + random.below(events as usize - 3) as u32;
+            let deps = &mut graph.tasks[task].dependencies;
+            if !deps.is_empty() {
+                let at = random.below(deps.len());
+                deps[at] = e;
+            }
+        }
+        2 => {
+            let e = 1 + random.below(events as usize - 1) as u32;
+            graph.tasks[task].dependencies.push(e);
+        }
+        3 => {
+            // Another local event, or none.
+            if graph.tasks[task].trigger.is_none_or(|e| !e.is_nvshmem()) {
+                let e = 2 + random.below(events as usize - 2) as u32;
+                let local = !graph.events[e as usize].remote;
+                graph.tasks[task].trigger = local.then(|| EventId::local(rank as u16, e));
+            }
+        }
+        4 => {
+            let workers = graph.worker_lists.len();
+            let list = &mut graph.worker_lists[random.below(workers)];
+            if list.len() > 1 {
+                let at = random.below(list.len() - 1);
+                list.swap(at, at + 1);
+            }
+        }
+        5 | 6 => {
+            // Another region of the same tensor.
+            let t = &graph.tasks[task];
+            let count = usize::from(t.num_inputs + t.num_outputs);
+            if count > 0 {
+                let at = t.first_operand as usize + random.below(count);
+                let old = graph.operands[at];
+                let dims = graph.tensors[old.tensor as usize].dims.clone();
+                let d = random.below(dims.len());
+                let lo = random.below(dims[d] as usize) as u32;
+                let hi = lo + 1 + random.below((dims[d] - lo) as usize) as u32;
+                let b = RankBuilder { graph: graph.clone() };
+                graph.operands[at] = b.at(old.tensor, old.region.with(d, lo, hi), old.place);
+            }
+        }
+        7 => {
+            let e = 3 + random.below(events as usize - 3) as u32;
+            graph.tasks[task].carried.push((e, 1 + random.below(2) as u32));
+        }
+        _ => {
+            // To another worker's list, at a random place.
+            let workers = graph.worker_lists.len();
+            let to = random.below(workers);
+            graph.worker_lists.iter_mut().for_each(|l| l.retain(|&t| t != task as u32));
+            let at = random.below(graph.worker_lists[to].len() + 1);
+            graph.worker_lists[to].insert(at, task as u32);
+            graph.tasks[task].worker = Some(to as u32);
+        }
+    }
+    count_triggers(graphs);
+}
+
+/// Graphs of a seed.
+fn graphs_of(seed: u64) -> Vec<TaskGraph> {
+    let mut random = Random(seed);
+    let mut graphs = if random.chance(50) {
+        random_graphs(&mut random)
+    } else {
+        let lowering = if random.chance(50) { Lowering::Copy } else { Lowering::Flagged };
+        let world = 2 + random.below(2) as u32;
+        chain(
+            world,
+            1 + random.below(2) as u32,
+            1 + random.below(2) as u32,
+            1 + random.below(2) as u32,
+            lowering,
+        )
+    };
+    for _ in 0..random.below(4) {
+        if graphs.iter().all(|g| g.events.len() > 3) {
+            mutate(&mut graphs, &mut random);
+        }
+    }
+    graphs
+}
+
+/// Both verdicts; `None` where the structure is broken, which the simple verifier does not look at.
+fn verdicts(graphs: &[TaskGraph]) -> Option<(Result<(), String>, Option<&'static str>)> {
+    let ours = verify(graphs);
+    if let Err(found) = &ours {
+        if found.iter().any(|v| matches!(v.kind, ViolationKind::Structure | ViolationKind::Triggers)) {
+            return None;
+        }
+    }
+    Some((ours.map(|_| ()).map_err(|v| v[0].to_string()), brute(graphs)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn same_verdict_as_the_closure(seed: u64) {
+        if let Some((ours, simple)) = verdicts(&graphs_of(seed)) {
+            prop_assert_eq!(ours.is_err(), simple.is_some(), "ours {:?}, closure {:?}", ours, simple);
+        }
+    }
+}
+
+#[test]
+fn the_random_graphs_are_of_every_kind() {
+    let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
+    for seed in 0..1500 {
+        let kind = match verdicts(&graphs_of(seed)) {
+            None => "structure",
+            Some((_, None)) => "safe",
+            Some((_, Some(why))) => why,
+        };
+        *kinds.entry(kind).or_default() += 1;
+    }
+    eprintln!("{kinds:?}");
+    assert!(kinds["safe"] > 150, "{kinds:?}");
+    for kind in [
+        "cycle",
+        "not reached from begin",
+        "not done at the end",
+        "unordered",
+        "unordered across epochs",
+        "counter across epochs",
+        "read of what nobody wrote",
+        "flagged read without exactly one writer",
+    ] {
+        assert!(kinds.get(kind).is_some_and(|&n| n >= 2), "no {kind} in {kinds:?}");
+    }
+}
