@@ -2,9 +2,11 @@
  * put-with-signal (the entry, then the tail). The sender never loads from the receiver, so it can't see the
  * receiver's head: that no entry is overwritten is proven by the capacity.
  *
- * Capacity: entries that one sender pushes to one receiver in an iteration, times 4. The receiver is at iteration
- * i, its scheduler may not have looked at this ring since i - 1, and a sender is at most one iteration ahead of the
- * receiver where every iteration exchanges data both ways; so at most three iterations lie in a ring at once.
+ * Capacity, where every iteration exchanges data between all ranks, so that a sender is at most one iteration ahead:
+ * with two ranks the receiver can't complete an iteration without taking its peer's entries in order, so 2 iterations
+ * lie in a ring at most. With more ranks another sender's entries may complete events in the meantime, and between
+ * two looks at one ring parts of 3 iterations may gather. Twice an iteration's remote triggers of *all* senders is
+ * enough for both (at least 4 iterations of one sender from three ranks on).
  * The receiver still checks, and ends the run with MPK_ABORT_QUEUE if the bound does not hold. */
 #ifndef MPK_PROTOCOL_RING_H
 #define MPK_PROTOCOL_RING_H
