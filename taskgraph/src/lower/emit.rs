@@ -313,6 +313,16 @@ impl<'a> Emitter<'a> {
             dims[d] = 1;
             strides[d] = 1;
         }
+        if plan_tensor.activation && plan_tensor.region_dims.is_some() {
+            (region.lo[0], region.hi[0]) = match place {
+                // Slots of a receive buffer are counted without the receiver's own.
+                Place::Peer(peer) => {
+                    let slot = self.rank - u32::from(self.rank > u32::from(peer));
+                    (slot, slot + 1)
+                }
+                Place::Own | Place::All => (0, self.plan.options.world - 1),
+            };
+        }
         self.graph.operands.push(Operand {
             tensor: number,
             offset: offset * size,

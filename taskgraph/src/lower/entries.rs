@@ -59,7 +59,7 @@ pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
             space: first.space,
             role: Role::Activation,
             parts: Vec::new(),
-            region: dims,
+            region: first.region_dims.unwrap_or(dims),
             tiled: false,
             output: false,
             rows: first.rows,

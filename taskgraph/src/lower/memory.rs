@@ -45,10 +45,10 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     shared.sort_by_key(|&t| (accesses[t as usize].first_writer, t));
     let mut buffers: Vec<Buffer> = Vec::new();
     let mut buffer_of = vec![NONE; plan.tensors.len()];
-    let mut by_kind: HashMap<(DType, Space, &[Dims]), Vec<u32>> = HashMap::new();
+    let mut by_kind: HashMap<(DType, Space, Option<Dims>, &[Dims]), Vec<u32>> = HashMap::new();
     for tensor in shared {
         let t = &plan.tensors[tensor as usize];
-        let candidates = by_kind.entry((t.dtype, t.space, &t.dims)).or_default();
+        let candidates = by_kind.entry((t.dtype, t.space, t.region_dims, &t.dims)).or_default();
         let free = candidates.iter().copied().find(|&b| {
             buffers[b as usize].tensors.last().is_some_and(|&last| {
                 may_follow(plan, order, &accesses[last as usize], &accesses[tensor as usize])

@@ -228,6 +228,9 @@ impl Plan {
 
     fn add_receive(&mut self, of: &str, dtype: DType, dims: &[u64]) -> u32 {
         let world = self.options.world;
+        // Of summed copies the own slot stays empty, so regions count the peers only.
+        let region = [u64::from(world) - 1, dims[0], dims[1]];
+        let region_dims = (dtype != DType::F32Flagged).then(|| Dims::new(&region));
         let dims = Dims::new(&[u64::from(world), dims[0], dims[1]]);
         self.add_tensor(PlanTensor {
             name: format!("{of}.received"),
@@ -239,7 +242,7 @@ impl Plan {
             output: false,
             alias: None,
             dims: vec![dims; world as usize],
-            region_dims: None,
+            region_dims,
         })
     }
 

@@ -5,7 +5,9 @@
 //!    only copies and signals reach another rank, and a copy's output lies with its trigger's owner; every task
 //!    is in one worker's list, or launched by exactly one event, which is the one it depends on.
 //! 2. *Triggers*: those of all ranks' tasks add up to what each event waits for.
-//! 3. *Reach*: every task comes after the begin event and before the end event of its rank.
+//! 3. *Reach*: every task comes after the begin event and before the end event of its rank. With dynamic placement
+//!    a signal, which reads nothing of the iteration, may come later: the last message between two ranks has
+//!    no answer.
 //! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
 //! 5. *Memory*: no two accesses of one region of any rank's memory, of which one writes, are unordered, in one
 //!    iteration or between an iteration and the next; nothing is read that nobody wrote; a flagged word has
@@ -30,7 +32,7 @@ mod succession;
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;
-use crate::task_graph::TaskGraph;
+use crate::task_graph::{Placement, TaskGraph, core_types};
 use access::{Memory, Symmetric};
 use memory::{Sweep, across_message};
 use order::{Order, Search};
@@ -127,6 +129,12 @@ fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Vio
     Ok((report, order, symmetric))
 }
 
+fn late_signal(graphs: &[TaskGraph], rank: usize, task: u32) -> bool {
+    let graph = &graphs[rank];
+    graph.placement == Placement::Dynamic
+        && graph.type_name(&graph.tasks[task as usize]) == core_types::NVSHMEM_SIGNAL
+}
+
 /// Every task waits for something that leads back to the begin event, and leads to its rank's end event.
 fn reach(order: &Order<'_>) -> Vec<Violation> {
     let names = Names { graphs: order.graphs };
@@ -143,7 +151,7 @@ fn reach(order: &Order<'_>) -> Vec<Violation> {
                 names.task(place)
             );
             violations.push(Violation::new(ViolationKind::Unreachable, &[place], message));
-        } else if !order.reaches_end(order.events() + task, rank) {
+        } else if !late_signal(order.graphs, rank, index) && !order.reaches_end(order.events() + task, rank) {
             let message = format!(
                 "{} may still run when the iteration of rank {rank} has ended: nothing leads from it to event 2 of \
                  rank {rank} ({})",

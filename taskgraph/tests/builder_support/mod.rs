@@ -134,7 +134,10 @@ fn numbers(op: &OpView<'_>, name: &str) -> Vec<u64> {
 }
 
 fn cell(len: u32, cells: u32, at: u32) -> (u32, u32) {
-    ((u64::from(len) * u64::from(at) / u64::from(cells)) as u32, (u64::from(len) * u64::from(at + 1) / u64::from(cells)) as u32)
+    (
+        (u64::from(len) * u64::from(at) / u64::from(cells)) as u32,
+        (u64::from(len) * u64::from(at + 1) / u64::from(cells)) as u32,
+    )
 }
 
 impl TaskType for Grid {
@@ -185,7 +188,8 @@ impl TaskType for Grid {
                     rest /= n;
                     let (first, last) = (c * m / n, ((c + 1) * m - 1) / n);
                     let len = input.dims[d] as u32;
-                    from = from.with(d, cell(len, m as u32, first as u32).0, cell(len, m as u32, last as u32).1);
+                    from =
+                        from.with(d, cell(len, m as u32, first as u32).0, cell(len, m as u32, last as u32).1);
                 }
                 task.reads.push(Access::new(i as u8, from));
             }
@@ -228,7 +232,9 @@ impl TaskType for Records {
             .map(|t| {
                 let (lo, hi) = cell(columns, 3, t);
                 TaskSpec {
-                    reads: [Access::new(0, Region::whole(&[rows, columns]).with(1, lo, hi))].into_iter().collect(),
+                    reads: [Access::new(0, Region::whole(&[rows, columns]).with(1, lo, hi))]
+                        .into_iter()
+                        .collect(),
                     writes: [Access::new(0, Region::whole(&[1, 3, rows, 2]).with(1, t, t + 1))]
                         .into_iter()
                         .collect(),
@@ -242,7 +248,9 @@ impl TaskType for Records {
 
 pub fn registry() -> Registry {
     let mut registry = Registry::default();
-    for pushable in [("linear", false, true), ("linear_plain", false, false), ("linear_with_residual", true, false)] {
+    for pushable in
+        [("linear", false, true), ("linear_plain", false, false), ("linear_with_residual", true, false)]
+    {
         registry.register(Arc::new(Linear { name: pushable.0, residual: pushable.1, pushable: pushable.2 }));
     }
     registry.register(Arc::new(Elementwise("add")));
@@ -315,7 +323,8 @@ impl<'a> Unrolled<'a> {
             base.push(base[base.len() - 1] + g.tasks.len() + 1);
         }
         let n = epochs * base[graphs.len()];
-        let mut u = Unrolled { graphs, epochs, base, next: vec![Vec::new(); n], reach: vec![], order: vec![] };
+        let mut u =
+            Unrolled { graphs, epochs, base, next: vec![Vec::new(); n], reach: vec![], order: vec![] };
         let mut triggers: HashMap<(usize, u32), Vec<(usize, usize)>> = HashMap::new();
         for (r, g) in graphs.iter().enumerate() {
             assert_eq!(g.rank as usize, r);
@@ -370,7 +379,8 @@ impl<'a> Unrolled<'a> {
                 }
                 for list in &g.worker_lists {
                     for pair in list.windows(2) {
-                        let (from, to) = (u.node(epoch, r, pair[0] as usize), u.node(epoch, r, pair[1] as usize));
+                        let (from, to) =
+                            (u.node(epoch, r, pair[0] as usize), u.node(epoch, r, pair[1] as usize));
                         u.next[from].push(to);
                     }
                 }
@@ -467,7 +477,11 @@ impl<'a> Unrolled<'a> {
                 for o in operands {
                     for place in self.places(rank, o.place) {
                         let name = g.tensors[o.tensor as usize].name.as_str();
-                        touched.entry((place, name)).or_default().push(Touch { node, write, region: o.region });
+                        touched.entry((place, name)).or_default().push(Touch {
+                            node,
+                            write,
+                            region: o.region,
+                        });
                     }
                 }
             }
@@ -524,7 +538,8 @@ impl<'a> Unrolled<'a> {
             rank: usize,
             epoch: usize,
         }
-        let names: HashMap<&str, usize> = ops.ops.iter().enumerate().map(|(i, o)| (o.name.as_str(), i)).collect();
+        let names: HashMap<&str, usize> =
+            ops.ops.iter().enumerate().map(|(i, o)| (o.name.as_str(), i)).collect();
         let writer: HashMap<u32, usize> =
             ops.ops.iter().enumerate().flat_map(|(i, o)| o.outputs.iter().map(move |&t| (t, i))).collect();
         // Gathered tensors hold what their source's writer wrote.
@@ -567,7 +582,9 @@ impl<'a> Unrolled<'a> {
                     core_types::REDUCE => op.inputs[1],
                     core_types::NVSHMEM_COPY => {
                         // The second half of a two-shot allreduce copies the sum.
-                        if op.op_type == "allreduce" && g.outputs(task)[0].ndim == 2 && g.outputs(task)[0].region.hi[2] == 1 {
+                        if op.op_type == "allreduce"
+                            && g.tensors[g.outputs(task)[0].tensor as usize].dims.len() == 2
+                        {
                             op.outputs[0]
                         } else {
                             op.inputs[0]
@@ -579,9 +596,6 @@ impl<'a> Unrolled<'a> {
                     continue;
                 }
                 for cell in cells(&input.region) {
-                    if received && !flagged && cell[0] as usize == rank {
-                        continue; // the own partial stands for it
-                    }
                     let found = memory.get(&(rank, name(input.tensor))).and_then(|m| m.get(&cell)).copied();
                     let wanted = tag_of(logical);
                     assert!(
@@ -592,7 +606,9 @@ impl<'a> Unrolled<'a> {
                         ops.tensors[wanted as usize].name,
                     );
                     if received {
-                        assert_eq!(found.map(|t| t.rank), Some(cell[0] as usize), "a peer's slot");
+                        // Slots that are copied to leave out the receiver's own.
+                        let slot = cell[0] as usize + usize::from(!flagged && cell[0] as usize >= rank);
+                        assert_eq!(found.map(|t| t.rank), Some(slot), "a peer's slot");
                     }
                 }
             }
@@ -666,10 +682,17 @@ pub fn check(graph: &OpGraph, options: &BuildOptions) -> Vec<TaskGraph> {
         for o in &g.operands {
             let entry = &g.tensors[o.tensor as usize];
             if o.dims[..o.ndim as usize].iter().all(|&d| d > 0) {
-                let last: u64 = (0..o.ndim as usize).map(|d| u64::from(o.dims[d] - 1) * u64::from(o.strides[d])).sum();
-                assert!(entry.tiled || o.offset + (last + 1) * entry.dtype.size() <= entry.bytes, "{o:?} {entry:?}");
+                let last: u64 =
+                    (0..o.ndim as usize).map(|d| u64::from(o.dims[d] - 1) * u64::from(o.strides[d])).sum();
+                assert!(
+                    entry.tiled || o.offset + (last + 1) * entry.dtype.size() <= entry.bytes,
+                    "{o:?} {entry:?}"
+                );
             }
         }
+    }
+    if let Err(violations) = taskgraph::verify::verify(&graphs) {
+        panic!("{options:?}: {}", violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
     }
     let unrolled = Unrolled::new(&graphs, 3);
     unrolled.assert_race_free();
