@@ -1,1 +1,18 @@
-//! Multi-rank, golden and command-line tests of `mpk-run`; see `tests/tests`.
+//! Multi-rank, golden and command-line tests of `mpk-run`, through the real binary: see `tests/tests`.
+//!
+//! A test describes a [`Job`], runs it with or without `mpirun`, and looks at what is left: exit status, output,
+//! files. [`fixtures`] holds what Hugging Face transformers computed, [`model_file`] writes model.json files,
+//! [`reference`] computes operators in f64, [`task_graph`] reads emitted graphs without the code that wrote them.
+
+pub mod fixtures;
+pub mod job;
+pub mod model_file;
+pub mod reference;
+pub mod run_json;
+pub mod task_graph;
+
+mod processes;
+
+pub use job::{Finished, Job, Running};
+pub use model_file::ModelFile;
+pub use run_json::RunJson;

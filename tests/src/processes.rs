@@ -1,0 +1,52 @@
+//! The processes of a job, found by a mark in their environment: also those that lost their parent.
+
+use std::fs;
+
+/// Environment variable that marks the processes of one job.
+pub(crate) const MARK: &str = "MPK_TEST_JOB";
+
+/// A process of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its id.
+    pub pid: i32,
+    /// Name of its program, cut to 15 bytes by the kernel.
+    pub name: String,
+    /// Its rank, where a launcher gave it one.
+    pub rank: Option<u32>,
+}
+
+/// All processes that live and carry `mark`; those that ended and were not waited for are left out.
+pub(crate) fn with_mark(mark: &str) -> Vec<Process> {
+    let wanted = format!("{MARK}={mark}");
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter_map(|pid| {
+        // Processes come and go: what can't be read is gone.
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let mut variables = environment.split(|&b| b == 0);
+        if !variables.any(|v| v == wanted.as_bytes()) {
+            return None;
+        }
+        let rank = environment
+            .split(|&b| b == 0)
+            .filter_map(|v| std::str::from_utf8(v).ok()?.strip_prefix("OMPI_COMM_WORLD_RANK=")?.parse().ok())
+            .next();
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_string();
+        Some(Process { pid, name, rank })
+    })
+    .collect()
+}
+
+/// Sends `signal` to `pid`; a process that is gone is no error.
+pub(crate) fn send(pid: i32, signal: i32) {
+    // SAFETY: kill has no memory effects here; `pid` is that of a process of our own job.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Bytes of a field of /proc/PID/status that is given in kB, such as `VmHWM`.
+pub(crate) fn status_bytes(pid: i32, field: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}

@@ -1,0 +1,1 @@
+//! Operators in f64, written down from their definitions.

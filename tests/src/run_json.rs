@@ -1,0 +1,99 @@
+//! The object that `mpk-run --json` prints, schema mpk-run/1, read strictly: no field more, none less.
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+/// The whole object.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct RunJson {
+    /// "mpk-run/1".
+    pub schema: String,
+    /// "cpu" or "cuda".
+    pub backend: String,
+    /// Number of ranks.
+    pub tp: u32,
+    /// In the order in which they were asked for.
+    pub requests: Vec<RequestJson>,
+    /// How long it took.
+    pub timing: Timing,
+}
+
+/// What came of one request.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct RequestJson {
+    /// The prompt, encoded.
+    pub prompt_tokens: Vec<u32>,
+    /// The new tokens.
+    pub tokens: Vec<u32>,
+    /// Their text; null without tokenizer. Never absent.
+    #[serde(deserialize_with = "present")]
+    pub text: Option<String>,
+    /// "length" or "eos".
+    pub finish_reason: String,
+    /// For each new token the best `[token, logprob]`, highest first; only with `--logprobs`.
+    pub logprobs: Option<Vec<Vec<(u32, f64)>>>,
+}
+
+/// Times in seconds.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Timing {
+    /// Until the weights are in place.
+    pub load_s: f64,
+    /// Iterations with any prompt row.
+    pub prefill_s: f64,
+    /// All other iterations.
+    pub decode_s: f64,
+    /// Number of those.
+    pub decode_steps: u64,
+    /// 1000 x decode_s / decode_steps.
+    pub ms_per_token: f64,
+}
+
+impl RunJson {
+    /// The new tokens of every request.
+    pub fn tokens(&self) -> Vec<Vec<u32>> {
+        self.requests.iter().map(|r| r.tokens.clone()).collect()
+    }
+
+    /// Everything that must not differ from run to run: tokens, texts, reasons and the bits of the log-probabilities.
+    pub fn result(&self) -> Vec<Outcome> {
+        let bits = |lists: &Vec<Vec<(u32, f64)>>| {
+            lists.iter().map(|l| l.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect()).collect()
+        };
+        let outcome = |r: &RequestJson| Outcome {
+            prompt_tokens: r.prompt_tokens.clone(),
+            tokens: r.tokens.clone(),
+            text: r.text.clone(),
+            finish_reason: r.finish_reason.clone(),
+            logprob_bits: r.logprobs.as_ref().map(bits).unwrap_or_default(),
+        };
+        self.requests.iter().map(outcome).collect()
+    }
+}
+
+/// What of a request must be the same in every run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The prompt.
+    pub prompt_tokens: Vec<u32>,
+    /// The new tokens.
+    pub tokens: Vec<u32>,
+    /// Their text.
+    pub text: Option<String>,
+    /// Why it ended.
+    pub finish_reason: String,
+    /// The log-probabilities' bits.
+    pub logprob_bits: Vec<Vec<(u32, u64)>>,
+}
+
+/// An optional value whose field must be there: serde takes an absent field for `None` otherwise.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        other => Err(serde::de::Error::custom(format!("expected a string or null, found {other}"))),
+    }
+}

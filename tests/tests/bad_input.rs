@@ -1,0 +1,344 @@
+//! Proves that bad input ends in one clear error from one rank and exit status 2 on all, alone and under `mpirun`,
+//! with nothing on stdout, no panic, and nothing left in shared memory or on disk.
+
+use mpk_tests::{Job, ModelFile};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// Runs `arguments` alone, under `mpirun -n 2` and, where graphs are built without a run, with `--check`: each ends
+/// with one error that holds all of `words`.
+fn refused(what: &str, arguments: &[&str], words: &[&str]) {
+    for job in [Job::alone(), Job::under_mpirun(2)] {
+        refused_by(job.args(arguments), what, words);
+    }
+}
+
+fn refused_by(job: Job, what: &str, words: &[&str]) {
+    let outputs = tempfile::Builder::new().prefix("mpk-out").tempdir().expect("a temporary folder");
+    let trace = outputs.path().join("trace.json");
+    let finished = job.arg("--trace").arg(&trace).run();
+    let what = format!("{what}: {}\nstderr: {}", finished.description, finished.stderr);
+    assert_eq!((finished.status, finished.signal), (Some(2), None), "{what}");
+    assert_eq!(finished.stdout, "", "{what}");
+    let errors = finished.error_lines();
+    assert_eq!(errors.len(), 1, "one error: {what}");
+    assert!(!finished.stderr.contains("panicked"), "{what}");
+    for word in words {
+        assert!(finished.stderr.contains(word), "the error does not say {word:?}: {what}");
+    }
+    assert!(!trace.exists(), "a trace file is left: {what}");
+    finished.expect_nothing_left();
+}
+
+/// A model.json that is refused.
+fn model_refused(what: &str, model: &ModelFile, words: &[&str]) {
+    refused(what, &[text(&model.path()), "--prompt-tokens", "1,2,3"], words);
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+/// Writes a model.json with this text.
+fn raw(text: &str) -> ModelFile {
+    let file = ModelFile::new(json!({}));
+    fs::write(file.path(), text).expect("model.json can be written");
+    file
+}
+
+fn qwen3_config() -> Value {
+    mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("qwen3").join("config.json"))
+}
+
+/// A small model of random weights with one field of its configuration changed.
+fn config_with(name: &str, value: Value) -> ModelFile {
+    let mut config = qwen3_config();
+    config[name] = value;
+    ModelFile::random(config, 1).set("max_seq_len", 64)
+}
+
+#[test]
+fn missing_and_unreadable_files() {
+    refused("missing", &["/nonexistent/model.json"], &["/nonexistent/model.json", "No such file"]);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    refused("a folder", &[text(folder.path())], &["cannot read"]);
+    let model = ModelFile::new(json!({"schema": "mpk-model/1", "checkpoint": "nowhere"}));
+    model_refused("missing checkpoint", &model, &["nowhere", "cannot read"]);
+    fs::create_dir(model.folder().join("nowhere")).expect("a folder");
+    model_refused("empty checkpoint", &model, &["config.json", "cannot read"]);
+}
+
+#[test]
+fn json_errors_name_line_and_column() {
+    model_refused("syntax", &raw("{\n  \"schema\": \"mpk-model/1\",\n  \"checkpoint\" \".\"\n}"), &["model.json:3:16"]);
+    model_refused("empty file", &raw(""), &["model.json:1:0", "JSON"]);
+    model_refused("cut off", &raw("{\"schema\": \"mpk-model/1\",\n"), &["model.json:2:0", "JSON"]);
+    model_refused("not an object", &raw("[1]"), &["expected an object"]);
+    model_refused("not text", &raw("\u{1}\u{2}"), &["model.json:1:1"]);
+    let model = ModelFile::copy_of_fixture("qwen3").edit_bytes("config.json", |b| b.truncate(20));
+    model_refused("config.json", &model, &["config.json:", "JSON"]);
+    let model = ModelFile::copy_of_fixture("qwen3").edit_bytes("generation_config.json", |b| b.insert(0, b'}'));
+    model_refused("generation_config.json", &model, &["generation_config.json:1:1"]);
+    let model = ModelFile::copy_of_fixture("llama").edit_bytes("tokenizer.json", |b| b.truncate(100));
+    model_refused("tokenizer.json", &model, &["tokenizer.json"]);
+}
+
+#[test]
+fn unknown_fields_and_wrong_types_name_the_place() {
+    let fixture = || ModelFile::of_fixture("mistral");
+    model_refused("unknown field", &fixture().set("max_bach", 3), &["max_bach", "unknown field"]);
+    model_refused("unknown nested", &fixture().set("runtime.placment", "static"), &["runtime", "placment"]);
+    model_refused("unknown nested", &fixture().set("generate.prompt", "x"), &["generate", "prompt"]);
+    model_refused("wrong type", &fixture().set("max_batch", "8"), &["max_batch"]);
+    model_refused("negative", &fixture().set("max_seq_len", -1), &["max_seq_len"]);
+    model_refused("a fraction", &fixture().set("page_size", 1.5), &["page_size"]);
+    model_refused("wrong choice", &fixture().set("runtime.allreduce", "ring"), &["runtime.allreduce", "one-shot"]);
+    model_refused("wrong nested", &fixture().set("generate.prompts", json!([1])), &["generate.prompts[0]"]);
+    model_refused("zero", &fixture().set("max_batch", 0), &["max_batch", "at least 1"]);
+    model_refused("not a power of two", &fixture().set("page_size", 48), &["page_size", "power of two"]);
+    let model = fixture().set("runtime.prefill_chunk", 2);
+    model_refused("chunk below slots", &model, &["runtime.prefill_chunk", "max_batch"]);
+    model_refused("schema", &fixture().set("schema", "mpk-model/9"), &["schema", "mpk-model/1"]);
+    model_refused("no schema", &ModelFile::new(json!({"checkpoint": "."})), &["schema", "missing"]);
+    model_refused("no model", &ModelFile::new(json!({"schema": "mpk-model/1"})), &["checkpoint"]);
+    model_refused("two models", &fixture().set("config", json!({})), &["checkpoint", "config"]);
+    let model = ModelFile::new(json!({"schema": "mpk-model/1", "config": qwen3_config()}));
+    model_refused("no weights", &model, &["weights", "seed"]);
+}
+
+#[test]
+fn unsupported_models_are_refused_with_what_is_supported() {
+    let supported = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"];
+    let model = config_with("architectures", json!(["GPT2LMHeadModel"]));
+    model_refused("architecture", &model, &[&["GPT2LMHeadModel"][..], &supported].concat());
+    let model = ModelFile::copy_of_fixture("qwen3")
+        .edit("config.json", |c| c["architectures"] = json!(["Qwen3MoeForCausalLM"]));
+    model_refused("architecture", &model, &[&["Qwen3MoeForCausalLM", "config.json"][..], &supported].concat());
+    for (name, value, words) in [
+        ("hidden_act", json!("gelu"), &["hidden_act", "gelu"][..]),
+        ("quantization_config", json!({"quant_method": "fp8"}), &["quantization_config"]),
+        ("rope_parameters", json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}), &["rope_type", "yarn"]),
+        ("rope_parameters", json!({"rope_type": "llama3", "factor": 4.0, "rope_theta": 1e6}), &["low_freq_factor"]),
+        ("rope_scaling", json!({"type": "dynamic", "factor": 2.0}), &["rope_scaling", "dynamic"]),
+        ("partial_rotary_factor", json!(0.5), &["partial_rotary_factor"]),
+        ("dtype", json!("float8_e4m3fn"), &["dtype", "bfloat16"]),
+        ("mlp_bias", json!(true), &["mlp_bias"]),
+        ("num_key_value_heads", json!(3), &["num_key_value_heads", "divide"]),
+        ("num_hidden_layers", json!(0), &["num_hidden_layers"]),
+        ("num_attention_heads", json!("8"), &["num_attention_heads", "8"]),
+        ("head_dim", json!(15), &["head_dim"]),
+        ("vocab_size", json!(-5), &["vocab_size"]),
+        ("rms_norm_eps", json!(0), &["rms_norm_eps"]),
+        ("eos_token_id", json!("end"), &["eos_token_id"]),
+    ] {
+        model_refused(name, &config_with(name, value), words);
+    }
+    // A window is fine for as long as no sequence is longer.
+    let mut config = mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("mistral").join("config.json"));
+    config["sliding_window"] = json!(32);
+    let model = ModelFile::random(config, 1).set("max_seq_len", 33);
+    model_refused("sliding window", &model, &["max_seq_len", "window"]);
+}
+
+#[test]
+fn checkpoints_that_contradict_their_configuration() {
+    for (name, value, words) in [
+        ("hidden_size", json!(80), &["shape", "80"][..]),
+        ("intermediate_size", json!(108), &["mlp", "shape", "107", "108"]),
+        ("num_key_value_heads", json!(2), &["k_proj", "shape"]),
+        ("vocab_size", json!(468), &["embed_tokens", "467", "468"]),
+        ("num_hidden_layers", json!(4), &["model.layers.3.", "missing"]),
+        ("tie_word_embeddings", json!(false), &["lm_head.weight", "missing"]),
+    ] {
+        let model = ModelFile::copy_of_fixture("qwen3").edit("config.json", |c| c[name] = value);
+        model_refused(name, &model, words);
+    }
+}
+
+#[test]
+fn damaged_safetensors() {
+    let mistral = || ModelFile::copy_of_fixture("mistral");
+    let file = "model.safetensors";
+    for keep in [0, 5, 100, 5000, 450_911] {
+        let model = mistral().edit_bytes(file, |b| b.truncate(keep));
+        model_refused(&format!("cut to {keep} bytes"), &model, &[file]);
+    }
+    model_refused("longer", &mistral().edit_bytes(file, |b| b.extend([0; 64])), &[file]);
+    model_refused("no header", &mistral().edit_bytes(file, |b| b[..8].fill(0xFF)), &[file]);
+    let lfs = b"version https://git-lfs.github.com/spec/v1\n";
+    model_refused("LFS pointer", &mistral().edit_bytes(file, |b| *b = lfs.to_vec()), &[file, "LFS"]);
+    let replace = |from: &'static str, to: &'static str| {
+        assert_eq!(from.len(), to.len());
+        mistral().edit_bytes(file, move |bytes| {
+            let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).expect("the header holds it");
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        })
+    };
+    model_refused("shape against offsets", &replace("\"shape\":[64]", "\"shape\":[63]"), &[file]);
+    model_refused("unknown dtype", &replace("\"F32\"", "\"F99\""), &[file]);
+    model_refused("dtype against offsets", &replace("\"F32\"", "\"F64\""), &[file]);
+    model_refused("a tensor renamed", &replace("q_proj.weight", "Q_proj.weight"), &["q_proj.weight", "missing"]);
+    let model = mistral();
+    fs::remove_file(model.checkpoint().join(file)).expect("the file was copied");
+    model_refused("no weights", &model, &["model.safetensors"]);
+}
+
+#[test]
+fn shards_missing_or_outside_the_folder() {
+    let index = "model.safetensors.index.json";
+    let qwen3 = || ModelFile::copy_of_fixture("qwen3");
+    let model = qwen3();
+    fs::remove_file(model.checkpoint().join("model-00002-of-00003.safetensors")).expect("the file was copied");
+    model_refused("missing shard", &model, &["model-00002-of-00003.safetensors"]);
+    for name in ["../model-00002-of-00003.safetensors", "/etc/passwd", "", ".", "a\\..\\b"] {
+        let model = qwen3();
+        fs::copy(
+            model.checkpoint().join("model-00002-of-00003.safetensors"),
+            model.folder().join("model-00002-of-00003.safetensors"),
+        )
+        .expect("a copy outside");
+        let model = model.edit(index, |i| i["weight_map"]["model.norm.weight"] = json!(name));
+        model_refused(&format!("shard {name:?}"), &model, &["model.norm.weight", "folder"]);
+    }
+    let model =
+        qwen3().edit(index, |i| i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors"));
+    model_refused("tensor in another shard", &model, &["model.norm.weight", "model-00001-of-00003.safetensors"]);
+    let model = qwen3().edit(index, |i| {
+        i["weight_map"].as_object_mut().expect("an object").remove("model.norm.weight");
+    });
+    model_refused("tensor in no shard", &model, &["model.norm.weight", "missing"]);
+    model_refused("no map", &qwen3().edit(index, |i| *i = json!({})), &["weight_map"]);
+    model_refused("wrong map", &qwen3().edit(index, |i| i["weight_map"] = json!([1])), &["weight_map"]);
+}
+
+#[test]
+fn numbers_of_ranks_that_do_not_divide_the_heads() {
+    let model = ModelFile::of_fixture("qwen3");
+    let arguments = [text(&model.path()).to_string(), "--prompt-tokens".into(), "1".into()];
+    for ranks in [3, 5, 16] {
+        refused_by(Job::under_mpirun(ranks).args(&arguments), "ranks", &[&ranks.to_string(), "8", "1, 2, 4, 8"]);
+        let check = Job::alone().args([&arguments[0], "--check", "--ranks", &ranks.to_string()]);
+        refused_by(check, "ranks", &[&ranks.to_string(), "1, 2, 4, 8"]);
+    }
+}
+
+#[test]
+fn prompts_that_cannot_run() {
+    let model = ModelFile::of_fixture("mistral");
+    let path = model.path();
+    let path = text(&path);
+    let long = vec!["1"; 192].join(",");
+    refused("too long", &[path, "--prompt-tokens", &long], &["192", "max_seq_len"]);
+    refused("empty", &[path, "--prompt-tokens", ""], &["empty"]);
+    refused("second empty", &[path, "--prompt-tokens", "1", "--prompt-tokens", ""], &["--prompt-tokens 2", "empty"]);
+    refused("out of range", &[path, "--prompt-tokens", "1,211"], &["211", "0 to 210"]);
+    refused("no number", &[path, "--prompt-tokens", "1,two"], &["two"]);
+    refused("negative", &[path, "--prompt-tokens=-1"], &["-1"]);
+    refused("too large", &[path, "--prompt-tokens", "99999999999"], &["99999999999"]);
+    refused("no tokenizer", &[path, "--prompt", "hello"], &["tokenizer.json", "--prompt-tokens"]);
+    refused("no prompt", &[path], &["--prompt"]);
+    refused("no new tokens", &[path, "--prompt-tokens", "1", "--max-new-tokens", "0"], &["max_new_tokens"]);
+    let few_pages = ModelFile::of_fixture("mistral").set("runtime.kv_pages", 1);
+    let sixteen = vec!["1"; 16].join(",");
+    refused("pages", &[text(&few_pages.path()), "--prompt-tokens", &sixteen], &["kv_pages"]);
+    let llama = ModelFile::of_fixture("llama");
+    refused("empty text", &[text(&llama.path()), "--prompt", ""], &["empty"]);
+    let in_file = ModelFile::of_fixture("mistral").set("generate.prompt_tokens", json!([[1, 2], [5, 300]]));
+    refused("in the file", &[text(&in_file.path())], &["generate.prompt_tokens[1]", "300"]);
+    let in_file = ModelFile::of_fixture("mistral").set("generate.prompts", json!(["text"]));
+    refused("in the file", &[text(&in_file.path())], &["generate.prompts[0]", "tokenizer.json"]);
+}
+
+#[test]
+fn sizes_that_overflow() {
+    let fixture = || ModelFile::of_fixture("mistral");
+    let model = fixture().set("max_seq_len", u32::MAX).set("max_batch", 4096);
+    model_refused("tokens", &model, &["overflow", "max_seq_len"]);
+    let model = fixture().set("runtime.kv_pages", u32::MAX).set("page_size", 1u32 << 31);
+    model_refused("KV", &model, &["overflow"]);
+    model_refused("slots", &fixture().set("max_batch", 5000), &["max_batch", "4096"]);
+    model_refused("past 32 bits", &fixture().set("max_seq_len", 1u64 << 32), &["max_seq_len"]);
+    model_refused("hidden size", &config_with("hidden_size", json!(u32::MAX)), &["hidden_size"]);
+    model_refused("layers", &config_with("num_hidden_layers", json!(u32::MAX)), &["num_hidden_layers"]);
+    model_refused("heads", &config_with("num_attention_heads", json!(1u32 << 30)), &["num_attention_heads"]);
+    model_refused("MLP", &config_with("intermediate_size", json!(u32::MAX)), &["intermediate_size"]);
+    model_refused("vocabulary", &config_with("vocab_size", json!(u32::MAX)), &["vocab_size"]);
+}
+
+#[test]
+fn graphs_of_the_users_own_that_are_wrong() {
+    let graph = |value: Value| ModelFile::new(json!({"schema": "mpk-model/1", "graph": value}));
+    let x = json!({"name": "x", "dtype": "f32", "dims": [2, 8], "kind": "input", "data": {"random": {"seed": 1}}});
+    let good = |op: Value| json!({"rows": 2, "tensors": [x.clone()], "ops": [op], "outputs": ["y"]});
+    let silu = json!({"op": "silu_mul", "inputs": ["x"], "outputs": ["y"]});
+    for (what, value, words) in [
+        ("not an object", json!(3), &["graph"][..]),
+        ("unknown field", json!({"rows": 2, "ops": [silu], "row": 1}), &["row"]),
+        ("unknown operator", good(json!({"op": "conv", "inputs": ["x"], "outputs": ["y"]})), &["conv", "silu_mul"]),
+        ("unknown tensor", good(json!({"op": "silu_mul", "inputs": ["z"], "outputs": ["y"]})), &["z"]),
+        ("wrong operands", good(json!({"op": "linear", "inputs": ["x"], "outputs": ["y"]})), &["y"]),
+        ("unknown output", json!({"rows": 2, "tensors": [x], "ops": [silu], "outputs": ["w"]}), &["w"]),
+    ] {
+        refused(what, &[text(&graph(value).path())], words);
+    }
+}
+
+/// Usage errors come from the command line's own parser; they end in the same way.
+#[test]
+fn wrong_usage() {
+    let model = ModelFile::of_fixture("mistral");
+    let path = model.path();
+    let path = text(&path);
+    refused("no model", &[], &["MODEL"]);
+    refused("unknown option", &[path, "--speed", "9"], &["--speed"]);
+    refused("unknown placement", &[path, "--placement", "best"], &["best", "static", "dynamic"]);
+    refused("no workers", &[path, "--workers", "0"], &["--workers", "0"]);
+    refused("too many log-probabilities", &[path, "--logprobs", "129"], &["129"]);
+    refused("deadline", &[path, "--prompt-tokens", "1", "--deadline", "0"], &["--deadline"]);
+    refused("deadline", &[path, "--prompt-tokens", "1", "--deadline", "nan"], &["--deadline"]);
+    refused("ranks without a build", &[path, "--prompt-tokens", "1", "--ranks", "2"], &["--ranks", "mpirun"]);
+    refused("device without a build", &[path, "--prompt-tokens", "1", "--device", "h200"], &["--device", "--check"]);
+    refused("unknown device", &[path, "--check", "--device", "abacus"], &["abacus", "h200"]);
+    let nowhere = [path, "--prompt-tokens", "1", "--trace", "/nonexistent/folder/trace.json"];
+    for job in [Job::alone(), Job::under_mpirun(2)] {
+        let finished = job.args(nowhere).run().expect(2).expect_nothing_left();
+        assert_eq!(finished.error_lines().len(), 1, "{}", finished.stderr);
+        assert!(finished.stderr.contains("/nonexistent/folder/trace.json"), "{}", finished.stderr);
+    }
+}
+
+/// `--emit-graph` of a bad model writes nothing.
+#[test]
+fn nothing_is_emitted_for_a_bad_model() {
+    let model = config_with("hidden_act", json!("gelu"));
+    let outputs = tempfile::tempdir().expect("a temporary folder");
+    let target = outputs.path().join("graphs");
+    let job = Job::alone().arg(model.path()).args(["--ranks", "2", "--emit-graph"]).arg(&target);
+    let finished = job.run().expect(2).expect_nothing_left();
+    assert_eq!(finished.error_lines().len(), 1, "{}", finished.stderr);
+    assert!(!target.exists());
+    // A target that can't be a folder.
+    fs::write(&target, "x").expect("a file");
+    let good = ModelFile::of_fixture("mistral");
+    let finished = Job::alone().arg(good.path()).arg("--emit-graph").arg(&target).run().expect(2);
+    assert!(finished.stderr.contains(text(&target)), "{}", finished.stderr);
+    assert_eq!(fs::read_to_string(&target).expect("the file is as it was"), "x");
+}
+
+/// A device that is not there is the environment's fault.
+#[test]
+fn what_the_environment_lacks_is_status_3() {
+    let model = ModelFile::of_fixture("mistral");
+    if Path::new("/dev/nvidiactl").exists() {
+        println!("skipped: there is a GPU");
+        return;
+    }
+    for job in [Job::alone(), Job::under_mpirun(2)] {
+        let job = job.arg(model.path()).args(["--prompt-tokens", "1", "--backend", "cuda"]);
+        let finished = job.run().expect(3).expect_nothing_left();
+        assert_eq!(finished.error_lines().len(), 1, "{}", finished.stderr);
+        assert!(finished.stderr.contains("--backend cpu"), "says what to do: {}", finished.stderr);
+        assert_eq!(finished.stdout, "");
+    }
+}

@@ -1,0 +1,158 @@
+//! Proves that no fault hangs a job: a rank that stalls, stops or dies, and an interrupt, end all ranks within
+//! seconds, say what waited for what, and leave no process and no shared memory behind.
+
+use mpk_tests::{Finished, Job, ModelFile, Running};
+use std::time::Duration;
+
+/// Within this time a fault has to end the job: the deadline of a second, and what the launcher takes to clean up.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Two slow ranks of the trained model: 3 ms before each task of one operator make a token take long enough for a
+/// fault to meet it half-way.
+fn slow(model: &ModelFile, ranks: u32) -> Job {
+    Job::new(ranks)
+        .arg(model.path())
+        .args(["--ignore-eos", "--max-new-tokens", "400", "--debug-stall", "0:4:20"])
+        .timeout(Duration::from_secs(60))
+}
+
+fn ends_soon(finished: &Finished, begin: Duration) {
+    let took = finished.elapsed.saturating_sub(begin);
+    assert!(took < SOON, "{}: took {took:?}\nstderr: {}", finished.description, finished.stderr);
+    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+}
+
+/// Starts a job and waits until it streams text: the kernel runs on all ranks then.
+fn streaming(job: &Job) -> (Running, Duration) {
+    let begin = std::time::Instant::now();
+    let mut running = job.start();
+    running.wait_for_output(|text| text.len() > 4);
+    (running, begin.elapsed())
+}
+
+/// A rank that makes no progress: all ranks end with status 4, and the report names who waits for what.
+#[test]
+fn a_stalled_rank_ends_the_run_with_a_report() {
+    let model = ModelFile::of_fixture("tiny");
+    for (placement, lowering) in
+        [("static", "copy-reduce"), ("static", "one-shot"), ("dynamic", "copy-reduce"), ("dynamic", "one-shot")]
+    {
+        for ranks in [2, 4] {
+            let job = Job::new(ranks)
+                .arg(model.path())
+                .args(["--placement", placement, "--allreduce", lowering])
+                .args(["--deadline", "1", "--debug-stall", "1:6:120000"]);
+            let finished = job.run().expect_nothing_left();
+            let what = format!("{}\nstderr: {}", finished.description, finished.stderr);
+            assert_eq!(finished.status, Some(4), "{what}");
+            ends_soon(&finished, Duration::ZERO);
+            let report = &finished.stderr;
+            for word in ["--deadline", "rank 0", "worker 0", "task ", "iteration "] {
+                assert!(report.contains(word), "the report does not say {word:?}: {what}");
+            }
+            let waits = report.lines().any(|l| {
+                ["rank ", "task ", "event ", "count wanted ", "count seen "].iter().all(|word| l.contains(word))
+            });
+            // Flagged words are not counted: there the report names the task that polls them.
+            let flagged = lowering == "one-shot" && report.contains("flagged words");
+            assert!(waits || flagged, "no line says what was waited for: {what}");
+        }
+    }
+}
+
+/// One rank alone meets its own deadline too.
+#[test]
+fn a_stalled_worker_of_one_rank_ends_the_run() {
+    let model = ModelFile::of_fixture("tiny");
+    for placement in ["static", "dynamic"] {
+        let job = Job::new(1)
+            .arg(model.path())
+            .args(["--placement", placement, "--workers", "2"])
+            .args(["--deadline", "1", "--debug-stall", "0:6:120000"]);
+        let finished = job.run().expect(4).expect_nothing_left();
+        ends_soon(&finished, Duration::ZERO);
+        assert!(finished.stderr.contains("rank 0"), "{}", finished.stderr);
+    }
+}
+
+/// A rank that is slower than the others, but not stuck, is waited for.
+#[test]
+fn a_slow_rank_within_the_deadline_is_no_fault() {
+    let model = ModelFile::of_fixture("tiny");
+    let job = Job::new(2)
+        .arg(model.path())
+        .args(["--max-new-tokens", "2", "--deadline", "2", "--debug-stall", "1:4:600"])
+        .timeout(Duration::from_secs(120));
+    job.run().expect(0).expect_nothing_left();
+}
+
+/// SIGKILL of one rank ends the others.
+#[test]
+fn a_killed_rank_ends_the_job() {
+    let model = ModelFile::of_fixture("tiny");
+    for victim in [0, 1] {
+        let (running, begin) = streaming(&slow(&model, 2));
+        let ranks = running.ranks();
+        assert_eq!(ranks.len(), 2, "{ranks:?}");
+        running.signal_process(&ranks[victim], libc::SIGKILL);
+        let finished = running.wait();
+        ends_soon(&finished, begin);
+        assert_ne!(finished.status, Some(0), "{}", finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
+/// A rank that stops answering is not waited for longer than the deadline.
+#[test]
+fn a_stopped_rank_ends_the_job() {
+    let model = ModelFile::of_fixture("tiny");
+    for victim in [0, 1] {
+        let (running, begin) = streaming(&slow(&model, 2).args(["--deadline", "1"]));
+        let ranks = running.ranks();
+        running.signal_process(&ranks[victim], libc::SIGSTOP);
+        let finished = running.wait();
+        ends_soon(&finished, begin);
+        assert_ne!(finished.status, Some(0), "{}", finished.stderr);
+        assert!(finished.stderr.contains("--deadline"), "{}", finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
+/// Ctrl-C and a batch system's end.
+#[test]
+fn signals_to_mpirun_end_the_job() {
+    let model = ModelFile::of_fixture("tiny");
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let (running, begin) = streaming(&slow(&model, 2));
+        running.signal(signal);
+        let finished = running.wait();
+        ends_soon(&finished, begin);
+        assert_ne!(finished.status, Some(0), "{}", finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
+/// The same without `mpirun`.
+#[test]
+fn signals_to_one_rank_end_it() {
+    let model = ModelFile::of_fixture("tiny");
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let (running, begin) = streaming(&slow(&model, 1));
+        running.signal(signal);
+        let finished = running.wait();
+        ends_soon(&finished, begin);
+        assert_ne!(finished.status, Some(0), "{}", finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
+/// A reader that goes away (`mpk-run ... | head -1`) is no reason to hang or to panic.
+#[test]
+fn a_closed_pipe_does_not_hang() {
+    let model = ModelFile::of_fixture("tiny");
+    let mut running = Job::new(2).arg(model.path()).args(["--ignore-eos", "--max-new-tokens", "300"]).start();
+    running.close_stdout_after_first_bytes();
+    let finished = running.wait();
+    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    finished.expect_nothing_left();
+}

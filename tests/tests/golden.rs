@@ -1,0 +1,201 @@
+//! Proves that `mpk-run` computes what Hugging Face transformers computes (tests/fixtures/README.md): for every
+//! family and the trained example, at 1, 2, 4 and 8 ranks, with both placements and every lowering of the allreduce,
+//! tokens are equal and the top five log-probabilities lie within the stated tolerance; that at one number of ranks
+//! all placements and lowerings give the same bits; and that a request's tokens depend neither on what else is in the
+//! batch, nor on slots, pages, chunks, workers, or how the embedding is shared out.
+
+use mpk_tests::fixtures::Fixture;
+use mpk_tests::{Job, ModelFile, RunJson};
+
+const PLACEMENTS: [&str; 2] = ["static", "dynamic"];
+const LOWERINGS: [&str; 3] = ["copy-reduce", "one-shot", "two-shot"];
+
+/// A placement and a lowering.
+type Choice = (&'static str, &'static str);
+
+fn run(model: &ModelFile, ranks: u32, (placement, lowering): Choice) -> RunJson {
+    Job::new(ranks)
+        .arg(model.path())
+        .args(["--logprobs", "5", "--placement", placement, "--allreduce", lowering])
+        .run_json()
+}
+
+/// Runs all requests of a fixture with each choice: all right, and all the same bits.
+fn check(name: &'static str, ranks: u32, choices: &[Choice]) {
+    let fixture = Fixture::open(name);
+    let model = fixture.model();
+    let mut first: Option<RunJson> = None;
+    for &choice in choices {
+        let what = format!("{name}, {ranks} ranks, {choice:?}");
+        let found = run(&model, ranks, choice);
+        assert_eq!(found.tp, ranks);
+        let share = fixture.check(&found, &what);
+        println!("{what}: {:.0} % of what log-probabilities may differ", 100.0 * share);
+        match &first {
+            None => first = Some(found),
+            Some(first) => assert!(found.result() == first.result(), "{what}: other bits than {:?}", choices[0]),
+        }
+    }
+}
+
+/// Every placement with every lowering; one rank has no allreduce.
+fn all_choices(ranks: u32) -> Vec<Choice> {
+    let lowerings = if ranks == 1 { &LOWERINGS[..1] } else { &LOWERINGS[..] };
+    PLACEMENTS.into_iter().flat_map(|p| lowerings.iter().map(move |&l| (p, l))).collect()
+}
+
+/// Both placements and, over the ranks, all lowerings.
+fn covering_choices(ranks: u32) -> Vec<Choice> {
+    match ranks {
+        2 => vec![("static", "one-shot"), ("dynamic", "copy-reduce")],
+        4 => vec![("static", "two-shot"), ("dynamic", "one-shot")],
+        8 => vec![("static", "copy-reduce"), ("dynamic", "two-shot")],
+        _ => vec![("static", "copy-reduce"), ("dynamic", "copy-reduce")],
+    }
+}
+
+macro_rules! golden {
+    ($($test:ident: $fixture:literal, $ranks:literal, $choices:ident;)*) => {$(
+        #[test]
+        fn $test() {
+            check($fixture, $ranks, &$choices($ranks));
+        }
+    )*};
+}
+
+golden! {
+    // bf16, q/k norm, tied embeddings, shards with an index.
+    qwen3_on_1_rank: "qwen3", 1, all_choices;
+    qwen3_on_2_ranks: "qwen3", 2, all_choices;
+    qwen3_on_4_ranks: "qwen3", 4, all_choices;
+    qwen3_on_8_ranks: "qwen3", 8, all_choices;
+    // f32, untied.
+    mistral_on_1_rank: "mistral", 1, all_choices;
+    mistral_on_2_ranks: "mistral", 2, all_choices;
+    mistral_on_4_ranks: "mistral", 4, all_choices;
+    mistral_on_8_ranks: "mistral", 8, all_choices;
+    // bf16, scaled rope, tokenizer with a begin token.
+    llama_on_1_rank: "llama", 1, covering_choices;
+    llama_on_2_ranks: "llama", 2, covering_choices;
+    llama_on_4_ranks: "llama", 4, covering_choices;
+    llama_on_8_ranks: "llama", 8, covering_choices;
+    // f16, attention bias.
+    qwen2_on_1_rank: "qwen2", 1, covering_choices;
+    qwen2_on_2_ranks: "qwen2", 2, covering_choices;
+    qwen2_on_4_ranks: "qwen2", 4, covering_choices;
+    qwen2_on_8_ranks: "qwen2", 8, covering_choices;
+    // Trained weights.
+    tiny_on_1_rank: "tiny", 1, covering_choices;
+    tiny_on_2_ranks: "tiny", 2, covering_choices;
+    tiny_on_4_ranks: "tiny", 4, covering_choices;
+    tiny_on_8_ranks: "tiny", 8, covering_choices;
+}
+
+/// Without `--ignore-eos` requests stop at their end of sequence, which is the last of `tokens` and not in `text`.
+#[test]
+fn requests_end_where_hugging_face_ends_them() {
+    for name in ["llama", "qwen2", "qwen3", "mistral"] {
+        let fixture = Fixture::open(name);
+        assert!(fixture.expected.requests.iter().any(|r| r.finish_reason == "eos"), "{name}: one request has to end");
+        let model = fixture.model().set("generate.ignore_eos", false);
+        for placement in PLACEMENTS {
+            let found = run(&model, 2, (placement, "one-shot"));
+            for (i, (expected, found)) in fixture.expected.requests.iter().zip(&found.requests).enumerate() {
+                let what = format!("{name}, {placement}, request {i}");
+                assert_eq!(found.tokens, expected.tokens[..expected.finish_length], "{what}");
+                assert_eq!(found.finish_reason, expected.finish_reason, "{what}");
+                assert_eq!(found.text, expected.text, "{what}");
+                if expected.finish_reason == "eos" {
+                    assert!(fixture.expected.eos_token_ids.contains(&found.tokens[expected.finish_length - 1]), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// The tokenizer encodes as Hugging Face's does, special tokens included.
+#[test]
+fn texts_are_encoded_as_hugging_face_encodes_them() {
+    for name in ["llama", "tiny"] {
+        let fixture = Fixture::open(name);
+        assert!(!fixture.expected.tokenizer.is_empty());
+        let texts: Vec<&str> = fixture.expected.tokenizer.iter().map(|e| &e.text[..]).collect();
+        let model = fixture.model();
+        let mut job = Job::new(1).arg(model.path()).args(["--max-new-tokens", "1"]);
+        for text in texts {
+            job = job.arg("--prompt").arg(text);
+        }
+        let found = job.run_json();
+        for (expected, found) in fixture.expected.tokenizer.iter().zip(&found.requests) {
+            assert_eq!(found.prompt_tokens, expected.tokens, "{name}: {:?}", expected.text);
+        }
+    }
+}
+
+/// One slot, as many as requests, more than requests, few pages: the batch is another one, the result is not.
+#[test]
+fn tokens_do_not_depend_on_the_rest_of_the_batch() {
+    for name in ["llama", "mistral"] {
+        let fixture = Fixture::open(name);
+        let requests = fixture.expected.requests.len();
+        assert!(requests > 4, "{name}: more requests than slots");
+        for slots in [1, 3, 4, 8, 16] {
+            let model = fixture.model().set("max_batch", slots);
+            let found = run(&model, 2, ("static", "one-shot"));
+            fixture.check(&found, &format!("{name}, {slots} slots"));
+        }
+        // Pages for one long request, or a few short ones, at a time.
+        let model = fixture.model().set("runtime.kv_pages", 12);
+        fixture.check(&run(&model, 2, ("dynamic", "copy-reduce")), &format!("{name}, 12 pages"));
+    }
+}
+
+/// A request alone gives what it gives in company.
+#[test]
+fn a_request_alone_gives_the_same() {
+    let fixture = Fixture::open("qwen3");
+    for (i, request) in fixture.expected.requests.iter().enumerate() {
+        let model = fixture.model_of(std::slice::from_ref(request));
+        let found = run(&model, 2, ("static", "copy-reduce"));
+        assert_eq!(found.requests.len(), 1);
+        fixture.check_request(request, &found.requests[0], &format!("request {i} alone"));
+    }
+}
+
+/// Requests in another order give the same, in that order.
+#[test]
+fn requests_in_reverse_order_give_the_same() {
+    let mut fixture = Fixture::open("mistral");
+    fixture.expected.requests.reverse();
+    fixture.check(&run(&fixture.model(), 2, ("static", "two-shot")), "reversed");
+}
+
+/// Prompts in chunks of a few rows, or at once; pages of one position, or as long as the sequence.
+#[test]
+fn tokens_do_not_depend_on_chunks_and_pages() {
+    for name in ["qwen3", "mistral"] {
+        let fixture = Fixture::open(name);
+        for chunk in [4, 7, 32, 512] {
+            let model = fixture.model().set("runtime.prefill_chunk", chunk);
+            fixture.check(&run(&model, 2, ("static", "one-shot")), &format!("{name}, chunks of {chunk}"));
+        }
+        for page in [1, 2, 64, 256] {
+            let model = fixture.model().set("page_size", page);
+            fixture.check(&run(&model, 2, ("dynamic", "one-shot")), &format!("{name}, pages of {page}"));
+        }
+    }
+}
+
+/// More and fewer workers than cores, the embedding on every rank.
+#[test]
+fn tokens_do_not_depend_on_workers_and_embedding() {
+    let fixture = Fixture::open("qwen2");
+    for placement in PLACEMENTS {
+        for workers in [1, 2, 5] {
+            let model = fixture.model().set("runtime.workers", workers);
+            fixture.check(&run(&model, 2, (placement, "copy-reduce")), &format!("{placement}, {workers} workers"));
+        }
+        let model = fixture.model().set("runtime.embedding", "replicated");
+        fixture.check(&run(&model, 4, (placement, "one-shot")), &format!("{placement}, replicated embedding"));
+    }
+}
