@@ -404,6 +404,8 @@ fn scratch_bytes(head_dim: u64) -> u64 {
 }
 
 #[cfg(test)]
+mod graph_test;
+#[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod test;

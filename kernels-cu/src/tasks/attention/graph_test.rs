@@ -1,0 +1,111 @@
+//! Attention and argmax through the graph builder and the verifier.
+
+use super::{kv_dims, kv_region_dims, kv_sharding, qkv_sharding};
+use crate::registry::registry;
+use crate::tasks::argmax_partial::tiles;
+use serde_json::json;
+use taskgraph::op_graph::{Attrs, Tensor};
+use taskgraph::verify::verify;
+use taskgraph::{
+    BuildOptions, Capacity, DType, OpGraph, Placement, Role, Rows, Sharding, Split, Target, TensorId,
+    build_all,
+};
+
+fn attrs(value: serde_json::Value) -> Attrs {
+    value.as_object().cloned().unwrap_or_default()
+}
+
+fn tensor(name: &str, dtype: DType, dims: &[u64], rows: Rows, role: Role, sharding: Sharding) -> Tensor {
+    Tensor { name: name.to_string(), dtype, dims: dims.to_vec(), rows, role, sharding, output: false }
+}
+
+/// Projections stand in as inputs that are split already.
+fn graph(world: u32, target: &Target, active: u32, rows: u32) -> OpGraph {
+    let (heads, kv_heads, head_dim, vocabulary, max_batch) = (8u64, 2u64, 16u64, 331u64, 8u64);
+    let mut graph = OpGraph::new("test", Capacity { rows, samples: active, active });
+    let add = |graph: &mut OpGraph, name, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
+        graph.add_tensor(tensor(name, dtype, dims, rows, role, sharding))
+    };
+    let persistent = |region_dims| Role::Persistent { region_dims };
+    let qkv = add(
+        &mut graph,
+        "qkv",
+        DType::Bf16,
+        &[u64::from(rows), (heads + 2 * kv_heads) * head_dim],
+        Rows::Tokens,
+        Role::Input,
+        qkv_sharding(1, heads, kv_heads, head_dim),
+    );
+    let cache = add(
+        &mut graph,
+        "kv.0",
+        DType::Bf16,
+        &kv_dims(64, kv_heads, 16, head_dim),
+        Rows::Fixed,
+        persistent(Some(kv_region_dims(active, kv_heads))),
+        kv_sharding(heads, kv_heads),
+    );
+    let rope = add(
+        &mut graph,
+        "rope",
+        DType::F32,
+        &[256, head_dim],
+        Rows::Fixed,
+        Role::Constant,
+        Sharding::Replicated,
+    );
+    let logits = add(
+        &mut graph,
+        "logits",
+        DType::F32,
+        &[u64::from(active), vocabulary],
+        Rows::Samples,
+        Role::Input,
+        Sharding::split(1, vocabulary, Split::Even { unit: 16 }),
+    );
+    let out = add(&mut graph, "out", DType::Bf16, &[], Rows::Tokens, Role::Activation, Sharding::Replicated);
+    let batch = |graph: &mut OpGraph, name, dtype, dims: &[u64]| {
+        add(graph, name, dtype, dims, Rows::Fixed, persistent(None), Sharding::Replicated)
+    };
+    let next = batch(&mut graph, "batch.next_token", DType::I32, &[max_batch]);
+    let top_token = batch(&mut graph, "batch.top_token", DType::I32, &[max_batch, 5]);
+    let top_logprob = batch(&mut graph, "batch.top_logprob", DType::F32, &[max_batch, 5]);
+    let of_attention = json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim});
+    graph.op_into("attention", "attention", &[qkv, cache, rope], &[out, cache], attrs(of_attention));
+    graph.tensor_mut(out).output = world == 1;
+    let of_partial = json!({"top_k": 5, "slices": world, "tiles": tiles(vocabulary, world, target)});
+    let partials = graph.op("partials", "argmax_partial", &[logits], attrs(of_partial));
+    let of_reduce = attrs(json!({"top_k": 5}));
+    graph.op_into("argmax", "argmax_reduce", &[partials], &[next, top_token, top_logprob], of_reduce);
+    graph
+}
+
+#[test]
+fn graphs_with_attention_and_argmax_pass_the_verifier() {
+    for world in [1, 2, 4, 8] {
+        for workers in [1, 2, 7, 132] {
+            // What dynamic placement adds on several ranks does not depend on these operators.
+            let placements = [Placement::Static, Placement::Dynamic];
+            for placement in placements.into_iter().take(if world == 1 { 2 } else { 1 }) {
+                for (active, rows) in [(1, 1), (4, 4), (4, 48)] {
+                    let target = Target::cpu(workers);
+                    let graph = graph(world, &target, active, rows);
+                    let mut options = BuildOptions::new(world, target);
+                    options.placement = placement;
+                    let what = format!("{world} ranks, {workers} workers, {placement:?}, {active} slots");
+                    let graphs = match build_all(&graph, &registry(), &options) {
+                        Ok(graphs) => graphs,
+                        Err(error) => panic!("{what}: {error}"),
+                    };
+                    if let Err(violations) = verify(&graphs) {
+                        panic!("{what}: {}", violations[0]);
+                    }
+                    let merges =
+                        graphs[0].tasks.iter().filter(|t| graphs[0].type_name(t) == "attention_merge");
+                    let split = workers > active * if world == 1 { 2 } else { 1 };
+                    assert_eq!(merges.count() > 0, split, "{what}");
+                }
+            }
+        }
+    }
+}
