@@ -229,16 +229,18 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
 fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
     let world = 1 + random.below(3) as u32;
     let workers = 1 + random.below(2) as u32;
+    // Boxes in four dimensions cut a tensor into so many cells that the verifier compares them pair by pair.
+    let dims: &[u32] = if random.chance(15) { &[12, 12, 12, 12] } else { &[4] };
     let width = 4;
     let levels = 2 + random.below(2) as u32;
     let mut builders: Vec<RankBuilder> = (0..world)
         .map(|rank| {
             // One worker more, for the tasks that fill gaps.
             let mut b = RankBuilder::new(rank, world, workers + 1);
-            b.tensor("x", DType::F32, &[width], Space::Device, Role::Input);
-            b.tensor("a", DType::F32, &[width], Space::Device, Role::Activation);
+            b.tensor("x", DType::F32, dims, Space::Device, Role::Input);
+            b.tensor("a", DType::F32, dims, Space::Device, Role::Activation);
             b.tensor("s", DType::F32, &[world, width], Space::Symmetric, Role::Activation);
-            b.tensor("p", DType::F32, &[width], Space::Symmetric, Role::Persistent { region_dims: None });
+            b.tensor("p", DType::F32, dims, Space::Symmetric, Role::Persistent { region_dims: None });
             // For each level a local event, then a remote one.
             for _ in 0..levels {
                 b.event(false);
@@ -251,11 +253,19 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
         let lo = random.below(width as usize) as u32;
         (lo, lo + 1 + random.below((width - lo) as usize) as u32)
     };
+    let a_box = |random: &mut Random| {
+        let mut region = Region::whole(dims);
+        for (d, &size) in dims.iter().enumerate() {
+            let lo = random.below(size as usize) as u32;
+            region = region.with(d, lo, lo + 1 + random.below((size - lo) as usize) as u32);
+        }
+        region
+    };
     for rank in 0..world {
         let b = &mut builders[rank as usize];
         let local = |level: u32| 3 + 2 * level;
         let mut level = 0;
-        for _ in 0..2 + random.below(4) {
+        for _ in 0..2 + random.below(if dims.len() > 1 { 8 } else { 4 }) {
             let mut deps = vec![1];
             if level > 0 {
                 deps = vec![local(level - 1)];
@@ -273,7 +283,7 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
                     let slot = random.below(world as usize) as u32;
                     Region::whole(&[world, width]).with(0, slot, slot + 1).with(1, lo, hi)
                 } else {
-                    Region::whole(&[width]).with(0, lo, hi)
+                    a_box(random)
                 };
                 inputs.push(b.at(tensor, region, Place::Own));
             }
@@ -286,7 +296,7 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
                     let region = if tensor == 2 {
                         Region::whole(&[world, width]).with(0, rank, rank + 1).with(1, lo, hi)
                     } else {
-                        Region::whole(&[width]).with(0, lo, hi)
+                        a_box(random)
                     };
                     outputs.push(b.at(tensor, region, Place::Peer(peer as u16)));
                 }
@@ -295,7 +305,7 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
             } else {
                 if random.chance(60) {
                     let tensor = if random.chance(70) { 1 } else { 3 };
-                    outputs.push(b.at(tensor, Region::whole(&[width]).with(0, lo, hi), Place::Own));
+                    outputs.push(b.at(tensor, a_box(random), Place::Own));
                 }
                 let trigger = Some(EventId::local(rank as u16, local(level)));
                 b.task(worker, LINEAR, "work", &inputs, &outputs, &deps, trigger);

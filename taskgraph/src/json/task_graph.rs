@@ -39,7 +39,8 @@ pub fn write_json(graph: &TaskGraph, writer: impl Write) -> std::io::Result<()> 
     lines(w, "ops", graph.ops.iter().map(Ok))?;
     lines(w, "tensors", graph.tensors.iter().map(|t| Ok(tensor_to_file(t))))?;
     lines(w, "variants", graph.variants.iter().map(|v| variant_to_file(graph, v)))?;
-    lines(w, "all_tasks", graph.tasks.iter().map(|t| task_to_file(graph, t)))?;
+    let mut next_operand = 0;
+    lines(w, "all_tasks", graph.tasks.iter().map(|t| task_to_file(graph, t, &mut next_operand)))?;
     lines(w, "all_events", graph.events.iter().map(|e| Ok(event_to_file(e))))?;
     field(w, "first_tasks", &[TaskId::BEGIN])?;
     lines(w, "worker_lists", graph.worker_lists.iter().map(Ok))?;
@@ -125,8 +126,15 @@ fn operand_to_file<'g>(graph: &'g TaskGraph, operand: &Operand) -> std::io::Resu
     })
 }
 
-fn task_to_file<'g>(graph: &'g TaskGraph, task: &Task) -> std::io::Result<FileTask<'g>> {
+fn task_to_file<'g>(
+    graph: &'g TaskGraph,
+    task: &Task,
+    next_operand: &mut u32,
+) -> std::io::Result<FileTask<'g>> {
     let first = task.first_operand as usize;
+    let count = u32::from(task.num_inputs) + u32::from(task.num_outputs);
+    let in_order = task.first_operand == if count == 0 { 0 } else { *next_operand };
+    *next_operand += count;
     let (inputs, outputs) = (usize::from(task.num_inputs), usize::from(task.num_outputs));
     let operands =
         graph.operands.get(first..first + inputs + outputs).ok_or_else(|| missing("an operand"))?;
@@ -146,6 +154,7 @@ fn task_to_file<'g>(graph: &'g TaskGraph, task: &Task) -> std::io::Result<FileTa
         op_id: task.op,
         inputs: inputs_to_file,
         outputs: outputs_to_file,
+        operand_id: (!in_order).then_some(task.first_operand),
         trigger_event: task.trigger.unwrap_or(EventId::INVALID).0,
         dependent_event: dependencies.first().copied(),
         dependent_events: if dependencies.len() > 1 { dependencies } else { Vec::new() },
@@ -165,8 +174,8 @@ fn event_to_file(event: &Event) -> FileEvent {
     }
 }
 
-/// Reads `task_graph.json`. Operands come back in the order of the tasks, views and regions padded as the
-/// builder pads them; so what [`write_json`] wrote reads back equal.
+/// Reads `task_graph.json`. What [`write_json`] wrote of a built graph reads back equal: there every operand is
+/// one task's, and unused dimensions and strides of a view are 1.
 ///
 /// # Errors
 /// JSON that is not as the schema says (line and column), and names, indices and event ids that the file does
@@ -235,7 +244,8 @@ pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
         })
         .collect();
     let context = Context { rank: file.rank, tensors: &tensors, names: &names, events: &events };
-    let mut operands = Vec::new();
+    let total: usize = file.all_tasks.iter().map(|t| t.inputs.len() + t.outputs.len()).sum();
+    let mut operands = Operands { list: vec![None; total], next: 0 };
     let mut tasks = Vec::with_capacity(file.all_tasks.len());
     for (i, task) in file.all_tasks.into_iter().enumerate() {
         let task_type = task_type(&task.task_type, &|| format!("all_tasks[{i}]"))?;
@@ -255,7 +265,8 @@ pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
         ops: file.ops,
         tensors,
         variants,
-        operands,
+        // As many places as operands, and none taken twice: all are taken.
+        operands: operands.list.into_iter().flatten().collect(),
         tasks,
         events,
         worker_lists: file.worker_lists,
@@ -300,6 +311,13 @@ fn tensor_from_file(tensor: FileTensor<'_>) -> Result<TensorEntry, GraphFileErro
     })
 }
 
+/// The operands of all tasks, each task's in one piece.
+struct Operands {
+    list: Vec<Option<Operand>>,
+    /// Where the next task's begin if all are in the order of the tasks.
+    next: u32,
+}
+
 /// What tasks refer to.
 struct Context<'a> {
     rank: u32,
@@ -328,20 +346,33 @@ impl Context<'_> {
         &self,
         task: FileTask<'_>,
         task_type: u16,
-        operands: &mut Vec<Operand>,
+        operands: &mut Operands,
     ) -> Result<Task, GraphFileError> {
         let count = |n: usize, place: &str| {
             u16::try_from(n).map_err(|_| GraphFileError::at(place, "has too many operands"))
         };
         let num_inputs = count(task.inputs.len(), "inputs")?;
         let num_outputs = count(task.outputs.len(), "outputs")?;
-        let first_operand = u32::try_from(operands.len())
-            .map_err(|_| GraphFileError::at("inputs", "there are too many operands in all"))?;
+        let none = task.inputs.is_empty() && task.outputs.is_empty();
+        let in_order = if none { 0 } else { operands.next };
+        let first_operand = task.operand_id.unwrap_or(in_order);
+        let mut at = first_operand as usize;
         for (list, name) in [(task.inputs, "inputs"), (task.outputs, "outputs")] {
             for (i, operand) in list.into_iter().enumerate() {
-                operands.push(self.operand(operand).map_err(|e| prefix(&format!("{name}[{i}]"), e))?);
+                let operand = self.operand(operand).map_err(|e| prefix(&format!("{name}[{i}]"), e))?;
+                match operands.list.get_mut(at) {
+                    Some(place @ None) => *place = Some(operand),
+                    _ => {
+                        return Err(GraphFileError::at(
+                            "operand_id",
+                            format!("operand {at} is beyond the last one, or another task's"),
+                        ));
+                    }
+                }
+                at += 1;
             }
         }
+        operands.next = operands.next.saturating_add(u32::from(num_inputs) + u32::from(num_outputs));
         let mut dependencies = SmallVec::new();
         if task.dependent_events.is_empty() {
             if let Some(id) = task.dependent_event {

@@ -158,6 +158,9 @@ pub(super) struct FileTask<'a> {
     /// What it writes.
     #[serde(borrow)]
     pub(super) outputs: Vec<FileOperand<'a>>,
+    /// Place of its first operand in the builder's list of all operands, where that is not the order of the tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) operand_id: Option<u32>,
     /// EventId that it triggers: tag in bits 63..48 (1: NVSHMEM), owner in 47..32, index in 31..0; all ones: none.
     pub(super) trigger_event: u64,
     /// The first EventId that it waits for, of the same iteration.

@@ -126,7 +126,8 @@ impl RankBuilder {
         dependencies: &[u32],
         trigger: Option<EventId>,
     ) -> u32 {
-        let first_operand = self.graph.operands.len() as u32;
+        let none = inputs.is_empty() && outputs.is_empty();
+        let first_operand = if none { 0 } else { self.graph.operands.len() as u32 };
         self.graph.operands.extend(inputs.iter().chain(outputs));
         self.graph.tasks.push(Task {
             task_type,
