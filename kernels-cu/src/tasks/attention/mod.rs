@@ -409,3 +409,5 @@ mod graph_test;
 mod reference;
 #[cfg(test)]
 mod test;
+#[cfg(test)]
+mod test_case;
