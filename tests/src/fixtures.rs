@@ -117,7 +117,11 @@ impl Fixture {
     pub fn check(&self, run: &RunJson, what: &str) -> f64 {
         assert_eq!(run.requests.len(), self.expected.requests.len(), "{what}");
         let pairs = self.expected.requests.iter().zip(&run.requests).enumerate();
-        pairs.map(|(i, (expected, found))| self.check_request(expected, found, &format!("{what}, request {i}"))).fold(0.0, f64::max)
+        pairs
+            .map(|(i, (expected, found))| {
+                self.check_request(expected, found, &format!("{what}, request {i}"))
+            })
+            .fold(0.0, f64::max)
     }
 
     /// Compares one request; see [`Fixture::check`].
@@ -153,7 +157,10 @@ impl Fixture {
     /// Compares the top five of one step by token; returns the largest difference as a share of what is allowed.
     fn check_top(&self, expected: &[(u32, f64)], found: &[(u32, f64)], what: &str) -> f64 {
         assert_eq!(found.len(), expected.len(), "{what}: top tokens");
-        assert!(found.is_sorted_by(|a, b| a.1 > b.1 || (a.1 == b.1 && a.0 < b.0)), "{what}: not sorted: {found:?}");
+        assert!(
+            found.is_sorted_by(|a, b| a.1 > b.1 || (a.1 == b.1 && a.0 < b.0)),
+            "{what}: not sorted: {found:?}"
+        );
         let find = |list: &[(u32, f64)], token: u32| list.iter().find(|e| e.0 == token).map(|e| e.1);
         let last = |list: &[(u32, f64)]| list.last().map_or(f64::NEG_INFINITY, |e| e.1);
         let mut largest = 0.0;

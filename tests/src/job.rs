@@ -79,7 +79,11 @@ impl Job {
         words.push("mpk-run".into());
         words.extend(self.arguments.iter().map(|a| {
             let a = a.to_string_lossy();
-            if a.len() > 200 { format!("{}...", a.chars().take(200).collect::<String>()) } else { a.into_owned() }
+            if a.len() > 200 {
+                format!("{}...", a.chars().take(200).collect::<String>())
+            } else {
+                a.into_owned()
+            }
         }));
         words.join(" ")
     }
@@ -142,7 +146,19 @@ impl Job {
         let stderr = Capture::new(child.stderr.take().expect("stderr is a pipe"));
         let description = self.describe();
         let (timeout, ended) = (self.timeout, None);
-        Running { child, ended, mark, description, begin, timeout, stdout, stderr, temporary, shared_memory, _turn: turn }
+        Running {
+            child,
+            ended,
+            mark,
+            description,
+            begin,
+            timeout,
+            stdout,
+            stderr,
+            temporary,
+            shared_memory,
+            _turn: turn,
+        }
     }
 }
 
@@ -339,7 +355,12 @@ impl Finished {
         assert!(self.orphans.is_empty(), "{}: left processes {:?}", self.description, self.orphans);
         let shared = &self.in_shared_memory;
         assert!(shared.is_empty(), "{}: left in /dev/shm: {shared:?}", self.description);
-        assert!(self.in_temporary.is_empty(), "{}: left in TMPDIR: {:?}", self.description, self.in_temporary);
+        assert!(
+            self.in_temporary.is_empty(),
+            "{}: left in TMPDIR: {:?}",
+            self.description,
+            self.in_temporary
+        );
         self
     }
 
@@ -350,8 +371,9 @@ impl Finished {
     pub fn json(self) -> RunJson {
         let finished = self.expect(0);
         let Finished { description, stdout, stderr, .. } = &finished;
-        serde_json::from_str(stdout)
-            .unwrap_or_else(|e| panic!("{description}: stdout is not the object: {e}\n{stdout}\nstderr: {stderr}"))
+        serde_json::from_str(stdout).unwrap_or_else(|e| {
+            panic!("{description}: stdout is not the object: {e}\n{stdout}\nstderr: {stderr}")
+        })
     }
 
     /// Error messages of ours (not the launcher's): the lines that begin one.
@@ -433,7 +455,10 @@ pub fn binary() -> PathBuf {
     let own = profile_folder();
     let release = own.parent().unwrap_or(&own).join("release");
     [&release, &own].into_iter().map(|f| f.join("mpk-run")).find(|p| p.exists()).unwrap_or_else(|| {
-        panic!("{} is missing: build it with `cargo build --release -p launch --bins`", release.join("mpk-run").display())
+        panic!(
+            "{} is missing: build it with `cargo build --release -p launch --bins`",
+            release.join("mpk-run").display()
+        )
     })
 }
 

@@ -47,7 +47,9 @@ impl ModelFile {
 
     /// Random weights for this Hugging Face configuration.
     pub fn random(config: Value, seed: u64) -> Self {
-        ModelFile::new(json!({"schema": "mpk-model/1", "config": config, "weights": {"random": {"seed": seed}}}))
+        ModelFile::new(
+            json!({"schema": "mpk-model/1", "config": config, "weights": {"random": {"seed": seed}}}),
+        )
     }
 
     /// Changes the value of a field, given by its path (`runtime.kv_pages`); folders on the way are made.

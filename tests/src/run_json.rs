@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// The whole object.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -15,6 +16,9 @@ pub struct RunJson {
     pub tp: u32,
     /// In the order in which they were asked for.
     pub requests: Vec<RequestJson>,
+    /// Of an op graph of the user's own: the outputs that it names.
+    #[serde(default)]
+    pub outputs: BTreeMap<String, Output>,
     /// How long it took.
     pub timing: Timing,
 }
@@ -34,6 +38,18 @@ pub struct RequestJson {
     pub finish_reason: String,
     /// For each new token the best `[token, logprob]`, highest first; only with `--logprobs`.
     pub logprobs: Option<Vec<Vec<(u32, f64)>>>,
+}
+
+/// A tensor of the user's own op graph, whole.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// Such as `f32`.
+    pub dtype: String,
+    /// Global dimensions.
+    pub dims: Vec<u64>,
+    /// Row-major.
+    pub values: Vec<f64>,
 }
 
 /// Times in seconds.
@@ -61,7 +77,10 @@ impl RunJson {
     /// Everything that must not differ from run to run: tokens, texts, reasons and the bits of the log-probabilities.
     pub fn result(&self) -> Vec<Outcome> {
         let bits = |lists: &Vec<Vec<(u32, f64)>>| {
-            lists.iter().map(|l| l.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect()).collect()
+            lists
+                .iter()
+                .map(|l| l.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect())
+                .collect()
         };
         let outcome = |r: &RequestJson| Outcome {
             prompt_tokens: r.prompt_tokens.clone(),

@@ -208,7 +208,11 @@ pub fn check(graphs: &[Graph]) {
         assert_eq!(graph.all_events[1].event_type, "launch_dependent_tasks", "{what}");
         let ends = graph.all_events.iter().filter(|e| e.event_type == "end_of_task_graph").count();
         assert_eq!(ends, 1, "{what}: one end");
-        assert_eq!(event_fields(graph.all_tasks[1].trigger_event), (0, graph.rank, 1), "{what}: task 1 triggers event 1");
+        assert_eq!(
+            event_fields(graph.all_tasks[1].trigger_event),
+            (0, graph.rank, 1),
+            "{what}: task 1 triggers event 1"
+        );
         assert_eq!(graph.first_tasks, [1], "{what}");
         let tensors: HashMap<&str, &Tensor> = graph.tensors.iter().map(|t| (&t.name[..], t)).collect();
         assert_eq!(tensors.len(), graph.tensors.len(), "{what}: names of tensors are unique");
@@ -225,7 +229,11 @@ pub fn check(graphs: &[Graph]) {
                 assert_eq!(tag, TAG_NVSHMEM, "{what}: tag");
                 assert!(owner != graph.rank && owner < graph.world, "{what}: owner {owner}");
             } else {
-                assert_eq!((tag, owner), (0, graph.rank), "{what}: only copies and signals trigger a peer's event");
+                assert_eq!(
+                    (tag, owner),
+                    (0, graph.rank),
+                    "{what}: only copies and signals trigger a peer's event"
+                );
             }
         }
         check_placement(graph, &what);
@@ -241,11 +249,14 @@ pub fn check(graphs: &[Graph]) {
 
 fn check_operands(task: &Task, tensors: &HashMap<&str, &Tensor>, what: &str) {
     for operand in task.inputs.iter().chain(&task.outputs) {
-        let tensor = tensors.get(&operand.base_ptr[..]).unwrap_or_else(|| panic!("{what}: no tensor {}", operand.base_ptr));
+        let tensor = tensors
+            .get(&operand.base_ptr[..])
+            .unwrap_or_else(|| panic!("{what}: no tensor {}", operand.base_ptr));
         assert_eq!(operand.data_type, tensor.dtype, "{what}: {}", tensor.name);
         assert_eq!(operand.dims.len(), operand.strides.len(), "{what}: {}", tensor.name);
         let empty = operand.dims.contains(&0);
-        let steps = operand.dims.iter().zip(&operand.strides).map(|(&d, &s)| d.saturating_sub(1) * s).sum::<u64>();
+        let steps =
+            operand.dims.iter().zip(&operand.strides).map(|(&d, &s)| d.saturating_sub(1) * s).sum::<u64>();
         let end = operand.offset + if empty { 0 } else { (steps + 1) * dtype_bytes(&operand.data_type) };
         assert!(end <= tensor.bytes, "{what}: {} ends at {end}, of {} bytes", tensor.name, tensor.bytes);
     }
@@ -295,7 +306,10 @@ fn check_placement(graph: &Graph, what: &str) {
             }
         }
     }
-    assert!(launched[2..].iter().all(|&l| l == 1), "{what}: each task is placed or launched once: {launched:?}");
+    assert!(
+        launched[2..].iter().all(|&l| l == 1),
+        "{what}: each task is placed or launched once: {launched:?}"
+    );
 }
 
 /// With `copy-reduce`, each tile of an allreduce is one copy to each peer and one reduce.
@@ -310,10 +324,16 @@ pub fn check_copy_reduce(graph: &Graph) {
     assert!(!reduces.is_empty(), "rank {}: no reduce", graph.rank);
     // Owners by operator and source tile.
     let mut copies: BTreeMap<(u32, &str, u64), BTreeSet<u32>> = BTreeMap::new();
-    for task in graph.all_tasks.iter().filter(|t| t.task_type == "nvshmem_copy" && reduces.contains_key(&t.op_id)) {
+    for task in
+        graph.all_tasks.iter().filter(|t| t.task_type == "nvshmem_copy" && reduces.contains_key(&t.op_id))
+    {
         let (_, owner, _) = event_fields(task.trigger_event);
         let tile = (task.op_id, &task.inputs[0].base_ptr[..], task.inputs[0].offset);
-        assert!(copies.entry(tile).or_default().insert(owner), "rank {}: {tile:?} twice to {owner}", graph.rank);
+        assert!(
+            copies.entry(tile).or_default().insert(owner),
+            "rank {}: {tile:?} twice to {owner}",
+            graph.rank
+        );
     }
     let peers: BTreeSet<u32> = (0..graph.world).filter(|&r| r != graph.rank).collect();
     for (tile, owners) in &copies {
@@ -349,7 +369,11 @@ pub fn simulate(graphs: &[Graph]) {
         let left: Vec<usize> = (2..graph.all_tasks.len()).filter(|&t| !rank.done[t]).collect();
         assert!(left.is_empty(), "{}, rank {}: tasks {left:?} never run", graph.name, graph.rank);
         let end = graph.all_events.iter().position(|e| e.event_type == "end_of_task_graph").expect("an end");
-        assert_eq!(rank.counters[end], graph.all_events[end].num_triggers, "{}, rank {}", graph.name, graph.rank);
+        assert_eq!(
+            rank.counters[end], graph.all_events[end].num_triggers,
+            "{}, rank {}",
+            graph.name, graph.rank
+        );
     }
 }
 

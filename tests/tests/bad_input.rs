@@ -71,14 +71,19 @@ fn missing_and_unreadable_files() {
 
 #[test]
 fn json_errors_name_line_and_column() {
-    model_refused("syntax", &raw("{\n  \"schema\": \"mpk-model/1\",\n  \"checkpoint\" \".\"\n}"), &["model.json:3:16"]);
+    model_refused(
+        "syntax",
+        &raw("{\n  \"schema\": \"mpk-model/1\",\n  \"checkpoint\" \".\"\n}"),
+        &["model.json:3:16"],
+    );
     model_refused("empty file", &raw(""), &["model.json:1:0", "JSON"]);
     model_refused("cut off", &raw("{\"schema\": \"mpk-model/1\",\n"), &["model.json:2:0", "JSON"]);
     model_refused("not an object", &raw("[1]"), &["expected an object"]);
     model_refused("not text", &raw("\u{1}\u{2}"), &["model.json:1:1"]);
     let model = ModelFile::copy_of_fixture("qwen3").edit_bytes("config.json", |b| b.truncate(20));
     model_refused("config.json", &model, &["config.json:", "JSON"]);
-    let model = ModelFile::copy_of_fixture("qwen3").edit_bytes("generation_config.json", |b| b.insert(0, b'}'));
+    let model =
+        ModelFile::copy_of_fixture("qwen3").edit_bytes("generation_config.json", |b| b.insert(0, b'}'));
     model_refused("generation_config.json", &model, &["generation_config.json:1:1"]);
     let model = ModelFile::copy_of_fixture("llama").edit_bytes("tokenizer.json", |b| b.truncate(100));
     model_refused("tokenizer.json", &model, &["tokenizer.json"]);
@@ -93,7 +98,11 @@ fn unknown_fields_and_wrong_types_name_the_place() {
     model_refused("wrong type", &fixture().set("max_batch", "8"), &["max_batch"]);
     model_refused("negative", &fixture().set("max_seq_len", -1), &["max_seq_len"]);
     model_refused("a fraction", &fixture().set("page_size", 1.5), &["page_size"]);
-    model_refused("wrong choice", &fixture().set("runtime.allreduce", "ring"), &["runtime.allreduce", "one-shot"]);
+    model_refused(
+        "wrong choice",
+        &fixture().set("runtime.allreduce", "ring"),
+        &["runtime.allreduce", "one-shot"],
+    );
     model_refused("wrong nested", &fixture().set("generate.prompts", json!([1])), &["generate.prompts[0]"]);
     model_refused("zero", &fixture().set("max_batch", 0), &["max_batch", "at least 1"]);
     model_refused("not a power of two", &fixture().set("page_size", 48), &["page_size", "power of two"]);
@@ -114,12 +123,24 @@ fn unsupported_models_are_refused_with_what_is_supported() {
     model_refused("architecture", &model, &[&["GPT2LMHeadModel"][..], &supported].concat());
     let model = ModelFile::copy_of_fixture("qwen3")
         .edit("config.json", |c| c["architectures"] = json!(["Qwen3MoeForCausalLM"]));
-    model_refused("architecture", &model, &[&["Qwen3MoeForCausalLM", "config.json"][..], &supported].concat());
+    model_refused(
+        "architecture",
+        &model,
+        &[&["Qwen3MoeForCausalLM", "config.json"][..], &supported].concat(),
+    );
     for (name, value, words) in [
         ("hidden_act", json!("gelu"), &["hidden_act", "gelu"][..]),
         ("quantization_config", json!({"quant_method": "fp8"}), &["quantization_config"]),
-        ("rope_parameters", json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}), &["rope_type", "yarn"]),
-        ("rope_parameters", json!({"rope_type": "llama3", "factor": 4.0, "rope_theta": 1e6}), &["low_freq_factor"]),
+        (
+            "rope_parameters",
+            json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}),
+            &["rope_type", "yarn"],
+        ),
+        (
+            "rope_parameters",
+            json!({"rope_type": "llama3", "factor": 4.0, "rope_theta": 1e6}),
+            &["low_freq_factor"],
+        ),
         ("rope_scaling", json!({"type": "dynamic", "factor": 2.0}), &["rope_scaling", "dynamic"]),
         ("partial_rotary_factor", json!(0.5), &["partial_rotary_factor"]),
         ("dtype", json!("float8_e4m3fn"), &["dtype", "bfloat16"]),
@@ -135,7 +156,8 @@ fn unsupported_models_are_refused_with_what_is_supported() {
         model_refused(name, &config_with(name, value), words);
     }
     // A window is fine for as long as no sequence is longer.
-    let mut config = mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("mistral").join("config.json"));
+    let mut config =
+        mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("mistral").join("config.json"));
     config["sliding_window"] = json!(32);
     let model = ModelFile::random(config, 1).set("max_seq_len", 33);
     model_refused("sliding window", &model, &["max_seq_len", "window"]);
@@ -171,14 +193,19 @@ fn damaged_safetensors() {
     let replace = |from: &'static str, to: &'static str| {
         assert_eq!(from.len(), to.len());
         mistral().edit_bytes(file, move |bytes| {
-            let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).expect("the header holds it");
+            let at =
+                bytes.windows(from.len()).position(|w| w == from.as_bytes()).expect("the header holds it");
             bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
         })
     };
     model_refused("shape against offsets", &replace("\"shape\":[64]", "\"shape\":[63]"), &[file]);
     model_refused("unknown dtype", &replace("\"F32\"", "\"F99\""), &[file]);
     model_refused("dtype against offsets", &replace("\"F32\"", "\"F64\""), &[file]);
-    model_refused("a tensor renamed", &replace("q_proj.weight", "Q_proj.weight"), &["q_proj.weight", "missing"]);
+    model_refused(
+        "a tensor renamed",
+        &replace("q_proj.weight", "Q_proj.weight"),
+        &["q_proj.weight", "missing"],
+    );
     let model = mistral();
     fs::remove_file(model.checkpoint().join(file)).expect("the file was copied");
     model_refused("no weights", &model, &["model.safetensors"]);
@@ -189,7 +216,8 @@ fn shards_missing_or_outside_the_folder() {
     let index = "model.safetensors.index.json";
     let qwen3 = || ModelFile::copy_of_fixture("qwen3");
     let model = qwen3();
-    fs::remove_file(model.checkpoint().join("model-00002-of-00003.safetensors")).expect("the file was copied");
+    fs::remove_file(model.checkpoint().join("model-00002-of-00003.safetensors"))
+        .expect("the file was copied");
     model_refused("missing shard", &model, &["model-00002-of-00003.safetensors"]);
     for name in ["../model-00002-of-00003.safetensors", "/etc/passwd", "", ".", "a\\..\\b"] {
         let model = qwen3();
@@ -201,9 +229,13 @@ fn shards_missing_or_outside_the_folder() {
         let model = model.edit(index, |i| i["weight_map"]["model.norm.weight"] = json!(name));
         model_refused(&format!("shard {name:?}"), &model, &["model.norm.weight", "folder"]);
     }
-    let model =
-        qwen3().edit(index, |i| i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors"));
-    model_refused("tensor in another shard", &model, &["model.norm.weight", "model-00001-of-00003.safetensors"]);
+    let model = qwen3()
+        .edit(index, |i| i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors"));
+    model_refused(
+        "tensor in another shard",
+        &model,
+        &["model.norm.weight", "model-00001-of-00003.safetensors"],
+    );
     let model = qwen3().edit(index, |i| {
         i["weight_map"].as_object_mut().expect("an object").remove("model.norm.weight");
     });
@@ -217,7 +249,11 @@ fn numbers_of_ranks_that_do_not_divide_the_heads() {
     let model = ModelFile::of_fixture("qwen3");
     let arguments = [text(&model.path()).to_string(), "--prompt-tokens".into(), "1".into()];
     for ranks in [3, 5, 16] {
-        refused_by(Job::under_mpirun(ranks).args(&arguments), "ranks", &[&ranks.to_string(), "8", "1, 2, 4, 8"]);
+        refused_by(
+            Job::under_mpirun(ranks).args(&arguments),
+            "ranks",
+            &[&ranks.to_string(), "8", "1, 2, 4, 8"],
+        );
         let check = Job::alone().args([&arguments[0], "--check", "--ranks", &ranks.to_string()]);
         refused_by(check, "ranks", &[&ranks.to_string(), "1, 2, 4, 8"]);
     }
@@ -231,7 +267,11 @@ fn prompts_that_cannot_run() {
     let long = vec!["1"; 192].join(",");
     refused("too long", &[path, "--prompt-tokens", &long], &["192", "max_seq_len"]);
     refused("empty", &[path, "--prompt-tokens", ""], &["empty"]);
-    refused("second empty", &[path, "--prompt-tokens", "1", "--prompt-tokens", ""], &["--prompt-tokens 2", "empty"]);
+    refused(
+        "second empty",
+        &[path, "--prompt-tokens", "1", "--prompt-tokens", ""],
+        &["--prompt-tokens 2", "empty"],
+    );
     refused("out of range", &[path, "--prompt-tokens", "1,211"], &["211", "0 to 210"]);
     refused("no number", &[path, "--prompt-tokens", "1,two"], &["two"]);
     refused("negative", &[path, "--prompt-tokens=-1"], &["-1"]);
@@ -275,7 +315,11 @@ fn graphs_of_the_users_own_that_are_wrong() {
     for (what, value, words) in [
         ("not an object", json!(3), &["graph"][..]),
         ("unknown field", json!({"rows": 2, "ops": [silu], "row": 1}), &["row"]),
-        ("unknown operator", good(json!({"op": "conv", "inputs": ["x"], "outputs": ["y"]})), &["conv", "silu_mul"]),
+        (
+            "unknown operator",
+            good(json!({"op": "conv", "inputs": ["x"], "outputs": ["y"]})),
+            &["conv", "silu_mul"],
+        ),
         ("unknown tensor", good(json!({"op": "silu_mul", "inputs": ["z"], "outputs": ["y"]})), &["z"]),
         ("wrong operands", good(json!({"op": "linear", "inputs": ["x"], "outputs": ["y"]})), &["y"]),
         ("unknown output", json!({"rows": 2, "tensors": [x], "ops": [silu], "outputs": ["w"]}), &["w"]),
@@ -298,7 +342,11 @@ fn wrong_usage() {
     refused("deadline", &[path, "--prompt-tokens", "1", "--deadline", "0"], &["--deadline"]);
     refused("deadline", &[path, "--prompt-tokens", "1", "--deadline", "nan"], &["--deadline"]);
     refused("ranks without a build", &[path, "--prompt-tokens", "1", "--ranks", "2"], &["--ranks", "mpirun"]);
-    refused("device without a build", &[path, "--prompt-tokens", "1", "--device", "h200"], &["--device", "--check"]);
+    refused(
+        "device without a build",
+        &[path, "--prompt-tokens", "1", "--device", "h200"],
+        &["--device", "--check"],
+    );
     refused("unknown device", &[path, "--check", "--device", "abacus"], &["abacus", "h200"]);
     let nowhere = [path, "--prompt-tokens", "1", "--trace", "/nonexistent/folder/trace.json"];
     for job in [Job::alone(), Job::under_mpirun(2)] {

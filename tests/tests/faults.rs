@@ -34,9 +34,12 @@ fn streaming(job: &Job) -> (Running, Duration) {
 #[test]
 fn a_stalled_rank_ends_the_run_with_a_report() {
     let model = ModelFile::of_fixture("tiny");
-    for (placement, lowering) in
-        [("static", "copy-reduce"), ("static", "one-shot"), ("dynamic", "copy-reduce"), ("dynamic", "one-shot")]
-    {
+    for (placement, lowering) in [
+        ("static", "copy-reduce"),
+        ("static", "one-shot"),
+        ("dynamic", "copy-reduce"),
+        ("dynamic", "one-shot"),
+    ] {
         for ranks in [2, 4] {
             let job = Job::new(ranks)
                 .arg(model.path())
@@ -51,7 +54,9 @@ fn a_stalled_rank_ends_the_run_with_a_report() {
                 assert!(report.contains(word), "the report does not say {word:?}: {what}");
             }
             let waits = report.lines().any(|l| {
-                ["rank ", "task ", "event ", "count wanted ", "count seen "].iter().all(|word| l.contains(word))
+                ["rank ", "task ", "event ", "count wanted ", "count seen "]
+                    .iter()
+                    .all(|word| l.contains(word))
             });
             // Flagged words are not counted: there the report names the task that polls them.
             let flagged = lowering == "one-shot" && report.contains("flagged words");
@@ -65,10 +70,12 @@ fn a_stalled_rank_ends_the_run_with_a_report() {
 fn a_stalled_worker_of_one_rank_ends_the_run() {
     let model = ModelFile::of_fixture("tiny");
     for placement in ["static", "dynamic"] {
-        let job = Job::new(1)
-            .arg(model.path())
-            .args(["--placement", placement, "--workers", "2"])
-            .args(["--deadline", "1", "--debug-stall", "0:6:120000"]);
+        let job = Job::new(1).arg(model.path()).args(["--placement", placement, "--workers", "2"]).args([
+            "--deadline",
+            "1",
+            "--debug-stall",
+            "0:6:120000",
+        ]);
         let finished = job.run().expect(4).expect_nothing_left();
         ends_soon(&finished, Duration::ZERO);
         assert!(finished.stderr.contains("rank 0"), "{}", finished.stderr);

@@ -33,7 +33,9 @@ fn check(name: &'static str, ranks: u32, choices: &[Choice]) {
         println!("{what}: {:.0} % of what log-probabilities may differ", 100.0 * share);
         match &first {
             None => first = Some(found),
-            Some(first) => assert!(found.result() == first.result(), "{what}: other bits than {:?}", choices[0]),
+            Some(first) => {
+                assert!(found.result() == first.result(), "{what}: other bits than {:?}", choices[0])
+            }
         }
     }
 }
@@ -96,7 +98,10 @@ golden! {
 fn requests_end_where_hugging_face_ends_them() {
     for name in ["llama", "qwen2", "qwen3", "mistral"] {
         let fixture = Fixture::open(name);
-        assert!(fixture.expected.requests.iter().any(|r| r.finish_reason == "eos"), "{name}: one request has to end");
+        assert!(
+            fixture.expected.requests.iter().any(|r| r.finish_reason == "eos"),
+            "{name}: one request has to end"
+        );
         let model = fixture.model().set("generate.ignore_eos", false);
         for placement in PLACEMENTS {
             let found = run(&model, 2, (placement, "one-shot"));
@@ -106,7 +111,10 @@ fn requests_end_where_hugging_face_ends_them() {
                 assert_eq!(found.finish_reason, expected.finish_reason, "{what}");
                 assert_eq!(found.text, expected.text, "{what}");
                 if expected.finish_reason == "eos" {
-                    assert!(fixture.expected.eos_token_ids.contains(&found.tokens[expected.finish_length - 1]), "{what}");
+                    assert!(
+                        fixture.expected.eos_token_ids.contains(&found.tokens[expected.finish_length - 1]),
+                        "{what}"
+                    );
                 }
             }
         }
@@ -193,9 +201,13 @@ fn tokens_do_not_depend_on_workers_and_embedding() {
     for placement in PLACEMENTS {
         for workers in [1, 2, 5] {
             let model = fixture.model().set("runtime.workers", workers);
-            fixture.check(&run(&model, 2, (placement, "copy-reduce")), &format!("{placement}, {workers} workers"));
+            fixture.check(
+                &run(&model, 2, (placement, "copy-reduce")),
+                &format!("{placement}, {workers} workers"),
+            );
         }
         let model = fixture.model().set("runtime.embedding", "replicated");
-        fixture.check(&run(&model, 4, (placement, "one-shot")), &format!("{placement}, replicated embedding"));
+        fixture
+            .check(&run(&model, 4, (placement, "one-shot")), &format!("{placement}, replicated embedding"));
     }
 }

@@ -121,7 +121,9 @@ fn write_checkpoint(path: &Path) {
     let header = Value::Object(header).to_string();
     let file = std::fs::File::create(path).expect("the checkpoint");
     let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
-    out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(header.as_bytes())).expect("header");
+    out.write_all(&(header.len() as u64).to_le_bytes())
+        .and_then(|()| out.write_all(header.as_bytes()))
+        .expect("header");
     // 0.008 .. 0.03 with either sign: bf16 bits 0x3C00 .. 0x3D00.
     let mut block = Vec::with_capacity(1 << 20);
     let mut state = 1u32;

@@ -1,0 +1,307 @@
+//! Proves that the command line keeps its contract (design.md, "mpk-run"): what `--json` and text print, ends of
+//! sequence, prompts and their order, traces, and exit status 0 where it is due. Bad input is in `bad_input.rs`,
+//! emitted graphs in `emitted_graphs.rs`.
+
+use mpk_tests::fixtures::Fixture;
+use mpk_tests::model_file::read_json;
+use mpk_tests::task_graph::emit;
+use mpk_tests::{Job, ModelFile};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One object, with these fields in every case and no others ([`mpk_tests::RunJson`] refuses unknown ones).
+#[test]
+fn json_is_one_object_of_the_contract() {
+    let model = ModelFile::of_fixture("mistral");
+    for ranks in [1, 2] {
+        let job =
+            Job::new(ranks).arg(model.path()).args(["--prompt-tokens", "1,2,3", "--max-new-tokens", "4"]);
+        let finished = job.clone().arg("--json").run().expect(0).expect_nothing_left();
+        assert!(
+            finished.stdout.ends_with('\n') && finished.stdout.lines().count() == 1,
+            "{}",
+            finished.stdout
+        );
+        let raw: Value = serde_json::from_str(&finished.stdout).expect("one object");
+        let keys = |v: &Value| v.as_object().expect("an object").keys().cloned().collect::<BTreeSet<_>>();
+        let set = |names: &[&str]| names.iter().map(|s| s.to_string()).collect::<BTreeSet<_>>();
+        assert_eq!(keys(&raw), set(&["schema", "backend", "tp", "requests", "timing"]));
+        let request = set(&["prompt_tokens", "tokens", "text", "finish_reason"]);
+        assert_eq!(keys(&raw["requests"][0]), request, "no logprobs unless asked for");
+        assert!(raw["requests"][0]["text"].is_null(), "there is no tokenizer");
+        let found = finished.json();
+        assert_eq!((&found.schema[..], &found.backend[..], found.tp), ("mpk-run/1", "cpu", ranks));
+        assert_eq!(found.requests[0].prompt_tokens, [1, 2, 3]);
+        let timing = &found.timing;
+        assert!(timing.load_s > 0.0 && timing.prefill_s > 0.0 && timing.decode_s > 0.0, "{timing:?}");
+        // The prompt's iteration gives the first token.
+        assert_eq!(timing.decode_steps, 3);
+        let per_token = 1000.0 * timing.decode_s / 3.0;
+        assert!((timing.ms_per_token - per_token).abs() <= 1e-9 * per_token, "{timing:?}");
+    }
+}
+
+#[test]
+fn log_probabilities_are_sorted_and_sum_to_one() {
+    let model = ModelFile::of_fixture("mistral");
+    for (asked, count) in [(1, 1), (3, 3), (128, 128)] {
+        let job = Job::new(2).arg(model.path()).args(["--prompt-tokens", "5,6", "--max-new-tokens", "3"]);
+        let found = job.args(["--logprobs", &asked.to_string(), "--ignore-eos"]).run_json();
+        let lists = found.requests[0].logprobs.as_ref().expect("logprobs");
+        assert_eq!(lists.len(), 3);
+        for (list, &token) in lists.iter().zip(&found.requests[0].tokens) {
+            assert_eq!(list.len(), count);
+            assert_eq!(list[0].0, token);
+            assert!(list.is_sorted_by(|a, b| a.1 >= b.1), "{list:?}");
+            let total: f64 = list.iter().map(|e| e.1.exp()).sum();
+            assert!(total <= 1.0 + 1e-4, "{total}");
+            // 128 of 211 tokens have nearly all of it.
+            assert!(asked < 128 || total > 0.95, "{total}");
+        }
+    }
+}
+
+/// No log-probabilities is not an empty list of them; `--logprobs 0` is as if it were not given.
+#[test]
+fn no_log_probabilities() {
+    let model = ModelFile::of_fixture("mistral");
+    let job = Job::new(1).arg(model.path()).args(["--prompt-tokens", "5", "--max-new-tokens", "2"]);
+    assert!(job.args(["--logprobs", "0"]).run_json().requests[0].logprobs.is_none());
+}
+
+/// Without `--json` the texts are printed in order, each with a newline, and they are those of `--json`.
+#[test]
+fn text_is_that_of_json() {
+    for name in ["llama", "tiny"] {
+        let fixture = Fixture::open(name);
+        let requests: Vec<_> =
+            fixture.expected.requests.iter().filter(|r| r.prompt.is_some()).cloned().collect();
+        assert!(requests.len() > 1);
+        for ignore_eos in [false, true] {
+            let model =
+                fixture.model_of(&requests).set("generate.ignore_eos", ignore_eos).set("max_batch", 2);
+            for ranks in [1, 2] {
+                let found = Job::new(ranks).arg(model.path()).run_json();
+                let expected: String = found
+                    .requests
+                    .iter()
+                    .map(|r| format!("{}\n", r.text.as_ref().expect("a text")))
+                    .collect();
+                let finished = Job::new(ranks).arg(model.path()).run().expect(0).expect_nothing_left();
+                assert_eq!(finished.stdout, expected, "{name}, ignore_eos {ignore_eos}, {ranks} ranks");
+            }
+        }
+    }
+}
+
+/// Without tokenizer the ids are printed.
+#[test]
+fn tokens_are_printed_where_there_is_no_tokenizer() {
+    let model = ModelFile::of_fixture("mistral");
+    let job = Job::new(2).arg(model.path()).args([
+        "--prompt-tokens",
+        "34",
+        "--max-new-tokens",
+        "3",
+        "--ignore-eos",
+    ]);
+    assert_eq!(job.run().expect(0).stdout.split_whitespace().collect::<Vec<_>>(), ["137", "7", "146"]);
+}
+
+/// The command line's prompts replace those of model.json; texts come before tokens, the order is kept.
+#[test]
+fn prompts_of_the_command_line_replace_those_of_the_file() {
+    let fixture = Fixture::open("tiny");
+    let model = fixture.model();
+    let job = Job::new(2)
+        .arg(model.path())
+        .args(["--max-new-tokens", "3", "--prompt-tokens", "7,8", "--prompt", "In the beginning"])
+        .args(["--prompt-tokens", "9", "--prompt", "LORD's"]);
+    let found = job.run_json();
+    let prompts: Vec<&[u32]> = found.requests.iter().map(|r| &r.prompt_tokens[..]).collect();
+    assert_eq!(prompts, [&[1136, 259, 1786, 1256][..], &[44, 342, 501], &[7, 8], &[9]]);
+    assert!(found.requests.iter().all(|r| r.tokens.len() <= 3));
+}
+
+/// A request ends at the first of several ends of sequence; with `--ignore-eos` it goes on.
+#[test]
+fn ends_of_sequence() {
+    let fixture = Fixture::open("qwen3");
+    assert!(fixture.expected.eos_token_ids.len() > 1);
+    let index = fixture.expected.requests.iter().position(|r| r.finish_reason == "eos").expect("one ends");
+    let request = &fixture.expected.requests[index];
+    let model = fixture.model_of(std::slice::from_ref(request)).set("generate.ignore_eos", false);
+    let found = Job::new(2).arg(model.path()).run_json();
+    assert_eq!(found.requests[0].tokens, request.tokens[..request.finish_length]);
+    assert_eq!(found.requests[0].finish_reason, "eos");
+    let found = Job::new(2).arg(model.path()).arg("--ignore-eos").run_json();
+    assert_eq!(found.requests[0].tokens, request.tokens);
+    assert_eq!(found.requests[0].finish_reason, "length");
+}
+
+/// New tokens end where the sequence is full, or where as many as asked for are there.
+#[test]
+fn lengths() {
+    let fixture = Fixture::open("mistral");
+    let request = &fixture.expected.requests[0];
+    let model = fixture.model_of(std::slice::from_ref(request));
+    for new in [1, 2, 24] {
+        let found = Job::new(1).arg(model.path()).args(["--max-new-tokens", &new.to_string()]).run_json();
+        assert_eq!(found.requests[0].tokens, request.tokens[..new]);
+    }
+    let room = 5;
+    let model = model.set("max_seq_len", request.prompt_tokens.len() + room);
+    let found = Job::new(2).arg(model.path()).run_json();
+    assert_eq!(found.requests[0].tokens, request.tokens[..room]);
+    assert_eq!(found.requests[0].finish_reason, "length");
+}
+
+/// `mpirun -n 8` of the example, as the README has it, on however few cores there are.
+#[test]
+fn eight_ranks_of_the_example() {
+    let fixture = Fixture::open("tiny");
+    let path = mpk_tests::fixtures::model_folder("tiny").join("model.json");
+    let finished = Job::new(8).arg(&path).run().expect(0).expect_nothing_left();
+    println!("{:?}", finished.elapsed);
+    let expected = &fixture.expected.requests[0];
+    let in_file = read_json(&path)["generate"]["prompts"][0].clone();
+    assert_eq!(in_file.as_str(), expected.prompt.as_deref());
+    assert_eq!(finished.stdout, format!("{}\n", expected.text.as_ref().expect("a text")));
+}
+
+/// Logs come from rank 0 unless asked, and never to stdout.
+#[test]
+fn logs_go_to_stderr() {
+    let model = ModelFile::of_fixture("mistral");
+    let job = Job::new(2).arg(model.path()).args(["--prompt-tokens", "1", "--max-new-tokens", "2", "--json"]);
+    let finished = job.run();
+    assert!(finished.stderr.contains("backend cpu"), "auto says what it takes: {}", finished.stderr);
+    let lines = finished.stderr.matches("backend cpu").count();
+    assert_eq!(lines, 1, "{}", finished.stderr);
+    finished.json();
+}
+
+/// The timeline holds every task of every iteration of every rank once, on its worker, in order.
+#[test]
+fn traces_hold_every_task() {
+    let fixture = Fixture::open("qwen3");
+    let some: Vec<_> = fixture.expected.requests.iter().take(3).cloned().collect();
+    let model = fixture.model_of(&some).set("generate.max_new_tokens", 4);
+    for placement in ["static", "dynamic"] {
+        let choice = ["--placement", placement, "--allreduce", "copy-reduce", "--workers", "2"];
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("trace.json");
+        let found = Job::new(2).arg(model.path()).args(choice).arg("--trace").arg(&path).run_json();
+        let untraced = Job::new(2).arg(model.path()).args(choice).run_json();
+        assert_eq!(found.result(), untraced.result(), "a trace changes nothing");
+
+        let graphs = emit(&model, 2, &choice);
+        let sizes: BTreeMap<&str, usize> =
+            graphs.all().map(|g| (&g[0].name[..], g[0].all_tasks.len())).collect();
+        let trace = read_json(&path);
+        let events = trace["traceEvents"].as_array().expect("traceEvents");
+        // Tasks by rank, iteration and graph; slices by rank and worker.
+        let mut tasks: BTreeMap<(u64, u64, &str), BTreeSet<u64>> = BTreeMap::new();
+        let mut slices: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
+        let mut named: BTreeSet<String> = BTreeSet::new();
+        for event in events {
+            let number = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("no number in {event}"));
+            if event["ph"] == "M" {
+                named.insert(event["args"]["name"].as_str().expect("a name").into());
+                continue;
+            }
+            assert_eq!(event["ph"], "X", "{event}");
+            let (rank, worker) = (number(&event["pid"]), number(&event["tid"]));
+            let (begin, took) = (event["ts"].as_f64().expect("ts"), event["dur"].as_f64().expect("dur"));
+            assert!(begin >= 0.0 && took >= 0.0, "{event}");
+            slices.entry((rank, worker)).or_default().push((begin, begin + took));
+            if event["cat"] != "task" {
+                continue;
+            }
+            let arguments = &event["args"];
+            let graph = arguments["graph"].as_str().expect("the graph's name");
+            let of = tasks.entry((rank, number(&arguments["iteration"]), graph)).or_default();
+            assert!(of.insert(number(&arguments["task"])), "{placement}: twice: {event}");
+        }
+        for name in ["rank 0", "rank 1", "worker 0", "worker 1"] {
+            assert!(named.contains(name), "{named:?}");
+        }
+        let iterations: BTreeSet<(u64, &str)> = tasks.keys().map(|k| (k.1, k.2)).collect();
+        let steps = iterations.len() as u64;
+        assert_eq!(
+            iterations.iter().map(|i| i.0).collect::<BTreeSet<_>>().len() as u64,
+            steps,
+            "one graph each"
+        );
+        assert!(steps > found.timing.decode_steps, "{steps} iterations, {:?}", found.timing);
+        for rank in 0..2 {
+            for &(iteration, graph) in &iterations {
+                let what = format!("{placement}, rank {rank}, iteration {iteration}, graph {graph}");
+                let of = tasks.get(&(rank, iteration, graph)).unwrap_or_else(|| panic!("{what}: no task"));
+                let all: BTreeSet<u64> = (2..sizes[graph] as u64).collect();
+                let missing: Vec<&u64> = all.difference(of).collect();
+                assert!(missing.is_empty(), "{what}: tasks {missing:?} are missing");
+            }
+        }
+        for ((rank, worker), mut slices) in slices {
+            slices.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
+            // Times are rounded to nanoseconds.
+            let apart = slices.windows(2).all(|w| w[1].0 >= w[0].1 - 0.002);
+            assert!(apart, "{placement}: slices of worker {worker} of rank {rank} overlap");
+        }
+    }
+}
+
+/// `--help` and `--version` are no errors.
+#[test]
+fn help() {
+    let finished = Job::alone().arg("--help").run().expect(0);
+    for option in [
+        "--prompt",
+        "--prompt-tokens",
+        "--max-new-tokens",
+        "--ignore-eos",
+        "--backend",
+        "--placement",
+        "--allreduce",
+        "--logprobs",
+        "--json",
+        "--trace",
+        "--workers",
+        "--deadline",
+        "--ranks",
+        "--device",
+        "--emit-graph",
+        "--check",
+        "--compile-only",
+    ] {
+        assert!(finished.stdout.contains(option), "{option}");
+    }
+    assert!(Job::alone().arg("--version").run().expect(0).stdout.starts_with("mpk-run "));
+}
+
+/// Options win over model.json, and both spell the same choices.
+#[test]
+fn options_and_fields_say_the_same() {
+    let model = ModelFile::of_fixture("mistral").set("generate.prompt_tokens", json!([[4, 5]]));
+    let by_option = Job::new(2)
+        .arg(model.path())
+        .args([
+            "--placement",
+            "dynamic",
+            "--allreduce",
+            "two-shot",
+            "--workers",
+            "2",
+            "--max-new-tokens",
+            "5",
+        ])
+        .args(["--ignore-eos", "--logprobs", "2", "--backend", "cpu"]);
+    let model = ModelFile::of_fixture("mistral")
+        .set("generate.prompt_tokens", json!([[4, 5]]))
+        .set("runtime", json!({"placement": "dynamic", "allreduce": "two-shot", "workers": 2}))
+        .set("generate.max_new_tokens", 5)
+        .set("generate.ignore_eos", true);
+    let by_field = Job::new(2).arg(model.path()).args(["--logprobs", "2", "--backend", "auto"]);
+    assert_eq!(by_option.run_json().result(), by_field.run_json().result());
+}

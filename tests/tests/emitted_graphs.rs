@@ -1,0 +1,198 @@
+//! Proves that emitted task graphs keep design.md's contract, read without the code that wrote them: files and field
+//! names, triggers of all ranks that add up, copies and their owners, placement, and an iteration that comes to its
+//! end; for the fixtures on the CPU, and for real shapes on a described GPU. Also what `--check` prints.
+
+use mpk_tests::task_graph::{Graph, check, check_copy_reduce, emit, simulate};
+use mpk_tests::{Job, ModelFile};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn check_all(model: &ModelFile, ranks: u32, arguments: &[&str]) {
+    let emitted = emit(model, ranks, arguments);
+    for graphs in emitted.all() {
+        check(graphs);
+        simulate(graphs);
+    }
+}
+
+#[test]
+fn graphs_of_the_fixtures() {
+    for (name, ranks) in [("qwen3", 1), ("qwen3", 2), ("llama", 4), ("mistral", 8)] {
+        let model = ModelFile::of_fixture(name);
+        for placement in ["static", "dynamic"] {
+            for lowering in ["copy-reduce", "one-shot", "two-shot"] {
+                check_all(
+                    &model,
+                    ranks,
+                    &["--placement", placement, "--allreduce", lowering, "--workers", "3"],
+                );
+            }
+        }
+    }
+}
+
+/// The main graph is the decode graph of all slots; the others are named.
+#[test]
+fn there_are_decode_graphs_and_a_prefill_graph() {
+    let model = ModelFile::of_fixture("qwen3").set("max_batch", 6);
+    let emitted = emit(&model, 2, &[]);
+    assert!(emitted.main()[0].name.contains("decode") && emitted.main()[0].name.contains('6'));
+    let names: Vec<&str> = emitted.all().map(|g| &g[0].name[..]).collect();
+    assert!(names.iter().any(|n| n.contains("prefill")), "{names:?}");
+    for size in ["1", "2", "4"] {
+        assert!(names.iter().any(|n| n.contains("decode") && n.ends_with(size)), "{names:?}");
+    }
+}
+
+#[test]
+fn copy_reduce_copies_each_tile_to_each_peer() {
+    for (ranks, placement) in [(2, "static"), (4, "dynamic"), (8, "static")] {
+        let model = ModelFile::of_fixture("llama");
+        let emitted = emit(&model, ranks, &["--placement", placement, "--allreduce", "copy-reduce"]);
+        for graph in emitted.all().flatten() {
+            check_copy_reduce(graph);
+            // One after attention, one after the MLP, one for the embedding.
+            let mut reduced: Vec<u32> =
+                graph.all_tasks.iter().filter(|t| t.task_type == "reduce").map(|t| t.op_id).collect();
+            reduced.sort_unstable();
+            reduced.dedup();
+            assert_eq!(reduced.len(), 2 * 2 + 1, "allreduces of two layers and the embedding");
+        }
+    }
+}
+
+/// A reduce waits for its own partial and for the peers' copies.
+#[test]
+fn reduces_wait_for_own_and_peers() {
+    let emitted = emit(&ModelFile::of_fixture("mistral"), 4, &["--allreduce", "copy-reduce"]);
+    for graph in emitted.main() {
+        let triggered_by_peers = |event: u64| {
+            let index = (event & 0xFFFF_FFFF) as usize;
+            emitted.main().iter().filter(|g| g.rank != graph.rank).any(|g| {
+                g.all_tasks.iter().any(|t| {
+                    t.trigger_event >> 48 == 1
+                        && (t.trigger_event >> 32 & 0xFFFF) as u32 == graph.rank
+                        && (t.trigger_event & 0xFFFF_FFFF) as usize == index
+                })
+            })
+        };
+        for task in graph.all_tasks.iter().filter(|t| t.task_type == "reduce") {
+            let events = if task.dependent_events.is_empty() {
+                task.dependent_event.into_iter().collect()
+            } else {
+                task.dependent_events.clone()
+            };
+            let remote = events.iter().filter(|&&e| triggered_by_peers(e)).count();
+            assert!(remote >= 1 && remote < events.len(), "rank {}: {task:?}", graph.rank);
+        }
+    }
+}
+
+#[test]
+fn one_shot_has_no_copies_in_allreduces() {
+    let emitted = emit(&ModelFile::of_fixture("llama"), 4, &["--allreduce", "one-shot"]);
+    for graph in emitted.main() {
+        let flagged = |g: &Graph| g.tensors.iter().filter(|t| t.dtype == "f32_flagged").count();
+        assert!(flagged(graph) > 0, "flagged tensors");
+        let reduces: Vec<u32> =
+            graph.all_tasks.iter().filter(|t| t.task_type == "reduce").map(|t| t.op_id).collect();
+        assert!(!reduces.is_empty());
+        let copies =
+            graph.all_tasks.iter().filter(|t| t.task_type == "nvshmem_copy" && reduces.contains(&t.op_id));
+        assert_eq!(copies.count(), 0);
+    }
+}
+
+/// With static placement events are polled; launches are the dynamic placement's.
+#[test]
+fn event_types_fit_the_placement() {
+    let model = ModelFile::of_fixture("qwen3");
+    let emitted = emit(&model, 2, &["--placement", "static"]);
+    for graph in emitted.main() {
+        assert_eq!(graph.placement, "static");
+        assert!(
+            graph.all_events[2..].iter().all(|e| matches!(&e.event_type[..], "empty" | "end_of_task_graph"))
+        );
+    }
+    let emitted = emit(&model, 2, &["--placement", "dynamic"]);
+    for graph in emitted.main() {
+        assert_eq!(graph.placement, "dynamic");
+        assert!(graph.all_events.iter().any(|e| e.event_type == "launch_tasks"));
+        // A task is launched by exactly one event and waits for nothing in a worker's hands but flagged words.
+        let ready = graph.all_tasks[2..].iter().all(|t| t.dependent_events.is_empty());
+        assert!(ready, "a task depends on several events");
+    }
+}
+
+/// The same graphs again, byte by byte.
+#[test]
+fn emitting_is_deterministic() {
+    let model = ModelFile::of_fixture("qwen2");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let read = |name: &str| {
+        let target = folder.path().join(name);
+        let job = Job::alone().arg(model.path()).args(["--ranks", "4", "--emit-graph"]).arg(&target);
+        job.run().expect(0);
+        let mut files: Vec<_> =
+            std::fs::read_dir(&target).expect("files").flatten().map(|e| e.path()).collect();
+        files.sort();
+        let name = |p: &std::path::Path| p.file_name().expect("a name").to_owned();
+        files.iter().map(|p| (name(p), std::fs::read(p).expect("a file"))).collect::<Vec<_>>()
+    };
+    let (first, second) = (read("first"), read("second"));
+    assert!(first.len() >= 8 && first == second);
+}
+
+fn qwen3_shape(hidden: u32, layers: u32, heads: u32, intermediate: u32) -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": intermediate,
+        "vocab_size": 151_936, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "tie_word_embeddings": false,
+    })
+}
+
+/// Real shapes on a GPU that is not there: built, verified and described within seconds, without MPI.
+#[test]
+fn real_shapes_for_a_described_device() {
+    for (name, config) in
+        [("8B", qwen3_shape(4096, 36, 32, 12_288)), ("32B", qwen3_shape(5120, 64, 64, 25_600))]
+    {
+        let model = ModelFile::random(config, 1).set("max_batch", 8).set("max_seq_len", 4096);
+        let job = Job::alone().arg(model.path()).args(["--ranks", "8", "--device", "h200", "--check"]);
+        let finished = job.timeout(Duration::from_secs(60)).run().expect(0).expect_nothing_left();
+        println!("{name}: {:?}\n{}", finished.elapsed, finished.stdout);
+        let out = finished.stdout.to_lowercase();
+        for word in ["tasks", "events", "decode", "prefill", "nvshmem_copy"] {
+            assert!(out.contains(word), "--check does not print {word:?}: {out}");
+        }
+    }
+    let model =
+        ModelFile::random(qwen3_shape(4096, 2, 32, 12_288), 1).set("max_batch", 2).set("max_seq_len", 1024);
+    for placement in ["static", "dynamic"] {
+        let emitted =
+            emit(&model, 4, &["--device", "h200", "--placement", placement, "--allreduce", "copy-reduce"]);
+        for graphs in emitted.all() {
+            assert!(graphs.iter().all(|g| g.workers == 132), "an H200 has 132 SMs");
+            check(graphs);
+            simulate(graphs);
+            graphs.iter().for_each(check_copy_reduce);
+        }
+    }
+}
+
+/// `--check` alone prints and writes nothing; with `--emit-graph` both happen.
+#[test]
+fn check_prints_and_runs_nothing() {
+    let model = ModelFile::of_fixture("llama");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let target = folder.path().join("graphs");
+    let job = Job::alone().arg(model.path()).args(["--ranks", "2", "--check"]);
+    let finished = job.clone().run().expect(0).expect_nothing_left();
+    assert!(finished.stdout.contains("tasks") && finished.stdout.contains("events"), "{}", finished.stdout);
+    let both = job.arg("--emit-graph").arg(&target).run().expect(0);
+    assert_eq!(both.stdout, finished.stdout);
+    assert!(target.join("rank-1.task_graph.json").exists());
+    let names: Vec<_> = std::fs::read_dir(&target).expect("files").flatten().map(|e| e.file_name()).collect();
+    assert!(names.iter().all(|n| n.to_string_lossy().ends_with(".task_graph.json")), "{names:?}");
+}

@@ -1,0 +1,266 @@
+//! Proves that `"graph"` in model.json runs an op graph of the user's own: each operator alone, on one rank and on
+//! several, and a chain of them, gives what its definition gives in f64 (`mpk_tests::reference`).
+
+use mpk_tests::reference::{self, Heads, values};
+use mpk_tests::run_json::Output;
+use mpk_tests::{Job, ModelFile};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// A tensor with given values.
+fn tensor(name: &str, kind: &str, dtype: &str, dims: &[usize], values: &[f64]) -> Value {
+    assert_eq!(values.len(), dims.iter().product::<usize>());
+    json!({"name": name, "kind": kind, "dtype": dtype, "dims": dims, "data": {"values": values}})
+}
+
+fn sharded(mut tensor: Value, shard: Value) -> Value {
+    tensor["shard"] = shard;
+    tensor
+}
+
+fn even(dim: usize) -> Value {
+    json!({"dim": dim, "kind": "even"})
+}
+
+fn op(name: &str, inputs: &[&str], outputs: &[&str], attrs: Value) -> Value {
+    json!({"op": name, "inputs": inputs, "outputs": outputs, "attrs": attrs})
+}
+
+/// A graph of `rows` rows whose wanted output is `y`.
+fn graph(rows: usize, tensors: &[Value], ops: &[Value]) -> ModelFile {
+    let graph = json!({"rows": rows, "tensors": tensors, "ops": ops, "outputs": ["y"]});
+    ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}))
+}
+
+fn outputs(model: &ModelFile, ranks: u32, arguments: &[&str]) -> BTreeMap<String, Output> {
+    let run = Job::new(ranks).arg(model.path()).args(arguments).run_json();
+    assert!(run.requests.is_empty());
+    assert_eq!(run.tp, ranks);
+    run.outputs
+}
+
+/// Compares output `y` on each number of ranks, with both placements and each lowering.
+fn check(model: &ModelFile, ranks: &[u32], dims: [usize; 2], expected: &[f64], what: &str) {
+    for &ranks in ranks {
+        for (placement, lowering) in
+            [("static", "copy-reduce"), ("dynamic", "one-shot"), ("static", "two-shot")]
+        {
+            let found = outputs(model, ranks, &["--placement", placement, "--allreduce", lowering]);
+            let what = format!("{what}, {ranks} ranks, {placement}, {lowering}");
+            let y = found.get("y").unwrap_or_else(|| panic!("{what}: no output y in {found:?}"));
+            assert_eq!(y.dims, dims.map(|d| d as u64), "{what}");
+            close(y, expected, &what);
+            if ranks == 1 {
+                break;
+            }
+        }
+    }
+}
+
+fn close(found: &Output, expected: &[f64], what: &str) {
+    assert_eq!(found.values.len(), expected.len(), "{what}");
+    // Rounding of the output, and of a few values before it.
+    let unit = match &found.dtype[..] {
+        "f32" => 1e-5,
+        "f16" => 2e-3,
+        "bf16" => 1.6e-2,
+        other => panic!("{what}: output of type {other}"),
+    };
+    let largest = expected.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+    for (i, (found, expected)) in found.values.iter().zip(expected).enumerate() {
+        let allowed = unit * (expected.abs() + 0.1 * largest);
+        assert!((found - expected).abs() <= allowed, "{what}: element {i} is {found}, expected {expected}");
+    }
+}
+
+const ROWS: usize = 5;
+
+#[test]
+fn linear_alone() {
+    // Sizes that no tile and no number of ranks divides.
+    let (k, n) = (37, 45);
+    let (x, w, b) = (values(1, ROWS * k), values(2, n * k), values(3, n));
+    for dtype in ["f32", "bf16", "f16"] {
+        let tensors =
+            [tensor("x", "input", dtype, &[ROWS, k], &x), tensor("w", "weight", dtype, &[n, k], &w)];
+        let model = graph(ROWS, &tensors, &[op("linear", &["x", "w"], &["y"], json!({}))]);
+        check(&model, &[1, 2], [ROWS, n], &reference::linear(&x, &w, k, None), &format!("linear in {dtype}"));
+    }
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, k], &x),
+        sharded(tensor("w", "weight", "f32", &[n, k], &w), even(0)),
+        sharded(tensor("b", "weight", "f32", &[n], &b), even(0)),
+    ];
+    let model = graph(ROWS, &tensors, &[op("linear", &["x", "w", "b"], &["y"], json!({}))]);
+    let expected = reference::linear(&x, &w, k, Some(&b));
+    check(&model, &[1, 2, 4], [ROWS, n], &expected, "column-parallel linear with bias");
+}
+
+/// The ranks hold pieces of k, so y is the sum of what they compute.
+#[test]
+fn row_parallel_linear_is_summed() {
+    let (k, n) = (42, 33);
+    let (x, w) = (values(4, ROWS * k), values(5, n * k));
+    let tensors = [
+        sharded(tensor("x", "input", "f32", &[ROWS, k], &x), even(1)),
+        sharded(tensor("w", "weight", "f32", &[n, k], &w), even(1)),
+        tensor("one", "weight", "f32", &[n], &vec![1.0; n]),
+    ];
+    let ops = [
+        op("linear", &["x", "w"], &["sum"], json!({})),
+        // A use that needs the whole sum on every rank.
+        op("rmsnorm", &["sum", "one"], &["y"], json!({"eps": 1e-5})),
+    ];
+    let expected = reference::rmsnorm(&reference::linear(&x, &w, k, None), &vec![1.0; n], 1e-5);
+    check(&graph(ROWS, &tensors, &ops), &[1, 2, 4], [ROWS, n], &expected, "row-parallel linear");
+}
+
+/// Every rank has its own summand (random, by rank); the sum is that of all.
+#[test]
+fn allreduce_of_a_partial_input() {
+    let n = 50;
+    let x = json!({"name": "x", "kind": "input", "dtype": "f32", "dims": [ROWS, n], "shard": "partial",
+                   "data": {"random": {"seed": 9}}});
+    let model = graph(ROWS, &[x], &[op("allreduce", &["x"], &["y"], json!({}))]);
+    for ranks in [2, 4] {
+        let value =
+            |i: usize| (0..ranks).map(|r| reference::random_weight(9, &format!("x.{r}"), i as u64)).sum();
+        let expected: Vec<f64> = (0..ROWS * n).map(value).collect();
+        check(&model, &[ranks], [ROWS, n], &expected, "allreduce");
+    }
+}
+
+#[test]
+fn rmsnorm_alone() {
+    let k = 61;
+    let (x, w) = (values(6, ROWS * k), values(7, k));
+    for dtype in ["f32", "bf16"] {
+        let tensors = [tensor("x", "input", "f32", &[ROWS, k], &x), tensor("w", "weight", dtype, &[k], &w)];
+        let model = graph(ROWS, &tensors, &[op("rmsnorm", &["x", "w"], &["y"], json!({"eps": 0.01}))]);
+        check(
+            &model,
+            &[1, 2],
+            [ROWS, k],
+            &reference::rmsnorm(&x, &w, 0.01),
+            &format!("rmsnorm, {dtype} weight"),
+        );
+    }
+}
+
+#[test]
+fn silu_mul_and_add_alone() {
+    let n = 29;
+    let gate_up = values(8, ROWS * 2 * n);
+    let tensors = [tensor("x", "input", "f32", &[ROWS, 2 * n], &gate_up)];
+    let model = graph(ROWS, &tensors, &[op("silu_mul", &["x"], &["y"], json!({}))]);
+    check(&model, &[1, 2], [ROWS, n], &reference::silu_mul(&gate_up, n), "silu_mul");
+
+    let (a, b) = (values(9, ROWS * n), values(10, ROWS * n));
+    let tensors = [tensor("a", "input", "f32", &[ROWS, n], &a), tensor("b", "input", "f32", &[ROWS, n], &b)];
+    let model = graph(ROWS, &tensors, &[op("add", &["a", "b"], &["y"], json!({}))]);
+    let expected: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+    check(&model, &[1, 2], [ROWS, n], &expected, "add");
+}
+
+#[test]
+fn embedding_alone() {
+    let (vocabulary, n) = (23, 19);
+    let table = values(11, vocabulary * n);
+    let tokens = [22, 0, 7, 7, 13];
+    let expected: Vec<f64> = tokens.iter().flat_map(|&t| table[t * n..(t + 1) * n].to_vec()).collect();
+    for shard in [json!("replicated"), even(0)] {
+        let tensors = [sharded(tensor("table", "weight", "f32", &[vocabulary, n], &table), shard.clone())];
+        let model = graph(tokens.len(), &tensors, &[op("embedding", &["table"], &["y"], json!({}))])
+            .set("generate.prompt_tokens", json!([tokens]));
+        check(&model, &[1, 2, 4], [tokens.len(), n], &expected, &format!("embedding, {shard}"));
+    }
+}
+
+/// A prefill: eleven positions over pages of four, more query heads than key/value heads.
+#[test]
+fn attention_alone() {
+    let heads = Heads { query: 8, key_value: 2, size: 6 };
+    let (rows, page, pages) = (11, 4, 3);
+    let Heads { query, key_value, size } = heads;
+    let width = (query + 2 * key_value) * size;
+    let qkv = values(12, rows * width);
+    let (q_norm, k_norm) = (values(13, size), values(14, size));
+    // The operator takes the table as f32.
+    let rope: Vec<f64> =
+        reference::rope_table(rows, size, 100.0).iter().map(|&v| f64::from(v as f32)).collect();
+    let queries = json!({"kind": "queries", "heads": query, "head_dim": size});
+    let key_values =
+        |size: usize| json!({"kind": "key_values", "heads": query, "kv_heads": key_value, "head_dim": size});
+    let part = |len: usize, split: Value| json!({"len": len, "split": split});
+    let qkv_shard = json!({"dim": 1, "parts": [
+        part(query * size, queries), part(key_value * size, key_values(size)), part(key_value * size, key_values(size))]});
+    let cache_shard =
+        json!({"dim": 1, "parts": [part(key_value, key_values(1)), part(key_value, key_values(1))]});
+    for (norm, splits) in [(false, 1), (true, 1), (false, 3), (true, 2)] {
+        let mut tensors = vec![
+            sharded(tensor("qkv", "input", "f32", &[rows, width], &qkv), qkv_shard.clone()),
+            json!({"name": "cache", "kind": "persistent", "dtype": "f32", "shard": cache_shard,
+                   "dims": [pages, 2 * key_value, page, size], "region_dims": [1, key_value, 16]}),
+            tensor("rope", "constant", "f32", &[rows, size], &rope),
+        ];
+        let mut inputs = vec!["qkv", "cache", "rope"];
+        let mut attrs = json!({"heads": query, "kv_heads": key_value, "head_dim": size, "splits": splits});
+        if norm {
+            tensors.push(tensor("q_norm", "weight", "f32", &[size], &q_norm));
+            tensors.push(tensor("k_norm", "weight", "f32", &[size], &k_norm));
+            inputs.extend(["q_norm", "k_norm"]);
+            attrs["qk_norm"] = json!(true);
+            attrs["eps"] = json!(1e-3);
+        }
+        let model = graph(rows, &tensors, &[op("attention", &inputs, &["y", "cache"], attrs)]);
+        let norms = norm.then_some((&q_norm[..], &k_norm[..], 1e-3));
+        let expected = reference::attention(&qkv, heads, &rope, norms);
+        let what = format!("attention, norm {norm}, {splits} splits");
+        check(&model, &[1, 2, 4], [rows, query * size], &expected, &what);
+    }
+}
+
+/// An MLP as models have it, tensor-parallel: what is fused on the way must not change what is computed, and the
+/// residual is added once.
+#[test]
+fn a_chain_of_operators() {
+    let (hidden, inner) = (40, 27);
+    let (x, norm) = (values(15, ROWS * hidden), values(16, hidden));
+    let (gate_up, down) = (values(17, 2 * inner * hidden), values(18, hidden * inner));
+    let half = json!({"len": inner, "split": {"kind": "even"}});
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, hidden], &x),
+        tensor("norm", "weight", "f32", &[hidden], &norm),
+        sharded(
+            tensor("gate_up", "weight", "f32", &[2 * inner, hidden], &gate_up),
+            json!({"dim": 0, "parts": [half, half]}),
+        ),
+        sharded(tensor("down", "weight", "f32", &[hidden, inner], &down), even(1)),
+    ];
+    let ops = [
+        op("rmsnorm", &["x", "norm"], &["n"], json!({"eps": 1e-6})),
+        op("linear", &["n", "gate_up"], &["g"], json!({})),
+        op("silu_mul", &["g"], &["s"], json!({})),
+        op("linear", &["s", "down"], &["d"], json!({})),
+        op("add", &["d", "x"], &["y"], json!({})),
+    ];
+    let n = reference::rmsnorm(&x, &norm, 1e-6);
+    let s = reference::silu_mul(&reference::linear(&n, &gate_up, hidden, None), inner);
+    let d = reference::linear(&s, &down, inner, None);
+    let expected: Vec<f64> = d.iter().zip(&x).map(|(d, x)| d + x).collect();
+    check(&graph(ROWS, &tensors, &ops), &[1, 2, 4, 8], [ROWS, hidden], &expected, "MLP");
+}
+
+/// Without `--json` an output is one line of its name, type, dimensions and values.
+#[test]
+fn outputs_as_text() {
+    let tensors = [
+        tensor("x", "input", "f32", &[1, 2], &[0.5, -1.0]),
+        tensor("z", "input", "f32", &[1, 2], &[1.0, 0.25]),
+    ];
+    let model = graph(1, &tensors, &[op("add", &["x", "z"], &["y"], json!({}))]);
+    for ranks in [1, 2] {
+        let finished = Job::new(ranks).arg(model.path()).run().expect(0).expect_nothing_left();
+        assert_eq!(finished.stdout, "y f32 [1, 2]: 1.5 -0.75\n");
+    }
+}
