@@ -12,7 +12,10 @@ use std::{env, fs};
 
 /// Name (suffix of the file's stem and value of `MPK_ISA`) and flags, longest suffix first.
 const LEVELS: &[(&str, &[&str])] = &[
-    ("avx512_bf16", &["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]),
+    (
+        "avx512_bf16",
+        &["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"],
+    ),
     ("avx512", &["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]),
     ("avx2", &["-mavx2", "-mfma", "-mf16c"]),
     ("scalar", &[]),
@@ -146,7 +149,9 @@ fn compile() -> Result<(), Box<dyn Error>> {
             build.define("MPK_X86", "1");
         }
         build.try_compile(&format!("mpk_cpu_{name}")).map_err(|e| {
-            format!("C++ ({name}): {e}\nA C++20 compiler is needed (g++ 12 or clang 15, or newer); CXX names it.")
+            format!(
+                "C++ ({name}): {e}\nA C++20 compiler is needed (g++ 12 or clang 15, or newer); CXX names it."
+            )
         })?;
     }
     Ok(())

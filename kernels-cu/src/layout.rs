@@ -59,6 +59,44 @@ pub fn pack_rows(
     }
 }
 
+/// Fills `rows` rows of a tiled matrix, from row `first_dst_row` on, with what `row_values` writes: it is called
+/// with each row's number, counted from 0, and a slice of `k_local` values.
+///
+/// # Panics
+/// As [`pack_rows`].
+pub fn fill_rows(
+    dst: &mut [u8],
+    dst_dtype: DType,
+    k_local: usize,
+    first_dst_row: usize,
+    rows: usize,
+    mut row_values: impl FnMut(usize, &mut [f32]),
+) {
+    let tile = abi::MPK_TILE_ROWS as usize;
+    let mut values = vec![0.0f32; tile * k_local];
+    let mut row = 0;
+    while row < rows {
+        // up to the end of a tile
+        let count = (tile - (first_dst_row + row) % tile).min(rows - row);
+        for (i, part) in values.chunks_exact_mut(k_local.max(1)).take(count).enumerate() {
+            row_values(row + i, part);
+        }
+        let bytes = bytemuck::cast_slice(&values);
+        pack_rows(
+            dst,
+            dst_dtype,
+            k_local,
+            first_dst_row + row,
+            bytes,
+            DType::F32,
+            k_local,
+            0..k_local,
+            count,
+        );
+        row += count;
+    }
+}
+
 unsafe extern "C" {
     fn mpk_pack_rows(
         dst: *mut u8,
@@ -70,4 +108,67 @@ unsafe extern "C" {
         src_stride: u64,
         rows: u64,
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{decode, encode, random_values, rounded};
+
+    /// Index of an element of a tiled matrix, as `abi.h` words it.
+    fn tiled_index(dtype: DType, stride: usize, row: usize, i: usize) -> usize {
+        let in_tile = match dtype {
+            DType::Bf16 => (i / 2 * 16 + row % 16) * 2 + i % 2,
+            _ => i * 16 + row % 16,
+        };
+        row / 16 * 16 * stride + in_tile
+    }
+
+    #[test]
+    fn parts_at_any_row_with_any_columns_land_where_the_abi_says() {
+        let dtypes = [DType::F32, DType::F16, DType::Bf16];
+        for src_dtype in dtypes {
+            for dst_dtype in dtypes {
+                for (parts, src_k, columns) in [
+                    (vec![16usize, 32], 64usize, 0..64usize),
+                    (vec![5, 17, 1, 40], 97, 3..94),
+                    (vec![100], 700, 100..613),
+                    (vec![3, 16, 16], 1, 0..1),
+                ] {
+                    let k = columns.len();
+                    let rows: usize = parts.iter().sum();
+                    let mut dst = vec![0u8; tiled_bytes(rows, k, dst_dtype)];
+                    let mut filled = dst.clone();
+                    let mut expected = Vec::new();
+                    let mut first = 0;
+                    for (seed, part) in parts.iter().enumerate() {
+                        let values = random_values(seed as u64, part * src_k);
+                        let source = encode(src_dtype, &values);
+                        let range = columns.clone();
+                        pack_rows(&mut dst, dst_dtype, k, first, &source, src_dtype, src_k, range, *part);
+                        let values = rounded(dst_dtype, &rounded(src_dtype, &values));
+                        let row = |r: usize| &values[r * src_k..][columns.clone()];
+                        fill_rows(&mut filled, dst_dtype, k, first, *part, |r, out| {
+                            out.copy_from_slice(row(r))
+                        });
+                        (0..*part).for_each(|r| expected.push(row(r).to_vec()));
+                        first += part;
+                    }
+                    assert_eq!(dst, filled);
+                    let got = decode(dst_dtype, &dst);
+                    let stride = tiled_stride(k);
+                    let mut places = vec![false; got.len()];
+                    for (r, row) in expected.iter().enumerate() {
+                        for (i, value) in row.iter().enumerate() {
+                            let at = tiled_index(dst_dtype, stride, r, i);
+                            assert_eq!(got[at], *value, "{src_dtype} -> {dst_dtype} row {r} column {i}");
+                            places[at] = true;
+                        }
+                    }
+                    let padding = got.iter().zip(&places).filter(|(_, used)| !**used);
+                    assert!(padding.into_iter().all(|(value, _)| *value == 0.0));
+                }
+            }
+        }
+    }
 }

@@ -90,7 +90,11 @@ mod tests {
     fn numbers_are_unique_and_core_types_keep_theirs() {
         let mut seen = std::collections::BTreeMap::new();
         for (number, registration) in numbered() {
-            assert!(seen.insert(number, registration.name).is_none(), "{} shares a number", registration.name);
+            assert!(
+                seen.insert(number, registration.name).is_none(),
+                "{} shares a number",
+                registration.name
+            );
             assert_eq!(type_number(registration.name), Some(number));
             assert_eq!(type_name(number), Some(registration.name));
             let core = number < abi::MPK_TASK_TYPE_FIRST_REGISTERED as u16;

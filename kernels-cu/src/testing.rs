@@ -195,8 +195,11 @@ impl TestTensor {
         }
         let mut offset = 0u64;
         for d in 0..self.dims.len() {
-            let (lo, hi) =
-                if access.whole_view { (0, self.dims[d]) } else { (access.region.lo[d], access.region.hi[d]) };
+            let (lo, hi) = if access.whole_view {
+                (0, self.dims[d])
+            } else {
+                (access.region.lo[d], access.region.hi[d])
+            };
             assert!(lo <= hi && hi <= self.dims[d], "region {} outside of {:?}", access.region, self.dims);
             operand.dims[d] = hi - lo;
             offset += u64::from(lo) * u64::from(operand.strides[d]);
@@ -489,11 +492,7 @@ impl<'a> TestOp<'a> {
 
     /// Infers, partitions and runs all tasks in order; gives the outputs (poisoned before), those in place left
     /// out. Panics where the writes do not cover an output exactly once, or where a kernel fails.
-    pub fn run(
-        &self,
-        inputs: &mut [TestTensor],
-        batch: &mut TestBatch,
-    ) -> Result<Vec<TestTensor>, OpError> {
+    pub fn run(&self, inputs: &mut [TestTensor], batch: &mut TestBatch) -> Result<Vec<TestTensor>, OpError> {
         let types = self.infer(inputs)?;
         let partition = self.partition(inputs)?;
         let mut outputs: Vec<TestTensor> = types

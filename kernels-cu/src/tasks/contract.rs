@@ -25,7 +25,9 @@ pub fn num_inputs(op: &OpView<'_>, least: usize, most: usize) -> Result<(), OpEr
 /// Two dimensions, neither of them 0 nor over 2^31.
 pub fn matrix(operand: &OperandView<'_>) -> Result<(u64, u64), OpError> {
     match operand.ty.dims[..] {
-        [rows, columns] if rows > 0 && columns > 0 && rows < 1 << 31 && columns < 1 << 31 => Ok((rows, columns)),
+        [rows, columns] if rows > 0 && columns > 0 && rows < 1 << 31 && columns < 1 << 31 => {
+            Ok((rows, columns))
+        }
         _ => Err(OpError(format!("`{}` must be [rows, columns], not {:?}", operand.name, operand.ty.dims))),
     }
 }
@@ -41,7 +43,10 @@ pub fn vector(operand: &OperandView<'_>, length: u64) -> Result<(), OpError> {
 /// f32, f16 or bf16.
 pub fn float(operand: &OperandView<'_>) -> Result<(), OpError> {
     if !operand.ty.dtype.is_float() {
-        return Err(OpError(format!("`{}` must be f32, f16 or bf16, not {}", operand.name, operand.ty.dtype)));
+        return Err(OpError(format!(
+            "`{}` must be f32, f16 or bf16, not {}",
+            operand.name, operand.ty.dtype
+        )));
     }
     Ok(())
 }
@@ -124,8 +129,9 @@ pub fn attr_dtype(attrs: &Attrs, name: &str) -> Result<Option<DType>, OpError> {
     attrs
         .get(name)
         .map(|v| {
-            serde_json::from_value(v.clone())
-                .map_err(|_| OpError(format!("attribute `{name}` must name a dtype such as \"bf16\", not {v}")))
+            serde_json::from_value(v.clone()).map_err(|_| {
+                OpError(format!("attribute `{name}` must name a dtype such as \"bf16\", not {v}"))
+            })
         })
         .transpose()
 }

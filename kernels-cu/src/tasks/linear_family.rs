@@ -6,9 +6,10 @@
 //! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1)
 //! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias.
 //!
-//! Attributes: `output_dtype` (default: f32 with a residual or a row-parallel weight, else the weight's type),
-//! `gather_samples` (output row s is made of the row that yields sample s), `align` (column tiles are multiples
-//! of it where that leaves enough of them), and `eps` of the norm.
+//! Attributes: `output_dtype` (default: f32 with a row-parallel weight, else the weight's type; with a residual the
+//! output is f32 in any case, the product is not rounded before), `gather_samples` (output row s is made of the
+//! row that yields sample s), `align` (column tiles are multiples of it where that leaves enough of them), and
+//! `eps` of the norm.
 
 use crate::abi::{mpk_linear_params, params_words};
 use crate::tasks::contract;
@@ -108,10 +109,13 @@ impl Family {
             }
         }
         let row_parallel = contract::split_columns(weight.sharding).is_some();
-        let default = if self.residual || row_parallel { DType::F32 } else { weight.ty.dtype };
-        let dtype = contract::attr_dtype(op.attrs, "output_dtype")?.unwrap_or(default);
+        let default = if row_parallel { DType::F32 } else { weight.ty.dtype };
+        let mut dtype = contract::attr_dtype(op.attrs, "output_dtype")?.unwrap_or(default);
         if !dtype.is_float() {
             return Err(OpError(format!("`output_dtype` must be f32, f16 or bf16, not {dtype}")));
+        }
+        if self.residual {
+            dtype = DType::F32;
         }
         if row_parallel && dtype != DType::F32 {
             return Err(OpError(format!(
@@ -193,7 +197,8 @@ impl Family {
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[at.weight].sharding).is_some();
         let k_padded = u64::from(k).next_multiple_of(2);
-        let chunk_rows = (CHUNK_BYTES / (4 * k_padded)).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
+        let chunk_rows =
+            (CHUNK_BYTES / (4 * k_padded)).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
         let params = mpk_linear_params {
             push: 0,
             rows_kind: contract::rows_kind(op.outputs[0].rows),
@@ -218,10 +223,8 @@ impl Family {
                 Region::whole(&[columns, k]).with(0, tile.start, tile.end),
             ));
             if let Some(bias) = at.bias {
-                task.reads.push(Access::new(
-                    bias as u8,
-                    Region::whole(&[columns]).with(0, tile.start, tile.end),
-                ));
+                task.reads
+                    .push(Access::new(bias as u8, Region::whole(&[columns]).with(0, tile.start, tile.end)));
             }
             if let Some(residual) = at.residual {
                 task.reads.push(Access::new(residual as u8, tile_columns));
@@ -242,7 +245,11 @@ impl Family {
 
 /// Attribute `eps`, 1e-6 where absent.
 pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
-    Ok(contract::attr_f64(op.attrs, "eps")?.unwrap_or(1e-6) as f32)
+    let eps = contract::attr_f64(op.attrs, "eps")?.unwrap_or(1e-6);
+    if !(0.0..1.0).contains(&eps) {
+        return Err(OpError(format!("`eps` must be at least 0 and below 1, not {eps}")));
+    }
+    Ok(eps as f32)
 }
 
 fn differs(operand: &OperandView<'_>, weight: &OperandView<'_>) -> OpError {
@@ -308,3 +315,7 @@ macro_rules! member {
     };
 }
 pub(crate) use member;
+
+#[cfg(test)]
+#[path = "linear_family_test.rs"]
+mod tests;

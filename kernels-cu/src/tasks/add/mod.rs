@@ -6,7 +6,9 @@ use crate::abi::{mpk_add_params, mpk_task_add, params_words};
 use crate::registry::Registration;
 use crate::tasks::contract::{self, replicated};
 use std::sync::Arc;
-use taskgraph::task_type::{Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::task_type::{
+    Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
+};
 use taskgraph::{DType, Region, Target, TaskType};
 
 /// Registry entry.

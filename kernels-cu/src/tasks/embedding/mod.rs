@@ -7,7 +7,9 @@ use crate::abi::{mpk_embedding_params, mpk_task_embedding, params_words};
 use crate::registry::Registration;
 use crate::tasks::contract;
 use std::sync::Arc;
-use taskgraph::task_type::{Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::task_type::{
+    Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
+};
 use taskgraph::{DType, Region, Rows, Sharding, Target, TaskType};
 
 #[cfg(test)]

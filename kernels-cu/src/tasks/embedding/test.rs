@@ -1,8 +1,8 @@
-use super::reference::embedding;
 use super::Embedding;
+use super::reference::embedding;
 use crate::testing::{
-    Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_close, assert_covered_once, on_all_levels,
-    random_values, rounded, run_task,
+    Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_close, assert_covered_once,
+    on_all_levels, random_values, rounded, run_task,
 };
 use serde_json::json;
 use taskgraph::op_graph::Role;

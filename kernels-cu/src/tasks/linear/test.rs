@@ -88,7 +88,8 @@ fn unused_rows_are_left_alone_and_samples_are_gathered() {
     let (rows, k, n) = (6u32, 20u32, 40u32);
     let x = random_values(1, (rows * k) as usize);
     let w = random_values(2, (n * k) as usize);
-    let mut inputs = [TestTensor::new(DType::F32, &[rows, k], &x), TestTensor::weight(DType::F32, &[n, k], &w)];
+    let mut inputs =
+        [TestTensor::new(DType::F32, &[rows, k], &x), TestTensor::weight(DType::F32, &[n, k], &w)];
     let expected = linear(&x, &w, k as usize, None, None);
 
     let out = TestOp::new("linear", json!({}), rows).run(&mut inputs, &mut TestBatch::rows(4)).unwrap();
@@ -110,7 +111,8 @@ fn pushed_words_reach_every_rank_with_the_epoch() {
     let (rows, k, n) = (3u32, 50u32, 37u32);
     let x = random_values(1, (rows * k) as usize);
     let w = random_values(2, (n * k) as usize);
-    let mut inputs = [TestTensor::new(DType::F32, &[rows, k], &x), TestTensor::weight(DType::F32, &[n, k], &w)];
+    let mut inputs =
+        [TestTensor::new(DType::F32, &[rows, k], &x), TestTensor::weight(DType::F32, &[n, k], &w)];
     let op = TestOp::new("linear", json!({}), rows);
     let plain = op.run(&mut inputs, &mut TestBatch::rows(rows)).unwrap()[0].words();
 

@@ -1,7 +1,7 @@
 //! `rmsnorm`: x [rows, k] (f32, f16 or bf16) / sqrt(mean(x^2) + eps) * weight [k], computed in f32, rounded once.
 //!
-//! Output [rows, k] of `output_dtype`, by default the weight's type. A task takes whole rows.
-//! Attributes: `eps` (1e-6), `output_dtype`.
+//! Output [rows, k] of `norm_dtype`, by default the weight's type. A task takes whole rows.
+//! Attributes: `eps` (1e-6), `norm_dtype`.
 
 use crate::abi::{mpk_rmsnorm_params, mpk_task_rmsnorm, params_words};
 use crate::registry::Registration;
@@ -41,9 +41,9 @@ impl TaskType for RmsNorm {
         contract::vector(weight, k)?;
         contract::float(weight)?;
         eps(op)?;
-        let dtype = contract::attr_dtype(op.attrs, "output_dtype")?.unwrap_or(weight.ty.dtype);
+        let dtype = contract::attr_dtype(op.attrs, "norm_dtype")?.unwrap_or(weight.ty.dtype);
         if !dtype.is_float() {
-            return Err(OpError(format!("`output_dtype` must be f32, f16 or bf16, not {dtype}")));
+            return Err(OpError(format!("`norm_dtype` must be f32, f16 or bf16, not {dtype}")));
         }
         Ok(vec![TensorType { dtype, ..x.ty.clone() }])
     }

@@ -7,9 +7,12 @@ use taskgraph::DType;
 
 #[test]
 fn agrees_with_the_reference() {
-    for (x_dtype, dtype) in
-        [(DType::F32, DType::F32), (DType::F32, DType::Bf16), (DType::F16, DType::F16), (DType::Bf16, DType::Bf16)]
-    {
+    for (x_dtype, dtype) in [
+        (DType::F32, DType::F32),
+        (DType::F32, DType::Bf16),
+        (DType::F16, DType::F16),
+        (DType::Bf16, DType::Bf16),
+    ] {
         for (rows, used, k) in [(1u32, 1u32, 128u32), (5, 4, 97), (17, 17, 16), (3, 3, 1)] {
             let x = rounded(x_dtype, &random_values(1, (rows * k) as usize));
             let weight = rounded(dtype, &random_values(2, k as usize));

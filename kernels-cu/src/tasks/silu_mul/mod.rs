@@ -5,7 +5,9 @@ use crate::abi::{mpk_silu_mul_params, mpk_task_silu_mul, params_words};
 use crate::registry::Registration;
 use crate::tasks::contract::{self, replicated};
 use std::sync::Arc;
-use taskgraph::task_type::{Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::task_type::{
+    Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
+};
 use taskgraph::{Region, Sharding, Target, TaskType};
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use taskgraph::DType;
 fn agrees_with_the_reference_far_out_too() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         for (rows, used, n) in [(1u32, 1u32, 3072u32), (4, 3, 203), (2, 2, 1)] {
-            let values: Vec<f32> = random_values(1, (rows * 2 * n) as usize).iter().map(|v| v * 40.0).collect();
+            let values: Vec<f32> =
+                random_values(1, (rows * 2 * n) as usize).iter().map(|v| v * 40.0).collect();
             let gate_up = rounded(dtype, &values);
             let expected = silu_mul(&gate_up, n as usize);
             let results = on_all_levels(|| {

@@ -13,8 +13,10 @@ fn agrees_with_the_reference() {
             let w = rounded(dtype, &random_values(2, (n * k) as usize));
             let expected = silu_mul_linear(&gate_up, &w, k as usize, dtype, None, None);
             let results = on_all_levels(|| {
-                let mut inputs =
-                    [TestTensor::new(dtype, &[rows, 2 * k], &gate_up), TestTensor::weight(dtype, &[n, k], &w)];
+                let mut inputs = [
+                    TestTensor::new(dtype, &[rows, 2 * k], &gate_up),
+                    TestTensor::weight(dtype, &[n, k], &w),
+                ];
                 let op = TestOp::new("silu_mul_linear", json!({ "output_dtype": "f32" }), rows).workers(2);
                 op.run(&mut inputs, &mut TestBatch::rows(rows)).unwrap()[0].words()
             });

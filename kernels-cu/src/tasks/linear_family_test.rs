@@ -1,0 +1,191 @@
+//! The family over several ranks: shardings, and that the ranks' shares make up the whole.
+
+use super::{Family, Source};
+use crate::tasks::linear::reference::linear;
+use crate::testing::{
+    Call, TestBatch, TestRank, TestTask, TestTensor, assert_close, assert_covered_once, random_values,
+    rounded, run_task,
+};
+use std::ops::Range;
+use taskgraph::op_graph::Role;
+use taskgraph::split::Part;
+use taskgraph::task_type::{LocalOp, Need, OpView, OperandView, TensorType};
+use taskgraph::{Attrs, Capacity, DType, Rows, Sharding, Split, Target};
+
+const LINEAR: Family = Family { source: Source::Plain, residual: false };
+const RMSNORM: Family = Family { source: Source::RmsNorm, residual: false };
+const SILU_MUL: Family = Family { source: Source::SiluMul, residual: false };
+const WITH_RESIDUAL: Family = Family { source: Source::Plain, residual: true };
+
+struct Operand {
+    name: &'static str,
+    ty: TensorType,
+    sharding: Sharding,
+    role: Role,
+}
+
+fn operand(name: &'static str, dtype: DType, dims: &[u64], sharding: Sharding) -> Operand {
+    let ty = TensorType { dtype, dims: dims.to_vec(), rows: Rows::Tokens };
+    Operand { name, ty, sharding, role: Role::Activation }
+}
+
+fn view<'a>(attrs: &'a Attrs, operands: &'a [Operand], rows: u32) -> OpView<'a> {
+    let inputs = operands
+        .iter()
+        .map(|o| OperandView { name: o.name, ty: o.ty.clone(), sharding: &o.sharding, role: &o.role })
+        .collect();
+    let capacity = Capacity { rows, samples: rows, active: rows };
+    OpView { name: "op", attrs, inputs, outputs: Vec::new(), capacity }
+}
+
+fn parts(dim: usize, lengths: &[u64]) -> Sharding {
+    let part = |len: &u64| Part { len: *len, split: Split::Even { unit: 16 } };
+    Sharding::Split { dim, parts: lengths.iter().map(part).collect() }
+}
+
+/// Indices of a dimension that a rank holds, over all parts.
+fn held(sharding: &Sharding, rank: u32, world: u32, all: u64) -> Vec<usize> {
+    let Sharding::Split { parts, .. } = sharding else { return (0..all as usize).collect() };
+    let mut start = 0;
+    let mut indices = Vec::new();
+    for (part, range) in parts.iter().zip(sharding.ranges(rank, world)) {
+        let Range { start: lo, end: hi } = range;
+        indices.extend((start + lo) as usize..(start + hi) as usize);
+        start += part.len;
+    }
+    indices
+}
+
+fn take(values: &[f32], columns: usize, rows: &[usize], cols: &[usize]) -> Vec<f32> {
+    rows.iter().flat_map(|r| cols.iter().map(move |c| values[r * columns + c])).collect()
+}
+
+/// Runs `linear` on each rank with its share; gives each rank's output.
+fn run_ranks(
+    world: u32,
+    rows: u32,
+    x: (&[f32], &Sharding),
+    weight: (&[f32], &Sharding, u64, u64),
+    bias: (&[f32], &Sharding),
+) -> Vec<Vec<f32>> {
+    let (w, w_sharding, n, k) = weight;
+    let operands = [
+        operand("x", DType::Bf16, &[u64::from(rows), k], x.1.clone()),
+        operand("w", DType::Bf16, &[n, k], w_sharding.clone()),
+        operand("b", DType::Bf16, &[n], bias.1.clone()),
+    ];
+    let attrs: Attrs = [("output_dtype".to_string(), serde_json::Value::from("f32"))].into_iter().collect();
+    let global = view(&attrs, &operands, rows);
+    LINEAR.infer(&global).unwrap();
+    let every = |count: u64| (0..count as usize).collect::<Vec<_>>();
+    let share = |rank: u32| {
+        let own = |sharding: &Sharding, dim: usize, all: u64| match sharding {
+            Sharding::Split { dim: d, .. } if *d == dim => held(sharding, rank, world, all),
+            _ => every(all),
+        };
+        let (w_rows, w_columns) = (own(w_sharding, 0, n), own(w_sharding, 1, k));
+        let x_columns = own(x.1, 1, k);
+        let dims = [w_rows.len() as u32, w_columns.len() as u32];
+        let x = take(x.0, k as usize, &every(u64::from(rows)), &x_columns);
+        let bias = take(bias.0, 1, &own(bias.1, 0, n), &[0]);
+        let mut inputs = [
+            TestTensor::new(DType::Bf16, &[rows, x_columns.len() as u32], &x),
+            TestTensor::weight(DType::Bf16, &dims, &take(w, k as usize, &w_rows, &w_columns)),
+            TestTensor::weight(DType::Bf16, &[bias.len() as u32], &bias),
+        ];
+        let output = TensorType {
+            dtype: DType::F32,
+            dims: vec![u64::from(rows), u64::from(dims[0])],
+            rows: Rows::Tokens,
+        };
+        let local = LocalOp {
+            global: &global,
+            inputs: inputs.iter().map(TestTensor::ty).collect(),
+            outputs: vec![output],
+            rank,
+            world,
+        };
+        let partition = LINEAR.partition(&local, &Target::cpu(3)).unwrap();
+        let mut output = TestTensor::poisoned(DType::F32, &[rows, dims[0]]);
+        assert_covered_once(&partition, 0, &output.dims);
+        for spec in &partition.tasks {
+            let task = TestTask {
+                params: partition.params.clone(),
+                args: spec.args,
+                inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
+                outputs: vec![output.view(&spec.writes[0])],
+                scratch_bytes: partition.scratch_bytes,
+            };
+            assert_eq!(
+                run_task("linear", &task, &mut TestBatch::rows(rows), &TestRank::default(), Call::Run),
+                0
+            );
+        }
+        output.values()
+    };
+    (0..world).map(share).collect()
+}
+
+#[test]
+fn shares_of_the_ranks_make_up_the_whole() {
+    let (rows, n, k) = (3u32, 203u64, 331u64);
+    let x = rounded(DType::Bf16, &random_values(1, rows as usize * k as usize));
+    let w = rounded(DType::Bf16, &random_values(2, n as usize * k as usize));
+    let bias = rounded(DType::Bf16, &random_values(3, n as usize));
+    let expected = linear(&x, &w, k as usize, Some(&bias), None);
+    let all = Sharding::Replicated;
+    for world in [1u32, 2, 3, 5, 8] {
+        // row-parallel: the partial sums add up, the bias counted once
+        let outputs =
+            run_ranks(world, rows, (&x, &parts(1, &[k])), (&w, &parts(1, &[k]), n, k), (&bias, &all));
+        let sum: Vec<f32> = (0..expected.len()).map(|i| outputs.iter().map(|o| o[i]).sum()).collect();
+        assert_close(&sum, &expected, 4e-6, 4.0, "row-parallel");
+
+        // column-parallel in three parts: every column on exactly one rank
+        let columns = parts(0, &[100, 53, 50]);
+        let outputs = run_ranks(world, rows, (&x, &all), (&w, &columns, n, k), (&bias, &columns));
+        let mut seen = vec![0; n as usize];
+        for (rank, output) in outputs.iter().enumerate() {
+            let held = held(&columns, rank as u32, world, n);
+            for (row, values) in output.chunks_exact(held.len()).enumerate() {
+                let wanted: Vec<f64> = held.iter().map(|c| expected[row * n as usize + c]).collect();
+                assert_close(values, &wanted, 4e-6, 4.0, "column-parallel");
+            }
+            held.iter().for_each(|c| seen[*c] += 1);
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+    }
+}
+
+#[test]
+fn shardings_follow_the_weight() {
+    let attrs = Attrs::new();
+    let w = |sharding| operand("w", DType::Bf16, &[64, 32], sharding);
+    let x = |columns: u64, sharding| operand("x", DType::F32, &[2, columns], sharding);
+    let norm = || operand("norm", DType::Bf16, &[32], Sharding::Replicated);
+
+    let operands = [x(32, Sharding::Partial), norm(), w(parts(0, &[48, 16]))];
+    let rule = RMSNORM.shard(&view(&attrs, &operands, 2), 2).unwrap();
+    assert_eq!(rule.inputs, [Need::Replicated, Need::Replicated, Need::AsIs]);
+    assert_eq!(rule.outputs, [parts(1, &[48, 16])]);
+
+    let operands = [x(64, parts(1, &[32, 32])), w(parts(1, &[32]))];
+    let rule = SILU_MUL.shard(&view(&attrs, &operands, 2), 2).unwrap();
+    assert_eq!((rule.inputs, rule.outputs), (vec![Need::AsIs; 2], vec![Sharding::Partial]));
+    let rule = SILU_MUL.shard(&view(&attrs, &operands, 2), 1).unwrap();
+    assert_eq!(rule.outputs, [Sharding::Replicated]);
+    // the partial sums are f32 whatever the weight is
+    assert_eq!(SILU_MUL.infer(&view(&attrs, &operands, 2)).unwrap()[0].dtype, DType::F32);
+
+    let heads = Sharding::split(1, 32, Split::Queries { heads: 4, head_dim: 8 });
+    let operands = [x(32, heads.clone()), w(parts(1, &[32]))];
+    let message = LINEAR.shard(&view(&attrs, &operands, 2), 2).unwrap_err().0;
+    assert!(message.contains("`x`") && message.contains("`w`"), "{message}");
+    let operands = [x(32, heads.clone()), w(heads)];
+    assert!(LINEAR.shard(&view(&attrs, &operands, 2), 2).is_ok());
+
+    let residual = operand("residual", DType::F32, &[2, 64], Sharding::Replicated);
+    let operands = [x(32, parts(1, &[32])), w(parts(1, &[32])), residual];
+    assert!(WITH_RESIDUAL.shard(&view(&attrs, &operands, 2), 2).is_err());
+    assert!(WITH_RESIDUAL.shard(&view(&attrs, &operands, 2), 1).is_ok());
+}
