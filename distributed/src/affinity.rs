@@ -20,7 +20,10 @@ pub fn cores_of_rank(world: &World) -> Cores {
 fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
     let n = allowed.len().max(1);
     if ranks <= n {
-        Cores { own: allowed[n * rank / ranks..(n * (rank + 1) / ranks).min(allowed.len())].to_vec(), shared: false }
+        Cores {
+            own: allowed[n * rank / ranks..(n * (rank + 1) / ranks).min(allowed.len())].to_vec(),
+            shared: false,
+        }
     } else {
         Cores { own: vec![allowed[rank * n / ranks]], shared: true }
     }
@@ -46,7 +49,9 @@ fn allowed_cores() -> Vec<usize> {
     std::fs::read_to_string(format!("/proc/{parent}/status"))
         .ok()
         .and_then(|status| {
-            status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:").map(|list| parse_list(list.trim())))
+            status
+                .lines()
+                .find_map(|l| l.strip_prefix("Cpus_allowed_list:").map(|list| parse_list(list.trim())))
         })
         .filter(|cores| !cores.is_empty())
         .unwrap_or_else(own)

@@ -68,7 +68,10 @@ impl GraphArrays {
             })
             .collect();
         for task in &graph.tasks {
-            let flagged = graph.inputs(task).iter().any(|o| graph.tensors[o.tensor as usize].dtype == DType::F32Flagged);
+            let flagged = graph
+                .inputs(task)
+                .iter()
+                .any(|o| graph.tensors[o.tensor as usize].dtype == DType::F32Flagged);
             let first_dependency = arrays.dependencies.len() as u32;
             let now = task.dependencies.iter().map(|&event| (event, 0));
             arrays.dependencies.extend(
@@ -99,12 +102,12 @@ impl GraphArrays {
                 first_task: event.first_task,
                 last_task: event.last_task,
                 event_type: match event.event_type {
-                    EventType::Empty => abi::mpk_event_type_MPK_EVENT_EMPTY,
-                    EventType::LaunchTasks => abi::mpk_event_type_MPK_EVENT_LAUNCH_TASKS,
-                    EventType::LaunchMassiveTasks => abi::mpk_event_type_MPK_EVENT_LAUNCH_MASSIVE_TASKS,
-                    EventType::LaunchDependentTasks => abi::mpk_event_type_MPK_EVENT_LAUNCH_DEPENDENT_TASKS,
-                    EventType::EndOfTaskGraph => abi::mpk_event_type_MPK_EVENT_END_OF_TASK_GRAPH,
-                    EventType::Termination => abi::mpk_event_type_MPK_EVENT_TERMINATION_TYPE,
+                    EventType::Empty => abi::MPK_EVENT_EMPTY,
+                    EventType::LaunchTasks => abi::MPK_EVENT_LAUNCH_TASKS,
+                    EventType::LaunchMassiveTasks => abi::MPK_EVENT_LAUNCH_MASSIVE_TASKS,
+                    EventType::LaunchDependentTasks => abi::MPK_EVENT_LAUNCH_DEPENDENT_TASKS,
+                    EventType::EndOfTaskGraph => abi::MPK_EVENT_END_OF_TASK_GRAPH,
+                    EventType::Termination => abi::MPK_EVENT_TERMINATION_TYPE,
                 } as u16,
                 remote_triggers: u16::from(event.remote),
             })
@@ -147,7 +150,7 @@ impl GraphArrays {
 /// The ABI's number of a placement.
 pub fn placement(placement: Placement) -> u32 {
     match placement {
-        Placement::Static => abi::mpk_placement_MPK_STATIC,
-        Placement::Dynamic => abi::mpk_placement_MPK_DYNAMIC,
+        Placement::Static => abi::MPK_STATIC,
+        Placement::Dynamic => abi::MPK_DYNAMIC,
     }
 }

@@ -34,7 +34,8 @@ impl BatchMemory {
         shared: &HashMap<String, Slot>,
     ) -> Result<BatchMemory> {
         let max_rows = graphs.iter().map(|g| g.capacity.rows).max().unwrap_or(1).max(1);
-        let max_batch = plan.max_batch.max(graphs.iter().map(|g| g.capacity.active).max().unwrap_or(1)).max(1);
+        let max_batch =
+            plan.max_batch.max(graphs.iter().map(|g| g.capacity.active).max().unwrap_or(1)).max(1);
         let pages_per_slot = plan.max_seq_len.div_ceil(plan.page_size.max(1)).max(1);
         let prompt_tokens: Vec<i32> = plan.requests.iter().flat_map(|r| r.prompt.iter().copied()).collect();
         let outputs: usize = plan.requests.iter().map(|r| r.max_new_tokens as usize).sum();
@@ -105,12 +106,8 @@ impl BatchMemory {
                 max_new_tokens: request.max_new_tokens,
                 first_output,
             };
-            let admission = abi::mpk_admission {
-                iteration: 1,
-                kind: abi::mpk_admission_kind_MPK_ADMIT,
-                request: index as u32,
-                reserved: 0,
-            };
+            let admission =
+                abi::mpk_admission { iteration: 1, kind: abi::MPK_ADMIT, request: index as u32, reserved: 0 };
             // SAFETY: `index` is below the number of entries reserved.
             unsafe {
                 at(requests_at).cast::<abi::mpk_request>().add(index).write(entry);
@@ -148,6 +145,9 @@ impl BatchMemory {
             batch.num_samples = samples;
             batch.num_active = 1;
             batch.prompt_rows = capacity.rows;
+            if let Some(request) = plan.requests.first() {
+                put(row_at[0], &request.prompt[..request.prompt.len().min(capacity.rows as usize)]);
+            }
             put(row_at[2], &(0..capacity.rows as i32).collect::<Vec<_>>());
             put(slot_at[2], &[capacity.rows as i32]);
             put(slot_at[4], &((capacity.rows - samples) as i32..capacity.rows as i32).collect::<Vec<_>>());

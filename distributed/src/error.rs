@@ -6,7 +6,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// MPI did not come up.
-    #[error("MPI could not be initialised: {0}; check that mpirun and libmpi are of one installation (`mpirun --version`)")]
+    #[error(
+        "MPI could not be initialised: {0}; check that mpirun and libmpi are of one installation (`mpirun --version`)"
+    )]
     MpiInit(String),
     /// The CPU target works within one node.
     #[error(
@@ -21,7 +23,9 @@ pub enum Error {
         node: String,
     },
     /// Memory could not be had.
-    #[error("rank {rank}: no memory for {what} ({bytes} bytes): {reason}; use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks")]
+    #[error(
+        "rank {rank}: no memory for {what} ({bytes} bytes): {reason}; use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
+    )]
     OutOfMemory {
         /// This rank.
         rank: u32,
@@ -73,7 +77,10 @@ impl Error {
     /// Exit status by the contract: 3 the environment lacks something, 4 the run failed, 2 bad input.
     pub fn exit_status(&self) -> i32 {
         match self {
-            Error::MpiInit(_) | Error::SeveralNodes { .. } | Error::OutOfMemory { .. } | Error::Thread { .. } => 3,
+            Error::MpiInit(_)
+            | Error::SeveralNodes { .. }
+            | Error::OutOfMemory { .. }
+            | Error::Thread { .. } => 3,
             Error::Graph { .. } => 2,
             Error::Digest { .. } | Error::Aborted(_) => 4,
         }

@@ -45,9 +45,11 @@ impl HeapLayout {
         let mut layout = Layout::default();
         layout.reserve(size_of::<abi::mpk_control>() as u64, 256);
         let counters = events.iter().map(|&n| layout.reserve(n * COUNTER_BYTES, 256)).collect();
-        let ring_capacity = if dynamic { (EPOCHS_IN_FLIGHT * most_pushes).max(2).next_power_of_two() } else { 0 };
+        let ring_capacity =
+            if dynamic { (EPOCHS_IN_FLIGHT * most_pushes).max(2).next_power_of_two() } else { 0 };
         let ring_bytes = if dynamic {
-            (size_of::<abi::mpk_remote_ring>() as u64 + ring_capacity * size_of::<abi::mpk_remote_entry>() as u64)
+            (size_of::<abi::mpk_remote_ring>() as u64
+                + ring_capacity * size_of::<abi::mpk_remote_entry>() as u64)
                 .next_multiple_of(256)
         } else {
             0

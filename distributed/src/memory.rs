@@ -25,7 +25,8 @@ impl HugeBuffer {
     /// `len` zeroed bytes for `what`, aligned to a huge page (to a page where `len` is small).
     pub fn new(rank: u32, what: &str, len: usize) -> Result<Self> {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
-        let failed = |reason: String| Error::OutOfMemory { rank, what: what.into(), bytes: len as u64, reason };
+        let failed =
+            |reason: String| Error::OutOfMemory { rank, what: what.into(), bytes: len as u64, reason };
         let mapped = len
             .max(1)
             .checked_add(align)

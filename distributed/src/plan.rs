@@ -37,7 +37,8 @@ pub struct BatchPlan {
 pub enum Mode {
     /// All requests until they are finished.
     Generate,
-    /// This many iterations of graph 0, on one slot with all its rows in use: a user's own op graph.
+    /// This many iterations of graph 0, on one slot with all its rows in use: a user's own op graph. The tokens of
+    /// the rows are the first request's prompt.
     Fixed(u32),
 }
 

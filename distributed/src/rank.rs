@@ -1,8 +1,8 @@
 //! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol works on.
 
 use crate::affinity::Cores;
-use crate::batch_memory::BatchMemory;
 use crate::arrays::{GraphArrays, placement};
+use crate::batch_memory::BatchMemory;
 use crate::error::{Error, Result};
 use crate::heap_layout::HeapLayout;
 use crate::memory::{HugeBuffer, Layout};
@@ -95,7 +95,8 @@ impl CpuRank {
         let mut arrays = Vec::new();
         for (graph, slots) in graphs.iter().zip(&own) {
             let address = |(t, slot): (&TensorEntry, &Slot)| {
-                shared.get(&t.name).filter(|_| is_constant(t) || is_persistent(t)).unwrap_or(slot).address as u64
+                shared.get(&t.name).filter(|_| is_constant(t) || is_persistent(t)).unwrap_or(slot).address
+                    as u64
             };
             let addresses: Vec<u64> = graph.tensors.iter().zip(slots).map(address).collect();
             arrays.push(GraphArrays::new(graph, &addresses)?);
@@ -107,7 +108,8 @@ impl CpuRank {
             abi_graphs.push(arrays.abi(graph, counters));
         }
 
-        let scratch_each = arrays.iter().map(|a| a.scratch_bytes).max().unwrap_or(0).next_multiple_of(4096) + 4096;
+        let scratch_each =
+            arrays.iter().map(|a| a.scratch_bytes).max().unwrap_or(0).next_multiple_of(4096) + 4096;
         let scratch = HugeBuffer::new(me, "scratch", scratch_each as usize * workers)?;
         // SAFETY: each offset lies inside the buffer.
         let mut scratch_bases: Vec<*mut u8> =
@@ -206,7 +208,9 @@ impl CpuRank {
             .graphs
             .iter()
             .flat_map(|g| &g.tensors)
-            .filter(|t| matches!(t.role, Role::Weight { .. } | Role::Constant) && seen.insert(t.name.as_str()))
+            .filter(|t| {
+                matches!(t.role, Role::Weight { .. } | Role::Constant) && seen.insert(t.name.as_str())
+            })
             .map(|t| (t, self.shared[&t.name]))
             .collect();
         let next = AtomicUsize::new(0);
@@ -231,7 +235,9 @@ impl CpuRank {
                 worker()
             };
             let handles: Vec<_> = (0..threads.max(1)).map(|index| scope.spawn(move || run(index))).collect();
-            handles.into_iter().try_for_each(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            handles
+                .into_iter()
+                .try_for_each(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 
@@ -308,8 +314,9 @@ fn place_shared(
     let mut places: HashMap<&str, (u64, u64)> = HashMap::new();
     for graph in graphs {
         for tensor in graph.tensors.iter().filter(|t| which(t)) {
-            let place =
-                places.entry(&tensor.name).or_insert_with(|| (layout.reserve(tensor.bytes, 256), tensor.bytes));
+            let place = places
+                .entry(&tensor.name)
+                .or_insert_with(|| (layout.reserve(tensor.bytes, 256), tensor.bytes));
             if place.1 != tensor.bytes {
                 return Err(Error::Graph {
                     graph: graph.name.clone(),
@@ -338,7 +345,8 @@ fn place_own(
     heap_layout: &HeapLayout,
     heap: &SymmetricHeap,
 ) -> Result<(HugeBuffer, Vec<Vec<Slot>>)> {
-    let is_own = |t: &TensorEntry| matches!(t.role, Role::Input | Role::Activation) && t.space == Space::Device;
+    let is_own =
+        |t: &TensorEntry| matches!(t.role, Role::Input | Role::Activation) && t.space == Space::Device;
     let mut layout = Layout::default();
     let offsets: Vec<Vec<u64>> = graphs
         .iter()
@@ -363,4 +371,3 @@ fn place_own(
         .collect();
     Ok((buffer, slots))
 }
-

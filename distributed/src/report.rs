@@ -8,18 +8,25 @@ use taskgraph::task_graph::TaskGraph;
 /// What an abort code means.
 pub fn abort_reason(code: u32) -> &'static str {
     match code {
-        abi::mpk_abort_code_MPK_ABORT_DEADLINE => "no progress within the deadline (--deadline)",
-        abi::mpk_abort_code_MPK_ABORT_DIVERGED => "the ranks disagree on the batch state",
-        abi::mpk_abort_code_MPK_ABORT_PEER => "another rank aborted or is lost",
-        abi::mpk_abort_code_MPK_ABORT_INTERRUPT => "interrupted",
-        abi::mpk_abort_code_MPK_ABORT_KERNEL => "a task met something impossible",
-        abi::mpk_abort_code_MPK_ABORT_QUEUE => "a queue bound that was proven did not hold",
+        abi::MPK_ABORT_DEADLINE => "no progress within the deadline (--deadline)",
+        abi::MPK_ABORT_DIVERGED => "the ranks disagree on the batch state",
+        abi::MPK_ABORT_PEER => "another rank aborted or is lost",
+        abi::MPK_ABORT_INTERRUPT => "interrupted",
+        abi::MPK_ABORT_KERNEL => "a task met something impossible",
+        abi::MPK_ABORT_QUEUE => "a queue bound that was proven did not hold",
         _ => "unknown reason",
     }
 }
 
 /// The report of one rank: who waits where, for what, and what it saw.
-pub fn report(rank: u32, code: u32, first: u32, graphs: &[TaskGraph], statuses: &[abi::mpk_status], workers: u32) -> String {
+pub fn report(
+    rank: u32,
+    code: u32,
+    first: u32,
+    graphs: &[TaskGraph],
+    statuses: &[abi::mpk_status],
+    workers: u32,
+) -> String {
     let mut text = format!("rank {rank}: run aborted: {}", abort_reason(code));
     if first != rank {
         let _ = write!(text, " (first at rank {first})");
@@ -30,10 +37,10 @@ pub fn report(rank: u32, code: u32, first: u32, graphs: &[TaskGraph], statuses: 
             Some(scheduler) => format!("scheduler {scheduler}"),
         };
         let what = match status.state {
-            abi::mpk_worker_state_MPK_WORKER_WAITS_EVENT => "waited for an event",
-            abi::mpk_worker_state_MPK_WORKER_WAITS_FLAG => "waited for flagged words",
-            abi::mpk_worker_state_MPK_WORKER_RUNS => "was running",
-            abi::mpk_worker_state_MPK_WORKER_LEFT if status.timed_out != 0 => "timed out",
+            abi::MPK_WORKER_WAITS_EVENT => "waited for an event",
+            abi::MPK_WORKER_WAITS_FLAG => "waited for flagged words",
+            abi::MPK_WORKER_RUNS => "was running",
+            abi::MPK_WORKER_LEFT if status.timed_out != 0 => "timed out",
             _ => continue,
         };
         let _ = write!(text, "\n  rank {rank} {who} {what}, iteration {}", status.iteration);
@@ -49,7 +56,7 @@ pub fn report(rank: u32, code: u32, first: u32, graphs: &[TaskGraph], statuses: 
                 graph.op_name(task)
             );
         }
-        if status.event != EventId::INVALID.0 && status.state != abi::mpk_worker_state_MPK_WORKER_RUNS {
+        if status.event != EventId::INVALID.0 && status.state != abi::MPK_WORKER_RUNS {
             let event = EventId(status.event);
             let _ = write!(
                 text,

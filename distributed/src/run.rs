@@ -65,7 +65,7 @@ impl CpuRank {
             match std::thread::Builder::new().name(name.clone()).spawn(body) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    self.abort(abi::mpk_abort_code_MPK_ABORT_KERNEL);
+                    self.abort(abi::MPK_ABORT_KERNEL);
                     handles.into_iter().for_each(|h: std::thread::JoinHandle<()>| drop(h.join()));
                     return Err(Error::Thread { rank: world.rank(), what: name, reason: error.to_string() });
                 }
@@ -75,12 +75,12 @@ impl CpuRank {
             std::thread::sleep(LOOK);
             look(self);
             if INTERRUPTED.load(Ordering::Relaxed) {
-                self.abort(abi::mpk_abort_code_MPK_ABORT_INTERRUPT);
+                self.abort(abi::MPK_ABORT_INTERRUPT);
             }
         }
         for handle in handles {
             if handle.join().is_err() {
-                self.abort(abi::mpk_abort_code_MPK_ABORT_KERNEL);
+                self.abort(abi::MPK_ABORT_KERNEL);
             }
         }
         look(self);
@@ -117,9 +117,9 @@ impl CpuRank {
             let count = AtomicU32::from_ptr(&raw mut (*output).num_tokens).load(Ordering::Acquire) as usize;
             let first = self.batch_output.tokens.add(self.first_output[index]);
             let finish = match finish {
-                abi::mpk_finish_MPK_FINISH_LENGTH => Some(Finish::Length),
-                abi::mpk_finish_MPK_FINISH_EOS => Some(Finish::Eos),
-                abi::mpk_finish_MPK_FINISH_CANCELLED => Some(Finish::Cancelled),
+                abi::MPK_FINISH_LENGTH => Some(Finish::Length),
+                abi::MPK_FINISH_EOS => Some(Finish::Eos),
+                abi::MPK_FINISH_CANCELLED => Some(Finish::Cancelled),
                 _ => None,
             };
             let from = from.min(count);

@@ -56,7 +56,13 @@ impl SymmetricHeap {
                 let (mut size, mut unit, mut base) = (0 as ffi::MPI_Aint, 0, std::ptr::null_mut::<u8>());
                 // SAFETY: a local query of a live shared window, with valid out-pointers.
                 unsafe {
-                    ffi::MPI_Win_shared_query(window, peer as i32, &mut size, &mut unit, (&raw mut base).cast());
+                    ffi::MPI_Win_shared_query(
+                        window,
+                        peer as i32,
+                        &mut size,
+                        &mut unit,
+                        (&raw mut base).cast(),
+                    );
                 }
                 base
             })

@@ -28,7 +28,9 @@ pub fn write(
     };
     add(json!({"ph":"M","name":"process_name","pid":rank,"args":{"name":format!("rank {rank}")}}));
     for (worker, records) in records.iter().enumerate() {
-        add(json!({"ph":"M","name":"thread_name","pid":rank,"tid":worker,"args":{"name":format!("worker {worker}")}}));
+        add(
+            json!({"ph":"M","name":"thread_name","pid":rank,"tid":worker,"args":{"name":format!("worker {worker}")}}),
+        );
         for record in records {
             let Some(graph) = graphs.get(usize::from(record.graph)) else { continue };
             let Some(task) = graph.tasks.get(record.task as usize) else { continue };

@@ -30,7 +30,10 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         Some(name) => {
             let device = target::device(name).ok_or_else(|| {
                 let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
-                AppError::input(format!("--device {name}: not in the hardware table; it has {}", known.join(", ")))
+                AppError::input(format!(
+                    "--device {name}: not in the hardware table; it has {}",
+                    known.join(", ")
+                ))
             })?;
             let mut target = Target::cuda(device);
             if let Some(workers) = model.runtime.workers {
@@ -44,7 +47,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             check_ranks(source, ranks)?;
             let sizes = model.sizes(&source.config)?;
             let top_k = args.logprobs.min(source.config.vocab_size);
-            let options = GraphOptions { embedding: model.runtime.embedding, top_k };
+            let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, ranks, &target);
             (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
         }
         ModelSource::Graph { graph, .. } => {
@@ -72,7 +75,8 @@ pub fn run(args: &Args) -> Result<(), AppError> {
 
 /// Writes all ranks' graphs; a file appears whole or not at all.
 fn emit(folder: &Path, all: &[RankGraphs], main: &str) -> Result<(), AppError> {
-    let failed = |path: &Path, e: std::io::Error| AppError::input(format!("cannot write {}: {e}", path.display()));
+    let failed =
+        |path: &Path, e: std::io::Error| AppError::input(format!("cannot write {}: {e}", path.display()));
     std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
     for graph in all.iter().flatten() {
         let path = folder.join(file_name(graph, main));

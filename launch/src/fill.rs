@@ -32,7 +32,10 @@ pub fn fill(
 /// Fills a weight part by part, each with this rank's range of it.
 pub fn fill_weight(weights: &WeightSource, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
     let dtype = weight_dtype(tensor.dtype).ok_or_else(|| {
-        AppError::input(format!("weight {} has type {}; f32, f16 and bf16 are possible", tensor.name, tensor.dtype))
+        AppError::input(format!(
+            "weight {} has type {}; f32, f16 and bf16 are possible",
+            tensor.name, tensor.dtype
+        ))
     })?;
     let mut first_row = 0;
     for part in &tensor.parts {

@@ -1,6 +1,6 @@
-//! The input side of the command line: model.json, Hugging Face configurations, checkpoints, tokenizers, prompts.
+//! The command line: what model.json names, from the checkpoint to op graphs, launch and output.
 //!
-//! Everything here is plain Rust without MPI or a device. A typical use:
+//! The input side is plain Rust without MPI or a device. A typical use:
 //!
 //! ```no_run
 //! use launch::{model_json::ModelJson, model_source::ModelSource};
@@ -20,13 +20,24 @@
 //! # }
 //! ```
 
+pub mod app_error;
+pub mod bench;
+pub mod build_only;
 pub mod checkpoint;
+pub mod cli;
 pub mod error;
+pub mod families;
+pub mod fill;
+pub mod graphs;
 pub mod hf_config;
 mod json;
+pub mod logging;
 pub mod model_json;
 pub mod model_source;
+pub mod output;
 pub mod prompts;
 pub mod random_weights;
+pub mod session;
 pub mod tokenizer;
+pub mod user_graph;
 pub mod weights;

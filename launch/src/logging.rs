@@ -14,6 +14,10 @@ pub fn is_first_rank() -> bool {
 pub fn init(all_ranks: bool) {
     if all_ranks || is_first_rank() {
         let filter = EnvFilter::try_from_env("MPK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
     }
 }

@@ -98,9 +98,12 @@ mod tests {
             ("qwen2", Family::Qwen2),
             ("qwen3", Family::Qwen3),
         ] {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name).join("model.json");
+            let path =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name).join("model.json");
             let model = ModelJson::read(&path).unwrap();
-            let Ok(ModelSource::Model(source)) = ModelSource::open(&model) else { panic!("{name} does not open") };
+            let Ok(ModelSource::Model(source)) = ModelSource::open(&model) else {
+                panic!("{name} does not open")
+            };
             assert_eq!(source.config.family, family);
             model.sizes(&source.config).unwrap();
         }

@@ -23,7 +23,15 @@ pub struct Streamer<'a> {
 impl<'a> Streamer<'a> {
     /// For `requests` requests that end at `eos`; without a tokenizer, token ids are printed.
     pub fn new(tokenizer: Option<&'a Tokenizer>, requests: usize, eos: &'a [i32]) -> Self {
-        Streamer { tokenizer, requests, eos, current: 0, printed: 0, text: tokenizer.map(Tokenizer::stream), failed: None }
+        Streamer {
+            tokenizer,
+            requests,
+            eos,
+            current: 0,
+            printed: 0,
+            text: tokenizer.map(Tokenizer::stream),
+            failed: None,
+        }
     }
 
     /// Prints what is new.

@@ -59,8 +59,12 @@ fn run_on(world: &World, args: &Args) -> Result<(), Exit> {
     let prepared = together(world, prepare(args, world))?;
     let cores = cores_of_rank(world);
     if world.rank() == 0 {
-        tracing::info!("backend cpu, {} ranks, {} cores a rank{}", world.size(), cores.own.len(),
-            if cores.shared { " (shared)" } else { "" });
+        tracing::info!(
+            "backend cpu, {} ranks, {} cores a rank{}",
+            world.size(),
+            cores.own.len(),
+            if cores.shared { " (shared)" } else { "" }
+        );
     }
     match &prepared.source {
         ModelSource::Model(source) => generate(world, args, &prepared.model, source, cores, begin),
@@ -82,7 +86,8 @@ fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
     check_backend(args.backend)?;
     if let (Some(path), 0) = (&args.trace, world.rank()) {
         // Found out now rather than after the run.
-        std::fs::File::create(path).map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
+        std::fs::File::create(path)
+            .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
     }
     Ok(Prepared { model, source })
 }
@@ -110,7 +115,8 @@ pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
 /// The number of ranks must divide the query heads.
 pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
     if !model.config.num_heads.is_multiple_of(ranks) {
-        let possible: Vec<String> = families::possible_ranks(&model.config).iter().map(u32::to_string).collect();
+        let possible: Vec<String> =
+            families::possible_ranks(&model.config).iter().map(u32::to_string).collect();
         return Err(AppError::input(format!(
             "{ranks} ranks do not divide the model's {} query heads; run it on {} ranks",
             model.config.num_heads,
@@ -140,12 +146,17 @@ pub fn build_options(model: &ModelJson, ranks: u32, target: Target) -> BuildOpti
 }
 
 /// Collective: each rank builds its own graphs, rank 0 builds and verifies all, and the digests are compared.
-pub fn build_together(world: &World, ops: &[OpGraph], options: &BuildOptions) -> Result<Vec<TaskGraph>, Exit> {
+pub fn build_together(
+    world: &World,
+    ops: &[OpGraph],
+    options: &BuildOptions,
+) -> Result<Vec<TaskGraph>, Exit> {
     let registry = kernels_cu::registry::registry();
     let built = if world.rank() == 0 {
         build_verified(ops, &registry, options).map(|all| {
-            let expected: Vec<u64> =
-                (0..options.world as usize).flat_map(|r| all.iter().map(move |g| taskgraph::digest::digest(&g[r]))).collect();
+            let expected: Vec<u64> = (0..options.world as usize)
+                .flat_map(|r| all.iter().map(move |g| taskgraph::digest::digest(&g[r])))
+                .collect();
             let own = all.into_iter().map(|mut graphs| graphs.swap_remove(0)).collect();
             (own, expected)
         })
@@ -226,14 +237,18 @@ fn generate(
     let sizes = together(world, model.sizes(&source.config).map_err(AppError::from))?;
     let workers = workers(world, model, &cores);
     let top_k = args.logprobs.min(source.config.vocab_size);
-    let options = GraphOptions { embedding: model.runtime.embedding, top_k };
+    let target = Target::cpu(workers);
+    let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target);
     let ops = families::op_graphs(&source.config, &sizes, &options);
-    let graphs = build_together(world, &ops, &build_options(model, world.size(), Target::cpu(workers)))?;
+    let graphs = build_together(world, &ops, &build_options(model, world.size(), target))?;
 
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(args, &names))?;
-    let eos: Vec<i32> =
-        if model.generate.ignore_eos { Vec::new() } else { source.config.eos.iter().map(|&e| e as i32).collect() };
+    let eos: Vec<i32> = if model.generate.ignore_eos {
+        Vec::new()
+    } else {
+        source.config.eos.iter().map(|&e| e as i32).collect()
+    };
     let plan = BatchPlan {
         max_batch: sizes.max_batch,
         max_seq_len: sizes.max_seq_len,
@@ -253,7 +268,8 @@ fn generate(
     let threads = cores.own.len();
     let rank = CpuRank::new(world, graphs, plan, &run_options, cores).map_err(AppError::from);
     let mut rank = together(world, rank)?;
-    let filled = load(world, &mut rank, threads, |tensor, bytes| fill(&source.config, &source.weights, tensor, bytes));
+    let filled =
+        load(world, &mut rank, threads, |tensor, bytes| fill(&source.config, &source.weights, tensor, bytes));
     together(world, filled)?;
     let load = begin.elapsed();
 
@@ -268,9 +284,17 @@ fn generate(
         Some(error) => Err(AppError::from(error)),
         None if world.rank() == 0 && args.json => {
             let outputs: Vec<_> = (0..requests.len()).map(|index| rank.request_output(index)).collect();
-            json_object("cpu", world.size(), &requests, &outputs, source.tokenizer.as_ref(), load, rank.timing())
-                .map_err(AppError::from)
-                .and_then(|object| print_line(&object.to_string()))
+            json_object(
+                "cpu",
+                world.size(),
+                &requests,
+                &outputs,
+                source.tokenizer.as_ref(),
+                load,
+                rank.timing(),
+            )
+            .map_err(AppError::from)
+            .and_then(|object| print_line(&object.to_string()))
         }
         None => Ok(()),
     };
@@ -304,7 +328,9 @@ pub fn load(
     } else {
         ProgressBar::hidden()
     };
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec}")
+    {
         bar.set_style(style);
     }
     let result = rank.fill(threads, fill, |bytes| bar.inc(bytes));
@@ -314,7 +340,12 @@ pub fn load(
 
 /// Collective: runs the kernel. A run that ends early prints this rank's report; ranks that no longer answer are
 /// waited for no longer than their own deadline, then the job is ended.
-pub fn launch(world: &World, rank: &mut CpuRank, deadline: Duration, look: impl FnMut(&CpuRank)) -> Result<(), Exit> {
+pub fn launch(
+    world: &World,
+    rank: &mut CpuRank,
+    deadline: Duration,
+    look: impl FnMut(&CpuRank),
+) -> Result<(), Exit> {
     let result = rank.run(world, look);
     if let Err(error) = &result {
         eprintln!("mpk-run: error: {error}");

@@ -1,5 +1,6 @@
 //! Where weights come from: a checkpoint, or a random function. Both are read by ranges.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::{
@@ -13,6 +14,8 @@ pub enum WeightSource {
     Checkpoint(Checkpoint),
     /// A function of seed, name and index.
     Random(RandomWeights),
+    /// Given values by name, row-major.
+    Values(HashMap<String, Vec<f32>>),
 }
 
 impl WeightSource {
@@ -46,6 +49,15 @@ impl WeightSource {
                 tensor.copy(rows, columns, dtype, out);
             }
             Self::Random(random) => random.tensor(name, shape).fill(rows, columns, dtype, out),
+            Self::Values(values) => {
+                let pitch = shape.last().copied().unwrap_or(1);
+                let values = values.get(name).map_or(&[][..], Vec::as_slice);
+                let row_bytes = columns.len() * dtype.size();
+                for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes.max(1))) {
+                    let values = &values[row * pitch + columns.start..row * pitch + columns.end];
+                    convert(WeightDtype::F32, bytemuck::cast_slice(values), dtype, out);
+                }
+            }
         }
         Ok(())
     }

@@ -42,8 +42,9 @@ pub fn measure(
     allreduce: Allreduce,
     repeats: u32,
 ) -> Result<GraphTiming, AppError> {
-    let config = shapes::config(model)
-        .ok_or_else(|| AppError::input(format!("no shape {model}; there are {}", shapes::NAMES.join(", "))))?;
+    let config = shapes::config(model).ok_or_else(|| {
+        AppError::input(format!("no shape {model}; there are {}", shapes::NAMES.join(", ")))
+    })?;
     let fields = config.as_object().ok_or_else(|| AppError::input("a shape is an object"))?;
     let config = ModelConfig::parse(model, "", fields, || Ok(WeightDtype::Bf16))?;
     let pages_per_slot = 4096 / 64;
@@ -55,7 +56,7 @@ pub fn measure(
         num_pages: pages_per_slot * batch,
         prefill_chunk: 256,
     };
-    let options = GraphOptions { embedding: Embedding::default(), top_k: 0 };
+    let options = GraphOptions::new(&config, Embedding::default(), 0, ranks, target);
     let capacity = Capacity { rows: batch, samples: batch, active: batch };
     let registry = kernels_cu::registry::registry();
     let build = BuildOptions { placement, allreduce, ..BuildOptions::new(ranks, target.clone()) };

@@ -79,7 +79,8 @@ fn run(args: Args) -> Result<(), AppError> {
             let names: Vec<String> =
                 if model.is_empty() { shapes::NAMES.map(String::from).to_vec() } else { model };
             for name in names {
-                let timing = graphs::measure(&name, ranks, batch, &target, placement(p), allreduce(a), repeats)?;
+                let timing =
+                    graphs::measure(&name, ranks, batch, &target, placement(p), allreduce(a), repeats)?;
                 print_line(&json!(timing).to_string())?;
             }
             Ok(())
@@ -89,8 +90,9 @@ fn run(args: Args) -> Result<(), AppError> {
             print_line(&json!({"threads": threads, "read_bytes_per_second": rate}).to_string())
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
-            let config = shapes::config(&name)
-                .ok_or_else(|| AppError::input(format!("no shape {name}; there are {}", shapes::NAMES.join(", "))))?;
+            let config = shapes::config(&name).ok_or_else(|| {
+                AppError::input(format!("no shape {name}; there are {}", shapes::NAMES.join(", ")))
+            })?;
             let model = json!({
                 "schema": "mpk-model/1",
                 "name": name,

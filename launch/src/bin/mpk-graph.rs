@@ -71,7 +71,9 @@ fn check(folder: &Path) -> Result<(), AppError> {
 fn main() {
     let result = match Args::parse().what {
         What::Check { folder } => check(&folder),
-        What::Schema { format: Format::Model } => print_line(include_str!("../../schema/model.schema.json").trim_end()),
+        What::Schema { format: Format::Model } => {
+            print_line(include_str!("../../schema/model.schema.json").trim_end())
+        }
         What::Schema { format: Format::TaskGraph } => {
             print_line(include_str!("../../../taskgraph/schema/task_graph.schema.json").trim_end())
         }

@@ -3,6 +3,7 @@
 use super::{GraphOptions, dtype, names};
 use crate::hf_config::ModelConfig;
 use crate::model_json::{Embedding, Sizes};
+use kernels_cu::tasks::attention::{kv_dims, kv_region_dims, kv_sharding};
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Role, Tensor, WeightPart};
 use taskgraph::split::Part;
@@ -75,7 +76,10 @@ impl Builder<'_> {
                     piece("v_proj", kv_heads * head_dim, key_values),
                 ]
             };
-            let mut inputs = vec![normed, self.concatenated(&at("self_attn.qkv_proj.weight"), pieces("weight"), Some(hidden))];
+            let mut inputs = vec![
+                normed,
+                self.concatenated(&at("self_attn.qkv_proj.weight"), pieces("weight"), Some(hidden)),
+            ];
             if c.attention_bias {
                 inputs.push(self.concatenated(&at("self_attn.qkv_proj.bias"), pieces("bias"), None));
             }
@@ -88,11 +92,24 @@ impl Builder<'_> {
                     inputs.push(self.graph.weight(&name, self.dtype, &[head_dim], None));
                 }
             }
-            let attention = json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
-                "qk_norm": c.qk_norm, "eps": c.rms_norm_eps});
-            let mixed = self.graph.op(&op("attention"), "attention", &inputs, attrs(attention));
-            let o_weight =
-                self.graph.weight(&at("self_attn.o_proj.weight"), self.dtype, &[hidden, heads * head_dim], Some((1, queries)));
+            let attention = attrs(json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+                "qk_norm": c.qk_norm, "eps": c.rms_norm_eps}));
+            let mixed = self.graph.add_tensor(Tensor {
+                name: op("attention"),
+                dtype: self.dtype,
+                dims: Vec::new(),
+                rows: Rows::Tokens,
+                role: Role::Activation,
+                sharding: Sharding::Replicated,
+                output: false,
+            });
+            self.graph.op_into(&op("attention"), "attention", &inputs, &[mixed, inputs[1]], attention);
+            let o_weight = self.graph.weight(
+                &at("self_attn.o_proj.weight"),
+                self.dtype,
+                &[hidden, heads * head_dim],
+                Some((1, queries)),
+            );
             let mut inputs = vec![mixed, o_weight];
             if c.output_bias {
                 inputs.push(self.graph.weight(&at("self_attn.o_proj.bias"), self.dtype, &[hidden], None));
@@ -107,9 +124,14 @@ impl Builder<'_> {
             let gate_up = self.concatenated(&at("mlp.gate_up_proj.weight"), pieces, Some(hidden));
             let gate_up = self.graph.op(&op("gate_up"), "linear", &[normed, gate_up], Attrs::new());
             let gated = self.graph.op(&op("silu_mul"), "silu_mul", &[gate_up], Attrs::new());
-            let down =
-                self.graph.weight(&at("mlp.down_proj.weight"), self.dtype, &[hidden, intermediate], Some((1, of_intermediate)));
-            let branch = self.graph.op(&op("down"), "linear", &[gated, down], attrs(json!({"output_dtype": "f32"})));
+            let down = self.graph.weight(
+                &at("mlp.down_proj.weight"),
+                self.dtype,
+                &[hidden, intermediate],
+                Some((1, of_intermediate)),
+            );
+            let branch =
+                self.graph.op(&op("down"), "linear", &[gated, down], attrs(json!({"output_dtype": "f32"})));
             x = self.graph.op(&op("mlp_residual"), "add", &[branch, x], Attrs::new());
         }
 
@@ -121,14 +143,15 @@ impl Builder<'_> {
         };
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
-        let best = json!({"top_k": options.top_k});
-        let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(best.clone()));
+        let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
+        let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
-        let outputs = [
-            self.persistent("batch.next_token", DType::I32, vec![batch]),
-            self.persistent("batch.top_token", DType::I32, vec![batch, top]),
-            self.persistent("batch.top_logprob", DType::F32, vec![batch, top]),
-        ];
+        let mut outputs = vec![self.persistent("batch.next_token", DType::I32, vec![batch])];
+        if options.top_k > 0 {
+            outputs.push(self.persistent("batch.top_token", DType::I32, vec![batch, top]));
+            outputs.push(self.persistent("batch.top_logprob", DType::F32, vec![batch, top]));
+        }
+        let best = json!({"top_k": options.top_k});
         self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
     }
 
@@ -147,7 +170,10 @@ impl Builder<'_> {
             dims: dims(pieces.iter().map(|p| p.1).sum()),
             rows: Rows::Fixed,
             role: Role::Weight {
-                parts: pieces.into_iter().map(|(source, rows, _)| WeightPart { source, dims: dims(rows) }).collect(),
+                parts: pieces
+                    .into_iter()
+                    .map(|(source, rows, _)| WeightPart { source, dims: dims(rows) })
+                    .collect(),
             },
             sharding: Sharding::Split { dim: 0, parts: split },
             output: false,
@@ -169,16 +195,17 @@ impl Builder<'_> {
     fn kv_cache(&mut self, layer: u32, sizes: &Sizes) -> TensorId {
         let c = self.config;
         let (heads, kv_heads) = (u64::from(c.num_heads), u64::from(c.num_kv_heads));
-        let head_dim = u64::from(c.head_dim);
-        self.graph.add_tensor(kernels_cu::tasks::attention::kv_cache(
-            format!("kv.{layer}"),
-            self.dtype,
-            u64::from(sizes.num_pages),
-            u64::from(sizes.page_size),
-            heads,
-            kv_heads,
-            head_dim,
-        ))
+        let (pages, page_size) = (u64::from(sizes.num_pages), u64::from(sizes.page_size));
+        self.graph.add_tensor(Tensor {
+            name: format!("kv.{layer}"),
+            dtype: self.dtype,
+            dims: kv_dims(pages, kv_heads, page_size, u64::from(c.head_dim)),
+            rows: Rows::Fixed,
+            // The same in all graphs, whatever number of slots takes part.
+            role: Role::Persistent { region_dims: Some(kv_region_dims(sizes.max_batch, kv_heads)) },
+            sharding: kv_sharding(heads, kv_heads),
+            output: false,
+        })
     }
 }
 

@@ -8,7 +8,8 @@ mod decoder;
 
 use crate::hf_config::{Family, ModelConfig, WeightDtype};
 use crate::model_json::{Embedding, Sizes};
-use taskgraph::{Capacity, DType, OpGraph};
+use kernels_cu::tasks::argmax_partial;
+use taskgraph::{Capacity, DType, OpGraph, Target};
 
 /// Names of tensors that the host knows.
 pub mod names {
@@ -23,6 +24,18 @@ pub struct GraphOptions {
     pub embedding: Embedding,
     /// Log-probabilities wanted for each token.
     pub top_k: u32,
+    /// Ranks: the argmax exchange has a slice for each.
+    pub ranks: u32,
+    /// Column tiles of each rank's logits.
+    pub argmax_tiles: u32,
+}
+
+impl GraphOptions {
+    /// For `ranks` ranks of `target`.
+    pub fn new(config: &ModelConfig, embedding: Embedding, top_k: u32, ranks: u32, target: &Target) -> Self {
+        let argmax_tiles = argmax_partial::tiles(u64::from(config.vocab_size), ranks, target);
+        GraphOptions { embedding, top_k, ranks, argmax_tiles }
+    }
 }
 
 /// The op graph of one iteration with room for `capacity`.
@@ -44,7 +57,8 @@ pub fn op_graph(
 /// `max_batch`), then prefill by chunk.
 pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
     let max = sizes.max_batch;
-    let mut classes: Vec<u32> = std::iter::successors(Some(1u32), |c| c.checked_mul(2)).take_while(|&c| c < max).collect();
+    let mut classes: Vec<u32> =
+        std::iter::successors(Some(1u32), |c| c.checked_mul(2)).take_while(|&c| c < max).collect();
     classes.push(max);
     let mut graphs: Vec<OpGraph> = classes
         .into_iter()
@@ -98,8 +112,9 @@ mod tests {
                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 100,
                 "num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
                 "torch_dtype": "bfloat16"});
-            let config = ModelConfig::parse("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
-            let options = GraphOptions { embedding: Embedding::default(), top_k: 0 };
+            let config =
+                ModelConfig::parse("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
+            let options = GraphOptions::new(&config, Embedding::default(), 0, 1, &Target::cpu(2));
             let graphs = op_graphs(&config, &sizes, &options);
             let rows: Vec<u32> = graphs.iter().map(|g| g.capacity.rows).collect();
             assert!(rows.is_sorted() && rows.contains(&max_batch) && rows.last() == Some(&32), "{rows:?}");

@@ -1,0 +1,398 @@
+//! `"graph"` in model.json: an op graph of the user's own, run once, its outputs shown.
+//!
+//! Its rows are the positions 0, 1, ... of one sequence slot; their tokens (for `embedding`) come from
+//! `generate.prompt_tokens`. Values of a tensor that is split are those of the whole tensor; a `partial` input has
+//! the same given values on every rank (the sum is N times them), or random ones that differ by rank.
+
+use crate::app_error::{AppError, Exit, together};
+use crate::cli::Args;
+use crate::fill::{fill_weight, weight_dtype};
+use crate::hf_config::WeightDtype;
+use crate::model_json::ModelJson;
+use crate::random_weights::RandomWeights;
+use crate::session::{
+    build_options, build_together, launch, load, print_line, run_options, workers, write_trace,
+};
+use crate::weights::{WeightSource, convert};
+use distributed::affinity::Cores;
+use distributed::plan::{BatchPlan, Mode, Request};
+use distributed::{CpuRank, World};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use taskgraph::json::{DataSource, DataSources, op_graph_from_value};
+use taskgraph::op_graph::{Role, Tensor};
+use taskgraph::{Builder, DType, OpGraph, Sharding, Target};
+
+/// A user's graph with where its values come from.
+pub struct Parsed {
+    /// The graph.
+    pub graph: OpGraph,
+    /// Sources by tensor name.
+    pub sources: DataSources,
+}
+
+/// Reads `"graph"`.
+pub fn parse(model: &ModelJson, graph: &Value) -> Result<Parsed, AppError> {
+    let (graph, sources) =
+        op_graph_from_value(graph, "graph").map_err(|e| AppError::input(format!("{}: {e}", model.file())))?;
+    Ok(Parsed { graph, sources })
+}
+
+/// What the graph's sequence needs of the batch: page size and row tokens.
+struct Sequence {
+    page_size: u32,
+    pages: u32,
+    tokens: Vec<i32>,
+}
+
+/// Runs the graph once on all ranks and prints its outputs.
+pub fn run(
+    world: &World,
+    args: &Args,
+    model: &ModelJson,
+    graph: &Value,
+    random: Option<&RandomWeights>,
+    cores: Cores,
+    begin: Instant,
+) -> Result<(), Exit> {
+    let prepared = parse(model, graph).and_then(|parsed| {
+        let values = values(model, &parsed, random, world.rank())?;
+        let sequence = sequence(model, &parsed.graph)?;
+        Ok((parsed, values, sequence))
+    });
+    let (parsed, values, sequence) = together(world, prepared)?;
+    let target = Target::cpu(workers(world, model, &cores));
+    let options = build_options(model, world.size(), target);
+    let ops = [parsed.graph];
+    let registry = kernels_cu::registry::registry();
+    let sharded = Builder::new(&ops[0], &registry, &options).map_err(AppError::from);
+    let sharded = together(world, sharded)?.op_graph().clone();
+    let graphs = build_together(world, &ops, &options)?;
+    let run_options = together(world, run_options(args, &graphs[0].ops))?;
+    let plan = BatchPlan {
+        max_batch: ops[0].capacity.active,
+        max_seq_len: sequence.page_size * sequence.pages,
+        page_size: sequence.page_size,
+        num_pages: sequence.pages,
+        top_k: 0,
+        eos: Vec::new(),
+        requests: vec![Request { prompt: sequence.tokens, max_new_tokens: 1 }],
+        mode: Mode::Fixed(1),
+    };
+    let threads = cores.own.len();
+    let rank = CpuRank::new(world, graphs, plan, &run_options, cores).map_err(AppError::from);
+    let mut rank = together(world, rank)?;
+    let weights = WeightSource::Values(values);
+    let place = (world.rank(), world.size());
+    let filled = load(world, &mut rank, threads, |tensor, bytes| match tensor.role {
+        Role::Constant => fill_local(&ops[0], &weights, &tensor.name, place, bytes),
+        _ => fill_weight(&weights, tensor, bytes),
+    });
+    together(world, filled)?;
+    let written = write_inputs(&mut rank, &ops[0], &weights, world);
+    together(world, written)?;
+    let loaded = begin.elapsed();
+    let started = Instant::now();
+    launch(world, &mut rank, run_options.deadline, |_| {})?;
+    let took = started.elapsed();
+    let outputs = outputs(world, &rank, &sharded);
+    let printed = if world.rank() == 0 { print(args, world.size(), outputs, loaded, took) } else { Ok(()) };
+    together(world, printed)?;
+    write_trace(world, args, &rank)?;
+    rank.free();
+    Ok(())
+}
+
+/// Global values of every input, weight and constant, by name (of a weight: by the names of its parts).
+fn values(
+    model: &ModelJson,
+    parsed: &Parsed,
+    random: Option<&RandomWeights>,
+    rank: u32,
+) -> Result<HashMap<String, Vec<f32>>, AppError> {
+    let mut all = HashMap::new();
+    for tensor in &parsed.graph.tensors {
+        let needed = matches!(tensor.role, Role::Input | Role::Weight { .. } | Role::Constant);
+        let source = parsed.sources.get(&tensor.name);
+        if !needed && source.is_none() {
+            continue;
+        }
+        let values = match source {
+            Some(DataSource::Values { values }) => values.iter().map(|&v| v as f32).collect(),
+            Some(DataSource::Random { random }) => {
+                random_values(&RandomWeights::new(random.seed), tensor, rank)
+            }
+            Some(DataSource::File { file, tensor: name }) => file_values(model, file, name, tensor)?,
+            None => match random {
+                Some(random) => random_values(random, tensor, rank),
+                None => {
+                    return Err(AppError::input(format!(
+                        "{}: `graph.tensors`: `{}` has no values; give it `data`, or the model `weights`",
+                        model.file(),
+                        tensor.name
+                    )));
+                }
+            },
+        };
+        if let Role::Weight { parts } = &tensor.role {
+            let mut rest = values.as_slice();
+            for part in parts {
+                let (own, others) =
+                    rest.split_at((part.dims.iter().product::<u64>() as usize).min(rest.len()));
+                all.insert(part.source.clone(), own.to_vec());
+                rest = others;
+            }
+        } else {
+            all.insert(tensor.name.clone(), values);
+        }
+    }
+    Ok(all)
+}
+
+fn random_values(random: &RandomWeights, tensor: &Tensor, rank: u32) -> Vec<f32> {
+    let shape: Vec<usize> = tensor.dims.iter().map(|&d| d as usize).collect();
+    let name = match tensor.sharding {
+        Sharding::Partial => format!("{}.{rank}", tensor.name),
+        _ => tensor.name.clone(),
+    };
+    let source = random.tensor(&name, &shape);
+    (0..shape.iter().product::<usize>() as u64).map(|index| source.value(index)).collect()
+}
+
+fn file_values(model: &ModelJson, file: &str, name: &str, tensor: &Tensor) -> Result<Vec<f32>, AppError> {
+    let path = model.path.parent().unwrap_or(std::path::Path::new("")).join(file);
+    let error = |problem: String| AppError::input(format!("{}: {problem}", path.display()));
+    let bytes = std::fs::read(&path).map_err(|e| error(e.to_string()))?;
+    let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| error(e.to_string()))?;
+    let view = file.tensor(name).map_err(|e| error(e.to_string()))?;
+    let dims: Vec<u64> = view.shape().iter().map(|&d| d as u64).collect();
+    if dims != tensor.dims {
+        return Err(error(format!("tensor `{name}` has shape {dims:?}, the graph says {:?}", tensor.dims)));
+    }
+    let dtype = match view.dtype() {
+        safetensors::Dtype::F32 => WeightDtype::F32,
+        safetensors::Dtype::F16 => WeightDtype::F16,
+        safetensors::Dtype::BF16 => WeightDtype::Bf16,
+        other => {
+            return Err(error(format!("tensor `{name}` has type {other:?}; F32, F16 and BF16 are possible")));
+        }
+    };
+    let mut values = vec![0f32; view.data().len() / dtype.size()];
+    convert(dtype, view.data(), WeightDtype::F32, bytemuck::cast_slice_mut(&mut values));
+    Ok(values)
+}
+
+/// Checks what the kernels take from the sequence: KV pages, rope rows, tokens.
+fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
+    let error =
+        |op: &str, problem: String| AppError::input(format!("{}: operator `{op}`: {problem}", model.file()));
+    let rows = graph.capacity.rows;
+    let tokens: Vec<i32> = model
+        .generate
+        .prompt_tokens
+        .first()
+        .map(|t| t.iter().map(|&t| t as i32).collect())
+        .unwrap_or_default();
+    let mut page_size = None;
+    for op in &graph.ops {
+        let input = |index: usize| op.inputs.get(index).map(|&t| &graph.tensors[t as usize]);
+        match op.op_type.as_str() {
+            "attention" => {
+                let Some([pages, _, size, _]) = input(1).map(|t| &t.dims[..]) else { continue };
+                if *page_size.get_or_insert(*size) != *size {
+                    return Err(error(&op.name, "all KV caches of a graph have the same page size".into()));
+                }
+                if !size.is_power_of_two() {
+                    return Err(error(&op.name, format!("page size {size} is not a power of two")));
+                }
+                if pages * size < u64::from(rows) {
+                    return Err(error(
+                        &op.name,
+                        format!("{pages} KV pages of {size} do not hold {rows} rows"),
+                    ));
+                }
+                if let Some(rope) = input(2)
+                    && rope.dims.first().is_some_and(|&n| n < u64::from(rows))
+                {
+                    return Err(error(&op.name, format!("the rope table has fewer than {rows} positions")));
+                }
+            }
+            "embedding" => {
+                let vocabulary = input(0).and_then(|t| t.dims.first().copied()).unwrap_or(0);
+                if tokens.len() < rows as usize {
+                    let problem = format!("give the {rows} rows' tokens in generate.prompt_tokens[0]");
+                    return Err(error(&op.name, problem));
+                }
+                if let Some(bad) = tokens.iter().find(|&&t| t < 0 || t as u64 >= vocabulary) {
+                    return Err(error(
+                        &op.name,
+                        format!("token {bad} is not below the table's {vocabulary} rows"),
+                    ));
+                }
+            }
+            _ => {}
+        }
+    }
+    let page_size = page_size.map_or(Ok(rows.next_power_of_two()), u32::try_from);
+    let page_size = page_size.map_err(|_| AppError::input("the page size does not fit 32 bits"))?;
+    Ok(Sequence { page_size, pages: rows.div_ceil(page_size), tokens })
+}
+
+/// This rank's piece of a tensor that is given whole.
+fn local_values(values: &[f32], tensor: &Tensor, (rank, world): (u32, u32)) -> Vec<f32> {
+    let Sharding::Split { dim, parts } = &tensor.sharding else { return values.to_vec() };
+    let inner: usize = tensor.dims[dim + 1..].iter().product::<u64>() as usize;
+    let outer: usize = tensor.dims[..*dim].iter().product::<u64>() as usize;
+    let length = tensor.dims[*dim] as usize;
+    let mut local = Vec::new();
+    for block in 0..outer {
+        let mut first = 0;
+        for part in parts {
+            let range = part.split.range(part.len, rank, world);
+            let at = |index: u64| (block * length + first + index as usize) * inner;
+            local.extend_from_slice(&values[at(range.start)..at(range.end)]);
+            first += part.len as usize;
+        }
+    }
+    local
+}
+
+/// Writes this rank's piece of a given tensor in its own type.
+fn fill_local(
+    graph: &OpGraph,
+    weights: &WeightSource,
+    name: &str,
+    place: (u32, u32),
+    bytes: &mut [u8],
+) -> Result<(), AppError> {
+    let WeightSource::Values(values) = weights else { return Ok(()) };
+    let tensor = graph.tensors.iter().find(|t| t.name == name);
+    let (Some(tensor), Some(values)) = (tensor, values.get(name)) else { return Ok(()) };
+    let local = local_values(values, tensor, place);
+    match tensor.dtype {
+        DType::I32 | DType::U32 => {
+            for (out, v) in bytes.chunks_exact_mut(4).zip(&local) {
+                out.copy_from_slice(&(*v as i64 as u32).to_le_bytes());
+            }
+        }
+        _ => {
+            let dtype = weight_dtype(tensor.dtype).ok_or_else(|| {
+                AppError::input(format!("tensor {name}: values of type {} can't be given", tensor.dtype))
+            })?;
+            let size = local.len() * dtype.size();
+            convert(WeightDtype::F32, bytemuck::cast_slice(&local), dtype, &mut bytes[..size]);
+        }
+    }
+    Ok(())
+}
+
+fn write_inputs(
+    rank: &mut CpuRank,
+    graph: &OpGraph,
+    weights: &WeightSource,
+    world: &World,
+) -> Result<(), AppError> {
+    for tensor in graph.tensors.iter().filter(|t| matches!(t.role, Role::Input)) {
+        let local = tensor.sharding.local_dims(&tensor.dims, world.rank(), world.size());
+        let mut bytes = vec![0u8; (local.iter().product::<u64>() * tensor.dtype.size()) as usize];
+        fill_local(graph, weights, &tensor.name, (world.rank(), world.size()), &mut bytes)?;
+        rank.write_input(&tensor.name, &bytes);
+    }
+    Ok(())
+}
+
+/// Collective: the wanted outputs, whole, at rank 0.
+fn outputs(world: &World, rank: &CpuRank, graph: &OpGraph) -> Vec<(String, DType, Vec<u64>, Vec<f64>)> {
+    let mut all = Vec::new();
+    for tensor in graph.tensors.iter().filter(|t| t.output) {
+        let local = rank.read(0, &tensor.name).map_or_else(Vec::new, |(entry, bytes)| {
+            let count = entry.dims.iter().map(|&d| d as usize).product::<usize>();
+            as_f64(entry.dtype, bytes, count)
+        });
+        let gathered = world.gather(bytemuck::cast_slice(&local).to_vec());
+        let ranks: Vec<Vec<f64>> = gathered
+            .iter()
+            .map(|bytes| bytes.as_chunks().0.iter().map(|word| f64::from_ne_bytes(*word)).collect())
+            .collect();
+        if world.rank() == 0 {
+            all.push((tensor.name.clone(), tensor.dtype, tensor.dims.clone(), assemble(tensor, &ranks)));
+        }
+    }
+    all
+}
+
+/// A whole tensor from the ranks' pieces.
+fn assemble(tensor: &Tensor, ranks: &[Vec<f64>]) -> Vec<f64> {
+    match &tensor.sharding {
+        Sharding::Replicated => ranks[0].clone(),
+        Sharding::Partial => (0..ranks[0].len())
+            .map(|i| ranks.iter().map(|r| r.get(i).copied().unwrap_or(0.0)).sum())
+            .collect(),
+        Sharding::Split { dim, parts } => {
+            let inner: usize = tensor.dims[dim + 1..].iter().product::<u64>() as usize;
+            let outer: usize = tensor.dims[..*dim].iter().product::<u64>() as usize;
+            let length = tensor.dims[*dim] as usize;
+            let world = ranks.len() as u32;
+            let mut whole = vec![0.0; outer * length * inner];
+            for (rank, values) in ranks.iter().enumerate() {
+                let mut values = values.iter();
+                for block in 0..outer {
+                    let mut first = 0;
+                    for part in parts {
+                        let range = part.split.range(part.len, rank as u32, world);
+                        let at = |index: u64| (block * length + first + index as usize) * inner;
+                        let out = &mut whole[at(range.start)..at(range.end)];
+                        out.iter_mut().zip(values.by_ref()).for_each(|(o, v)| *o = *v);
+                        first += part.len as usize;
+                    }
+                }
+            }
+            whole
+        }
+    }
+}
+
+fn as_f64(dtype: DType, bytes: &[u8], count: usize) -> Vec<f64> {
+    let words = |size: usize| bytes.chunks_exact(size).take(count);
+    let four = |w: &[u8]| [w[0], w[1], w[2], w[3]];
+    match dtype {
+        DType::F32 => words(4).map(|w| f64::from(f32::from_le_bytes(four(w)))).collect(),
+        DType::I32 => words(4).map(|w| f64::from(i32::from_le_bytes(four(w)))).collect(),
+        DType::U32 => words(4).map(|w| f64::from(u32::from_le_bytes(four(w)))).collect(),
+        DType::F16 => words(2).map(|w| half::f16::from_le_bytes([w[0], w[1]]).to_f64()).collect(),
+        DType::Bf16 => words(2).map(|w| half::bf16::from_le_bytes([w[0], w[1]]).to_f64()).collect(),
+        DType::U8 => words(1).map(|w| f64::from(w[0])).collect(),
+        DType::F32Flagged => words(8).map(|w| f64::from(f32::from_le_bytes(four(w)))).collect(),
+    }
+}
+
+fn print(
+    args: &Args,
+    ranks: u32,
+    outputs: Vec<(String, DType, Vec<u64>, Vec<f64>)>,
+    loaded: Duration,
+    took: Duration,
+) -> Result<(), AppError> {
+    if !args.json {
+        for (name, dtype, dims, values) in outputs {
+            let shown: Vec<String> = values.iter().map(|v| format!("{v}")).collect();
+            print_line(&format!("{name} {dtype} {dims:?}: {}", shown.join(" ")))?;
+        }
+        return Ok(());
+    }
+    let outputs: Map<String, Value> = outputs
+        .into_iter()
+        .map(|(name, dtype, dims, values)| (name, json!({"dtype": dtype, "dims": dims, "values": values})))
+        .collect();
+    let object = json!({
+        "schema": "mpk-run/1",
+        "backend": "cpu",
+        "tp": ranks,
+        "requests": [],
+        "outputs": outputs,
+        "timing": {"load_s": loaded.as_secs_f64(), "prefill_s": took.as_secs_f64(), "decode_s": 0.0,
+                   "decode_steps": 0, "ms_per_token": 0.0},
+    });
+    print_line(&object.to_string())
+}
