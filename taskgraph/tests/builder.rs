@@ -1,5 +1,6 @@
 //! The builder against brute force, and its known cases.
 
+#[allow(dead_code)]
 mod builder_support;
 
 use builder_support::*;
@@ -34,7 +35,8 @@ fn grids_of_four_and_six_meet_in_two_events() {
 fn decoders_are_safe_in_every_setting() {
     for world in [1, 2, 3, 4] {
         for placement in [Placement::Static, Placement::Dynamic] {
-            for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot, Allreduce::Auto] {
+            for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot, Allreduce::Auto]
+            {
                 for workers in [1, 3] {
                     let graph = decoder(3, 64, 40, 50, "linear", world);
                     let o = BuildOptions { placement, allreduce, ..options(world, workers) };
@@ -199,7 +201,12 @@ fn persistent_tensors_are_read_before_they_are_written() {
         output: false,
     });
     let a = g.op("a", "grid", &[state], attrs(json!({"dims": [4, 8], "write": [2, 2], "read": [[4]]})));
-    let b = g.add_tensor(op_graph::Tensor { name: "b".into(), role: Role::Activation, dims: vec![], ..g.tensor(a).clone() });
+    let b = g.add_tensor(op_graph::Tensor {
+        name: "b".into(),
+        role: Role::Activation,
+        dims: vec![],
+        ..g.tensor(a).clone()
+    });
     g.op_into("b", "grid", &[], &[b, state], attrs(json!({"dims": [4, 2], "write": [2, 1]})));
     g.tensor_mut(a).output = true;
     g.tensor_mut(b).output = true;
@@ -212,12 +219,39 @@ fn persistent_tensors_are_read_before_they_are_written() {
 
 #[test]
 fn buffers_are_shared_where_the_order_allows() {
-    let few = check(&decoder(3, 64, 40, 50, "linear", 2), &BuildOptions { allreduce: Allreduce::CopyReduce, ..options(2, 2) });
-    let many = check(&decoder(8, 64, 40, 50, "linear", 2), &BuildOptions { allreduce: Allreduce::CopyReduce, ..options(2, 2) });
+    let few = check(
+        &decoder(3, 64, 40, 50, "linear", 2),
+        &BuildOptions { allreduce: Allreduce::CopyReduce, ..options(2, 2) },
+    );
+    let many = check(
+        &decoder(8, 64, 40, 50, "linear", 2),
+        &BuildOptions { allreduce: Allreduce::CopyReduce, ..options(2, 2) },
+    );
     let activations = |g: &TaskGraph| g.tensors.iter().filter(|t| t.role == Role::Activation).count();
     assert_eq!(activations(&few[0]), activations(&many[0]));
-    let received = many[0].tensors.iter().filter(|t| t.space == Space::Symmetric && t.dims.len() == 3).count();
+    let received =
+        many[0].tensors.iter().filter(|t| t.space == Space::Symmetric && t.dims.len() == 3).count();
     assert_eq!(received, 2, "exchanges take turns with two buffers");
+}
+
+#[test]
+fn expanded_operators_run_their_steps_on_local_shapes() {
+    let mut g = OpGraph::new("expand", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[67, 16], Some((0, Split::Even { unit: 1 })));
+    let a = g.op("a", "linear", &[x, w], attrs(json!({})));
+    let b = g.op("b", "twice", &[a], attrs(json!({})));
+    g.tensor_mut(b).output = true;
+    let graphs = build_all(&g, &registry(), &options(3, 2)).unwrap();
+    assert!(verify::verify(&graphs).is_ok());
+    for graph in &graphs {
+        let steps: Vec<_> = graph.tasks.iter().filter(|t| graph.type_name(t) == "scale").collect();
+        assert_eq!(steps.len(), 4);
+        let half = graph.outputs(steps[0])[0].tensor;
+        assert_eq!(graph.inputs(steps[2])[0].tensor, half);
+        assert_eq!(graph.tensors[half as usize].dims, [4, if graph.rank < 2 { 22 } else { 23 }]);
+        assert_eq!((graph.op_name(steps[0]), graph.op_name(steps[2])), ("b", "b.second"));
+    }
 }
 
 #[test]
@@ -228,7 +262,11 @@ fn errors_name_the_place() {
     let mut g = OpGraph::new("bad", capacity());
     let x = g.input("x", DType::F32, &[4, 16]);
     let y = g.op("y", "lineer", &[x], attrs(json!({})));
-    assert!(error(&g).contains("`y`: unknown type `lineer`; known are add, allgather, allreduce, grid"), "{}", error(&g));
+    assert!(
+        error(&g).contains("`y`: unknown type `lineer`; known are add, allgather, allreduce, grid"),
+        "{}",
+        error(&g)
+    );
     g.ops[0].op_type = "scale".into();
     g.op_into("z", "scale", &[x], &[y], attrs(json!({})));
     assert!(error(&g).contains("`y`, which `y` writes already"));
@@ -268,13 +306,13 @@ mod random {
             1 => (1u64..3, 1u64..3, 1u64..3, 1u64..5).prop_map(|(a, b, c, d)| vec![a, b, c, d]),
             1 => (1u64..30).prop_map(|a| vec![a]),
         ];
-        let inputs = prop::collection::vec((any::<prop::sample::Index>(), [1u64..5, 1u64..5, 1u64..4, 1u64..4]), 0..4);
-        (dims, [1u64..4, 1u64..5, 1u64..3, 1u64..3], inputs, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
-            |(dims, write, inputs, partial, wanted)| {
+        let inputs =
+            prop::collection::vec((any::<prop::sample::Index>(), [1u64..5, 1u64..5, 1u64..4, 1u64..4]), 0..4);
+        (dims, [1u64..4, 1u64..5, 1u64..3, 1u64..3], inputs, any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(dims, write, inputs, partial, wanted)| {
                 let write = dims.iter().zip(write).map(|(&d, w)| w.min(d)).collect();
                 Node { partial: partial && dims.len() == 2, dims, write, inputs, wanted }
-            },
-        )
+            })
     }
 
     fn graph(nodes: &[Node]) -> OpGraph {
@@ -283,9 +321,10 @@ mod random {
         for (i, node) in nodes.iter().enumerate() {
             let inputs: Vec<TensorId> = node.inputs.iter().map(|(index, _)| *index.get(&tensors)).collect();
             let dims_of = |t: &TensorId| -> Vec<u64> {
-                tensors.iter().position(|x| x == t).map_or(vec![], |p| {
-                    if p == 0 { vec![3, 17] } else { nodes[p - 1].dims.clone() }
-                })
+                tensors
+                    .iter()
+                    .position(|x| x == t)
+                    .map_or(vec![], |p| if p == 0 { vec![3, 17] } else { nodes[p - 1].dims.clone() })
             };
             let read: Vec<Vec<u64>> = inputs
                 .iter()

@@ -131,8 +131,14 @@ impl<'a> Classes<'a> {
         let temporaries: Vec<(&'static str, TensorType)> =
             expansion.temporaries.iter().map(|t| (t.suffix, t.ty.clone())).collect();
         for (suffix, ty) in &temporaries {
-            if ty.dims.is_empty() || ty.dims.len() > 4 || ty.dims.iter().any(|&d| d > u64::from(u32::MAX >> 1)) {
-                return Err(Failure::Message(format!("its temporary `{suffix}` has dimensions {:?}", ty.dims)));
+            if ty.dims.is_empty()
+                || ty.dims.len() > 4
+                || ty.dims.iter().any(|&d| d > u64::from(u32::MAX >> 1))
+            {
+                return Err(Failure::Message(format!(
+                    "its temporary `{suffix}` has dimensions {:?}",
+                    ty.dims
+                )));
             }
         }
         let mut steps = Vec::with_capacity(expansion.ops.len());
@@ -141,27 +147,35 @@ impl<'a> Classes<'a> {
             let step_type = self.task_type(expanded.op_type)?;
             let mut attrs = op.attrs.clone();
             attrs.extend(expanded.attrs.iter().map(|(k, v)| (k.clone(), v.clone())));
-            let pick = |operands: &[ExpansionOperand]| -> Result<Vec<(OperandView<'_>, TensorType)>, Failure> {
-                operands
-                    .iter()
-                    .map(|operand| {
-                        let (views, types, index) = match *operand {
-                            ExpansionOperand::Input(i) => (&local.global.inputs, &local.inputs, i),
-                            ExpansionOperand::Output(i) => (&local.global.outputs, &local.outputs, i),
-                            ExpansionOperand::Temporary(i) => {
-                                let (suffix, ty) = temporaries.get(i)?;
-                                let view =
-                                    OperandView { name: suffix, ty: ty.clone(), sharding: &sharding, role: &role };
-                                return Some((view, ty.clone()));
-                            }
-                        };
-                        Some((views.get(index)?.clone(), types.get(index)?.clone()))
-                    })
-                    .collect::<Option<Vec<_>>>()
-                    .ok_or_else(|| {
-                        Failure::Message(format!("its step `{}` names an operand that it lacks", expanded.suffix))
-                    })
-            };
+            let pick =
+                |operands: &[ExpansionOperand]| -> Result<Vec<(OperandView<'_>, TensorType)>, Failure> {
+                    operands
+                        .iter()
+                        .map(|operand| {
+                            let (views, types, index) = match *operand {
+                                ExpansionOperand::Input(i) => (&local.global.inputs, &local.inputs, i),
+                                ExpansionOperand::Output(i) => (&local.global.outputs, &local.outputs, i),
+                                ExpansionOperand::Temporary(i) => {
+                                    let (suffix, ty) = temporaries.get(i)?;
+                                    let view = OperandView {
+                                        name: suffix,
+                                        ty: ty.clone(),
+                                        sharding: &sharding,
+                                        role: &role,
+                                    };
+                                    return Some((view, ty.clone()));
+                                }
+                            };
+                            Some((views.get(index)?.clone(), types.get(index)?.clone()))
+                        })
+                        .collect::<Option<Vec<_>>>()
+                        .ok_or_else(|| {
+                            Failure::Message(format!(
+                                "its step `{}` names an operand that it lacks",
+                                expanded.suffix
+                            ))
+                        })
+                };
             let (inputs, local_inputs): (Vec<_>, Vec<_>) = pick(&expanded.inputs)?.into_iter().unzip();
             let (outputs, local_outputs): (Vec<_>, Vec<_>) = pick(&expanded.outputs)?.into_iter().unzip();
             let global =
@@ -174,7 +188,14 @@ impl<'a> Classes<'a> {
                 world: local.world,
             };
             let partition = step_type.partition(&step_op, self.target).map_err(|e| Failure::Message(e.0))?;
-            let part = self.add_part(step_type, &step_op, partition, false, earlier_part(earlier, steps.len()), parts)?;
+            let part = self.add_part(
+                step_type,
+                &step_op,
+                partition,
+                false,
+                earlier_part(earlier, steps.len()),
+                parts,
+            )?;
             steps.push(Step {
                 task_type: step_type.clone(),
                 suffix: expanded.suffix,
@@ -273,7 +294,9 @@ fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
     let outputs: Vec<_> = op.global.outputs.iter().zip(&op.outputs).map(|(v, t)| space(v, t)).collect();
     let mut written = vec![0u64; outputs.len()];
     for task in &partition.tasks {
-        for (accesses, spaces, what) in [(&task.reads[..], &inputs, "read"), (&task.writes[..], &outputs, "write")] {
+        for (accesses, spaces, what) in
+            [(&task.reads[..], &inputs, "read"), (&task.writes[..], &outputs, "write")]
+        {
             for access in accesses {
                 let Some((dims, named)) = spaces.get(access.operand as usize) else {
                     return Err(Failure::Message(format!(

@@ -91,7 +91,12 @@ pub(crate) fn copy_part(exchange: &Exchange, stage: u8, rank: u32, world: u32) -
 }
 
 /// Where each task of [`copy_part`] sends: (tile or piece, peer); the piece is `None` for a mere signal.
-pub(crate) fn copy_targets(exchange: &Exchange, stage: u8, rank: u32, world: u32) -> Vec<(Option<usize>, u32)> {
+pub(crate) fn copy_targets(
+    exchange: &Exchange,
+    stage: u8,
+    rank: u32,
+    world: u32,
+) -> Vec<(Option<usize>, u32)> {
     let peers = |with_self: bool| (0..world).filter(move |&p| with_self || p != rank);
     match exchange.lowering {
         Lowering::Gather => {
@@ -170,7 +175,13 @@ pub(crate) fn num_remote_events(exchange: &Exchange, rank: u32, world: u32) -> u
 }
 
 /// The event on `peer` that a copy of `tile` triggers, counted from the exchange's first there.
-pub(crate) fn remote_event(exchange: &Exchange, stage: u8, tile: Option<usize>, peer: u32, world: u32) -> u32 {
+pub(crate) fn remote_event(
+    exchange: &Exchange,
+    stage: u8,
+    tile: Option<usize>,
+    peer: u32,
+    world: u32,
+) -> u32 {
     match (exchange.lowering, stage) {
         (Lowering::TwoShot, 0) => tile.unwrap_or(0) as u32 / world,
         (Lowering::TwoShot, _) => exchange.owned(peer, world),

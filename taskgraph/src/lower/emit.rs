@@ -11,9 +11,7 @@ use super::{Exchange, Lowering, NONE, Part, Plan, SlotKind};
 use crate::builder::BuildError;
 use crate::ids::EventId;
 use crate::region::{MAX_DIMS, Region};
-use crate::task_graph::{
-    Event, EventType, Operand, Place, Placement, Task, TaskGraph, Variant, core_types,
-};
+use crate::task_graph::{Event, EventType, Operand, Place, Placement, Task, TaskGraph, Variant, core_types};
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 
@@ -260,7 +258,13 @@ impl<'a> Emitter<'a> {
         self.graph.tasks.push(task);
     }
 
-    fn operand(&mut self, tensor: u32, mut region: Region, view: View, place: Place) -> Result<(), BuildError> {
+    fn operand(
+        &mut self,
+        tensor: u32,
+        mut region: Region,
+        view: View,
+        place: Place,
+    ) -> Result<(), BuildError> {
         let plan_tensor = &self.plan.tensors[tensor as usize];
         let (root, (dim, shift)) = self.plan.root(tensor, self.rank);
         let number = self.entries.of[root as usize];
@@ -362,7 +366,8 @@ impl<'a> Emitter<'a> {
                 }
             }
             self.graph.events[done as usize].num_triggers = triggers;
-            let after: SmallVec<[u32; 2]> = if triggers > 0 { smallvec![done] } else { smallvec![EventId::BEGIN] };
+            let after: SmallVec<[u32; 2]> =
+                if triggers > 0 { smallvec![done] } else { smallvec![EventId::BEGIN] };
             let signal_variant = self.variant(SIGNAL, Vec::new(), 0);
             for peer in (0..world).filter(|&p| p != own) {
                 let event = EventId::nvshmem(peer as u16, CLOSING_EVENT);
@@ -414,6 +419,9 @@ fn copy_target(exchange: &Exchange, stage: u8, rank: u32, piece: usize) -> (Regi
     if stage == 1 {
         (Region::whole(&[exchange.rows]).with(1, tile.start, tile.end), View::Region)
     } else {
-        (Region::whole(&[1, exchange.rows]).with(0, rank, rank + 1).with(2, tile.start, tile.end), View::Inner)
+        (
+            Region::whole(&[1, exchange.rows]).with(0, rank, rank + 1).with(2, tile.start, tile.end),
+            View::Inner,
+        )
     }
 }

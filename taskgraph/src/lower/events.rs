@@ -5,8 +5,8 @@
 //! their greatest common divisor.
 
 use super::collective::arrive_triggers;
-use super::plan::{CLOSING_EVENT, FIRST_EVENT};
 use super::overlap::{Overlap, Shift, Side, overlap};
+use super::plan::{CLOSING_EVENT, FIRST_EVENT};
 use super::{NONE, Plan, SlotKind};
 use crate::dtype::DType;
 use crate::ids::EventId;
@@ -156,7 +156,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         flags: vec![0; links.all.len()],
         first_task,
     };
-    let mut cache: HashMap<(u32, Side, Shift, u32, Side, Shift), Rc<Overlap>> = HashMap::new();
+    let mut cache: HashMap<Touching, Rc<Overlap>> = HashMap::new();
     for (index, slot) in plan.slots.iter().enumerate() {
         let Some(part) = plan.part(rank, index) else { continue };
         let n = part.tasks.len();
@@ -203,6 +203,9 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         flags: state.flags,
     }
 }
+
+/// A part's operand and its shift, and another's.
+type Touching = (u32, Side, Shift, u32, Side, Shift);
 
 struct Builder {
     first_task: Vec<u32>,
@@ -397,7 +400,7 @@ fn plain_flags(found: &Overlap, consumers: usize, n: usize) -> u8 {
 }
 
 fn flags(all: bool, some: bool, covered: bool) -> u8 {
-    u8::from(all) * ALL | u8::from(some) * SOME | u8::from(covered) * COVERED
+    (u8::from(all) * ALL) | (u8::from(some) * SOME) | (u8::from(covered) * COVERED)
 }
 
 /// Union-find over the tasks of a slot.

@@ -35,6 +35,9 @@ struct Access {
     first_writer: u32,
 }
 
+/// Tensors of one kind may share a buffer: element type, memory, index space, each rank's dimensions.
+type Kind<'a> = (DType, Space, Option<Dims>, &'a [Dims]);
+
 pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     let world = plan.options.world;
     let accesses = accesses(plan);
@@ -45,7 +48,7 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     shared.sort_by_key(|&t| (accesses[t as usize].first_writer, t));
     let mut buffers: Vec<Buffer> = Vec::new();
     let mut buffer_of = vec![NONE; plan.tensors.len()];
-    let mut by_kind: HashMap<(DType, Space, Option<Dims>, &[Dims]), Vec<u32>> = HashMap::new();
+    let mut by_kind: HashMap<Kind<'_>, Vec<u32>> = HashMap::new();
     for tensor in shared {
         let t = &plan.tensors[tensor as usize];
         let candidates = by_kind.entry((t.dtype, t.space, t.region_dims, &t.dims)).or_default();
@@ -74,9 +77,11 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
         .any(|tensors| !next_iteration_is_safe(plan, order, &accesses, tensors));
     // With static placement a worker's list orders a copy before the end; without it only its arrival does.
     let open_copy = plan.options.placement == Placement::Dynamic
-        && plan.slots.iter().enumerate().any(|(i, slot)| {
-            matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1)
-        });
+        && plan
+            .slots
+            .iter()
+            .enumerate()
+            .any(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1));
     Memory { buffers, buffer_of, used, closing: world > 1 && (unsafe_reuse || open_copy) }
 }
 
@@ -86,8 +91,7 @@ fn shareable(tensor: &PlanTensor) -> bool {
 }
 
 fn accesses(plan: &Plan) -> Vec<Access> {
-    let mut all: Vec<Access> =
-        vec![Access { first_writer: NONE, ..Access::default() }; plan.tensors.len()];
+    let mut all: Vec<Access> = vec![Access { first_writer: NONE, ..Access::default() }; plan.tensors.len()];
     for (index, slot) in plan.slots.iter().enumerate() {
         let index = index as u32;
         if (0..plan.options.world).all(|r| plan.part(r, index as usize).is_none()) {
@@ -124,15 +128,17 @@ fn is_copy(plan: &Plan, slot: u32) -> bool {
 fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bool {
     before.slots.iter().all(|&a| {
         let (copy, arrival) = (is_copy(plan, a), a as usize + 1);
-        after.local_writers.iter().all(|&w| {
-            if copy { order.other(arrival, w as usize) } else { order.own(a as usize, w as usize) }
-        }) && after.remote_writers.iter().all(|&w| {
-            if copy {
-                order.other(arrival, w as usize) && order.own(arrival, w as usize)
-            } else {
-                order.other(a as usize, w as usize)
-            }
-        })
+        after
+            .local_writers
+            .iter()
+            .all(|&w| if copy { order.other(arrival, w as usize) } else { order.own(a as usize, w as usize) })
+            && after.remote_writers.iter().all(|&w| {
+                if copy {
+                    order.other(arrival, w as usize) && order.own(arrival, w as usize)
+                } else {
+                    order.other(a as usize, w as usize)
+                }
+            })
     })
 }
 
@@ -140,10 +146,8 @@ fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bo
 /// peer's writer waits for this rank to have begun, or because the peer could not end before.
 fn next_iteration_is_safe(plan: &Plan, order: &Order, accesses: &[Access], tensors: &[u32]) -> bool {
     let of = |t: &u32| &accesses[*t as usize];
-    let writers_wait = tensors
-        .iter()
-        .flat_map(|t| &of(t).remote_writers)
-        .all(|&w| order.begin_elsewhere(w as usize));
+    let writers_wait =
+        tensors.iter().flat_map(|t| &of(t).remote_writers).all(|&w| order.begin_elsewhere(w as usize));
     writers_wait
         || tensors
             .iter()

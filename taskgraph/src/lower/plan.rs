@@ -1,9 +1,7 @@
 //! The plan that all ranks share.
 
 use super::classes::{Classes, LocalClass};
-use super::collective::{
-    arrive_part, copy_part, gather_pieces, num_remote_events, reduce_part, tiles,
-};
+use super::collective::{arrive_part, copy_part, gather_pieces, num_remote_events, reduce_part, tiles};
 use super::{Dims, Exchange, Lowering, Part, PlanTensor, Slot, SlotKind};
 use crate::builder::{BuildError, BuildOptions};
 use crate::dtype::DType;
@@ -183,7 +181,13 @@ impl Plan {
         }
     }
 
-    fn add_compute(&mut self, graph: &OpGraph, index: usize, class: &Arc<Vec<LocalClass>>, pushed: Option<u8>) {
+    fn add_compute(
+        &mut self,
+        graph: &OpGraph,
+        index: usize,
+        class: &Arc<Vec<LocalClass>>,
+        pushed: Option<u8>,
+    ) {
         let op = &graph.ops[index];
         let mut temporaries = Vec::new();
         for (i, (suffix, ty)) in class[0].temporaries.iter().enumerate() {
@@ -314,7 +318,9 @@ impl Plan {
         let copies = matches!(lowering, Lowering::CopyReduce | Lowering::TwoShot);
         if copies {
             let (copy, arrive) = (core(self, 0), core(self, 2));
-            self.add_slot(SlotKind::Copy { exchange: number, stage: 0 }, vec![source], vec![], |r| copy[r as usize]);
+            self.add_slot(SlotKind::Copy { exchange: number, stage: 0 }, vec![source], vec![], |r| {
+                copy[r as usize]
+            });
             self.add_slot(SlotKind::Arrive { exchange: number, stage: 0 }, vec![], vec![receive], |r| {
                 arrive[r as usize]
             });
@@ -326,7 +332,9 @@ impl Plan {
         if lowering == Lowering::TwoShot {
             self.tensors[output as usize].space = Space::Symmetric;
             let (copy, arrive) = (core(self, 1), core(self, 3));
-            self.add_slot(SlotKind::Copy { exchange: number, stage: 1 }, vec![output], vec![], |r| copy[r as usize]);
+            self.add_slot(SlotKind::Copy { exchange: number, stage: 1 }, vec![output], vec![], |r| {
+                copy[r as usize]
+            });
             self.add_slot(SlotKind::Arrive { exchange: number, stage: 1 }, vec![], vec![output], |r| {
                 arrive[r as usize]
             });
@@ -481,4 +489,3 @@ impl Uses {
             .map(|o| o as u8)
     }
 }
-

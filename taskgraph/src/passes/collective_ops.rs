@@ -38,22 +38,26 @@ fn infer_allreduce(op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         )));
     }
     if input.ty.dims.len() != 2 {
-        return Err(OpError(format!("allreduce takes [rows, columns], `{}` is {:?}", input.name, input.ty.dims)));
+        return Err(OpError(format!(
+            "allreduce takes [rows, columns], `{}` is {:?}",
+            input.name, input.ty.dims
+        )));
     }
     let dtype = match op.attrs.get("dtype") {
         None => DType::F32,
-        Some(value) => serde_json::from_value::<DType>(value.clone())
-            .ok()
-            .filter(|d| d.is_float())
-            .ok_or_else(|| OpError(format!("attribute `dtype` is {value}; f32, f16 and bf16 are possible")))?,
-    };
-    if let Some(residual) = op.inputs.get(1) {
-        if residual.ty.dims != input.ty.dims || residual.ty.dtype != DType::F32 {
-            return Err(OpError(format!(
-                "the residual `{}` is {} {:?}, the sum is f32 {:?}; they must agree",
-                residual.name, residual.ty.dtype, residual.ty.dims, input.ty.dims
-            )));
+        Some(value) => {
+            serde_json::from_value::<DType>(value.clone()).ok().filter(|d| d.is_float()).ok_or_else(|| {
+                OpError(format!("attribute `dtype` is {value}; f32, f16 and bf16 are possible"))
+            })?
         }
+    };
+    if let Some(residual) = op.inputs.get(1)
+        && (residual.ty.dims != input.ty.dims || residual.ty.dtype != DType::F32)
+    {
+        return Err(OpError(format!(
+            "the residual `{}` is {} {:?}, the sum is f32 {:?}; they must agree",
+            residual.name, residual.ty.dtype, residual.ty.dims, input.ty.dims
+        )));
     }
     Ok(vec![TensorType { dtype, dims: input.ty.dims.clone(), rows: input.ty.rows }])
 }

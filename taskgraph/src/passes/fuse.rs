@@ -29,22 +29,23 @@ pub fn fuse(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError> 
         op.inputs.iter().for_each(|&t| uses[t as usize] += 1);
     }
     let mut alive = vec![true; graph.ops.len()];
-    let absorbable = |graph: &OpGraph, alive: &[bool], tensor: u32, op_type: &str, at: usize| -> Option<usize> {
-        let t = &graph.tensors[tensor as usize];
-        let index = producer[tensor as usize].filter(|&p| alive[p])?;
-        let op = &graph.ops[index];
-        let moves_past_a_write = op.inputs.iter().any(|&i| {
-            matches!(graph.tensors[i as usize].role, Role::Persistent { .. })
-                && producer[i as usize].is_some_and(|w| index < w && w < at)
-        });
-        (op.op_type == op_type
-            && op.outputs.as_slice() == [tensor]
-            && uses[tensor as usize] == 1
-            && t.role == Role::Activation
-            && !t.output
-            && !moves_past_a_write)
-            .then_some(index)
-    };
+    let absorbable =
+        |graph: &OpGraph, alive: &[bool], tensor: u32, op_type: &str, at: usize| -> Option<usize> {
+            let t = &graph.tensors[tensor as usize];
+            let index = producer[tensor as usize].filter(|&p| alive[p])?;
+            let op = &graph.ops[index];
+            let moves_past_a_write = op.inputs.iter().any(|&i| {
+                matches!(graph.tensors[i as usize].role, Role::Persistent { .. })
+                    && producer[i as usize].is_some_and(|w| index < w && w < at)
+            });
+            (op.op_type == op_type
+                && op.outputs.as_slice() == [tensor]
+                && uses[tensor as usize] == 1
+                && t.role == Role::Activation
+                && !t.output
+                && !moves_past_a_write)
+                .then_some(index)
+        };
     for index in 0..graph.ops.len() {
         // A fused operator may be absorbed in turn; its producers come before it, so one sweep sees all.
         while let Some((absorbed, fused)) = find(graph, &rules, &alive, index, &absorbable) {
@@ -90,13 +91,17 @@ fn find(
         let Some(absorbed) = absorbable(graph, alive, tensor, rule.producer, index) else { continue };
         let first = &graph.ops[absorbed];
         let mut inputs = first.inputs.clone();
-        inputs.extend(
-            op.inputs.iter().enumerate().filter(|(i, _)| *i != rule.consumer_input).map(|(_, &t)| t),
-        );
+        inputs
+            .extend(op.inputs.iter().enumerate().filter(|(i, _)| *i != rule.consumer_input).map(|(_, &t)| t));
         let mut attrs = first.attrs.clone();
         attrs.extend(op.attrs.iter().map(|(k, v)| (k.clone(), v.clone())));
-        let fused =
-            Op { name: op.name.clone(), op_type: rule.fused.into(), inputs, outputs: op.outputs.clone(), attrs };
+        let fused = Op {
+            name: op.name.clone(),
+            op_type: rule.fused.into(),
+            inputs,
+            outputs: op.outputs.clone(),
+            attrs,
+        };
         return Some((absorbed, fused));
     }
     if op.op_type == ADD && op.inputs.len() == 2 && op.outputs.len() == 1 {

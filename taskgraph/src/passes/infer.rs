@@ -128,7 +128,10 @@ fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
             if !matches!(tensor.role, Role::Activation | Role::Persistent { .. }) {
                 return Err(BuildError::op(
                     &op.name,
-                    format!("writes `{}`, which is constant or an input; write a tensor of its own", tensor.name),
+                    format!(
+                        "writes `{}`, which is constant or an input; write a tensor of its own",
+                        tensor.name
+                    ),
                 ));
             }
             if let Some(first) = writer[output as usize].replace(index) {
@@ -191,7 +194,10 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
                     .filter(|_| heads > 0),
             };
             if expected != Some(part.len) {
-                return error(format!("a part of {} indices does not fit its split {:?}", part.len, part.split));
+                return error(format!(
+                    "a part of {} indices does not fit its split {:?}",
+                    part.len, part.split
+                ));
             }
         }
     }
@@ -202,10 +208,12 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
             return error(format!("its parts do not add up to {:?} along dimension 0", tensor.dims));
         }
     }
-    if let Role::Persistent { region_dims: Some(dims) } = &tensor.role {
-        if dims.is_empty() || dims.len() > MAX_DIMS || dims.iter().any(|&d| d == 0 || d > u64::from(u32::MAX >> 1)) {
-            return error(format!("has region dimensions {dims:?}; 1 to {MAX_DIMS} that are not 0 are possible"));
-        }
+    if let Role::Persistent { region_dims: Some(dims) } = &tensor.role
+        && (dims.is_empty()
+            || dims.len() > MAX_DIMS
+            || dims.iter().any(|&d| d == 0 || d > u64::from(u32::MAX >> 1)))
+    {
+        return error(format!("has region dimensions {dims:?}; 1 to {MAX_DIMS} that are not 0 are possible"));
     }
     Ok(())
 }

@@ -17,7 +17,8 @@ use std::collections::{HashMap, HashSet};
 pub fn shard(graph: &mut OpGraph, registry: &Registry, world: u32) -> Result<(), BuildError> {
     check_splits(graph, world)?;
     if world == 1 {
-        for tensor in graph.tensors.iter_mut().filter(|t| t.sharding == Sharding::Partial) {
+        // A split over one rank, and a sum over one rank, are the whole.
+        for tensor in &mut graph.tensors {
             tensor.sharding = Sharding::Replicated;
         }
         remove_collectives(graph, registry);
@@ -107,7 +108,10 @@ impl Pass {
             let wanted = if op.op_type == ALLREDUCE { "a partial" } else { "a split" };
             return Err(BuildError::op(
                 &op.name,
-                format!("`{}` takes {wanted} tensor, `{}` is not; leave the operator out", op.op_type, input.name),
+                format!(
+                    "`{}` takes {wanted} tensor, `{}` is not; leave the operator out",
+                    op.op_type, input.name
+                ),
             ));
         }
         if op.inputs.len() == 2 && self.world > 1 {
@@ -137,7 +141,10 @@ impl Pass {
         if op_type == ALLREDUCE && (source.dims.len() != 2 || source.dtype != crate::DType::F32) {
             return Err(BuildError::tensor(
                 &source.name,
-                format!("must be summed over the ranks, which needs f32 [rows, columns]; it is {} {:?}", source.dtype, source.dims),
+                format!(
+                    "must be summed over the ranks, which needs f32 [rows, columns]; it is {} {:?}",
+                    source.dtype, source.dims
+                ),
             ));
         }
         let name = fresh(&mut self.names, format!("{}.{op_type}", source.name));
@@ -202,15 +209,18 @@ fn check_splits(graph: &OpGraph, world: u32) -> Result<(), BuildError> {
 fn check_split(tensor: &Tensor, world: u32) -> Result<(), BuildError> {
     let Sharding::Split { parts, .. } = &tensor.sharding else { return Ok(()) };
     for part in parts {
-        if let Split::Queries { heads, .. } | Split::KeyValues { heads, .. } = part.split {
-            if heads % u64::from(world) != 0 {
-                let possible: Vec<String> =
-                    (1..=heads.min(1024)).filter(|n| heads % n == 0).map(|n| n.to_string()).collect();
-                return Err(BuildError::tensor(
-                    &tensor.name,
-                    format!("{world} ranks do not divide {heads} query heads; possible are {}", possible.join(", ")),
-                ));
-            }
+        if let Split::Queries { heads, .. } | Split::KeyValues { heads, .. } = part.split
+            && heads % u64::from(world) != 0
+        {
+            let possible: Vec<String> =
+                (1..=heads.min(1024)).filter(|n| heads % n == 0).map(|n| n.to_string()).collect();
+            return Err(BuildError::tensor(
+                &tensor.name,
+                format!(
+                    "{world} ranks do not divide {heads} query heads; possible are {}",
+                    possible.join(", ")
+                ),
+            ));
         }
     }
     Ok(())

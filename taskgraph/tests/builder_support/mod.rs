@@ -1,14 +1,13 @@
 //! Task types without kernels, and a brute-force check of finished task graphs that knows nothing of the builder:
 //! it unrolls two iterations of all ranks, works out what happens before what by graph search, and follows values.
-#![allow(dead_code)]
 
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Arc;
 use taskgraph::task_graph::{EventType, Place, Task, core_types};
 use taskgraph::task_type::{
-    Access, Fusion, LocalOp, Need, OpError, OpView, Partition, Registry, ShardRule, TaskSpec, TaskType,
-    TensorType,
+    Access, ExpandedOp, Expansion, ExpansionOperand, Fusion, LocalOp, Need, OpError, OpView, Partition,
+    Registry, ShardRule, TaskSpec, TaskType, Temporary, TensorType,
 };
 use taskgraph::*;
 
@@ -246,6 +245,41 @@ impl TaskType for Records {
     }
 }
 
+/// Carried out by two `scale` steps with a temporary between them.
+#[derive(Debug)]
+pub struct Twice;
+
+impl TaskType for Twice {
+    fn name(&self) -> &'static str {
+        "twice"
+    }
+    fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        Elementwise("twice").infer(op)
+    }
+    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
+        Elementwise("twice").shard(op, world)
+    }
+    fn partition(&self, _: &LocalOp<'_>, _: &Target) -> Result<Partition, OpError> {
+        Err(OpError("is always expanded".into()))
+    }
+    fn expand(&self, op: &LocalOp<'_>, _: &Target) -> Result<Option<Expansion>, OpError> {
+        let step = |suffix, input, output| ExpandedOp {
+            op_type: "scale",
+            suffix,
+            inputs: vec![input],
+            outputs: vec![output],
+            attrs: Attrs::new(),
+        };
+        Ok(Some(Expansion {
+            temporaries: vec![Temporary { suffix: ".half", ty: op.outputs[0].clone() }],
+            ops: vec![
+                step("", ExpansionOperand::Input(0), ExpansionOperand::Temporary(0)),
+                step(".second", ExpansionOperand::Temporary(0), ExpansionOperand::Output(0)),
+            ],
+        }))
+    }
+}
+
 pub fn registry() -> Registry {
     let mut registry = Registry::default();
     for pushable in
@@ -255,6 +289,7 @@ pub fn registry() -> Registry {
     }
     registry.register(Arc::new(Elementwise("add")));
     registry.register(Arc::new(Elementwise("scale")));
+    registry.register(Arc::new(Twice));
     registry.register(Arc::new(Grid));
     registry.register(Arc::new(Records));
     registry
