@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Operand, Place, Space, TaskGraph};
-use taskgraph::verify::{ViolationKind, verify};
+use taskgraph::verify::{Violation, ViolationKind, verify};
 use taskgraph::{DType, EventId, Region};
 use verify_support::*;
 
@@ -73,11 +73,8 @@ impl Closure {
         for k in 0..nodes {
             for i in 0..nodes {
                 if before[i][k] {
-                    for j in 0..nodes {
-                        if before[k][j] {
-                            before[i][j] = true;
-                        }
-                    }
+                    let through = before[k].clone();
+                    before[i].iter_mut().zip(through).for_each(|(known, more)| *known |= more);
                 }
             }
         }
@@ -460,10 +457,9 @@ fn graphs_of(seed: u64) -> Vec<TaskGraph> {
 /// Both verdicts; `None` where the structure is broken, which the simple verifier does not look at.
 fn verdicts(graphs: &[TaskGraph]) -> Option<(Result<(), String>, Option<&'static str>)> {
     let ours = verify(graphs);
-    if let Err(found) = &ours {
-        if found.iter().any(|v| matches!(v.kind, ViolationKind::Structure | ViolationKind::Triggers)) {
-            return None;
-        }
+    let structure = |v: &Violation| matches!(v.kind, ViolationKind::Structure | ViolationKind::Triggers);
+    if ours.as_ref().is_err_and(|found| found.iter().any(structure)) {
+        return None;
     }
     Some((ours.map(|_| ()).map_err(|v| v[0].to_string()), brute(graphs)))
 }

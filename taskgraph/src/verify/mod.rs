@@ -89,7 +89,10 @@ fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Vio
     let mut violations = Vec::new();
     let flags = flagged::edges(graphs, &symmetric, &mut violations);
     pass(violations)?;
-    let order = Order::new(graphs, flags).map_err(|(order, cycle)| vec![cycle_violation(&order, &cycle)])?;
+    let (order, cycle) = Order::new(graphs, flags);
+    if let Some(cycle) = cycle {
+        return Err(vec![cycle_violation(&order, &cycle)]);
+    }
     pass(reach(&order))?;
 
     let mut own_order: Vec<Vec<u32>> = graphs.iter().map(|g| Vec::with_capacity(g.tasks.len())).collect();

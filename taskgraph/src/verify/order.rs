@@ -106,9 +106,9 @@ pub(super) fn bases(graphs: &[TaskGraph]) -> (Vec<u32>, Vec<u32>) {
 }
 
 impl<'g> Order<'g> {
-    /// The order of structurally sound graphs, or the nodes of a cycle, each before the next and the last
-    /// before the first.
-    pub(super) fn new(graphs: &'g [TaskGraph], flags: FlagEdges) -> Result<Order<'g>, (Order<'g>, Vec<u32>)> {
+    /// The order of structurally sound graphs; where there is none, the nodes of a cycle, each before the next
+    /// and the last before the first (then only names may be asked of the order).
+    pub(super) fn new(graphs: &'g [TaskGraph], flags: FlagEdges) -> (Order<'g>, Option<Vec<u32>>) {
         let (event_base, task_base) = bases(graphs);
         let events = event_base[graphs.len()] as usize;
         let tasks = task_base[graphs.len()] as usize;
@@ -172,10 +172,10 @@ impl<'g> Order<'g> {
         order.sort(&mut waits);
         if order.sequence.len() < events + tasks {
             let cycle = order.cycle();
-            return Err((order, cycle));
+            return (order, Some(cycle));
         }
         order.set_clocks();
-        Ok(order)
+        (order, None)
     }
 
     /// Number of events, which is the node of task 0 of rank 0.

@@ -349,7 +349,7 @@ impl RankCheck<'_> {
                 tensor.bytes
             ));
         }
-        if operand.offset % tensor.dtype.size() != 0 {
+        if !operand.offset.is_multiple_of(tensor.dtype.size()) {
             return Some(format!("of '{name}' starts at byte {}, inside an element", operand.offset));
         }
         if !view_in_region(tensor, operand) {
@@ -421,8 +421,8 @@ impl RankCheck<'_> {
                 }
             }
         }
-        for index in 2..graph.tasks.len() {
-            if !placed[index] && !self.full() {
+        for (index, placed) in placed.into_iter().enumerate().skip(2) {
+            if !placed && !self.full() {
                 self.say_task(index as u32, "is in no worker's list");
             }
         }
