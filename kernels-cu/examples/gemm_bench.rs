@@ -4,7 +4,7 @@
 //! `cargo run --release -p kernels-cu --example gemm_bench [-- THREADS]`
 
 use kernels_cu::abi::{mpk_linear_params, mpk_operand, params_words};
-use kernels_cu::isa::Isa;
+use kernels_cu::isa::{Isa, read_memory};
 use kernels_cu::layout;
 use kernels_cu::testing::{
     AlignedBytes, Call, TestBatch, TestRank, TestTask, TestTensor, random_values, run_task,
@@ -115,14 +115,9 @@ fn decode(threads: usize, rows: u32, k: u32, n: u32) {
     let copies = OUT_OF_CACHE.div_ceil(matrix);
     let memory = filled(matrix * copies);
     let time = run(threads, rows, k, n, &memory).as_secs_f64();
-    let words: &[u64] = bytemuck::cast_slice(memory.bytes());
+    let share = memory.bytes().len() / threads / 64 * 64;
     let read = best(threads, |thread| {
-        let share = &words[words.len() / threads * thread..words.len() / threads * (thread + 1)];
-        let mut sums = [0u64; 32];
-        for line in share.chunks_exact(32) {
-            sums.iter_mut().zip(line).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
-        }
-        std::hint::black_box(sums);
+        std::hint::black_box(read_memory(&memory.bytes()[share * thread..share * (thread + 1)]));
     })
     .as_secs_f64()
         / copies as f64;

@@ -57,7 +57,16 @@ impl Isa {
     }
 }
 
+/// Reads memory as fast as one core can (but for a rest of up to 255 bytes) and folds it into a number: the rate
+/// that decoding is measured against.
+pub fn read_memory(memory: &[u8]) -> u32 {
+    assert!(memory.as_ptr().cast::<u32>().is_aligned(), "memory must be aligned to 4 bytes");
+    // SAFETY: the slice is that many readable bytes.
+    unsafe { mpk_cpu_read(memory.as_ptr(), memory.len() as u64) }
+}
+
 unsafe extern "C" {
+    fn mpk_cpu_read(memory: *const u8, bytes: u64) -> u32;
     fn mpk_cpu_isa() -> i32;
     fn mpk_cpu_isa_supported() -> i32;
     fn mpk_cpu_set_isa(level: i32) -> i32;

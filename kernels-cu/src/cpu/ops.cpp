@@ -9,3 +9,7 @@ extern const mpk::VectorOps mpk_vector_ops_avx512;
 }
 
 const mpk::VectorOps& mpk::vector_ops() { return MPK_PICK(mpk_vector_ops); }
+
+extern "C" uint32_t mpk_cpu_read(const void* memory, uint64_t bytes) {
+  return mpk::vector_ops().read(memory, bytes);
+}
