@@ -9,7 +9,7 @@ pub fn tiled_stride(k: usize) -> usize {
     k.next_multiple_of(abi::MPK_TILE_K as usize)
 }
 
-/// Bytes of a tiled matrix [rows, k]: both padded, rows to 16 and k to 2.
+/// Bytes of a tiled matrix `[rows, k]`: both padded, rows to 16 and k to 2.
 pub fn tiled_bytes(rows: usize, k: usize, dtype: DType) -> usize {
     rows.next_multiple_of(abi::MPK_TILE_ROWS as usize) * tiled_stride(k) * dtype.size() as usize
 }

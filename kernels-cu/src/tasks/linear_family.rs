@@ -1,7 +1,7 @@
 //! What the task types of the linear family share: operands, shardings, tiles.
 //!
 //! The left side of the product is made of `x` row by row (as it is, normed, or gated), rounded once to the
-//! weight's type; the weight [n, k] is tiled; bias [n] and residual [rows, n] (f32) are added to the f32 sums.
+//! weight's type; the weight `[n, k]` is tiled; bias `[n]` and residual `[rows, n]` (f32) are added to the f32 sums.
 //!
 //! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1)
 //! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias.

@@ -1,6 +1,6 @@
-//! `add`: the sum of an activation `a` [rows, n] (f32 or the act dtype) and the residual stream [rows, n] (f32).
+//! `add`: the sum of an activation `a` `[rows, n]` (f32 or the act dtype) and the residual stream `[rows, n]` (f32).
 //!
-//! Output [rows, n] f32. One task for each column tile.
+//! Output `[rows, n]` f32. One task for each column tile.
 
 use crate::abi::{mpk_add_params, mpk_task_add, params_words};
 use crate::registry::Registration;

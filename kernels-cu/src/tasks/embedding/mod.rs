@@ -1,6 +1,6 @@
-//! `embedding`: the rows of table [vocabulary, k] (tiled) that belong to the iteration's tokens.
+//! `embedding`: the rows of table `[vocabulary, k]` (tiled) that belong to the iteration's tokens.
 //!
-//! Output [token rows, k] f32. With a table split over the vocabulary, a rank gives 0 for tokens of others, and
+//! Output `[token rows, k]` f32. With a table split over the vocabulary, a rank gives 0 for tokens of others, and
 //! the output is partial.
 
 use crate::abi::{mpk_embedding_params, mpk_task_embedding, params_words};

@@ -1,5 +1,5 @@
-//! `linear`: x [rows, k] times weight [n, k], and an optional bias [n]. Output [rows, n].
-//! See [`crate::tasks::linear_family`].
+//! `linear`: x `[rows, k]` times weight `[n, k]`, and an optional bias `[n]`. Output `[rows, n]`.
+//! See `src/tasks/linear_family.rs`.
 
 use crate::tasks::linear_family::{Family, Source, member};
 

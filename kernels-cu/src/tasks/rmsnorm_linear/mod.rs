@@ -1,6 +1,6 @@
-//! `rmsnorm_linear`: x [rows, k] (f32 or the act dtype) normed with the norm weight [k], times weight [n, k], and
-//! an optional bias [n]. Output [rows, n], or [samples, n] with `gather_samples`.
-//! See [`crate::tasks::linear_family`].
+//! `rmsnorm_linear`: x `[rows, k]` (f32 or the act dtype) normed with the norm weight `[k]`, times weight `[n, k]`, and
+//! an optional bias `[n]`. Output `[rows, n]`, or `[samples, n]` with `gather_samples`.
+//! See `src/tasks/linear_family.rs`.
 
 use crate::tasks::linear_family::{Family, Source, member};
 use taskgraph::task_type::Fusion;

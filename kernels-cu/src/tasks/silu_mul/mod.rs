@@ -1,4 +1,4 @@
-//! `silu_mul`: gate_up [rows, 2n] = [gate | up] to silu(gate) * up [rows, n] of the same type, computed in f32 and
+//! `silu_mul`: gate_up `[rows, 2n]` = `[gate | up]` to silu(gate) * up `[rows, n]` of the same type, computed in f32 and
 //! rounded once. On a rank that holds parts of gate and up, it holds the same part of both.
 
 use crate::abi::{mpk_silu_mul_params, mpk_task_silu_mul, params_words};
