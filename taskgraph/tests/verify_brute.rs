@@ -357,6 +357,42 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
     graphs
 }
 
+/// One rank, one tensor that lives across iterations, tasks with one access each in a few chains: so few faults
+/// that none hides behind another.
+fn sparse_graphs(random: &mut Random) -> Vec<TaskGraph> {
+    let wide = random.chance(40);
+    let dims: &[u32] = if wide { &[12, 12, 12, 12] } else { &[4] };
+    let workers = 2 + random.below(2) as u32;
+    let mut b = RankBuilder::new(0, 1, workers);
+    let p = b.tensor("p", DType::F32, dims, Space::Device, Role::Persistent { region_dims: None });
+    let events: Vec<u32> = (0..2).map(|_| b.event(false)).collect();
+    // Many boxes are needed for the tensor to be cut into too many cells; reads of corners order nothing.
+    let tasks = if wide { 8 } else { 3 + random.below(4) };
+    for i in 0..tasks {
+        let late = i >= tasks / 2;
+        let mut region = Region::whole(dims);
+        let small = wide && random.chance(80);
+        for (d, &size) in dims.iter().enumerate() {
+            let lo = random.below(size as usize) as u32;
+            let most = if small { 2.min(size - lo) } else { size - lo };
+            region = region.with(d, lo, lo + 1 + random.below(most as usize) as u32);
+        }
+        if random.chance(20) {
+            region = Region::whole(dims);
+        }
+        let access = [b.at(p, region, Place::Own)];
+        let (inputs, outputs): (&[Operand], &[Operand]) =
+            if random.chance(60) { (&access, &[]) } else { (&[], &access) };
+        let deps = [if late && random.chance(60) { events[0] } else { 1 }];
+        let trigger = Some(EventId::local(0, events[usize::from(late)]));
+        b.task(random.below(workers as usize) as u32, LINEAR, "work", inputs, outputs, &deps, trigger);
+    }
+    b.task(0, LINEAR, "last", &[], &[], &events, Some(EventId::local(0, 2)));
+    let mut graphs = vec![b.graph];
+    count_triggers(&mut graphs);
+    graphs
+}
+
 /// Changes one thing, leaving indices in range.
 fn mutate(graphs: &mut [TaskGraph], random: &mut Random) {
     let rank = random.below(graphs.len());
@@ -433,6 +469,9 @@ fn mutate(graphs: &mut [TaskGraph], random: &mut Random) {
 /// Graphs of a seed.
 fn graphs_of(seed: u64) -> Vec<TaskGraph> {
     let mut random = Random(seed);
+    if random.chance(30) {
+        return sparse_graphs(&mut random);
+    }
     let mut graphs = if random.chance(50) {
         random_graphs(&mut random)
     } else {
@@ -465,7 +504,7 @@ fn verdicts(graphs: &[TaskGraph]) -> Option<(Result<(), String>, Option<&'static
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn same_verdict_as_the_closure(seed: u64) {
