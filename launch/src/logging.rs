@@ -1,5 +1,6 @@
 //! Logs go to stderr, from rank 0 unless asked.
 
+use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// Variables in which launchers put this process's rank.

@@ -170,12 +170,12 @@ mod tests {
     }
 
     const KNOWN: [(u64, &str, u64, f32); 9] = [
-        (1, "model.embed_tokens.weight", 0, 0.013916015625),
+        (1, "model.embed_tokens.weight", 0, 57.0 / 4096.0),
         (1, "model.embed_tokens.weight", 1, 0.0029296875),
-        (1, "model.embed_tokens.weight", 12345, 0.00732421875),
+        (1, "model.embed_tokens.weight", 12345, 30.0 / 4096.0),
         (1, "lm_head.weight", 4294967303, -0.00048828125),
         (0, "lm_head.weight", 0, -0.02734375),
-        (18446744073709551615, "model.layers.31.self_attn.q_proj.bias", 4095, 0.011962890625),
+        (18446744073709551615, "model.layers.31.self_attn.q_proj.bias", 4095, 49.0 / 4096.0),
         (1, "model.norm.weight", 0, 1.0078125),
         (1, "model.norm.weight", 17, 1.0078125),
         (42, "model.layers.3.self_attn.k_norm.weight", 5, 1.015625),

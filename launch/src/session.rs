@@ -5,6 +5,7 @@ use crate::cli::{Args, BackendChoice};
 use crate::families::{self, GraphOptions};
 use crate::fill::fill;
 use crate::graphs::{self, build_one, build_verified, digests};
+use crate::logging::is_first_rank;
 use crate::model_json::ModelJson;
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Streamer, json_object};
@@ -15,6 +16,7 @@ use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
 use distributed::{CpuRank, World};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use taskgraph::builder::BuildOptions;
 use taskgraph::{OpGraph, Target, TaskGraph};
@@ -25,6 +27,10 @@ const REPORT_GRACE: Duration = Duration::from_secs(2);
 /// Runs or builds what `args` ask for; gives the exit status. MPI is initialised and finalised inside.
 pub fn run(args: &Args) -> i32 {
     if args.builds_only() {
+        // Under a launcher the first rank builds for all.
+        if !is_first_rank() {
+            return 0;
+        }
         return match crate::build_only::run(args) {
             Ok(()) => 0,
             Err(error) => {
@@ -90,6 +96,13 @@ fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
             .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
     }
     Ok(Prepared { model, source })
+}
+
+/// Finds out before the run whether `path` can be written; a file that was not there is not left behind.
+fn check_writable(path: &Path) -> std::io::Result<()> {
+    let existed = path.exists();
+    std::fs::OpenOptions::new().append(true).create(true).open(path)?;
+    if existed { Ok(()) } else { std::fs::remove_file(path) }
 }
 
 /// Opens model.json with the command line's overrides, and what it names.

@@ -107,7 +107,7 @@ impl Target {
     /// are at least that wide. Zero columns give no tile.
     pub fn column_tiles(&self, columns: u32, align: u32) -> Vec<std::ops::Range<u32>> {
         let unit = if align > self.column_unit
-            && align % self.column_unit == 0
+            && align.is_multiple_of(self.column_unit)
             && columns.div_ceil(align) >= self.max_tiles
         {
             align

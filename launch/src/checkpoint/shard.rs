@@ -14,6 +14,9 @@ use safetensors::{
 use super::tensor::TensorView;
 use crate::{error::InputError, hf_config::WeightDtype};
 
+/// Bytes before a page that a fault on it may map with it, at most (Linux: 64 KB by default, a folio where larger).
+const MAPPED_WITH_A_FAULT: usize = 2 << 20;
+
 /// A mapped file whose header has been checked: offsets are contiguous, match shapes and dtypes, and cover the file.
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -81,8 +84,9 @@ impl Shard {
     pub(super) fn release(&self, begin: usize, end: usize) {
         // SAFETY: sysconf has no preconditions.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-        // Outward, so that ranges released one after the other leave no page between them.
-        let begin = begin / page * page;
+        // Outward, so that ranges released one after the other leave no page between them; and further back, since
+        // a page fault also maps those of its neighbours that are in memory, released ones among them.
+        let begin = begin.saturating_sub(MAPPED_WITH_A_FAULT) / page * page;
         let end = end.next_multiple_of(page).min(self.map.len());
         if begin < end {
             // SAFETY: the pages are those of a file mapping that is never written, so dropping them loses nothing,

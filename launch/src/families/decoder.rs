@@ -54,8 +54,7 @@ impl Builder<'_> {
             output: false,
         });
 
-        // A tied table is the LM head too, which is dealt by vocabulary in any case.
-        let parallel = options.embedding == Embedding::VocabularyParallel || c.tie_word_embeddings;
+        let parallel = options.embedding == Embedding::VocabularyParallel;
         let table = self.graph.weight(
             "model.embed_tokens.weight",
             self.dtype,
@@ -136,10 +135,18 @@ impl Builder<'_> {
         }
 
         let normed = self.rmsnorm("final_norm", x, "model.norm.weight");
-        let head = if c.tie_word_embeddings {
-            table
-        } else {
-            self.graph.weight("lm_head.weight", self.dtype, &[vocabulary, hidden], Some((0, of_vocabulary)))
+        let head = match (c.tie_word_embeddings, parallel) {
+            (true, true) => table,
+            // The table is replicated, but the head is dealt by vocabulary: a second tensor of the same values.
+            (true, false) => self.concatenated(
+                "lm_head.tied",
+                vec![("model.embed_tokens.weight".into(), vocabulary, of_vocabulary)],
+                Some(hidden),
+            ),
+            (false, _) => {
+                let split = Some((0, of_vocabulary));
+                self.graph.weight("lm_head.weight", self.dtype, &[vocabulary, hidden], split)
+            }
         };
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));

@@ -81,7 +81,7 @@ pub fn main_graph_name(sizes: &Sizes) -> String {
 
 /// Rank counts that divide the query heads.
 pub fn possible_ranks(config: &ModelConfig) -> Vec<u32> {
-    (1..=config.num_heads).filter(|n| config.num_heads % n == 0).collect()
+    (1..=config.num_heads).filter(|&n| config.num_heads.is_multiple_of(n)).collect()
 }
 
 /// The element type of weights and of activations between tasks.
