@@ -18,6 +18,7 @@ pub fn init(all_ranks: bool) {
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
             .init();
     }

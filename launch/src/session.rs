@@ -91,8 +91,7 @@ fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
     }
     check_backend(args.backend)?;
     if let (Some(path), 0) = (&args.trace, world.rank()) {
-        // Found out now rather than after the run.
-        std::fs::File::create(path)
+        check_writable(path)
             .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
     }
     Ok(Prepared { model, source })
