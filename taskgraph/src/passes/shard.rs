@@ -17,8 +17,9 @@ use std::collections::{HashMap, HashSet};
 pub fn shard(graph: &mut OpGraph, registry: &Registry, world: u32) -> Result<(), BuildError> {
     check_splits(graph, world)?;
     if world == 1 {
-        // A split over one rank, and a sum over one rank, are the whole.
-        for tensor in &mut graph.tensors {
+        // A split over one rank, and a sum over one rank, are the whole. Weights keep theirs: a contract may
+        // derive the type of an output from it.
+        for tensor in graph.tensors.iter_mut().filter(|t| !matches!(t.role, Role::Weight { .. })) {
             tensor.sharding = Sharding::Replicated;
         }
         remove_collectives(graph, registry);
