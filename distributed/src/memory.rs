@@ -21,9 +21,25 @@ unsafe impl Send for HugeBuffer {}
 // SAFETY: as above; `&HugeBuffer` gives out only the address.
 unsafe impl Sync for HugeBuffer {}
 
+/// Which pages a buffer asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Huge ones: for what is read over and over.
+    Huge,
+    /// Ordinary ones: for what is touched bit by bit while the kernel runs, such as a key-value cache. The first
+    /// touch of a huge page zeroes 2 MB, for which the system may have to move other pages: milliseconds in the
+    /// middle of a step.
+    Small,
+}
+
 impl HugeBuffer {
-    /// `len` zeroed bytes for `what`, aligned to a huge page (to a page where `len` is small).
+    /// `len` zeroed bytes for `what` on huge pages, aligned to one (to a page where `len` is small).
     pub fn new(rank: u32, what: &str, len: usize) -> Result<Self> {
+        Self::on(Pages::Huge, rank, what, len)
+    }
+
+    /// `len` zeroed bytes for `what`.
+    pub fn on(pages: Pages, rank: u32, what: &str, len: usize) -> Result<Self> {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
         let failed =
             |reason: String| Error::OutOfMemory { rank, what: what.into(), bytes: len as u64, reason };
@@ -50,7 +66,7 @@ impl HugeBuffer {
         let skip = base.as_ptr().align_offset(align);
         // SAFETY: `skip < align`, and the mapping is `align` bytes longer than needed.
         let start = unsafe { base.add(skip) };
-        if len >= HUGE_PAGE {
+        if len >= HUGE_PAGE && pages == Pages::Huge {
             // SAFETY: the range lies inside the mapping. Advice only: a refusal changes nothing but speed.
             unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }

@@ -5,7 +5,7 @@ use crate::arrays::{GraphArrays, placement};
 use crate::batch_memory::BatchMemory;
 use crate::error::{Error, Result};
 use crate::heap_layout::HeapLayout;
-use crate::memory::{HugeBuffer, Layout};
+use crate::memory::{HugeBuffer, Layout, Pages};
 use crate::plan::{BatchPlan, RunOptions};
 use crate::queues::Queues;
 use crate::symmetric::SymmetricHeap;
@@ -88,8 +88,9 @@ impl CpuRank {
         let is_constant = |t: &TensorEntry| matches!(t.role, Role::Weight { .. } | Role::Constant);
         let is_persistent = |t: &TensorEntry| matches!(t.role, Role::Persistent { .. });
         let mut shared = HashMap::new();
-        let constants = place_shared(me, "weights", &graphs, &mut shared, is_constant)?;
-        let persistent = place_shared(me, "the key-value cache", &graphs, &mut shared, is_persistent)?;
+        let constants = place_shared(Pages::Huge, me, "weights", &graphs, &mut shared, is_constant)?;
+        let persistent =
+            place_shared(Pages::Small, me, "the key-value cache", &graphs, &mut shared, is_persistent)?;
         let (activations, own) = place_own(me, &graphs, &layout, &heap)?;
 
         let mut arrays = Vec::new();
@@ -304,6 +305,7 @@ unsafe impl Sync for SharedWork<'_> {}
 
 /// Allocates one buffer for all tensors that `which` selects, the same name once.
 fn place_shared(
+    pages: Pages,
     rank: u32,
     what: &str,
     graphs: &[TaskGraph],
@@ -328,7 +330,7 @@ fn place_shared(
             }
         }
     }
-    let buffer = HugeBuffer::new(rank, what, layout.bytes() as usize)?;
+    let buffer = HugeBuffer::on(pages, rank, what, layout.bytes() as usize)?;
     for (name, (offset, bytes)) in places {
         // SAFETY: the offset lies inside the buffer by the layout.
         let address = unsafe { buffer.as_ptr().add(offset as usize) };
