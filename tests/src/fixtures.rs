@@ -101,10 +101,13 @@ impl Fixture {
             .set("generate.ignore_eos", true)
     }
 
-    /// Largest difference that a log-probability may have.
+    /// Largest difference that a log-probability may have. What was promised is 0.05 for f32 and
+    /// 0.12 x (1 + |logprob|) for bf16; f32 and f16 are held to less, ten times what was measured, since an error in
+    /// the arithmetic may be small.
     fn tolerance(&self, logprob: f64) -> f64 {
         match self.expected.dtype.as_str() {
-            "float32" => 0.05,
+            "float32" => 0.0005,
+            "float16" => 0.02 * (1.0 + logprob.abs()),
             _ => 0.12 * (1.0 + logprob.abs()),
         }
     }

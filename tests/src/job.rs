@@ -273,9 +273,19 @@ impl Running {
         // What was started by it may need a moment to end, and files to vanish; in a good run there is none.
         let settled = Instant::now();
         let (mut orphans, mut in_shared_memory, mut in_temporary);
+        let mut foreign = BTreeSet::new();
         loop {
             orphans = self.processes();
             in_shared_memory = shared_memory().difference(&self.shared_memory).cloned().collect::<Vec<_>>();
+            // What another program has made meanwhile is no leak of this one.
+            in_shared_memory.retain(|name| {
+                let other =
+                    foreign.contains(name) || processes::mapped_by_others(&format!("/dev/shm/{name}"));
+                if other {
+                    foreign.insert(name.clone());
+                }
+                !other
+            });
             in_temporary = files_below(self.temporary.path());
             let clean = orphans.is_empty() && in_shared_memory.is_empty() && in_temporary.is_empty();
             if clean || settled.elapsed() > SETTLE {

@@ -50,3 +50,14 @@ pub(crate) fn status_bytes(pid: i32, field: &str) -> Option<u64> {
     let line = status.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
+
+/// True where a process that does not carry a mark has the file `path` mapped: it belongs to another program.
+pub(crate) fn mapped_by_others(path: &str) -> bool {
+    let Ok(entries) = fs::read_dir("/proc") else { return false };
+    entries.flatten().any(|entry| {
+        let maps = fs::read_to_string(entry.path().join("maps")).unwrap_or_default();
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let marked = environment.split(|&b| b == 0).any(|v| v.starts_with(format!("{MARK}=").as_bytes()));
+        !marked && maps.lines().any(|line| line.ends_with(path))
+    })
+}

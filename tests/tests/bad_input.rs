@@ -6,12 +6,15 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Runs `arguments` alone, under `mpirun -n 2` and, where graphs are built without a run, with `--check`: each ends
-/// with one error that holds all of `words`.
+/// Runs `arguments` on one rank: it ends with one error that holds all of `words`.
 fn refused(what: &str, arguments: &[&str], words: &[&str]) {
-    for job in [Job::alone(), Job::under_mpirun(2)] {
-        refused_by(job.args(arguments), what, words);
-    }
+    refused_by(Job::alone().args(arguments), what, words);
+}
+
+/// The same under `mpirun` (which takes a second or two to end a job that fails): each kind of error once.
+fn refused_on_all_ranks(what: &str, arguments: &[&str], words: &[&str]) {
+    refused(what, arguments, words);
+    refused_by(Job::under_mpirun(2).args(arguments), what, words);
 }
 
 fn refused_by(job: Job, what: &str, words: &[&str]) {
@@ -34,6 +37,10 @@ fn refused_by(job: Job, what: &str, words: &[&str]) {
 /// A model.json that is refused.
 fn model_refused(what: &str, model: &ModelFile, words: &[&str]) {
     refused(what, &[text(&model.path()), "--prompt-tokens", "1,2,3"], words);
+}
+
+fn model_refused_on_all_ranks(what: &str, model: &ModelFile, words: &[&str]) {
+    refused_on_all_ranks(what, &[text(&model.path()), "--prompt-tokens", "1,2,3"], words);
 }
 
 fn text(path: &Path) -> &str {
@@ -60,18 +67,22 @@ fn config_with(name: &str, value: Value) -> ModelFile {
 
 #[test]
 fn missing_and_unreadable_files() {
-    refused("missing", &["/nonexistent/model.json"], &["/nonexistent/model.json", "No such file"]);
+    refused_on_all_ranks(
+        "missing",
+        &["/nonexistent/model.json"],
+        &["/nonexistent/model.json", "No such file"],
+    );
     let folder = tempfile::tempdir().expect("a temporary folder");
     refused("a folder", &[text(folder.path())], &["cannot read"]);
     let model = ModelFile::new(json!({"schema": "mpk-model/1", "checkpoint": "nowhere"}));
-    model_refused("missing checkpoint", &model, &["nowhere", "cannot read"]);
+    model_refused_on_all_ranks("missing checkpoint", &model, &["nowhere", "cannot read"]);
     fs::create_dir(model.folder().join("nowhere")).expect("a folder");
     model_refused("empty checkpoint", &model, &["config.json", "cannot read"]);
 }
 
 #[test]
 fn json_errors_name_line_and_column() {
-    model_refused(
+    model_refused_on_all_ranks(
         "syntax",
         &raw("{\n  \"schema\": \"mpk-model/1\",\n  \"checkpoint\" \".\"\n}"),
         &["model.json:3:16"],
@@ -81,7 +92,7 @@ fn json_errors_name_line_and_column() {
     model_refused("not an object", &raw("[1]"), &["expected an object"]);
     model_refused("not text", &raw("\u{1}\u{2}"), &["model.json:1:1"]);
     let model = ModelFile::copy_of_fixture("qwen3").edit_bytes("config.json", |b| b.truncate(20));
-    model_refused("config.json", &model, &["config.json:", "JSON"]);
+    model_refused_on_all_ranks("config.json", &model, &["config.json:", "JSON"]);
     let model =
         ModelFile::copy_of_fixture("qwen3").edit_bytes("generation_config.json", |b| b.insert(0, b'}'));
     model_refused("generation_config.json", &model, &["generation_config.json:1:1"]);
@@ -92,10 +103,14 @@ fn json_errors_name_line_and_column() {
 #[test]
 fn unknown_fields_and_wrong_types_name_the_place() {
     let fixture = || ModelFile::of_fixture("mistral");
-    model_refused("unknown field", &fixture().set("max_bach", 3), &["max_bach", "unknown field"]);
+    model_refused_on_all_ranks(
+        "unknown field",
+        &fixture().set("max_bach", 3),
+        &["max_bach", "unknown field"],
+    );
     model_refused("unknown nested", &fixture().set("runtime.placment", "static"), &["runtime", "placment"]);
     model_refused("unknown nested", &fixture().set("generate.prompt", "x"), &["generate", "prompt"]);
-    model_refused("wrong type", &fixture().set("max_batch", "8"), &["max_batch"]);
+    model_refused_on_all_ranks("wrong type", &fixture().set("max_batch", "8"), &["max_batch"]);
     model_refused("negative", &fixture().set("max_seq_len", -1), &["max_seq_len"]);
     model_refused("a fraction", &fixture().set("page_size", 1.5), &["page_size"]);
     model_refused(
@@ -120,7 +135,7 @@ fn unknown_fields_and_wrong_types_name_the_place() {
 fn unsupported_models_are_refused_with_what_is_supported() {
     let supported = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"];
     let model = config_with("architectures", json!(["GPT2LMHeadModel"]));
-    model_refused("architecture", &model, &[&["GPT2LMHeadModel"][..], &supported].concat());
+    model_refused_on_all_ranks("architecture", &model, &[&["GPT2LMHeadModel"][..], &supported].concat());
     let model = ModelFile::copy_of_fixture("qwen3")
         .edit("config.json", |c| c["architectures"] = json!(["Qwen3MoeForCausalLM"]));
     model_refused(
@@ -160,11 +175,13 @@ fn unsupported_models_are_refused_with_what_is_supported() {
         mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("mistral").join("config.json"));
     config["sliding_window"] = json!(32);
     let model = ModelFile::random(config, 1).set("max_seq_len", 33);
-    model_refused("sliding window", &model, &["max_seq_len", "window"]);
+    model_refused_on_all_ranks("sliding window", &model, &["max_seq_len", "window"]);
 }
 
 #[test]
 fn checkpoints_that_contradict_their_configuration() {
+    let model = ModelFile::copy_of_fixture("qwen3").edit("config.json", |c| c["hidden_size"] = json!(80));
+    model_refused_on_all_ranks("hidden_size", &model, &["shape", "80"]);
     for (name, value, words) in [
         ("hidden_size", json!(80), &["shape", "80"][..]),
         ("intermediate_size", json!(108), &["mlp", "shape", "107", "108"]),
@@ -173,7 +190,11 @@ fn checkpoints_that_contradict_their_configuration() {
         ("num_hidden_layers", json!(4), &["model.layers.3.", "missing"]),
         ("tie_word_embeddings", json!(false), &["lm_head.weight", "missing"]),
     ] {
-        let model = ModelFile::copy_of_fixture("qwen3").edit("config.json", |c| c[name] = value);
+        let model = ModelFile::copy_of_fixture("qwen3").edit("config.json", |c| {
+            c[name] = value;
+            // It would contradict the number of layers before the checkpoint does.
+            c.as_object_mut().expect("an object").remove("layer_types");
+        });
         model_refused(name, &model, words);
     }
 }
@@ -182,6 +203,7 @@ fn checkpoints_that_contradict_their_configuration() {
 fn damaged_safetensors() {
     let mistral = || ModelFile::copy_of_fixture("mistral");
     let file = "model.safetensors";
+    model_refused_on_all_ranks("cut short", &mistral().edit_bytes(file, |b| b.truncate(9999)), &[file]);
     for keep in [0, 5, 100, 5000, 450_911] {
         let model = mistral().edit_bytes(file, |b| b.truncate(keep));
         model_refused(&format!("cut to {keep} bytes"), &model, &[file]);
@@ -189,7 +211,11 @@ fn damaged_safetensors() {
     model_refused("longer", &mistral().edit_bytes(file, |b| b.extend([0; 64])), &[file]);
     model_refused("no header", &mistral().edit_bytes(file, |b| b[..8].fill(0xFF)), &[file]);
     let lfs = b"version https://git-lfs.github.com/spec/v1\n";
-    model_refused("LFS pointer", &mistral().edit_bytes(file, |b| *b = lfs.to_vec()), &[file, "LFS"]);
+    model_refused_on_all_ranks(
+        "LFS pointer",
+        &mistral().edit_bytes(file, |b| *b = lfs.to_vec()),
+        &[file, "LFS"],
+    );
     let replace = |from: &'static str, to: &'static str| {
         assert_eq!(from.len(), to.len());
         mistral().edit_bytes(file, move |bytes| {
@@ -218,7 +244,9 @@ fn shards_missing_or_outside_the_folder() {
     let model = qwen3();
     fs::remove_file(model.checkpoint().join("model-00002-of-00003.safetensors"))
         .expect("the file was copied");
-    model_refused("missing shard", &model, &["model-00002-of-00003.safetensors"]);
+    model_refused_on_all_ranks("missing shard", &model, &["model-00002-of-00003.safetensors"]);
+    let model = qwen3().edit(index, |i| i["weight_map"]["model.norm.weight"] = json!("../x.safetensors"));
+    model_refused_on_all_ranks("outside", &model, &["../x.safetensors", "folder"]);
     for name in ["../model-00002-of-00003.safetensors", "/etc/passwd", "", ".", "a\\..\\b"] {
         let model = qwen3();
         fs::copy(
@@ -231,7 +259,7 @@ fn shards_missing_or_outside_the_folder() {
     }
     let model = qwen3()
         .edit(index, |i| i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors"));
-    model_refused(
+    model_refused_on_all_ranks(
         "tensor in another shard",
         &model,
         &["model.norm.weight", "model-00001-of-00003.safetensors"],
@@ -248,7 +276,7 @@ fn shards_missing_or_outside_the_folder() {
 fn numbers_of_ranks_that_do_not_divide_the_heads() {
     let model = ModelFile::of_fixture("qwen3");
     let arguments = [text(&model.path()).to_string(), "--prompt-tokens".into(), "1".into()];
-    for ranks in [3, 5, 16] {
+    for ranks in [3, 16] {
         refused_by(
             Job::under_mpirun(ranks).args(&arguments),
             "ranks",
@@ -265,19 +293,23 @@ fn prompts_that_cannot_run() {
     let path = model.path();
     let path = text(&path);
     let long = vec!["1"; 192].join(",");
-    refused("too long", &[path, "--prompt-tokens", &long], &["192", "max_seq_len"]);
-    refused("empty", &[path, "--prompt-tokens", ""], &["empty"]);
+    refused_on_all_ranks("too long", &[path, "--prompt-tokens", &long], &["192", "max_seq_len"]);
+    refused_on_all_ranks("empty", &[path, "--prompt-tokens", ""], &["empty"]);
     refused(
         "second empty",
         &[path, "--prompt-tokens", "1", "--prompt-tokens", ""],
         &["--prompt-tokens 2", "empty"],
     );
-    refused("out of range", &[path, "--prompt-tokens", "1,211"], &["211", "0 to 210"]);
+    refused_on_all_ranks("out of range", &[path, "--prompt-tokens", "1,211"], &["211", "0 to 210"]);
     refused("no number", &[path, "--prompt-tokens", "1,two"], &["two"]);
     refused("negative", &[path, "--prompt-tokens=-1"], &["-1"]);
     refused("too large", &[path, "--prompt-tokens", "99999999999"], &["99999999999"]);
-    refused("no tokenizer", &[path, "--prompt", "hello"], &["tokenizer.json", "--prompt-tokens"]);
-    refused("no prompt", &[path], &["--prompt"]);
+    refused_on_all_ranks(
+        "no tokenizer",
+        &[path, "--prompt", "hello"],
+        &["tokenizer.json", "--prompt-tokens"],
+    );
+    refused_on_all_ranks("no prompt", &[path], &["--prompt"]);
     refused("no new tokens", &[path, "--prompt-tokens", "1", "--max-new-tokens", "0"], &["max_new_tokens"]);
     let few_pages = ModelFile::of_fixture("mistral").set("runtime.kv_pages", 1);
     let sixteen = vec!["1"; 16].join(",");
@@ -294,12 +326,12 @@ fn prompts_that_cannot_run() {
 fn sizes_that_overflow() {
     let fixture = || ModelFile::of_fixture("mistral");
     let model = fixture().set("max_seq_len", u32::MAX).set("max_batch", 4096);
-    model_refused("tokens", &model, &["overflow", "max_seq_len"]);
+    model_refused_on_all_ranks("tokens", &model, &["overflow", "max_seq_len"]);
     let model = fixture().set("runtime.kv_pages", u32::MAX).set("page_size", 1u32 << 31);
     model_refused("KV", &model, &["overflow"]);
     model_refused("slots", &fixture().set("max_batch", 5000), &["max_batch", "4096"]);
     model_refused("past 32 bits", &fixture().set("max_seq_len", 1u64 << 32), &["max_seq_len"]);
-    model_refused("hidden size", &config_with("hidden_size", json!(u32::MAX)), &["hidden_size"]);
+    model_refused("hidden size", &config_with("hidden_size", json!(u32::MAX)), &["4294967295"]);
     model_refused("layers", &config_with("num_hidden_layers", json!(u32::MAX)), &["num_hidden_layers"]);
     model_refused("heads", &config_with("num_attention_heads", json!(1u32 << 30)), &["num_attention_heads"]);
     model_refused("MLP", &config_with("intermediate_size", json!(u32::MAX)), &["intermediate_size"]);
@@ -326,6 +358,8 @@ fn graphs_of_the_users_own_that_are_wrong() {
     ] {
         refused(what, &[text(&graph(value).path())], words);
     }
+    let unknown = graph(good(json!({"op": "conv", "inputs": ["x"], "outputs": ["y"]})));
+    refused_on_all_ranks("unknown operator", &[text(&unknown.path())], &["conv"]);
 }
 
 /// Usage errors come from the command line's own parser; they end in the same way.
@@ -335,11 +369,11 @@ fn wrong_usage() {
     let path = model.path();
     let path = text(&path);
     refused("no model", &[], &["MODEL"]);
-    refused("unknown option", &[path, "--speed", "9"], &["--speed"]);
+    refused_on_all_ranks("unknown option", &[path, "--speed", "9"], &["--speed"]);
     refused("unknown placement", &[path, "--placement", "best"], &["best", "static", "dynamic"]);
     refused("no workers", &[path, "--workers", "0"], &["--workers", "0"]);
     refused("too many log-probabilities", &[path, "--logprobs", "129"], &["129"]);
-    refused("deadline", &[path, "--prompt-tokens", "1", "--deadline", "0"], &["--deadline"]);
+    refused_on_all_ranks("deadline", &[path, "--prompt-tokens", "1", "--deadline", "0"], &["--deadline"]);
     refused("deadline", &[path, "--prompt-tokens", "1", "--deadline", "nan"], &["--deadline"]);
     refused("ranks without a build", &[path, "--prompt-tokens", "1", "--ranks", "2"], &["--ranks", "mpirun"]);
     refused(
@@ -347,7 +381,7 @@ fn wrong_usage() {
         &[path, "--prompt-tokens", "1", "--device", "h200"],
         &["--device", "--check"],
     );
-    refused("unknown device", &[path, "--check", "--device", "abacus"], &["abacus", "h200"]);
+    refused_on_all_ranks("unknown device", &[path, "--check", "--device", "abacus"], &["abacus", "h200"]);
     let nowhere = [path, "--prompt-tokens", "1", "--trace", "/nonexistent/folder/trace.json"];
     for job in [Job::alone(), Job::under_mpirun(2)] {
         let finished = job.args(nowhere).run().expect(2).expect_nothing_left();

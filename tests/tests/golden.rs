@@ -30,7 +30,7 @@ fn check(name: &'static str, ranks: u32, choices: &[Choice]) {
         let found = run(&model, ranks, choice);
         assert_eq!(found.tp, ranks);
         let share = fixture.check(&found, &what);
-        println!("{what}: {:.0} % of what log-probabilities may differ", 100.0 * share);
+        println!("{what}: {:.3} % of what log-probabilities may differ", 100.0 * share);
         match &first {
             None => first = Some(found),
             Some(first) => {

@@ -11,13 +11,13 @@ use std::time::Duration;
 /// What a rank may use beyond its shard and its KV cache.
 const ALLOWANCE: u64 = 200_000_000;
 
-const HIDDEN: u64 = 1536;
-const LAYERS: u64 = 4;
-const HEADS: u64 = 12;
+const HIDDEN: u64 = 2048;
+const LAYERS: u64 = 1;
+const HEADS: u64 = 16;
 const KV_HEADS: u64 = 4;
 const HEAD_DIM: u64 = 128;
-const INTERMEDIATE: u64 = 6144;
-const VOCABULARY: u64 = 32000;
+const INTERMEDIATE: u64 = 12288;
+const VOCABULARY: u64 = 80000;
 const SLOTS: u64 = 4;
 const SEQUENCE: u64 = 1024;
 
@@ -92,7 +92,7 @@ fn sized(model: ModelFile) -> ModelFile {
 
 #[test]
 fn random_weights() {
-    assert!((400_000_000..700_000_000).contains(&weight_bytes()));
+    assert!((800_000_000..900_000_000).contains(&weight_bytes()));
     let model = sized(ModelFile::random(config(), 1));
     check(&model, 1);
     check(&model, 2);
