@@ -2,7 +2,7 @@
 
 use super::GraphFileError;
 use super::task_graph_file::{
-    FileEvent, FileGraph, FileOperand, FilePart, FilePlace, FileTask, FileTensor, FileVariant,
+    FileEvent, FileGraph, FileOperand, FilePart, FilePlace, FileTask, FileTensor, FileVariant, FileView,
     TASK_GRAPH_SCHEMA,
 };
 use crate::ids::{EventId, TaskId};
@@ -111,11 +111,21 @@ fn operand_to_file<'g>(graph: &'g TaskGraph, operand: &Operand) -> std::io::Resu
     let region = &operand.region;
     let used = (0..MAX_DIMS).rev().find(|&d| (region.lo[d], region.hi[d]) != (0, 1)).map_or(0, |d| d + 1);
     let used = used.max(tensor.region_dims.len().min(MAX_DIMS));
-    Ok(FileOperand {
-        base_ptr: tensor.name.as_str().into(),
+    let view = FileView {
         offset: operand.offset,
         dims: operand.dims[..ndim].to_vec(),
         strides: operand.strides[..ndim].to_vec(),
+    };
+    let (touched, view) = match touched(tensor, operand) {
+        Some(touched) => (touched, Some(view)),
+        None => (view, None),
+    };
+    Ok(FileOperand {
+        base_ptr: tensor.name.as_str().into(),
+        offset: touched.offset,
+        dims: touched.dims,
+        strides: touched.strides,
+        view,
         data_type: tensor.dtype,
         region: (0..used).map(|d| [region.lo[d], region.hi[d]]).collect(),
         place: match operand.place {
@@ -123,6 +133,31 @@ fn operand_to_file<'g>(graph: &'g TaskGraph, operand: &Operand) -> std::io::Resu
             Place::Peer(peer) => Some(FilePlace::Peer(peer)),
             Place::All => Some(FilePlace::All),
         },
+    })
+}
+
+/// What an operand touches, where its view is the whole tensor but its region is less.
+fn touched(tensor: &TensorEntry, operand: &Operand) -> Option<FileView> {
+    let ndim = tensor.dims.len();
+    let region = &operand.region;
+    let sees_all = operand.offset == 0
+        && usize::from(operand.ndim) == ndim
+        && operand.dims.get(..ndim) == Some(&tensor.dims[..])
+        && operand.strides.get(..ndim) == Some(&tensor.strides[..]);
+    let whole = Region::whole(&tensor.dims);
+    if !sees_all
+        || tensor.tiled
+        || tensor.region_dims != tensor.dims
+        || *region == whole
+        || !whole.contains(region)
+    {
+        return None;
+    }
+    let first: u64 = (0..ndim).map(|d| u64::from(region.lo[d]) * u64::from(tensor.strides[d])).sum();
+    Some(FileView {
+        offset: first * tensor.dtype.size(),
+        dims: (0..ndim).map(|d| region.hi[d].saturating_sub(region.lo[d])).collect(),
+        strides: tensor.strides.clone(),
     })
 }
 
@@ -421,8 +456,13 @@ impl Context<'_> {
                 format!("is {}, but '{}' is {dtype}", operand.data_type, operand.base_ptr),
             ));
         }
-        let ndim = operand.dims.len();
-        if ndim > MAX_DIMS || operand.strides.len() != ndim {
+        let FileView { offset, dims: view_dims, strides: view_strides } = operand.view.unwrap_or(FileView {
+            offset: operand.offset,
+            dims: operand.dims,
+            strides: operand.strides,
+        });
+        let ndim = view_dims.len();
+        if ndim > MAX_DIMS || view_strides.len() != ndim {
             return Err(GraphFileError::at(
                 "dims",
                 format!("at most {MAX_DIMS} dimensions, each with a stride, are possible"),
@@ -432,8 +472,8 @@ impl Context<'_> {
             return Err(GraphFileError::at("region", format!("has more than {MAX_DIMS} dimensions")));
         }
         let (mut dims, mut strides) = ([1; MAX_DIMS], [1; MAX_DIMS]);
-        dims[..ndim].copy_from_slice(&operand.dims);
-        strides[..ndim].copy_from_slice(&operand.strides);
+        dims[..ndim].copy_from_slice(&view_dims);
+        strides[..ndim].copy_from_slice(&view_strides);
         let mut region = Region::whole(&[]);
         for (d, &[lo, hi]) in operand.region.iter().enumerate() {
             (region.lo[d], region.hi[d]) = (lo, hi);
@@ -443,6 +483,6 @@ impl Context<'_> {
             Some(FilePlace::Peer(peer)) => Place::Peer(peer),
             Some(FilePlace::All) => Place::All,
         };
-        Ok(Operand { tensor, offset: operand.offset, dims, strides, ndim: ndim as u8, place, region })
+        Ok(Operand { tensor, offset, dims, strides, ndim: ndim as u8, place, region })
     }
 }

@@ -117,9 +117,9 @@ pub(super) struct FileVariant<'a> {
 pub(super) struct FileOperand<'a> {
     /// Name of the tensor.
     pub(super) base_ptr: Cow<'a, str>,
-    /// Bytes from the tensor's start to the view's.
+    /// Bytes from the tensor's start to what is touched.
     pub(super) offset: u64,
-    /// Dimensions of the view.
+    /// Dimensions of what is touched.
     pub(super) dims: Vec<u32>,
     /// In elements.
     pub(super) strides: Vec<u32>,
@@ -130,6 +130,22 @@ pub(super) struct FileOperand<'a> {
     /// Rank whose memory is meant, or `"all"`; absent: this rank's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) place: Option<FilePlace>,
+    /// What the kernel sees, where that is more than it touches: which rows are a slot's is known at run time, so
+    /// its tasks see all rows, and the rows above are the share that stands for the slot's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) view: Option<FileView>,
+}
+
+/// A strided view into a tensor.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileView {
+    /// Bytes from the tensor's start.
+    pub(super) offset: u64,
+    /// Dimensions.
+    pub(super) dims: Vec<u32>,
+    /// In elements.
+    pub(super) strides: Vec<u32>,
 }
 
 /// Memory other than the rank's own.
