@@ -44,17 +44,43 @@ fn allowed_cores() -> Vec<usize> {
     if !launched_by_mpi() {
         return own();
     }
-    // SAFETY: getppid has no preconditions.
-    let parent = unsafe { libc::getppid() };
-    std::fs::read_to_string(format!("/proc/{parent}/status"))
-        .ok()
-        .and_then(|status| {
-            status
-                .lines()
-                .find_map(|l| l.strip_prefix("Cpus_allowed_list:").map(|list| parse_list(list.trim())))
-        })
-        .filter(|cores| !cores.is_empty())
-        .unwrap_or_else(own)
+    launcher_cores().filter(|cores| !cores.is_empty()).unwrap_or_else(own)
+}
+
+/// Programs that start the ranks of a node, as the system names them (at most 15 characters).
+const LAUNCHERS: [&str; 10] = [
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "orted",
+    "prterun",
+    "prted",
+    "hydra_pmi_proxy",
+    "mpiexec.hydra",
+    "slurmstepd",
+    "srun",
+];
+
+/// Cores of the nearest ancestor that is a launcher (there may be shell scripts between), else of the parent.
+fn launcher_cores() -> Option<Vec<usize>> {
+    const DEEPEST: usize = 16;
+    let status = |process: &str| std::fs::read_to_string(format!("/proc/{process}/status")).ok();
+    let field = |status: &str, name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_string()))
+    };
+    let cores = |status: &str| field(status, "Cpus_allowed_list:").map(|list| parse_list(&list));
+    let parent = status(&field(&status("self")?, "PPid:")?)?;
+    let mut ancestor = parent.clone();
+    for _ in 0..DEEPEST {
+        if LAUNCHERS.contains(&field(&ancestor, "Name:")?.as_str()) {
+            return cores(&ancestor);
+        }
+        match field(&ancestor, "PPid:").and_then(|process| status(&process)) {
+            Some(next) => ancestor = next,
+            None => break,
+        }
+    }
+    cores(&parent)
 }
 
 /// Parses `0-3,8,10-11`.

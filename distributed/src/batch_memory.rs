@@ -1,7 +1,7 @@
 //! What the batch step reads and writes: configuration, batch state, outputs.
 
 use crate::error::Result;
-use crate::memory::{HugeBuffer, Layout};
+use crate::memory::{HugeBuffer, Layout, Pinned};
 use crate::plan::{BatchPlan, Mode};
 use crate::rank::Slot;
 use kernels_cu::abi;
@@ -13,11 +13,11 @@ pub struct BatchMemory {
     /// Holds all arrays.
     pub control: HugeBuffer,
     /// Constant for a launch.
-    pub config: Box<abi::mpk_batch_config>,
+    pub config: Pinned<abi::mpk_batch_config>,
     /// What an iteration works on.
-    pub batch: Box<abi::mpk_batch>,
+    pub batch: Pinned<abi::mpk_batch>,
     /// Results.
-    pub batch_output: Box<abi::mpk_batch_output>,
+    pub batch_output: Pinned<abi::mpk_batch_output>,
     /// The batch step's own state.
     pub private: *mut u8,
     /// Where each request's tokens begin in the output arrays.
@@ -43,7 +43,7 @@ impl BatchMemory {
             Mode::Generate => (1, 0),
             Mode::Fixed(iterations) => (0, iterations),
         };
-        let mut config = Box::new(abi::mpk_batch_config {
+        let mut config = abi::mpk_batch_config {
             max_batch,
             max_seq_len: plan.max_seq_len,
             page_size: plan.page_size,
@@ -61,9 +61,9 @@ impl BatchMemory {
             eos: std::ptr::null(),
             admissions: std::ptr::null(),
             num_admissions: std::ptr::null(),
-        });
+        };
         // SAFETY: reads only the sizes in `config`.
-        let private_bytes = unsafe { abi::mpk_batch_private_bytes(&*config) };
+        let private_bytes = unsafe { abi::mpk_batch_private_bytes(&config) };
 
         let (rows, slots, top) = (u64::from(max_rows), u64::from(max_batch), u64::from(plan.top_k.max(1)));
         let mut layout = Layout::default();
@@ -124,7 +124,7 @@ impl BatchMemory {
 
         let chosen = |name: &str, own: u64| shared.get(name).map_or(at(own), |slot| slot.address);
         // SAFETY: all-zero is a valid mpk_batch (null pointers, no rows).
-        let mut batch: Box<abi::mpk_batch> = Box::new(unsafe { std::mem::zeroed() });
+        let mut batch: abi::mpk_batch = unsafe { std::mem::zeroed() };
         batch.row_token = at(row_at[0]).cast();
         batch.row_active = at(row_at[1]).cast();
         batch.row_position = at(row_at[2]).cast();
@@ -154,7 +154,7 @@ impl BatchMemory {
             put(page_table_at, &(0..pages_per_slot.min(plan.num_pages) as i32).collect::<Vec<_>>());
         }
 
-        let batch_output = Box::new(abi::mpk_batch_output {
+        let batch_output = abi::mpk_batch_output {
             requests: at(request_outputs_at).cast(),
             tokens: at(tokens_at).cast(),
             top_tokens: at(top_at[0]).cast(),
@@ -163,8 +163,15 @@ impl BatchMemory {
             decode_ns: 0,
             prefill_iterations: 0,
             decode_steps: 0,
-        });
+        };
         let private = at(private_at);
-        Ok(BatchMemory { control, config, batch, batch_output, private, first_output: firsts })
+        Ok(BatchMemory {
+            control,
+            config: Pinned::new(config),
+            batch: Pinned::new(batch),
+            batch_output: Pinned::new(batch_output),
+            private,
+            first_output: firsts,
+        })
     }
 }

@@ -22,6 +22,18 @@ pub enum Error {
         /// This node's name.
         node: String,
     },
+    /// The symmetric heaps do not fit.
+    #[error(
+        "/dev/shm has {free} bytes free, but the symmetric heaps of {ranks} ranks take {bytes} bytes each; enlarge it (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk"
+    )]
+    SharedMemory {
+        /// Bytes of a rank's heap.
+        bytes: u64,
+        /// Ranks on this node.
+        ranks: u32,
+        /// Bytes free.
+        free: u64,
+    },
     /// Memory could not be had.
     #[error(
         "rank {rank}: no memory for {what} ({bytes} bytes): {reason}; use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
@@ -80,6 +92,7 @@ impl Error {
             Error::MpiInit(_)
             | Error::SeveralNodes { .. }
             | Error::OutOfMemory { .. }
+            | Error::SharedMemory { .. }
             | Error::Thread { .. } => 3,
             Error::Graph { .. } => 2,
             Error::Digest { .. } | Error::Aborted(_) => 4,

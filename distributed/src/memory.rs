@@ -1,4 +1,4 @@
-//! Host memory of the CPU target: anonymous mappings on huge pages.
+//! Host memory of the CPU target: anonymous mappings on huge pages, and values that do not move.
 
 use crate::error::{Error, Result};
 use std::ptr::NonNull;
@@ -66,9 +66,14 @@ impl HugeBuffer {
         let skip = base.as_ptr().align_offset(align);
         // SAFETY: `skip < align`, and the mapping is `align` bytes longer than needed.
         let start = unsafe { base.add(skip) };
-        if len >= HUGE_PAGE && pages == Pages::Huge {
+        if len >= HUGE_PAGE {
+            let advice = match pages {
+                Pages::Huge => libc::MADV_HUGEPAGE,
+                // Some systems give huge pages unasked.
+                Pages::Small => libc::MADV_NOHUGEPAGE,
+            };
             // SAFETY: the range lies inside the mapping. Advice only: a refusal changes nothing but speed.
-            unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
         }
         Ok(HugeBuffer { base, mapped, start, len })
     }
@@ -105,6 +110,33 @@ impl Drop for HugeBuffer {
     fn drop(&mut self) {
         // SAFETY: unmaps exactly what `new` mapped, once.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// A value on the heap that C++ holds pointers to while Rust looks at it too: it never moves, and Rust never makes an
+/// exclusive reference to it.
+#[derive(Debug)]
+pub struct Pinned<T>(NonNull<T>);
+
+// SAFETY: owns its value like a `Box`; who shares the raw pointer orders the accesses.
+unsafe impl<T: Send> Send for Pinned<T> {}
+
+impl<T> Pinned<T> {
+    /// Moves `value` to the heap.
+    pub fn new(value: T) -> Self {
+        Pinned(NonNull::from(Box::leak(Box::new(value))))
+    }
+
+    /// Where the value lies, valid as long as `self` lives.
+    pub fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // SAFETY: made from a box in `new`, and dropped once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 

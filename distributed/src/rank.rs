@@ -5,7 +5,7 @@ use crate::arrays::{GraphArrays, placement};
 use crate::batch_memory::BatchMemory;
 use crate::error::{Error, Result};
 use crate::heap_layout::HeapLayout;
-use crate::memory::{HugeBuffer, Layout, Pages};
+use crate::memory::{HugeBuffer, Layout, Pages, Pinned};
 use crate::plan::{BatchPlan, RunOptions};
 use crate::queues::Queues;
 use crate::symmetric::SymmetricHeap;
@@ -30,8 +30,8 @@ pub(crate) struct Slot {
 /// One rank of the CPU target, ready to run.
 pub struct CpuRank {
     pub(crate) graphs: Vec<TaskGraph>,
-    pub(crate) rank: Box<abi::mpk_rank>,
-    pub(crate) batch_output: Box<abi::mpk_batch_output>,
+    pub(crate) rank: Pinned<abi::mpk_rank>,
+    pub(crate) batch_output: Pinned<abi::mpk_batch_output>,
     pub(crate) plan: BatchPlan,
     pub(crate) cores: Cores,
     pub(crate) statuses: Vec<abi::mpk_status>,
@@ -58,8 +58,8 @@ struct Owned {
     bases: Vec<*mut u8>,
     scratch_bases: Vec<*mut u8>,
     kernels: Vec<abi::mpk_kernel>,
-    config: Box<abi::mpk_batch_config>,
-    batch: Box<abi::mpk_batch>,
+    config: Pinned<abi::mpk_batch_config>,
+    batch: Pinned<abi::mpk_batch>,
     queues: Queues,
     remote_pushed: Vec<u64>,
 }
@@ -89,6 +89,7 @@ impl CpuRank {
         let is_persistent = |t: &TensorEntry| matches!(t.role, Role::Persistent { .. });
         let mut shared = HashMap::new();
         let constants = place_shared(Pages::Huge, me, "weights", &graphs, &mut shared, is_constant)?;
+        check_available(me, world.node_size(), constants.len() as u64)?;
         let persistent =
             place_shared(Pages::Small, me, "the key-value cache", &graphs, &mut shared, is_persistent)?;
         let (activations, own) = place_own(me, &graphs, &layout, &heap)?;
@@ -128,10 +129,10 @@ impl CpuRank {
         let mut trace = vec![unsafe { std::mem::zeroed() }; trace_capacity as usize * workers];
         let mut trace_count = vec![0u64; workers];
 
-        let BatchMemory { control, mut config, mut batch, mut batch_output, private, first_output } = batch;
+        let BatchMemory { control, config, batch, batch_output, private, first_output } = batch;
         let stall = options.stall.filter(|s| s.rank == me);
         let threads = workers + schedulers;
-        let rank = Box::new(abi::mpk_rank {
+        let rank = Pinned::new(abi::mpk_rank {
             abi_version: abi::MPK_ABI_VERSION,
             rank: me,
             world: world.size(),
@@ -144,9 +145,9 @@ impl CpuRank {
             sym: bases.as_mut_ptr(),
             control: heap.own().cast(),
             graphs: abi_graphs.as_mut_ptr(),
-            batch_config: &mut *config,
-            batch: &mut *batch,
-            batch_output: &mut *batch_output,
+            batch_config: config.as_ptr(),
+            batch: batch.as_ptr(),
+            batch_output: batch_output.as_ptr(),
             batch_private: private.cast(),
             worker_queues: queues.worker_queues(),
             scheduler_queues: queues.scheduler_queues(),
@@ -205,7 +206,7 @@ impl CpuRank {
         done: impl Fn(u64) + Sync,
     ) -> std::result::Result<(), E> {
         let mut seen = std::collections::HashSet::new();
-        let tensors: Vec<(&TensorEntry, Slot)> = self
+        let mut tensors: Vec<(&TensorEntry, Slot)> = self
             .graphs
             .iter()
             .flat_map(|g| &g.tensors)
@@ -214,6 +215,8 @@ impl CpuRank {
             })
             .map(|t| (t, self.shared[&t.name]))
             .collect();
+        // The largest first, so that no thread is left with one at the end.
+        tensors.sort_by_key(|(_, slot)| std::cmp::Reverse(slot.bytes));
         let next = AtomicUsize::new(0);
         let work = SharedWork(&tensors);
         let worker = || -> std::result::Result<(), E> {
@@ -279,11 +282,17 @@ impl CpuRank {
         if self.trace.is_empty() {
             return Vec::new();
         }
-        let each = self.rank.trace_capacity as usize;
+        let each = self.header().trace_capacity as usize;
         let records = |(worker, &count): (usize, &u64)| {
             self.trace[worker * each..][..(count as usize).min(each)].to_vec()
         };
         self.trace_count.iter().enumerate().map(records).collect()
+    }
+
+    /// The struct that the loops share; nobody writes it after [`CpuRank::new`].
+    pub(crate) fn header(&self) -> &abi::mpk_rank {
+        // SAFETY: live as long as `self`, and constant, so that shared references may exist at any time.
+        unsafe { &*self.rank.as_ptr() }
     }
 
     /// The task graphs.
@@ -295,6 +304,24 @@ impl CpuRank {
     pub fn free(self) {
         let CpuRank { heap, .. } = self;
         heap.free();
+    }
+}
+
+/// Refuses weights that this node's ranks can't hold: mapping them works, but filling them would end in the system's
+/// out-of-memory killer.
+fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.saturating_mul(1024))
+    });
+    match available {
+        Some(available) if bytes.saturating_mul(u64::from(ranks)) > available => Err(Error::OutOfMemory {
+            rank,
+            what: "weights".into(),
+            bytes,
+            reason: format!("this node's {ranks} ranks share {available} bytes"),
+        }),
+        _ => Ok(()),
     }
 }
 

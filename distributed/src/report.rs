@@ -44,7 +44,9 @@ pub fn report(
             _ => continue,
         };
         let _ = write!(text, "\n  rank {rank} {who} {what}, iteration {}", status.iteration);
-        if let Some(graph) = graphs.get(status.graph as usize)
+        // A scheduler has no task.
+        if (index as u32) < workers
+            && let Some(graph) = graphs.get(status.graph as usize)
             && let Some(task) = graph.tasks.get(status.task as usize)
         {
             let _ = write!(
@@ -55,6 +57,9 @@ pub fn report(
                 graph.type_name(task),
                 graph.op_name(task)
             );
+        }
+        if status.state == abi::MPK_WORKER_WAITS_FLAG {
+            let _ = write!(text, ": epoch wanted {}, epoch seen {}", status.wanted, status.seen);
         }
         if status.event != EventId::INVALID.0 && status.state != abi::MPK_WORKER_RUNS {
             let event = EventId(status.event);

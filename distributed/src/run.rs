@@ -37,7 +37,7 @@ impl CpuRank {
             libc::signal(libc::SIGINT, handler);
             libc::signal(libc::SIGTERM, handler);
         }
-        let shared = Shared(&mut *self.rank);
+        let shared = Shared(self.rank.as_ptr());
         // SAFETY: the rank is complete and no loop runs yet.
         let code = unsafe { abi::mpk_cpu_begin(shared.0) };
         if code != 0 {
@@ -45,7 +45,8 @@ impl CpuRank {
         }
         // Every rank's memory is set up before the first put.
         world.barrier();
-        let (workers, schedulers) = (self.rank.num_workers as usize, self.rank.num_schedulers as usize);
+        let (workers, schedulers) =
+            (self.header().num_workers as usize, self.header().num_schedulers as usize);
         let mut handles = Vec::new();
         for index in 0..workers + schedulers {
             let core = self.cores.own[index % self.cores.own.len()];
@@ -92,15 +93,22 @@ impl CpuRank {
         Ok(())
     }
 
-    fn abort(&mut self, code: u32) {
-        // SAFETY: the rank is live; the call only sets abort words.
-        unsafe { abi::mpk_cpu_abort(&mut *self.rank, code) };
+    fn abort(&self, code: u32) {
+        // SAFETY: the rank is live; the call only sets abort words, atomically.
+        unsafe { abi::mpk_cpu_abort(self.rank.as_ptr(), code) };
+    }
+
+    /// The arrays of request outputs and tokens; the pointers themselves never change.
+    fn output_arrays(&self) -> (*mut abi::mpk_request_output, *mut i32) {
+        let output = self.batch_output.as_ptr();
+        // SAFETY: live as long as `self`; reads two fields that nobody writes, without a reference to the others.
+        unsafe { ((*output).requests, (*output).tokens) }
     }
 
     fn abort_state(&self) -> (u32, u32) {
         // SAFETY: the control block lies in the live heap; both words are only ever accessed atomically.
         unsafe {
-            let control = self.rank.control;
+            let control = self.header().control;
             let code = AtomicU32::from_ptr(&raw mut (*control).abort).load(Ordering::Acquire);
             (code, AtomicU32::from_ptr(&raw mut (*control).abort_rank).load(Ordering::Relaxed))
         }
@@ -112,10 +120,11 @@ impl CpuRank {
         // releases `finish` after `num_tokens` after the tokens: read in the opposite order with acquire.
         unsafe {
             assert!(index < self.plan.requests.len());
-            let output = self.batch_output.requests.add(index);
+            let (requests, tokens) = self.output_arrays();
+            let output = requests.add(index);
             let finish = AtomicU32::from_ptr(&raw mut (*output).finish).load(Ordering::Acquire);
             let count = AtomicU32::from_ptr(&raw mut (*output).num_tokens).load(Ordering::Acquire) as usize;
-            let first = self.batch_output.tokens.add(self.first_output[index]);
+            let first = tokens.add(self.first_output[index]);
             let finish = match finish {
                 abi::MPK_FINISH_LENGTH => Some(Finish::Length),
                 abi::MPK_FINISH_EOS => Some(Finish::Eos),
@@ -136,7 +145,8 @@ impl CpuRank {
             // SAFETY: released by the kernel together with token `step`, whose count was acquired above.
             unsafe {
                 let place = at + step * top + k;
-                (*self.batch_output.top_tokens.add(place), *self.batch_output.top_logprobs.add(place))
+                let output = self.batch_output.as_ptr();
+                (*(*output).top_tokens.add(place), *(*output).top_logprobs.add(place))
             }
         };
         let logprobs = if top == 0 {
@@ -149,10 +159,12 @@ impl CpuRank {
 
     /// Time inside the kernel, after a run.
     pub fn timing(&self) -> Timing {
+        // SAFETY: live as long as `self`; outside of `run` no loop writes it.
+        let output = unsafe { &*self.batch_output.as_ptr() };
         Timing {
-            prefill: Duration::from_nanos(self.batch_output.prefill_ns),
-            decode: Duration::from_nanos(self.batch_output.decode_ns),
-            decode_steps: self.batch_output.decode_steps,
+            prefill: Duration::from_nanos(output.prefill_ns),
+            decode: Duration::from_nanos(output.decode_ns),
+            decode_steps: output.decode_steps,
         }
     }
 }

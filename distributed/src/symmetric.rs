@@ -35,6 +35,12 @@ impl SymmetricHeap {
                 node: world.node_name(),
             });
         }
+        // A full file system would end the job inside MPI, or by a bus error at the first store.
+        if let Some(free) = shared_memory_free()
+            && (bytes as u64).saturating_mul(u64::from(world.node_size())) > free
+        {
+            return Err(Error::SharedMemory { bytes: bytes as u64, ranks: world.node_size(), free });
+        }
         let mut window = std::mem::MaybeUninit::uninit();
         let mut own: *mut u8 = std::ptr::null_mut();
         // SAFETY: a collective call on the node's communicator with valid out-pointers; the window is freed in
@@ -94,5 +100,15 @@ impl SymmetricHeap {
             // SAFETY: the window is live and freed once; no worker runs any more.
             unsafe { ffi::MPI_Win_free(&mut window) };
         }
+    }
+}
+
+/// Bytes free where MPI puts shared windows, where that is known.
+fn shared_memory_free() -> Option<u64> {
+    // SAFETY: an all-zero statvfs is valid, the path ends in a zero byte, and the out-pointer is valid.
+    unsafe {
+        let mut status: libc::statvfs = std::mem::zeroed();
+        (libc::statvfs(c"/dev/shm".as_ptr(), &mut status) == 0)
+            .then(|| (status.f_bavail as u64).saturating_mul(status.f_frsize as u64))
     }
 }

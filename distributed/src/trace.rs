@@ -6,7 +6,7 @@ use serde_json::json;
 use std::io::Write;
 use taskgraph::task_graph::TaskGraph;
 
-/// Collective: gathers all ranks' records and writes them, at rank 0, to `path`.
+/// Collective: gathers all ranks' records and writes them, at rank 0, to `path`, whole or not at all.
 ///
 /// A process is a rank, a thread is a worker. Each task is one slice from the end of its wait to its end; its
 /// wait before that is a slice named `wait`. Times are microseconds since the rank's first record: clocks of
@@ -49,9 +49,22 @@ pub fn write(
     if rank != 0 {
         return Ok(());
     }
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = std::path::PathBuf::from(part);
+    let written = write_file(&part, all).and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        // Nothing half-written stays; the first error is the one to tell.
+        let _ = std::fs::remove_file(&part);
+    }
+    written
+}
+
+/// Writes the ranks' events, each text with a comma and a line end after every event, as one JSON object.
+fn write_file(path: &std::path::Path, all: Vec<Vec<u8>>) -> std::io::Result<()> {
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
     file.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
-    let last = all.len() - 1;
+    let last = all.len().saturating_sub(1);
     for (index, mut events) in all.into_iter().enumerate() {
         if index == last {
             events.truncate(events.len().saturating_sub(2));

@@ -1,8 +1,11 @@
 //! The command line of `mpk-run`.
 
 use crate::model_json::{Allreduce, Placement};
-use clap::{Parser, ValueEnum};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use std::path::PathBuf;
+
+/// Most workers of a rank.
+pub const MAX_WORKERS: u32 = 4096;
 
 /// Which kind of machine runs the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,6 +30,9 @@ pub struct Args {
     /// A prompt as token ids, separated by commas. May be given several times.
     #[arg(long, value_name = "IDS")]
     pub prompt_tokens: Vec<String>,
+    /// All of these in the order of the command line; filled by [`Args::from_command_line`].
+    #[arg(skip)]
+    pub prompts: Vec<GivenPrompt>,
     /// Most new tokens of a request.
     #[arg(long, value_name = "K")]
     pub max_new_tokens: Option<u32>,
@@ -52,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Workers of each rank; by default its share of the node's cores.
-    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     pub workers: Option<u32>,
     /// End the run when a wait sees no progress for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
@@ -80,7 +86,36 @@ pub struct Args {
     pub debug_stall: Option<String>,
 }
 
+/// A prompt of the command line: its number among those of its kind, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenPrompt {
+    /// In [`Args::prompt`].
+    Text(usize),
+    /// In [`Args::prompt_tokens`].
+    Tokens(usize),
+}
+
 impl Args {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    /// Wrong usage; or help or the version is asked for, which is printed in the same way.
+    pub fn from_command_line() -> Result<Args, clap::Error> {
+        Args::from_matches(&Args::command().try_get_matches()?)
+    }
+
+    fn from_matches(matches: &ArgMatches) -> Result<Args, clap::Error> {
+        let mut args = Args::from_arg_matches(matches)?;
+        let places = |name: &str| matches.indices_of(name).into_iter().flatten().enumerate();
+        let mut prompts: Vec<(usize, GivenPrompt)> = places("prompt")
+            .map(|(number, place)| (place, GivenPrompt::Text(number)))
+            .chain(places("prompt_tokens").map(|(number, place)| (place, GivenPrompt::Tokens(number))))
+            .collect();
+        prompts.sort_by_key(|&(place, _)| place);
+        args.prompts = prompts.into_iter().map(|(_, prompt)| prompt).collect();
+        Ok(args)
+    }
+
     /// True where nothing is run: graphs are built for `--ranks` ranks without MPI.
     pub fn builds_only(&self) -> bool {
         self.check || self.emit_graph.is_some() || self.compile_only
@@ -102,5 +137,19 @@ impl Args {
             return Some(format!("--deadline {} is not a positive number of seconds", self.deadline));
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_of_both_kinds_keep_their_order() {
+        let line =
+            ["mpk-run", "m.json", "--prompt-tokens", "1", "--prompt", "a", "--json", "--prompt-tokens", "2"];
+        let args = Args::from_matches(&Args::command().try_get_matches_from(line).unwrap()).unwrap();
+        assert_eq!(args.prompts, [GivenPrompt::Tokens(0), GivenPrompt::Text(0), GivenPrompt::Tokens(1)]);
+        assert_eq!(args.prompt_tokens, ["1", "2"]);
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::app_error::AppError;
 use crate::model_json;
-use taskgraph::builder::{BuildOptions, build_all, build_rank};
+use std::collections::{BTreeMap, BTreeSet};
+use taskgraph::builder::{BuildOptions, Builder, build_rank};
 use taskgraph::digest::digest;
 use taskgraph::verify::verify_succession;
 use taskgraph::{Allreduce, OpGraph, Placement, Registry, TaskGraph};
@@ -38,18 +39,40 @@ pub fn build_one(
     ops.iter().map(|op_graph| Ok(build_rank(op_graph, registry, options, rank)?)).collect()
 }
 
-/// The graphs of all ranks, verified each by itself and in succession.
+/// The graphs of all ranks, verified each by itself and in succession. What was done otherwise than asked is logged,
+/// once for all graphs.
 pub fn build_verified(
     ops: &[OpGraph],
     registry: &Registry,
     options: &BuildOptions,
 ) -> Result<Vec<RankGraphs>, AppError> {
+    let mut notes = BTreeSet::new();
     let all = ops
         .iter()
-        .map(|op_graph| Ok(build_all(op_graph, registry, options)?))
+        .map(|op_graph| {
+            let builder = Builder::new(op_graph, registry, options)?;
+            notes.extend(builder.notes().iter().cloned());
+            Ok(builder.all()?)
+        })
         .collect::<Result<Vec<RankGraphs>, AppError>>()?;
+    log_notes(&notes);
     verify_succession(&all).map_err(|v| violations("task graphs", &v))?;
     Ok(all)
+}
+
+/// Logs notes of the form "operator: what", one line for each distinct "what".
+fn log_notes(notes: &BTreeSet<String>) {
+    let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for note in notes {
+        let (op, text) = note.split_once(": ").unwrap_or(("", note));
+        by_text.entry(text).or_default().push(op);
+    }
+    for (text, ops) in by_text {
+        match &ops[..] {
+            [op] => tracing::info!("{op}: {text}"),
+            _ => tracing::info!("{} and {} more: {text}", ops[0], ops.len() - 1),
+        }
+    }
 }
 
 /// A message that lists what the verifier found.

@@ -1,5 +1,6 @@
 //! What a run prints: streamed text, or one JSON object.
 
+use crate::app_error::AppError;
 use crate::error::InputError;
 use crate::prompts::Request;
 use crate::tokenizer::{TextStream, Tokenizer};
@@ -17,7 +18,7 @@ pub struct Streamer<'a> {
     current: usize,
     printed: usize,
     text: Option<TextStream<'a>>,
-    failed: Option<InputError>,
+    failed: Option<AppError>,
 }
 
 impl<'a> Streamer<'a> {
@@ -47,7 +48,7 @@ impl<'a> Streamer<'a> {
                     Some(_) if self.eos.contains(&token) => {}
                     Some(stream) => match stream.push(token as u32) {
                         Ok(text) => out.push_str(&text),
-                        Err(error) => self.failed = Some(error),
+                        Err(error) => self.failed = Some(error.into()),
                     },
                     None => out.push_str(&format!("{token} ")),
                 }
@@ -55,24 +56,32 @@ impl<'a> Streamer<'a> {
             if finish.is_some() {
                 match self.text.take().map(TextStream::finish).transpose() {
                     Ok(rest) => out.push_str(&rest.unwrap_or_default()),
-                    Err(error) => self.failed = Some(error),
+                    Err(error) => self.failed = Some(error.into()),
                 }
                 out.push('\n');
                 self.current += 1;
                 self.printed = 0;
                 self.text = self.tokenizer.map(Tokenizer::stream);
             }
-            let mut stdout = std::io::stdout().lock();
-            // A closed pipe ends the printing, not the run.
-            let _ = stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush());
+            self.write(&out);
             if finish.is_none() {
                 break;
             }
         }
     }
 
-    /// The first error of the tokenizer, if there was one.
-    pub fn error(self) -> Option<InputError> {
+    fn write(&mut self, text: &str) {
+        let mut stdout = std::io::stdout().lock();
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+            Ok(()) => {}
+            // Who reads has seen enough: no error, but nothing more is printed.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => self.current = self.requests,
+            Err(e) => self.failed = Some(AppError::failed(format!("cannot write to standard output: {e}"))),
+        }
+    }
+
+    /// The first error of the tokenizer or of standard output, if there was one.
+    pub fn error(self) -> Option<AppError> {
         self.failed
     }
 }

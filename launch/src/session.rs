@@ -1,7 +1,8 @@
 //! `mpk-run` from arguments to exit status: what every rank does, in order.
 
 use crate::app_error::{AppError, Exit, together};
-use crate::cli::{Args, BackendChoice};
+use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
+use crate::error::InputError;
 use crate::families::{self, GraphOptions};
 use crate::fill::fill;
 use crate::graphs::{self, build_one, build_verified, digests};
@@ -91,8 +92,7 @@ fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
     }
     check_backend(args.backend)?;
     if let (Some(path), 0) = (&args.trace, world.rank()) {
-        check_writable(path)
-            .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
+        check_writable(path).map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
     }
     Ok(Prepared { model, source })
 }
@@ -115,6 +115,9 @@ pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
     }
     if let Some(workers) = args.workers {
         model.runtime.workers = Some(workers);
+    } else if let Some(workers) = model.runtime.workers.filter(|&workers| workers > MAX_WORKERS) {
+        let problem = format!("must be at most {MAX_WORKERS}, found {workers}");
+        return Err(InputError::field(&model.file(), "runtime.workers", problem).into());
     }
     if let Some(tokens) = args.max_new_tokens {
         model.generate.max_new_tokens = Some(tokens);
@@ -222,12 +225,17 @@ fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
 fn requests(args: &Args, model: &ModelJson, source: &Model) -> Result<Vec<Request>, AppError> {
     let sizes = model.sizes(&source.config)?;
     let mut sources: Vec<PromptSource> = Vec::new();
-    for (index, text) in args.prompt.iter().enumerate() {
-        sources.push(PromptSource::text(format!("--prompt {}", index + 1), text.clone()));
-    }
-    for (index, list) in args.prompt_tokens.iter().enumerate() {
-        let place = format!("--prompt-tokens {}", index + 1);
-        sources.push(PromptSource::tokens(place.clone(), parse_tokens(&place, list)?));
+    for given in &args.prompts {
+        sources.push(match *given {
+            GivenPrompt::Text(index) => {
+                PromptSource::text(format!("--prompt {}", index + 1), args.prompt[index].clone())
+            }
+            GivenPrompt::Tokens(index) => {
+                let place = format!("--prompt-tokens {}", index + 1);
+                let tokens = parse_tokens(&place, &args.prompt_tokens[index])?;
+                PromptSource::tokens(place, tokens)
+            }
+        });
     }
     if sources.is_empty() {
         sources = model.prompt_sources();
@@ -293,7 +301,7 @@ fn generate(
         }
     })?;
     let finished = match streamer.and_then(Streamer::error) {
-        Some(error) => Err(AppError::from(error)),
+        Some(error) => Err(error),
         None if world.rank() == 0 && args.json => {
             let outputs: Vec<_> = (0..requests.len()).map(|index| rank.request_output(index)).collect();
             json_object(

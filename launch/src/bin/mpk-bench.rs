@@ -25,10 +25,10 @@ enum What {
         #[arg(long)]
         model: Vec<String>,
         /// Ranks.
-        #[arg(long, default_value_t = 8)]
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65535))]
         ranks: u32,
         /// Rows of the decode graph.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
         batch: u32,
         /// Row of the hardware table; `cpu` for the CPU target with 2 workers.
         #[arg(long, default_value = "h200")]
@@ -46,11 +46,11 @@ enum What {
     /// Memory read rate on huge pages: the floor of decode on the CPU.
     Memory {
         /// Threads.
-        #[arg(long, default_value_t = 2)]
-        threads: usize,
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
+        threads: u32,
         /// Buffer size, MiB.
-        #[arg(long, default_value_t = 1200)]
-        mebibytes: usize,
+        #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u32).range(1..))]
+        mebibytes: u32,
     },
     /// Prints a model.json of a real shape with random weights.
     Model {
@@ -86,7 +86,7 @@ fn run(args: Args) -> Result<(), AppError> {
             Ok(())
         }
         What::Memory { threads, mebibytes } => {
-            let rate = memory::read_rate(threads, mebibytes << 20, 5)?;
+            let rate = memory::read_rate(threads as usize, (mebibytes as usize) << 20, 5)?;
             print_line(&json!({"threads": threads, "read_bytes_per_second": rate}).to_string())
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {

@@ -1,11 +1,10 @@
 //! `mpirun -n N mpk-run model.json`: runs a model as one persistent kernel per rank.
 
-use clap::Parser;
 use launch::cli::Args;
 
 fn main() {
     let first = launch::logging::is_first_rank();
-    let args = match Args::try_parse() {
+    let args = match Args::from_command_line() {
         Ok(args) => args,
         Err(error) => {
             // Every rank sees the same command line: one tells.
