@@ -56,6 +56,7 @@
 //! own search after it.
 
 mod bootstrap;
+mod code;
 mod error;
 mod library;
 pub mod locate;

@@ -28,6 +28,8 @@ mod parallel;
 mod report;
 mod structure;
 mod succession;
+mod triggers;
+mod views;
 
 pub use report::{Report, Violation, ViolationKind};
 
@@ -84,7 +86,7 @@ pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
 fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Violation>> {
     let pass = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
     pass(structure::check(graphs))?;
-    pass(structure::triggers(graphs))?;
+    pass(triggers::triggers(graphs))?;
     let symmetric = Symmetric::new(graphs);
     let mut violations = Vec::new();
     let flags = flagged::edges(graphs, &symmetric, &mut violations);

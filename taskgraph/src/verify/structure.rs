@@ -1,6 +1,7 @@
 //! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
 
 use super::report::{Names, Violation, ViolationKind};
+use super::views::{last_byte, view_in_region};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
@@ -10,7 +11,7 @@ use crate::task_graph::{
 };
 
 /// Violations kept of each rank: more would not help anybody.
-const KEEP: usize = 16;
+pub(super) const KEEP: usize = 16;
 
 const CORE: [&str; 6] = [
     core_types::TERMINATE,
@@ -478,124 +479,4 @@ impl RankCheck<'_> {
             }
         }
     }
-}
-
-/// Bytes from the tensor's start to the end of a view's last element; `offset` for a view without elements.
-fn last_byte(offset: u64, dims: &[u32], strides: &[u32], dtype: DType) -> u64 {
-    if dims.contains(&0) {
-        return offset;
-    }
-    let last: u64 = dims
-        .iter()
-        .zip(strides)
-        .fold(0, |sum: u64, (&d, &s)| sum.saturating_add(u64::from(d - 1) * u64::from(s)));
-    last.saturating_add(1).saturating_mul(dtype.size()).saturating_add(offset)
-}
-
-/// Whether the elements of a view lie in its region, for views that are not the whole tensor and tensors whose
-/// regions count elements and that are not constant.
-fn view_in_region(tensor: &TensorEntry, operand: &Operand) -> bool {
-    let ndim = usize::from(operand.ndim);
-    let dims = &operand.dims[..ndim];
-    let volume = |dims: &[u32]| dims.iter().fold(1u64, |p, &d| p.saturating_mul(u64::from(d)));
-    if tensor.region_dims != tensor.dims
-        || tensor.tiled
-        || matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Input)
-        || volume(dims) == volume(&tensor.dims)
-        || dims.contains(&0)
-        || operand.region.is_empty()
-    {
-        return true;
-    }
-    let mut rest = operand.offset / tensor.dtype.size();
-    let mut by_stride: [usize; MAX_DIMS] = [0, 1, 2, 3];
-    let by_stride = &mut by_stride[..tensor.dims.len()];
-    by_stride.sort_by_key(|&d| std::cmp::Reverse((tensor.strides[d], tensor.dims[d])));
-    let mut lo = [0u64; MAX_DIMS];
-    let mut extent = [0u64; MAX_DIMS];
-    for &d in by_stride.iter() {
-        let stride = u64::from(tensor.strides[d]).max(1);
-        if tensor.dims[d] > 1 {
-            lo[d] = rest / stride;
-            rest %= stride;
-        }
-    }
-    for i in 0..ndim {
-        let (count, stride) = (u64::from(operand.dims[i] - 1), u64::from(operand.strides[i]));
-        let along =
-            by_stride.iter().find(|&&d| tensor.dims[d] > 1 && u64::from(tensor.strides[d]).max(1) <= stride);
-        if let (Some(&d), true) = (along, count > 0) {
-            extent[d] = extent[d].saturating_add(count * (stride / u64::from(tensor.strides[d]).max(1)));
-        }
-    }
-    (0..tensor.dims.len()).all(|d| {
-        tensor.dims[d] <= 1
-            || (lo[d] >= u64::from(operand.region.lo[d])
-                && lo[d] + extent[d] < u64::from(operand.region.hi[d]))
-    })
-}
-
-/// Every event gets exactly the triggers it waits for, and from the side it says.
-pub(super) fn triggers(graphs: &[TaskGraph]) -> Vec<Violation> {
-    let mut counts: Vec<Vec<(u32, u32)>> = graphs.iter().map(|g| vec![(0, 0); g.events.len()]).collect();
-    for graph in graphs {
-        for event in graph.tasks.iter().filter_map(|t| t.trigger) {
-            let count = &mut counts[usize::from(event.owner())][event.index() as usize];
-            if event.is_nvshmem() {
-                count.1 += 1;
-            } else {
-                count.0 += 1;
-            }
-        }
-    }
-    let names = Names { graphs };
-    let mut violations = Vec::new();
-    for (rank, graph) in graphs.iter().enumerate() {
-        for (index, event) in graph.events.iter().enumerate().skip(1) {
-            let (local, remote) = counts[rank][index];
-            let sum = u64::from(local) + u64::from(remote);
-            let (right, wrong) = if event.remote { (remote, local) } else { (local, remote) };
-            let matched = sum == u64::from(event.num_triggers);
-            if matched && wrong == 0 && right > 0 || violations.len() >= KEEP {
-                continue;
-            }
-            let id = |e: EventId| usize::from(e.owner()) == rank && e.index() as usize == index;
-            let who: Vec<(u16, u32)> = graphs
-                .iter()
-                .enumerate()
-                .flat_map(|(r, g)| {
-                    g.tasks
-                        .iter()
-                        .enumerate()
-                        .filter(|(_, t)| t.trigger.is_some_and(id))
-                        .map(move |(i, _)| (r as u16, i as u32))
-                })
-                .take(4)
-                .collect();
-            let waiters =
-                graph.tasks.iter().enumerate().filter(|(_, t)| t.dependencies.contains(&(index as u32)));
-            let mut tasks = who.clone();
-            tasks.extend(waiters.take(2).map(|(i, _)| (rank as u16, i as u32)));
-            let by: Vec<String> = who.iter().map(|&t| names.task(t)).collect();
-            let by = if by.is_empty() { "no task".to_string() } else { by.join(", ") };
-            let event_name = names.event(rank, index as u32);
-            let message = if !matched {
-                format!(
-                    "{event_name} waits for {} triggers in an iteration, but {sum} come ({by}{})",
-                    event.num_triggers,
-                    if sum > who.len() as u64 { ", .." } else { "" }
-                )
-            } else if right == 0 && wrong == 0 {
-                format!("{event_name} is triggered by no task")
-            } else {
-                format!(
-                    "{event_name} says that {} trigger it, but {wrong} of its triggers come from {} ({by})",
-                    if event.remote { "other ranks" } else { "its own rank's tasks" },
-                    if event.remote { "its own rank" } else { "other ranks" },
-                )
-            };
-            violations.push(Violation::new(ViolationKind::Triggers, &tasks, message));
-        }
-    }
-    violations
 }
