@@ -197,8 +197,9 @@ impl Family {
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[at.weight].sharding).is_some();
         let k_padded = u64::from(k).next_multiple_of(2);
+        // A rank may hold no column at all, where there are fewer of them than ranks.
         let chunk_rows =
-            (CHUNK_BYTES / (4 * k_padded)).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
+            (CHUNK_BYTES / (4 * k_padded.max(2))).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
         let params = mpk_linear_params {
             push: 0,
             rows_kind: contract::rows_kind(op.outputs[0].rows),
