@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Benchmark of the CPU target: ours, the peers and the floor from one run.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: scripts/bench_cpu.sh [--no-build] [ARGUMENTS FOR bench_cpu.py]
+
+Builds in release mode (the first time after scripts/setup.sh; --no-build takes the binaries that are there), then
+measures decode, prefill, graph building, start-up and memory, beside llama.cpp and PyTorch where they are
+installed, on an otherwise idle machine. About 2 minutes a round. scripts/bench_cpu.py --help: the rest.
+END
+}
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+build=1
+arguments=()
+for argument in "$@"; do
+    case $argument in
+    --no-build) build=0 ;;
+    -h | --help)
+        usage
+        echo
+        exec python3 "$here/bench_cpu.py" --help
+        ;;
+    *) arguments+=("$argument") ;;
+    esac
+done
+# shellcheck source=scripts/setup-env.sh
+source "$here/setup-env.sh"
+release="$target_folder/release"
+if [[ $build == 1 || ! -x $release/mpk-run || ! -x $release/mpk-bench ]]; then
+    bash "$here/setup.sh"
+    echo "bench_cpu: building in release mode" >&2
+    cargo build --quiet --release --locked --manifest-path "$repository/Cargo.toml" --package launch --bins >&2
+fi
+exec python3 "$here/bench_cpu.py" --release "$release" ${arguments[@]+"${arguments[@]}"}
