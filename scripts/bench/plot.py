@@ -60,7 +60,9 @@ def bars(result):
         y += height
     width = 2 * MARGIN + LABEL + WIDTH + 60
     heading = f"{result['shape']['name']} shape, bf16 random weights, batch 1, {cores} cores"
-    machine = f"{result['hardware']['cpu']}, {result['date'][:10]}, medians of {len(result['rounds'])} rounds"
+    machine = f"{result['hardware']['cpu']}, {result['date'][:10]}, medians of {len(result['rounds'])} rounds" + (
+        "" if values["quiet"] else "; NOT QUIET"
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
         ' font-family="sans-serif" font-size="13" fill="#24292f">\n'
