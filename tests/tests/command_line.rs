@@ -108,7 +108,7 @@ fn tokens_are_printed_where_there_is_no_tokenizer() {
     assert_eq!(job.run().expect(0).stdout.split_whitespace().collect::<Vec<_>>(), ["137", "7", "146"]);
 }
 
-/// The command line's prompts replace those of model.json; texts come before tokens, the order is kept.
+/// The command line's prompts replace those of model.json; their order is kept, texts and tokens alike.
 #[test]
 fn prompts_of_the_command_line_replace_those_of_the_file() {
     let fixture = Fixture::open("tiny");
@@ -119,7 +119,7 @@ fn prompts_of_the_command_line_replace_those_of_the_file() {
         .args(["--prompt-tokens", "9", "--prompt", "LORD's"]);
     let found = job.run_json();
     let prompts: Vec<&[u32]> = found.requests.iter().map(|r| &r.prompt_tokens[..]).collect();
-    assert_eq!(prompts, [&[1136, 259, 1786, 1256][..], &[44, 342, 501], &[7, 8], &[9]]);
+    assert_eq!(prompts, [&[7, 8][..], &[1136, 259, 1786, 1256], &[9], &[44, 342, 501]]);
     assert!(found.requests.iter().all(|r| r.tokens.len() <= 3));
 }
 
