@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use taskgraph::json::{DataSource, DataSources, op_graph_from_value};
 use taskgraph::op_graph::{Role, Tensor};
-use taskgraph::{Builder, DType, OpGraph, Sharding, Target};
+use taskgraph::{Builder, DType, OpGraph, Rows, Sharding, Target};
 
 /// A user's graph with where its values come from.
 pub struct Parsed {
@@ -36,7 +36,51 @@ pub struct Parsed {
 pub fn parse(model: &ModelJson, graph: &Value) -> Result<Parsed, AppError> {
     let (graph, sources) =
         op_graph_from_value(graph, "graph").map_err(|e| AppError::input(format!("{}: {e}", model.file())))?;
+    check_input_rows(model, &graph)?;
     Ok(Parsed { graph, sources })
+}
+
+/// All rows of the graph are in use, so its inputs must have just as many: kernels count rows, not bytes.
+fn check_input_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
+    for tensor in graph.tensors.iter().filter(|t| matches!(t.role, Role::Input | Role::Activation)) {
+        let (wanted, of) = match tensor.rows {
+            Rows::Tokens => (graph.capacity.rows, "rows"),
+            Rows::Samples => (graph.capacity.samples, "samples"),
+            Rows::Fixed => continue,
+        };
+        let Some(&rows) = tensor.dims.get(tensor.dims.len().saturating_sub(2)) else { continue };
+        if rows != u64::from(wanted) {
+            return Err(AppError::input(format!(
+                "{}: `graph.tensors`: `{}` has {rows} rows, but `graph.{of}` is {wanted}",
+                model.file(),
+                tensor.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Operators that go by the rows of the batch, not by those of their input, need an input that has them.
+fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
+    for op in &graph.ops {
+        let (dim, wanted) = match op.op_type.as_str() {
+            "attention" => (0, graph.capacity.rows),
+            "argmax_partial" => (0, graph.capacity.samples),
+            "argmax_reduce" => (2, graph.capacity.samples),
+            _ => continue,
+        };
+        let Some(tensor) = op.inputs.first().map(|&t| &graph.tensors[t as usize]) else { continue };
+        if tensor.dims.get(dim).is_some_and(|&rows| rows < u64::from(wanted)) {
+            return Err(AppError::input(format!(
+                "{}: operator `{}`: `{}` has dimensions {:?}, but {wanted} rows are in use",
+                model.file(),
+                op.name,
+                tensor.name,
+                tensor.dims
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// What the graph's sequence needs of the batch: page size and row tokens.
@@ -66,8 +110,11 @@ pub fn run(
     let options = build_options(model, world.size(), target);
     let ops = [parsed.graph];
     let registry = kernels_cu::registry::registry();
-    let sharded = Builder::new(&ops[0], &registry, &options).map_err(AppError::from);
-    let sharded = together(world, sharded)?.op_graph().clone();
+    let sharded = Builder::new(&ops[0], &registry, &options).map_err(AppError::from).and_then(|builder| {
+        check_batch_rows(model, builder.op_graph())?;
+        Ok(builder.op_graph().clone())
+    });
+    let sharded = together(world, sharded)?;
     let graphs = build_together(world, &ops, &options)?;
     let run_options = together(world, run_options(args, &graphs[0].ops))?;
     let plan = BatchPlan {
@@ -234,8 +281,9 @@ fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
             _ => {}
         }
     }
-    let page_size = page_size.map_or(Ok(rows.next_power_of_two()), u32::try_from);
-    let page_size = page_size.map_err(|_| AppError::input("the page size does not fit 32 bits"))?;
+    let page_size = page_size
+        .map_or(rows.checked_next_power_of_two(), |size| u32::try_from(size).ok())
+        .ok_or_else(|| AppError::input(format!("{}: the page size does not fit 32 bits", model.file())))?;
     Ok(Sequence { page_size, pages: rows.div_ceil(page_size), tokens })
 }
 

@@ -31,7 +31,7 @@ impl<'a> TensorView<'a> {
         self.shard.bytes(self.begin, self.end)
     }
 
-    /// Rows and columns: [n] is 1 x n; further dimensions count as columns.
+    /// Rows and columns: `[n]` is 1 x n; further dimensions count as columns.
     pub fn matrix(&self) -> (usize, usize) {
         matrix(&self.shape)
     }
