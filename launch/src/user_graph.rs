@@ -101,20 +101,22 @@ pub fn run(
     begin: Instant,
 ) -> Result<(), Exit> {
     let prepared = parse(model, graph).and_then(|parsed| {
-        let values = values(model, &parsed, random, world.rank())?;
         let sequence = sequence(model, &parsed.graph)?;
-        Ok((parsed, values, sequence))
+        Ok((parsed, sequence))
     });
-    let (parsed, values, sequence) = together(world, prepared)?;
+    let (parsed, sequence) = together(world, prepared)?;
     let target = Target::cpu(workers(world, model, &cores));
     let options = build_options(model, world.size(), target);
-    let ops = [parsed.graph];
+    let Parsed { graph, sources } = parsed;
+    let ops = [graph];
     let registry = kernels_cu::registry::registry();
     let sharded = Builder::new(&ops[0], &registry, &options).map_err(AppError::from).and_then(|builder| {
         check_batch_rows(model, builder.op_graph())?;
         Ok(builder.op_graph().clone())
     });
     let sharded = together(world, sharded)?;
+    // Only now, when the shapes are known to fit each other, memory is taken for them.
+    let values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
     let graphs = build_together(world, &ops, &options)?;
     let run_options = together(world, run_options(args, &graphs[0].ops))?;
     let plan = BatchPlan {
@@ -154,14 +156,15 @@ pub fn run(
 /// Global values of every input, weight and constant, by name (of a weight: by the names of its parts).
 fn values(
     model: &ModelJson,
-    parsed: &Parsed,
+    graph: &OpGraph,
+    sources: &DataSources,
     random: Option<&RandomWeights>,
     rank: u32,
 ) -> Result<HashMap<String, Vec<f32>>, AppError> {
     let mut all = HashMap::new();
-    for tensor in &parsed.graph.tensors {
+    for tensor in &graph.tensors {
         let needed = matches!(tensor.role, Role::Input | Role::Weight { .. } | Role::Constant);
-        let source = parsed.sources.get(&tensor.name);
+        let source = sources.get(&tensor.name);
         if !needed && source.is_none() {
             continue;
         }
