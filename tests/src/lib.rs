@@ -2,7 +2,7 @@
 //!
 //! A test describes a [`Job`], runs it with or without `mpirun`, and looks at what is left: exit status, output,
 //! files. [`fixtures`] holds what Hugging Face transformers computed, [`model_file`] writes model.json files,
-//! [`reference`] computes operators in f64, [`task_graph`] reads emitted graphs without the code that wrote them.
+//! [`mod@reference`] computes operators in f64, [`task_graph`] reads emitted graphs without the code that wrote them.
 
 pub mod fixtures;
 pub mod job;

@@ -11,7 +11,7 @@ pub fn values(seed: u64, count: usize) -> Vec<f64> {
         .collect()
 }
 
-/// x [rows, k] times the transpose of w [n, k], plus bias [n].
+/// x `[rows, k]` times the transpose of w `[n, k]`, plus bias `[n]`.
 pub fn linear(x: &[f64], w: &[f64], k: usize, bias: Option<&[f64]>) -> Vec<f64> {
     let n = w.len() / k;
     let dot = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
@@ -20,7 +20,7 @@ pub fn linear(x: &[f64], w: &[f64], k: usize, bias: Option<&[f64]>) -> Vec<f64> 
         .collect()
 }
 
-/// x [rows, k] / sqrt(mean(x^2) + eps) * w [k].
+/// x `[rows, k]` / sqrt(mean(x^2) + eps) * w `[k]`.
 pub fn rmsnorm(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
     x.chunks_exact(w.len())
         .flat_map(|x| {

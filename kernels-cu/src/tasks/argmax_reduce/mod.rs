@@ -3,8 +3,8 @@
 //!
 //! Input: `partials` u32 [slices, tiles, samples, words], replicated (see [`super::argmax_partial`]). Outputs, which
 //! the builder declares as `Role::Persistent` tensors whose memory `mpk_batch` points to:
-//! 0. `next_token` i32 [max_batch]; with `top_k` > 0 also 1. `top_token` i32 [max_batch, top_k] and
-//! 2. `top_logprob` f32 [max_batch, top_k]: natural logarithms of the softmax over the whole vocabulary, highest
+//! 0. `next_token` i32 `[max_batch]`; with `top_k` > 0 also 1. `top_token` i32 `[max_batch, top_k]` and
+//! 2. `top_logprob` f32 `[max_batch, top_k]`: natural logarithms of the softmax over the whole vocabulary, highest
 //! first; where there are fewer tokens, token -1 and -infinity.
 //!
 //! Attribute: `top_k` (default 0), the same as of `argmax_partial`.

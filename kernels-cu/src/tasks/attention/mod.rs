@@ -9,7 +9,7 @@
 //!    the parts `KeyValues`, `KeyValues` ([`kv_sharding`]), so that a rank holds
 //!    [num_pages, 2, its kv heads, page_size, head_dim] contiguously.
 //! 2. `rope` [max_seq_len, head_dim] f32: half cosines, half sines of each position (`Role::Constant`).
-//! 3. and 4., only with `qk_norm`: `q_norm`, `k_norm` [head_dim], act dtype.
+//! 3. and 4., only with `qk_norm`: `q_norm`, `k_norm` `[head_dim]`, act dtype.
 //!
 //! Outputs: 0. [rows, heads head_dim], act dtype, split like the queries. 1. `kv_cache` again: the same tensor as
 //! input 1.
