@@ -7,7 +7,7 @@ use crate::families::{self, GraphOptions};
 use crate::fill::fill;
 use crate::graphs::{self, build_one, build_verified, digests};
 use crate::logging::is_first_rank;
-use crate::model_json::ModelJson;
+use crate::model_json::{ModelJson, Sizes};
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
@@ -16,6 +16,7 @@ use distributed::affinity::{Cores, cores_of_rank};
 use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
 use distributed::{CpuRank, World};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -244,6 +245,50 @@ fn requests(args: &Args, model: &ModelJson, source: &Model) -> Result<Vec<Reques
     Ok(resolve(&sources, source.tokenizer.as_ref(), &limits)?)
 }
 
+/// What the batch step is told.
+fn batch_plan(
+    model: &ModelJson,
+    source: &Model,
+    sizes: &Sizes,
+    top_k: u32,
+    requests: &[Request],
+) -> BatchPlan {
+    let ids = |tokens: &[u32]| tokens.iter().map(|&t| t as i32).collect::<Vec<i32>>();
+    BatchPlan {
+        max_batch: sizes.max_batch,
+        max_seq_len: sizes.max_seq_len,
+        page_size: sizes.page_size,
+        num_pages: sizes.num_pages,
+        top_k,
+        eos: if model.generate.ignore_eos { Vec::new() } else { ids(&source.config.eos) },
+        requests: requests
+            .iter()
+            .map(|r| distributed::plan::Request {
+                prompt: ids(&r.prompt_tokens),
+                max_new_tokens: r.max_new_tokens,
+            })
+            .collect(),
+        mode: Mode::Generate,
+    }
+}
+
+/// Collective: every rank has computed the same tokens and the same bits of their log-probabilities.
+fn same_on_all_ranks(world: &World, rank: &CpuRank, requests: usize) -> Result<(), AppError> {
+    let mut hash = std::hash::DefaultHasher::new();
+    for index in 0..requests {
+        let output = rank.request_output(index);
+        output.tokens.hash(&mut hash);
+        for &(token, logprob) in output.logprobs.iter().flatten() {
+            (token, logprob.to_bits()).hash(&mut hash);
+        }
+    }
+    let hashes = world.all_gather(hash.finish());
+    match hashes.iter().position(|h| *h != hashes[0]) {
+        None => Ok(()),
+        Some(other) => Err(AppError::failed(format!("ranks 0 and {other} computed different results"))),
+    }
+}
+
 /// The main job: tokens from a model.
 fn generate(
     world: &World,
@@ -264,27 +309,8 @@ fn generate(
 
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(args, &names))?;
-    let eos: Vec<i32> = if model.generate.ignore_eos {
-        Vec::new()
-    } else {
-        source.config.eos.iter().map(|&e| e as i32).collect()
-    };
-    let plan = BatchPlan {
-        max_batch: sizes.max_batch,
-        max_seq_len: sizes.max_seq_len,
-        page_size: sizes.page_size,
-        num_pages: sizes.num_pages,
-        top_k,
-        eos: eos.clone(),
-        requests: requests
-            .iter()
-            .map(|r| distributed::plan::Request {
-                prompt: r.prompt_tokens.iter().map(|&t| t as i32).collect(),
-                max_new_tokens: r.max_new_tokens,
-            })
-            .collect(),
-        mode: Mode::Generate,
-    };
+    let plan = batch_plan(model, source, &sizes, top_k, &requests);
+    let eos = plan.eos.clone();
     let threads = cores.own.len();
     let rank = CpuRank::new(world, graphs, plan, &run_options, cores).map_err(AppError::from);
     let mut rank = together(world, rank)?;
@@ -300,6 +326,7 @@ fn generate(
             streamer.look(rank);
         }
     })?;
+    together(world, same_on_all_ranks(world, &rank, requests.len()))?;
     let finished = match streamer.and_then(Streamer::error) {
         Some(error) => Err(error),
         None if world.rank() == 0 && args.json => {
