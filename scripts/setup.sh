@@ -13,7 +13,7 @@ printed and the exit status is 3. Quick when there is nothing left to do.
   --nvshmem   also NVSHMEM's and CUDA's headers and NVSHMEM's host library, from PyPI into .setup/nvidia,
               pinned (about 65 MB to download; they come under NVIDIA's licences, which lie beside them).
               Not needed to build or to run on the CPU.
-  --deny      also cargo-deny, built from crates.io into .setup/bin, pinned (under two minutes on 2 cores)
+  --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
   --check     only say what is missing, with exit status 3 if anything is
 
 Everything that does not come from the distribution goes below .setup/, which git ignores: remove that

@@ -45,7 +45,12 @@ class Ours:
         """Notes a command for the report, with long lists of token ids and temporary folders shortened."""
         parts = [str(part) for part in parts]
         shown = [part if part.count(",") < 20 else f"<{part.count(',') + 1} ids>" for part in parts]
-        text = " ".join(shown).replace(str(self.folder), "$TMP").replace(f"{self.repository}/", "")
+        # Names that hold on any machine: the report is committed.
+        local = {str(self.folder): "$TMP", str(self.run.parent): "target/release", sys.executable: "python3",
+                 f"{self.repository}/": ""}
+        text = " ".join(shown)
+        for path, name_for_all in local.items():
+            text = text.replace(path, name_for_all)
         self.commands.setdefault(name, text)
         return parts
 
