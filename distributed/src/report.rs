@@ -2,8 +2,8 @@
 
 use kernels_cu::abi;
 use std::fmt::Write;
-use taskgraph::EventId;
 use taskgraph::task_graph::TaskGraph;
+use taskgraph::{EventId, TaskId};
 
 /// What an abort code means.
 pub fn abort_reason(code: u32) -> &'static str {
@@ -44,8 +44,8 @@ pub fn report(
             _ => continue,
         };
         let _ = write!(text, "\n  rank {rank} {who} {what}, iteration {}", status.iteration);
-        // A scheduler has no task.
-        if (index as u32) < workers
+        // Of a scheduler: the task that could not be launched.
+        if status.task > TaskId::BEGIN
             && let Some(graph) = graphs.get(status.graph as usize)
             && let Some(task) = graph.tasks.get(status.task as usize)
         {
