@@ -23,6 +23,9 @@ pub mod core_types {
     pub const NVSHMEM_SIGNAL: &str = "nvshmem_signal";
     /// Sums the ranks' partial tiles in rank order, and adds the residual once.
     pub const REDUCE: &str = "reduce";
+
+    /// All of them, in the order of the ABI's numbers.
+    pub const ALL: [&str; 6] = [TERMINATE, BEGIN_TASK_GRAPH, EMPTY, NVSHMEM_COPY, NVSHMEM_SIGNAL, REDUCE];
 }
 
 /// Who decides where a task runs.

@@ -15,15 +15,7 @@ use crate::task_graph::{Event, EventType, Operand, Place, Placement, Task, TaskG
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 
-/// Indices of the core types in [`TaskGraph::type_names`].
-const CORE_TYPES: [&str; 6] = [
-    core_types::TERMINATE,
-    core_types::BEGIN_TASK_GRAPH,
-    core_types::EMPTY,
-    core_types::NVSHMEM_COPY,
-    core_types::NVSHMEM_SIGNAL,
-    core_types::REDUCE,
-];
+/// Indices in [`core_types::ALL`], and so in [`TaskGraph::type_names`].
 const TERMINATE: u16 = 0;
 const BEGIN: u16 = 1;
 const EMPTY: u16 = 2;
@@ -76,12 +68,12 @@ struct Emitter<'a> {
 
 impl<'a> Emitter<'a> {
     fn new(plan: &'a Plan, memory: &Memory, rank: u32) -> Self {
-        let mut type_names: Vec<String> = CORE_TYPES.iter().map(|s| s.to_string()).collect();
+        let mut type_names: Vec<String> = core_types::ALL.iter().map(|s| s.to_string()).collect();
         let mut registered: Vec<&str> =
             plan.parts.iter().map(|p| p.type_name.as_str()).filter(|n| !n.is_empty()).collect();
         registered.sort_unstable();
         registered.dedup();
-        registered.retain(|n| !CORE_TYPES.contains(n));
+        registered.retain(|n| !core_types::ALL.contains(n));
         type_names.extend(registered.iter().map(|s| s.to_string()));
         let options = &plan.options;
         let graph = TaskGraph {

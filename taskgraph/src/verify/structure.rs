@@ -13,14 +13,7 @@ use crate::task_graph::{
 /// Violations kept of each rank: more would not help anybody.
 pub(super) const KEEP: usize = 16;
 
-const CORE: [&str; 6] = [
-    core_types::TERMINATE,
-    core_types::BEGIN_TASK_GRAPH,
-    core_types::EMPTY,
-    core_types::NVSHMEM_COPY,
-    core_types::NVSHMEM_SIGNAL,
-    core_types::REDUCE,
-];
+/// Indices in [`core_types::ALL`], and so in [`TaskGraph::type_names`].
 const TERMINATE: u16 = 0;
 const BEGIN: u16 = 1;
 const COPY: u16 = 3;
@@ -135,8 +128,10 @@ impl RankCheck<'_> {
     fn run(&mut self) {
         let graphs = self.graphs;
         let graph = &graphs[self.rank];
-        if graph.type_names.len() < CORE.len() || graph.type_names.iter().zip(CORE).any(|(a, b)| a != b) {
-            self.say(format!("type_names must start with {CORE:?}"));
+        if graph.type_names.len() < core_types::ALL.len()
+            || graph.type_names.iter().zip(core_types::ALL).any(|(a, b)| a != b)
+        {
+            self.say(format!("type_names must start with {:?}", core_types::ALL));
             return;
         }
         self.tensors();
