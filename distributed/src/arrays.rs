@@ -91,7 +91,7 @@ impl GraphArrays {
                 worker: task.worker.unwrap_or(u32::MAX),
                 op: task.op,
                 args: task.args,
-                reserved: 0,
+                code: abi::MPK_NO_CODE,
             });
         }
         arrays.events = graph

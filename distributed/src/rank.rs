@@ -164,6 +164,7 @@ impl CpuRank {
             stall_ns: stall.map_or(0, |s| s.time.as_nanos() as u64),
             stall_op: stall.map_or(u32::MAX, |s| s.op),
             reserved: 0,
+            host_abort: std::ptr::null_mut(),
         });
         Ok(CpuRank {
             graphs,

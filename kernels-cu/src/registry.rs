@@ -11,6 +11,25 @@ use taskgraph::{Registry, TaskType};
 /// A task's code on the CPU target, as the ABI has it.
 pub type KernelFn = unsafe extern "C" fn(*const abi::mpk_kernel_args) -> i32;
 
+/// A task's code on the GPU: the C++ type, from its folder's `gpu.cuh`, that is specialised for a task.
+///
+/// # Errors
+/// What of this task the GPU code can't do.
+pub type GpuCode = fn(&GpuSite<'_>) -> Result<String, String>;
+
+/// What GPU code may be specialised for: everything that tasks of one graph can share.
+#[derive(Clone, Debug)]
+pub struct GpuSite<'a> {
+    /// The variant's parameters (the words of the task type's `params.h` struct).
+    pub params: &'a [u32],
+    /// Operands that are read; `addr` is 0.
+    pub inputs: &'a [abi::mpk_operand],
+    /// Operands that are written; `addr` is 0.
+    pub outputs: &'a [abi::mpk_operand],
+    /// What an iteration of the graph has room for.
+    pub capacity: taskgraph::Capacity,
+}
+
 /// What a task's folder adds to the registry. The functions are declared in [`abi`] (`mpk_task_NAME` and
 /// `mpk_task_NAME_ready`) for every registered name.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +44,8 @@ pub struct Registration {
     pub run: KernelFn,
     /// CPU code that tells whether every flagged word that the task reads is there.
     pub ready: Option<KernelFn>,
+    /// GPU code; `None` where a task has nothing to run.
+    pub gpu: Option<GpuCode>,
 }
 
 include!(concat!(env!("OUT_DIR"), "/registrations.rs"));

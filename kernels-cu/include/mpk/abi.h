@@ -64,9 +64,15 @@ enum mpk_placement { MPK_STATIC = 0, MPK_DYNAMIC = 1 };
  * MPK_LAYOUT_TILED: rows (= output columns of a linear) in tiles of 16; inside a tile of
  *   bf16: [k/2][16 rows][2], f16 and f32: [k][16 rows]. Rows are padded with zeros to a multiple of 16, so a
  *   tile that starts at row r (a multiple of 16) starts at element r * strides[0]. */
-enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1 };
+enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGMENT = 2 };
 #define MPK_TILE_ROWS 16u
 #define MPK_TILE_K 2u
+/* MPK_LAYOUT_FRAGMENT (GPU): rows in tiles of 16 as above, k rounded up to MPK_FRAGMENT_K. Inside a tile blocks of 16 k follow
+ * each other, 256 elements each. Element (row, k) of a block, both 0..15, is at
+ *   2-byte types: ((row % 8 * 4 + k % 8 / 2) * 4 + k / 8 * 2 + row / 8) * 2 + k % 2: what lane row % 8 * 4 + k % 8 / 2 of a
+ *                 warp holds of the left side of mma.m16n8k16, 16 bytes a lane;
+ *   f32:          k * 16 + row. */
+#define MPK_FRAGMENT_K 16u
 
 /* ---- the task graph ----------------------------------------------------------------------------------- */
 
@@ -107,8 +113,10 @@ typedef struct mpk_task {
   uint32_t worker;  /* static placement: the worker whose list it is in; otherwise UINT32_MAX */
   uint32_t op;      /* index of the operator it came from, for the timeline */
   int32_t args[MPK_MAX_ARGS]; /* constants of this one task, meaning fixed by its task type */
-  uint32_t reserved;
+  uint32_t code;               /* GPU: index of its specialised code in the cubin's jump table, or MPK_NO_CODE */
 } mpk_task;
+
+#define MPK_NO_CODE 0xFFFFFFFFu /* begin, terminate, empty, nvshmem_signal: nothing to run */
 
 typedef struct mpk_event {
   uint32_t num_triggers; /* a counter of at least num_triggers x epoch is ready */
@@ -343,6 +351,7 @@ typedef struct mpk_rank {
   uint64_t stall_ns;
   uint32_t stall_op;
   uint32_t reserved;
+  uint32_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort (enum mpk_abort_code) */
 } mpk_rank;
 
 typedef struct mpk_kernel_args {

@@ -270,6 +270,7 @@ macro_rules! member {
             contract: Some(|| std::sync::Arc::new($type)),
             run: crate::abi::$run,
             ready: None,
+            gpu: None,
         };
 
         /// Contract of the task type.

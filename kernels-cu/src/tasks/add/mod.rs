@@ -18,6 +18,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(Add)),
     run: mpk_task_add,
     ready: None,
+    gpu: None,
 };
 
 /// Contract of `add`.

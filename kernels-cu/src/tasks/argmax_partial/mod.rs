@@ -32,6 +32,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(ArgmaxPartial)),
     run: mpk_task_argmax_partial,
     ready: None,
+    gpu: None,
 };
 
 /// Candidates of a record: max(1, `top_k`).

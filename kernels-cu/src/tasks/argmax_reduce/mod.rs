@@ -27,6 +27,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(ArgmaxReduce)),
     run: mpk_task_argmax_reduce,
     ready: None,
+    gpu: None,
 };
 
 /// Contract of `argmax_reduce`.

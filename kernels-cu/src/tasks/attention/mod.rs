@@ -51,6 +51,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(Attention)),
     run: mpk_task_attention,
     ready: None,
+    gpu: None,
 };
 
 /// Most shares that a slot's positions are cut into.

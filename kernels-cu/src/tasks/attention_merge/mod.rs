@@ -25,6 +25,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(AttentionMerge)),
     run: mpk_task_attention_merge,
     ready: None,
+    gpu: None,
 };
 
 /// Contract of `attention_merge`.

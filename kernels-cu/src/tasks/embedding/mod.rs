@@ -24,6 +24,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(Embedding)),
     run: mpk_task_embedding,
     ready: None,
+    gpu: None,
 };
 
 /// Contract of `embedding`.

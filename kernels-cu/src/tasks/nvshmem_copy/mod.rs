@@ -16,6 +16,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: None,
     run: mpk_task_nvshmem_copy,
     ready: None,
+    gpu: None,
 };
 
 #[cfg(test)]

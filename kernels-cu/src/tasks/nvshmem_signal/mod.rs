@@ -11,6 +11,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: None,
     run: mpk_task_nvshmem_signal,
     ready: None,
+    gpu: None,
 };
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: None,
     run: mpk_task_reduce,
     ready: Some(mpk_task_reduce_ready),
+    gpu: None,
 };
 
 #[cfg(test)]

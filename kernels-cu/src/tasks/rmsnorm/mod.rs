@@ -23,6 +23,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(RmsNorm)),
     run: mpk_task_rmsnorm,
     ready: None,
+    gpu: None,
 };
 
 /// Contract of `rmsnorm`.

@@ -22,6 +22,7 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(SiluMul)),
     run: mpk_task_silu_mul,
     ready: None,
+    gpu: None,
 };
 
 /// Contract of `silu_mul`.
