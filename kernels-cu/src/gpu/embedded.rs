@@ -1,0 +1,1 @@
+//! The GPU sources that are part of this binary.
