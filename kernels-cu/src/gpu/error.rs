@@ -27,7 +27,9 @@ pub enum GpuError {
         probes: String,
     },
     /// A toolchain that is too old.
-    #[error("{what} {found} ({path}) is too old, {needed} or later is needed; to install it: scripts/setup.sh --cuda, and unset {variable}")]
+    #[error(
+        "{what} {found} ({path}) is too old, {needed} or later is needed; to install it: scripts/setup.sh --cuda, and unset {variable}"
+    )]
     TooOld {
         /// What.
         what: &'static str,
