@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use kernels_cu::abi;
+use kernels_cu::layout::packed_layout;
 use kernels_cu::registry::type_number;
 use taskgraph::DType;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
@@ -46,6 +47,7 @@ impl GraphArrays {
                 params,
             });
         }
+        let packed = packed_layout(graph.backend);
         arrays.operands = graph
             .operands
             .iter()
@@ -57,7 +59,7 @@ impl GraphArrays {
                     strides: operand.strides,
                     dtype: tensor.dtype as u8,
                     ndim: operand.ndim,
-                    layout: u8::from(tensor.tiled),
+                    layout: if tensor.tiled { packed } else { abi::MPK_LAYOUT_STRIDED as u8 },
                     symmetric: u8::from(tensor.space == Space::Symmetric),
                     pe: match operand.place {
                         Place::Own => -1,

@@ -52,8 +52,13 @@ __device__ __forceinline__ void arrive_when_copied(uint64_t* barrier) {
 }
 #endif
 
-/* All compute threads. Orders their memory accesses at block scope. */
-__device__ __forceinline__ void compute_barrier() { asm volatile("bar.sync 1,256;" ::: "memory"); }
+/* All compute threads. Orders their memory accesses at block scope; true for all of them where it is true for one. */
+__device__ __forceinline__ bool compute_barrier_any(bool here) {
+  uint32_t any;
+  asm volatile("{.reg .pred p,q; setp.ne.u32 p,%1,0; bar.red.or.pred q,1,256,p; selp.u32 %0,1,0,q;}"
+               : "=r"(any) : "r"(static_cast<uint32_t>(here)) : "memory");
+  return any != 0;
+}
 
 }  // namespace gpu
 }  // namespace mpk

@@ -48,12 +48,13 @@ class Context {
     return rows < capacity ? rows : capacity;
   }
 
-  /* Barrier of all compute threads; orders their memory accesses. MPK_OK, or the code that somebody failed with. */
-  __device__ __forceinline__ int sync() {
-    compute_barrier();
-    return peek(shared_state().code);
+  /* Barrier of all compute threads; orders their memory accesses. MPK_OK, or the code that somebody failed with before
+   * the barrier: the same for all, since it goes through the barrier itself. */
+  __device__ __forceinline__ int sync() { return compute_barrier_any(failed_) ? peek(shared_state().code) : static_cast<int32_t>(MPK_OK); }
+  __device__ __forceinline__ void fail(int code) {
+    failed_ = true;
+    *const_cast<volatile int32_t*>(&shared_state().code) = code;
   }
-  __device__ __forceinline__ void fail(int code) { *const_cast<volatile int32_t*>(&shared_state().code) = code; }
 
   /* All compute threads: until every event that the task depends on is ready. Also a barrier. */
   __device__ int wait_inputs();
@@ -61,6 +62,9 @@ class Context {
   /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
    * failure, which `fail` notes, any value. */
   __device__ float wait_flagged(const uint64_t* word);
+
+ private:
+  bool failed_ = false;
 };
 
 /* What a task type has unless it says otherwise. */
