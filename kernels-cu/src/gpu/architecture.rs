@@ -70,13 +70,13 @@ impl fmt::Display for Architecture {
 }
 
 /// Barriers and task slots, bytes of shared memory.
-const RESERVED_BYTES: u32 = 6 << 10;
+const RESERVED_BYTES: u32 = 8 << 10;
 
 /// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
 /// the launch must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelConfig {
-    /// `MPK_BLOCK_THREADS`: 8 warps that compute, the loader, a spare.
+    /// `MPK_BLOCK_THREADS`: 8 warps that compute, one that fetches tasks, one that loads weights, a spare.
     pub block_threads: u32,
     /// `MPK_STAGES`: places in the ring that weights are streamed through.
     pub stages: u32,
@@ -98,7 +98,7 @@ impl KernelConfig {
         let stage_bytes = 8 << 10;
         let shared_bytes = architecture.shared_memory();
         KernelConfig {
-            block_threads: 320,
+            block_threads: 11 * 32,
             stages,
             stage_bytes,
             stages_in_flight: 5,

@@ -12,6 +12,13 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
+/* Makes initialised barriers known to the copy engine; a block barrier makes them known to the other threads. */
+__device__ __forceinline__ void mbarrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
 /* Release at block scope: pairs with a successful mbarrier_test. */
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(shared_address(barrier)) : "memory");

@@ -24,6 +24,14 @@ constexpr uint32_t kStagesInFlight = MPK_STAGES_IN_FLIGHT < MPK_STAGES ? MPK_STA
 /* Shared memory that a task's code may use as it likes while it runs. */
 constexpr uint32_t kWorkBytes = MPK_WORK_BYTES;
 
+/* Arrivals that complete a stage: the loader's one thread, or without bulk copies all its lanes. */
+#if __CUDA_ARCH__ >= 900
+constexpr uint32_t kStageArrivals = 1;
+#else
+constexpr uint32_t kStageArrivals = 32;
+#endif
+
+constexpr uint32_t kMostRanks = 64; /* of dynamic placement */
 constexpr uint32_t kSlots = 6;
 constexpr uint32_t kSlotOperands = 12;
 constexpr uint32_t kSlotWaits = 8;

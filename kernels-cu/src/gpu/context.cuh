@@ -20,7 +20,7 @@
 #include "gpu/ring.cuh"
 #include "gpu/shared.cuh"
 #include "platform/gpu.h"
-#include "wait.h"
+#include "event.h"
 
 namespace mpk {
 namespace gpu {
@@ -35,6 +35,7 @@ class Context {
   uint32_t thread;      /* 0 .. kComputeThreads - 1 */
   uint32_t warp, lane;
   Ring ring;
+  uint64_t ready_ns = 0; /* of the task, thread 0, where a trace is kept */
 
   __device__ __forceinline__ const mpk_operand& input(uint32_t i) const { return slot->operands[i]; }
   __device__ __forceinline__ const mpk_operand& output(uint32_t i) const { return slot->operands[slot->task.num_inputs + i]; }
@@ -111,6 +112,7 @@ __device__ inline int Context::wait_inputs() {
     if (missing) code = wait_event_slowly(rank, status, slot, lane);
     for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32) code = wait_event_slowly(rank, status, slot, d);
     if (code != MPK_OK) fail(code);
+    if (lane == 0 && rank->trace != nullptr) ready_ns = platform::clock_ns();
     __syncwarp();
   }
   return sync();

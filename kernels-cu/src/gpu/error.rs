@@ -18,37 +18,13 @@ pub enum GpuError {
         /// What the GPU code can't do.
         reason: String,
     },
-    /// No toolchain, or not all of it.
+    /// No toolchain, not all of it, or an old one.
     #[error("{what} was not found; looked at\n{probes}\nto install it: scripts/setup.sh --cuda")]
     NotFound {
         /// What was looked for.
-        what: &'static str,
+        what: String,
         /// A line for each place.
         probes: String,
-    },
-    /// A toolchain that is too old.
-    #[error(
-        "{what} {found} ({path}) is too old, {needed} or later is needed; to install it: scripts/setup.sh --cuda, and unset {variable}"
-    )]
-    TooOld {
-        /// What.
-        what: &'static str,
-        /// Its version.
-        found: String,
-        /// The oldest that serves.
-        needed: &'static str,
-        /// Where it lies.
-        path: PathBuf,
-        /// The variable that may have named it.
-        variable: &'static str,
-    },
-    /// A file of the toolchain can't be read, or not understood.
-    #[error("{}: {problem}", path.display())]
-    BadToolchain {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
     },
     /// nvcc refused the source.
     #[error("nvcc failed ({status})\n  {command}\n{output}")]

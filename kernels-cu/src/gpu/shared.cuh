@@ -45,6 +45,7 @@ struct alignas(128) Shared {
   int32_t code;                  /* compute warps: an abort code once one of them failed */
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
   mpk_rank rank;                 /* a copy of the rank's description */
+  uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
   TaskSlot slots[kSlots];
 };
 
