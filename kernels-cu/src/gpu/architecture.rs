@@ -56,6 +56,14 @@ impl Architecture {
         }
     }
 
+    /// The first CUDA release that compiles for it, of those that compile the sources at all.
+    pub fn oldest_cuda(self) -> (u32, u32) {
+        match self {
+            Architecture::Sm80 | Architecture::Sm90a => (12, 4),
+            Architecture::Sm100a => (12, 8),
+        }
+    }
+
     /// Shared memory that one block may use on every device of this architecture in the hardware table, bytes.
     pub fn shared_memory(self) -> u32 {
         let devices = DEVICES.iter().filter(|device| Self::of_device(device) == Some(self));

@@ -1,9 +1,9 @@
 //! Which code each task runs.
 
 use super::GpuError;
+use crate::abi;
 use crate::layout::packed_layout;
 use crate::registry::{GpuSite, Registration, registration};
-use crate::abi;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use taskgraph::task_graph::{Operand, Place, Space, Task, TaskGraph, core_types};
@@ -212,8 +212,7 @@ fn expression(
 ) -> Result<Expression, GpuError> {
     let registration =
         registration.ok_or_else(|| unsupported(graph, task, "there is no such task type".to_string()))?;
-    let gpu =
-        registration.gpu.ok_or_else(|| unsupported(graph, task, "it has no GPU code".to_string()))?;
+    let gpu = registration.gpu.ok_or_else(|| unsupported(graph, task, "it has no GPU code".to_string()))?;
     let all: Vec<abi::mpk_operand> =
         operands(graph, task).iter().map(|o| forms[o.tensor as usize].operand(o)).collect();
     let (inputs, outputs) = all.split_at(usize::from(task.num_inputs).min(all.len()));
@@ -252,10 +251,7 @@ mod tests {
     use std::time::Instant;
 
     fn list(codes: &[(&str, &str)]) -> Vec<Expression> {
-        codes
-            .iter()
-            .map(|(t, c)| Expression { task_type: t.to_string(), code: c.to_string() })
-            .collect()
+        codes.iter().map(|(t, c)| Expression { task_type: t.to_string(), code: c.to_string() }).collect()
     }
 
     #[test]
