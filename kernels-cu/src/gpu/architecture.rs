@@ -80,6 +80,9 @@ impl fmt::Display for Architecture {
 /// Barriers and task slots, bytes of shared memory.
 const RESERVED_BYTES: u32 = 8 << 10;
 
+/// What NVSHMEM's device library takes for itself beside the dynamic shared memory, rounded up.
+const LIBRARY_BYTES: u32 = 2 << 10;
+
 /// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
 /// the launch must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +107,7 @@ impl KernelConfig {
     pub fn new(architecture: Architecture) -> Self {
         let stages = if architecture == Architecture::Sm80 { 8 } else { 16 };
         let stage_bytes = 8 << 10;
-        let shared_bytes = architecture.shared_memory();
+        let shared_bytes = architecture.shared_memory().saturating_sub(LIBRARY_BYTES);
         KernelConfig {
             block_threads: 11 * 32,
             stages,
