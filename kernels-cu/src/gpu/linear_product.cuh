@@ -27,6 +27,68 @@ constexpr uint32_t kRowBlockBytes = 16 * kNumberBytes<Weight>;
  * readers each meet all banks. */
 __device__ __forceinline__ uint32_t share_index(uint32_t n, uint32_t m) { return (n * 16 + m) ^ (n / 2 % 4 * 8); }
 
+/* The compute warps' end of the ring as 32-bit shared addresses, which the loop over stages keeps in registers. */
+class StageReader {
+ public:
+  __device__ __forceinline__ StageReader(const Context& context, Ring& ring)
+      : ring_(ring), place_(ring.place()), first_lane_(context.lane == 0), stages_(shared_address(stage_at(0))),
+        full_(shared_address(shared_state().stage_full)) {}
+  __device__ __forceinline__ void leave() { ring_.place() = place_; }
+
+  /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */
+  __device__ __forceinline__ bool wait() const {
+    const uint32_t barrier = full_ + place_.stage * 8;
+    while (!test(barrier, place_.parity)) {
+      if (peek(shared_state().code) != 0) return false;
+    }
+    return true;
+  }
+  __device__ __forceinline__ uint32_t address() const { return stages_ + place_.stage * kStageBytes; }
+  /* The warp has read the stage. */
+  __device__ __forceinline__ void give_back() {
+    __syncwarp();
+    if (first_lane_)
+      asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(full_ + kEmpty + place_.stage * 8) : "memory");
+    place_.next();
+  }
+
+ private:
+  static constexpr uint32_t kEmpty = offsetof(Shared, stage_empty) - offsetof(Shared, stage_full);
+
+  static __device__ __forceinline__ bool test(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+#else
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+#endif
+    return done != 0;
+  }
+
+  Ring& ring_;
+  RingPlace place_;
+  bool first_lane_;
+  uint32_t stages_, full_;
+};
+
+__device__ __forceinline__ uint4 load_shared16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ uint2 load_shared8(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ float load_shared4(uint32_t address) {
+  float v;
+  asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address));
+  return v;
+}
+
 template <uint32_t Weight>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint4& a, const uint2& b) {
   if constexpr (Weight == MPK_BF16) {
@@ -55,7 +117,7 @@ class Product {
 #pragma unroll
     for (uint32_t j = 0; j < N8; ++j) {
       const uint32_t row = min(j * 8 + lane_ / 4, num_rows - 1);
-      rows_[j] = rows + row * row_bytes + warp_ * kRowBlockBytes<Weight> + lane_ % 4 * 8;
+      rows_[j] = shared_address(rows) + row * row_bytes + warp_ * kRowBlockBytes<Weight> + lane_ % 4 * 8;
     }
   }
 
@@ -71,22 +133,21 @@ class Product {
   /* The next stage: `count` blocks (all of them if Full), which begin at block `first` of the rows. False: there is
    * nothing to come. */
   template <bool Full>
-  __device__ __forceinline__ bool stage(Ring& ring, uint32_t first, uint32_t count) {
+  __device__ __forceinline__ bool stage(StageReader& reader, uint32_t first, uint32_t count) {
     uint2 b[kShare][N8];
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
 #pragma unroll
       for (uint32_t j = 0; j < N8; ++j)
         if (Full || warp_ + i * kComputeWarps < count)
-          b[i][j] = *reinterpret_cast<const uint2*>(rows_[j] + (first + i * kComputeWarps) * kRowBlockBytes<Weight>);
-    const uint8_t* stage = ring.take();
-    if (stage == nullptr) return false;
-    stage += warp_ * kBlockBytes<Weight> + lane_ * 16;
+          b[i][j] = load_shared8(rows_[j] + first * kRowBlockBytes<Weight> + i * kComputeWarps * kRowBlockBytes<Weight>);
+    if (!reader.wait()) return false;
+    const uint32_t stage = reader.address() + (warp_ * kBlockBytes<Weight> + lane_ * 16);
     uint4 a[kShare];
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
-      if (Full || warp_ + i * kComputeWarps < count) a[i] = *reinterpret_cast<const uint4*>(stage + i * kComputeWarps * kBlockBytes<Weight>);
-    ring.give_back();
+      if (Full || warp_ + i * kComputeWarps < count) a[i] = load_shared16(stage + i * kComputeWarps * kBlockBytes<Weight>);
+    reader.give_back();
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
       if (Full || warp_ + i * kComputeWarps < count) {
@@ -110,7 +171,7 @@ class Product {
 
  private:
   uint32_t warp_, lane_;
-  const uint8_t* rows_[N8];
+  uint32_t rows_[N8]; /* shared addresses */
   float sums_[kSets][N8][4];
 };
 
@@ -123,7 +184,7 @@ class Product<MPK_F32, N8> {
  public:
   __device__ __forceinline__ Product(const Context& context, const uint8_t* rows, uint32_t num_rows, uint32_t row_bytes)
       : warp_(context.warp), lane_(context.lane), num_rows_(num_rows), row_bytes_(row_bytes) {
-    rows_ = rows + warp_ * kRowBlockBytes<MPK_F32> + lane_ / 16 * 32;
+    rows_ = shared_address(rows) + warp_ * kRowBlockBytes<MPK_F32> + lane_ / 16 * 32;
   }
 
   __device__ __forceinline__ void clear() {
@@ -132,29 +193,28 @@ class Product<MPK_F32, N8> {
   }
 
   template <bool Full>
-  __device__ __forceinline__ bool stage(Ring& ring, uint32_t first, uint32_t count) {
-    const uint8_t* stage = ring.take();
-    if (stage == nullptr) return false;
+  __device__ __forceinline__ bool stage(StageReader& reader, uint32_t first, uint32_t count) {
+    if (!reader.wait()) return false;
+    const uint32_t stage = reader.address() + warp_ * kBlockBytes<MPK_F32> + lane_ * 4;
     float a[kShare][8];
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
 #pragma unroll
       for (uint32_t k = 0; k < 8; ++k)
         if (Full || warp_ + i * kComputeWarps < count)
-          a[i][k] = reinterpret_cast<const float*>(stage + (warp_ + i * kComputeWarps) * kBlockBytes<MPK_F32>)[k * 32 + lane_];
-    ring.give_back();
+          a[i][k] = load_shared4(stage + i * kComputeWarps * kBlockBytes<MPK_F32> + k * 128);
+    reader.give_back();
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
       if (Full || warp_ + i * kComputeWarps < count) {
-        const uint8_t* row = rows_ + (first + i * kComputeWarps) * kRowBlockBytes<MPK_F32>;
+        const uint32_t row = rows_ + (first + i * kComputeWarps) * kRowBlockBytes<MPK_F32>;
 #pragma unroll
         for (uint32_t n = 0; n < N8 * 8; ++n) {
           if (n < num_rows_) {
-            const float4 low = *reinterpret_cast<const float4*>(row + n * row_bytes_);
-            const float4 high = *reinterpret_cast<const float4*>(row + n * row_bytes_ + 16);
-            const float b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            const uint4 low = load_shared16(row + n * row_bytes_), high = load_shared16(row + n * row_bytes_ + 16);
+            const uint32_t b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-            for (uint32_t k = 0; k < 8; ++k) sums_[n] = fmaf(a[i][k], b[k], sums_[n]);
+            for (uint32_t k = 0; k < 8; ++k) sums_[n] = fmaf(a[i][k], __uint_as_float(b[k]), sums_[n]);
           }
         }
       }
@@ -173,7 +233,7 @@ class Product<MPK_F32, N8> {
 
  private:
   uint32_t warp_, lane_, num_rows_, row_bytes_;
-  const uint8_t* rows_;
+  uint32_t rows_;
   float sums_[N8 * 8];
 };
 

@@ -98,6 +98,8 @@ class Ring {
     if ((threadIdx.x & 31) == 0) mbarrier_arrive(&shared_state().stage_empty[place_.stage]);
     place_.next();
   }
+  /* For code that takes stages by its own means. */
+  __device__ __forceinline__ RingPlace& place() { return place_; }
 
  private:
   RingPlace place_;
