@@ -38,7 +38,10 @@ pub fn compile(
     options: &CompileOptions,
     cache: &Cache,
 ) -> Result<Cubin, GpuError> {
-    compile_with(expressions, options, cache, Toolchain::find(options.nvshmem))
+    let started = Instant::now();
+    let toolchain = Toolchain::find(options.nvshmem);
+    let cubin = compile_with(expressions, options, cache, toolchain)?;
+    Ok(Cubin { took: started.elapsed(), ..cubin })
 }
 
 pub(super) fn compile_with(
