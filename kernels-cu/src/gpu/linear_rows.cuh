@@ -125,7 +125,7 @@ class LeftSide {
   template <uint32_t Warps>
   static constexpr bool kCanHold = K > 0 && K % 16 == 0 && kHeld<Warps> * sizeof(Sixteen<X>) <= 256;
   /* Warps to a row where there are many. */
-  static constexpr uint32_t kFewWarps = kCanHold<2> ? 2 : kCanHold<4> ? 4 : 8;
+  static constexpr uint32_t kFewWarps = kHeld<4> * sizeof(Sixteen<X>) <= 128 ? 4 : 8;
   /* Shared memory for the norm weight, which is fetched before the task's events. */
   static constexpr uint32_t kNormBytes = Source == kRmsNorm && K % 16 == 0 ? K * kNumberBytes<Norm> : 0;
   /* Shared floats for the norms of up to 32 rows: parts of the sums of squares, then the scales. */
@@ -164,10 +164,7 @@ class LeftSide {
     if constexpr (Source == kRmsNorm && kCanHold<kComputeWarps>) {
       if (!wide_) return MPK_OK;
       done = true;
-      if (rows == 1) return norm_held<8>(first, rows, to, row_bytes);
-      if constexpr (kFewWarps == 2) {
-        if (rows == 2) return norm_held<4>(first, rows, to, row_bytes);
-      }
+      if (rows == 1 && kFewWarps != 8) return norm_held<8>(first, rows, to, row_bytes);
       return norm_held<kFewWarps>(first, rows, to, row_bytes);
     }
     return MPK_OK;
