@@ -1,0 +1,7 @@
+//! The CPU target: ranks are MPI processes of one node, workers are threads.
+
+mod rank;
+mod run;
+mod symmetric;
+
+pub use rank::CpuRank;
