@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::memory::Layout;
-use kernels_cu::abi;
 use crate::tensors::Slot;
+use kernels_cu::abi;
+use kernels_cu::layout::packed_layout;
 use kernels_cu::registry::type_number;
 use taskgraph::DType;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
@@ -24,15 +25,6 @@ pub struct GraphArrays {
     pub scratch_bytes: u64,
 }
 
-/// What distinguishes the arrays of one target from another's.
-#[derive(Clone, Copy)]
-pub struct Dialect<'a> {
-    /// The layout of packed weights (enum mpk_layout).
-    pub tiled: u32,
-    /// For each task the index of its code in the cubin; empty on the CPU target.
-    pub codes: &'a [u32],
-}
-
 /// Offsets of a graph's arrays in an image.
 #[derive(Clone, Copy)]
 pub struct ArrayPlaces {
@@ -47,8 +39,9 @@ pub struct ArrayPlaces {
 }
 
 impl GraphArrays {
-    /// Converts `graph`; `slots` gives each tensor's address in the kernel's memory.
-    pub fn new(graph: &TaskGraph, slots: &[Slot], dialect: Dialect<'_>) -> Result<Self> {
+    /// Converts `graph`; `slots` gives each tensor's address in the kernel's memory, and
+    /// `codes`, on a GPU, each task's code in the cubin.
+    pub fn new(graph: &TaskGraph, slots: &[Slot], codes: &[u32]) -> Result<Self> {
         let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
         let types = graph
             .type_names
@@ -70,6 +63,7 @@ impl GraphArrays {
                 params,
             });
         }
+        let packed = packed_layout(graph.backend);
         arrays.operands = graph
             .operands
             .iter()
@@ -81,7 +75,7 @@ impl GraphArrays {
                     strides: operand.strides,
                     dtype: tensor.dtype as u8,
                     ndim: operand.ndim,
-                    layout: if tensor.tiled { dialect.tiled as u8 } else { abi::MPK_LAYOUT_STRIDED as u8 },
+                    layout: if tensor.tiled { packed } else { abi::MPK_LAYOUT_STRIDED as u8 },
                     symmetric: u8::from(tensor.space == Space::Symmetric),
                     pe: match operand.place {
                         Place::Own => -1,
@@ -115,7 +109,7 @@ impl GraphArrays {
                 worker: task.worker.unwrap_or(u32::MAX),
                 op: task.op,
                 args: task.args,
-                code: dialect.codes.get(index).copied().unwrap_or(abi::MPK_NO_CODE),
+                code: codes.get(index).copied().unwrap_or(abi::MPK_NO_CODE),
             });
         }
         arrays.events = graph

@@ -27,12 +27,17 @@ MPK_DEVICE void set_abort(mpk_control* control, uint32_t code, uint32_t origin) 
   }
 }
 
-/* Sets the abort word here and at every rank that stores can reach. */
+/* Sets the abort word here and at every rank that can be reached. */
 MPK_DEVICE void abort_broadcast(const mpk_rank* rank, uint32_t code) {
   set_abort(rank->control, code, rank->rank);
   for (uint32_t pe = 0; pe < rank->world; ++pe) {
-    if (pe == rank->rank || rank->sym[pe] == nullptr) continue;
-    set_abort(reinterpret_cast<mpk_control*>(rank->sym[pe]), code, rank->rank);
+    if (pe == rank->rank) continue;
+    if (rank->sym[pe] != nullptr) {
+      set_abort(reinterpret_cast<mpk_control*>(rank->sym[pe]), code, rank->rank);
+    } else {
+      /* Without a way to compare: the last cause stays there. */
+      platform::put_word(rank, pe, reinterpret_cast<uint64_t*>(rank->control), (static_cast<uint64_t>(rank->rank) << 32) | code);
+    }
   }
 }
 

@@ -34,6 +34,7 @@ struct BatchState {
   uint64_t expected;  /* mpk_control.progress once all published iterations are done */
   uint64_t hash;
   uint64_t started_ns; /* when the current iteration began */
+  mpk_batch_output output; /* the rank's, and its figures so far: reading the host's memory takes microseconds on a GPU */
   /* BatchSlot slots[max_batch]; uint32_t states[num_requests], waiting[num_requests], free_list[num_pages],
    * page_owner[num_pages] follow */
 };

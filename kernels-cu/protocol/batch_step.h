@@ -18,7 +18,7 @@ MPK_DEVICE void finish_request(const mpk_rank* rank, uint32_t request, uint32_t 
   ++state->finished;
   fold(state, (static_cast<uint64_t>(finish) << 32) | request);
   /* Release: pairs with the host's acquire; the number of tokens was stored before. */
-  platform::store<platform::Scope::kSystem>(&rank->batch_output->requests[request].finish, finish, platform::kRelease);
+  platform::store<platform::Scope::kSystem>(&state->output.requests[request].finish, finish, platform::kRelease);
 }
 
 MPK_DEVICE int free_slot(const mpk_rank* rank, uint32_t slot, uint32_t finish) {
@@ -34,7 +34,7 @@ MPK_DEVICE int free_slot(const mpk_rank* rank, uint32_t slot, uint32_t finish) {
 MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) {
   const mpk_batch_config* config = rank->batch_config;
   const mpk_batch* batch = rank->batch;
-  const mpk_batch_output* output = rank->batch_output;
+  const mpk_batch_output* output = &batch_state(rank)->output;
   BatchSlot* entry = &batch_arrays(rank).slots[slot];
   const mpk_request* request = &config->requests[entry->request];
   const int32_t token = batch->next_token[sample];
@@ -226,13 +226,17 @@ MPK_DEVICE uint32_t choose_graph(const mpk_rank* rank) {
 MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
   BatchState* state = batch_state(rank);
   mpk_batch_output* output = rank->batch_output;
+  mpk_batch_output* so_far = &state->output;
   if (state->iteration != 0) {
-    const bool prefill = rank->batch->prompt_rows != 0;
-    uint64_t* ns = prefill ? &output->prefill_ns : &output->decode_ns;
-    uint64_t* count = prefill ? &output->prefill_iterations : &output->decode_steps;
+    const uint64_t ns = now_ns - state->started_ns;
     /* Relaxed: figures for the host, exact once the run has ended. */
-    platform::store<platform::Scope::kSystem>(ns, *ns + (now_ns - state->started_ns), platform::kRelaxed);
-    platform::store<platform::Scope::kSystem>(count, *count + 1, platform::kRelaxed);
+    if (rank->batch->prompt_rows != 0) {
+      platform::store<platform::Scope::kSystem>(&output->prefill_ns, so_far->prefill_ns += ns, platform::kRelaxed);
+      platform::store<platform::Scope::kSystem>(&output->prefill_iterations, ++so_far->prefill_iterations, platform::kRelaxed);
+    } else {
+      platform::store<platform::Scope::kSystem>(&output->decode_ns, so_far->decode_ns += ns, platform::kRelaxed);
+      platform::store<platform::Scope::kSystem>(&output->decode_steps, ++so_far->decode_steps, platform::kRelaxed);
+    }
   }
   state->started_ns = now_ns;
 }
@@ -322,6 +326,7 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
     if (config->generate && (graph->rows == 0 || graph->active == 0 || graph->samples == 0)) return MPK_ABORT_KERNEL;
   }
   state->expected = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kRelaxed);
+  state->output = *rank->batch_output;
   if (!config->generate) return MPK_OK;
   if (config->page_size == 0 || config->max_batch == 0 || config->max_rows == 0) return MPK_ABORT_KERNEL;
   const BatchArrays arrays = batch_arrays(rank);

@@ -19,8 +19,9 @@ MPK_DEVICE uint64_t event_wanted(const mpk_graph* graph, uint32_t index, uint32_
 }
 
 /* Acquire: pairs with the release of every trigger (trigger_local, signal_add); the additions form one release
- * sequence, so the reader of the last one sees the data of all. System scope: a peer may have triggered. */
+ * sequence, so the reader of the last one sees the data of all. System scope where a peer may have triggered. */
 MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index) {
+  if (!graph->events[index].remote_triggers) return platform::load<platform::Scope::kDevice>(event_counter(graph, index), platform::kAcquire);
   return platform::load<platform::Scope::kSystem>(event_counter(graph, index), platform::kAcquire);
 }
 
@@ -28,8 +29,10 @@ MPK_DEVICE bool event_test(const mpk_graph* graph, uint32_t index, uint32_t epoc
   return event_count(graph, index) >= event_wanted(graph, index, epoch, epochs_back);
 }
 
-/* Triggers one of this rank's events; returns the counter's new value. Release: pairs with event_count. */
+/* Triggers one of this rank's events; returns the counter's new value. Release: pairs with event_count, and has its
+ * scope. */
 MPK_DEVICE uint64_t trigger_local(const mpk_graph* graph, uint32_t index, uint64_t times = 1) {
+  if (!graph->events[index].remote_triggers) return platform::fetch_add<platform::Scope::kDevice>(event_counter(graph, index), times, platform::kRelease) + times;
   return platform::fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times, platform::kRelease) + times;
 }
 

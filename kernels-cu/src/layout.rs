@@ -3,6 +3,20 @@
 use crate::abi;
 use std::ops::Range;
 use taskgraph::DType;
+use taskgraph::target::Backend;
+
+const _: () = {
+    assert!(Backend::Cpu.tile_k() == abi::MPK_TILE_K && Backend::Cuda.tile_k() == abi::MPK_FRAGMENT_K);
+};
+
+/// The `enum mpk_layout` of a packed matrix (`TensorEntry::tiled`).
+pub fn packed_layout(backend: Backend) -> u8 {
+    let layout = match backend {
+        Backend::Cpu => abi::MPK_LAYOUT_TILED,
+        Backend::Cuda => abi::MPK_LAYOUT_FRAGMENT,
+    };
+    layout as u8
+}
 
 /// Elements of one row, padding included (`strides[0]` of a tiled operand).
 pub fn tiled_stride(k: usize) -> usize {

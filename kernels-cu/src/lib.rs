@@ -2,6 +2,7 @@
 //! one folder each under `src/tasks`), and the layouts that the kernels read weights in.
 
 pub mod abi;
+pub mod gpu;
 pub mod isa;
 pub mod layout;
 pub mod registry;

@@ -10,7 +10,7 @@ pub fn digest(graph: &TaskGraph) -> u64 {
     let mut hash = Hasher { hash: Xxh3::new(), buffer: Vec::with_capacity(1 << 16) };
     let h = &mut hash;
     h.text(&graph.name);
-    h.words(&[graph.rank, graph.world, graph.placement as u32, graph.workers]);
+    h.words(&[graph.rank, graph.world, graph.placement as u32, graph.backend as u32, graph.workers]);
     h.words(&[graph.capacity.rows, graph.capacity.samples, graph.capacity.active]);
     h.count(graph.type_names.len());
     graph.type_names.iter().for_each(|n| h.text(n));

@@ -4,13 +4,24 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which kind of machine runs the tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
     /// Threads of an MPI process.
+    #[default]
     Cpu,
     /// One persistent kernel on an NVIDIA GPU.
     Cuda,
+}
+
+impl Backend {
+    /// Packed matrices are padded with zeros to a multiple of this many columns.
+    pub const fn tile_k(self) -> u32 {
+        match self {
+            Backend::Cpu => 2,
+            Backend::Cuda => 16,
+        }
+    }
 }
 
 /// A row of the hardware table.

@@ -4,6 +4,7 @@ use crate::dtype::DType;
 use crate::ids::EventId;
 use crate::op_graph::{Capacity, Role};
 use crate::region::{MAX_DIMS, Region};
+use crate::target::Backend;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -114,7 +115,7 @@ pub struct TensorEntry {
     pub parts: Vec<LocalPart>,
     /// Index space of regions; `dims` unless the role names another.
     pub region_dims: Vec<u32>,
-    /// Packed in tiles of 16 rows (`MPK_LAYOUT_TILED`): constant matrices.
+    /// Packed in tiles of 16 rows, in the order that [`TaskGraph::backend`] reads: constant matrices.
     pub tiled: bool,
     /// The user wants its value.
     pub output: bool,
@@ -216,6 +217,8 @@ pub struct TaskGraph {
     pub world: u32,
     /// Who places tasks.
     pub placement: Placement,
+    /// The kind of machine that it is for; it fixes the order of values inside packed matrices.
+    pub backend: Backend,
     /// Workers that it was built for.
     pub workers: u32,
     /// What an iteration has room for.

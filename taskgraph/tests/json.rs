@@ -10,6 +10,7 @@ use taskgraph::json::{
     op_graph_to_value, task_graph_schema, to_json,
 };
 use taskgraph::op_graph::{Role, Rows, WeightPart};
+use taskgraph::target::Backend;
 use taskgraph::task_graph::{EventType, LocalPart, Placement, Space, TaskGraph};
 use taskgraph::{DType, Sharding, Split};
 use verify_support::*;
@@ -23,6 +24,7 @@ fn rich() -> TaskGraph {
     graph.tasks[copy].carried = smallvec::smallvec![(remote, 1), (3, 2)];
     let reduce = find(&graph, "l0.reduce", 0) as usize;
     graph.tasks[reduce].dependencies.push(1);
+    graph.backend = Backend::Cuda;
     graph.tensors[0].output = true;
     graph.tensors[0].rows = Rows::Samples;
     let part = |source: &str, range| LocalPart { source: source.into(), dims: vec![8, 8], range };

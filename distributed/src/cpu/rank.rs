@@ -1,7 +1,7 @@
 //! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol works on.
 
 use crate::affinity::Cores;
-use crate::arrays::{Dialect, GraphArrays};
+use crate::arrays::GraphArrays;
 use crate::control::{Control, Parts};
 use crate::cpu::symmetric::SymmetricHeap;
 use crate::error::{Error, Result};
@@ -64,11 +64,10 @@ impl CpuRank {
             heap: heap.own() as u64,
         });
 
-        let dialect = Dialect { tiled: abi::MPK_LAYOUT_TILED, codes: &[] };
         let arrays = graphs
             .iter()
             .zip(&slots)
-            .map(|(graph, slots)| GraphArrays::new(graph, slots, dialect))
+            .map(|(graph, slots)| GraphArrays::new(graph, slots, &[]))
             .collect::<Result<Vec<_>>>()?;
         let scratch_each =
             arrays.iter().map(|a| a.scratch_bytes).max().unwrap_or(0).next_multiple_of(4096) + 4096;

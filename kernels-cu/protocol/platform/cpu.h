@@ -136,6 +136,15 @@ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   return reinterpret_cast<T*>(base + offset);
 }
 
+/* One 8-byte word at rank `pe`, relaxed: its reader tells by the word itself whether it has come. False where the
+ * rank can't be reached. */
+inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
+  uint64_t* destination = peer_address(rank, pe, local_destination);
+  if (destination == nullptr) return false;
+  store<Scope::kSystem>(destination, value, kRelaxed);
+  return true;
+}
+
 /* Writes `bytes` at rank `pe`'s copy of `local_destination`. Not ordered by itself: a later signal with release
  * order makes it visible to who acquires the signal. False where the rank can't be reached. */
 inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {

@@ -33,6 +33,7 @@ pub fn write_json(graph: &TaskGraph, writer: impl Write) -> std::io::Result<()> 
     field(w, "rank", &graph.rank)?;
     field(w, "world", &graph.world)?;
     field(w, "placement", &graph.placement)?;
+    field(w, "backend", &graph.backend)?;
     field(w, "workers", &graph.workers)?;
     field(w, "capacity", &graph.capacity)?;
     field(w, "task_types", &graph.type_names)?;
@@ -294,6 +295,7 @@ pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
         rank: file.rank,
         world: file.world,
         placement: file.placement,
+        backend: file.backend,
         workers: file.workers,
         capacity: file.capacity,
         type_names: file.task_types,

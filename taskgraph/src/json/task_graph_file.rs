@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use crate::op_graph::{Capacity, Role, Rows};
+use crate::target::Backend;
 use crate::task_graph::{EventType, Placement, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ pub(super) struct FileGraph<'a> {
     pub(super) world: u32,
     /// Who places tasks.
     pub(super) placement: Placement,
+    /// The kind of machine that it is for; it fixes the order of values inside packed matrices.
+    #[serde(default)]
+    pub(super) backend: Backend,
     /// Workers that the graph was built for.
     pub(super) workers: u32,
     /// What an iteration has room for.

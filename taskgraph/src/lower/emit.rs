@@ -81,6 +81,7 @@ impl<'a> Emitter<'a> {
             rank,
             world: options.world,
             placement: options.placement,
+            backend: options.target.backend,
             workers: options.target.workers,
             capacity: plan.graph.capacity,
             type_names,

@@ -14,11 +14,18 @@ pub(crate) struct Entries {
     pub of: Vec<u32>,
     /// For each entry the strides, filled to four dimensions.
     pub strides: Vec<[u32; MAX_DIMS]>,
+    /// Depth that a packed matrix is padded to a multiple of.
+    tile_k: u32,
 }
 
 pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
     let world = plan.options.world;
-    let mut entries = Entries { list: Vec::new(), of: vec![NONE; plan.tensors.len()], strides: Vec::new() };
+    let mut entries = Entries {
+        list: Vec::new(),
+        of: vec![NONE; plan.tensors.len()],
+        strides: Vec::new(),
+        tile_k: plan.options.target.backend.tile_k(),
+    };
     for (index, tensor) in plan.tensors.iter().enumerate() {
         let wanted = memory.used[index] && memory.buffer_of[index] == NONE && tensor.alias.is_none();
         if !wanted {
@@ -87,7 +94,7 @@ impl Entries {
         let mut strides = [1u32; MAX_DIMS];
         let mut bytes = d.dtype.size();
         if d.tiled {
-            strides[0] = d.dims.d[1].next_multiple_of(TILE_K);
+            strides[0] = d.dims.d[1].next_multiple_of(self.tile_k);
             bytes *= u64::from(d.dims.d[0].next_multiple_of(TILE_ROWS)) * u64::from(strides[0]);
         } else {
             for dim in (0..n.saturating_sub(1)).rev() {
@@ -115,8 +122,6 @@ impl Entries {
 
 /// Rows of a tile of a packed matrix.
 pub(crate) const TILE_ROWS: u32 = 16;
-/// Depth that a packed matrix is padded to a multiple of.
-const TILE_K: u32 = 2;
 
 /// What of each part of a weight `rank` holds, in the order of its own rows.
 fn local_parts(tensor: &Tensor, rank: u32, world: u32) -> Vec<LocalPart> {

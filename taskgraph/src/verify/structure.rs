@@ -37,8 +37,11 @@ pub(super) fn check(graphs: &[TaskGraph]) -> Vec<Violation> {
                 graphs.len()
             )));
         }
-        if graph.placement != graphs[0].placement || graph.capacity != graphs[0].capacity {
-            violations.push(say(format!("rank {rank} and rank 0 differ in placement or capacity")));
+        let differs = graph.placement != graphs[0].placement
+            || graph.backend != graphs[0].backend
+            || graph.capacity != graphs[0].capacity;
+        if differs {
+            violations.push(say(format!("rank {rank} and rank 0 differ in placement, backend or capacity")));
         }
     }
     if nodes >= (u32::MAX / 2) as usize {

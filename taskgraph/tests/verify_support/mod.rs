@@ -30,6 +30,7 @@ impl RankBuilder {
                 rank,
                 world,
                 placement: Placement::Static,
+                backend: taskgraph::target::Backend::Cpu,
                 workers,
                 capacity: Capacity { rows: 1, samples: 1, active: 1 },
                 type_names: core.iter().map(|s| s.to_string()).collect(),

@@ -1,0 +1,127 @@
+/* The compute warps and the loader warp: both take the slots in order, the loader ahead of the others. */
+#pragma once
+
+#include "slots.cuh"
+
+namespace mpk {
+namespace gpu {
+
+/* A place in the ring of slots. */
+struct SlotPlace {
+  uint32_t index = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++index == kSlots) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline void load_loop(uint32_t lane) {
+  Shared& shared = shared_state();
+  Loader loader(lane);
+  for (SlotPlace place;; place.next()) {
+    bool left = false;
+    while (!left && !mbarrier_test(&shared.slot_full[place.index], place.parity)) left = peek(shared.left) != 0;
+    left = __any_sync(0xFFFFFFFFu, left);
+    if (left) break;
+    const TaskSlot& slot = shared.slots[place.index];
+    if (slot.kind == kSlotStop) break;
+    loader.slot = &slot;
+    const bool go_on = slot.task.code == MPK_NO_CODE || load_code(slot.task.code, loader);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&shared.slot_empty[place.index]);
+    if (!go_on) break;
+  }
+  loader.drain();
+}
+
+/* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */
+__device__ __noinline__ int stall(const mpk_rank* rank) {
+  const uint64_t start = platform::clock_ns();
+  for (;;) {
+    if (platform::clock_ns() - start >= rank->stall_ns) return MPK_OK;
+    const int code = abort_code(rank);
+    if (code != MPK_OK) return code;
+    platform::sleep_ns(1000);
+  }
+}
+
+__device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns) {
+  uint64_t* count = &rank->trace_count[worker];
+  const uint64_t place = *count;
+  if (place >= rank->trace_capacity) return;
+  mpk_trace_record* entry = &rank->trace[worker * rank->trace_capacity + place];
+  entry->fetched_ns = slot.fetched_ns;
+  entry->ready_ns = ready_ns;
+  entry->done_ns = platform::clock_ns();
+  entry->iteration = slot.iteration;
+  entry->task = slot.task_index;
+  entry->graph = static_cast<uint16_t>(slot.graph_index);
+  entry->worker = static_cast<uint16_t>(worker);
+  entry->reserved = 0;
+  *count = place + 1; /* read by the host after the kernel */
+}
+
+/* One thread, behind the barrier after the task: its trigger, then its count, as run_task of the CPU target. */
+__device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, mpk_status* status) {
+  if (rank->trace != nullptr) record(rank, worker, slot, ready_ns);
+  if (slot.trigger != nullptr) {
+    /* Release, of the event's own scope (event.h): pairs with the waits for the event. */
+    if (slot.trigger_system) platform::fetch_add<platform::Scope::kSystem>(slot.trigger, uint64_t{1}, platform::kRelease);
+    else platform::fetch_add<platform::Scope::kDevice>(slot.trigger, uint64_t{1}, platform::kRelease);
+  } else if (slot.trigger_steps) {
+    const Iteration iteration = {slot.graph, slot.graph_index, slot.iteration, slot.epoch};
+    const int code = trigger_event(rank, iteration, slot.task.trigger_event, status);
+    if (code != MPK_OK) return code;
+  }
+  /* Release: pairs with claim_batch_step. A static worker counts its whole list at the end of it. */
+  if (slot.finished != 0) platform::fetch_add<platform::Scope::kDevice>(&rank->control->progress, static_cast<uint64_t>(slot.finished), platform::kRelease);
+  return MPK_OK;
+}
+
+__device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t worker) {
+  Shared& shared = shared_state();
+  Context context;
+  context.rank = rank;
+  context.status = &rank->status[worker];
+  context.work = work_area();
+  context.scratch = rank->scratch[worker];
+  context.thread = threadIdx.x;
+  context.warp = threadIdx.x / 32;
+  context.lane = threadIdx.x % 32;
+  int code = MPK_OK;
+  for (SlotPlace place;; place.next()) {
+    /* The fetch warp always comes: with a task, or with a stop. */
+    while (!mbarrier_test(&shared.slot_full[place.index], place.parity)) {}
+    const TaskSlot& slot = shared.slots[place.index];
+    if (slot.kind == kSlotStop) break;
+    context.slot = &slot;
+    if (context.thread == 0) {
+      report(&context.status->task, slot.task_index);
+      report(&context.status->graph, slot.graph_index);
+      report(&context.status->iteration, slot.iteration);
+      if (rank->stall_ns != 0 && worker == 0 && slot.task.op == rank->stall_op) {
+        const int stalled = stall(rank);
+        if (stalled != MPK_OK) context.fail(stalled);
+      }
+    }
+    code = slot.task.code == MPK_NO_CODE ? context.wait_inputs() : run_code(slot.task.code, context);
+    if (code != MPK_OK) context.fail(code);
+    code = context.sync();
+    if (code != MPK_OK) break;
+    if (context.thread == 0) {
+      const int finished = finish_task(rank, worker, slot, context.ready_ns, context.status);
+      if (finished != MPK_OK) context.fail(finished);
+      mbarrier_arrive(&shared.slot_empty[place.index]);
+    }
+  }
+  if (context.thread == 0) {
+    *const_cast<volatile uint32_t*>(&shared.left) = 1;
+    if (code == MPK_OK) report_state(context.status, MPK_WORKER_LEFT);
+    else abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
+  }
+}
+
+}  // namespace gpu
+}  // namespace mpk

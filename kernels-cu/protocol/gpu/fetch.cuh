@@ -1,0 +1,166 @@
+/* The fetch warp: decides which task the block runs next. Static placement: the worker's list. Dynamic placement: the
+ * worker's queues, and a list of tasks put aside because they still wait, so that no worker waits with a task in hand. */
+#pragma once
+
+#include "slots.cuh"
+
+namespace mpk {
+namespace gpu {
+
+__device__ inline void stop_block(SlotWriter& writer) {
+  if (!writer.acquire()) return;
+  writer.fill_stop();
+  writer.publish();
+}
+
+__device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
+  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  SlotWriter writer(rank, lane);
+  FetchedIteration iteration;
+  uint32_t seen = 0;
+  for (;;) {
+    Publication publication = {0, 0, false};
+    int code = MPK_OK;
+    if (lane == 0) {
+      publication = read_publication(rank);
+      /* The worker's own status is the compute warps' to write. */
+      Wait wait(rank, nullptr, follower_deadline_ns(rank));
+      while (publication.iteration == seen && code == MPK_OK) {
+        code = wait.poll(seen);
+        publication = read_publication(rank);
+      }
+    }
+    __syncwarp();
+    code = __shfl_sync(kAll, code, 0);
+    const bool stop = __shfl_sync(kAll, publication.stop, 0);
+    if (code != MPK_OK || stop) return stop_block(writer);
+    seen = __shfl_sync(kAll, publication.iteration, 0);
+    const uint32_t graph_index = __shfl_sync(kAll, publication.graph, 0);
+    const mpk_graph* graph = rank->graphs + graph_index;
+    if (worker >= graph->num_workers) continue;
+    const uint32_t first = graph->worker_first[worker], last = graph->worker_first[worker + 1];
+    if (first == last) continue;
+    iteration.read(rank, graph_index, seen);
+    const uint32_t* list = graph->worker_tasks;
+    uint32_t ahead = 0;
+    for (uint32_t i = first; i < last; ++i) {
+      const uint32_t place = (i - first) & 31;
+      if (place == 0 && i + lane < last) ahead = list[i + lane];
+      const uint32_t index = __shfl_sync(kAll, ahead, place);
+      if (!writer.acquire()) return;
+      writer.fill(iteration, index, i + 1 == last ? last - first : 0);
+      writer.publish();
+    }
+  }
+}
+
+/* Tasks put aside, in device memory directly before the worker's scratch: room for every task of the largest graph. */
+class Deferred {
+ public:
+  __device__ Deferred(const mpk_rank* rank, uint32_t worker) {
+    uint64_t most = 1;
+    for (uint32_t g = 0; g < rank->num_graphs; ++g) {
+      if (rank->graphs[g].num_tasks > most) most = rank->graphs[g].num_tasks;
+    }
+    tasks_ = reinterpret_cast<volatile uint32_t*>(rank->scratch[worker] - (most * 4 + 255) / 256 * 256);
+  }
+  __device__ uint32_t count() const { return count_; }
+  __device__ uint32_t at(uint32_t place) const { return tasks_[place]; }
+  __device__ void add(uint32_t task, uint32_t lane) {
+    if (lane == 0) tasks_[count_] = task;
+    ++count_;
+    __syncwarp();
+  }
+  /* Keeps the order of the others. */
+  __device__ void remove(uint32_t place, uint32_t lane) {
+    --count_;
+    if (lane == 0) {
+      for (uint32_t i = place; i < count_; ++i) tasks_[i] = tasks_[i + 1];
+    }
+    __syncwarp();
+  }
+
+ private:
+  volatile uint32_t* tasks_;
+  uint32_t count_ = 0;
+};
+
+/* Whether the task in `slot` can run without waiting. All lanes get the same. */
+__device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint32_t lane) {
+  bool missing = false;
+  for (uint32_t d = lane; d < slot.task.num_dependencies; d += 32) {
+    const mpk_dependency& dependency = slot.graph->dependencies[slot.task.first_dependency + d];
+    missing |= !event_test(slot.graph, dependency.event, slot.epoch, dependency.epochs_back);
+  }
+  if (__any_sync(0xFFFFFFFFu, missing)) return false;
+  if ((slot.task.flags & MPK_TASK_FLAGGED_INPUTS) == 0 || slot.task.code == MPK_NO_CODE) return true;
+  return ready_code(slot.task.code, slot, rank, lane);
+}
+
+__device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane, mpk_status* status) {
+  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  SlotWriter writer(rank, lane);
+  FetchedIteration iteration;
+  Deferred deferred(rank, worker);
+  Wait idle(rank, nullptr, follower_deadline_ns(rank));
+  Wait held(rank, nullptr); /* with tasks put aside: this worker knows what is missing */
+  for (;;) {
+    /* Tasks in slots are all ready, so one comes free. */
+    if (!writer.acquire()) return;
+    bool found = false;
+    for (uint32_t i = 0; i < deferred.count() && !found; ++i) {
+      writer.fill(iteration, deferred.at(i), 1);
+      __syncwarp();
+      found = is_ready(writer.slot(), rank, lane);
+      if (found) deferred.remove(i, lane);
+    }
+    if (!found) {
+      uint64_t id = 0;
+      bool popped = false;
+      if (lane == 0) {
+        for (uint32_t scheduler = 0; scheduler < rank->num_schedulers && !popped; ++scheduler)
+          popped = queue_pop(worker_queue(rank, worker, scheduler), &id);
+      }
+      __syncwarp();
+      popped = __shfl_sync(kAll, popped, 0);
+      int code = MPK_OK;
+      if (popped) {
+        id = __shfl_sync(kAll, id, 0);
+        const uint32_t task = task_id_index(id);
+        if (task == MPK_TASK_TERMINATE) return stop_block(writer);
+        if (task_id_iteration(id) != iteration.number) {
+          /* A task in hand: the batch stays as it is until it is done (publication.h). */
+          const Publication now = read_publication(rank);
+          if (deferred.count() != 0 || now.iteration != task_id_iteration(id)) code = MPK_ABORT_QUEUE;
+          else iteration.read(rank, now.graph, now.iteration);
+        }
+        if (code == MPK_OK) {
+          writer.fill(iteration, task, 1);
+          __syncwarp();
+          found = is_ready(writer.slot(), rank, lane);
+          if (!found) deferred.add(task, lane);
+        }
+      } else if (lane == 0) {
+        if (deferred.count() != 0) {
+          const uint32_t task = deferred.at(0);
+          report(&status->task, task);
+          code = held.poll(task);
+        } else {
+          code = idle.poll(0);
+        }
+      }
+      code = __shfl_sync(kAll, code, 0);
+      if (code != MPK_OK) {
+        if (lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
+        return stop_block(writer);
+      }
+      if (!found) continue;
+    }
+    idle.reset();
+    held.reset();
+    writer.publish();
+  }
+}
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,166 @@
+/* The fetch warp's end of the slots: brings a task's descriptor from the graph into shared memory, with its events and
+ * its trigger resolved to addresses, ahead of its turn. */
+#pragma once
+
+#include "gpu/context.cuh"
+#include "scheduler_step.h"
+
+namespace mpk {
+namespace gpu {
+
+static_assert(sizeof(mpk_task) == 72 && offsetof(mpk_task, first_operand) == 8 && offsetof(mpk_task, num_inputs) == 16 &&
+                  offsetof(mpk_task, num_dependencies) == 20 && offsetof(mpk_task, variant) == 24,
+              "SlotWriter::fill reads the task as words");
+
+/* The iteration as the fetch warp carries it in registers. */
+struct FetchedIteration {
+  const mpk_graph* graph = nullptr;
+  const mpk_task* tasks = nullptr;
+  const mpk_operand* operands = nullptr;
+  const mpk_variant* variants = nullptr;
+  const mpk_dependency* dependencies = nullptr;
+  const mpk_event* events = nullptr;
+  uint64_t* counters = nullptr;
+  uint32_t index = 0, number = 0, epoch = 0;
+  uint32_t num_rows = 0, num_samples = 0, num_active = 0;
+  uint64_t batch_hash = 0;
+  bool dynamic = false;
+
+  /* For a worker that owes this iteration a task (publication.h). */
+  __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration) {
+    graph = rank->graphs + graph_index;
+    tasks = graph->tasks;
+    operands = graph->operands;
+    variants = graph->variants;
+    dependencies = graph->dependencies;
+    events = graph->events;
+    counters = graph->counters;
+    dynamic = graph->placement == MPK_DYNAMIC;
+    index = graph_index;
+    number = iteration;
+    const mpk_batch* batch = rank->batch;
+    epoch = batch->epoch;
+    num_rows = batch->num_rows;
+    num_samples = batch->num_samples;
+    num_active = batch->num_active;
+    batch_hash = batch->hash;
+  }
+};
+
+/* All lanes of the fetch warp call the same functions. */
+class SlotWriter {
+ public:
+  __device__ SlotWriter(const mpk_rank* rank, uint32_t lane) : rank_(rank), lane_(lane) {}
+
+  __device__ TaskSlot& slot() const { return shared_state().slots[place_]; }
+
+  /* Waits until the next slot is free. False when the compute warps have left. */
+  __device__ bool acquire() const {
+    Shared& shared = shared_state();
+    while (!mbarrier_test(&shared.slot_empty[place_], parity_ ^ 1)) {
+      if (peek(shared.left) != 0) return false;
+    }
+    return true;
+  }
+
+  /* Writes task `index` of the iteration; `finished`: see TaskSlot. */
+  __device__ void fill(const FetchedIteration& iteration, uint32_t index, uint32_t finished) const {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    constexpr uint32_t kTaskWords = sizeof(mpk_task) / 4, kOperandWords = sizeof(mpk_operand) / 4;
+    TaskSlot& to = slot();
+    uint32_t word = 0;
+    if (lane_ < kTaskWords) word = reinterpret_cast<const uint32_t*>(iteration.tasks + index)[lane_];
+    const uint64_t trigger_event = static_cast<uint64_t>(__shfl_sync(kAll, word, 1)) << 32 | __shfl_sync(kAll, word, 0);
+    const uint32_t first_operand = __shfl_sync(kAll, word, 2), first_dependency = __shfl_sync(kAll, word, 3);
+    const uint32_t counts = __shfl_sync(kAll, word, 4), num_dependencies = __shfl_sync(kAll, word, 5) & 0xFFFFu;
+    const uint32_t variant = __shfl_sync(kAll, word, 6) & 0xFFFFu;
+    uint32_t num_operands = (counts & 0xFFFFu) + (counts >> 16);
+    if (num_operands > kSlotOperands) num_operands = kSlotOperands; /* the host refuses such a task */
+
+    const uint32_t* operand_words = reinterpret_cast<const uint32_t*>(iteration.operands + first_operand);
+    uint32_t operands[(kSlotOperands * kOperandWords + 31) / 32];
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(operands) / 4; ++i) {
+      const uint32_t at = i * 32 + lane_;
+      operands[i] = at < num_operands * kOperandWords ? operand_words[at] : 0;
+    }
+    const uint32_t param = lane_ < MPK_MAX_PARAMS ? iteration.variants[variant].params[lane_] : 0;
+    const uint32_t num_waits = num_dependencies < kSlotWaits ? num_dependencies : kSlotWaits;
+    SlotWait wait = {nullptr, 0};
+    if (lane_ < num_waits) {
+      const mpk_dependency dependency = iteration.dependencies[first_dependency + lane_];
+      wait.counter = iteration.counters + static_cast<uint64_t>(dependency.event) * MPK_COUNTER_STRIDE;
+      /* As event_wanted. */
+      if (iteration.epoch > dependency.epochs_back)
+        wait.wanted = static_cast<uint64_t>(iteration.events[dependency.event].num_triggers) * (iteration.epoch - dependency.epochs_back);
+    }
+    if (lane_ < kTaskWords) reinterpret_cast<uint32_t*>(&to.task)[lane_] = word;
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(operands) / 4; ++i) {
+      const uint32_t at = i * 32 + lane_;
+      if (at < num_operands * kOperandWords) reinterpret_cast<uint32_t*>(to.operands)[at] = operands[i];
+    }
+    if (lane_ < MPK_MAX_PARAMS) to.params[lane_] = param;
+    if (lane_ < num_waits) to.waits[lane_] = wait;
+    if (lane_ == 0) {
+      to.kind = kSlotTask;
+      to.task_index = index;
+      to.graph_index = iteration.index;
+      to.iteration = iteration.number;
+      to.epoch = iteration.epoch;
+      to.num_rows = iteration.num_rows;
+      to.num_samples = iteration.num_samples;
+      to.num_active = iteration.num_active;
+      to.batch_hash = iteration.batch_hash;
+      to.graph = iteration.graph;
+      to.num_waits = num_waits;
+      to.finished = finished;
+      to.fetched_ns = rank_->trace != nullptr ? platform::clock_ns() : 0;
+      resolve_trigger(iteration, trigger_event, &to);
+    }
+  }
+
+  __device__ void fill_stop() const {
+    if (lane_ == 0) slot().kind = kSlotStop;
+  }
+
+  /* Hands the slot to the loader and the compute warps. */
+  __device__ void publish() {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(&shared_state().slot_full[place_]);
+    if (++place_ == kSlots) {
+      place_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  /* What trigger_event (trigger.h) does in static placement, as one address. */
+  __device__ void resolve_trigger(const FetchedIteration& iteration, uint64_t event_id, TaskSlot* to) const {
+    to->trigger = nullptr;
+    to->trigger_system = 0;
+    to->trigger_steps = 0;
+    if (event_id == MPK_EVENT_INVALID) return;
+    if (iteration.dynamic) {
+      to->trigger_steps = 1;
+      return;
+    }
+    const uint32_t index = event_id_index(event_id);
+    uint64_t* counter = iteration.counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
+    if (event_id_tag(event_id) == MPK_EVENT_TAG_NVSHMEM && event_id_owner(event_id) != rank_->rank) {
+      to->trigger = platform::peer_address(rank_, event_id_owner(event_id), counter);
+      to->trigger_system = 1;
+      to->trigger_steps = to->trigger == nullptr;
+      return;
+    }
+    to->trigger = counter;
+    to->trigger_system = iteration.events[index].remote_triggers;
+  }
+
+  const mpk_rank* rank_;
+  uint32_t lane_;
+  uint32_t place_ = 0, parity_ = 0;
+};
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,109 @@
+/* The spare warps of the first blocks: the batch step in static placement, the schedulers in dynamic placement, and
+ * the word by which the host asks for an abort. They cost no multiprocessor. One lane each. */
+#pragma once
+
+#include "gpu/context.cuh"
+#include "scheduler_step.h"
+
+namespace mpk {
+namespace gpu {
+
+/* Passes the host's wish on to all ranks. */
+__device__ inline void relay_host_abort(const mpk_rank* rank) {
+  if (rank->host_abort == nullptr) return;
+  /* Relaxed: only the wish counts. */
+  const uint32_t code = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
+  if (code != MPK_OK) abort_broadcast(rank, code);
+}
+
+/* Until the run ends. Apart from the others, since reading the host's memory takes microseconds. */
+__device__ inline void relay_loop(const mpk_rank* rank) {
+  while (abort_code(rank) == MPK_OK && !read_publication(rank).stop) {
+    relay_host_abort(rank);
+    platform::sleep_ns(5000);
+  }
+}
+
+/* Static placement: the batch step whenever an iteration has ended. */
+__device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
+  for (;;) {
+    const Publication publication = read_publication(rank);
+    if (publication.stop) return MPK_OK;
+    const mpk_graph* graph = &rank->graphs[publication.graph];
+    /* This thread wrote the batch. */
+    const uint64_t wanted = event_wanted(graph, MPK_EVENT_END, rank->batch->epoch, 0);
+    Wait wait(rank, nullptr, follower_deadline_ns(rank));
+    for (uint32_t polls = 1;; ++polls) {
+      const uint64_t seen = event_count(graph, MPK_EVENT_END);
+      if (seen >= wanted && claim_batch_step(rank, publication.iteration)) break;
+      if (relay && polls % 64 == 0) relay_host_abort(rank);
+      if (polls % 16 != 0) continue;
+      const int code = wait.poll(seen);
+      if (code != MPK_OK) return code;
+    }
+    const int code = next_iteration(rank, nullptr);
+    if (code != MPK_OK) return code;
+  }
+}
+
+__device__ inline int local_scheduler_loop(Scheduler* scheduler, bool relay) {
+  Wait wait(scheduler->rank, scheduler->status);
+  for (uint32_t round = 1;; ++round) {
+    bool worked, stop;
+    int code = local_scheduler_step(scheduler, &worked, &stop);
+    if (code != MPK_OK || stop) return code;
+    if (relay && round % 64 == 0) relay_host_abort(scheduler->rank);
+    if (worked) {
+      wait.reset();
+      code = abort_code(scheduler->rank);
+    } else {
+      code = wait.poll(scheduler->begun);
+      if (code != MPK_OK) report_missing_event(*scheduler);
+    }
+    if (code != MPK_OK) return code;
+  }
+}
+
+__device__ inline int remote_scheduler_loop(Scheduler* scheduler, uint64_t* heads) {
+  const mpk_rank* rank = scheduler->rank;
+  Wait wait(rank, scheduler->status);
+  for (;;) {
+    bool worked, stop;
+    int code = remote_scheduler_round(scheduler, heads, &worked, &stop);
+    if (code != MPK_OK || stop) return code;
+    if (worked) {
+      wait.reset();
+      code = abort_code(rank);
+    } else {
+      code = wait.poll(read_publication(rank).iteration);
+      if (code != MPK_OK) report_missing_event(*scheduler);
+    }
+    if (code != MPK_OK) return code;
+  }
+}
+
+/* One thread of the spare warp of each block. `heads`: [world] words of shared memory, 0. */
+__device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint64_t* heads) {
+  const uint32_t busy = rank->num_schedulers != 0 ? rank->num_schedulers : 1;
+  const bool own_relay = busy < rank->num_workers; /* a block without another use for its spare warp */
+  int code = MPK_OK;
+  if (block == 0) {
+    code = batch_begin(rank);
+    if (code == MPK_OK) code = next_iteration(rank, nullptr);
+  }
+  if (code == MPK_OK) {
+    if (block == busy) {
+      relay_loop(rank);
+    } else if (rank->placement == MPK_STATIC) {
+      if (block == 0) code = batch_loop(rank, !own_relay);
+    } else if (block < rank->num_schedulers) {
+      Scheduler self = {rank, block, 0, 0, 0, &rank->status[rank->num_workers + block]};
+      code = block < num_local_schedulers(rank) ? local_scheduler_loop(&self, block == 0 && !own_relay) : remote_scheduler_loop(&self, heads);
+      if (code == MPK_OK) report_state(self.status, MPK_WORKER_LEFT);
+    }
+  }
+  if (code != MPK_OK) abort_broadcast(rank, static_cast<uint32_t>(code));
+}
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,249 @@
+/* Everything the steps of the protocol need from the machine, for the GPU target: the names of platform/cpu.h.
+ *
+ * Atomics are PTX with the scope and order that the step asks for. A peer's memory is reached by stores where
+ * mpk_rank.sym has a pointer, otherwise through NVSHMEM's device calls (MPK_NVSHMEM=1); none of those used here waits
+ * without end. */
+#ifndef MPK_PLATFORM_GPU_H
+#define MPK_PLATFORM_GPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mpk/abi.h"
+
+#ifndef MPK_NVSHMEM
+#define MPK_NVSHMEM 0
+#endif
+#if MPK_NVSHMEM
+#include <nvshmem.h>
+#include <nvshmemx.h>
+#endif
+
+#define MPK_DEVICE __device__ inline
+
+namespace mpk {
+namespace platform {
+
+/* Threads of one block, of one GPU, of any GPU and the host: `.cta`, `.gpu`, `.sys`. */
+enum class Scope { kThread, kDevice, kSystem };
+enum Order : int { kRelaxed, kAcquire, kRelease, kAcquireRelease };
+
+/* One PTX instruction for each width, scope and order; the order is a constant after inlining. */
+template <Scope S>
+struct ScopeTag {};
+
+#define MPK_PLATFORM_ATOMICS(SCOPE, PTX)                                                                              \
+  __device__ inline uint32_t load_bits(ScopeTag<SCOPE>, const uint32_t* p, bool acquire) {                            \
+    uint32_t v;                                                                                                       \
+    if (acquire)                                                                                                      \
+      asm volatile("ld.acquire." PTX ".global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");                           \
+    else                                                                                                              \
+      asm volatile("ld.relaxed." PTX ".global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");                           \
+    return v;                                                                                                         \
+  }                                                                                                                   \
+  __device__ inline uint64_t load_bits(ScopeTag<SCOPE>, const uint64_t* p, bool acquire) {                            \
+    uint64_t v;                                                                                                       \
+    if (acquire)                                                                                                      \
+      asm volatile("ld.acquire." PTX ".global.u64 %0,[%1];" : "=l"(v) : "l"(p) : "memory");                           \
+    else                                                                                                              \
+      asm volatile("ld.relaxed." PTX ".global.u64 %0,[%1];" : "=l"(v) : "l"(p) : "memory");                           \
+    return v;                                                                                                         \
+  }                                                                                                                   \
+  __device__ inline void store_bits(ScopeTag<SCOPE>, uint32_t* p, uint32_t v, bool release) {                         \
+    if (release)                                                                                                      \
+      asm volatile("st.release." PTX ".global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");                             \
+    else                                                                                                              \
+      asm volatile("st.relaxed." PTX ".global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");                             \
+  }                                                                                                                   \
+  __device__ inline void store_bits(ScopeTag<SCOPE>, uint64_t* p, uint64_t v, bool release) {                         \
+    if (release)                                                                                                      \
+      asm volatile("st.release." PTX ".global.u64 [%0],%1;" ::"l"(p), "l"(v) : "memory");                             \
+    else                                                                                                              \
+      asm volatile("st.relaxed." PTX ".global.u64 [%0],%1;" ::"l"(p), "l"(v) : "memory");                             \
+  }                                                                                                                   \
+  __device__ inline uint32_t add_bits(ScopeTag<SCOPE>, uint32_t* p, uint32_t v, bool release) {                       \
+    uint32_t old;                                                                                                     \
+    if (release)                                                                                                      \
+      asm volatile("atom.release." PTX ".global.add.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(v) : "memory");        \
+    else                                                                                                              \
+      asm volatile("atom.relaxed." PTX ".global.add.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(v) : "memory");        \
+    return old;                                                                                                       \
+  }                                                                                                                   \
+  __device__ inline uint64_t add_bits(ScopeTag<SCOPE>, uint64_t* p, uint64_t v, bool release) {                       \
+    uint64_t old;                                                                                                     \
+    if (release)                                                                                                      \
+      asm volatile("atom.release." PTX ".global.add.u64 %0,[%1],%2;" : "=l"(old) : "l"(p), "l"(v) : "memory");        \
+    else                                                                                                              \
+      asm volatile("atom.relaxed." PTX ".global.add.u64 %0,[%1],%2;" : "=l"(old) : "l"(p), "l"(v) : "memory");        \
+    return old;                                                                                                       \
+  }                                                                                                                   \
+  __device__ inline uint32_t cas_bits(ScopeTag<SCOPE>, uint32_t* p, uint32_t expected, uint32_t desired,              \
+                                      bool acquire_release) {                                                         \
+    uint32_t old;                                                                                                     \
+    if (acquire_release)                                                                                              \
+      asm volatile("atom.acq_rel." PTX ".global.cas.b32 %0,[%1],%2,%3;"                                               \
+                   : "=r"(old) : "l"(p), "r"(expected), "r"(desired) : "memory");                                     \
+    else                                                                                                              \
+      asm volatile("atom.relaxed." PTX ".global.cas.b32 %0,[%1],%2,%3;"                                               \
+                   : "=r"(old) : "l"(p), "r"(expected), "r"(desired) : "memory");                                     \
+    return old;                                                                                                       \
+  }                                                                                                                   \
+  __device__ inline uint64_t cas_bits(ScopeTag<SCOPE>, uint64_t* p, uint64_t expected, uint64_t desired,              \
+                                      bool acquire_release) {                                                         \
+    uint64_t old;                                                                                                     \
+    if (acquire_release)                                                                                              \
+      asm volatile("atom.acq_rel." PTX ".global.cas.b64 %0,[%1],%2,%3;"                                               \
+                   : "=l"(old) : "l"(p), "l"(expected), "l"(desired) : "memory");                                     \
+    else                                                                                                              \
+      asm volatile("atom.relaxed." PTX ".global.cas.b64 %0,[%1],%2,%3;"                                               \
+                   : "=l"(old) : "l"(p), "l"(expected), "l"(desired) : "memory");                                     \
+    return old;                                                                                                       \
+  }
+MPK_PLATFORM_ATOMICS(Scope::kThread, "cta")
+MPK_PLATFORM_ATOMICS(Scope::kDevice, "gpu")
+MPK_PLATFORM_ATOMICS(Scope::kSystem, "sys")
+#undef MPK_PLATFORM_ATOMICS
+
+template <size_t Bytes>
+struct Word;
+template <>
+struct Word<4> {
+  using Type = uint32_t;
+};
+template <>
+struct Word<8> {
+  using Type = uint64_t;
+};
+template <typename T>
+using Bits = typename Word<sizeof(T)>::Type;
+
+template <Scope S, typename T>
+__device__ inline T load(const T* address, Order order) {
+  return static_cast<T>(load_bits(ScopeTag<S>(), reinterpret_cast<const Bits<T>*>(address), order == kAcquire));
+}
+
+template <Scope S, typename T>
+__device__ inline void store(T* address, T value, Order order) {
+  store_bits(ScopeTag<S>(), reinterpret_cast<Bits<T>*>(address), static_cast<Bits<T>>(value), order == kRelease);
+}
+
+template <Scope S, typename T>
+__device__ inline T fetch_add(T* address, T value, Order order) {
+  return static_cast<T>(add_bits(ScopeTag<S>(), reinterpret_cast<Bits<T>*>(address), static_cast<Bits<T>>(value), order == kRelease || order == kAcquireRelease));
+}
+
+/* Strong; a failed exchange loads `*expected`. */
+template <Scope S, typename T>
+__device__ inline bool compare_exchange(T* address, T* expected, T desired, Order order) {
+  const T old = static_cast<T>(cas_bits(ScopeTag<S>(), reinterpret_cast<Bits<T>*>(address), static_cast<Bits<T>>(*expected),
+                                        static_cast<Bits<T>>(desired), order != kRelaxed));
+  if (old == *expected) return true;
+  *expected = old;
+  return false;
+}
+
+/* Nanoseconds, the same clock for all threads of a GPU. */
+__device__ inline uint64_t clock_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0,%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ inline void pause() { __nanosleep(20); }
+__device__ inline void sleep_ns(uint64_t ns) { __nanosleep(ns < 1000000 ? static_cast<uint32_t>(ns) : 1000000u); }
+__device__ inline uint32_t float_bits(float value) { return __float_as_uint(value); }
+__device__ inline float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
+
+/* How a wait passes its time. Warps of an SM do not take cores from each other: it polls, with pauses once the wait has
+ * become long, so that thousands of waiting threads leave the memory system to the others. */
+class Backoff {
+ public:
+  __device__ explicit Backoff(const mpk_rank*) {}
+  /* True when enough time went by that the caller should look at the clock. */
+  __device__ bool step() {
+    if (++count_ > kSpins) pause();
+    return (count_ & 63u) == 0;
+  }
+  __device__ void reset() { count_ = 0; }
+
+ private:
+  static constexpr uint32_t kSpins = 256;
+  uint32_t count_ = 0;
+};
+
+/* As in cpu.h. */
+template <typename T>
+__device__ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
+  uint8_t* base = rank->sym[pe];
+  if (base == nullptr) return nullptr;
+  return reinterpret_cast<T*>(base + (reinterpret_cast<uint8_t*>(local) - rank->sym[rank->rank]));
+}
+
+/* One 8-byte word at rank `pe`, relaxed: its reader tells by the word itself whether it has come. */
+__device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
+  uint64_t* destination = peer_address(rank, pe, local_destination);
+  if (destination != nullptr) {
+    store<Scope::kSystem>(destination, value, kRelaxed);
+    return true;
+  }
+#if MPK_NVSHMEM
+  nvshmem_uint64_p(local_destination, value, static_cast<int>(pe));
+  return true;
+#else
+  return false;
+#endif
+}
+
+/* By one thread, for small things: words of 8 bytes where both ends and the size allow, else bytes. */
+__device__ inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
+  uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));
+  if (destination != nullptr) {
+    const uint8_t* from = static_cast<const uint8_t*>(source);
+    if (((reinterpret_cast<uintptr_t>(destination) | reinterpret_cast<uintptr_t>(from) | bytes) & 7) == 0) {
+      for (size_t i = 0; i < bytes; i += 8) *reinterpret_cast<uint64_t*>(destination + i) = *reinterpret_cast<const uint64_t*>(from + i);
+    } else {
+      for (size_t i = 0; i < bytes; ++i) destination[i] = from[i];
+    }
+    return true;
+  }
+#if MPK_NVSHMEM
+  /* Word by word: the source may lie on this thread's stack, which a network can't read. */
+  if (((reinterpret_cast<uintptr_t>(local_destination) | bytes) & 7) != 0) return false;
+  for (size_t i = 0; i < bytes; i += 8) {
+    uint64_t word = 0;
+    for (size_t b = 0; b < 8; ++b) word |= static_cast<uint64_t>(static_cast<const uint8_t*>(source)[i + b]) << (8 * b);
+    nvshmem_uint64_p(reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(local_destination) + i), word, static_cast<int>(pe));
+  }
+  return true;
+#else
+  return false;
+#endif
+}
+
+/* Adds to rank `pe`'s copy of a symmetric counter, after all that this thread has put there or has been told of
+ * (release at system scope; NVSHMEM: fence, then signal). */
+__device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
+  uint64_t* counter = peer_address(rank, pe, local_counter);
+  if (counter != nullptr) {
+    fetch_add<Scope::kSystem>(counter, value, kRelease);
+    return true;
+  }
+#if MPK_NVSHMEM
+  __threadfence_system();
+  nvshmem_fence();
+  nvshmemx_signal_op(local_counter, value, NVSHMEM_SIGNAL_ADD, static_cast<int>(pe));
+  return true;
+#else
+  return false;
+#endif
+}
+
+__device__ inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
+                                       uint64_t* local_signal, uint64_t value) {
+  return put(rank, pe, local_destination, source, bytes) && signal_add(rank, pe, local_signal, value);
+}
+
+}  // namespace platform
+}  // namespace mpk
+
+#endif

@@ -1,0 +1,130 @@
+//! The architectures that cubins are made for, and how the kernel divides a multiprocessor's shared memory.
+
+use std::fmt;
+use taskgraph::target::{DEVICES, Device};
+
+/// What nvcc compiles for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Architecture {
+    /// Ampere (A100).
+    Sm80,
+    /// Hopper (H100, H200), with the features that only it has.
+    Sm90a,
+    /// Blackwell (B200), with the features that only it has.
+    Sm100a,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Architecture; 3] = [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a];
+
+    /// As nvcc calls the real architecture, e.g. `sm_90a`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::Sm80 => "sm_80",
+            Architecture::Sm90a => "sm_90a",
+            Architecture::Sm100a => "sm_100a",
+        }
+    }
+
+    /// As nvcc calls the virtual architecture, e.g. `compute_90a`.
+    pub fn virtual_name(self) -> &'static str {
+        match self {
+            Architecture::Sm80 => "compute_80",
+            Architecture::Sm90a => "compute_90a",
+            Architecture::Sm100a => "compute_100a",
+        }
+    }
+
+    /// The one called `name`, such as `sm_90a`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|architecture| architecture.name() == name)
+    }
+
+    /// That of a row of the hardware table.
+    pub fn of_device(device: &Device) -> Option<Self> {
+        Self::from_name(device.architecture)
+    }
+
+    /// That of a GPU with this compute capability, if there is one.
+    pub fn from_compute_capability(major: u32, minor: u32) -> Option<Self> {
+        match (major, minor) {
+            (8, 0) => Some(Architecture::Sm80),
+            (9, 0) => Some(Architecture::Sm90a),
+            (10, 0) => Some(Architecture::Sm100a),
+            _ => None,
+        }
+    }
+
+    /// Shared memory that one block may use on every device of this architecture in the hardware table, bytes.
+    pub fn shared_memory(self) -> u32 {
+        let devices = DEVICES.iter().filter(|device| Self::of_device(device) == Some(self));
+        devices.map(|device| device.shared_memory).min().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Barriers and task slots, bytes of shared memory.
+const RESERVED_BYTES: u32 = 8 << 10;
+
+/// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
+/// the launch must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelConfig {
+    /// `MPK_BLOCK_THREADS`: 8 warps that compute, one that fetches tasks, one that loads weights, a spare.
+    pub block_threads: u32,
+    /// `MPK_STAGES`: places in the ring that weights are streamed through.
+    pub stages: u32,
+    /// `MPK_STAGE_BYTES`: size of one.
+    pub stage_bytes: u32,
+    /// `MPK_STAGES_IN_FLIGHT`: most stages that are being loaded at a time. Loads in flight delay the flags
+    /// between multiprocessors, so fewer than there are.
+    pub stages_in_flight: u32,
+    /// `MPK_WORK_BYTES`: shared memory that the tasks' code may use.
+    pub work_bytes: u32,
+    /// `MPK_SHARED_BYTES`: dynamic shared memory of the launch: stages, work, barriers and task slots.
+    pub shared_bytes: u32,
+}
+
+impl KernelConfig {
+    /// The tuned shape.
+    pub fn new(architecture: Architecture) -> Self {
+        let stages = if architecture == Architecture::Sm80 { 8 } else { 16 };
+        let stage_bytes = 8 << 10;
+        let shared_bytes = architecture.shared_memory();
+        KernelConfig {
+            block_threads: 11 * 32,
+            stages,
+            stage_bytes,
+            stages_in_flight: 5,
+            work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
+            shared_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_of_the_table_has_an_architecture_with_room_for_work() {
+        for device in DEVICES {
+            let architecture = Architecture::of_device(device).expect(device.name);
+            let config = KernelConfig::new(architecture);
+            assert!(config.shared_bytes <= device.shared_memory);
+            assert!(config.work_bytes >= 64 << 10, "{}: {config:?}", device.name);
+            assert_eq!(
+                config.stages * config.stage_bytes + config.work_bytes + RESERVED_BYTES,
+                config.shared_bytes
+            );
+        }
+        assert_eq!(Architecture::from_compute_capability(9, 0), Some(Architecture::Sm90a));
+        assert_eq!(Architecture::from_compute_capability(8, 6), None);
+    }
+}

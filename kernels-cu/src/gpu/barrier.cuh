@@ -1,0 +1,71 @@
+/* Barriers of a block: mbarriers in shared memory, and the named barrier of the compute warps. */
+#pragma once
+
+#include <stdint.h>
+
+namespace mpk {
+namespace gpu {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+/* Makes initialised barriers known to the copy engine; a block barrier makes them known to the other threads. */
+__device__ __forceinline__ void mbarrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* Release at block scope: pairs with a successful mbarrier_test. */
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/* Acquire at block scope. True when the phase of this parity has completed; may wait for a short, bounded time. */
+__device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
+               : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+#else
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
+               : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+#endif
+  return done != 0;
+}
+
+#if __CUDA_ARCH__ >= 900
+/* One arrival, and `bytes` more that bulk copies will bring. */
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state,[%0],%1;}" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+/* `bytes`, a multiple of 16, from global to shared memory, both aligned to 16; completes on the barrier. */
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+#else
+/* 16 bytes, by each of the threads that share a copy; then each arrives once its own copies are done. */
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void arrive_when_copied(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+#endif
+
+/* All compute threads. Orders their memory accesses at block scope; true for all of them where it is true for one. */
+__device__ __forceinline__ bool compute_barrier_any(bool here) {
+  uint32_t any;
+  asm volatile("{.reg .pred p,q; setp.ne.u32 p,%1,0; bar.red.or.pred q,1,256,p; selp.u32 %0,1,0,q;}"
+               : "=r"(any) : "r"(static_cast<uint32_t>(here)) : "memory");
+  return any != 0;
+}
+
+}  // namespace gpu
+}  // namespace mpk

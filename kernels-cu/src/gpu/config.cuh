@@ -1,0 +1,40 @@
+/* Sizes of a block of the persistent kernel. A block is a worker; there is one on each multiprocessor. The generated
+ * source (kernels_cu::gpu) defines the MPK_ names from the hardware table. */
+#pragma once
+
+#include <stdint.h>
+
+#include "mpk/abi.h"
+
+namespace mpk {
+namespace gpu {
+
+/* Roles of the warps. */
+constexpr uint32_t kComputeWarps = 8;
+constexpr uint32_t kComputeThreads = kComputeWarps * 32;
+constexpr uint32_t kFetchWarp = 8;  /* brings task descriptors into slots */
+constexpr uint32_t kLoadWarp = 9;   /* streams constant operands into the ring */
+constexpr uint32_t kSpareWarp = 10; /* batch step or scheduler in the first blocks */
+constexpr uint32_t kBlockThreads = 11 * 32;
+
+/* The ring of stages, and how many copies may be in flight: more of them delay every flag that others poll. */
+constexpr uint32_t kStages = MPK_STAGES;
+constexpr uint32_t kStageBytes = MPK_STAGE_BYTES;
+constexpr uint32_t kStagesInFlight = MPK_STAGES_IN_FLIGHT < MPK_STAGES ? MPK_STAGES_IN_FLIGHT : MPK_STAGES;
+/* Shared memory that a task's code may use as it likes while it runs. */
+constexpr uint32_t kWorkBytes = MPK_WORK_BYTES;
+
+/* Arrivals that complete a stage: the loader's one thread, or without bulk copies all its lanes. */
+#if __CUDA_ARCH__ >= 900
+constexpr uint32_t kStageArrivals = 1;
+#else
+constexpr uint32_t kStageArrivals = 32;
+#endif
+
+constexpr uint32_t kMostRanks = 64; /* of dynamic placement */
+constexpr uint32_t kSlots = 6;
+constexpr uint32_t kSlotOperands = 12;
+constexpr uint32_t kSlotWaits = 8;
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,149 @@
+/* What a task's code gets to see, and the rules it follows.
+ *
+ * A task type is a struct with static members, specialised by template arguments (its folder's `gpu` function in mod.rs
+ * names them):
+ *
+ *   struct Example : mpk::gpu::TaskCode {
+ *     static __device__ int run(mpk::gpu::Context& context);   // all kComputeThreads threads
+ *     static __device__ bool load(mpk::gpu::Loader& loader);   // the loader warp; only where weights are streamed
+ *     static __device__ bool ready(...);                       // the fetch warp; only where flagged words are read
+ *   };
+ *
+ * - `run` calls `wait_inputs` exactly once, before it reads anything that another task writes or writes anything.
+ *   Constant operands may be read before.
+ * - `run` takes exactly the stages that `load` streams, all of them, in every warp.
+ * - Threads leave `run` together. Who meets an error calls `fail` and goes on to the next `sync` (or the end of `run`);
+ *   `sync` gives all threads the same code, and if that is not MPK_OK all of them return it.
+ * - Outputs need no barrier behind them: the caller orders them before the task's trigger. */
+#pragma once
+
+#include "gpu/ring.cuh"
+#include "gpu/shared.cuh"
+#include "platform/gpu.h"
+#include "event.h"
+
+namespace mpk {
+namespace gpu {
+
+class Context {
+ public:
+  const TaskSlot* slot;
+  const mpk_rank* rank; /* in shared memory */
+  mpk_status* status;
+  uint8_t* work;        /* kWorkBytes of shared memory, aligned to 1024; its content does not outlive the task */
+  uint8_t* scratch;     /* the variant's scratch bytes in device memory */
+  uint32_t thread;      /* 0 .. kComputeThreads - 1 */
+  uint32_t warp, lane;
+  Ring ring;
+  uint64_t ready_ns = 0; /* of the task, thread 0, where a trace is kept */
+
+  __device__ __forceinline__ const mpk_operand& input(uint32_t i) const { return slot->operands[i]; }
+  __device__ __forceinline__ const mpk_operand& output(uint32_t i) const { return slot->operands[slot->task.num_inputs + i]; }
+  template <typename Params>
+  __device__ __forceinline__ const Params& params() const { return *reinterpret_cast<const Params*>(slot->params); }
+  __device__ __forceinline__ const mpk_batch* batch() const { return rank->batch; }
+
+  /* Rows in use of `capacity`: the values of a `rows_kind` word in a params struct (0 tokens, 1 samples, 2 all). */
+  __device__ __forceinline__ uint32_t rows_in_use(uint32_t rows_kind, uint32_t capacity) const {
+    const uint32_t rows = rows_kind == 0 ? slot->num_rows : rows_kind == 1 ? slot->num_samples : capacity;
+    return rows < capacity ? rows : capacity;
+  }
+
+  /* Barrier of all compute threads; orders their memory accesses. MPK_OK, or the code that somebody failed with before
+   * the barrier: the same for all, since it goes through the barrier itself. */
+  __device__ __forceinline__ int sync() { return compute_barrier_any(failed_) ? peek(shared_state().code) : static_cast<int32_t>(MPK_OK); }
+  __device__ __forceinline__ void fail(int code) {
+    failed_ = true;
+    *const_cast<volatile int32_t*>(&shared_state().code) = code;
+  }
+
+  /* All compute threads: until every event that the task depends on is ready. Also a barrier. */
+  __device__ int wait_inputs();
+
+  /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
+   * failure, which `fail` notes, any value. */
+  __device__ float wait_flagged(const uint64_t* word);
+
+ private:
+  bool failed_ = false;
+};
+
+/* What a task type has unless it says otherwise. */
+struct TaskCode {
+  static __device__ bool load(Loader&) { return true; }
+  /* Whether all flagged words that the task reads have arrived; all lanes of the fetch warp call it and get the same. */
+  static __device__ bool ready(const TaskSlot&, const mpk_rank*, uint32_t) { return true; }
+};
+
+__device__ __forceinline__ uint32_t element_bytes(uint32_t dtype) {
+  return dtype == MPK_U8 ? 1 : dtype == MPK_F16 || dtype == MPK_BF16 ? 2 : dtype == MPK_F32_FLAGGED ? 8 : 4;
+}
+/* Address of row `row` of a view whose dimension 0 is rows. */
+__device__ __forceinline__ uint8_t* row_address(const mpk_operand& view, uint32_t row) {
+  return reinterpret_cast<uint8_t*>(view.addr) + static_cast<uint64_t>(row) * view.strides[0] * element_bytes(view.dtype);
+}
+
+/* Polls before the protocol's bounded wait takes over, which also looks at the abort word and the clock. */
+constexpr uint32_t kQuickPolls = 512;
+
+/* The slow end of wait_inputs, for one lane: bounded. */
+__device__ __noinline__ int wait_event_slowly(const mpk_rank* rank, mpk_status* status, const TaskSlot* slot, uint32_t dependency) {
+  const mpk_dependency& d = slot->graph->dependencies[slot->task.first_dependency + dependency];
+  return event_wait(rank, slot->graph, d.event, slot->epoch, d.epochs_back, status);
+}
+
+__device__ inline int Context::wait_inputs() {
+  if (warp == 0) {
+    const uint32_t count = slot->num_waits;
+    uint64_t wanted = 0;
+    const uint64_t* counter = nullptr;
+    if (lane < count) {
+      wanted = slot->waits[lane].wanted;
+      counter = slot->waits[lane].counter;
+    }
+    bool missing = lane < count;
+    for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
+      /* Acquire, system scope where a peer may have triggered: the event's own test (event.h) knows; here the wider
+       * scope serves both. Pairs with the triggers' release. */
+      if (missing) missing = platform::load<platform::Scope::kSystem>(counter, platform::kAcquire) < wanted;
+      if (!__any_sync(0xFFFFFFFFu, missing)) break;
+    }
+    int code = MPK_OK;
+    if (missing) code = wait_event_slowly(rank, status, slot, lane);
+    for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32) code = wait_event_slowly(rank, status, slot, d);
+    if (code != MPK_OK) fail(code);
+    if (lane == 0 && rank->trace != nullptr) ready_ns = platform::clock_ns();
+    __syncwarp();
+  }
+  return sync();
+}
+
+__device__ __noinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_status* status, const uint64_t* word, uint32_t epoch, int* code) {
+  Wait wait(rank, status);
+  uint64_t seen = 0;
+  for (;;) {
+    seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
+    if (static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - epoch) >= 0) return seen;
+    *code = wait.poll(seen >> 32);
+    if (*code != MPK_OK) {
+      report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, epoch, seen >> 32);
+      return seen;
+    }
+  }
+}
+
+__device__ inline float Context::wait_flagged(const uint64_t* word) {
+  uint64_t seen = 0;
+  for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
+    /* Relaxed: the word carries its value, nothing else is read on the strength of it. */
+    seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
+    if (static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - slot->epoch) >= 0) return __uint_as_float(static_cast<uint32_t>(seen));
+  }
+  int code = MPK_OK;
+  seen = wait_flagged_slowly(rank, status, word, slot->epoch, &code);
+  if (code != MPK_OK) fail(code);
+  return __uint_as_float(static_cast<uint32_t>(seen));
+}
+
+}  // namespace gpu
+}  // namespace mpk

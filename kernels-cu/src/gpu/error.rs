@@ -1,0 +1,58 @@
+//! What can go wrong between a task graph and its cubin.
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why there is no cubin.
+#[derive(Debug, Error)]
+pub enum GpuError {
+    /// A task type can't run on the GPU, or not with this shape.
+    #[error("graph {graph}, operator {op}: task type {task_type} can't run on the GPU: {reason}")]
+    Unsupported {
+        /// Name of the graph.
+        graph: String,
+        /// Name of the operator.
+        op: String,
+        /// Name of the task type.
+        task_type: String,
+        /// What the GPU code can't do.
+        reason: String,
+    },
+    /// No toolchain, not all of it, or an old one.
+    #[error("{what} was not found; looked at\n{probes}\nto install it: scripts/setup.sh --cuda")]
+    NotFound {
+        /// What was looked for.
+        what: String,
+        /// A line for each place.
+        probes: String,
+    },
+    /// nvcc refused the source.
+    #[error("nvcc failed ({status})\n  {command}\n{output}")]
+    Compile {
+        /// The command, to type again.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// The last lines that it printed.
+        output: String,
+    },
+    /// The cache's folder can't be used.
+    #[error("the folder of compiled kernels, {}: {problem}; MPK_CACHE_DIR names another", path.display())]
+    Cache {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl GpuError {
+    /// The exit status that it means: 2 bad input, 3 the environment lacks something, 4 failed.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            GpuError::Unsupported { .. } => 2,
+            GpuError::Compile { .. } => 4,
+            _ => 3,
+        }
+    }
+}

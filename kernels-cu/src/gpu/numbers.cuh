@@ -1,0 +1,56 @@
+/* Element types by their MPK_ number, and conversions, rounded to nearest even. */
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "mpk/abi.h"
+
+namespace mpk {
+namespace gpu {
+
+template <uint32_t Dtype>
+struct Number;
+
+template <>
+struct Number<MPK_F32> {
+  using Type = float;
+  static __device__ __forceinline__ float to_f32(float v) { return v; }
+  static __device__ __forceinline__ float from_f32(float v) { return v; }
+};
+template <>
+struct Number<MPK_F16> {
+  using Type = __half;
+  static __device__ __forceinline__ float to_f32(__half v) { return __half2float(v); }
+  static __device__ __forceinline__ __half from_f32(float v) { return __float2half_rn(v); }
+};
+template <>
+struct Number<MPK_BF16> {
+  using Type = __nv_bfloat16;
+  static __device__ __forceinline__ float to_f32(__nv_bfloat16 v) { return __bfloat162float(v); }
+  static __device__ __forceinline__ __nv_bfloat16 from_f32(float v) { return __float2bfloat16_rn(v); }
+};
+
+/* Element `i` of an array whose type is known at run time only. */
+__device__ __forceinline__ float load_as_f32(const void* p, uint32_t dtype, uint64_t i) {
+  if (dtype == MPK_F32) return static_cast<const float*>(p)[i];
+  if (dtype == MPK_BF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
+  return __half2float(static_cast<const __half*>(p)[i]);
+}
+__device__ __forceinline__ void store_rounded(void* p, uint32_t dtype, uint64_t i, float v) {
+  if (dtype == MPK_F32) static_cast<float*>(p)[i] = v;
+  else if (dtype == MPK_BF16) static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(v);
+  else static_cast<__half*>(p)[i] = __float2half_rn(v);
+}
+
+/* Index of element (row, k) in a tiled constant matrix (MPK_LAYOUT_FRAGMENT) with `stride` padded columns. */
+template <uint32_t Dtype>
+__device__ __forceinline__ uint64_t fragment_index(uint32_t row, uint32_t k, uint32_t stride) {
+  const uint64_t block = static_cast<uint64_t>(row / 16 * 16) * stride + static_cast<uint64_t>(k / 16) * 256;
+  const uint32_t r = row % 16, c = k % 16;
+  if constexpr (Dtype == MPK_F32) return block + c * 16 + r;
+  return block + ((r % 8 * 4 + c % 8 / 2) * 4 + c / 8 * 2 + r / 8) * 2 + c % 2;
+}
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,44 @@
+/* The kernel: one block a worker, each warp in its role until the run has stopped. Included behind the jump tables
+ * run_code, load_code and ready_code. */
+#pragma once
+
+#include "gpu/compute.cuh"
+#include "gpu/fetch.cuh"
+#include "gpu/spare.cuh"
+#include "gpu/weights.cuh"
+
+extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_persistent(const mpk_rank* description) {
+  using namespace mpk::gpu;
+  Shared& shared = shared_state();
+  const uint32_t thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  static_assert(sizeof(mpk_rank) % 4 == 0, "copied as words");
+  for (uint32_t i = thread; i < sizeof(mpk_rank) / 4; i += kBlockThreads)
+    reinterpret_cast<uint32_t*>(&shared.rank)[i] = reinterpret_cast<const uint32_t*>(description)[i];
+  for (uint32_t i = thread; i < kMostRanks; i += kBlockThreads) shared.ring_heads[i] = 0;
+  if (thread == 0) {
+    shared.code = MPK_OK;
+    shared.left = 0;
+    for (uint32_t i = 0; i < kStages; ++i) {
+      mbarrier_init(&shared.stage_full[i], kStageArrivals);
+      mbarrier_init(&shared.stage_empty[i], kComputeWarps);
+    }
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      mbarrier_init(&shared.slot_full[i], 1);
+      mbarrier_init(&shared.slot_empty[i], 2);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  const mpk_rank* rank = &shared.rank;
+  const uint32_t block = blockIdx.x;
+  if (warp < kComputeWarps) {
+    compute_loop(rank, block);
+  } else if (warp == kFetchWarp) {
+    if (rank->placement == MPK_STATIC) fetch_static(rank, block, lane);
+    else fetch_dynamic(rank, block, lane, &rank->status[block]);
+  } else if (warp == kLoadWarp) {
+    load_loop(lane);
+  } else if (lane == 0) {
+    spare_loop(rank, block, shared.ring_heads);
+  }
+}

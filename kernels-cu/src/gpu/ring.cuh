@@ -1,0 +1,118 @@
+/* The ring through which the loader warp streams constant operands to the compute warps, in the order in which the
+ * tasks read them. It runs ahead of the tasks' events: what it brings never changes. */
+#pragma once
+
+#include "gpu/shared.cuh"
+
+namespace mpk {
+namespace gpu {
+
+/* A position in the ring: the stage, and the parity of its phase. */
+struct RingPlace {
+  uint32_t stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/* The loader warp's end. All its lanes call the same functions. */
+class Loader {
+ public:
+  __device__ explicit Loader(uint32_t lane) : lane_(lane) {}
+
+  /* The task whose constant operands are to be brought. */
+  const TaskSlot* slot = nullptr;
+
+  /* Brings `bytes` (a multiple of 16, at most kStageBytes) from `source` (aligned to 16) into the next stage. False
+   * when the compute warps have left: the loader stops. */
+  __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {
+    Shared& shared = shared_state();
+#if __CUDA_ARCH__ >= 900
+    bool go_on = true;
+    if (lane_ == 0) {
+      go_on = wait_free(shared);
+      if (go_on) {
+        mbarrier_arrive_expect(&shared.stage_full[place_.stage], bytes);
+        bulk_copy(stage_at(place_.stage), source, bytes, &shared.stage_full[place_.stage]);
+      }
+    }
+    go_on = __shfl_sync(0xFFFFFFFFu, go_on, 0);
+#else
+    const bool go_on = wait_free(shared);
+    if (go_on) {
+      uint8_t* to = stage_at(place_.stage);
+      for (uint32_t at = lane_ * 16; at < bytes; at += 512) copy16(to + at, static_cast<const uint8_t*>(source) + at);
+      arrive_when_copied(&shared.stage_full[place_.stage]);
+    }
+#endif
+    if (!go_on) return false;
+    place_.next();
+    ++issued_;
+    return true;
+  }
+
+  /* Waits until no copy is on its way: before the block ends. */
+  __device__ void drain() {
+    Shared& shared = shared_state();
+    const uint32_t count = issued_ < kStages ? static_cast<uint32_t>(issued_) : kStages;
+    RingPlace at = place_;
+    for (uint32_t back = 0; back < count; ++back) {
+      if (at.stage == 0) {
+        at.stage = kStages;
+        at.parity ^= 1;
+      }
+      --at.stage;
+      /* Copies end by themselves: this wait needs no way out. */
+      while (!mbarrier_test(&shared.stage_full[at.stage], at.parity)) {}
+    }
+  }
+
+ private:
+  /* Until the next stage is free and few enough copies are in flight. */
+  __device__ __forceinline__ bool wait_free(Shared& shared) {
+    if (kStagesInFlight < kStages && issued_ >= kStagesInFlight) {
+      while (!mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity)) {}
+      oldest_.next();
+    }
+    if (issued_ < kStages) return true;
+    /* The stage's use before this one has the other parity. */
+    while (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
+      if (peek(shared.left) != 0) return false;
+    }
+    return true;
+  }
+
+  uint32_t lane_;
+  RingPlace place_;  /* where the next stage goes */
+  RingPlace oldest_; /* of the copies counted as in flight */
+  uint64_t issued_ = 0;
+};
+
+/* The compute warps' end: every warp takes every stage. */
+class Ring {
+ public:
+  /* The next stage once its bytes are there; NULL when there is nothing to come any more (the caller goes on to the
+   * next Context::sync, which gives the abort code). */
+  __device__ __forceinline__ const uint8_t* take() {
+    Shared& shared = shared_state();
+    while (!mbarrier_test(&shared.stage_full[place_.stage], place_.parity)) {
+      if (peek(shared.code) != 0) return nullptr;
+    }
+    return stage_at(place_.stage);
+  }
+  /* The warp has read the stage. */
+  __device__ __forceinline__ void give_back() {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) mbarrier_arrive(&shared_state().stage_empty[place_.stage]);
+    place_.next();
+  }
+
+ private:
+  RingPlace place_;
+};
+
+}  // namespace gpu
+}  // namespace mpk

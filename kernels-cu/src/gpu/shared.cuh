@@ -1,0 +1,67 @@
+/* What a block keeps in shared memory: slots of task descriptors, the ring of stages, the work area. */
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/config.cuh"
+#include "mpk/abi.h"
+
+namespace mpk {
+namespace gpu {
+
+/* An event that a task waits for, resolved: ready when *counter >= wanted. */
+struct SlotWait {
+  const uint64_t* counter;
+  uint64_t wanted;
+};
+
+enum SlotKind : uint32_t { kSlotTask = 0, kSlotStop = 1 };
+
+/* A task as the compute warps and the loader see it: written by the fetch warp, constant while it is in use. */
+struct alignas(16) TaskSlot {
+  uint32_t kind;
+  uint32_t task_index, graph_index, iteration;
+  uint32_t epoch;
+  uint32_t num_rows, num_samples, num_active; /* of the batch */
+  uint64_t batch_hash;
+  const mpk_graph* graph;
+  uint32_t num_waits;     /* in `waits`; of more dependencies the rest is read from the graph */
+  uint32_t finished;      /* tasks to count in control->progress when this one is done */
+  uint64_t fetched_ns;    /* trace */
+  uint64_t* trigger;      /* static placement: the counter that the task triggers, here or at a peer; else NULL */
+  uint32_t trigger_system; /* 1: with system scope */
+  uint32_t trigger_steps; /* 1: by the protocol's trigger_event */
+  mpk_task task;
+  uint32_t params[MPK_MAX_PARAMS]; /* of the variant */
+  SlotWait waits[kSlotWaits];
+  alignas(16) mpk_operand operands[kSlotOperands]; /* inputs, then outputs */
+};
+
+/* The block's shared memory, in this order: stages, work area, then this. */
+struct alignas(128) Shared {
+  uint64_t stage_full[kStages];  /* loader -> compute */
+  uint64_t stage_empty[kStages]; /* compute -> loader, one arrival of each compute warp */
+  uint64_t slot_full[kSlots];    /* fetch -> loader, compute */
+  uint64_t slot_empty[kSlots];   /* loader and compute -> fetch */
+  int32_t code;                  /* compute warps: an abort code once one of them failed */
+  uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
+  mpk_rank rank;                 /* a copy of the rank's description */
+  uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
+  TaskSlot slots[kSlots];
+};
+
+constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));
+
+__device__ __forceinline__ uint8_t* shared_base() {
+  extern __shared__ __align__(1024) uint8_t mpk_shared_memory[];
+  return mpk_shared_memory;
+}
+__device__ __forceinline__ uint8_t* stage_at(uint32_t stage) { return shared_base() + stage * kStageBytes; }
+__device__ __forceinline__ uint8_t* work_area() { return shared_base() + kStages * kStageBytes; }
+__device__ __forceinline__ Shared& shared_state() { return *reinterpret_cast<Shared*>(shared_base() + kStages * kStageBytes + kWorkBytes); }
+
+/* Read and written by several warps without a barrier: always fetched from memory. */
+template <typename T>
+__device__ __forceinline__ T peek(const T& word) { return *const_cast<const volatile T*>(&word); }
+
+}  // namespace gpu
+}  // namespace mpk
