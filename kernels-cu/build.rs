@@ -5,6 +5,10 @@
 //!   name; all others are compiled for the architecture's baseline.
 //! - Every `pub mod NAME;` of `src/tasks/mod.rs` is one registered task type: that line is all that a new task
 //!   touches outside its folder.
+//! - The GPU's sources (`*.cuh` and the headers that they share with the CPU target) become part of the crate:
+//!   nvcc gets them from there when a model is compiled.
+//!
+//! C++ is compiled again only where its own sources or flags have changed.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -30,23 +34,14 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    for path in ["build.rs", "include", "protocol", "src/cpu", "src/tasks/mod.rs"] {
+    for path in ["build.rs", "include", "protocol", "src/cpu", "src/gpu", "src/tasks"] {
         println!("cargo:rerun-if-changed={path}");
-    }
-    // Not the whole of src/tasks: a change of its Rust files must not compile all C++ again.
-    for folder in fs::read_dir("src/tasks")? {
-        let folder = folder?.path();
-        for file in fs::read_dir(&folder).into_iter().flatten() {
-            let file = file?.path();
-            if file.extension().is_some_and(|extension| extension != "rs") {
-                println!("cargo:rerun-if-changed={}", file.display());
-            }
-        }
     }
     let registered = registered_tasks(Path::new("src/tasks/mod.rs"))?;
     fs::write(out.join("registrations.rs"), registrations(&registered))?;
     bind(&registered, &out)?;
-    compile()
+    gpu_sources(&out)?;
+    compile(&out)
 }
 
 /// Names of the modules that `src/tasks/mod.rs` declares, in order.
@@ -106,7 +101,74 @@ fn bind(registered: &[String], out: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn compile() -> Result<(), Box<dyn Error>> {
+/// Writes the table of the sources that nvcc gets: path below this folder, and content.
+fn gpu_sources(out: &Path) -> Result<(), Box<dyn Error>> {
+    let headers = |path: &Path| has_extension(path, &["h", "cuh"]);
+    let mut files = files_below(Path::new("include"), &headers)?;
+    files.extend(
+        files_below(Path::new("protocol"), &headers)?
+            .into_iter()
+            .filter(|path| !path.starts_with("protocol/test") && !path.starts_with("protocol/cpu")),
+    );
+    files.extend(files_below(Path::new("src/gpu"), &headers)?);
+    files.extend(files_below(Path::new("src/tasks"), &|path| {
+        has_extension(path, &["cuh"]) || path.ends_with("params.h")
+    })?);
+    files.sort();
+    let mut table = String::from("static FILES: &[(&str, &[u8])] = &[\n");
+    for path in files {
+        let path = path.to_str().ok_or("a source's name is not UTF-8")?;
+        table += &format!(
+            "    ({path:?}, include_bytes!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {:?}))),\n",
+            format!("/{path}")
+        );
+    }
+    table += "];\n";
+    fs::write(out.join("gpu_sources.rs"), table)?;
+    Ok(())
+}
+
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    path.extension().is_some_and(|found| extensions.iter().any(|extension| found == *extension))
+}
+
+fn files_below(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files_below(&path, wanted)?);
+        } else if wanted(&path) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// All that decides what the C++ compiler makes: names and contents of the sources, this file, the environment.
+fn cpp_inputs(x86: bool) -> Result<Vec<u8>, Box<dyn Error>> {
+    let others = ["protocol/test", "protocol/gpu", "protocol/platform/gpu.h"];
+    let cpp = |path: &Path| {
+        !has_extension(path, &["rs", "cuh"]) && !others.iter().any(|other| path.starts_with(other))
+    };
+    let mut files = vec![PathBuf::from("build.rs")];
+    for folder in ["include", "protocol", "src/cpu", "src/tasks"] {
+        files.extend(files_below(Path::new(folder), &cpp)?);
+    }
+    files.sort();
+    let mut inputs = vec![u8::from(x86)];
+    for path in files {
+        inputs.extend(path.to_string_lossy().as_bytes());
+        inputs.extend(fs::read(&path)?);
+    }
+    for name in ["CXX", "CXXFLAGS", "TARGET", "OPT_LEVEL", "DEBUG"] {
+        println!("cargo:rerun-if-env-changed={name}");
+        inputs.extend(format!("{name}={:?}", env::var_os(name)).bytes());
+    }
+    Ok(inputs)
+}
+
+fn compile(out: &Path) -> Result<(), Box<dyn Error>> {
     let x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
     let mut groups: Vec<(String, Vec<PathBuf>)> = vec![("baseline".to_string(), Vec::new())];
     for source in sources()? {
@@ -121,7 +183,18 @@ fn compile() -> Result<(), Box<dyn Error>> {
             None => groups.push((name.to_string(), vec![source])),
         }
     }
-    for (name, files) in groups.into_iter().filter(|g| !g.1.is_empty()) {
+    groups.retain(|group| !group.1.is_empty());
+    println!("cargo:rustc-link-search=native={}", out.display());
+    for (name, _) in &groups {
+        println!("cargo:rustc-link-lib=static=mpk_cpu_{name}");
+    }
+    println!("cargo:rustc-link-lib=stdc++");
+    let (inputs, stamp) = (cpp_inputs(x86)?, out.join("cpp_inputs"));
+    if fs::read(&stamp).is_ok_and(|last| last == inputs) {
+        return Ok(());
+    }
+    let _ = fs::remove_file(&stamp);
+    for (name, files) in groups {
         let mut build = cc::Build::new();
         build
             .cpp(true)
@@ -138,6 +211,7 @@ fn compile() -> Result<(), Box<dyn Error>> {
             .flag_if_supported("-Wno-maybe-uninitialized")
             .flag_if_supported("-Wno-uninitialized")
             .warnings(true)
+            .cargo_metadata(false)
             .files(files);
         if let Some((level, flags)) = LEVELS.iter().find(|l| l.0 == name) {
             build.define("MPK_ISA", *level).define(&format!("MPK_ISA_{}", level.to_uppercase()), "1");
@@ -154,6 +228,7 @@ fn compile() -> Result<(), Box<dyn Error>> {
             )
         })?;
     }
+    fs::write(&stamp, inputs)?;
     Ok(())
 }
 

@@ -86,6 +86,11 @@ pub fn type_number(name: &str) -> Option<u16> {
     core.or_else(|| numbered().find(|(_, r)| r.name == name).map(|(number, _)| number))
 }
 
+/// What the folder of the task type `name` registers.
+pub fn registration(name: &str) -> Option<&'static Registration> {
+    REGISTRATIONS.iter().find(|registration| registration.name == name).copied()
+}
+
 /// The name of the task type with this number.
 pub fn type_name(number: u16) -> Option<&'static str> {
     let core = PROTOCOL_TYPES.iter().find(|t| t.1 == number).map(|t| t.0);

@@ -69,6 +69,9 @@ pub struct BuildOptions {
     pub one_shot_bytes: u64,
     /// Machine.
     pub target: Target,
+    /// False only to show what the protection is for: receive buffers are then shared without regard to the peers that
+    /// may still read them. Such graphs don't pass the verifier.
+    pub protected: bool,
 }
 
 impl BuildOptions {
@@ -80,6 +83,7 @@ impl BuildOptions {
             allreduce: Allreduce::Auto,
             one_shot_bytes: 256 << 10,
             target,
+            protected: true,
         }
     }
 

@@ -55,6 +55,21 @@ fn built_graphs_may_follow_each_other() {
     }
 }
 
+/// Receive buffers that layers share without regard to the peers are refused.
+#[test]
+fn unprotected_reuse_is_refused() {
+    for world in [2, 3] {
+        let options = BuildOptions {
+            allreduce: Allreduce::CopyReduce,
+            protected: false,
+            ..BuildOptions::new(world, Target::cpu(3))
+        };
+        let found = verify(&build(4, &options)).expect_err("shared without order");
+        let race = |kind: &ViolationKind| format!("{kind:?}").to_lowercase().contains("unordered");
+        assert!(found.iter().all(|v| race(&v.kind)), "{:?} {}", found[0].kind, found[0]);
+    }
+}
+
 /// Of two dependencies of a task at least one is refused when it is dropped, and every wrong trigger is.
 #[test]
 fn built_graphs_lose_nothing_unnoticed() {

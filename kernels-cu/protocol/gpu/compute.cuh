@@ -18,20 +18,23 @@ struct SlotPlace {
 };
 
 __device__ inline void load_loop(uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane != 0) return; /* one thread starts bulk copies */
+#endif
   Shared& shared = shared_state();
   Loader loader(lane);
-  for (SlotPlace place;; place.next()) {
-    bool left = false;
-    while (!left && !mbarrier_test(&shared.slot_full[place.index], place.parity)) left = peek(shared.left) != 0;
-    left = __any_sync(0xFFFFFFFFu, left);
-    if (left) break;
+  bool go_on = true;
+  for (SlotPlace place; go_on; place.next()) {
+    while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
+    if (!go_on) break;
     const TaskSlot& slot = shared.slots[place.index];
     if (slot.kind == kSlotStop) break;
     loader.slot = &slot;
-    const bool go_on = slot.task.code == MPK_NO_CODE || load_code(slot.task.code, loader);
+    go_on = slot.task.code == MPK_NO_CODE || load_code(slot.task.code, loader);
+#if __CUDA_ARCH__ < 900
     __syncwarp();
+#endif
     if (lane == 0) mbarrier_arrive(&shared.slot_empty[place.index]);
-    if (!go_on) break;
   }
   loader.drain();
 }

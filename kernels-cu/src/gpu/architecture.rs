@@ -56,6 +56,14 @@ impl Architecture {
         }
     }
 
+    /// The first CUDA release that compiles for it, of those that compile the sources at all.
+    pub fn oldest_cuda(self) -> (u32, u32) {
+        match self {
+            Architecture::Sm80 | Architecture::Sm90a => (12, 4),
+            Architecture::Sm100a => (12, 8),
+        }
+    }
+
     /// Shared memory that one block may use on every device of this architecture in the hardware table, bytes.
     pub fn shared_memory(self) -> u32 {
         let devices = DEVICES.iter().filter(|device| Self::of_device(device) == Some(self));
@@ -71,6 +79,9 @@ impl fmt::Display for Architecture {
 
 /// Barriers and task slots, bytes of shared memory.
 const RESERVED_BYTES: u32 = 8 << 10;
+
+/// What NVSHMEM's device library takes for itself beside the dynamic shared memory, rounded up.
+const LIBRARY_BYTES: u32 = 2 << 10;
 
 /// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
 /// the launch must agree.
@@ -96,7 +107,7 @@ impl KernelConfig {
     pub fn new(architecture: Architecture) -> Self {
         let stages = if architecture == Architecture::Sm80 { 8 } else { 16 };
         let stage_bytes = 8 << 10;
-        let shared_bytes = architecture.shared_memory();
+        let shared_bytes = architecture.shared_memory().saturating_sub(LIBRARY_BYTES);
         KernelConfig {
             block_threads: 11 * 32,
             stages,

@@ -1,12 +1,49 @@
-//! The folder of compiled kernels.
+//! The folder of compiled kernels: `KEY-TOOLCHAIN.EXTENSION`, where KEY is the hash of everything but the toolchain
+//! that decides the file, and TOOLCHAIN the hash of that.
+//!
+//! A file is written beside its place and renamed, so it is whole or not there; it ends with its length and a
+//! checksum. While something is compiled, `KEY.lock` is locked and `KEY.build` holds the pieces: the lock ends with
+//! its process, and whoever gets it removes what another one left.
 
-use super::GpuError;
+use super::{GpuError, ToolchainIdentity};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Below the folder that the user names: this one is ours alone.
+const SUBFOLDER: &str = "kernels";
+/// The oldest files are removed when there is more than this.
+const MOST_BYTES: u64 = 2 << 30;
+const MAGIC: &[u8; 8] = b"mpkcache";
+/// Length of the content, length of the description, checksum of both, magic.
+const TRAILER_BYTES: usize = 8 + 8 + 16 + 8;
 
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
+}
+
+/// What a file says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Description {
+    /// What it was made with.
+    pub toolchain: ToolchainIdentity,
+    /// What nvcc said.
+    pub log: String,
+}
+
+/// A file of the cache.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub path: PathBuf,
+    pub description: Description,
+    pub content: Vec<u8>,
 }
 
 impl Cache {
@@ -15,16 +52,270 @@ impl Cache {
     /// # Errors
     /// None of the variables is set.
     pub fn from_environment() -> Result<Self, GpuError> {
-        Ok(Cache::new(PathBuf::new()))
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        variable("MPK_CACHE_DIR")
+            .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("mpk")))
+            .or_else(|| variable("HOME").map(|folder| folder.join(".cache/mpk")))
+            .map(Cache::new)
+            .ok_or_else(|| problem(Path::new("~/.cache/mpk"), "HOME is not set"))
     }
 
     /// In a folder of the caller's.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Cache { folder: folder.into() }
+        Cache { folder: folder.into().join(SUBFOLDER) }
     }
 
-    /// The folder.
+    /// The folder that the files lie in.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
+
+    /// The file of `key`: the one made with `toolchain`, or without that the newest of any. One that is damaged, or
+    /// made with another toolchain than its name says, does not count.
+    pub(super) fn find(
+        &self,
+        key: &str,
+        extension: &str,
+        toolchain: Option<&ToolchainIdentity>,
+    ) -> Result<Option<Entry>, GpuError> {
+        let paths = match toolchain {
+            Some(toolchain) => vec![self.path(key, extension, toolchain)],
+            None => self.newest_first(key, extension)?,
+        };
+        for path in paths {
+            let bytes = match fs::read(&path) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(problem(&path, error)),
+            };
+            match decode(bytes) {
+                Some((description, content)) if toolchain.is_none_or(|t| *t == description.toolchain) => {
+                    return Ok(Some(Entry { path, description, content }));
+                }
+                _ => tracing::warn!("{} is damaged and is not used", path.display()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts a file in its place, whole or not at all.
+    pub(super) fn store(
+        &self,
+        key: &str,
+        extension: &str,
+        description: &Description,
+        content: &[u8],
+        build: &Build,
+    ) -> Result<PathBuf, GpuError> {
+        let path = self.path(key, extension, &description.toolchain);
+        let whole = build.folder().join("entry");
+        fs::write(&whole, encode(description, content)).map_err(|e| problem(&whole, e))?;
+        fs::rename(&whole, &path).map_err(|e| problem(&path, e))?;
+        self.prune(&path);
+        Ok(path)
+    }
+
+    /// Locks `key`, waiting for another process that compiles it, and gives an empty folder to build in.
+    pub(super) fn build(&self, key: &str) -> Result<Build, GpuError> {
+        self.create()?;
+        let lock = Lock::wait(self.folder.join(format!("{key}.lock")))?;
+        self.remove_abandoned();
+        let folder = self.folder.join(format!("{key}.build"));
+        remove(&folder).map_err(|e| problem(&folder, e))?;
+        DirBuilder::new().mode(0o700).create(&folder).map_err(|e| problem(&folder, e))?;
+        Ok(Build { folder, _lock: lock })
+    }
+
+    fn path(&self, key: &str, extension: &str, toolchain: &ToolchainIdentity) -> PathBuf {
+        self.folder.join(format!("{key}-{}.{extension}", toolchain.key()))
+    }
+
+    /// Creates the folder; no other user may write there.
+    fn create(&self) -> Result<(), GpuError> {
+        let failed = |e: io::Error| problem(&self.folder, e);
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed)?;
+        let metadata = fs::metadata(&self.folder).map_err(failed)?;
+        // SAFETY: geteuid has no preconditions.
+        let user = unsafe { libc::geteuid() };
+        if metadata.uid() == user {
+            if metadata.mode() & 0o077 != 0 {
+                fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+            }
+        } else if user != 0 {
+            return Err(problem(&self.folder, format!("belongs to user {}", metadata.uid())));
+        }
+        Ok(())
+    }
+
+    fn newest_first(&self, key: &str, extension: &str) -> Result<Vec<PathBuf>, GpuError> {
+        let (prefix, suffix) = (format!("{key}-"), format!(".{extension}"));
+        let mut list: Vec<(SystemTime, PathBuf)> = self
+            .files()
+            .map_err(|e| problem(&self.folder, e))?
+            .into_iter()
+            .filter(|(_, name, _)| name.starts_with(&prefix) && name.ends_with(&suffix))
+            .map(|(path, _, metadata)| (metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), path))
+            .collect();
+        list.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(list.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// Path, name and metadata of all that is in the folder; nothing where there is no folder.
+    fn files(&self) -> io::Result<Vec<(PathBuf, String, fs::Metadata)>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut list = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            // What another process removes meanwhile is not there.
+            if let Ok(metadata) = entry.metadata() {
+                list.push((entry.path(), entry.file_name().to_string_lossy().into_owned(), metadata));
+            }
+        }
+        Ok(list)
+    }
+
+    /// Removes the build folders of processes that are gone.
+    fn remove_abandoned(&self) {
+        for (path, name, _) in self.files().unwrap_or_default() {
+            let Some(key) = name.strip_suffix(".build") else { continue };
+            if let Ok(Some(_lock)) = Lock::attempt(&self.folder.join(format!("{key}.lock"))) {
+                let _ = remove(&path);
+            }
+        }
+    }
+
+    /// Removes the oldest files where they are too many; never `kept`.
+    fn prune(&self, kept: &Path) {
+        let mut files = self.files().unwrap_or_default();
+        files.retain(|(path, _, metadata)| metadata.is_file() && path != kept);
+        files.sort_by_key(|(_, _, metadata)| std::cmp::Reverse(metadata.modified().ok()));
+        let mut sum = 0;
+        for (path, _, metadata) in files {
+            sum += metadata.len();
+            if sum > MOST_BYTES {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+/// The right to compile a key, and a folder to do it in that goes with it.
+#[derive(Debug)]
+pub(super) struct Build {
+    folder: PathBuf,
+    _lock: Lock,
+}
+
+impl Build {
+    /// Empty at first.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        let _ = remove(&self.folder);
+    }
+}
+
+/// An exclusive lock of a file, which is removed with it.
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Waits until the lock is free: its holder compiles, and the lock ends with that process.
+    fn wait(path: PathBuf) -> Result<Self, GpuError> {
+        let started = Instant::now();
+        let mut next_message = Duration::from_secs(2);
+        loop {
+            if let Some(lock) = Lock::attempt(&path).map_err(|e| problem(&path, e))? {
+                return Ok(lock);
+            }
+            if started.elapsed() >= next_message {
+                tracing::info!("waiting for another process that compiles the same kernel");
+                next_message *= 4;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The lock, if it is free.
+    fn attempt(path: &Path) -> io::Result<Option<Self>> {
+        let open =
+            || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+        let file = open()?;
+        // SAFETY: the descriptor is open as long as `file` lives.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        // The one who had it may have removed the file after we opened it.
+        let ours = file.metadata()?;
+        match fs::metadata(path) {
+            Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
+                Ok(Some(Lock { path: path.to_path_buf(), _file: file }))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // While it is still locked: nobody else can have locked this file.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn problem(path: &Path, problem: impl ToString) -> GpuError {
+    GpuError::Cache { path: path.to_path_buf(), problem: problem.to_string() }
+}
+
+/// Removes a folder that may not be there.
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The content first, so that tools and the loader can read the file as what it is.
+fn encode(description: &Description, content: &[u8]) -> Vec<u8> {
+    // A struct of strings and numbers always has a JSON form.
+    let description = serde_json::to_vec(description).unwrap_or_default();
+    let mut bytes = Vec::with_capacity(content.len() + description.len() + TRAILER_BYTES);
+    bytes.extend_from_slice(content);
+    bytes.extend_from_slice(&description);
+    let checksum = xxh3_128(&bytes);
+    bytes.extend_from_slice(&(content.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&(description.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    bytes.extend_from_slice(MAGIC);
+    bytes
+}
+
+fn decode(mut bytes: Vec<u8>) -> Option<(Description, Vec<u8>)> {
+    let (body, trailer) = bytes.split_at_checked(bytes.len().checked_sub(TRAILER_BYTES)?)?;
+    let number = |at: usize| Some(u64::from_le_bytes(trailer.get(at..at + 8)?.try_into().ok()?));
+    let (content_bytes, description_bytes) = (number(0)?, number(8)?);
+    let checksum = u128::from_le_bytes(trailer.get(16..32)?.try_into().ok()?);
+    let whole = trailer.ends_with(MAGIC)
+        && content_bytes.checked_add(description_bytes) == Some(body.len() as u64)
+        && xxh3_128(body) == checksum;
+    if !whole {
+        return None;
+    }
+    let description = serde_json::from_slice(&body[content_bytes as usize..]).ok()?;
+    bytes.truncate(content_bytes as usize);
+    Some((description, bytes))
 }

@@ -1,9 +1,9 @@
 //! Which code each task runs.
 
 use super::GpuError;
-use crate::layout::packed_layout;
-use crate::registry::{GpuSite, Registration, registration};
 use crate::abi;
+use crate::layout::packed_layout;
+use crate::registry::{GpuCode, GpuSite, registration};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use taskgraph::task_graph::{Operand, Place, Space, Task, TaskGraph, core_types};
@@ -71,10 +71,14 @@ impl TaskCodes {
 /// # Errors
 /// [`GpuError::Unsupported`] for the first task that the GPU code can't run.
 pub fn task_codes(graphs: &[TaskGraph]) -> Result<TaskCodes, GpuError> {
+    task_codes_of(graphs, &|name| Code::of(name))
+}
+
+fn task_codes_of(graphs: &[TaskGraph], code_of: &dyn Fn(&str) -> Code) -> Result<TaskCodes, GpuError> {
     let mut found: HashMap<Expression, u32> = HashMap::new();
     let mut codes = TaskCodes::default();
     for graph in graphs {
-        codes.graphs.push(graph_codes(graph, &mut found)?);
+        codes.graphs.push(graph_codes(graph, code_of, &mut found)?);
     }
     let mut in_order: Vec<(Expression, u32)> = found.into_iter().collect();
     in_order.sort();
@@ -90,8 +94,12 @@ pub fn task_codes(graphs: &[TaskGraph]) -> Result<TaskCodes, GpuError> {
 }
 
 /// Codes of one graph's tasks, numbered as `found` met them.
-fn graph_codes(graph: &TaskGraph, found: &mut HashMap<Expression, u32>) -> Result<Vec<u32>, GpuError> {
-    let types: Vec<Code> = graph.type_names.iter().map(|name| Code::of(name)).collect();
+fn graph_codes(
+    graph: &TaskGraph,
+    code_of: &dyn Fn(&str) -> Code,
+    found: &mut HashMap<Expression, u32>,
+) -> Result<Vec<u32>, GpuError> {
+    let types: Vec<Code> = graph.type_names.iter().map(|name| code_of(name)).collect();
     let forms: Vec<TensorForm> = graph.tensors.iter().map(|t| TensorForm::new(t, graph)).collect();
     let mut known: HashMap<Box<[u32]>, u32, BuildHasherDefault<Words>> = HashMap::default();
     let mut codes = Vec::with_capacity(graph.tasks.len());
@@ -99,14 +107,14 @@ fn graph_codes(graph: &TaskGraph, found: &mut HashMap<Expression, u32>) -> Resul
     for task in &graph.tasks {
         let code = match types.get(usize::from(task.task_type)) {
             Some(Code::Nothing) => abi::MPK_NO_CODE,
-            Some(Code::Of(registration)) => {
+            Some(code) => {
                 site_key(graph, task, &forms, &mut key);
                 // Tasks of one operator lie side by side.
                 if key != last_key {
                     last_code = match known.get(key.as_slice()) {
                         Some(&code) => code,
                         None => {
-                            let expression = expression(graph, task, &forms, registration)?;
+                            let expression = expression(graph, task, &forms, code)?;
                             let next = found.len() as u32;
                             let code = *found.entry(expression).or_insert(next);
                             known.insert(key.as_slice().into(), code);
@@ -127,7 +135,8 @@ fn graph_codes(graph: &TaskGraph, found: &mut HashMap<Expression, u32>) -> Resul
 /// What a task type's tasks run.
 enum Code {
     Nothing,
-    Of(Option<&'static Registration>),
+    Lacking,
+    Of(GpuCode),
 }
 
 impl Code {
@@ -138,7 +147,11 @@ impl Code {
             core_types::EMPTY,
             core_types::NVSHMEM_SIGNAL,
         ];
-        if nothing.contains(&name) { Code::Nothing } else { Code::Of(registration(name)) }
+        match registration(name).and_then(|registration| registration.gpu) {
+            _ if nothing.contains(&name) => Code::Nothing,
+            Some(gpu) => Code::Of(gpu),
+            None => Code::Lacking,
+        }
     }
 }
 
@@ -208,19 +221,18 @@ fn expression(
     graph: &TaskGraph,
     task: &Task,
     forms: &[TensorForm],
-    registration: &Option<&'static Registration>,
+    code: &Code,
 ) -> Result<Expression, GpuError> {
-    let registration =
-        registration.ok_or_else(|| unsupported(graph, task, "there is no such task type".to_string()))?;
-    let gpu =
-        registration.gpu.ok_or_else(|| unsupported(graph, task, "it has no GPU code".to_string()))?;
+    let Code::Of(gpu) = code else {
+        return Err(unsupported(graph, task, "it has no GPU code".to_string()));
+    };
     let all: Vec<abi::mpk_operand> =
         operands(graph, task).iter().map(|o| forms[o.tensor as usize].operand(o)).collect();
     let (inputs, outputs) = all.split_at(usize::from(task.num_inputs).min(all.len()));
     let params = graph.variants.get(usize::from(task.variant)).map_or(&[][..], |v| &v.params);
     let site = GpuSite { params, inputs, outputs, capacity: graph.capacity };
     let code = gpu(&site).map_err(|reason| unsupported(graph, task, reason))?;
-    Ok(Expression { task_type: registration.name.to_string(), code })
+    Ok(Expression { task_type: graph.type_name(task).to_string(), code })
 }
 
 fn unsupported(graph: &TaskGraph, task: &Task, reason: String) -> GpuError {
@@ -249,13 +261,136 @@ impl Hasher for Words {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use smallvec::SmallVec;
+    use std::time::{Duration, Instant};
+    use taskgraph::op_graph::{Capacity, Role, Rows};
+    use taskgraph::region::Region;
+    use taskgraph::target::Backend;
+    use taskgraph::task_graph::{TensorEntry, Variant};
+    use taskgraph::{DType, Placement};
 
     fn list(codes: &[(&str, &str)]) -> Vec<Expression> {
-        codes
-            .iter()
-            .map(|(t, c)| Expression { task_type: t.to_string(), code: c.to_string() })
-            .collect()
+        codes.iter().map(|(t, c)| Expression { task_type: t.to_string(), code: c.to_string() }).collect()
+    }
+
+    const LINEAR: u16 = 6;
+
+    /// As a task folder would: by dtype, a parameter and the last dimension.
+    fn linear(site: &GpuSite<'_>) -> Result<String, String> {
+        let ([x, w], [y]) = (site.inputs, site.outputs) else { return Err("operands".to_string()) };
+        if w.layout != abi::MPK_LAYOUT_FRAGMENT as u8 {
+            return Err("the weight must be packed".to_string());
+        }
+        Ok(format!("Linear<{}, {}, {}, {}, {}>", x.dtype, w.dims[1], y.dims[1], y.pe, site.params[0]))
+    }
+
+    fn code_of(name: &str) -> Code {
+        if name == "linear" { Code::Of(linear) } else { Code::of(name) }
+    }
+
+    /// `count` tasks, of `columns` columns in turn, on packed weights.
+    fn graph(count: u32, columns: &[u32], backend: Backend) -> TaskGraph {
+        let entry = |name: &str, dtype, dims: [u32; 2], tiled| TensorEntry {
+            name: name.to_string(),
+            dtype,
+            dims: dims.to_vec(),
+            strides: vec![dims[1], 1],
+            space: Space::Device,
+            bytes: u64::MAX,
+            role: Role::Activation,
+            parts: Vec::new(),
+            region_dims: dims.to_vec(),
+            tiled,
+            output: false,
+            rows: Rows::Fixed,
+        };
+        let operand = |tensor, dims: [u32; 2], place| Operand {
+            tensor,
+            offset: 0,
+            dims: [dims[0], dims[1], 1, 1],
+            strides: [dims[1], 1, 1, 1],
+            ndim: 2,
+            place,
+            region: Region::whole(&dims),
+        };
+        let mut graph = TaskGraph {
+            name: "g".to_string(),
+            rank: 0,
+            world: 2,
+            placement: Placement::Static,
+            backend,
+            workers: 1,
+            capacity: Capacity { rows: 8, samples: 8, active: 8 },
+            type_names: core_types::ALL.iter().map(|n| n.to_string()).chain(["linear".to_string()]).collect(),
+            ops: vec!["layer.0".to_string()],
+            tensors: vec![
+                entry("x", DType::Bf16, [8, 512], false),
+                entry("w", DType::Bf16, [4096, 512], true),
+                entry("y", DType::F32, [8, 4096], false),
+            ],
+            variants: vec![Variant { task_type: LINEAR, params: vec![7], scratch_bytes: 0 }],
+            operands: Vec::new(),
+            tasks: Vec::new(),
+            events: Vec::new(),
+            worker_lists: Vec::new(),
+        };
+        for number in 0..count {
+            let n = columns[number as usize % columns.len()];
+            let first_operand = graph.operands.len() as u32;
+            graph.operands.push(operand(0, [8, 512], Place::Own));
+            graph.operands.push(operand(1, [n, 512], Place::Own));
+            graph.operands.push(operand(2, [8, n], Place::Peer((number % 2) as u16)));
+            graph.tasks.push(Task {
+                task_type: if number < 2 { number as u16 } else { LINEAR },
+                variant: 0,
+                first_operand,
+                num_inputs: 2,
+                num_outputs: 1,
+                trigger: None,
+                dependencies: SmallVec::new(),
+                carried: SmallVec::new(),
+                worker: None,
+                args: [number as i32; 8],
+                op: 0,
+            });
+        }
+        graph
+    }
+
+    #[test]
+    fn equal_sites_share_a_code_across_graphs() {
+        let graphs = [graph(7, &[32, 16], Backend::Cuda), graph(3, &[16], Backend::Cuda)];
+        let codes = task_codes_of(&graphs, &code_of).unwrap();
+        let none = abi::MPK_NO_CODE;
+        let wanted = ["Linear<2, 512, 16, 0, 7>", "Linear<2, 512, 32, 0, 7>"];
+        assert_eq!(codes.expressions, wanted.map(|c| list(&[("linear", c)]).remove(0)));
+        assert_eq!(codes.graphs, [vec![none, none, 1, 0, 1, 0, 1], vec![none, none, 0]]);
+    }
+
+    #[test]
+    fn what_cant_run_is_named() {
+        let refused = |graph: TaskGraph| task_codes_of(&[graph], &code_of).unwrap_err();
+        let error = refused(graph(3, &[16], Backend::Cpu));
+        assert_eq!(error.exit_status(), 2);
+        let text = error.to_string();
+        for wanted in ["graph g", "layer.0", "task type linear", "must be packed"] {
+            assert!(text.contains(wanted), "{text}");
+        }
+        let mut unknown = graph(3, &[16], Backend::Cuda);
+        unknown.type_names[usize::from(LINEAR)] = "no_such".to_string();
+        assert!(refused(unknown).to_string().contains("no_such"));
+    }
+
+    #[test]
+    fn hundreds_of_thousands_of_tasks_take_no_time() {
+        let graphs = [graph(400_000, &[16, 32, 48], Backend::Cuda)];
+        let started = Instant::now();
+        let codes = task_codes_of(&graphs, &code_of).unwrap();
+        let took = started.elapsed();
+        println!("400,000 tasks: {took:?}");
+        assert_eq!(codes.expressions.len(), 3);
+        // Twenty times what a quiet machine takes in a release build.
+        assert!(cfg!(debug_assertions) || took < Duration::from_secs(1), "{took:?}");
     }
 
     #[test]

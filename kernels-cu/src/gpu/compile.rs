@@ -1,8 +1,13 @@
 //! From codes to a cubin.
 
-use super::{Cache, CompileOptions, Expression, GpuError, ToolchainIdentity};
-use std::path::PathBuf;
-use std::time::Duration;
+use super::cache::{Build, Description, Entry};
+use super::{
+    Cache, CompileOptions, Expression, GpuError, NvshmemFiles, Toolchain, ToolchainIdentity, embedded,
+    identity, nvcc, source,
+};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A compiled model.
 #[derive(Clone, Debug)]
@@ -17,6 +22,8 @@ pub struct Cubin {
     pub key: String,
     /// What it was made with; `nvshmem` is the version that the host library must be compatible with.
     pub toolchain: ToolchainIdentity,
+    /// What nvcc said, registers and spills of the kernel among it.
+    pub log: String,
     /// How long finding or making it took.
     pub took: Duration,
 }
@@ -31,6 +38,116 @@ pub fn compile(
     options: &CompileOptions,
     cache: &Cache,
 ) -> Result<Cubin, GpuError> {
-    let _ = (expressions, options, cache);
-    Err(GpuError::NotFound { what: "nvcc", probes: String::new() })
+    compile_with(expressions, options, cache, Toolchain::find(options.nvshmem))
+}
+
+pub(super) fn compile_with(
+    expressions: &[Expression],
+    options: &CompileOptions,
+    cache: &Cache,
+    toolchain: Result<Toolchain, GpuError>,
+) -> Result<Cubin, GpuError> {
+    let started = Instant::now();
+    let text = source(expressions, options);
+    let key = identity::key("cubin", &text, &flags(options), Some(options));
+    let (entry, from_cache) = cached(cache, &key, "cubin", toolchain, |toolchain, build| {
+        let newest = options.architecture.oldest_cuda();
+        if toolchain.nvcc.release < newest {
+            return Err(GpuError::NotFound {
+                what: format!(
+                    "nvcc of CUDA {}.{} or later, for {}",
+                    newest.0, newest.1, options.architecture
+                ),
+                probes: format!("  {}: too old", toolchain.nvcc.path.display()),
+            });
+        }
+        make(&text, options, toolchain, build)
+    })?;
+    Ok(Cubin {
+        bytes: entry.content,
+        from_cache,
+        path: entry.path,
+        key,
+        toolchain: entry.description.toolchain,
+        log: entry.description.log,
+        took: started.elapsed(),
+    })
+}
+
+/// The file of `key`, and whether it was there: otherwise `make` gives its content and what was said on the way.
+pub(super) fn cached(
+    cache: &Cache,
+    key: &str,
+    extension: &str,
+    toolchain: Result<Toolchain, GpuError>,
+    make: impl FnOnce(&Toolchain, &Path) -> Result<(Vec<u8>, String), GpuError>,
+) -> Result<(Entry, bool), GpuError> {
+    let identity = toolchain.as_ref().ok().map(Toolchain::identity);
+    if let Some(entry) = cache.find(key, extension, identity.as_ref())? {
+        return Ok((entry, true));
+    }
+    let toolchain = toolchain?;
+    let build: Build = cache.build(key)?;
+    let identity = toolchain.identity();
+    if let Some(entry) = cache.find(key, extension, Some(&identity))? {
+        return Ok((entry, true));
+    }
+    let (content, log) = make(&toolchain, build.folder())?;
+    let description = Description { toolchain: identity, log };
+    let path = cache.store(key, extension, &description, &content, &build)?;
+    Ok((Entry { path, description, content }, false))
+}
+
+/// nvcc's options that decide the code, but for the macros, which are in the source.
+fn flags(options: &CompileOptions) -> Vec<String> {
+    let architecture = options.architecture;
+    let mut flags: Vec<String> =
+        embedded::INCLUDE_FOLDERS.iter().map(|folder| format!("-I{folder}")).collect();
+    flags.push(format!("-gencode=arch={},code={architecture}", architecture.virtual_name()));
+    for flag in [
+        "-std=c++17",
+        "-O3",
+        "-lineinfo",
+        "-Xptxas=-v",
+        // No host code is kept.
+        "-allow-unsupported-compiler",
+        // Of CUDA's headers and of functions that one model does not use.
+        "-diag-suppress=177",
+    ] {
+        flags.push(flag.to_string());
+    }
+    flags
+}
+
+/// Runs nvcc in `folder`: the cubin, and what was said.
+fn make(
+    text: &str,
+    options: &CompileOptions,
+    toolchain: &Toolchain,
+    folder: &Path,
+) -> Result<(Vec<u8>, String), GpuError> {
+    let failed =
+        |path: &Path, e: std::io::Error| GpuError::Cache { path: path.to_path_buf(), problem: e.to_string() };
+    embedded::write(folder).map_err(|e| failed(folder, e))?;
+    let (model, cubin) = (folder.join("model.cu"), folder.join("model.cubin"));
+    fs::write(&model, text).map_err(|e| failed(&model, e))?;
+    let run = |arguments: &[&str], more: &[String]| {
+        let mut list: Vec<String> = arguments.iter().map(|argument| argument.to_string()).collect();
+        list.extend_from_slice(more);
+        nvcc::run(&toolchain.nvcc.path, &list, folder)
+    };
+    let mut flags = flags(options);
+    let log = match &toolchain.nvshmem {
+        None => run(&["-cubin", "-o", "model.cubin", "model.cu"], &flags)?,
+        Some(NvshmemFiles { include, lib, .. }) => {
+            let architecture = flags.iter().find(|flag| flag.starts_with("-gencode")).cloned();
+            flags.push(format!("-I{}", include.display()));
+            let compiled = run(&["-dc", "-rdc=true", "-o", "model.o", "model.cu"], &flags)?;
+            let mut link: Vec<String> = architecture.into_iter().collect();
+            link.extend([format!("-L{}", lib.display()), "-lnvshmem_device".to_string()]);
+            compiled + &run(&["-dlink", "-cubin", "-o", "model.cubin", "model.o"], &link)?
+        }
+    };
+    let bytes = fs::read(&cubin).map_err(|e| failed(&cubin, e))?;
+    Ok((bytes, log))
 }

@@ -10,6 +10,8 @@ mod architecture;
 mod cache;
 mod codes;
 mod compile;
+#[cfg(test)]
+mod compile_test;
 mod embedded;
 mod error;
 mod identity;

@@ -18,7 +18,8 @@ struct RingPlace {
   }
 };
 
-/* The loader warp's end. All its lanes call the same functions. */
+/* The loader's end: with bulk copies one thread, without them all lanes of the loader warp, which then call the same
+ * functions. */
 class Loader {
  public:
   __device__ explicit Loader(uint32_t lane) : lane_(lane) {}
@@ -30,36 +31,37 @@ class Loader {
    * when the compute warps have left: the loader stops. */
   __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {
     Shared& shared = shared_state();
-#if __CUDA_ARCH__ >= 900
-    bool go_on = true;
-    if (lane_ == 0) {
-      go_on = wait_free(shared);
-      if (go_on) {
-        mbarrier_arrive_expect(&shared.stage_full[place_.stage], bytes);
-        bulk_copy(stage_at(place_.stage), source, bytes, &shared.stage_full[place_.stage]);
+    if (kStagesInFlight < kStages) {
+      if (in_flight_ == kStagesInFlight) {
+        while (!mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity)) {}
+        oldest_.next();
+      } else {
+        ++in_flight_;
       }
     }
-    go_on = __shfl_sync(0xFFFFFFFFu, go_on, 0);
-#else
-    const bool go_on = wait_free(shared);
-    if (go_on) {
-      uint8_t* to = stage_at(place_.stage);
-      for (uint32_t at = lane_ * 16; at < bytes; at += 512) copy16(to + at, static_cast<const uint8_t*>(source) + at);
-      arrive_when_copied(&shared.stage_full[place_.stage]);
+    /* The stage's use before this one has the other parity; before its first use this is true at once. */
+    while (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
+      if (peek(shared.left) != 0) return false;
     }
+    uint64_t* full = &shared.stage_full[place_.stage];
+    uint8_t* to = stage_at(place_.stage);
+#if __CUDA_ARCH__ >= 900
+    mbarrier_arrive_expect(full, bytes);
+    bulk_copy(to, source, bytes, full);
+#else
+    for (uint32_t at = lane_ * 16; at < bytes; at += 512) copy16(to + at, static_cast<const uint8_t*>(source) + at);
+    arrive_when_copied(full);
 #endif
-    if (!go_on) return false;
     place_.next();
-    ++issued_;
+    used_ = used_ < kStages ? used_ + 1 : kStages;
     return true;
   }
 
   /* Waits until no copy is on its way: before the block ends. */
   __device__ void drain() {
     Shared& shared = shared_state();
-    const uint32_t count = issued_ < kStages ? static_cast<uint32_t>(issued_) : kStages;
     RingPlace at = place_;
-    for (uint32_t back = 0; back < count; ++back) {
+    for (uint32_t back = 0; back < used_; ++back) {
       if (at.stage == 0) {
         at.stage = kStages;
         at.parity ^= 1;
@@ -71,24 +73,11 @@ class Loader {
   }
 
  private:
-  /* Until the next stage is free and few enough copies are in flight. */
-  __device__ __forceinline__ bool wait_free(Shared& shared) {
-    if (kStagesInFlight < kStages && issued_ >= kStagesInFlight) {
-      while (!mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity)) {}
-      oldest_.next();
-    }
-    if (issued_ < kStages) return true;
-    /* The stage's use before this one has the other parity. */
-    while (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
-      if (peek(shared.left) != 0) return false;
-    }
-    return true;
-  }
-
   uint32_t lane_;
   RingPlace place_;  /* where the next stage goes */
   RingPlace oldest_; /* of the copies counted as in flight */
-  uint64_t issued_ = 0;
+  uint32_t in_flight_ = 0;
+  uint32_t used_ = 0; /* stages that have been filled once */
 };
 
 /* The compute warps' end: every warp takes every stage. */
@@ -109,6 +98,8 @@ class Ring {
     if ((threadIdx.x & 31) == 0) mbarrier_arrive(&shared_state().stage_empty[place_.stage]);
     place_.next();
   }
+  /* For code that takes stages by its own means. */
+  __device__ __forceinline__ RingPlace& place() { return place_; }
 
  private:
   RingPlace place_;

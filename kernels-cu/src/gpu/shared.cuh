@@ -51,6 +51,10 @@ struct alignas(128) Shared {
 
 constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));
 
+#ifdef MPK_SHARED_BYTES
+static_assert(kSharedBytes <= MPK_SHARED_BYTES, "the launch gives the block MPK_SHARED_BYTES");
+#endif
+
 __device__ __forceinline__ uint8_t* shared_base() {
   extern __shared__ __align__(1024) uint8_t mpk_shared_memory[];
   return mpk_shared_memory;

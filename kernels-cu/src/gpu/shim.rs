@@ -1,21 +1,68 @@
-//! `nvshmemx_collective_launch` for host libraries before 3.8, which do not export it.
+//! `nvshmemx_collective_launch` for host libraries before 3.8, which do not export it: there it lies in
+//! `libnvshmem_device.a`, with C++ linkage.
 
-use super::{Cache, GpuError};
-use std::path::PathBuf;
+use super::{
+    Architecture, Cache, GpuError, NvshmemFiles, NvshmemVersion, Toolchain, compile, identity, nvcc,
+};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// A shared object with `extern "C" int mpk_collective_launch(const void* kernel, const unsigned grid[3], const
-/// unsigned block[3], void** args, size_t shared_bytes, void* stream)`; returns NVSHMEM's status.
+/// unsigned block[3], void** args, size_t shared_bytes, void* stream)`; it returns NVSHMEM's status. It uses the
+/// `libnvshmem_host.so.3` that is already loaded.
 #[derive(Clone, Debug)]
 pub struct CollectiveShim {
     /// The file.
     pub path: PathBuf,
+    /// Of the device library that it was linked with.
+    pub nvshmem: Option<NvshmemVersion>,
 }
+
+const SOURCE: &str = r#"#include <nvshmem.h>
+#include <nvshmemx.h>
+
+extern "C" __attribute__((visibility("default"))) int mpk_collective_launch(
+    const void* kernel, const unsigned* grid, const unsigned* block, void** args, size_t shared_bytes, void* stream) {
+  return nvshmemx_collective_launch(kernel, dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), args,
+                                    shared_bytes, static_cast<cudaStream_t>(stream));
+}
+"#;
 
 /// The shim, from the cache or built. Where it fails, the caller launches cooperatively and says so.
 ///
 /// # Errors
 /// There is no toolchain, or it can't be built.
-pub fn collective_shim(cache: &Cache) -> Result<CollectiveShim, GpuError> {
-    let _ = cache;
-    Err(GpuError::NotFound { what: "nvcc", probes: String::new() })
+pub fn collective_shim(architecture: Architecture, cache: &Cache) -> Result<CollectiveShim, GpuError> {
+    let flags = [
+        format!("-gencode=arch={},code={architecture}", architecture.virtual_name()),
+        "-rdc=true".to_string(),
+        "-O2".to_string(),
+        "-std=c++17".to_string(),
+        "-Xcompiler=-fPIC,-fvisibility=hidden".to_string(),
+        "-allow-unsupported-compiler".to_string(),
+    ];
+    let key = identity::key("collective launch", SOURCE, &flags, None);
+    let (entry, _) = compile::cached(cache, &key, "so", Toolchain::find(true), |toolchain, folder| {
+        make(toolchain, &flags, folder)
+    })?;
+    Ok(CollectiveShim { path: entry.path, nvshmem: entry.description.toolchain.nvshmem })
+}
+
+fn make(toolchain: &Toolchain, flags: &[String], folder: &Path) -> Result<(Vec<u8>, String), GpuError> {
+    let failed =
+        |path: &Path, e: std::io::Error| GpuError::Cache { path: path.to_path_buf(), problem: e.to_string() };
+    let (source, object) = (folder.join("collective_launch.cu"), folder.join("collective_launch.so"));
+    fs::write(&source, SOURCE).map_err(|e| failed(&source, e))?;
+    let mut arguments = vec!["-shared".to_string()];
+    arguments.extend_from_slice(flags);
+    if let Some(NvshmemFiles { include, lib, .. }) = &toolchain.nvshmem {
+        arguments.extend([format!("-I{}", include.display()), format!("-L{}", lib.display())]);
+    }
+    for argument in ["-o", "collective_launch.so", "collective_launch.cu", "-lnvshmem_device"] {
+        arguments.push(argument.to_string());
+    }
+    // nvlink does not know this form, the linker does; the name without the version may not be there.
+    arguments.push("-Xlinker=-l:libnvshmem_host.so.3".to_string());
+    let log = nvcc::run(&toolchain.nvcc.path, &arguments, folder)?;
+    Ok((fs::read(&object).map_err(|e| failed(&object, e))?, log))
 }

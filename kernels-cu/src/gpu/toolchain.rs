@@ -75,9 +75,9 @@ impl Nvcc {
     /// There is none.
     pub fn find() -> Result<Self, GpuError> {
         let (major, minor) = OLDEST_CUDA;
-        first(format!("nvcc of CUDA {major}.{minor} or later"), nvcc_candidates(&|name| env::var_os(name)), |path| {
-            Nvcc::at(path)
-        })
+        let what = format!("nvcc of CUDA {major}.{minor} or later");
+        let candidates = nvcc_candidates(&|name| env::var_os(name));
+        first(what, candidates, PathBuf::as_path, |path| Nvcc::at(path))
     }
 
     /// The one at `path`.
@@ -87,8 +87,8 @@ impl Nvcc {
         }
         let output = Command::new(path).arg("--version").output().map_err(|e| e.to_string())?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let (release, build) = parse_version(&text)
-            .ok_or_else(|| format!("--version gives no release ({})", output.status))?;
+        let (release, build) =
+            parse_version(&text).ok_or_else(|| format!("--version gives no release ({})", output.status))?;
         if release < OLDEST_CUDA {
             return Err(format!("is of CUDA {}.{}: too old", release.0, release.1));
         }
@@ -113,20 +113,9 @@ impl NvshmemFiles {
     /// # Errors
     /// They are not there, or too old.
     pub fn find() -> Result<Self, GpuError> {
+        let what = format!("NVSHMEM {OLDEST_NVSHMEM} or later (headers and libnvshmem_device.a)");
         let candidates = nvshmem_candidates(env::var_os("NVSHMEM_HOME"));
-        let origin = |c: &(PathBuf, PathBuf, &'static str)| Candidate { path: c.0.clone(), origin: c.2 };
-        let list = candidates.iter().map(origin).collect();
-        first(format!("NVSHMEM {OLDEST_NVSHMEM} or later (headers, libnvshmem_device.a)"), list, |include| {
-            let lib = candidates.iter().filter(|c| c.0 == include).map(|c| c.1.as_path());
-            let mut problem = String::new();
-            for lib in lib {
-                match NvshmemFiles::at(include, lib) {
-                    Ok(files) => return Ok(files),
-                    Err(p) => problem = p,
-                }
-            }
-            Err(problem)
-        })
+        first(what, candidates, |place| &place.0, |(include, lib)| NvshmemFiles::at(include, lib))
     }
 
     /// Those at these folders.
@@ -151,66 +140,136 @@ impl NvshmemFiles {
     }
 }
 
-/// A place to look at, and why.
-struct Candidate {
-    path: PathBuf,
+/// A place to look at, and why there.
+struct Candidate<P> {
+    place: P,
     origin: &'static str,
 }
 
-fn first<T>(
+/// Folders of the headers and of the library.
+type NvshmemPlace = (PathBuf, PathBuf);
+
+fn first<P, T>(
     what: String,
-    candidates: Vec<Candidate>,
-    at: impl Fn(&Path) -> Result<T, String>,
+    candidates: Vec<Candidate<P>>,
+    path: impl Fn(&P) -> &Path,
+    at: impl Fn(&P) -> Result<T, String>,
 ) -> Result<T, GpuError> {
     let mut probes = Vec::new();
-    for Candidate { path, origin } in candidates {
-        match at(&path) {
+    for Candidate { place, origin } in candidates {
+        match at(&place) {
             Ok(found) => {
-                if !probes.is_empty() {
-                    tracing::debug!("{what}: {} ({origin})", path.display());
-                }
+                tracing::debug!("{what}: {} ({origin})", path(&place).display());
                 return Ok(found);
             }
-            Err(problem) => probes.push(format!("  {} ({origin}): {problem}", path.display())),
+            Err(problem) => probes.push(format!("  {} ({origin}): {problem}", path(&place).display())),
         }
     }
     Err(GpuError::NotFound { what, probes: probes.join("\n") })
 }
 
-fn nvcc_candidates(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate> {
+fn nvcc_candidates(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate<PathBuf>> {
     let mut list = Vec::new();
+    let mut add = |place: PathBuf, origin| list.push(Candidate { place, origin });
     for name in ["CUDA_HOME", "CUDA_PATH"] {
         if let Some(home) = variable(name).filter(|home| !home.is_empty()) {
-            list.push(Candidate { path: Path::new(&home).join("bin/nvcc"), origin: name });
+            add(Path::new(&home).join("bin/nvcc"), name);
         }
     }
     let in_path = env::split_paths(&variable("PATH").unwrap_or_default())
         .filter(|folder| folder.is_absolute())
         .map(|folder| folder.join("nvcc"))
         .find(|path| path.is_file());
-    list.push(Candidate { path: in_path.unwrap_or_else(|| "nvcc".into()), origin: "PATH" });
-    list.push(Candidate { path: "/usr/local/cuda/bin/nvcc".into(), origin: "the usual place" });
-    list.push(Candidate { path: Path::new(SETUP_FOLDER).join("cu13/bin/nvcc"), origin: SETUP });
+    add(in_path.unwrap_or_else(|| "nvcc".into()), "PATH");
+    add("/usr/local/cuda/bin/nvcc".into(), "the usual place");
+    add(Path::new(SETUP_FOLDER).join("cu13/bin/nvcc"), SETUP);
     list
 }
 
-/// Folders of headers and of the library, and why there.
-fn nvshmem_candidates(home: Option<OsString>) -> Vec<(PathBuf, PathBuf, &'static str)> {
-    let below = |root: PathBuf, origin| {
-        ["lib", "lib64"].map(|lib| (root.join("include"), root.join(lib), origin)).to_vec()
+fn nvshmem_candidates(home: Option<OsString>) -> Vec<Candidate<NvshmemPlace>> {
+    let mut list = Vec::new();
+    let mut add = |include: PathBuf, lib: PathBuf, origin| {
+        list.push(Candidate { place: (include, lib), origin });
     };
     if let Some(home) = home.filter(|home| !home.is_empty()) {
-        return below(home.into(), "NVSHMEM_HOME");
-    }
-    let mut list = below(Path::new(SETUP_FOLDER).join("nvshmem"), SETUP);
-    list.truncate(1);
-    list.extend(below("/usr/local/nvshmem".into(), "the usual place"));
-    for cuda in [13, 12] {
-        let include = PathBuf::from(format!("/usr/include/nvshmem_{cuda}"));
-        for lib in ["/usr/lib64", concat!("/usr/lib/", "x86_64-linux-gnu"), "/usr/lib/aarch64-linux-gnu"] {
-            let lib = PathBuf::from(lib).join(format!("nvshmem/{cuda}"));
-            list.push((include.clone(), lib, "the distribution's place"));
+        let home = PathBuf::from(home);
+        for lib in ["lib", "lib64"] {
+            add(home.join("include"), home.join(lib), "NVSHMEM_HOME");
         }
+        return list;
+    }
+    let setup = Path::new(SETUP_FOLDER).join("nvshmem");
+    add(setup.join("include"), setup.join("lib"), SETUP);
+    let usual = Path::new("/usr/local/nvshmem");
+    for lib in ["lib", "lib64"] {
+        add(usual.join("include"), usual.join(lib), "the usual place");
+    }
+    let system = format!("/usr/lib/{}-linux-gnu", env::consts::ARCH);
+    for cuda in ["13", "12"] {
+        let include = PathBuf::from(format!("/usr/include/nvshmem_{cuda}"));
+        let lib = Path::new(&system).join("nvshmem").join(cuda);
+        add(include, lib, "the distribution's place");
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn versions_are_read() {
+        let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCopyright (c) 2005-2025 NVIDIA Corporation\n\
+                    Built on Wed_Aug_20_01:58:59_PM_PDT_2025\nCuda compilation tools, release 13.0, V13.0.88\n\
+                    Build cuda_13.0.r13.0/compiler.36424714_0\n";
+        let (release, build) = parse_version(text).unwrap();
+        assert_eq!(release, (13, 0));
+        assert_eq!(build, "V13.0.88 cuda_13.0.r13.0/compiler.36424714_0");
+        assert_eq!(parse_version("something else"), None);
+    }
+
+    #[test]
+    fn nvshmem_is_read_from_its_headers_and_what_lacks_is_said() {
+        let root = tempfile::tempdir().unwrap();
+        let (include, lib) = (root.path().join("include"), root.path().join("lib"));
+        fs::create_dir_all(include.join("non_abi")).unwrap();
+        fs::create_dir_all(&lib).unwrap();
+        let header = |version: &str| {
+            let [major, minor, patch] = [0, 1, 2].map(|i| version.split('.').nth(i).unwrap());
+            let text = format!(
+                "#define NVSHMEM_VENDOR_MAJOR_VERSION {major}\n#define NVSHMEM_VENDOR_MINOR_VERSION {minor}\n\
+                 #define NVSHMEM_VENDOR_PATCH_VERSION {patch}\n"
+            );
+            fs::write(include.join("non_abi/nvshmem_version.h"), text).unwrap();
+        };
+        assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("nvshmem_version.h"));
+        header("3.3.20");
+        assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("3.3.20: too old"));
+        header("3.8.0");
+        assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("libnvshmem_device.a"));
+        fs::write(lib.join("libnvshmem_device.a"), "1234").unwrap();
+        let files = NvshmemFiles::at(&include, &lib).unwrap();
+        assert_eq!((files.version.to_string().as_str(), files.device_bytes), ("3.8.0", 4));
+    }
+
+    #[test]
+    fn the_places_are_tried_in_order_and_the_error_names_them() {
+        let variable = |name: &str| match name {
+            "CUDA_HOME" => Some(OsString::from("/a")),
+            "CUDA_PATH" => Some(OsString::new()),
+            _ => Some(OsString::from("/no/such:/folder")),
+        };
+        let list = nvcc_candidates(&variable);
+        let origins: Vec<&str> = list.iter().map(|c| c.origin).collect();
+        assert_eq!(origins, ["CUDA_HOME", "PATH", "the usual place", SETUP]);
+        assert_eq!(list[0].place, Path::new("/a/bin/nvcc"));
+        assert!(list[3].place.ends_with(".setup/nvidia/cu13/bin/nvcc"));
+        let nothing: Result<(), GpuError> =
+            first("nvcc".to_string(), list, PathBuf::as_path, |_| Err("is not there".to_string()));
+        let text = nothing.unwrap_err().to_string();
+        assert!(text.contains("/a/bin/nvcc (CUDA_HOME): is not there"), "{text}");
+        assert!(text.contains("scripts/setup.sh --cuda"), "{text}");
+        assert!(nvshmem_candidates(Some("/n".into())).iter().all(|c| c.origin == "NVSHMEM_HOME"));
+    }
 }

@@ -132,7 +132,7 @@ fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bo
             .local_writers
             .iter()
             .all(|&w| if copy { order.other(arrival, w as usize) } else { order.own(a as usize, w as usize) })
-            && after.remote_writers.iter().all(|&w| {
+            && after.remote_writers.iter().filter(|_| plan.options.protected).all(|&w| {
                 if copy {
                     order.other(arrival, w as usize) && order.own(arrival, w as usize)
                 } else {

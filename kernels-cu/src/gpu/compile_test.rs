@@ -1,0 +1,190 @@
+//! Compilation and cache with a stand-in for nvcc (`testdata/nvcc`).
+
+use super::compile::compile_with;
+use super::*;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+
+struct Setting {
+    root: tempfile::TempDir,
+}
+
+impl Setting {
+    fn new() -> Self {
+        Setting { root: tempfile::tempdir().unwrap() }
+    }
+
+    fn cache(&self) -> Cache {
+        Cache::new(self.root.path().join("cache"))
+    }
+
+    fn log(&self) -> PathBuf {
+        self.root.path().join("log")
+    }
+
+    /// How often the stand-in ran.
+    fn runs(&self) -> usize {
+        fs::read_to_string(self.log()).map_or(0, |log| log.lines().count())
+    }
+
+    fn options(&self, behaviour: &[(&str, &str)]) -> CompileOptions {
+        let mut options = CompileOptions::new(Architecture::Sm90a, false);
+        let log = self.log().display().to_string();
+        for (name, value) in behaviour.iter().chain([&("LOG", log.as_str())]) {
+            options.defines.push((format!("STAND_IN_{name}"), value.to_string()));
+        }
+        options
+    }
+
+    fn compile(
+        &self,
+        options: &CompileOptions,
+        toolchain: Result<Toolchain, GpuError>,
+    ) -> Result<Cubin, GpuError> {
+        let codes = [Expression { task_type: "linear".to_string(), code: "Linear<1>".to_string() }];
+        compile_with(&codes, options, &self.cache(), toolchain)
+    }
+
+    fn files(&self) -> Vec<String> {
+        let names = fs::read_dir(self.cache().folder()).unwrap();
+        names.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+}
+
+fn toolchain(build: &str) -> Result<Toolchain, GpuError> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/testdata/nvcc");
+    Ok(Toolchain { nvcc: Nvcc { path, release: (12, 9), build: build.to_string() }, nvshmem: None })
+}
+
+fn no_toolchain() -> Result<Toolchain, GpuError> {
+    Err(GpuError::NotFound { what: "nvcc".to_string(), probes: "  nowhere".to_string() })
+}
+
+#[test]
+fn the_second_time_nothing_is_compiled_with_or_without_a_toolchain() {
+    let setting = Setting::new();
+    let options = setting.options(&[]);
+    let error = setting.compile(&options, no_toolchain()).unwrap_err();
+    assert!(error.to_string().contains("scripts/setup.sh --cuda"), "{error}");
+    assert_eq!(error.exit_status(), 3);
+    let made = setting.compile(&options, toolchain("a")).unwrap();
+    assert!(!made.from_cache);
+    assert!(String::from_utf8_lossy(&made.bytes).contains("using Code0 = Linear<1>;"));
+    for toolchain in [toolchain("a"), no_toolchain()] {
+        let again = setting.compile(&options, toolchain).unwrap();
+        assert!(again.from_cache);
+        assert_eq!((&again.bytes, &again.path, &again.key), (&made.bytes, &made.path, &made.key));
+        assert_eq!(again.toolchain, made.toolchain);
+    }
+    assert_eq!(setting.runs(), 1);
+    assert_eq!(setting.files().len(), 1);
+    assert!(fs::read(&made.path).unwrap().starts_with(&made.bytes), "the file is a cubin for other tools");
+    let mode = fs::metadata(setting.cache().folder()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+#[test]
+fn what_decides_the_code_decides_the_file() {
+    let setting = Setting::new();
+    let options = setting.options(&[]);
+    let mut others = vec![options.clone(); 4];
+    others[0].config.stages_in_flight += 1;
+    others[1].architecture = Architecture::Sm80;
+    others[2].defines.push(("MPK_DEBUG".to_string(), "1".to_string()));
+    others[3].nvshmem = true;
+    let first = setting.compile(&options, toolchain("a")).unwrap();
+    for other in &others {
+        let made = setting.compile(other, toolchain("a")).unwrap();
+        assert!(!made.from_cache && made.key != first.key, "{other:?}");
+    }
+    let newer = setting.compile(&options, toolchain("b")).unwrap();
+    assert!(!newer.from_cache && newer.key == first.key && newer.path != first.path);
+    // Without a toolchain the newest counts.
+    let time = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    fs::File::options().write(true).open(&first.path).unwrap().set_modified(time).unwrap();
+    let found = setting.compile(&options, no_toolchain()).unwrap();
+    assert_eq!(found.toolchain.nvcc, "a");
+    // An architecture that the compiler does not know yet.
+    let mut old = toolchain("a");
+    old.as_mut().unwrap().nvcc.release = (12, 6);
+    let blackwell = CompileOptions::new(Architecture::Sm100a, false);
+    let error = setting.compile(&blackwell, old).unwrap_err();
+    assert!(error.to_string().contains("nvcc of CUDA 12.8 or later, for sm_100a"), "{error}");
+}
+
+#[test]
+fn a_damaged_entry_is_made_again() {
+    let setting = Setting::new();
+    let options = setting.options(&[]);
+    let made = setting.compile(&options, toolchain("a")).unwrap();
+    let whole = fs::read(&made.path).unwrap();
+    let mut flipped = whole.clone();
+    flipped[made.bytes.len() / 2] ^= 1;
+    let mut longer = whole.clone();
+    longer.push(0);
+    let damaged = [&[][..], &whole[..1], &whole[..whole.len() - 1], &flipped, &longer];
+    for (number, bytes) in damaged.into_iter().enumerate() {
+        fs::write(&made.path, bytes).unwrap();
+        assert!(setting.compile(&options, no_toolchain()).is_err(), "damaged, case {number}");
+        let again = setting.compile(&options, toolchain("a")).unwrap();
+        assert!(!again.from_cache && again.bytes == made.bytes);
+        assert_eq!(fs::read(&made.path).unwrap(), whole);
+        assert_eq!(setting.runs(), number + 2);
+    }
+}
+
+#[test]
+fn one_compiles_and_the_others_wait() {
+    let setting = Setting::new();
+    let options = setting.options(&[("SLEEPS", "0.3")]);
+    let together = Barrier::new(8);
+    let made: Vec<Cubin> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    together.wait();
+                    setting.compile(&options, toolchain("a")).unwrap()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(setting.runs(), 1);
+    assert_eq!(made.iter().filter(|cubin| !cubin.from_cache).count(), 1);
+    assert!(made.iter().all(|cubin| cubin.bytes == made[0].bytes));
+    assert_eq!(setting.files().len(), 1, "{:?}", setting.files());
+}
+
+#[test]
+fn failure_leaves_nothing_and_says_what_was_run() {
+    let setting = Setting::new();
+    let error = setting.compile(&setting.options(&[("FAILS", "1")]), toolchain("a")).unwrap_err();
+    let text = error.to_string();
+    for wanted in ["testdata/nvcc", "-gencode=arch=compute_90a,code=sm_90a", "error: this is what is wrong"] {
+        assert!(text.contains(wanted), "{text}");
+    }
+    assert_eq!(error.exit_status(), 4);
+    assert!(setting.compile(&setting.options(&[("FORGETS", "1")]), toolchain("a")).is_err());
+    assert_eq!(setting.files(), Vec::<String>::new());
+    let mut absent = toolchain("a");
+    absent.as_mut().unwrap().nvcc.path = "/no/such/nvcc".into();
+    let text = setting.compile(&setting.options(&[]), absent).unwrap_err().to_string();
+    assert!(text.contains("/no/such/nvcc"), "{text}");
+}
+
+#[test]
+fn what_a_killed_process_left_is_removed_and_a_folder_that_cant_be_used_is_named() {
+    let setting = Setting::new();
+    let folder = setting.cache().folder().to_path_buf();
+    fs::create_dir_all(folder.join("0123.build/src")).unwrap();
+    fs::write(folder.join("0123.build/src/file"), "half").unwrap();
+    setting.compile(&setting.options(&[]), toolchain("a")).unwrap();
+    assert_eq!(setting.files().len(), 1, "{:?}", setting.files());
+
+    let setting = Setting::new();
+    fs::write(setting.root.path().join("cache"), "a file").unwrap();
+    let text = setting.compile(&setting.options(&[]), toolchain("a")).unwrap_err().to_string();
+    assert!(text.contains("MPK_CACHE_DIR") && text.contains("cache/kernels"), "{text}");
+}

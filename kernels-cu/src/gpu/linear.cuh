@@ -1,0 +1,225 @@
+/* The linear family: x, made into rows (linear_rows.cuh), times a weight in MPK_LAYOUT_FRAGMENT that the loader warp
+ * streams (linear_product.cuh), plus bias and residual.
+ *
+ * Order of the stages, the same in `load` and `run`: blocks of rows of the output; groups of tiles; segments of k whose
+ * rows fit into shared memory; tiles; stages. Where K is more than one segment, the sums of a group's tiles are carried
+ * from segment to segment in shared memory. */
+#pragma once
+
+#include "gpu/linear_rows.cuh"
+#include "gpu/push.cuh"
+
+namespace mpk {
+namespace gpu {
+
+enum LinearFlags : uint32_t {
+  kBias = 1,     /* there is a bias operand */
+  kAddBias = 2,  /* and it is this rank's to add */
+  kResidual = 4, /* f32 */
+  kGather = 8,   /* output row s is made of input row sample_row[s] */
+};
+
+/* Weight, X, Norm, Out: enum mpk_dtype of weight, x, norm weight and output. K: columns of the weight on this rank.
+ * N8: rows that are multiplied at once, in eights. */
+template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
+struct Linear : TaskCode {
+  static __device__ int run(Context& context);
+  static __device__ bool load(Loader& loader);
+
+ private:
+  using Left = LeftSide<Weight, Source, K, X, Norm, (Flags & kGather) != 0>;
+  static constexpr uint32_t kWeight = Source == kRmsNorm ? 2 : 1;
+  static constexpr uint32_t kBlocks = Left::kBlocks;
+  static constexpr uint32_t kColumns = N8 * 8; /* rows of the output, columns of the product */
+  static constexpr uint32_t kPasses = (kColumns * 16 + kComputeThreads - 1) / kComputeThreads;
+
+  /* The work area: norms, shares of the sums, rows; at its end the sums that are carried. */
+  static constexpr uint32_t kShareFloats = kColumns * 16; /* of a warp */
+  static constexpr uint32_t kShareBuffers = N8 == 1 ? 2 : 1;
+  static constexpr uint32_t kSharesAt = Left::kNormFloats * 4;
+  static constexpr uint32_t kRowsAt = kSharesAt + kShareBuffers * kComputeWarps * kShareFloats * 4;
+  static constexpr uint32_t kRoom = kWorkBytes - kRowsAt;
+  static constexpr uint32_t kCarriedBytes = 16 * 4; /* of a tile's row */
+  static constexpr uint32_t kLeastSegment = 2 * kStageBlocks<Weight>;
+
+  /* Bytes from row to row: of 2-byte types such that 8 rows meet all banks. */
+  static __host__ __device__ constexpr uint32_t row_bytes(uint32_t blocks) {
+    return (Weight == MPK_F32 ? blocks : (blocks + 2) / 4 * 4 + 1) * kRowBlockBytes<Weight>;
+  }
+  static_assert(kColumns * (row_bytes(kLeastSegment) + kCarriedBytes) <= kRoom, "the work area is too small for the rows of a segment");
+
+  struct Plan {
+    uint32_t rows, tiles;
+    uint32_t row_block; /* rows at once */
+    uint32_t group;     /* tiles whose sums are carried */
+    uint32_t segment;   /* blocks of k */
+  };
+
+  static __device__ __forceinline__ Plan plan(const TaskSlot& slot) {
+    Plan p;
+    const uint32_t kind = reinterpret_cast<const mpk_linear_params*>(slot.params)->rows_kind;
+    const uint32_t capacity = slot.operands[slot.task.num_inputs].dims[0];
+    p.rows = kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : capacity;
+    p.rows = min(p.rows, capacity);
+    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16;
+    p.row_block = p.rows;
+    if (p.rows > kColumns) {
+      const uint32_t row_blocks = (p.rows + kColumns - 1) / kColumns;
+      p.row_block = (p.rows + row_blocks - 1) / row_blocks;
+    }
+    p.group = p.tiles;
+    p.segment = kBlocks;
+    if constexpr (kColumns * row_bytes(kBlocks) > kRoom) {
+      if (p.row_block * row_bytes(kBlocks) > kRoom) choose_segment(p);
+    }
+    return p;
+  }
+
+  /* The longest segment with which all tiles are one group; but if that is too short, the shortest and more groups. */
+  static __device__ __forceinline__ void choose_segment(Plan& p) {
+    const uint32_t room_of_row = kRoom / p.row_block;
+    p.group = min(p.tiles, room_of_row / kCarriedBytes);
+    const uint32_t blocks = (room_of_row - p.group * kCarriedBytes) / kRowBlockBytes<Weight>;
+    constexpr uint32_t kPadding = Weight == MPK_F32 ? 0 : 3; /* blocks, at most */
+    p.segment = blocks < kPadding ? 0 : (blocks - kPadding) / kStageBlocks<Weight> * kStageBlocks<Weight>;
+    if (p.segment < kLeastSegment) {
+      p.segment = kLeastSegment;
+      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes;
+    }
+  }
+
+  static __device__ __forceinline__ int multiply(Context& context, StageReader& reader, const typename Left::Ahead& ahead);
+};
+
+template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
+__device__ inline bool Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::load(Loader& loader) {
+  const Plan p = plan(*loader.slot);
+  const uint8_t* const weight = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight].addr);
+  for (uint32_t row = 0; row < p.rows; row += p.row_block) {
+    for (uint32_t group = 0; group < p.tiles; group += p.group) {
+      const uint32_t group_end = min(group + p.group, p.tiles);
+      for (uint32_t from = 0; from < kBlocks; from += p.segment) {
+        const uint32_t blocks = min(p.segment, kBlocks - from);
+        for (uint32_t tile = group; tile < group_end; ++tile) {
+          const uint8_t* at = weight + (static_cast<uint64_t>(tile) * kBlocks + from) * kBlockBytes<Weight>;
+          uint32_t left = blocks * kBlockBytes<Weight>;
+          for (; left >= kStageBytes; left -= kStageBytes, at += kStageBytes)
+            if (!loader.stream(at, kStageBytes)) return false;
+          if (left != 0 && !loader.stream(at, left)) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
+__device__ inline int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::run(Context& context) {
+  typename Left::Ahead ahead;
+  Left(context, nullptr).fetch_ahead(ahead, plan(*context.slot).rows);
+  if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+  StageReader reader(context, context.ring);
+  const int code = multiply(context, reader, ahead);
+  reader.leave();
+  return code;
+}
+
+template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
+__device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::multiply(Context& context, StageReader& reader,
+                                                                                           const typename Left::Ahead& ahead) {
+  const Plan p = plan(*context.slot);
+  uint8_t* const work = work_area();
+  float* const shares = reinterpret_cast<float*>(work + kSharesAt);
+  uint8_t* const rows_at = work + kRowsAt;
+  Left left(context, reinterpret_cast<float*>(work));
+  const mpk_operand& out = context.output(0);
+  const uint32_t num_columns = context.input(kWeight).dims[0];
+  const uint32_t stride = row_bytes(p.segment);
+  uint32_t buffer = 0;
+
+  for (uint32_t first_row = 0; first_row < p.rows; first_row += p.row_block) {
+    const uint32_t rows = min(p.row_block, p.rows - first_row);
+    bool done = false;
+    if (p.segment == kBlocks) {
+      if (const int code = left.put_held(first_row, rows, rows_at, stride, ahead, done); code != MPK_OK) return code;
+    }
+    if (!done) {
+      if (const int code = left.prepare(first_row, rows); code != MPK_OK) return code;
+    }
+    const Product<Weight, N8> fresh(context, rows_at, rows, stride);
+    for (uint32_t group = 0; group < p.tiles; group += p.group) {
+      const uint32_t group_end = min(group + p.group, p.tiles);
+      uint32_t from = 0;
+      do { /* segments: one even if K is 0 */
+        const uint32_t blocks = min(p.segment, kBlocks - from);
+        if (!done) left.put(first_row, rows, from, blocks, rows_at, stride);
+        if (const int code = context.sync(); code != MPK_OK) return code;
+        const bool last = from + blocks >= kBlocks;
+        for (uint32_t tile = group; tile < group_end; ++tile) {
+          /* Which thread has which sum: turning, so that of few rows the warps share the work. */
+          const uint32_t turned = (context.thread + tile % kComputeWarps * 32) % kComputeThreads;
+          float bias[kPasses], residual[kPasses];
+#pragma unroll
+          for (uint32_t pass = 0; pass < kPasses; ++pass) {
+            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = tile * 16 + sum % 16;
+            bias[pass] = residual[pass] = 0.0f;
+            if (last && row < rows && column < num_columns) {
+              if constexpr ((Flags & kAddBias) != 0) {
+                const mpk_operand& operand = context.input(kWeight + 1);
+                bias[pass] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column);
+              }
+              if constexpr ((Flags & kResidual) != 0) {
+                const mpk_operand& operand = context.input(kWeight + 1 + (Flags & kBias));
+                residual[pass] = reinterpret_cast<const float*>(row_address(operand, first_row + row))[column];
+              }
+            }
+          }
+
+          Product<Weight, N8> product = fresh;
+          product.clear();
+          uint32_t block = 0;
+          for (; block + kStageBlocks<Weight> <= blocks; block += kStageBlocks<Weight>)
+            if (!product.template stage<true>(reader, block, kStageBlocks<Weight>)) break;
+          if (block < blocks) product.template stage<false>(reader, block, min(blocks - block, kStageBlocks<Weight>));
+
+          if constexpr (kShareBuffers == 1) {
+            if (const int code = context.sync(); code != MPK_OK) return code;
+          }
+          float* const tile_shares = shares + buffer * (kComputeWarps * kShareFloats);
+          product.store(tile_shares + context.warp * kShareFloats);
+          if constexpr (kShareBuffers == 2) buffer ^= 1;
+          if (const int code = context.sync(); code != MPK_OK) return code;
+
+#pragma unroll
+          for (uint32_t pass = 0; pass < kPasses; ++pass) {
+            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = tile * 16 + sum % 16;
+            if (row < rows) {
+              float value = 0.0f;
+#pragma unroll
+              for (uint32_t warp = 0; warp < kComputeWarps; ++warp) value += tile_shares[warp * kShareFloats + share_index(row, sum % 16)];
+              if (p.segment < kBlocks) {
+                float* const carried = reinterpret_cast<float*>(work + kWorkBytes) - ((tile - group + 1) * rows * 16) + sum;
+                if (from != 0) value += *carried;
+                if (!last) *carried = value;
+              }
+              if (last && column < num_columns) {
+                if constexpr ((Flags & kAddBias) != 0) value += bias[pass];
+                if constexpr ((Flags & kResidual) != 0) value += residual[pass];
+                uint8_t* const to = row_address(out, first_row + row);
+                if constexpr (Out == MPK_F32_FLAGGED)
+                  push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);
+                else
+                  reinterpret_cast<typename Number<Out>::Type*>(to)[column] = Number<Out>::from_f32(value);
+              }
+            }
+          }
+        }
+        from += blocks;
+      } while (from < kBlocks);
+    }
+  }
+  return MPK_OK;
+}
+
+}  // namespace gpu
+}  // namespace mpk

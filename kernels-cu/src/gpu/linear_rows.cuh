@@ -1,0 +1,361 @@
+/* Left sides of the linear family: rows of x as they are, normed, or gated, rounded once to the weight's type, laid down
+ * in shared memory as linear_product.cuh reads them. */
+#pragma once
+
+#include "gpu/linear_product.cuh"
+#include "tasks/linear/params.h"
+
+namespace mpk {
+namespace gpu {
+
+/* How a row is made of x. */
+enum RowSource : uint32_t {
+  kPlain = 0,
+  kRmsNorm = 1, /* times the norm weight */
+  kSiluMul = 2, /* silu(first half) * second half */
+};
+
+__device__ __forceinline__ uint4 load_global16(uint64_t address) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
+  return v;
+}
+
+__device__ __forceinline__ float sum_of_warp(float v) {
+#pragma unroll
+  for (uint32_t distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, distance);
+  return v;
+}
+
+/* 16 elements, as they lie in memory. */
+template <uint32_t Dtype>
+struct Sixteen {
+  uint4 words[Dtype == MPK_F32 ? 4 : 2];
+
+  __device__ __forceinline__ void load(uint64_t address) {
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(words) / 16; ++i) words[i] = load_global16(address + i * 16);
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(words) / 16; ++i) words[i] = make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ void values(float (&v)[16]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(words) / 16; ++i) {
+      const uint32_t w[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) {
+        if constexpr (Dtype == MPK_F32) {
+          v[i * 4 + j] = __uint_as_float(w[j]);
+        } else if constexpr (Dtype == MPK_BF16) {
+          v[i * 8 + j * 2] = __uint_as_float(w[j] << 16);
+          v[i * 8 + j * 2 + 1] = __uint_as_float(w[j] & 0xFFFF0000u);
+        } else {
+          const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&w[j]));
+          v[i * 8 + j * 2] = pair.x;
+          v[i * 8 + j * 2 + 1] = pair.y;
+        }
+      }
+    }
+  }
+};
+
+template <uint32_t Dtype>
+__device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
+  uint32_t bits;
+  if constexpr (Dtype == MPK_BF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    bits = *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    bits = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  return bits;
+}
+
+/* A block of 16 k of a row. */
+template <uint32_t Weight>
+__device__ __forceinline__ void put_block(uint8_t* at, const float (&v)[16]) {
+  if constexpr (Weight == MPK_F32) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t k = i % 2 * 8 + i / 2;
+      reinterpret_cast<float4*>(at)[i] = make_float4(v[k], v[k + 2], v[k + 4], v[k + 6]);
+    }
+  } else {
+    uint32_t w[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t k = i % 2 * 8 + i / 2 * 2;
+      w[i] = rounded_pair<Weight>(v[k], v[k + 1]);
+    }
+    reinterpret_cast<uint4*>(at)[0] = make_uint4(w[0], w[1], w[2], w[3]);
+    reinterpret_cast<uint4*>(at)[1] = make_uint4(w[4], w[5], w[6], w[7]);
+  }
+}
+template <uint32_t Weight>
+__device__ __forceinline__ void put_element(uint8_t* block, uint32_t k, float v) {
+  if constexpr (Weight == MPK_F32)
+    reinterpret_cast<float*>(block)[k % 2 * 8 + k / 2] = v;
+  else
+    reinterpret_cast<typename Number<Weight>::Type*>(block)[(k % 8 / 2 * 2 + k / 8) * 2 + k % 2] = Number<Weight>::from_f32(v);
+}
+
+template <uint32_t Weight>
+__device__ __forceinline__ float silu(float gate) {
+  if constexpr (Weight == MPK_F32) return gate / (1.0f + expf(-gate));
+  return __fdividef(gate, 1.0f + __expf(-gate));
+}
+
+/* Where the rows come from, and how they are spread over the threads. K: columns of the left side. */
+template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t X, uint32_t Norm, bool Gather>
+class LeftSide {
+ public:
+  static constexpr uint32_t kBlocks = (K + 15) / 16;
+  /* Blocks of a row that each thread of `Warps` warps holds in registers between sum of squares and norm. */
+  template <uint32_t Warps>
+  static constexpr uint32_t kHeld = (kBlocks + Warps * 32 - 1) / (Warps * 32);
+  /* In at most 64 registers. */
+  template <uint32_t Warps>
+  static constexpr bool kCanHold = K > 0 && K % 16 == 0 && kHeld<Warps> * sizeof(Sixteen<X>) <= 256;
+  /* Warps to a row where there are many. */
+  static constexpr uint32_t kFewWarps = kCanHold<2> ? 2 : kCanHold<4> ? 4 : 8;
+  /* Whether a thread fetches its part of the norm weight before the task's events, if there is one row. */
+  static constexpr bool kAhead =
+      Source == kRmsNorm && kCanHold<kComputeWarps> && kHeld<kComputeWarps> * sizeof(Sixteen<Norm>) <= 128;
+  struct Ahead {
+    Sixteen<Norm> norm[kAhead ? kHeld<kComputeWarps> : 1];
+  };
+  /* Shared floats for the norms of up to 32 rows: parts of the sums of squares, then the scales. */
+  static constexpr uint32_t kNormFloats = 64;
+
+  /* `shared`: kNormFloats floats. */
+  __device__ __forceinline__ LeftSide(Context& context, float* shared)
+      : context_(context), sums_(shared), scales_(shared + 32), x_(context.input(0).addr),
+        row_stride_(static_cast<uint64_t>(context.input(0).strides[0]) * kNumberBytes<X>) {
+    if constexpr (Source == kRmsNorm) norm_ = context.input(1).addr;
+    wide_ = K % 16 == 0 && ((x_ | row_stride_ | norm_) & 15) == 0;
+  }
+
+  __device__ __forceinline__ void fetch_ahead(Ahead& ahead, uint32_t rows) const {
+    if constexpr (kAhead) {
+      if (rows == 1 && wide_) {
+#pragma unroll
+        for (uint32_t j = 0; j < kHeld<kComputeWarps>; ++j) {
+          const uint32_t block = context_.thread + j * kComputeThreads;
+          if (block < kBlocks) ahead.norm[j].load(norm_ + block * (16 * kNumberBytes<Norm>));
+        }
+      }
+    }
+  }
+
+  /* Puts rows [first, first + rows) whole at `to`, if a row's x fits the registers of the warps that share it: `done`
+   * tells. Each x is read once. */
+  __device__ __forceinline__ int put_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, const Ahead& ahead, bool& done) {
+    done = false;
+    if constexpr (Source == kRmsNorm && kCanHold<kComputeWarps>) {
+      if (!wide_) return MPK_OK;
+      done = true;
+      if (rows == 1) return norm_held<8, kAhead>(first, rows, to, row_bytes, ahead);
+      if constexpr (kFewWarps == 2) {
+        if (rows == 2) return norm_held<4, false>(first, rows, to, row_bytes, ahead);
+      }
+      return norm_held<kFewWarps, false>(first, rows, to, row_bytes, ahead);
+    }
+    return MPK_OK;
+  }
+
+  /* What `put` needs of rows [first, first + rows), at most 32: the norm's factor of each. */
+  __device__ __forceinline__ int prepare(uint32_t first, uint32_t rows) {
+    if constexpr (Source == kRmsNorm) {
+      const uint32_t warps = rows > 4 ? 1 : rows > 2 ? 2 : rows == 2 ? 4 : 8; /* to a row */
+      for (uint32_t row = context_.warp / warps; row < rows; row += kComputeWarps / warps) {
+        const float squares = sum_of_warp(squares_of(row_at(first + row), context_.warp % warps * 32 + context_.lane, warps * 32));
+        if (context_.lane == 0) sums_[row * warps + context_.warp % warps] = squares;
+      }
+      if (const int code = context_.sync(); code != MPK_OK) return code;
+      if (context_.thread < rows) {
+        float squares = 0.0f;
+        for (uint32_t w = 0; w < warps; ++w) squares += sums_[context_.thread * warps + w];
+        scales_[context_.thread] = scale_of(squares);
+      }
+      return context_.sync();
+    }
+    return MPK_OK;
+  }
+
+  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`. */
+  __device__ __forceinline__ void put(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
+    if (wide_)
+      put_wide(first, rows, first_block, blocks, to, row_bytes);
+    else
+      put_narrow(first, rows, first_block, blocks, to, row_bytes);
+  }
+
+ private:
+  __device__ __forceinline__ uint64_t row_at(uint32_t row) const {
+    if constexpr (Gather) row = static_cast<uint32_t>(context_.batch()->sample_row[row]);
+    return x_ + row * row_stride_;
+  }
+
+  __device__ __forceinline__ float scale_of(float squares) const {
+    return 1.0f / sqrtf(squares / static_cast<float>(K) + context_.template params<mpk_linear_params>().eps);
+  }
+
+  static __device__ __forceinline__ float add_squares(float squares, const Sixteen<X>& x) {
+    float v[16];
+    x.values(v);
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i) squares = fmaf(v[i], v[i], squares);
+    return squares;
+  }
+
+  static __device__ __forceinline__ void put_normed(uint8_t* at, const Sixteen<X>& x, const Sixteen<Norm>& norm, float scale) {
+    float v[16], weights[16];
+    x.values(v);
+    norm.values(weights);
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i) v[i] = v[i] * scale * weights[i];
+    put_block<Weight>(at, v);
+  }
+
+  /* One thread's part of a row's sum of squares: every `step`-th block, or element, from `at` on. */
+  __device__ __forceinline__ float squares_of(uint64_t from, uint32_t at, uint32_t step) const {
+    float squares = 0.0f;
+    if (wide_) {
+      constexpr uint32_t kBatch = 4;
+      for (uint32_t block = at; block < kBlocks; block += step * kBatch) {
+        Sixteen<X> x[kBatch];
+#pragma unroll
+        for (uint32_t j = 0; j < kBatch; ++j) {
+          x[j].clear();
+          if (block + j * step < kBlocks) x[j].load(from + (block + j * step) * (16 * kNumberBytes<X>));
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < kBatch; ++j) squares = add_squares(squares, x[j]);
+      }
+    } else {
+      for (uint32_t k = at; k < K; k += step) {
+        const float v = load_as_f32(reinterpret_cast<const void*>(from), X, k);
+        squares = fmaf(v, v, squares);
+      }
+    }
+    return squares;
+  }
+
+  template <uint32_t Warps, bool NormIsHere>
+  __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, const Ahead& ahead) {
+    constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
+    const uint32_t at = context_.warp % Warps * 32 + context_.lane;
+    for (uint32_t round = 0; round < rows; round += kRound) {
+      const uint32_t row = round + context_.warp / Warps;
+      const bool here = row < rows;
+      Sixteen<X> x[kCount];
+      const uint64_t from = here ? row_at(first + row) : 0;
+#pragma unroll
+      for (uint32_t j = 0; j < kCount; ++j) {
+        const uint32_t block = at + j * Warps * 32;
+        x[j].clear();
+        if (here && block < kBlocks) x[j].load(from + block * (16 * kNumberBytes<X>));
+      }
+      float squares = 0.0f;
+#pragma unroll
+      for (uint32_t j = 0; j < kCount; ++j) squares = add_squares(squares, x[j]);
+      squares = sum_of_warp(squares);
+      /* Rounds take turns with two halves of the sums: one barrier a round. */
+      float* const sums = sums_ + round / kRound % 2 * kComputeWarps;
+      if (context_.lane == 0) sums[context_.warp] = squares;
+      if (const int code = context_.sync(); code != MPK_OK) return code;
+      squares = 0.0f;
+#pragma unroll
+      for (uint32_t w = 0; w < Warps; ++w) squares += sums[context_.warp / Warps * Warps + w];
+      const float scale = scale_of(squares);
+#pragma unroll
+      for (uint32_t j = 0; j < kCount; ++j) {
+        const uint32_t block = at + j * Warps * 32;
+        if (here && block < kBlocks) {
+          Sixteen<Norm> norm;
+          if constexpr (NormIsHere)
+            norm = ahead.norm[j];
+          else
+            norm.load(norm_ + block * (16 * kNumberBytes<Norm>));
+          put_normed(to + row * row_bytes + block * kRowBlockBytes<Weight>, x[j], norm, scale);
+        }
+      }
+    }
+    return MPK_OK;
+  }
+
+  /* Whole blocks, 16 bytes at a time; all loads of a thread's batch before the first use. */
+  __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
+                                           uint32_t row_bytes) const {
+    constexpr uint32_t kBatch = X == MPK_F32 && Source != kPlain ? 2 : 4;
+    const uint32_t items = rows * blocks;
+    for (uint32_t item = context_.thread; item < items; item += kComputeThreads * kBatch) {
+      Sixteen<X> x[kBatch], up[Source == kSiluMul ? kBatch : 1];
+      Sixteen<Norm> norm[Source == kRmsNorm ? kBatch : 1];
+      uint32_t row[kBatch], block[kBatch];
+#pragma unroll
+      for (uint32_t j = 0; j < kBatch; ++j) {
+        const uint32_t i = item + j * kComputeThreads;
+        row[j] = rows == 1 ? 0 : i / blocks;
+        block[j] = i - row[j] * blocks;
+        if (i < items) {
+          const uint64_t from = row_at(first + row[j]) + (first_block + block[j]) * (16 * kNumberBytes<X>);
+          x[j].load(from);
+          if constexpr (Source == kSiluMul) up[j].load(from + K * kNumberBytes<X>);
+          if constexpr (Source == kRmsNorm) norm[j].load(norm_ + (first_block + block[j]) * (16 * kNumberBytes<Norm>));
+        }
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kBatch; ++j) {
+        if (item + j * kComputeThreads < items) {
+          uint8_t* at = to + row[j] * row_bytes + block[j] * kRowBlockBytes<Weight>;
+          if constexpr (Source == kRmsNorm) {
+            put_normed(at, x[j], norm[j], scales_[row[j]]);
+          } else if constexpr (Source == kPlain && X == Weight && Weight != MPK_F32) {
+            const uint4 low = x[j].words[0], high = x[j].words[1];
+            reinterpret_cast<uint4*>(at)[0] = make_uint4(low.x, high.x, low.y, high.y);
+            reinterpret_cast<uint4*>(at)[1] = make_uint4(low.z, high.z, low.w, high.w);
+          } else {
+            float v[16];
+            x[j].values(v);
+            if constexpr (Source == kSiluMul) {
+              float other[16];
+              up[j].values(other);
+#pragma unroll
+              for (uint32_t i = 0; i < 16; ++i) v[i] = silu<Weight>(v[i]) * other[i];
+            }
+            put_block<Weight>(at, v);
+          }
+        }
+      }
+    }
+  }
+
+  /* Any K and any alignment. */
+  __device__ __forceinline__ void put_narrow(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
+                                             uint32_t row_bytes) const {
+    const uint32_t columns = blocks * 16;
+    for (uint32_t i = context_.thread; i < rows * columns; i += kComputeThreads) {
+      const uint32_t row = i / columns, column = i - row * columns, k = first_block * 16 + column;
+      float v = 0.0f;
+      if (k < K) {
+        const void* from = reinterpret_cast<const void*>(row_at(first + row));
+        v = load_as_f32(from, X, k);
+        if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(reinterpret_cast<const void*>(norm_), Norm, k);
+        if constexpr (Source == kSiluMul) v = silu<Weight>(v) * load_as_f32(from, X, K + k);
+      }
+      put_element<Weight>(to + row * row_bytes + column / 16 * kRowBlockBytes<Weight>, k % 16, v);
+    }
+  }
+
+  Context& context_;
+  float *sums_, *scales_;
+  uint64_t x_, row_stride_, norm_ = 0;
+  bool wide_;
+};
+
+}  // namespace gpu
+}  // namespace mpk
