@@ -205,6 +205,11 @@ impl World {
     }
 }
 
+/// Name and version of the MPI library.
+pub fn mpi_library() -> String {
+    mpi::environment::library_version().unwrap_or_else(|_| "unknown".into()).trim().to_string()
+}
+
 /// A rank that panics would leave the others waiting: print, then end the job.
 fn abort_the_job_on_panic() {
     let print = std::panic::take_hook();

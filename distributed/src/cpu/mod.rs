@@ -5,3 +5,4 @@ mod run;
 mod symmetric;
 
 pub use rank::CpuRank;
+pub use symmetric::shared_memory_free;

@@ -17,7 +17,6 @@ use crate::world::World;
 use kernels_cu::abi;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::Placement;
-use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
 /// Largest part of the trace that is kept for one worker.

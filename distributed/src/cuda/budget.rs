@@ -47,7 +47,7 @@ impl std::fmt::Display for Budget {
 }
 
 /// `1.50 GiB`, or MiB where that is short.
-pub(crate) fn gibibytes(bytes: u64) -> String {
+pub fn gibibytes(bytes: u64) -> String {
     let mebibytes = bytes as f64 / f64::from(1 << 20);
     if mebibytes < 1024.0 { format!("{mebibytes:.1} MiB") } else { format!("{:.2} GiB", mebibytes / 1024.0) }
 }

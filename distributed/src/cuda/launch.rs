@@ -40,9 +40,14 @@ impl fmt::Display for Launcher {
 }
 
 impl Launcher {
-    /// Collective: the best way that every rank has.
-    pub fn agree(world: &World, nvshmem: Option<&Nvshmem>, shim: Option<&CollectiveShim>) -> Launcher {
-        let own = match nvshmem {
+    /// Collective: the best way that every rank has; without `collective` the driver's own.
+    pub fn agree(
+        world: &World,
+        nvshmem: Option<&Nvshmem>,
+        collective: bool,
+        shim: Option<&CollectiveShim>,
+    ) -> Launcher {
+        let own = match nvshmem.filter(|_| collective) {
             Some(nvshmem) if nvshmem.has_collective_launch() => Launcher::Exported,
             Some(_) => shim.and_then(open_shim).map_or(Launcher::Cooperative, Launcher::Shim),
             None => Launcher::Cooperative,
@@ -105,7 +110,7 @@ impl Launcher {
                 } else {
                     Err(Error::Cuda {
                         call: "nvshmemx_collective_launch",
-                        reason: format!("status {status}; MPK_LAUNCH=cooperative launches without it"),
+                        reason: format!("status {status}; `--launch cooperative` launches without it"),
                     })
                 }
             }
@@ -115,7 +120,6 @@ impl Launcher {
     }
 }
 
-/// `MPK_LAUNCH=cooperative` leaves NVSHMEM's launch out.
 fn open_shim(shim: &CollectiveShim) -> Option<ShimLaunch> {
     // SAFETY: the shim was built by this program from its own source (or found in its private cache); its
     // initialisers are NVSHMEM's.

@@ -44,16 +44,6 @@ impl DeviceBuffer {
         self.address
     }
 
-    /// Size in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// True where there is no byte.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Sets all bytes to `value`, in the order of `stream`.
     ///
     /// # Errors
@@ -119,16 +109,6 @@ impl PinnedBuffer {
     /// First byte, for host and GPU.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
-    }
-
-    /// Size in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// True where there is no byte.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The bytes, for the one who fills them while no copy reads them.

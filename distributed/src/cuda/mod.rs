@@ -14,8 +14,8 @@ mod run;
 mod symmetric;
 mod weights;
 
-pub(crate) use budget::gibibytes;
+pub use budget::gibibytes;
 pub use device::{Context, Gpu, hardware_row, is_stuck};
 pub use driver::{Driver, Found};
-pub use rank::{Code, CudaRank, Machine};
+pub use rank::{Code, CudaRank, Machine, memory_needed};
 pub use symmetric::{Bootstrap, Transport};

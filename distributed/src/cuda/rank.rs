@@ -92,6 +92,8 @@ pub struct Code {
     pub config: KernelConfig,
     /// For each graph each task's code.
     pub codes: Vec<Vec<u32>>,
+    /// Launch by NVSHMEM where that can be.
+    pub collective: bool,
     /// NVSHMEM's collective launch, where the host library does not export it.
     pub shim: Option<CollectiveShim>,
 }
@@ -147,15 +149,8 @@ impl CudaRank {
         let trace_capacity =
             if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 };
 
-        let mut budget = Budget::default();
-        budget.add("weights", layout.constants);
-        budget.add("key-value cache", layout.persistent);
-        budget.add("activations", layout.activations);
-        let heap_total = if world.size() > 1 { heap_bytes(heap_layout.bytes) } else { heap_layout.bytes };
-        budget.add("symmetric heap", heap_total);
-        budget.add("scratch", scratch.each * u64::from(workers));
-        budget.add("trace", trace_capacity * record * u64::from(workers));
-        budget.add("CUDA itself", OVERHEAD);
+        let trace_bytes = trace_capacity * record * u64::from(workers);
+        let budget = budget(&layout, heap_layout.bytes, world.size(), &scratch, workers, trace_bytes);
         let free = agreed(world, context.free_memory())?;
         // Nobody takes memory before all have looked how much there is.
         world.barrier();
@@ -191,7 +186,7 @@ impl CudaRank {
             let ready = unsafe { nvshmem.culibrary_init(library.raw().cast()) };
             agreed(world, ready.map_err(Error::from))?;
         }
-        let launcher = Launcher::agree(world, heap.nvshmem(), code.shim.as_ref());
+        let launcher = Launcher::agree(world, heap.nvshmem(), code.collective, code.shim.as_ref());
         tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", begin.elapsed().as_secs_f64());
 
         let begin = Instant::now();
@@ -208,7 +203,7 @@ impl CudaRank {
                 new("activations", layout.activations, 0xff)?,
                 new("scratch", scratch.each * u64::from(workers), 0)?,
             ];
-            let trace = new("the trace", trace_capacity * record * u64::from(workers), 0)?;
+            let trace = new("the trace", trace_bytes, 0)?;
             let host_abort = PinnedBuffer::new(&context, "the abort word", 64)?;
             let snapshot = PinnedBuffer::new(&context, "the progress", size_of::<abi::mpk_control>())?;
             Ok((areas, trace, host_abort, snapshot, Stream::new(&context)?))
@@ -384,6 +379,38 @@ impl CudaRank {
         let CudaRank { heap, library, .. } = self;
         heap.free(world, &library)
     }
+}
+
+/// What a rank takes of its GPU's memory.
+fn budget(
+    layout: &TensorLayout,
+    heap: u64,
+    world: u32,
+    scratch: &Scratch,
+    workers: u32,
+    trace: u64,
+) -> Budget {
+    let mut budget = Budget::default();
+    budget.add("weights", layout.constants);
+    budget.add("key-value cache", layout.persistent);
+    budget.add("activations", layout.activations);
+    budget.add("symmetric heap", if world > 1 { heap_bytes(heap) } else { heap });
+    budget.add("scratch", scratch.each * u64::from(workers));
+    budget.add("trace", trace);
+    budget.add("CUDA itself", OVERHEAD);
+    budget
+}
+
+/// What a rank with these graphs takes of its GPU's memory: how much, and what for.
+///
+/// # Errors
+/// The graphs contradict each other.
+pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
+    let heap = HeapLayout::agree(&World::single(), graphs);
+    let layout = TensorLayout::new(graphs, &heap)?;
+    let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
+    let budget = budget(&layout, heap.bytes, world, &Scratch::new(graphs), workers, 0);
+    Ok((budget.total(), budget.to_string()))
 }
 
 /// Loads the cubin and checks that the kernel can run.
