@@ -4,33 +4,39 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--nvshmem] [--deny] [--check]
+usage: scripts/setup.sh [--cuda] [--nvshmem] [--deny] [--check]
 
 Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are there. What is missing is
 installed with apt-get, as root or through sudo; where neither can be had, the one command to type is
 printed and the exit status is 3. Quick when there is nothing left to do.
 
-  --nvshmem   also NVSHMEM's and CUDA's headers and NVSHMEM's host library, from PyPI into .setup/nvidia,
-              pinned (about 65 MB to download; they come under NVIDIA's licences, which lie beside them).
-              Not needed to build or to run on the CPU.
+  --cuda      also what compiles models for NVIDIA GPUs: CUDA's compiler and NVSHMEM, from PyPI into
+              .setup/nvidia, pinned (about 160 MB to download; they come under NVIDIA's licences, which lie
+              beside them). No GPU is needed for it, and no driver.
+  --nvshmem   only the part of that which the nvshmem-sys crate is tested with: NVSHMEM's and CUDA's headers
+              and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
   --check     only say what is missing, with exit status 3 if anything is
 
 Everything that does not come from the distribution goes below .setup/, which git ignores: remove that
-folder to undo. NVSHMEM_HOME, if set, names an NVSHMEM of yours and makes --nvshmem do nothing.
+folder to undo. Neither is needed to build, or to run on the CPU. NVSHMEM_HOME, if set, names an NVSHMEM
+of yours and makes --nvshmem do nothing, and --cuda with it if CUDA_HOME names a toolkit of yours too.
 END
 }
 
 nvshmem_version=3.4.5
-# Headers alone are used of these three, to parse NVSHMEM's.
+cuda_nvcc_version=13.0.88
+cuda_nvvm_version=13.0.88
+# For --nvshmem headers alone are used of these three, to parse NVSHMEM's.
 cuda_runtime_version=13.0.96
 cuda_crt_version=13.0.88
 cuda_cccl_version=13.0.85
 cargo_deny_version=0.18.9
 
-want_nvshmem=false want_deny=false check_only=false
+want_cuda=false want_nvshmem=false want_deny=false check_only=false
 for argument in "$@"; do
     case $argument in
+    --cuda) want_cuda=true ;;
     --nvshmem) want_nvshmem=true ;;
     --deny) want_deny=true ;;
     --check) check_only=true ;;
@@ -69,10 +75,22 @@ has_libclang() {
 }
 has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 
-has_nvshmem() { [[ $(cat "$setup_folder/nvidia/versions" 2>/dev/null) == "$nvidia_versions" ]]; }
+installed_versions() { cat "$setup_folder/nvidia/versions" 2>/dev/null; }
+has_cuda() { [[ $(installed_versions) == "$nvidia_versions$nvcc_versions" ]]; }
+has_nvshmem() { has_cuda || [[ $(installed_versions) == "$nvidia_versions" ]]; }
 has_deny() { [[ $(cargo deny --version 2>/dev/null) =~ ^cargo-deny\ 0\.(1[89]|[2-9][0-9])\. ]]; }
 nvidia_versions="nvshmem $nvshmem_version, cuda-runtime $cuda_runtime_version, cuda-crt $cuda_crt_version"
 nvidia_versions+=", cuda-cccl $cuda_cccl_version"
+nvcc_versions=", cuda-nvcc $cuda_nvcc_version, nvvm $cuda_nvvm_version"
+if $want_cuda && [[ -n ${CUDA_HOME:-} && -n ${NVSHMEM_HOME:-} ]]; then
+    want_cuda=false want_nvshmem=true
+fi
+! $want_cuda || want_nvshmem=false
+
+# Whether PyPI is asked for something.
+wants_packages() {
+    if $want_cuda; then ! has_cuda; else $want_nvshmem && [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem; fi
+}
 
 check_rust() {
     local needed found
@@ -91,7 +109,7 @@ install_packages() {
     has_cxx || { missing+=(g++ make) && words+=("a C++ compiler"); }
     has_mpi || { missing+=(openmpi-bin libopenmpi-dev) && words+=("Open MPI"); }
     has_libclang || { missing+=(libclang-dev) && words+=(libclang); }
-    if $want_nvshmem && [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem && ! has_pip; then
+    if wants_packages && ! has_pip; then
         missing+=(python3-pip) && words+=(pip)
     fi
     [[ ${#missing[@]} -gt 0 ]] || return 0
@@ -121,30 +139,51 @@ install_packages() {
         lack "apt-get could not install ${missing[*]}"
 }
 
-install_nvshmem() {
-    if [[ -n ${NVSHMEM_HOME:-} ]]; then
-        say "NVSHMEM_HOME is set: using $NVSHMEM_HOME"
+install_nvidia() {
+    if $want_nvshmem && [[ -n ${NVSHMEM_HOME:-} ]]; then
+        say "NVSHMEM_HOME is set: using $NVSHMEM_HOME${CUDA_HOME:+, and CUDA_HOME: $CUDA_HOME}"
         return
     fi
-    has_nvshmem && return
-    ! $check_only || lack "missing: NVSHMEM's headers and library; to install: scripts/setup.sh --nvshmem"
-    say "downloading NVSHMEM $nvshmem_version and the CUDA headers from PyPI into .setup/nvidia"
+    wants_packages || return 0
+    local option=--nvshmem words="NVSHMEM's headers and libraries" packages=()
+    if $want_cuda; then
+        option=--cuda words="CUDA's compiler and NVSHMEM"
+    fi
+    ! $check_only || lack "missing: $words; to install: scripts/setup.sh $option"
     work="$(mktemp -d "$setup_folder/nvidia.XXXXXX")"
+    mkdir "$work/unpacked"
+    if has_nvshmem; then
+        cp -al "$setup_folder/nvidia" "$work/unpacked/nvidia"
+        rm "$work/unpacked/nvidia/versions"
+    else
+        packages+=("nvidia-nvshmem-cu13==$nvshmem_version" "nvidia-cuda-runtime==$cuda_runtime_version"
+            "nvidia-cuda-crt==$cuda_crt_version" "nvidia-cuda-cccl==$cuda_cccl_version")
+    fi
+    local versions="$nvidia_versions"
+    if $want_cuda; then
+        packages+=("nvidia-cuda-nvcc==$cuda_nvcc_version" "nvidia-nvvm==$cuda_nvvm_version")
+        versions+="$nvcc_versions"
+    fi
+    say "downloading $words from PyPI into .setup/nvidia: ${packages[*]}"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-        --dest "$work/wheels" \
-        "nvidia-nvshmem-cu13==$nvshmem_version" "nvidia-cuda-runtime==$cuda_runtime_version" \
-        "nvidia-cuda-crt==$cuda_crt_version" "nvidia-cuda-cccl==$cuda_cccl_version" >&2 ||
+        --dest "$work/wheels" "${packages[@]}" >&2 ||
         lack "pip could not download the packages; without a network, set NVSHMEM_HOME and CUDA_HOME instead"
     local wheel
     for wheel in "$work/wheels"/*.whl; do
         python3 -m zipfile -e "$wheel" "$work/unpacked"
     done
-    mv "$work/unpacked"/*.dist-info "$work/unpacked/nvidia/"
+    local nvidia="$work/unpacked/nvidia"
+    mv "$work/unpacked"/*.dist-info "$nvidia/"
     # The linker looks for the name without the version.
-    ln -s libnvshmem_host.so.3 "$work/unpacked/nvidia/nvshmem/lib/libnvshmem_host.so"
-    echo "$nvidia_versions" >"$work/unpacked/nvidia/versions"
+    ln -sf libnvshmem_host.so.3 "$nvidia/nvshmem/lib/libnvshmem_host.so"
+    if $want_cuda; then
+        # The zip module drops the permissions.
+        find "$nvidia/cu13/bin" "$nvidia/cu13/nvvm/bin" -maxdepth 1 -type f -exec chmod +x {} +
+        "$nvidia/cu13/bin/nvcc" --version >/dev/null || lack "the downloaded nvcc does not run on this machine"
+    fi
+    echo "$versions" >"$nvidia/versions"
     rm -rf "$setup_folder/nvidia"
-    mv "$work/unpacked/nvidia" "$setup_folder/nvidia"
+    mv "$nvidia" "$setup_folder/nvidia"
     rm -rf "$work"
     work=""
     # Cargo watches this file: it makes nvshmem-sys look for headers again.
@@ -169,11 +208,11 @@ install_deny() {
 
 check_rust
 install_packages
-if $want_nvshmem || $want_deny; then
+if $want_cuda || $want_nvshmem || $want_deny; then
     mkdir -p "$setup_folder"
     exec 9>"$setup_folder/lock"
     flock 9
-    ! $want_nvshmem || install_nvshmem
+    install_nvidia
     ! $want_deny || install_deny
 fi
 say "everything is in place"

@@ -6,7 +6,7 @@ usage() {
     cat <<'END'
 usage: scripts/test.sh [STEP...]
 
-Installs what is missing (scripts/setup.sh --nvshmem --deny), then runs the steps named, or all of them,
+Installs what is missing (scripts/setup.sh --cuda --deny), then runs the steps named, or all of them,
 in this order, and stops at the first that fails:
 
   format     cargo fmt --check
@@ -46,9 +46,11 @@ if [[ -n ${NVSHMEM_HOME:-} ]]; then
     echo "test: NVSHMEM_HOME is not used: the tests want the pinned version"
     unset NVSHMEM_HOME
 fi
+# So do those that compile for GPUs.
+unset CUDA_HOME CUDA_PATH
 started=$SECONDS
 echo "==> setup"
-bash "$here/setup.sh" --nvshmem --deny
+bash "$here/setup.sh" --cuda --deny
 # shellcheck source=scripts/setup-env.sh
 source "$here/setup-env.sh"
 cd "$repository"
@@ -59,8 +61,8 @@ TMPDIR="$(mktemp -d /tmp/mpk-test.XXXXXX)"
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Tests that need NVSHMEM's files fail instead of being skipped.
-export MPK_REQUIRE_NVSHMEM=1
+# Tests that need NVSHMEM's files or CUDA's compiler fail instead of being skipped.
+export MPK_REQUIRE_NVSHMEM=1 MPK_REQUIRE_CUDA=1
 cargo_options=(--workspace --release --locked)
 
 # Whether a component of the toolchain can be used; rustup adds it if need be.

@@ -80,7 +80,7 @@ struct Linear : TaskCode {
     const uint32_t room_of_row = kRoom / p.row_block;
     p.group = min(p.tiles, room_of_row / kCarriedBytes);
     const uint32_t blocks = (room_of_row - p.group * kCarriedBytes) / kRowBlockBytes<Weight>;
-    constexpr uint32_t kPadding = Weight == MPK_F32 ? 0 : 3; /* blocks, at most */
+    constexpr uint32_t kPadding = 3; /* blocks of row_bytes, at most */
     p.segment = blocks < kPadding ? 0 : (blocks - kPadding) / kStageBlocks<Weight> * kStageBlocks<Weight>;
     if (p.segment < kLeastSegment) {
       p.segment = kLeastSegment;
@@ -88,7 +88,14 @@ struct Linear : TaskCode {
     }
   }
 
-  static __device__ __forceinline__ int multiply(Context& context, StageReader& reader, const typename Left::Ahead& ahead);
+  /* The norm weight lies behind the rows, if that leaves it room and no sums are carried. */
+  static __device__ __forceinline__ Left left_side(Context& context, const Plan& p) {
+    const bool room = p.segment == kBlocks && p.row_block * row_bytes(kBlocks) + Left::kNormBytes <= kRoom;
+    uint8_t* const norm = Left::kNormBytes != 0 && room ? work_area() + (kWorkBytes - Left::kNormBytes) : nullptr;
+    return Left(context, reinterpret_cast<float*>(work_area()), norm);
+  }
+
+  static __device__ __forceinline__ int multiply(Context& context, StageReader& reader);
 };
 
 template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
@@ -98,8 +105,8 @@ __device__ inline bool Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::load(
   for (uint32_t row = 0; row < p.rows; row += p.row_block) {
     for (uint32_t group = 0; group < p.tiles; group += p.group) {
       const uint32_t group_end = min(group + p.group, p.tiles);
-      for (uint32_t from = 0; from < kBlocks; from += p.segment) {
-        const uint32_t blocks = min(p.segment, kBlocks - from);
+      for (uint32_t from = 0, blocks; from != kBlocks; from += blocks) {
+        blocks = min(p.segment, kBlocks - from);
         for (uint32_t tile = group; tile < group_end; ++tile) {
           const uint8_t* at = weight + (static_cast<uint64_t>(tile) * kBlocks + from) * kBlockBytes<Weight>;
           uint32_t left = blocks * kBlockBytes<Weight>;
@@ -115,23 +122,24 @@ __device__ inline bool Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::load(
 
 template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
 __device__ inline int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::run(Context& context) {
-  typename Left::Ahead ahead;
-  Left(context, nullptr).fetch_ahead(ahead, plan(*context.slot).rows);
+  {
+    const Plan p = plan(*context.slot);
+    if (p.rows != 0) left_side(context, p).fetch_norm();
+  }
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
   StageReader reader(context, context.ring);
-  const int code = multiply(context, reader, ahead);
+  const int code = multiply(context, reader);
   reader.leave();
   return code;
 }
 
 template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
-__device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::multiply(Context& context, StageReader& reader,
-                                                                                           const typename Left::Ahead& ahead) {
+__device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::multiply(Context& context, StageReader& reader) {
   const Plan p = plan(*context.slot);
   uint8_t* const work = work_area();
   float* const shares = reinterpret_cast<float*>(work + kSharesAt);
   uint8_t* const rows_at = work + kRowsAt;
-  Left left(context, reinterpret_cast<float*>(work));
+  Left left = left_side(context, p);
   const mpk_operand& out = context.output(0);
   const uint32_t num_columns = context.input(kWeight).dims[0];
   const uint32_t stride = row_bytes(p.segment);
@@ -140,13 +148,14 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
   for (uint32_t first_row = 0; first_row < p.rows; first_row += p.row_block) {
     const uint32_t rows = min(p.row_block, p.rows - first_row);
     bool done = false;
-    if (p.segment == kBlocks) {
-      if (const int code = left.put_held(first_row, rows, rows_at, stride, ahead, done); code != MPK_OK) return code;
+    if constexpr (N8 == 1) {
+      if (p.segment == kBlocks) {
+        if (const int code = left.put_held(first_row, rows, rows_at, stride, done); code != MPK_OK) return code;
+      }
     }
     if (!done) {
       if (const int code = left.prepare(first_row, rows); code != MPK_OK) return code;
     }
-    const Product<Weight, N8> fresh(context, rows_at, rows, stride);
     for (uint32_t group = 0; group < p.tiles; group += p.group) {
       const uint32_t group_end = min(group + p.group, p.tiles);
       uint32_t from = 0;
@@ -154,7 +163,8 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
         const uint32_t blocks = min(p.segment, kBlocks - from);
         if (!done) left.put(first_row, rows, from, blocks, rows_at, stride);
         if (const int code = context.sync(); code != MPK_OK) return code;
-        const bool last = from + blocks >= kBlocks;
+        const bool last = from + blocks == kBlocks;
+        Product<Weight, N8> product(context, rows_at, rows, stride);
         for (uint32_t tile = group; tile < group_end; ++tile) {
           /* Which thread has which sum: turning, so that of few rows the warps share the work. */
           const uint32_t turned = (context.thread + tile % kComputeWarps * 32) % kComputeThreads;
@@ -175,7 +185,6 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
             }
           }
 
-          Product<Weight, N8> product = fresh;
           product.clear();
           uint32_t block = 0;
           for (; block + kStageBlocks<Weight> <= blocks; block += kStageBlocks<Weight>)
@@ -197,7 +206,7 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
               float value = 0.0f;
 #pragma unroll
               for (uint32_t warp = 0; warp < kComputeWarps; ++warp) value += tile_shares[warp * kShareFloats + share_index(row, sum % 16)];
-              if (p.segment < kBlocks) {
+              if (p.segment != kBlocks) {
                 float* const carried = reinterpret_cast<float*>(work + kWorkBytes) - ((tile - group + 1) * rows * 16) + sum;
                 if (from != 0) value += *carried;
                 if (!last) *carried = value;
@@ -215,7 +224,7 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
           }
         }
         from += blocks;
-      } while (from < kBlocks);
+      } while (from != kBlocks);
     }
   }
   return MPK_OK;

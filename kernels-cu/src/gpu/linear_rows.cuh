@@ -36,6 +36,11 @@ struct Sixteen {
 #pragma unroll
     for (uint32_t i = 0; i < sizeof(words) / 16; ++i) words[i] = load_global16(address + i * 16);
   }
+  __device__ __forceinline__ void load_generic(const uint8_t* p) {
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(words) / 16; ++i)
+      asm volatile("ld.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(words[i].x), "=r"(words[i].y), "=r"(words[i].z), "=r"(words[i].w) : "l"(p + i * 16));
+  }
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (uint32_t i = 0; i < sizeof(words) / 16; ++i) words[i] = make_uint4(0, 0, 0, 0);
@@ -121,47 +126,49 @@ class LeftSide {
   static constexpr bool kCanHold = K > 0 && K % 16 == 0 && kHeld<Warps> * sizeof(Sixteen<X>) <= 256;
   /* Warps to a row where there are many. */
   static constexpr uint32_t kFewWarps = kCanHold<2> ? 2 : kCanHold<4> ? 4 : 8;
-  /* Whether a thread fetches its part of the norm weight before the task's events, if there is one row. */
-  static constexpr bool kAhead =
-      Source == kRmsNorm && kCanHold<kComputeWarps> && kHeld<kComputeWarps> * sizeof(Sixteen<Norm>) <= 128;
-  struct Ahead {
-    Sixteen<Norm> norm[kAhead ? kHeld<kComputeWarps> : 1];
-  };
+  /* Shared memory for the norm weight, which is fetched before the task's events. */
+  static constexpr uint32_t kNormBytes = Source == kRmsNorm && K % 16 == 0 ? K * kNumberBytes<Norm> : 0;
   /* Shared floats for the norms of up to 32 rows: parts of the sums of squares, then the scales. */
   static constexpr uint32_t kNormFloats = 64;
 
-  /* `shared`: kNormFloats floats. */
-  __device__ __forceinline__ LeftSide(Context& context, float* shared)
+  /* `shared`: kNormFloats floats. `norm`: kNormBytes bytes, or NULL. */
+  __device__ __forceinline__ LeftSide(Context& context, float* shared, uint8_t* norm)
       : context_(context), sums_(shared), scales_(shared + 32), x_(context.input(0).addr),
         row_stride_(static_cast<uint64_t>(context.input(0).strides[0]) * kNumberBytes<X>) {
-    if constexpr (Source == kRmsNorm) norm_ = context.input(1).addr;
-    wide_ = K % 16 == 0 && ((x_ | row_stride_ | norm_) & 15) == 0;
+    wide_ = K % 16 == 0 && ((x_ | row_stride_) & 15) == 0;
+    if constexpr (Source == kRmsNorm) {
+      const uint64_t address = context.input(1).addr;
+      wide_ = wide_ && (address & 15) == 0;
+      norm_ = norm != nullptr && wide_ ? norm : reinterpret_cast<const uint8_t*>(address);
+    }
   }
 
-  __device__ __forceinline__ void fetch_ahead(Ahead& ahead, uint32_t rows) const {
-    if constexpr (kAhead) {
-      if (rows == 1 && wide_) {
-#pragma unroll
-        for (uint32_t j = 0; j < kHeld<kComputeWarps>; ++j) {
-          const uint32_t block = context_.thread + j * kComputeThreads;
-          if (block < kBlocks) ahead.norm[j].load(norm_ + block * (16 * kNumberBytes<Norm>));
-        }
-      }
+  /* Begins to bring the norm weight to where the constructor was told. */
+  __device__ __forceinline__ void fetch_norm() const {
+    if constexpr (kNormBytes != 0) {
+      const uint64_t from = context_.input(1).addr;
+      if (norm_ == reinterpret_cast<const uint8_t*>(from)) return;
+      for (uint32_t at = context_.thread * 16; at < kNormBytes; at += kComputeThreads * 16)
+        asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(norm_ + at)), "l"(from + at) : "memory");
     }
+  }
+  /* The thread's part of it is there; before a barrier. */
+  static __device__ __forceinline__ void norm_fetched() {
+    if constexpr (kNormBytes != 0) asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
   /* Puts rows [first, first + rows) whole at `to`, if a row's x fits the registers of the warps that share it: `done`
    * tells. Each x is read once. */
-  __device__ __forceinline__ int put_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, const Ahead& ahead, bool& done) {
+  __device__ __forceinline__ int put_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, bool& done) {
     done = false;
     if constexpr (Source == kRmsNorm && kCanHold<kComputeWarps>) {
       if (!wide_) return MPK_OK;
       done = true;
-      if (rows == 1) return norm_held<8, kAhead>(first, rows, to, row_bytes, ahead);
+      if (rows == 1) return norm_held<8>(first, rows, to, row_bytes);
       if constexpr (kFewWarps == 2) {
-        if (rows == 2) return norm_held<4, false>(first, rows, to, row_bytes, ahead);
+        if (rows == 2) return norm_held<4>(first, rows, to, row_bytes);
       }
-      return norm_held<kFewWarps, false>(first, rows, to, row_bytes, ahead);
+      return norm_held<kFewWarps>(first, rows, to, row_bytes);
     }
     return MPK_OK;
   }
@@ -174,6 +181,7 @@ class LeftSide {
         const float squares = sum_of_warp(squares_of(row_at(first + row), context_.warp % warps * 32 + context_.lane, warps * 32));
         if (context_.lane == 0) sums_[row * warps + context_.warp % warps] = squares;
       }
+      norm_fetched();
       if (const int code = context_.sync(); code != MPK_OK) return code;
       if (context_.thread < rows) {
         float squares = 0.0f;
@@ -200,7 +208,8 @@ class LeftSide {
   }
 
   __device__ __forceinline__ float scale_of(float squares) const {
-    return 1.0f / sqrtf(squares / static_cast<float>(K) + context_.template params<mpk_linear_params>().eps);
+    constexpr float kOneOver = 1.0f / static_cast<float>(K > 0 ? K : 1);
+    return rsqrtf(fmaf(squares, kOneOver, context_.template params<mpk_linear_params>().eps));
   }
 
   static __device__ __forceinline__ float add_squares(float squares, const Sixteen<X>& x) {
@@ -244,8 +253,8 @@ class LeftSide {
     return squares;
   }
 
-  template <uint32_t Warps, bool NormIsHere>
-  __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, const Ahead& ahead) {
+  template <uint32_t Warps>
+  __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
     const uint32_t at = context_.warp % Warps * 32 + context_.lane;
     for (uint32_t round = 0; round < rows; round += kRound) {
@@ -266,6 +275,7 @@ class LeftSide {
       /* Rounds take turns with two halves of the sums: one barrier a round. */
       float* const sums = sums_ + round / kRound % 2 * kComputeWarps;
       if (context_.lane == 0) sums[context_.warp] = squares;
+      norm_fetched();
       if (const int code = context_.sync(); code != MPK_OK) return code;
       squares = 0.0f;
 #pragma unroll
@@ -276,10 +286,7 @@ class LeftSide {
         const uint32_t block = at + j * Warps * 32;
         if (here && block < kBlocks) {
           Sixteen<Norm> norm;
-          if constexpr (NormIsHere)
-            norm = ahead.norm[j];
-          else
-            norm.load(norm_ + block * (16 * kNumberBytes<Norm>));
+          norm.load_generic(norm_ + block * (16 * kNumberBytes<Norm>));
           put_normed(to + row * row_bytes + block * kRowBlockBytes<Weight>, x[j], norm, scale);
         }
       }
@@ -290,7 +297,8 @@ class LeftSide {
   /* Whole blocks, 16 bytes at a time; all loads of a thread's batch before the first use. */
   __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
                                            uint32_t row_bytes) const {
-    constexpr uint32_t kBatch = X == MPK_F32 && Source != kPlain ? 2 : 4;
+    constexpr uint32_t kItemBytes = sizeof(Sixteen<X>) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(Sixteen<Norm>) : 0);
+    constexpr uint32_t kBatch = kItemBytes <= 64 ? 4 : 256 / kItemBytes; /* in at most 64 registers */
     const uint32_t items = rows * blocks;
     for (uint32_t item = context_.thread; item < items; item += kComputeThreads * kBatch) {
       Sixteen<X> x[kBatch], up[Source == kSiluMul ? kBatch : 1];
@@ -305,7 +313,7 @@ class LeftSide {
           const uint64_t from = row_at(first + row[j]) + (first_block + block[j]) * (16 * kNumberBytes<X>);
           x[j].load(from);
           if constexpr (Source == kSiluMul) up[j].load(from + K * kNumberBytes<X>);
-          if constexpr (Source == kRmsNorm) norm[j].load(norm_ + (first_block + block[j]) * (16 * kNumberBytes<Norm>));
+          if constexpr (Source == kRmsNorm) norm[j].load_generic(norm_ + (first_block + block[j]) * (16 * kNumberBytes<Norm>));
         }
       }
 #pragma unroll
@@ -341,10 +349,10 @@ class LeftSide {
     for (uint32_t i = context_.thread; i < rows * columns; i += kComputeThreads) {
       const uint32_t row = i / columns, column = i - row * columns, k = first_block * 16 + column;
       float v = 0.0f;
-      if (k < K) {
+      if (K != 0 && k < K) {
         const void* from = reinterpret_cast<const void*>(row_at(first + row));
         v = load_as_f32(from, X, k);
-        if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(reinterpret_cast<const void*>(norm_), Norm, k);
+        if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(norm_, Norm, k);
         if constexpr (Source == kSiluMul) v = silu<Weight>(v) * load_as_f32(from, X, K + k);
       }
       put_element<Weight>(to + row * row_bytes + column / 16 * kRowBlockBytes<Weight>, k % 16, v);
@@ -353,7 +361,8 @@ class LeftSide {
 
   Context& context_;
   float *sums_, *scales_;
-  uint64_t x_, row_stride_, norm_ = 0;
+  uint64_t x_, row_stride_;
+  const uint8_t* norm_ = nullptr; /* in global or shared memory */
   bool wide_;
 };
 

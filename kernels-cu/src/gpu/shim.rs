@@ -1,9 +1,7 @@
 //! `nvshmemx_collective_launch` for host libraries before 3.8, which do not export it: there it lies in
 //! `libnvshmem_device.a`, with C++ linkage.
 
-use super::{
-    Architecture, Cache, GpuError, NvshmemFiles, NvshmemVersion, Toolchain, compile, identity, nvcc,
-};
+use super::{Architecture, Cache, GpuError, NvshmemVersion, Toolchain, compile, identity, nvcc};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -18,8 +16,10 @@ pub struct CollectiveShim {
     pub nvshmem: Option<NvshmemVersion>,
 }
 
-const SOURCE: &str = r#"#include <nvshmem.h>
-#include <nvshmemx.h>
+/// The declaration stands for NVSHMEM's headers, which take long to compile.
+const SOURCE: &str = r#"#include <cuda_runtime.h>
+
+int nvshmemx_collective_launch(const void*, dim3, dim3, void**, size_t, cudaStream_t);
 
 extern "C" __attribute__((visibility("default"))) int mpk_collective_launch(
     const void* kernel, const unsigned* grid, const unsigned* block, void** args, size_t shared_bytes, void* stream) {
@@ -55,8 +55,12 @@ fn make(toolchain: &Toolchain, flags: &[String], folder: &Path) -> Result<(Vec<u
     fs::write(&source, SOURCE).map_err(|e| failed(&source, e))?;
     let mut arguments = vec!["-shared".to_string()];
     arguments.extend_from_slice(flags);
-    if let Some(NvshmemFiles { include, lib, .. }) = &toolchain.nvshmem {
-        arguments.extend([format!("-I{}", include.display()), format!("-L{}", lib.display())]);
+    // A toolkit from Python packages has its libraries where its own nvcc does not look.
+    if let Some(root) = toolchain.nvcc.path.parent().and_then(Path::parent) {
+        arguments.push(format!("-L{}", root.join("lib").display()));
+    }
+    if let Some(files) = &toolchain.nvshmem {
+        arguments.push(format!("-L{}", files.lib.display()));
     }
     for argument in ["-o", "collective_launch.so", "collective_launch.cu", "-lnvshmem_device"] {
         arguments.push(argument.to_string());

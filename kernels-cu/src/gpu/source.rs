@@ -69,7 +69,7 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
         line(&mut text, &format!("    default: return {otherwise};\n  }}\n}}"));
     };
     table("int", "run_code", "Context& context", "run(context)", "MPK_ABORT_KERNEL");
-    table("int", "load_code", "Loader& loader", "load(loader)", "MPK_ABORT_KERNEL");
+    table("bool", "load_code", "Loader& loader", "load(loader)", "true");
     table(
         "bool",
         "ready_code",

@@ -11,7 +11,8 @@
 //! row that yields sample s), `align` (column tiles are multiples of it where that leaves enough of them), and
 //! `eps` of the norm.
 
-use crate::abi::{mpk_linear_params, params_words};
+use crate::abi::{self, mpk_linear_params, params_words};
+use crate::registry::GpuSite;
 use crate::tasks::contract;
 use taskgraph::split::Part;
 use taskgraph::task_type::{
@@ -176,6 +177,63 @@ impl Family {
         Ok(ShardRule { inputs, outputs: vec![output] })
     }
 
+    /// The GPU code of a task (`src/gpu/linear.cuh`), for [`crate::registry::Registration::gpu`].
+    ///
+    /// # Errors
+    /// What of the task that code can't do.
+    pub fn gpu(self, site: &GpuSite<'_>) -> Result<String, String> {
+        let words = size_of::<mpk_linear_params>() / 4;
+        let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+        let params: mpk_linear_params = bytemuck::pod_read_unaligned(bytes);
+        let norm = usize::from(self.source == Source::RmsNorm);
+        let flags = [
+            ("kBias", params.has_bias != 0),
+            ("kAddBias", params.has_bias != 0 && params.add_bias != 0),
+            ("kResidual", params.has_residual != 0),
+            ("kGather", params.gather_samples != 0),
+        ];
+        let count = 2 + norm + usize::from(params.has_bias != 0) + usize::from(params.has_residual != 0);
+        let ([x, ..], [out]) = (site.inputs, site.outputs) else {
+            return Err("it must have inputs and one output".to_string());
+        };
+        if site.inputs.len() != count {
+            return Err(format!("its parameters tell of {count} inputs, not {}", site.inputs.len()));
+        }
+        let weight = &site.inputs[1 + norm];
+        let (k, stride) = (weight.dims[1], weight.strides[0]);
+        if u32::from(weight.layout) != abi::MPK_LAYOUT_FRAGMENT
+            || stride != k.next_multiple_of(abi::MPK_FRAGMENT_K)
+        {
+            return Err(format!("its weight [{}, {k}] is not packed for the GPU", weight.dims[0]));
+        }
+        let wanted = if self.source == Source::SiluMul { 2 * u64::from(k) } else { u64::from(k) };
+        if u64::from(x.dims[1]) != wanted {
+            return Err(format!("x has {} columns, but the weight takes {wanted}", x.dims[1]));
+        }
+        let strided =
+            site.inputs.iter().chain([out]).filter(|o| u32::from(o.layout) == abi::MPK_LAYOUT_STRIDED);
+        gpu_rows_contiguous(strided)?;
+        let eights = match out.dims[0] {
+            0..=8 => 1,
+            9..=16 => 2,
+            _ => 4,
+        };
+        let source = match self.source {
+            Source::Plain => "kPlain",
+            Source::RmsNorm => "kRmsNorm",
+            Source::SiluMul => "kSiluMul",
+        };
+        let set: Vec<String> = flags.iter().filter(|f| f.1).map(|f| format!("mpk::gpu::{}", f.0)).collect();
+        Ok(format!(
+            "mpk::gpu::Linear<{}, mpk::gpu::{source}, {k}, {eights}, {}, {}, {}, {}>",
+            gpu_float(weight)?,
+            gpu_float(x)?,
+            if norm == 1 { gpu_float(&site.inputs[1])? } else { "MPK_F32" },
+            if out.dtype == abi::MPK_F32_FLAGGED as u8 { "MPK_F32_FLAGGED" } else { gpu_float(out)? },
+            if set.is_empty() { "0".to_string() } else { set.join(" | ") },
+        ))
+    }
+
     /// Parts of the columns of `x` for a row-parallel weight with these parts.
     fn columns_of_x(self, parts: &[Part]) -> Vec<Part> {
         if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
@@ -253,6 +311,35 @@ pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
     Ok(eps as f32)
 }
 
+/// The C++ name of an operand's float type.
+///
+/// # Errors
+/// It is no float type.
+pub fn gpu_float(operand: &abi::mpk_operand) -> Result<&'static str, String> {
+    match u32::from(operand.dtype) {
+        abi::MPK_F32 => Ok("MPK_F32"),
+        abi::MPK_F16 => Ok("MPK_F16"),
+        abi::MPK_BF16 => Ok("MPK_BF16"),
+        other => Err(format!("an operand of type {other} must be f32, f16 or bf16")),
+    }
+}
+
+/// That the last dimension of these operands is contiguous.
+///
+/// # Errors
+/// One is not.
+pub fn gpu_rows_contiguous<'a>(
+    operands: impl IntoIterator<Item = &'a abi::mpk_operand>,
+) -> Result<(), String> {
+    for operand in operands {
+        let last = usize::from(operand.ndim.clamp(1, abi::MPK_MAX_DIMS as u8)) - 1;
+        if operand.strides[last] != 1 && operand.dims[last] > 1 {
+            return Err(format!("an operand {:?} has gaps in its rows", operand.dims));
+        }
+    }
+    Ok(())
+}
+
 fn differs(operand: &OperandView<'_>, weight: &OperandView<'_>) -> OpError {
     OpError(format!(
         "`{}` must be split over the ranks as the weight `{}` is: {:?} against {:?}",
@@ -270,7 +357,7 @@ macro_rules! member {
             contract: Some(|| std::sync::Arc::new($type)),
             run: crate::abi::$run,
             ready: None,
-            gpu: None,
+            gpu: Some(|site: &crate::registry::GpuSite<'_>| $family.gpu(site)),
         };
 
         /// Contract of the task type.

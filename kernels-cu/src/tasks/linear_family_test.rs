@@ -1,6 +1,8 @@
 //! The family over several ranks: shardings, and that the ranks' shares make up the whole.
 
 use super::{Family, Source};
+use crate::abi;
+use crate::registry::GpuSite;
 use crate::tasks::linear::reference::linear;
 use crate::testing::{
     Call, TestBatch, TestRank, TestTask, TestTensor, assert_close, assert_covered_once, random_values,
@@ -188,4 +190,57 @@ fn shardings_follow_the_weight() {
     let operands = [x(32, parts(1, &[32])), w(parts(1, &[32])), residual];
     assert!(WITH_RESIDUAL.shard(&view(&attrs, &operands, 2), 2).is_err());
     assert!(WITH_RESIDUAL.shard(&view(&attrs, &operands, 2), 1).is_ok());
+}
+
+/// An operand [rows, columns] as a GPU site has it; a weight is packed.
+fn gpu_operand(dtype: u32, rows: u32, columns: u32, packed: bool) -> abi::mpk_operand {
+    let layout = if packed { abi::MPK_LAYOUT_FRAGMENT } else { abi::MPK_LAYOUT_STRIDED };
+    let stride = if packed { columns.next_multiple_of(abi::MPK_FRAGMENT_K) } else { columns };
+    abi::mpk_operand {
+        addr: 0,
+        dims: [rows, columns, 1, 1],
+        strides: [stride, 1, 1, 1],
+        dtype: dtype as u8,
+        ndim: 2,
+        layout: layout as u8,
+        symmetric: 0,
+        pe: -1,
+    }
+}
+
+#[test]
+fn gpu_code_is_named_after_what_the_task_is_made_of() {
+    let capacity = Capacity { rows: 16, samples: 16, active: 16 };
+    let mut params = abi::mpk_linear_params {
+        push: 0,
+        rows_kind: 0,
+        gather_samples: 0,
+        has_bias: 1,
+        add_bias: 1,
+        has_residual: 0,
+        chunk_rows: 16,
+        eps: 1e-6,
+    };
+    let x = gpu_operand(abi::MPK_F32, 16, 203, false);
+    let vector = abi::mpk_operand { ndim: 1, strides: [1; 4], ..gpu_operand(abi::MPK_F16, 203, 1, false) };
+    let weight = gpu_operand(abi::MPK_BF16, 40, 203, true);
+    let out = gpu_operand(abi::MPK_BF16, 16, 40, false);
+    let code = |params: &abi::mpk_linear_params, family: Family, inputs: &[abi::mpk_operand]| {
+        let params = abi::params_words(params);
+        family.gpu(&GpuSite { params: &params, inputs, outputs: &[out], capacity })
+    };
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 203, 2, MPK_F32, MPK_F16, MPK_BF16, \
+                    mpk::gpu::kBias | mpk::gpu::kAddBias>";
+    assert_eq!(code(&params, RMSNORM, &[x, vector, weight, vector]).as_deref(), Ok(expected));
+    params.has_bias = 0;
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kPlain, 203, 2, MPK_F32, MPK_F32, MPK_BF16, 0>";
+    assert_eq!(code(&params, LINEAR, &[x, weight]).as_deref(), Ok(expected));
+
+    // a count that the parameters do not tell of, rows with gaps, a weight for the CPU, columns that do not fit
+    assert!(code(&params, LINEAR, &[x, weight, vector]).is_err());
+    let gaps = abi::mpk_operand { strides: [406, 2, 1, 1], ..x };
+    assert!(code(&params, LINEAR, &[gaps, weight]).is_err());
+    let tiled = abi::mpk_operand { layout: abi::MPK_LAYOUT_TILED as u8, ..weight };
+    assert!(code(&params, LINEAR, &[x, tiled]).is_err());
+    assert!(code(&params, SILU_MUL, &[x, weight]).is_err());
 }

@@ -3,8 +3,9 @@
 //! Output `[rows, n]` f32. One task for each column tile.
 
 use crate::abi::{mpk_add_params, mpk_task_add, params_words};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract::{self, replicated};
+use crate::tasks::linear_family::{gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
@@ -18,8 +19,20 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(Add)),
     run: mpk_task_add,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let ([a, residual], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have two inputs and one output".to_string());
+    };
+    gpu_rows_contiguous([a, residual, out])?;
+    if gpu_float(residual)? != "MPK_F32" || gpu_float(out)? != "MPK_F32" {
+        return Err("residual and output must be f32".to_string());
+    }
+    Ok(format!("mpk::gpu::Add<{}>", gpu_float(a)?))
+}
 
 /// Contract of `add`.
 #[derive(Debug)]

@@ -3,9 +3,10 @@
 //! Output `[token rows, k]` f32. With a table split over the vocabulary, a rank gives 0 for tokens of others, and
 //! the output is partial.
 
-use crate::abi::{mpk_embedding_params, mpk_task_embedding, params_words};
-use crate::registry::Registration;
+use crate::abi::{self, mpk_embedding_params, mpk_task_embedding, params_words};
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
+use crate::tasks::linear_family::{gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
@@ -24,8 +25,22 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(Embedding)),
     run: mpk_task_embedding,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let ([table], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have one input and one output".to_string());
+    };
+    if u32::from(table.layout) != abi::MPK_LAYOUT_FRAGMENT {
+        return Err(format!("its table [{}, {}] is not packed for the GPU", table.dims[0], table.dims[1]));
+    }
+    gpu_rows_contiguous([out])?;
+    let flagged = out.dtype == abi::MPK_F32_FLAGGED as u8;
+    let out = if flagged { "MPK_F32_FLAGGED" } else { gpu_float(out)? };
+    Ok(format!("mpk::gpu::Embedding<{}, {out}>", gpu_float(table)?))
+}
 
 /// Contract of `embedding`.
 #[derive(Debug)]

@@ -4,9 +4,9 @@
 //! Attributes: `eps` (1e-6), `norm_dtype`.
 
 use crate::abi::{mpk_rmsnorm_params, mpk_task_rmsnorm, params_words};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract::{self, replicated};
-use crate::tasks::linear_family::eps;
+use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -23,8 +23,17 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(RmsNorm)),
     run: mpk_task_rmsnorm,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let ([x, weight], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have two inputs and one output".to_string());
+    };
+    gpu_rows_contiguous([x, weight, out])?;
+    Ok(format!("mpk::gpu::RmsNorm<{}, {}, {}>", gpu_float(x)?, gpu_float(weight)?, gpu_float(out)?))
+}
 
 /// Contract of `rmsnorm`.
 #[derive(Debug)]

@@ -2,8 +2,9 @@
 //! rounded once. On a rank that holds parts of gate and up, it holds the same part of both.
 
 use crate::abi::{mpk_silu_mul_params, mpk_task_silu_mul, params_words};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract::{self, replicated};
+use crate::tasks::linear_family::{gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
@@ -22,8 +23,20 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(SiluMul)),
     run: mpk_task_silu_mul,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let ([gate, up], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have two inputs and one output".to_string());
+    };
+    gpu_rows_contiguous([gate, up, out])?;
+    if gate.dtype != out.dtype || up.dtype != out.dtype {
+        return Err("gate, up and output must have one type".to_string());
+    }
+    Ok(format!("mpk::gpu::SiluMul<{}>", gpu_float(out)?))
+}
 
 /// Contract of `silu_mul`.
 #[derive(Debug)]

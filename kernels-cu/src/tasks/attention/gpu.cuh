@@ -1,0 +1,199 @@
+/* Attention of one (active slot, local key-value head, split).
+ *
+ * Queries, the slot's new rows times the query heads, go in passes. In a pass the 8 warps form groups: a group has a tile
+ * of queries, its warps share out the units of keys and join their results in shared memory. A decode row is one group of
+ * 8 warps, long prompts are 8 groups of one.
+ *
+ * Keys and values of earlier iterations are no other task's work any more: tasks of this rank wrote them before this
+ * iteration was published. So a warp's first unit is loaded before the task's events are waited for, and the page table, the
+ * batch's numbers, rope and norm weights are read or hinted at. The iteration's own new keys come from this task alone. */
+#pragma once
+
+#include "tasks/attention/gpu_fma.cuh"
+#include "tasks/attention/gpu_mma.cuh"
+#include "tasks/attention/gpu_rows.cuh"
+
+namespace mpk {
+namespace gpu {
+
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, uint32_t Splits, bool Partial>
+struct Attention : TaskCode {
+  using Share = attention::Share<Dtype, Dim, PageSize>;
+  using Element = typename Share::Element;
+
+  static __device__ __forceinline__ int run(Context& context) {
+    Share share;
+    const int found = find(context, share);
+    if (found == kNothing) return context.wait_inputs();
+    if (found == kImpossible) {
+      context.fail(MPK_ABORT_KERNEL);
+      return context.wait_inputs();
+    }
+    if constexpr (Dtype == MPK_F32) return attend<attention::FmaTile<Dim, PageSize>>(context, share);
+    else if constexpr (Dim > 128) return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
+    else {
+      if (share.queries <= 8) return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
+      return attend<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share);
+    }
+  }
+
+ private:
+  enum : int { kFound, kNothing, kImpossible };
+
+  static __device__ __forceinline__ int find(Context& context, Share& share) {
+    const mpk_batch* batch = context.batch();
+    const int32_t* args = context.slot->task.args;
+    const uint32_t active = static_cast<uint32_t>(args[0]);
+    if (active >= context.slot->num_active) return kNothing;
+    share.kv_head = static_cast<uint32_t>(args[1]);
+    share.heads = static_cast<uint32_t>(args[5]);
+    share.first_row = static_cast<uint32_t>(batch->active_first_row[active]);
+    share.rows = static_cast<uint32_t>(batch->active_num_rows[active]);
+    share.context = static_cast<uint32_t>(batch->active_context[active]);
+    if (share.rows == 0) return kNothing;
+    share.queries = share.rows * share.heads;
+
+    const mpk_attention_params& params = context.params<mpk_attention_params>();
+    const mpk_operand& cache = context.input(3);
+    share.pages = reinterpret_cast<Element*>(cache.addr);
+    share.num_pages = cache.dims[0];
+    share.kv_heads = cache.dims[1] / 2;
+    share.scale = params.scale;
+    const uint32_t pages_per_slot = context.rank->batch_config->pages_per_slot;
+    share.page_table = batch->page_table + static_cast<uint64_t>(batch->active_slot[active]) * pages_per_slot;
+    const uint32_t total = share.context + share.rows;
+    const uint32_t pages = (total + PageSize - 1) / PageSize;
+    /* Rows of the cache follow each other without gaps, so its start decides whether 16-byte loads are aligned. */
+    if (share.heads == 0 || (cache.addr & 15) != 0 || share.first_row + share.rows > context.input(0).dims[0] ||
+        pages > pages_per_slot || total > context.input(4).dims[0])
+      return kImpossible;
+    const uint32_t split = static_cast<uint32_t>(args[2]);
+    share.first = pages * split / Splits * PageSize;
+    share.last = pages * (split + 1) / Splits * PageSize;
+    if (share.last > total) share.last = total;
+    share.first_new = share.first > share.context ? share.first : share.context;
+    share.num_new = share.last > share.first_new ? share.last - share.first_new : 0;
+    share.new_keys = reinterpret_cast<Element*>(context.work);
+    share.new_values = share.new_keys + attention::kKeptRows * Share::kPadded;
+    /* Before anything is written. */
+    for (uint32_t page = share.first / PageSize + context.thread; page * PageSize < share.last; page += kComputeThreads)
+      if (static_cast<uint32_t>(share.page_table[page]) >= share.num_pages) context.fail(MPK_ABORT_KERNEL);
+    return kFound;
+  }
+
+  template <class Tile>
+  static __device__ __forceinline__ int attend(Context& context, const Share& share) {
+    constexpr uint32_t kKeptBytes = 2 * attention::kKeptRows * Share::kPadded * sizeof(Element);
+    constexpr uint32_t kQueryBytes = kComputeWarps * Tile::kQueryElements * sizeof(Element);
+    constexpr uint32_t kOutBytes = kComputeWarps * Tile::kQueries * (Share::kOutPitch + 2) * 4;
+    /* Results go where the queries were, if there is no room for both. */
+    constexpr bool kOverlay = kKeptBytes + kQueryBytes + kOutBytes > kWorkBytes;
+    static_assert(kKeptBytes + (kOverlay ? (kQueryBytes > kOutBytes ? kQueryBytes : kOutBytes) : kQueryBytes + kOutBytes) <= kWorkBytes,
+                  "the work area is too small for attention");
+    Element* queries = reinterpret_cast<Element*>(context.work + kKeptBytes);
+    float* out = reinterpret_cast<float*>(context.work + kKeptBytes + (kOverlay ? 0 : kQueryBytes));
+    float* state = out + kComputeWarps * Tile::kQueries * Share::kOutPitch;
+
+    const uint32_t tiles = (share.queries + Tile::kQueries - 1) / Tile::kQueries;
+    const uint32_t groups = tiles > 4 ? 8 : tiles > 2 ? 4 : tiles;
+    const uint32_t group_warps = kComputeWarps / groups;
+    const uint32_t group = context.warp / group_warps, member = context.warp % group_warps;
+    const float eps = context.params<mpk_attention_params>().eps;
+    const uint32_t begin = share.first + member * Tile::kKeys, step = group_warps * Tile::kKeys;
+
+    attention::Rows<Dtype, Dim, PageSize, QkNorm> rows(share);
+    Tile tile(share, context.lane);
+    for (uint32_t pass = 0; pass < share.queries; pass += groups * Tile::kQueries) {
+      const uint32_t room = groups * Tile::kQueries;
+      const uint32_t count = share.queries - pass < room ? share.queries - pass : room;
+      /* Rows without a query give results that nobody reads, but they must be numbers for the products' other columns. */
+#pragma unroll 1
+      for (uint32_t i = count * Share::kPadded + context.thread; i < room * Share::kPadded; i += kComputeThreads) {
+        const uint32_t q = i / Share::kPadded;
+        queries[q / Tile::kQueries * Tile::kQueryElements + Tile::query_index(q % Tile::kQueries, i % Share::kPadded)] = Number<Dtype>::from_f32(0.0f);
+      }
+      const bool visible = share.keys_of(pass + count - 1, share.last) > share.first;
+      rows.start(pass == 0 ? share.num_new : 0, pass, visible ? count : 0);
+
+      const uint32_t first_query = pass + group * Tile::kQueries;
+      const uint32_t after = first_query + Tile::kQueries < share.queries ? first_query + Tile::kQueries : share.queries;
+      const uint32_t last = first_query < share.queries ? share.keys_of(after - 1, share.last) : 0;
+      tile.start(queries + group * Tile::kQueryElements, first_query, last);
+      tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
+      if (pass == 0) {
+        rows.hint(context);
+        const int code = context.wait_inputs();
+        if (code != MPK_OK) return code;
+        rows.append_values(context);
+      }
+      rows.template prepare<Tile>(context, eps, queries);
+      int code = context.sync();
+      if (code != MPK_OK) return code;
+      if (pass == 0) tile.fetch_rest(begin, share.context);
+      tile.run(begin, step);
+      if (kOverlay && (code = context.sync()) != MPK_OK) return code;
+      tile.store(out + context.warp * Tile::kQueries * Share::kOutPitch, state + context.warp * Tile::kQueries * 2);
+      code = context.sync();
+      if (code != MPK_OK) return code;
+      for (uint32_t q = member; q < Tile::kQueries && first_query + q < share.queries; q += group_warps)
+        join(context, share, first_query + q, group_warps, out + (group * group_warps * Tile::kQueries + q) * Share::kOutPitch,
+             state + (group * group_warps * Tile::kQueries + q) * 2, Tile::kQueries);
+      if (share.queries - pass > room && (code = context.sync()) != MPK_OK) return code;
+    }
+    return MPK_OK;
+  }
+
+  /* By a warp: a query's result from those of the group's warps, which are `distance` rows apart. */
+  static __device__ __forceinline__ void join(const Context& context, const Share& share, uint32_t query, uint32_t warps, const float* out,
+                                              const float* state, uint32_t distance) {
+    const uint32_t lane = context.lane;
+    float highest = -INFINITY, sum = 0.0f;
+    if (lane < warps) {
+      highest = state[lane * distance * 2];
+      sum = state[lane * distance * 2 + 1];
+    }
+    const float own = highest;
+#pragma unroll
+    for (uint32_t s = 4; s > 0; s /= 2) highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, s));
+    highest = __shfl_sync(0xFFFFFFFFu, highest, 0);
+    const float weight = own == -INFINITY ? 0.0f : own == highest ? 1.0f : __expf(own - highest);
+    sum *= weight;
+#pragma unroll
+    for (uint32_t s = 4; s > 0; s /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
+    sum = __shfl_sync(0xFFFFFFFFu, sum, 0);
+
+    constexpr uint32_t kLaneDims = (Dim + 31) / 32;
+    float total[kLaneDims];
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneDims; ++i) total[i] = 0.0f;
+    for (uint32_t w = 0; w < warps; ++w) {
+      const float of_warp = __shfl_sync(0xFFFFFFFFu, weight, w);
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneDims; ++i) total[i] = fmaf(of_warp, out[w * distance * Share::kOutPitch + lane + 32 * i], total[i]);
+    }
+
+    const uint32_t row = share.first_row + query / share.heads;
+    const uint32_t head = static_cast<uint32_t>(context.slot->task.args[4]) + query % share.heads;
+    const mpk_operand& to = context.output(0);
+    if constexpr (Partial) {
+      const uint32_t split = static_cast<uint32_t>(context.slot->task.args[2]);
+      const mpk_operand& to_state = context.output(1);
+      float* values = attention::row_of<float>(to, row) + static_cast<uint64_t>(head) * to.strides[1] +
+                      static_cast<uint64_t>(split) * to.strides[2];
+      float* of_row = attention::row_of<float>(to_state, row) + static_cast<uint64_t>(head) * to_state.strides[1] +
+                      static_cast<uint64_t>(split) * to_state.strides[2];
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneDims; ++i)
+        if (Dim % 32 == 0 || lane + 32 * i < Dim) values[lane + 32 * i] = total[i];
+      if (lane < 2) of_row[lane] = lane == 0 ? highest : sum;
+    } else {
+      Element* values = attention::row_of<Element>(to, row) + static_cast<uint64_t>(head) * Dim;
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneDims; ++i)
+        if (Dim % 32 == 0 || lane + 32 * i < Dim) values[lane + 32 * i] = Number<Dtype>::from_f32(total[i] / sum);
+    }
+  }
+};
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,164 @@
+/* Norm and rope of queries and new keys, and the new rows of the cache. */
+#pragma once
+
+#include "tasks/attention/gpu_share.cuh"
+
+namespace mpk {
+namespace gpu {
+namespace attention {
+
+/* A warp prepares rows warp, warp + 8, ... of a list: `appended` new keys, then the queries from `first_query` on.
+ * Several rows at a time, so that their loads overlap. */
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm>
+class Rows {
+  using Shares = Share<Dtype, Dim, PageSize>;
+  using Element = typename Shares::Element;
+  static constexpr uint32_t kHalf = Dim / 2;
+  static constexpr uint32_t kPairs = (kHalf + 31) / 32;
+  static constexpr uint32_t kBatch = Dim > 128 ? 1 : 2;
+
+ public:
+  __device__ explicit Rows(const Shares& share) : share_(share) {}
+
+  /* The list of a pass. */
+  __device__ __forceinline__ void start(uint32_t appended, uint32_t first_query, uint32_t queries) {
+    appended_ = appended;
+    first_query_ = first_query;
+    count_ = appended + queries;
+  }
+
+  /* Before the task's events: brings rope and norm weights of the warp's first rows near. */
+  __device__ __forceinline__ void hint(const Context& context) const {
+    const uint32_t at = context.warp + context.lane / 4 % kBatch * kComputeWarps;
+    if (at < count_)
+      for (uint32_t d = context.lane % 4 * 32; d < Dim; d += 128) prefetch(row_of<float>(context.input(4), position_at(at)) + d);
+    if (QkNorm && context.warp == 0 && context.lane < 2)
+      for (uint32_t d = 0; d < Dim; d += 128 / sizeof(Element)) prefetch(reinterpret_cast<const Element*>(context.input(5 + context.lane).addr) + d);
+  }
+
+  /* Queries end in shared memory at `queries`, tile by tile as `Tile` wants them, keys in the cache and, where they are kept, in shared memory. */
+  template <class Tile>
+  __device__ __forceinline__ void prepare(const Context& context, float eps, Element* queries) const {
+    float query_weight[2 * kPairs], key_weight[2 * kPairs];
+    if constexpr (QkNorm) {
+#pragma unroll
+      for (uint32_t i = 0; i < 2 * kPairs; ++i) {
+        const uint32_t d = dim_at(context.lane, i);
+        query_weight[i] = d < Dim ? Number<Dtype>::to_f32(reinterpret_cast<const Element*>(context.input(5).addr)[d]) : 0.0f;
+        key_weight[i] = d < Dim ? Number<Dtype>::to_f32(reinterpret_cast<const Element*>(context.input(6).addr)[d]) : 0.0f;
+      }
+    }
+#pragma unroll 1
+    for (uint32_t begin = context.warp; begin < count_; begin += kComputeWarps * kBatch) {
+      float x[kBatch][2 * kPairs], turn[kBatch][2 * kPairs];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const uint32_t at = begin + b * kComputeWarps;
+        if (at >= count_) continue;
+        const Element* source = source_of(context, at);
+        const float* rope = row_of<float>(context.input(4), position_at(at));
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * kPairs; ++i) {
+          const uint32_t d = dim_at(context.lane, i);
+          x[b][i] = d < Dim ? Number<Dtype>::to_f32(source[d]) : 0.0f;
+          turn[b][i] = d < Dim ? rope[d] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const uint32_t at = begin + b * kComputeWarps;
+        if (at >= count_) continue;
+        if constexpr (QkNorm) {
+          float squares = 0.0f;
+#pragma unroll
+          for (uint32_t i = 0; i < 2 * kPairs; ++i) squares = fmaf(x[b][i], x[b][i], squares);
+#pragma unroll
+          for (uint32_t s = 16; s > 0; s /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, s);
+          const float inverse = 1.0f / sqrtf(squares / static_cast<float>(Dim) + eps);
+#pragma unroll
+          for (uint32_t i = 0; i < 2 * kPairs; ++i) x[b][i] = x[b][i] * inverse * (at < appended_ ? key_weight[i] : query_weight[i]);
+        }
+        finish<Tile>(context, queries, at, x[b], turn[b]);
+      }
+    }
+  }
+
+  /* Copies the new values to the cache and, where they are kept, to shared memory. */
+  __device__ __forceinline__ void append_values(const Context& context) const {
+    const mpk_operand& view = context.input(2);
+    constexpr uint32_t kWide = Dim * sizeof(Element) % 16 == 0 ? 16 / sizeof(Element) : 1;
+    const bool wide = ((view.addr | static_cast<uint64_t>(view.strides[0]) * sizeof(Element)) & 15) == 0;
+    if (kWide > 1 && wide) copy_values<kWide, uint4>(context, view);
+    else copy_values<1, Element>(context, view);
+  }
+
+ private:
+  /* Element i of a lane: first halves of the pairs, then second halves; Dim where there is none. */
+  static __device__ __forceinline__ uint32_t dim_at(uint32_t lane, uint32_t i) {
+    const uint32_t pair = lane + i % kPairs * 32;
+    return pair < kHalf ? pair + i / kPairs * kHalf : Dim;
+  }
+
+  __device__ __forceinline__ uint32_t position_at(uint32_t at) const {
+    return at < appended_ ? share_.first_new + at : share_.position_of(first_query_ + at - appended_);
+  }
+
+  __device__ __forceinline__ const Element* source_of(const Context& context, uint32_t at) const {
+    if (at < appended_) {
+      const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
+      return row_of<const Element>(context.input(1), row);
+    }
+    const uint32_t query = first_query_ + at - appended_;
+    return row_of<const Element>(context.input(0), share_.first_row + query / share_.heads) + query % share_.heads * Dim;
+  }
+
+  /* `turn`: the cosines of the pairs, then their sines. */
+  template <class Tile>
+  __device__ __forceinline__ void finish(const Context& context, Element* queries, uint32_t at, const float (&x)[2 * kPairs],
+                                         const float (&turn)[2 * kPairs]) const {
+    const bool is_key = at < appended_;
+    const uint32_t q = (at - appended_) % Tile::kQueries;
+    Element* tile = queries + (at - appended_) / Tile::kQueries * Tile::kQueryElements;
+    Element* kept = share_.new_keys + at * Shares::kPadded;
+    const uint32_t row = is_key ? share_.row_at(share_.first_new + at, share_.last) : kNoRow;
+#pragma unroll
+    for (uint32_t i = 0; i < kPairs; ++i) {
+      const uint32_t pair = context.lane + 32 * i;
+      if (pair >= kHalf) continue;
+      const float first = x[i], second = x[kPairs + i], cosine = turn[i], sine = turn[kPairs + i];
+      const Element rounded[2] = {Number<Dtype>::from_f32(fmaf(first, cosine, -(second * sine))),
+                                  Number<Dtype>::from_f32(fmaf(second, cosine, first * sine))};
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) {
+        const uint32_t d = pair + h * kHalf;
+        if (!is_key) tile[Tile::query_index(q, d)] = rounded[h];
+        if (is_key && share_.kept()) kept[d] = rounded[h];
+        if (row != kNoRow) share_.key(row)[d] = rounded[h];
+      }
+    }
+    /* The products go over whole chunks of 32. */
+    if (Dim % 32 != 0 && !is_key && Dim + context.lane < Shares::kPadded)
+      tile[Tile::query_index(q, Dim + context.lane)] = Number<Dtype>::from_f32(0.0f);
+  }
+
+  /* The last warps first: the first ones have rows to prepare. */
+  template <uint32_t Wide, typename Piece>
+  __device__ __forceinline__ void copy_values(const Context& context, const mpk_operand& view) const {
+    constexpr uint32_t kPieces = Dim / Wide;
+    for (uint32_t i = kComputeThreads - 1 - context.thread; i < share_.num_new * kPieces; i += kComputeThreads) {
+      const uint32_t at = i / kPieces, d = i % kPieces * Wide;
+      const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
+      const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + d);
+      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values + at * Shares::kPadded + d) = piece;
+      const uint32_t to = share_.row_at(share_.first_new + at, share_.last);
+      if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + d) = piece;
+    }
+  }
+
+  const Shares& share_;
+  uint32_t appended_ = 0, first_query_ = 0, count_ = 0;
+};
+
+}  // namespace attention
+}  // namespace gpu
+}  // namespace mpk

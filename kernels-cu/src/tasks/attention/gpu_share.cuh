@@ -1,0 +1,64 @@
+/* What one attention task works on: a slot's rows, and its share of the slot's pages. */
+#pragma once
+
+#include "gpu/task.cuh"
+#include "tasks/attention/params.h"
+
+namespace mpk {
+namespace gpu {
+namespace attention {
+
+/* Number of a cache row, counted from the cache's start in rows of head_dim elements. */
+constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+/* New keys and values of the share that are kept in shared memory too, for who waits for them; of more than these none is. */
+constexpr uint32_t kKeptRows = 8;
+
+/* Row `row` of a view of `Element`s whose dimension 0 is rows. */
+template <typename Element>
+__device__ __forceinline__ Element* row_of(const mpk_operand& view, uint32_t row) {
+  return reinterpret_cast<Element*>(view.addr) + static_cast<uint64_t>(row) * view.strides[0];
+}
+
+/* Hints: a line that is wanted soon. */
+__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize>
+struct Share {
+  static_assert(Dim % 2 == 0 && Dim > 0 && Dim <= 256 && PageSize > 0, "attention");
+  using Element = typename Number<Dtype>::Type;
+
+  /* Elements of a row in shared memory: whole chunks of 32. */
+  static constexpr uint32_t kPadded = (Dim + 31) / 32 * 32;
+  /* Floats between rows of results in shared memory. */
+  static constexpr uint32_t kOutPitch = (Dim + 63) / 64 * 64 + 4;
+
+  Element* pages;
+  const int32_t* page_table; /* of the slot */
+  uint32_t num_pages, kv_heads, kv_head;
+  uint32_t first_row, rows, context, heads, queries; /* queries count row by row, and within a row head by head */
+  uint32_t first, last;                              /* positions of the share */
+  uint32_t first_new, num_new;                       /* new positions in it */
+  float scale;
+  Element *new_keys, *new_values; /* in shared memory */
+
+  __device__ __forceinline__ uint32_t position_of(uint32_t query) const { return context + query / heads; }
+  /* Where the keys end that a query sees of those before `end`. */
+  __device__ __forceinline__ uint32_t keys_of(uint32_t query, uint32_t end) const {
+    const uint32_t limit = position_of(query) + 1;
+    return limit < end ? limit : end;
+  }
+
+  /* The row of the key at `position`; kNoRow from `limit` on, and where the page table names no page. */
+  __device__ __forceinline__ uint32_t row_at(uint32_t position, uint32_t limit) const {
+    if (position >= limit) return kNoRow;
+    const uint32_t page = static_cast<uint32_t>(page_table[position / PageSize]);
+    return page < num_pages ? (page * 2 * kv_heads + kv_head) * PageSize + position % PageSize : kNoRow;
+  }
+  __device__ __forceinline__ Element* key(uint32_t row) const { return pages + static_cast<uint64_t>(row) * Dim; }
+  __device__ __forceinline__ Element* value(uint32_t row) const { return key(row + kv_heads * PageSize); }
+  __device__ __forceinline__ bool kept() const { return num_new <= kKeptRows; }
+};
+
+}  // namespace attention
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,4 @@
+/* X times weight, plus residual: mpk::gpu::Linear of gpu/linear.cuh, whose arguments say which member of the family it is. */
+#pragma once
+
+#include "gpu/linear.cuh"

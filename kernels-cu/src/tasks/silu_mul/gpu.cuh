@@ -1,0 +1,31 @@
+/* silu(gate) * up of a column tile, computed in f32 and rounded once. */
+#pragma once
+
+#include "gpu/context.cuh"
+#include "gpu/numbers.cuh"
+#include "tasks/silu_mul/params.h"
+
+namespace mpk {
+namespace gpu {
+
+/* enum mpk_dtype of gate, up and output. */
+template <uint32_t Dtype>
+struct SiluMul : TaskCode {
+  static __device__ int run(Context& context) {
+    if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+    using N = Number<Dtype>;
+    const mpk_operand& out = context.output(0);
+    const uint32_t rows = context.rows_in_use(context.params<mpk_silu_mul_params>().rows_kind, out.dims[0]), columns = out.dims[1];
+    const uint64_t count = static_cast<uint64_t>(rows) * columns;
+    for (uint64_t i = context.thread; i < count; i += kComputeThreads) {
+      const uint32_t row = static_cast<uint32_t>(i / columns), column = static_cast<uint32_t>(i - static_cast<uint64_t>(row) * columns);
+      const float gate = N::to_f32(reinterpret_cast<const typename N::Type*>(row_address(context.input(0), row))[column]);
+      const float up = N::to_f32(reinterpret_cast<const typename N::Type*>(row_address(context.input(1), row))[column]);
+      reinterpret_cast<typename N::Type*>(row_address(out, row))[column] = N::from_f32(gate / (1.0f + expf(-gate)) * up);
+    }
+    return MPK_OK;
+  }
+};
+
+}  // namespace gpu
+}  // namespace mpk
