@@ -158,7 +158,13 @@ impl BatchMemory {
     }
 
     /// One slot with all rows of `graph` in use, at the positions 0, 1, ...
-    fn fixed_batch(&self, graph: &TaskGraph, plan: &BatchPlan, batch: &mut abi::mpk_batch, image: &mut Image) {
+    fn fixed_batch(
+        &self,
+        graph: &TaskGraph,
+        plan: &BatchPlan,
+        batch: &mut abi::mpk_batch,
+        image: &mut Image,
+    ) {
         let rows = graph.capacity.rows;
         let samples = graph.capacity.samples.min(rows);
         batch.num_rows = rows;

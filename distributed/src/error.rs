@@ -210,7 +210,9 @@ pub enum Error {
         reason: String,
     },
     /// The GPU failed during the run.
-    #[error("rank {rank}: the GPU failed: {reason}{place}; `compute-sanitizer mpk-run ...` names the instruction")]
+    #[error(
+        "rank {rank}: the GPU failed: {reason}{place}; `compute-sanitizer mpk-run ...` names the instruction"
+    )]
     Device {
         /// This rank.
         rank: u32,

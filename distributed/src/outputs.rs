@@ -85,7 +85,8 @@ impl Outputs {
                 _ => None,
             };
             let from = from.min(count);
-            let first = self.image.host::<i32>(self.tokens_at + 4 * (self.first[index] + from) as u64, count - from);
+            let first =
+                self.image.host::<i32>(self.tokens_at + 4 * (self.first[index] + from) as u64, count - from);
             (std::slice::from_raw_parts(first, count - from), finish)
         }
     }

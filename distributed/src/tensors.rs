@@ -62,7 +62,8 @@ pub(crate) struct TensorLayout {
 impl TensorLayout {
     /// Lays out all tensors; those that graphs share have one place.
     pub fn new(graphs: &[TaskGraph], heap: &HeapLayout) -> Result<TensorLayout> {
-        let (mut constants, mut persistent, mut activations) = (Layout::default(), Layout::default(), Layout::default());
+        let (mut constants, mut persistent, mut activations) =
+            (Layout::default(), Layout::default(), Layout::default());
         let mut shared: HashMap<&str, Place> = HashMap::new();
         let mut places = Vec::new();
         for (graph, heap_offsets) in graphs.iter().zip(&heap.tensors) {
@@ -124,7 +125,9 @@ pub(crate) fn constants<'a>(graphs: &'a [TaskGraph], slots: &[Vec<Slot>]) -> Vec
         .iter()
         .zip(slots)
         .flat_map(|(graph, slots)| graph.tensors.iter().zip(slots.iter().copied()))
-        .filter(|(t, _)| matches!(t.role, Role::Weight { .. } | Role::Constant) && seen.insert(t.name.as_str()))
+        .filter(|(t, _)| {
+            matches!(t.role, Role::Weight { .. } | Role::Constant) && seen.insert(t.name.as_str())
+        })
         .collect();
     list.sort_by_key(|(_, slot)| std::cmp::Reverse(slot.bytes));
     list

@@ -178,7 +178,11 @@ fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
     let work_bytes = config.work_bytes.checked_sub(excess)? / 1024 * 1024;
     (work_bytes >= LEAST_WORK || excess == 0).then_some(match excess {
         0 => config,
-        _ => KernelConfig { work_bytes, shared_bytes: config.shared_bytes - (config.work_bytes - work_bytes), ..config },
+        _ => KernelConfig {
+            work_bytes,
+            shared_bytes: config.shared_bytes - (config.work_bytes - work_bytes),
+            ..config
+        },
     })
 }
 
@@ -193,9 +197,8 @@ fn code(world: &World, args: &Args, row: &Device, graphs: &[TaskGraph]) -> Resul
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
-    let make = || {
-        compile(&expressions, &options, &cache).map_err(|e| AppError::from(distributed::Error::Code(e)))
-    };
+    let make =
+        || compile(&expressions, &options, &cache).map_err(|e| AppError::from(distributed::Error::Code(e)));
     // One rank of a node compiles, the others find its cubin in the cache.
     let first = world.node_rank() == 0;
     let made = together(world, if first { make().map(Some) } else { Ok(None) })?;

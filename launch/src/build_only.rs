@@ -47,7 +47,8 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             (vec![parsed.graph], name)
         }
     };
-    let all = build_verified(&ops, &kernels_cu::registry::registry(), &build_options(args, &model, ranks, target))?;
+    let all =
+        build_verified(&ops, &kernels_cu::registry::registry(), &build_options(args, &model, ranks, target))?;
     if let Some(folder) = &args.emit_graph {
         emit(folder, &all, &main)?;
     }
@@ -77,7 +78,10 @@ fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     if let Some(name) = &args.device {
         let row = target::device(name).cloned().ok_or_else(|| {
             let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
-            AppError::input(format!("--device {name}: not in the hardware table; it has {}", known.join(", ")))
+            AppError::input(format!(
+                "--device {name}: not in the hardware table; it has {}",
+                known.join(", ")
+            ))
         });
         return row.map(Some);
     }

@@ -226,16 +226,12 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
                 _ => table.good(NVSHMEM_HOST, found),
             }
         }
-        Err(error) if needed => table.missing(
-            NVSHMEM_HOST,
-            "not found: several ranks on GPUs need it",
-            error.to_string(),
-        ),
-        Err(error) => table.note(
-            NVSHMEM_HOST,
-            "not found: only needed for several ranks on GPUs",
-            error.to_string(),
-        ),
+        Err(error) if needed => {
+            table.missing(NVSHMEM_HOST, "not found: several ranks on GPUs need it", error.to_string())
+        }
+        Err(error) => {
+            table.note(NVSHMEM_HOST, "not found: only needed for several ranks on GPUs", error.to_string())
+        }
     }
 }
 
@@ -256,7 +252,9 @@ fn check_mpi(table: &mut Table, ranks: u32) {
             }
         }
         _ if ranks > 1 => table.missing("MPI", format!("library {library}; mpirun was not found"), mend),
-        _ => table.note("MPI", format!("library {library}; mpirun was not found: one rank runs without"), mend),
+        _ => {
+            table.note("MPI", format!("library {library}; mpirun was not found: one rank runs without"), mend)
+        }
     }
 }
 
@@ -383,7 +381,12 @@ fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
     }
     let mut text = format!("`{command}` on the GPUs:");
     for rank in 0..ranks.min(64) {
-        let _ = write!(text, "{} rank {rank} on GPU {}", if rank > 0 { "," } else { "" }, rank % gpus.len() as u32);
+        let _ = write!(
+            text,
+            "{} rank {rank} on GPU {}",
+            if rank > 0 { "," } else { "" },
+            rank % gpus.len() as u32
+        );
     }
     let sharing = ranks.div_ceil(gpus.len() as u32);
     if sharing > 1 {

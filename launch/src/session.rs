@@ -100,9 +100,7 @@ fn run_on(world: &World, args: &Args, report: Option<Report<'_>>) -> Result<(), 
     let prepared = together(world, prepare(args, world))?;
     let backend = Backend::choose(world, args)?;
     match &prepared.source {
-        ModelSource::Model(source) => {
-            generate(world, args, &prepared.model, source, backend, begin, report)
-        }
+        ModelSource::Model(source) => generate(world, args, &prepared.model, source, backend, begin, report),
         ModelSource::Graph { graph, weights } => {
             user_graph::run(world, args, &prepared.model, graph, weights.as_ref(), backend, begin)
         }

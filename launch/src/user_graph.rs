@@ -5,15 +5,13 @@
 //! the same given values on every rank (the sum is N times them), or random ones that differ by rank.
 
 use crate::app_error::{AppError, Exit, together};
-use crate::cli::Args;
 use crate::backend::Backend;
+use crate::cli::Args;
 use crate::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
 use crate::hf_config::WeightDtype;
 use crate::model_json::ModelJson;
 use crate::random_weights::RandomWeights;
-use crate::session::{
-    build_options, build_together, launch, load, print_line, run_options, write_trace,
-};
+use crate::session::{build_options, build_together, launch, load, print_line, run_options, write_trace};
 use crate::weights::{WeightSource, convert};
 use distributed::fill::{Piece, TensorSource};
 use distributed::plan::{BatchPlan, Mode, Request};

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::{
-    checkpoint::{Checkpoint, TensorView}, error::InputError, hf_config::WeightDtype, random_weights::RandomWeights,
+    checkpoint::{Checkpoint, TensorView},
+    error::InputError,
+    hf_config::WeightDtype,
+    random_weights::RandomWeights,
 };
 
 /// The weights of a model.
@@ -37,7 +40,9 @@ impl WeightSource {
         out: &mut [u8],
     ) -> Result<(), InputError> {
         match self {
-            Self::Checkpoint(checkpoint) => checkpoint_tensor(checkpoint, name, shape)?.copy(rows, columns, dtype, out),
+            Self::Checkpoint(checkpoint) => {
+                checkpoint_tensor(checkpoint, name, shape)?.copy(rows, columns, dtype, out)
+            }
             Self::Random(random) => random.tensor(name, shape).fill(rows, columns, dtype, out),
             Self::Values(values) => {
                 let pitch = shape.last().copied().unwrap_or(1);

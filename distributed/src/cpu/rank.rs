@@ -105,7 +105,13 @@ impl CpuRank {
             in_place("the batch state"),
         )?;
         Ok(CpuRank {
-            common: Common { graphs, slots, outputs, requests: plan.requests.len(), constant_bytes: layout.constants },
+            common: Common {
+                graphs,
+                slots,
+                outputs,
+                requests: plan.requests.len(),
+                constant_bytes: layout.constants,
+            },
             cores,
             control,
             trace,

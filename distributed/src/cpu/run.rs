@@ -1,8 +1,8 @@
 //! The launch: one thread for each worker and scheduler, while the host watches.
 
 use crate::affinity::bind;
-use crate::error::{Error, Result};
 use crate::cpu::CpuRank;
+use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::rank::Common;
 use crate::report::report;
@@ -76,7 +76,8 @@ impl CpuRank {
         look(&self.common);
         let (code, first) = self.abort_state();
         if code != 0 {
-            let text = report(world.rank(), code, first, &self.common.graphs, &self.statuses(), workers as u32);
+            let text =
+                report(world.rank(), code, first, &self.common.graphs, &self.statuses(), workers as u32);
             return Err(Error::Aborted(text));
         }
         Ok(())

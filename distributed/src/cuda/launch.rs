@@ -126,7 +126,10 @@ fn open_shim(shim: &CollectiveShim) -> Option<ShimLaunch> {
     let library = match unsafe { libloading::Library::new(&shim.path) } {
         Ok(library) => library,
         Err(error) => {
-            tracing::warn!("{}: {error}; the kernel is launched by cuLaunchCooperativeKernel", shim.path.display());
+            tracing::warn!(
+                "{}: {error}; the kernel is launched by cuLaunchCooperativeKernel",
+                shim.path.display()
+            );
             return None;
         }
     };

@@ -87,7 +87,8 @@ impl PinnedBuffer {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: a context is current; the out-pointer is valid.
         let result = unsafe { sys::cuMemHostAlloc(&mut start, len.max(1), flags) };
-        let refused = |reason: String| Error::PinnedMemory { what: what.to_string(), bytes: len as u64, reason };
+        let refused =
+            |reason: String| Error::PinnedMemory { what: what.to_string(), bytes: len as u64, reason };
         if result != sys::CUresult::CUDA_SUCCESS {
             return Err(refused(describe(result)));
         }
@@ -193,9 +194,7 @@ impl Stream {
         }
         self.context.make_current()?;
         // SAFETY: the caller's promise.
-        check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(address, value, len as usize, self.raw)
-        })
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, value, len as usize, self.raw) })
     }
 
     /// Copies `len` bytes of host memory to the device. From memory that is not pinned, they have been read when the

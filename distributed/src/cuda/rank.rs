@@ -443,8 +443,7 @@ struct Scratch {
 impl Scratch {
     fn new(graphs: &[TaskGraph]) -> Scratch {
         let tasks = graphs.iter().map(|g| g.tasks.len()).max().unwrap_or(0) as u64;
-        let code =
-            graphs.iter().flat_map(|g| &g.variants).map(|v| v.scratch_bytes).max().unwrap_or(0);
+        let code = graphs.iter().flat_map(|g| &g.variants).map(|v| v.scratch_bytes).max().unwrap_or(0);
         Scratch::of(tasks, u64::from(code))
     }
 

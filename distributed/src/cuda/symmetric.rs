@@ -220,11 +220,7 @@ fn parse_size(text: &str) -> Option<u64> {
 fn check_ranks(library: &Nvshmem, world: &World) -> Result<()> {
     let (pe, pes) = (library.my_pe()?, library.n_pes()?);
     if (pe, pes) != (world.rank() as i32, world.size() as i32) {
-        return Err(Error::Nvshmem(format!(
-            "rank {} of {} is PE {pe} of {pes}",
-            world.rank(),
-            world.size()
-        )));
+        return Err(Error::Nvshmem(format!("rank {} of {} is PE {pe} of {pes}", world.rank(), world.size())));
     }
     Ok(())
 }
@@ -246,9 +242,7 @@ fn peer_bases(
             }
             let address = library.peer_address(own, peer as i32)?;
             match address {
-                None if transport == Transport::P2p => {
-                    Err(Error::PeerAccess { rank: world.rank(), peer })
-                }
+                None if transport == Transport::P2p => Err(Error::PeerAccess { rank: world.rank(), peer }),
                 address => Ok(address.map_or(0, |a| a.as_ptr() as u64)),
             }
         })

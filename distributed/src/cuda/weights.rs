@@ -102,11 +102,7 @@ fn target(tensor: &TensorEntry, slot: Slot, piece: &Piece, rows: &Range<u64>) ->
         rows: rows.end - rows.start,
         columns: piece.columns,
         dtype: tensor.dtype as u32,
-        layout: if tensor.tiled {
-            u32::from(packed_layout(Backend::Cuda))
-        } else {
-            abi::MPK_LAYOUT_STRIDED
-        },
+        layout: if tensor.tiled { u32::from(packed_layout(Backend::Cuda)) } else { abi::MPK_LAYOUT_STRIDED },
     }
 }
 
