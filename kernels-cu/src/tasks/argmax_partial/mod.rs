@@ -15,7 +15,7 @@
 //! input and writes records without candidates.
 
 use crate::abi::{MPK_ARGMAX_PAIRS, mpk_argmax_partial_params, mpk_task_argmax_partial, params_words};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,8 +32,19 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(ArgmaxPartial)),
     run: mpk_task_argmax_partial,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// Most candidates of a record that the GPU code has room for.
+pub(crate) const GPU_MAX_KEPT: u32 = 256;
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    match site.params {
+        [kept @ 1..=GPU_MAX_KEPT, ..] => Ok(format!("mpk::gpu::ArgmaxPartial<{kept}>")),
+        _ => Err(format!("{:?} candidates; the GPU code keeps 1 to {GPU_MAX_KEPT}", site.params.first())),
+    }
+}
 
 /// Candidates of a record: max(1, `top_k`).
 pub fn kept(top_k: u32) -> u32 {

@@ -12,9 +12,9 @@
 //! One task for each sample: arguments `[sample, 0..]`. A record whose hash of the batch state is not this rank's
 //! ends the run (`MPK_ABORT_DIVERGED`).
 
-use super::argmax_partial::{kept, words};
+use super::argmax_partial::{GPU_MAX_KEPT, kept, words};
 use crate::abi::{mpk_argmax_reduce_params, mpk_task_argmax_reduce, params_words};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
@@ -27,8 +27,18 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(ArgmaxReduce)),
     run: mpk_task_argmax_reduce,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    match site.params {
+        [kept @ 1..=GPU_MAX_KEPT, top_k, ..] if top_k <= kept => {
+            Ok(format!("mpk::gpu::ArgmaxReduce<{kept}, {top_k}>"))
+        }
+        _ => Err(format!("candidates and top_k {:?}; the GPU code keeps 1 to {GPU_MAX_KEPT}", site.params)),
+    }
+}
 
 /// Contract of `argmax_reduce`.
 #[derive(Debug)]

@@ -32,9 +32,10 @@
 //!
 //! Queries and keys are rounded to the act dtype after norm and rope; softmax and accumulation are f32.
 
-use crate::abi::{mpk_attention_params, mpk_task_attention, params_words};
-use crate::registry::Registration;
+use crate::abi::{mpk_attention_params, mpk_operand, mpk_task_attention, params_words};
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
+use crate::tasks::linear_family::gpu_float;
 use std::ops::Range;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
@@ -51,8 +52,49 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(Attention)),
     run: mpk_task_attention,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let words = size_of::<mpk_attention_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let params: mpk_attention_params = bytemuck::pod_read_unaligned(bytes);
+    let (inputs, outputs) = (5 + 2 * params.qk_norm as usize, 2 + params.partial as usize);
+    if site.inputs.len() != inputs || site.outputs.len() != outputs {
+        return Err(format!("it must have {inputs} inputs and {outputs} outputs"));
+    }
+    let (qkv, cache, rope) = (&site.inputs[..3], &site.inputs[3], &site.inputs[4]);
+    let dim = params.head_dim;
+    if dim == 0 || dim % 2 != 0 || dim > 256 {
+        return Err(format!("heads of {dim} elements; the GPU code takes even numbers up to 256"));
+    }
+    let [pages, planes, page_size, _] = cache.dims.map(u64::from);
+    let row = u64::from(dim);
+    if cache.ndim != 4
+        || page_size == 0
+        || cache.strides.map(u64::from) != [planes * page_size * row, page_size * row, row, 1]
+    {
+        return Err("its cache must be [pages, planes, positions, head_dim] without gaps".to_string());
+    }
+    if pages * planes * page_size >= 1 << 32 {
+        return Err("its cache has 2^32 rows or more".to_string());
+    }
+    if (u64::from(rope.dims[0]) / page_size + 1) * (u64::from(params.splits) + 1) >= 1 << 32 {
+        return Err("its sequences have too many pages".to_string());
+    }
+    let act = gpu_float(cache)?;
+    let of_act = |operand: &mpk_operand| operand.dtype == cache.dtype;
+    if !qkv.iter().chain(&site.inputs[5..]).all(of_act) || (params.partial == 0 && !of_act(&site.outputs[0]))
+    {
+        return Err("queries, keys, values and output must have the cache's type".to_string());
+    }
+    let (qk_norm, partial) = (params.qk_norm != 0, params.partial != 0);
+    Ok(format!(
+        "mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {}, {partial}>",
+        params.splits.max(1)
+    ))
+}
 
 /// Most shares that a slot's positions are cut into.
 pub const MAX_SPLITS: u32 = 16;

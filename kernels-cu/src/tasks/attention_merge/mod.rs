@@ -10,10 +10,11 @@
 //! One task for each active slot a and local key-value head h: arguments `[a, first local query head, query heads,
 //! 0..]`. Rows of a slot are named by their row share (see [`super::attention`]).
 
-use super::attention::{Heads, row_share, rows_and_active};
+use super::attention::{Heads, MAX_SPLITS, row_share, rows_and_active};
 use crate::abi::{mpk_attention_merge_params, mpk_task_attention_merge, params_words};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
+use crate::tasks::linear_family::gpu_float;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{DType, Region, Target, TaskType};
@@ -25,8 +26,20 @@ pub const REGISTRATION: Registration = Registration {
     contract: Some(|| Arc::new(AttentionMerge)),
     run: mpk_task_attention_merge,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let ([partial, _], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have two inputs and one output".to_string());
+    };
+    let [_, _, splits, dim] = partial.dims;
+    if splits == 0 || splits > MAX_SPLITS || dim == 0 {
+        return Err(format!("{splits} splits; the GPU code takes 1 to {MAX_SPLITS}"));
+    }
+    Ok(format!("mpk::gpu::AttentionMerge<{}, {dim}, {splits}>", gpu_float(out)?))
+}
 
 /// Contract of `attention_merge`.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 //! by side in both.
 
 use crate::abi::{MPK_TASK_TYPE_NVSHMEM_COPY, mpk_task_nvshmem_copy};
-use crate::registry::Registration;
+use crate::registry::{GpuSite, Registration};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
@@ -16,8 +16,13 @@ pub const REGISTRATION: Registration = Registration {
     contract: None,
     run: mpk_task_nvshmem_copy,
     ready: None,
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// The GPU code.
+fn gpu(_site: &GpuSite<'_>) -> Result<String, String> {
+    Ok("mpk::gpu::NvshmemCopy".to_string())
+}
 
 #[cfg(test)]
 mod test;

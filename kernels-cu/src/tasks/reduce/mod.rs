@@ -7,8 +7,12 @@
 //! receive view f32_flagged [world, rows, columns], of which all slots are read, and the residual. Output:
 //! [rows, columns], f32 or the act dtype. Any strides, but columns lie side by side.
 
-use crate::abi::{MPK_TASK_TYPE_REDUCE, mpk_task_reduce, mpk_task_reduce_ready};
-use crate::registry::Registration;
+use crate::abi::{
+    MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_TASK_TYPE_REDUCE, mpk_reduce_params, mpk_task_reduce,
+    mpk_task_reduce_ready,
+};
+use crate::registry::{GpuSite, Registration};
+use crate::tasks::linear_family::gpu_float;
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
@@ -17,8 +21,29 @@ pub const REGISTRATION: Registration = Registration {
     contract: None,
     run: mpk_task_reduce,
     ready: Some(mpk_task_reduce_ready),
-    gpu: None,
+    gpu: Some(gpu),
 };
+
+/// Most ranks whose parts a thread of the GPU code holds at a time.
+const GPU_MAX_WORLD: u32 = 16;
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let words = size_of::<mpk_reduce_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let params: mpk_reduce_params = bytemuck::pod_read_unaligned(bytes);
+    let (flagged, residual) =
+        (params.flags & MPK_REDUCE_FLAGGED != 0, params.flags & MPK_REDUCE_RESIDUAL != 0);
+    let count = if flagged { 1 } else { 2 } + usize::from(residual);
+    let [out] = site.outputs else { return Err("it must have one output".to_string()) };
+    if site.inputs.len() != count {
+        return Err(format!("its parameters tell of {count} inputs, not {}", site.inputs.len()));
+    }
+    if params.world == 0 || params.world > GPU_MAX_WORLD {
+        return Err(format!("{} ranks; the GPU code sums those of 1 to {GPU_MAX_WORLD}", params.world));
+    }
+    Ok(format!("mpk::gpu::Reduce<{}, {}, {flagged}, {residual}>", gpu_float(out)?, params.world))
+}
 
 #[cfg(test)]
 mod test;

@@ -1,0 +1,143 @@
+/* One column tile of the logits: for each sample the highest values with their tokens, and the sum of exponentials. Few
+ * samples are done by all warps one after the other, many by one warp each. */
+#pragma once
+
+#include "tasks/argmax_partial/gpu_top.cuh"
+
+namespace mpk {
+namespace gpu {
+
+template <uint32_t Kept>
+struct ArgmaxPartial : TaskCode {
+  static __device__ __forceinline__ int run(Context& context) {
+    const mpk_operand& out = context.output(0); /* [1, 1, samples, words] */
+    if (out.dims[3] != MPK_ARGMAX_PAIRS + 2 * Kept) context.fail(MPK_ABORT_KERNEL);
+    int code = context.wait_inputs();
+    if (code != MPK_OK) return code;
+    const uint32_t samples = context.rows_in_use(1, out.dims[2]);
+    if (samples >= kComputeWarps) {
+      for (uint32_t s = context.warp; s < samples; s += kComputeWarps) {
+        const Columns columns(context, s, context.lane, 32);
+        uint32_t* record = record_of(context, s);
+        /* The list may lie on 4 bytes only in the record, so it goes through shared memory. */
+        TokenPair* list = lists(context, 0) + context.warp * Kept;
+        const MaximumSum sum = joined<32>(columns.scan(context, list));
+        if (context.lane == 0) head(context, record, sum);
+        __syncwarp();
+        for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, list[i]);
+        __syncwarp();
+      }
+      return MPK_OK;
+    }
+    for (uint32_t s = 0; s < samples; ++s) {
+      /* Two buffers: a barrier lies between the merge of one and the next writes to it. */
+      MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work) + s % 2 * kComputeWarps;
+      TokenPair* all = lists(context, s % 2);
+      const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept));
+      if (context.lane == 0) sums[context.warp] = of_warp;
+      code = context.sync();
+      if (code != MPK_OK) return code;
+      if (context.warp != 0) continue;
+      uint32_t* record = record_of(context, s);
+      const MaximumSum sum = joined<kComputeWarps>(sums[context.lane % kComputeWarps]);
+      if (context.lane == 0) head(context, record, sum);
+      merge_lists(all, Kept, context.lane, [&](uint32_t i, const TokenPair& pair) {
+        if (context.lane == 0) store(record, i, pair);
+      });
+    }
+    return MPK_OK;
+  }
+
+ private:
+  static constexpr uint32_t kSumBytes = 2 * kComputeWarps * sizeof(MaximumSum);
+  static_assert(kSumBytes + 2 * kComputeWarps * Kept * sizeof(TokenPair) <= kWorkBytes, "too many candidates for the work area");
+
+  static __device__ __forceinline__ TokenPair* lists(Context& context, uint32_t buffer) {
+    return reinterpret_cast<TokenPair*>(context.work + kSumBytes) + buffer * kComputeWarps * Kept;
+  }
+  static __device__ __forceinline__ uint32_t* record_of(const Context& context, uint32_t sample) {
+    return reinterpret_cast<uint32_t*>(context.output(0).addr) + static_cast<uint64_t>(sample) * context.output(0).strides[2];
+  }
+  static __device__ __forceinline__ void head(const Context& context, uint32_t* record, const MaximumSum& sum) {
+    record[MPK_ARGMAX_HASH_LOW] = static_cast<uint32_t>(context.slot->batch_hash);
+    record[MPK_ARGMAX_HASH_HIGH] = static_cast<uint32_t>(context.slot->batch_hash >> 32);
+    record[MPK_ARGMAX_MAXIMUM] = __float_as_uint(sum.maximum);
+    record[MPK_ARGMAX_SUM] = __float_as_uint(static_cast<float>(sum.sum));
+  }
+  static __device__ __forceinline__ void store(uint32_t* record, uint32_t i, const TokenPair& pair) {
+    record[MPK_ARGMAX_PAIRS + 2 * i] = __float_as_uint(pair.value);
+    record[MPK_ARGMAX_PAIRS + 2 * i + 1] = pair.token;
+  }
+
+  /* The columns first, first + step, ... of a sample: a thread's share. */
+  struct Columns {
+    const float* logits;
+    uint32_t first_token, count, first, step;
+
+    __device__ __forceinline__ Columns(const Context& context, uint32_t sample, uint32_t first_, uint32_t step_) : first(first_), step(step_) {
+      first_token = static_cast<uint32_t>(context.slot->task.args[1]);
+      count = static_cast<uint32_t>(context.slot->task.args[2]);
+      /* A tile without columns has no input. */
+      logits = count == 0 ? nullptr : reinterpret_cast<const float*>(row_address(context.input(0), sample));
+    }
+
+    static constexpr uint32_t kChunk = 8;
+    __device__ __forceinline__ void load(float (&x)[kChunk], uint32_t at) const {
+#pragma unroll
+      for (uint32_t i = 0; i < kChunk; ++i) {
+        const uint32_t column = at + i * step;
+        x[i] = column < count ? logits[column] : -INFINITY;
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kChunk; ++i)
+        if (x[i] != x[i]) x[i] = -INFINITY; /* what is not a number counts as the lowest */
+    }
+
+    __device__ __forceinline__ TokenPair best_after(const TokenPair& last) const {
+      TokenPair best = no_pair();
+#pragma unroll 1
+      for (uint32_t at = first; at < count; at += kChunk * step) {
+        float x[kChunk];
+        load(x, at);
+#pragma unroll
+        for (uint32_t i = 0; i < kChunk; ++i) {
+          const uint32_t column = at + i * step;
+          const TokenPair pair = {x[i], first_token + column};
+          if (column < count && pair.before(best) && comes_after(pair, last)) best = pair;
+        }
+      }
+      return best;
+    }
+
+    /* The warp's candidates to `list`; this thread's maximum and sum. */
+    __device__ __forceinline__ MaximumSum scan(const Context& context, TokenPair* list) const {
+      TokenPair best = no_pair();
+      MaximumSum part = {-INFINITY, 0.0};
+#pragma unroll 1
+      for (uint32_t at = first; at < count; at += kChunk * step) {
+        float x[kChunk];
+        load(x, at);
+        float highest = part.maximum;
+#pragma unroll
+        for (uint32_t i = 0; i < kChunk; ++i) {
+          const uint32_t column = at + i * step;
+          /* Columns ascend, so an equal value loses, but one of -infinity still beats none at all. */
+          if (column < count && (x[i] > best.value || best.token == MPK_ARGMAX_NO_TOKEN)) best = {x[i], first_token + column};
+          highest = fmaxf(highest, x[i]);
+        }
+        if (highest == -INFINITY) continue;
+        float sum = 0.0f;
+        /* Infinity minus itself is no number, so the maximum itself counts 1. */
+#pragma unroll
+        for (uint32_t i = 0; i < kChunk; ++i) sum += x[i] == highest ? 1.0f : expf(x[i] - highest);
+        if (highest != part.maximum) part = {highest, part.sum * static_cast<double>(expf(part.maximum - highest))};
+        part.sum += static_cast<double>(sum);
+      }
+      top_of_warp(list, Kept, context.lane, best, [&](const TokenPair& last) { return best_after(last); });
+      return part;
+    }
+  };
+};
+
+}  // namespace gpu
+}  // namespace mpk

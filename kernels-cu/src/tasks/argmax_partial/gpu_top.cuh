@@ -1,0 +1,82 @@
+/* The highest pairs (value, token) of a warp and of a block: highest value first, lowest token first among equals. */
+#pragma once
+
+#include "gpu/task.cuh"
+#include "tasks/argmax_partial/params.h"
+
+namespace mpk {
+namespace gpu {
+
+struct TokenPair {
+  float value;
+  uint32_t token;
+  __device__ __forceinline__ bool before(const TokenPair& other) const {
+    return value > other.value || (value == other.value && token < other.token);
+  }
+};
+
+__device__ __forceinline__ TokenPair no_pair() { return {-INFINITY, MPK_ARGMAX_NO_TOKEN}; }
+/* Before every pair. */
+__device__ __forceinline__ TokenPair first_pair() { return {__uint_as_float(0x7FC00000u), 0}; }
+/* Whether `pair` comes after `last`, which may be first_pair (not a number, so no comparison holds). */
+__device__ __forceinline__ bool comes_after(const TokenPair& pair, const TokenPair& last) { return last.value != last.value || last.before(pair); }
+
+/* The best of the lanes' pairs, in all lanes; `Lanes` neighbours each. */
+template <uint32_t Lanes>
+__device__ __forceinline__ TokenPair best_of_lanes(TokenPair pair) {
+#pragma unroll
+  for (uint32_t s = Lanes / 2; s > 0; s /= 2) {
+    const TokenPair other = {__shfl_xor_sync(0xFFFFFFFFu, pair.value, s), __shfl_xor_sync(0xFFFFFFFFu, pair.token, s)};
+    if (other.before(pair)) pair = other;
+  }
+  return pair;
+}
+
+/* By a warp: its `kept` best pairs, to `list`. `mine`: this lane's best; `best_after(pair)`: this lane's best one that
+ * comes after `pair`. No two pairs with a token have the same one. */
+template <typename BestAfter>
+__device__ __forceinline__ void top_of_warp(TokenPair* list, uint32_t kept, uint32_t lane, TokenPair mine, BestAfter best_after) {
+  for (uint32_t i = 0; i < kept; ++i) {
+    const TokenPair best = best_of_lanes<32>(mine);
+    if (lane == 0) list[i] = best;
+    if (i + 1 < kept && best.token != MPK_ARGMAX_NO_TOKEN && mine.token == best.token) mine = best_after(best);
+  }
+}
+
+/* By a warp: the `kept` best pairs of kComputeWarps sorted lists, each `kept` long, one behind the other. */
+template <typename Each>
+__device__ __forceinline__ void merge_lists(const TokenPair* lists, uint32_t kept, uint32_t lane, Each each) {
+  const TokenPair* own = lists + lane % kComputeWarps * kept;
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < kept; ++i) {
+    const TokenPair mine = at < kept ? own[at] : no_pair();
+    const TokenPair best = best_of_lanes<kComputeWarps>(mine);
+    if (best.token != MPK_ARGMAX_NO_TOKEN && mine.token == best.token) ++at;
+    each(i, best);
+  }
+}
+
+/* A maximum and a sum of exponentials of differences to it. */
+struct MaximumSum {
+  float maximum;
+  double sum;
+};
+
+__device__ __forceinline__ double sum_at(const MaximumSum& part, float maximum) {
+  if (part.maximum == maximum) return part.sum;
+  return part.maximum == -INFINITY ? 0.0 : part.sum * exp(static_cast<double>(part.maximum) - static_cast<double>(maximum));
+}
+
+template <uint32_t Lanes>
+__device__ __forceinline__ MaximumSum joined(MaximumSum part) {
+  float highest = part.maximum;
+#pragma unroll
+  for (uint32_t s = Lanes / 2; s > 0; s /= 2) highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, s));
+  double sum = sum_at(part, highest);
+#pragma unroll
+  for (uint32_t s = Lanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
+  return {highest, sum};
+}
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,110 @@
+/* Writes the rows in use of a view into the same view of a peer; the caller then signals the task's trigger event.
+ *
+ * Where the peer's memory has an address here, by plain stores: the signal's release at system scope, behind the caller's
+ * barrier, orders them. Otherwise by NVSHMEM's non-blocking puts, a warp each: block-wide ones meet in a barrier of the
+ * whole block, which the other warps never reach. nvshmem_fence orders all that the PE has put to a peer before it, not
+ * only what its thread has put, and the barrier between these puts and thread 0's fence (platform::signal_add) makes them
+ * come before it; so no fence is needed here. The source may not change until the data has left; what overwrites it
+ * follows from the peer's use of the signal, which comes after the data.
+ *
+ * The source of a put over a network must lie in the symmetric heap or in memory given to nvshmemx_buffer_register. */
+#pragma once
+
+#include "gpu/task.cuh"
+#include "tasks/nvshmem_copy/params.h"
+
+namespace mpk {
+namespace gpu {
+
+struct NvshmemCopy : TaskCode {
+  static __device__ __forceinline__ int run(Context& context) {
+    int code = context.wait_inputs();
+    if (code != MPK_OK) return code;
+    const mpk_operand &from = context.input(0), &to = context.output(0);
+    if (to.pe < 0 || static_cast<uint32_t>(to.pe) >= context.rank->world || from.ndim != to.ndim || from.ndim == 0 || from.dtype != to.dtype) {
+      context.fail(MPK_ABORT_KERNEL);
+      return context.sync();
+    }
+    const uint32_t pe = static_cast<uint32_t>(to.pe);
+    const Shape shape(context, from);
+    const View source(from), target(to);
+    uint8_t* remote = platform::peer_address(context.rank, pe, reinterpret_cast<uint8_t*>(to.addr));
+    if (remote == nullptr) return put(context, pe, shape, source, target, reinterpret_cast<uint8_t*>(to.addr));
+
+    const uint64_t bits = source.address_bits() | target.address_bits() | reinterpret_cast<uint64_t>(remote) | shape.row_bytes;
+    if ((bits & 15) == 0) copy<uint4>(context, shape, source, target, remote);
+    else if ((bits & 3) == 0) copy<uint32_t>(context, shape, source, target, remote);
+    else copy<uint8_t>(context, shape, source, target, remote);
+    return MPK_OK;
+  }
+
+ private:
+  /* Rows of the last dimension, counted through the others; only those in use. */
+  struct Shape {
+    uint32_t rows, inner, total; /* in use of the second last dimension; of the second dimension of four; all */
+    uint32_t row_bytes;
+    __device__ __forceinline__ Shape(const Context& context, const mpk_operand& view) {
+      row_bytes = view.dims[view.ndim - 1] * element_bytes(view.dtype);
+      rows = view.ndim >= 2 ? context.rows_in_use(context.params<mpk_nvshmem_copy_params>().rows_kind, view.dims[view.ndim - 2]) : 1;
+      inner = view.ndim == 4 ? view.dims[1] : 1;
+      total = (view.ndim >= 3 ? view.dims[0] : 1) * inner * rows;
+    }
+  };
+
+  /* Distances in bytes; of a dimension that the view does not have, 0. */
+  struct View {
+    uint64_t addr, outer, inner, row;
+    __device__ __forceinline__ explicit View(const mpk_operand& view) {
+      const uint64_t bytes = element_bytes(view.dtype);
+      addr = view.addr;
+      outer = view.ndim >= 3 ? view.strides[0] * bytes : 0;
+      inner = view.ndim == 4 ? view.strides[1] * bytes : 0;
+      row = view.ndim >= 2 ? view.strides[view.ndim - 2] * bytes : 0;
+    }
+    __device__ __forceinline__ uint64_t address_bits() const { return addr | outer | inner | row; }
+    __device__ __forceinline__ uint64_t offset(const Shape& shape, uint32_t r) const {
+      const uint32_t plane = r / shape.rows;
+      return r % shape.rows * row + plane % shape.inner * inner + plane / shape.inner * outer;
+    }
+  };
+
+  template <typename Piece>
+  static __device__ __forceinline__ void copy(const Context& context, const Shape& shape, const View& source, const View& target, uint8_t* remote) {
+    const uint32_t pieces = shape.row_bytes / sizeof(Piece);
+    const uint8_t* local = reinterpret_cast<const uint8_t*>(source.addr);
+    const uint64_t all = static_cast<uint64_t>(shape.total) * pieces;
+    constexpr uint32_t kBatch = 4;
+    for (uint64_t begin = context.thread; begin < all; begin += kBatch * kComputeThreads) {
+      Piece piece[kBatch];
+      uint64_t at[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const uint64_t i = begin + b * kComputeThreads;
+        if (i >= all) continue;
+        /* Fewer than 2^32 pieces come by far in one copy; a 32-bit division is cheaper. */
+        const uint32_t row = all >> 32 == 0 ? static_cast<uint32_t>(i) / pieces : static_cast<uint32_t>(i / pieces);
+        const uint64_t within = (i - static_cast<uint64_t>(row) * pieces) * sizeof(Piece);
+        piece[b] = *reinterpret_cast<const Piece*>(local + source.offset(shape, row) + within);
+        at[b] = target.offset(shape, row) + within;
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b)
+        if (begin + b * kComputeThreads < all) *reinterpret_cast<Piece*>(remote + at[b]) = piece[b];
+    }
+  }
+
+  static __device__ __forceinline__ int put(Context& context, uint32_t pe, const Shape& shape, const View& source, const View& target, uint8_t* symmetric) {
+#if MPK_NVSHMEM
+    for (uint32_t r = context.warp; r < shape.total; r += kComputeWarps)
+      nvshmemx_putmem_nbi_warp(symmetric + target.offset(shape, r), reinterpret_cast<const uint8_t*>(source.addr) + source.offset(shape, r),
+                               shape.row_bytes, static_cast<int>(pe));
+    return MPK_OK;
+#else
+    context.fail(MPK_ABORT_PEER);
+    return context.sync();
+#endif
+  }
+};
+
+}  // namespace gpu
+}  // namespace mpk

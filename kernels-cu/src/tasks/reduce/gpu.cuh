@@ -1,0 +1,205 @@
+/* Sum of the ranks' partial tiles in rank order, plus the residual once. */
+#pragma once
+
+#include "gpu/task.cuh"
+#include "tasks/reduce/params.h"
+
+namespace mpk {
+namespace gpu {
+
+namespace reduce {
+
+/* `Width` values, aligned to their size together where Width is above 1. */
+template <uint32_t Width>
+__device__ __forceinline__ void load_values(float (&v)[Width], const float* from) {
+  if constexpr (Width == 4) {
+    const float4 x = *reinterpret_cast<const float4*>(from);
+    v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+  } else if constexpr (Width == 2) {
+    const float2 x = *reinterpret_cast<const float2*>(from);
+    v[0] = x.x, v[1] = x.y;
+  } else {
+    v[0] = from[0];
+  }
+}
+
+/* Relaxed, system scope: a word carries its own flag, and each of two is read whole. */
+template <uint32_t Width>
+__device__ __forceinline__ void load_words(uint64_t (&words)[Width], const uint64_t* from) {
+  if constexpr (Width == 2)
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1},[%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
+  else
+    words[0] = platform::load<platform::Scope::kSystem>(from, platform::kRelaxed);
+}
+
+__device__ __forceinline__ bool arrived(uint64_t word, uint32_t epoch) {
+  return static_cast<int32_t>(static_cast<uint32_t>(word >> 32) - epoch) >= 0;
+}
+
+}  // namespace reduce
+
+template <uint32_t OutDtype, uint32_t World, bool Flagged, bool Residual>
+struct Reduce : TaskCode {
+  using Out = typename Number<OutDtype>::Type;
+
+  static __device__ __forceinline__ int run(Context& context) {
+    const int code = context.wait_inputs();
+    if (code != MPK_OK) return code;
+    const mpk_operand& out = context.output(0);
+    const uint32_t rows = context.rows_in_use(context.params<mpk_reduce_params>().rows_kind, out.dims[0]);
+    const uint32_t columns = out.dims[1];
+    if constexpr (Flagged) {
+      if (aligned(context, columns, 2)) flagged<2>(context, rows, columns);
+      else flagged<1>(context, rows, columns);
+    } else {
+      /* A short tile spreads over more threads by itself. */
+      if (rows * columns >= 4 * kComputeThreads && aligned(context, columns, 4)) plain<4>(context, rows, columns);
+      else plain<1>(context, rows, columns);
+    }
+    return MPK_OK;
+  }
+
+  static __device__ __forceinline__ bool ready(const TaskSlot& slot, const mpk_rank*, uint32_t lane) {
+    if constexpr (!Flagged) return true;
+    const mpk_operand& receive = slot.operands[0];
+    const uint32_t rows_kind = reinterpret_cast<const mpk_reduce_params*>(slot.params)->rows_kind;
+    uint32_t rows = rows_kind == 0 ? slot.num_rows : rows_kind == 1 ? slot.num_samples : receive.dims[1];
+    if (rows > receive.dims[1]) rows = receive.dims[1];
+    const uint32_t columns = receive.dims[2], total = World * rows * columns;
+    const uint64_t* words = reinterpret_cast<const uint64_t*>(receive.addr);
+    constexpr uint32_t kBatch = 4;
+    /* From the end: the last rank's words and the last rows tend to come last. */
+    for (uint32_t done = 0; done < total; done += 32 * kBatch) {
+      uint64_t seen[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const uint32_t back = done + b * 32 + lane;
+        const uint32_t i = total - 1 - (back < total ? back : 0);
+        const uint32_t row = i / columns % rows, rank = i / columns / rows;
+        seen[b] = platform::load<platform::Scope::kSystem>(
+            words + static_cast<uint64_t>(rank) * receive.strides[0] + static_cast<uint64_t>(row) * receive.strides[1] + i % columns, platform::kRelaxed);
+      }
+      bool all = true;
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) all = all && reduce::arrived(seen[b], slot.epoch);
+      if (!__all_sync(0xFFFFFFFFu, all)) return false;
+    }
+    return true;
+  }
+
+ private:
+  static __device__ __forceinline__ const mpk_operand& receive(const Context& context) { return context.input(Flagged ? 0 : 1); }
+  static __device__ __forceinline__ const mpk_operand& residual(const Context& context) { return context.input(Flagged ? 1 : 2); }
+
+  /* Whether `width` neighbours can be read and written at a time in all views. */
+  static __device__ __forceinline__ bool aligned(const Context& context, uint32_t columns, uint32_t width) {
+    const uint32_t word = Flagged ? 8 : 4;
+    const mpk_operand &in = receive(context), &out = context.output(0);
+    uint64_t bits = in.addr | static_cast<uint64_t>(in.strides[0] | in.strides[1] | columns) * word;
+    if constexpr (!Flagged) bits |= context.input(0).addr | static_cast<uint64_t>(context.input(0).strides[0]) * word;
+    /* The same in units of f32, to test it with the others. */
+    if constexpr (Residual) bits |= residual(context).addr * (word / 4) | static_cast<uint64_t>(residual(context).strides[0]) * word;
+    bits |= out.addr * (word / sizeof(Out)) | static_cast<uint64_t>(out.strides[0]) * word;
+    return (bits & (width * word - 1)) == 0;
+  }
+
+  template <uint32_t Width>
+  static __device__ __forceinline__ void store(const Context& context, uint32_t row, uint32_t c, const float (&sum)[Width]) {
+    const mpk_operand& out = context.output(0);
+    Out* to = reinterpret_cast<Out*>(out.addr) + static_cast<uint64_t>(row) * out.strides[0] + c;
+    struct alignas(sizeof(Out) * Width) Piece {
+      Out v[Width];
+    } piece;
+#pragma unroll
+    for (uint32_t e = 0; e < Width; ++e) piece.v[e] = Number<OutDtype>::from_f32(sum[e]);
+    *reinterpret_cast<Piece*>(to) = piece;
+  }
+
+  template <uint32_t Width>
+  static __device__ __forceinline__ void load_residual(const Context& context, float (&v)[Width], uint32_t row, uint32_t c) {
+    if constexpr (Residual) {
+      const mpk_operand& view = residual(context);
+      reduce::load_values<Width>(v, reinterpret_cast<const float*>(view.addr) + static_cast<uint64_t>(row) * view.strides[0] + c);
+    }
+  }
+  template <uint32_t Width>
+  static __device__ __forceinline__ void add_residual(float (&sum)[Width], const float (&v)[Width]) {
+    if constexpr (Residual) {
+#pragma unroll
+      for (uint32_t e = 0; e < Width; ++e) sum[e] += v[e];
+    }
+  }
+
+  template <uint32_t Width>
+  static __device__ __forceinline__ void plain(const Context& context, uint32_t rows, uint32_t columns) {
+    const mpk_operand &own = context.input(0), &in = receive(context);
+    const uint32_t self = context.params<mpk_reduce_params>().rank;
+    const uint32_t pieces = columns / Width;
+#pragma unroll 2
+    for (uint32_t i = context.thread; i < rows * pieces; i += kComputeThreads) {
+      const uint32_t row = i / pieces, c = i % pieces * Width;
+      const float* mine = reinterpret_cast<const float*>(own.addr) + static_cast<uint64_t>(row) * own.strides[0] + c;
+      const float* received = reinterpret_cast<const float*>(in.addr) + static_cast<uint64_t>(row) * in.strides[1] + c;
+      float parts[World][Width], rest[Width];
+      load_residual<Width>(context, rest, row, c);
+#pragma unroll
+      for (uint32_t r = 0; r < World; ++r) reduce::load_values<Width>(parts[r], r == self ? mine : received + static_cast<uint64_t>(r) * in.strides[0]);
+#pragma unroll
+      for (uint32_t r = 1; r < World; ++r)
+#pragma unroll
+        for (uint32_t e = 0; e < Width; ++e) parts[0][e] += parts[r][e];
+      add_residual<Width>(parts[0], rest);
+      store<Width>(context, row, c, parts[0]);
+    }
+  }
+
+  template <uint32_t Width>
+  static __device__ __forceinline__ void flagged(Context& context, uint32_t rows, uint32_t columns) {
+    const mpk_operand& in = receive(context);
+    const uint32_t epoch = context.slot->epoch;
+    const uint32_t pieces = columns / Width;
+    for (uint32_t i = context.thread; i < rows * pieces; i += kComputeThreads) {
+      const uint32_t row = i / pieces, c = i % pieces * Width;
+      const uint64_t* words = reinterpret_cast<const uint64_t*>(in.addr) + static_cast<uint64_t>(row) * in.strides[1] + c;
+      float rest[Width];
+      load_residual<Width>(context, rest, row, c);
+      uint64_t seen[World][Width];
+      bool all = false;
+#pragma unroll 1
+      for (uint32_t polls = 0; polls < kQuickPolls && !all; ++polls) {
+        /* All ranks' words are on their way before the first is tested. */
+#pragma unroll
+        for (uint32_t r = 0; r < World; ++r) reduce::load_words<Width>(seen[r], words + static_cast<uint64_t>(r) * in.strides[0]);
+        all = true;
+#pragma unroll
+        for (uint32_t r = 0; r < World; ++r)
+#pragma unroll
+          for (uint32_t e = 0; e < Width; ++e) all = all && reduce::arrived(seen[r][e], epoch);
+      }
+      float sum[Width];
+      if (all) {
+#pragma unroll
+        for (uint32_t r = 0; r < World; ++r)
+#pragma unroll
+          for (uint32_t e = 0; e < Width; ++e) {
+            const float part = __uint_as_float(static_cast<uint32_t>(seen[r][e]));
+            sum[e] = r == 0 ? part : sum[e] + part;
+          }
+      } else {
+        /* The bounded wait, word by word. */
+#pragma unroll 1
+        for (uint32_t r = 0; r < World; ++r)
+#pragma unroll
+          for (uint32_t e = 0; e < Width; ++e) {
+            const float part = context.wait_flagged(words + static_cast<uint64_t>(r) * in.strides[0] + e);
+            sum[e] = r == 0 ? part : sum[e] + part;
+          }
+      }
+      add_residual<Width>(sum, rest);
+      store<Width>(context, row, c, sum);
+    }
+  }
+};
+
+}  // namespace gpu
+}  // namespace mpk
