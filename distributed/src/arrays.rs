@@ -1,6 +1,9 @@
 //! One task graph as the arrays of the ABI.
 
 use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::memory::Layout;
+use crate::tensors::Slot;
 use kernels_cu::abi;
 use kernels_cu::layout::packed_layout;
 use kernels_cu::registry::type_number;
@@ -8,7 +11,7 @@ use taskgraph::DType;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
 use taskgraph::{EventId, Placement};
 
-/// Owns what an `mpk_graph` points to.
+/// What an `mpk_graph` points to.
 #[derive(Default)]
 pub struct GraphArrays {
     tasks: Vec<abi::mpk_task>,
@@ -18,14 +21,27 @@ pub struct GraphArrays {
     dependencies: Vec<abi::mpk_dependency>,
     worker_first: Vec<u32>,
     worker_tasks: Vec<u32>,
-    launched: Vec<u32>,
     /// Scratch memory that a worker needs, bytes.
     pub scratch_bytes: u64,
 }
 
+/// Offsets of a graph's arrays in an image.
+#[derive(Clone, Copy)]
+pub struct ArrayPlaces {
+    tasks: u64,
+    events: u64,
+    variants: u64,
+    operands: u64,
+    dependencies: u64,
+    worker_first: u64,
+    worker_tasks: u64,
+    launched: u64,
+}
+
 impl GraphArrays {
-    /// Converts `graph`; `addresses` gives each tensor's address in this process.
-    pub fn new(graph: &TaskGraph, addresses: &[u64]) -> Result<Self> {
+    /// Converts `graph`; `slots` gives each tensor's address in the kernel's memory, and
+    /// `codes`, on a GPU, each task's code in the cubin.
+    pub fn new(graph: &TaskGraph, slots: &[Slot], codes: &[u32]) -> Result<Self> {
         let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
         let types = graph
             .type_names
@@ -54,7 +70,7 @@ impl GraphArrays {
             .map(|operand| {
                 let tensor = &graph.tensors[operand.tensor as usize];
                 abi::mpk_operand {
-                    addr: addresses[operand.tensor as usize] + operand.offset,
+                    addr: slots[operand.tensor as usize].address + operand.offset,
                     dims: operand.dims,
                     strides: operand.strides,
                     dtype: tensor.dtype as u8,
@@ -69,7 +85,7 @@ impl GraphArrays {
                 }
             })
             .collect();
-        for task in &graph.tasks {
+        for (index, task) in graph.tasks.iter().enumerate() {
             let flagged = graph
                 .inputs(task)
                 .iter()
@@ -93,7 +109,7 @@ impl GraphArrays {
                 worker: task.worker.unwrap_or(u32::MAX),
                 op: task.op,
                 args: task.args,
-                code: abi::MPK_NO_CODE,
+                code: codes.get(index).copied().unwrap_or(abi::MPK_NO_CODE),
             });
         }
         arrays.events = graph
@@ -119,12 +135,42 @@ impl GraphArrays {
             arrays.worker_tasks.extend(graph.worker_lists.get(worker).into_iter().flatten());
             arrays.worker_first.push(arrays.worker_tasks.len() as u32);
         }
-        arrays.launched = vec![0; graph.events.len()];
         Ok(arrays)
     }
 
-    /// The ABI view; valid as long as `self` lives and is not moved out of its heap buffers.
-    pub fn abi(&mut self, graph: &TaskGraph, counters: *mut u64) -> abi::mpk_graph {
+    /// Reserves room for the arrays.
+    pub fn reserve(&self, layout: &mut Layout) -> ArrayPlaces {
+        fn array<T>(layout: &mut Layout, values: &[T]) -> u64 {
+            // The GPU fetches descriptors with 16-byte loads; one more value may be read past the end.
+            layout.reserve((size_of_val(values) + size_of::<T>()) as u64, 128)
+        }
+        ArrayPlaces {
+            tasks: array(layout, &self.tasks),
+            events: array(layout, &self.events),
+            variants: array(layout, &self.variants),
+            operands: array(layout, &self.operands),
+            dependencies: array(layout, &self.dependencies),
+            worker_first: array(layout, &self.worker_first),
+            worker_tasks: array(layout, &self.worker_tasks),
+            launched: layout.reserve((self.events.len() * 4) as u64, 128),
+        }
+    }
+
+    /// Writes the arrays to `image` and gives the struct that points to them.
+    pub fn write(
+        &self,
+        graph: &TaskGraph,
+        places: ArrayPlaces,
+        counters: u64,
+        image: &mut Image,
+    ) -> abi::mpk_graph {
+        image.put(places.tasks, &self.tasks);
+        image.put(places.events, &self.events);
+        image.put(places.variants, &self.variants);
+        image.put(places.operands, &self.operands);
+        image.put(places.dependencies, &self.dependencies);
+        image.put(places.worker_first, &self.worker_first);
+        image.put(places.worker_tasks, &self.worker_tasks);
         abi::mpk_graph {
             num_tasks: self.tasks.len() as u32,
             num_events: self.events.len() as u32,
@@ -136,15 +182,15 @@ impl GraphArrays {
             samples: graph.capacity.samples,
             active: graph.capacity.active,
             placement: placement(graph.placement),
-            tasks: self.tasks.as_ptr(),
-            events: self.events.as_ptr(),
-            variants: self.variants.as_ptr(),
-            operands: self.operands.as_ptr(),
-            dependencies: self.dependencies.as_ptr(),
-            worker_first: self.worker_first.as_ptr(),
-            worker_tasks: self.worker_tasks.as_ptr(),
-            counters,
-            launched: self.launched.as_mut_ptr(),
+            tasks: image.address(places.tasks) as *const _,
+            events: image.address(places.events) as *const _,
+            variants: image.address(places.variants) as *const _,
+            operands: image.address(places.operands) as *const _,
+            dependencies: image.address(places.dependencies) as *const _,
+            worker_first: image.address(places.worker_first) as *const _,
+            worker_tasks: image.address(places.worker_tasks) as *const _,
+            counters: counters as *mut _,
+            launched: image.address(places.launched) as *mut _,
         }
     }
 }

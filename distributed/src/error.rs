@@ -1,5 +1,6 @@
 //! What can go wrong between ranks, and the exit status it maps to.
 
+use crate::cuda::gibibytes;
 use thiserror::Error;
 
 /// An error of the distributed runtime.
@@ -70,6 +71,169 @@ pub enum Error {
         /// What rank 0 verified.
         expected: u64,
     },
+    /// The NVIDIA driver does not come up.
+    #[error(
+        "the NVIDIA driver does not come up: {reason}; check it with `nvidia-smi` (in a container: `docker run --gpus all`), or run with --backend cpu"
+    )]
+    Driver {
+        /// What it says.
+        reason: String,
+    },
+    /// No GPU.
+    #[error(
+        "no usable GPU: {reason}; install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`), in a container pass the GPUs in (`docker run --gpus all`), or run with --backend cpu"
+    )]
+    NoGpu {
+        /// Why.
+        reason: String,
+    },
+    /// The driver is older than the code needs.
+    #[error(
+        "the NVIDIA driver serves {found}, but {needed} is needed; install a newer driver (CUDA 13 needs 580 or later, CUDA 12 525 or later: `sudo apt-get install nvidia-driver-580-open`), or run with --backend cpu"
+    )]
+    DriverTooOld {
+        /// What it serves.
+        found: String,
+        /// What is needed.
+        needed: String,
+    },
+    /// No cubin can be made for the GPU.
+    #[error(
+        "GPU {device} ({name}) has compute capability {capability}; there is GPU code for 8.x (A100), 9.0 (H100, H200) and 10.0 (B200); choose another GPU with CUDA_VISIBLE_DEVICES, or run with --backend cpu"
+    )]
+    Architecture {
+        /// Number of the GPU.
+        device: u32,
+        /// Its name.
+        name: String,
+        /// Its compute capability.
+        capability: String,
+    },
+    /// The driver does not load the cubin.
+    #[error(
+        "GPU {device} ({name}) does not load the model's cubin: {reason}; if the driver is older than the CUDA toolkit (`mpk-run doctor`), update it; if the cache is damaged, empty its folder"
+    )]
+    Cubin {
+        /// Number of the GPU.
+        device: u32,
+        /// Its name.
+        name: String,
+        /// What the driver says.
+        reason: String,
+    },
+    /// The kernel's blocks would not all run at once.
+    #[error(
+        "GPU {device} ({name}) can't run the {blocks} blocks of the kernel at the same time: {problem}; use fewer workers (--workers), or another GPU (CUDA_VISIBLE_DEVICES)"
+    )]
+    Residency {
+        /// Number of the GPU.
+        device: u32,
+        /// Its name.
+        name: String,
+        /// Blocks wanted.
+        blocks: u32,
+        /// Why not.
+        problem: String,
+    },
+    /// Device memory does not suffice.
+    #[error(
+        "{device} has {} free, but {} needed{}: {parts}; use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end what else uses the GPU (`nvidia-smi`)",
+        gibibytes(*.free),
+        gibibytes(*.needed),
+        if *.ranks > 1 { format!(" by each of {ranks} ranks on it") } else { String::new() }
+    )]
+    DeviceMemory {
+        /// The GPU.
+        device: String,
+        /// Ranks that share it.
+        ranks: u32,
+        /// Bytes free.
+        free: u64,
+        /// Bytes that a rank needs.
+        needed: u64,
+        /// What takes them.
+        parts: String,
+    },
+    /// Pinned host memory could not be had.
+    #[error(
+        "no pinned host memory for {what} ({bytes} bytes): {reason}; raise the limit of locked memory (`ulimit -l unlimited`)"
+    )]
+    PinnedMemory {
+        /// What it is for.
+        what: String,
+        /// Size.
+        bytes: u64,
+        /// What the driver said.
+        reason: String,
+    },
+    /// NVSHMEM does not come up.
+    #[error("NVSHMEM: {0}")]
+    Nvshmem(String),
+    /// The host library and the cubin are of different versions.
+    #[error(
+        "NVSHMEM's host library is {host} ({path}), but the cubin was compiled with {cubin}; both must be of the same major.minor: set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem"
+    )]
+    NvshmemVersions {
+        /// Version of the host library.
+        host: String,
+        /// Its path.
+        path: String,
+        /// Version that the cubin was made with.
+        cubin: String,
+    },
+    /// The user's heap size is too small.
+    #[error(
+        "NVSHMEM_SYMMETRIC_SIZE={given} is too small: the symmetric heap of a rank needs {needed} bytes; unset the variable, or use fewer slots (max_batch), a smaller runtime.prefill_chunk or fewer ranks"
+    )]
+    SymmetricSize {
+        /// The variable's value.
+        given: String,
+        /// Bytes needed.
+        needed: u64,
+    },
+    /// A peer's memory is out of reach.
+    #[error(
+        "rank {rank} can't reach the memory of rank {peer} by stores, which --transport p2p asks for; use --transport auto, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
+    )]
+    PeerAccess {
+        /// This rank.
+        rank: u32,
+        /// The other.
+        peer: u32,
+    },
+    /// A call of the CUDA driver failed.
+    #[error("{call} failed: {reason}")]
+    Cuda {
+        /// The call.
+        call: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+    /// The GPU failed during the run.
+    #[error(
+        "rank {rank}: the GPU failed: {reason}{place}; `compute-sanitizer mpk-run ...` names the instruction"
+    )]
+    Device {
+        /// This rank.
+        rank: u32,
+        /// What the driver says.
+        reason: String,
+        /// How far the run had come.
+        place: String,
+    },
+    /// Code generation or compilation failed.
+    #[error(transparent)]
+    Code(#[from] kernels_cu::gpu::GpuError),
+    /// Another rank's error, which all ranks end with.
+    #[error("rank {rank}: {message}")]
+    AtRank {
+        /// The rank.
+        rank: u32,
+        /// Its exit status.
+        status: i32,
+        /// Its error.
+        message: String,
+    },
     /// The host could not start a thread.
     #[error("rank {rank}: could not start {what}: {reason}")]
     Thread {
@@ -93,10 +257,30 @@ impl Error {
             | Error::SeveralNodes { .. }
             | Error::OutOfMemory { .. }
             | Error::SharedMemory { .. }
+            | Error::Driver { .. }
+            | Error::NoGpu { .. }
+            | Error::DriverTooOld { .. }
+            | Error::Architecture { .. }
+            | Error::Cubin { .. }
+            | Error::Residency { .. }
+            | Error::DeviceMemory { .. }
+            | Error::PinnedMemory { .. }
+            | Error::Nvshmem(_)
+            | Error::NvshmemVersions { .. }
+            | Error::SymmetricSize { .. }
+            | Error::PeerAccess { .. }
             | Error::Thread { .. } => 3,
             Error::Graph { .. } => 2,
-            Error::Digest { .. } | Error::Aborted(_) => 4,
+            Error::Digest { .. } | Error::Cuda { .. } | Error::Device { .. } | Error::Aborted(_) => 4,
+            Error::Code(error) => i32::from(error.exit_status()),
+            Error::AtRank { status, .. } => *status,
         }
+    }
+}
+
+impl From<nvshmem_sys::Error> for Error {
+    fn from(error: nvshmem_sys::Error) -> Self {
+        Error::Nvshmem(error.to_string())
     }
 }
 

@@ -1,50 +1,75 @@
 //! Queues of dynamic placement, sized so that none can fill up.
 
+use crate::image::Image;
+use crate::memory::Layout;
 use kernels_cu::abi;
 use taskgraph::task_graph::TaskGraph;
 
-/// Owns the worker and scheduler queues of a rank.
-pub struct Queues {
-    workers: Vec<abi::mpk_queue>,
-    schedulers: Vec<abi::mpk_queue>,
-    _slots: Vec<Vec<u64>>,
+/// Where the worker and scheduler queues of a rank lie in an image.
+pub(crate) struct Queues {
+    workers: Group,
+    schedulers: Group,
+}
+
+/// Queues of one capacity: their structs, then their slots.
+struct Group {
+    count: u64,
+    capacity: u64,
+    structs: u64,
+    slots: u64,
 }
 
 impl Queues {
-    /// A worker queue for each (worker, scheduler) and an event queue for each local scheduler.
+    /// Reserves a worker queue for each (worker, scheduler) and an event queue for each local scheduler.
     ///
     /// All tasks of an iteration fit into every worker queue and all events into every event queue, and an
     /// iteration ends only when both are empty: neither can overflow.
-    pub fn new(graphs: &[TaskGraph], workers: usize, schedulers: usize, world: u32) -> Self {
-        let mut slots = Vec::new();
-        let mut make = |count: usize, capacity: usize| -> Vec<abi::mpk_queue> {
-            (0..count)
-                .map(|_| {
-                    let mut memory = vec![0u64; capacity];
-                    // SAFETY: all-zero is a valid mpk_queue.
-                    let mut queue: abi::mpk_queue = unsafe { std::mem::zeroed() };
-                    queue.slots = memory.as_mut_ptr();
-                    queue.mask = capacity as u64 - 1;
-                    slots.push(memory);
-                    queue
-                })
-                .collect()
+    pub fn reserve(
+        graphs: &[TaskGraph],
+        workers: u32,
+        schedulers: u32,
+        world: u32,
+        layout: &mut Layout,
+    ) -> Self {
+        let tasks = graphs.iter().map(|g| g.tasks.len()).max().unwrap_or(1) as u64;
+        let events = graphs.iter().map(|g| g.events.len()).max().unwrap_or(1) as u64;
+        let local = schedulers.saturating_sub(u32::from(world > 1));
+        let mut group = |count: u64, entries: u64| {
+            let capacity = (entries + 1).next_power_of_two();
+            Group {
+                count,
+                capacity,
+                structs: layout.reserve(count * size_of::<abi::mpk_queue>() as u64, 128),
+                slots: layout.reserve(count * capacity * 8, 128),
+            }
         };
-        let tasks = graphs.iter().map(|g| g.tasks.len()).max().unwrap_or(1);
-        let events = graphs.iter().map(|g| g.events.len()).max().unwrap_or(1);
-        let local = schedulers.saturating_sub(usize::from(world > 1));
-        let workers = make(workers * schedulers, (tasks + 1).next_power_of_two());
-        let schedulers = make(local, (events + 1).next_power_of_two());
-        Queues { workers, schedulers, _slots: slots }
+        Queues {
+            workers: group(u64::from(workers) * u64::from(schedulers), tasks),
+            schedulers: group(u64::from(local), events),
+        }
     }
 
-    /// `[worker][scheduler]`, or null.
-    pub fn worker_queues(&mut self) -> *mut abi::mpk_queue {
-        if self.workers.is_empty() { std::ptr::null_mut() } else { self.workers.as_mut_ptr() }
+    /// Writes the queues; gives the addresses of `[worker][scheduler]` and of one for each local scheduler (0: none).
+    pub fn write(&self, image: &mut Image) -> (u64, u64) {
+        (self.workers.write(image), self.schedulers.write(image))
     }
+}
 
-    /// One for each local scheduler, or null.
-    pub fn scheduler_queues(&mut self) -> *mut abi::mpk_queue {
-        if self.schedulers.is_empty() { std::ptr::null_mut() } else { self.schedulers.as_mut_ptr() }
+impl Group {
+    fn write(&self, image: &mut Image) -> u64 {
+        if self.count == 0 {
+            return 0;
+        }
+        let queues: Vec<abi::mpk_queue> = (0..self.count)
+            .map(|index| {
+                // SAFETY: all-zero is a valid mpk_queue.
+                let mut queue: abi::mpk_queue = unsafe { std::mem::zeroed() };
+                queue.slots = image.address(self.slots + index * self.capacity * 8) as *mut u64;
+                queue.mask = self.capacity - 1;
+                queue
+            })
+            .collect();
+        image.put(self.structs, &queues);
+        image.address(self.structs)
     }
 }

@@ -171,6 +171,17 @@ impl World {
         statuses.iter().position(|&s| s != 0).map(|rank| (rank as u32, statuses[rank] as u32 as i32))
     }
 
+    /// Calls `with` with a pointer to the communicator of all ranks (null without MPI), an `MPI_Comm`.
+    pub(crate) fn with_communicator<T>(&self, with: impl FnOnce(*mut std::ffi::c_void) -> T) -> T {
+        match &self.mpi {
+            Some(m) => {
+                let mut communicator = m.world.as_raw();
+                with((&raw mut communicator).cast())
+            }
+            None => with(std::ptr::null_mut()),
+        }
+    }
+
     /// The communicator of this node's ranks.
     pub(crate) fn node_communicator(&self) -> Option<&SimpleCommunicator> {
         self.mpi.as_ref().map(|m| &m.node)
@@ -192,6 +203,11 @@ impl World {
             None => std::process::exit(status),
         }
     }
+}
+
+/// Name and version of the MPI library.
+pub fn mpi_library() -> String {
+    mpi::environment::library_version().unwrap_or_else(|_| "unknown".into()).trim().to_string()
 }
 
 /// A rank that panics would leave the others waiting: print, then end the job.

@@ -1,6 +1,7 @@
 //! `--check`, `--emit-graph` and `--compile-only`: graphs of all ranks without MPI and without a GPU.
 
 use crate::app_error::AppError;
+use crate::backend::{compile_all, cuda_target};
 use crate::cli::Args;
 use crate::families::{self, GraphOptions};
 use crate::graphs::{RankGraphs, build_verified};
@@ -9,10 +10,12 @@ use crate::session::{build_options, check_ranks, open, print_line};
 use crate::user_graph;
 use distributed::World;
 use distributed::affinity::cores_of_rank;
+use distributed::cuda::{Found, Gpu, driver};
 use std::io::Write;
 use std::path::Path;
 use taskgraph::json::write_json;
 use taskgraph::stats::stats;
+use taskgraph::target::Device;
 use taskgraph::{Target, TaskGraph, target};
 
 /// Builds and verifies what `args` name; prints or writes what they ask for.
@@ -22,25 +25,13 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     }
     let (model, source) = open(args)?;
     let ranks = args.ranks.unwrap_or(1);
-    let target = match &args.device {
+    let row = device_row(args)?;
+    let target = match &row {
         None => {
             let cores = cores_of_rank(&World::single()).own.len() as u32;
             Target::cpu(model.runtime.workers.unwrap_or((cores / ranks).max(1)))
         }
-        Some(name) => {
-            let device = target::device(name).ok_or_else(|| {
-                let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
-                AppError::input(format!(
-                    "--device {name}: not in the hardware table; it has {}",
-                    known.join(", ")
-                ))
-            })?;
-            let mut target = Target::cuda(device);
-            if let Some(workers) = model.runtime.workers {
-                target.workers = workers;
-            }
-            target
-        }
+        Some(row) => cuda_target(row, &model)?,
     };
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
@@ -56,14 +47,22 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             (vec![parsed.graph], name)
         }
     };
-    if args.compile_only {
-        return Err(AppError::environment(
-            "--compile-only: this version has no CUDA backend, so there is nothing to compile",
-        ));
-    }
-    let all = build_verified(&ops, &kernels_cu::registry::registry(), &build_options(&model, ranks, target))?;
+    let all =
+        build_verified(&ops, &kernels_cu::registry::registry(), &build_options(args, &model, ranks, target))?;
     if let Some(folder) = &args.emit_graph {
         emit(folder, &all, &main)?;
+    }
+    if let (true, Some(row)) = (args.compile_only, &row) {
+        let compiled = compile_all(row, &all)?;
+        print_line(&format!(
+            "{}: {} codes for {} ranks, {}, {:.2} s ({})",
+            compiled.cubin.path.display(),
+            compiled.codes,
+            ranks,
+            row.architecture,
+            compiled.cubin.took.as_secs_f64(),
+            if compiled.cubin.from_cache { "it was cached" } else { "compiled" }
+        ))?;
     }
     if args.check {
         for graphs in &all {
@@ -71,6 +70,30 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         }
     }
     Ok(())
+}
+
+/// The GPU that graphs are built for: `--device`, for `--compile-only` also this machine's, else an H200; without
+/// either the CPU target.
+fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
+    if let Some(name) = &args.device {
+        let row = target::device(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
+            AppError::input(format!(
+                "--device {name}: not in the hardware table; it has {}",
+                known.join(", ")
+            ))
+        });
+        return row.map(Some);
+    }
+    if !args.compile_only {
+        return Ok(None);
+    }
+    if let Ok(Found::Driver(driver)) = driver::find() {
+        return Ok(Some(Gpu::open(driver, 0)?.row()?));
+    }
+    let row = target::device("h200").cloned();
+    tracing::info!("no GPU here: compiling for {}", row.as_ref().map_or("", |row| row.name));
+    Ok(row)
 }
 
 /// Writes all ranks' graphs; a file appears whole or not at all.

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 /// Most workers of a rank.
 pub const MAX_WORKERS: u32 = 4096;
 
+const DOCTOR_HELP: &str = "`mpk-run doctor [model.json]` checks what this machine has for a run.";
+
 /// Which kind of machine runs the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
@@ -18,9 +20,57 @@ pub enum BackendChoice {
     Cpu,
 }
 
+/// How ranks write to each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransportChoice {
+    /// By stores where a peer's memory can be reached, else through NVSHMEM.
+    Auto,
+    /// By stores only; it is an error where a peer can't be reached.
+    P2p,
+    /// Through NVSHMEM only, as between nodes.
+    Nvshmem,
+}
+
+impl From<TransportChoice> for distributed::cuda::Transport {
+    fn from(choice: TransportChoice) -> Self {
+        match choice {
+            TransportChoice::Auto => Self::Auto,
+            TransportChoice::P2p => Self::P2p,
+            TransportChoice::Nvshmem => Self::Nvshmem,
+        }
+    }
+}
+
+/// How NVSHMEM's ranks find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BootstrapChoice {
+    /// By a token that rank 0 sends over MPI.
+    UniqueId,
+    /// By the MPI communicator.
+    Mpi,
+}
+
+impl From<BootstrapChoice> for distributed::cuda::Bootstrap {
+    fn from(choice: BootstrapChoice) -> Self {
+        match choice {
+            BootstrapChoice::UniqueId => Self::UniqueId,
+            BootstrapChoice::Mpi => Self::Mpi,
+        }
+    }
+}
+
+/// How the kernels of several ranks are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LaunchChoice {
+    /// By NVSHMEM's collective launch where it can be had, else cooperatively.
+    Auto,
+    /// By cuLaunchCooperativeKernel, each rank its own.
+    Cooperative,
+}
+
 /// Run a model as one persistent kernel per rank: `mpirun -n N mpk-run model.json`.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "mpk-run", version, max_term_width = 110)]
+#[command(name = "mpk-run", version, max_term_width = 110, after_help = DOCTOR_HELP)]
 pub struct Args {
     /// What to run (schema mpk-model/1).
     pub model: PathBuf,
@@ -42,6 +92,21 @@ pub struct Args {
     /// Where to run.
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
+    /// GPU: how ranks write to each other's memory.
+    #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
+    pub transport: TransportChoice,
+    /// GPU: how NVSHMEM's ranks find each other.
+    #[arg(long, value_enum, default_value_t = BootstrapChoice::UniqueId)]
+    pub bootstrap: BootstrapChoice,
+    /// GPU: how the kernels of several ranks are started.
+    #[arg(long, value_enum, default_value_t = LaunchChoice::Auto)]
+    pub launch: LaunchChoice,
+    /// Slots; replaces max_batch of model.json.
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_batch: Option<u32>,
+    /// Prompt and new tokens of a request; replaces max_seq_len of model.json.
+    #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_seq_len: Option<u32>,
     /// How tasks get to workers.
     #[arg(long, value_enum)]
     pub placement: Option<Placement>,
@@ -57,7 +122,7 @@ pub struct Args {
     /// Write a timeline of all ranks (Chrome trace format) to FILE.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Workers of each rank; by default its share of the node's cores.
+    /// Workers of each rank; by default its share of the node's cores, or its GPU's multiprocessors.
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     pub workers: Option<u32>,
     /// End the run when a wait sees no progress for this long.
@@ -66,7 +131,8 @@ pub struct Args {
     /// Without MPI: build the graphs of this many ranks (with --check, --emit-graph, --compile-only).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535))]
     pub ranks: Option<u32>,
-    /// Without a GPU: build for this device of the hardware table (a100, h100, h200, b200).
+    /// Without a GPU: build for this device of the hardware table (a100, h100, h200, b200). --compile-only takes the
+    /// machine's GPU, else h200, by default.
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
     /// Write every rank's task graphs to DIR, run nothing.
@@ -81,9 +147,36 @@ pub struct Args {
     /// Log from every rank, not only from rank 0.
     #[arg(long)]
     pub log_all_ranks: bool,
+    /// Debug: drops the protection of receive buffers that peers may still read (and the verification that refuses it):
+    /// what a stall may then break.
+    #[arg(long, hide = true)]
+    pub debug_unprotected: bool,
     /// Debug: RANK:OP:MILLISECONDS delays worker 0 of RANK before each task of operator OP (an index or a name).
     #[arg(long, value_name = "RANK:OP:MS", hide = true)]
     pub debug_stall: Option<String>,
+}
+
+/// Check what this machine has for a run, and what is missing: `mpk-run doctor [model.json]`.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "mpk-run doctor", version, max_term_width = 110)]
+pub struct DoctorArgs {
+    /// Also check that the memory of this model's ranks fits (schema mpk-model/1).
+    pub model: Option<PathBuf>,
+    /// Ranks of the job that is planned.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    pub ranks: u32,
+    /// The backend that must be possible: with auto any.
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub backend: BackendChoice,
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// To run or build a model.
+    Run(Box<Args>),
+    /// To look at the machine.
+    Doctor(DoctorArgs),
 }
 
 /// A prompt of the command line: its number among those of its kind, from 0.
@@ -100,8 +193,22 @@ impl Args {
     ///
     /// # Errors
     /// Wrong usage; or help or the version is asked for, which is printed in the same way.
-    pub fn from_command_line() -> Result<Args, clap::Error> {
-        Args::from_matches(&Args::command().try_get_matches()?)
+    pub fn from_command_line() -> Result<Command, clap::Error> {
+        let mut words = std::env::args_os();
+        let program = words.next();
+        // A model file of this name is ./doctor.
+        if words.next().is_some_and(|word| word == "doctor") {
+            return Ok(Command::Doctor(DoctorArgs::try_parse_from(program.into_iter().chain(words))?));
+        }
+        Ok(Command::Run(Box::new(Args::from_matches(&Args::command().try_get_matches()?)?)))
+    }
+
+    /// Reads `words` as a command line of mpk-run, the program's name first.
+    ///
+    /// # Errors
+    /// As [`Args::from_command_line`].
+    pub fn from_words(words: &[String]) -> Result<Args, clap::Error> {
+        Args::from_matches(&Args::command().try_get_matches_from(words)?)
     }
 
     fn from_matches(matches: &ArgMatches) -> Result<Args, clap::Error> {

@@ -4,13 +4,114 @@ use crate::app_error::AppError;
 use crate::families::names;
 use crate::hf_config::{ModelConfig, WeightDtype, rope_table};
 use crate::weights::WeightSource;
+use distributed::fill::{Piece, TensorSource, Values};
 use kernels_cu::layout::pack_rows;
+use std::ops::Range;
 use taskgraph::DType;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{LocalPart, TensorEntry};
 
 /// Bytes that are read from the source before they are packed; small enough to stay in a core's cache.
 const PIECE_BYTES: usize = 256 << 10;
+
+/// The weights and constants of a model, for the ranks of all targets.
+pub struct ModelValues<'a> {
+    /// What constants depend on.
+    pub config: &'a ModelConfig,
+    /// Where weights come from.
+    pub weights: &'a WeightSource,
+}
+
+impl TensorSource for ModelValues<'_> {
+    type Error = AppError;
+
+    fn fill(&self, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
+        fill(self.config, self.weights, tensor, bytes)
+    }
+
+    fn pieces(&self, tensor: &TensorEntry) -> Result<Vec<Piece>, AppError> {
+        if matches!(tensor.role, Role::Constant) {
+            return Ok(vec![filled(tensor, |bytes| self.fill(tensor, bytes))?]);
+        }
+        weight_pieces(self.weights, tensor)
+    }
+
+    fn read(&self, piece: &Piece, rows: Range<u64>, out: &mut [u8]) -> Result<(), AppError> {
+        read_piece(self.weights, piece, rows, out)
+    }
+}
+
+/// A tensor's bytes as the CPU's kernels read them, which for tensors that are not packed are those of every target.
+pub fn filled(
+    tensor: &TensorEntry,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), AppError>,
+) -> Result<Piece, AppError> {
+    let mut bytes = vec![0; tensor.bytes as usize];
+    fill(&mut bytes)?;
+    Ok(Piece { values: Values::Bytes(bytes), first_row: 0, first_column: 0, rows: 0, columns: 0 })
+}
+
+/// The pieces of a weight: this rank's range of each part.
+pub fn weight_pieces(weights: &WeightSource, tensor: &TensorEntry) -> Result<Vec<Piece>, AppError> {
+    check_dtype(tensor)?;
+    let mut pieces = Vec::new();
+    let mut next = 0;
+    for part in &tensor.parts {
+        let shape: Vec<usize> = part.dims.iter().map(|&d| d as usize).collect();
+        let range = |dim: usize| match &part.range {
+            Some((d, r)) if *d == dim => r.clone(),
+            _ => 0..part.dims[dim],
+        };
+        let (rows, columns) = if shape.len() == 1 { (0..1, range(0)) } else { (range(0), range(1)) };
+        let origin = (rows.start, columns.start);
+        let values = match weights {
+            WeightSource::Random(random) => {
+                let values = random.tensor(&part.source, &shape);
+                Values::Random {
+                    key: values.key(),
+                    norm: values.is_norm(),
+                    pitch: values.columns() as u64,
+                    origin,
+                }
+            }
+            other => Values::Rows {
+                source: part.source.clone(),
+                dtype: other.dtype(&part.source, &shape)?.dtype(),
+                shape: shape.clone(),
+                origin,
+            },
+        };
+        let (rows, columns) = (rows.end - rows.start, columns.end - columns.start);
+        let (first_row, first_column) = if shape.len() == 1 { (0, next) } else { (next, 0) };
+        next += if shape.len() == 1 { columns } else { rows };
+        pieces.push(Piece { values, first_row, first_column, rows, columns });
+    }
+    Ok(pieces)
+}
+
+/// Some rows of a piece, in its own type.
+pub fn read_piece(
+    weights: &WeightSource,
+    piece: &Piece,
+    rows: Range<u64>,
+    out: &mut [u8],
+) -> Result<(), AppError> {
+    let Values::Rows { source, shape, origin, dtype } = &piece.values else { return Ok(()) };
+    let dtype = weight_dtype(*dtype)
+        .ok_or_else(|| AppError::input(format!("weight {source}: values of type {dtype} can't be read")))?;
+    let rows = (origin.0 + rows.start) as usize..(origin.0 + rows.end) as usize;
+    let columns = origin.1 as usize..(origin.1 + piece.columns) as usize;
+    Ok(weights.read(source, shape, rows, columns, dtype, out)?)
+}
+
+fn check_dtype(tensor: &TensorEntry) -> Result<WeightDtype, AppError> {
+    weight_dtype(tensor.dtype).ok_or_else(|| {
+        AppError::input(format!(
+            "weight {} has type {}; f32, f16 and bf16 are possible",
+            tensor.name, tensor.dtype
+        ))
+    })
+}
 
 /// Fills `tensor` (zeroed `bytes`): a weight from `weights`, a constant from the configuration.
 pub fn fill(
@@ -31,12 +132,7 @@ pub fn fill(
 
 /// Fills a weight part by part, each with this rank's range of it.
 pub fn fill_weight(weights: &WeightSource, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
-    let dtype = weight_dtype(tensor.dtype).ok_or_else(|| {
-        AppError::input(format!(
-            "weight {} has type {}; f32, f16 and bf16 are possible",
-            tensor.name, tensor.dtype
-        ))
-    })?;
+    let dtype = check_dtype(tensor)?;
     let mut first_row = 0;
     for part in &tensor.parts {
         first_row += fill_part(weights, tensor, part, dtype, first_row, bytes)?;

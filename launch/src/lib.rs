@@ -21,10 +21,12 @@
 //! ```
 
 pub mod app_error;
+pub mod backend;
 pub mod bench;
 pub mod build_only;
 pub mod checkpoint;
 pub mod cli;
+pub mod doctor;
 pub mod error;
 pub mod families;
 pub mod fill;

@@ -4,7 +4,7 @@ use crate::app_error::AppError;
 use crate::error::InputError;
 use crate::prompts::Request;
 use crate::tokenizer::{TextStream, Tokenizer};
-use distributed::CpuRank;
+use distributed::Common;
 use distributed::plan::{Finish, RequestOutput, Timing};
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -36,7 +36,7 @@ impl<'a> Streamer<'a> {
     }
 
     /// Prints what is new.
-    pub fn look(&mut self, rank: &CpuRank) {
+    pub fn look(&mut self, rank: &Common) {
         while self.current < self.requests && self.failed.is_none() {
             let (tokens, finish) = rank.tokens(self.current, self.printed);
             let new: Vec<i32> = tokens.to_vec();

@@ -68,6 +68,16 @@ impl RandomTensor {
         self.key
     }
 
+    /// The values are near 1 instead of near 0.
+    pub fn is_norm(&self) -> bool {
+        self.norm
+    }
+
+    /// Columns: elements of a row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// The value at a global index (row x columns + column).
     pub fn value(&self, index: u64) -> f32 {
         self.scaled(sum(self.key, index as u32, (index >> 32) as u32))

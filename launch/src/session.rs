@@ -1,20 +1,23 @@
 //! `mpk-run` from arguments to exit status: what every rank does, in order.
 
 use crate::app_error::{AppError, Exit, together};
-use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
+use crate::backend::Backend;
+use crate::cli::{Args, GivenPrompt, MAX_WORKERS};
 use crate::error::InputError;
 use crate::families::{self, GraphOptions};
-use crate::fill::fill;
+use crate::fill::ModelValues;
 use crate::graphs::{self, build_one, build_verified, digests};
 use crate::logging::is_first_rank;
 use crate::model_json::{ModelJson, Sizes};
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
+use crate::tokenizer::Tokenizer;
 use crate::user_graph;
-use distributed::affinity::{Cores, cores_of_rank};
+use distributed::affinity::Cores;
+use distributed::fill::TensorSource;
 use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
-use distributed::{CpuRank, World};
+use distributed::{Common, Rank, World};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, Write};
@@ -26,8 +29,28 @@ use taskgraph::{OpGraph, Target, TaskGraph};
 /// Longest that a rank which ended early waits for the others' reports.
 const REPORT_GRACE: Duration = Duration::from_secs(2);
 
+/// What a run of a model has yielded, on one rank.
+pub struct Finished<'a> {
+    /// The rank, with outputs and timing.
+    pub rank: &'a Rank,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The requests.
+    pub requests: &'a [Request],
+    /// Time until the launch.
+    pub load: Duration,
+}
+
+/// Makes the line that is printed instead of text or the JSON object of `--json`.
+pub type Report<'a> = &'a dyn Fn(&Finished<'_>) -> Result<String, AppError>;
+
 /// Runs or builds what `args` ask for; gives the exit status. MPI is initialised and finalised inside.
 pub fn run(args: &Args) -> i32 {
+    run_and_report(args, None)
+}
+
+/// [`run`], with another report than the usual one.
+pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
     if args.builds_only() {
         // Under a launcher the first rank builds for all.
         if !is_first_rank() {
@@ -48,12 +71,22 @@ pub fn run(args: &Args) -> i32 {
             return error.exit_status();
         }
     };
-    let status = match run_on(&world, args) {
+    let status = match run_on(&world, args, report) {
         Ok(()) => 0,
         Err(Exit(status)) => status,
     };
     world.finalize();
     status
+}
+
+/// Ends the process. Where a kernel did not end, without the exit handlers of libraries, which might wait for it.
+pub fn exit(status: i32) -> ! {
+    if distributed::cuda::is_stuck() {
+        let _ = std::io::stdout().flush();
+        // SAFETY: ends the process at once; nothing of it is used any more.
+        unsafe { libc::_exit(status) };
+    }
+    std::process::exit(status)
 }
 
 /// A launch, ready to be set up.
@@ -62,22 +95,14 @@ struct Prepared {
     source: ModelSource,
 }
 
-fn run_on(world: &World, args: &Args) -> Result<(), Exit> {
+fn run_on(world: &World, args: &Args, report: Option<Report<'_>>) -> Result<(), Exit> {
     let begin = Instant::now();
     let prepared = together(world, prepare(args, world))?;
-    let cores = cores_of_rank(world);
-    if world.rank() == 0 {
-        tracing::info!(
-            "backend cpu, {} ranks, {} cores a rank{}",
-            world.size(),
-            cores.own.len(),
-            if cores.shared { " (shared)" } else { "" }
-        );
-    }
+    let backend = Backend::choose(world, args)?;
     match &prepared.source {
-        ModelSource::Model(source) => generate(world, args, &prepared.model, source, cores, begin),
+        ModelSource::Model(source) => generate(world, args, &prepared.model, source, backend, begin, report),
         ModelSource::Graph { graph, weights } => {
-            user_graph::run(world, args, &prepared.model, graph, weights.as_ref(), cores, begin)
+            user_graph::run(world, args, &prepared.model, graph, weights.as_ref(), backend, begin)
         }
     }
 }
@@ -91,7 +116,6 @@ fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
     if let ModelSource::Model(model) = &source {
         check_ranks(model, world.size())?;
     }
-    check_backend(args.backend)?;
     if let (Some(path), 0) = (&args.trace, world.rank()) {
         check_writable(path).map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
     }
@@ -123,6 +147,12 @@ pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
     if let Some(tokens) = args.max_new_tokens {
         model.generate.max_new_tokens = Some(tokens);
     }
+    if let Some(slots) = args.max_batch {
+        model.max_batch = Some(slots);
+    }
+    if let Some(tokens) = args.max_seq_len {
+        model.max_seq_len = Some(tokens);
+    }
     model.generate.ignore_eos |= args.ignore_eos;
     let source = ModelSource::open(&model)?;
     Ok((model, source))
@@ -142,19 +172,10 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
     Ok(())
 }
 
-/// This build runs on the CPU.
-fn check_backend(backend: BackendChoice) -> Result<(), AppError> {
-    match backend {
-        BackendChoice::Auto | BackendChoice::Cpu => Ok(()),
-        BackendChoice::Cuda => Err(AppError::environment(
-            "--backend cuda: this version has no CUDA backend; use --backend cpu (or auto)",
-        )),
-    }
-}
-
 /// How the graphs of a run are built.
-pub fn build_options(model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
+pub fn build_options(args: &Args, model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
     BuildOptions {
+        protected: !args.debug_unprotected,
         placement: graphs::placement(model.runtime.placement),
         allreduce: graphs::allreduce(model.runtime.allreduce),
         ..BuildOptions::new(ranks, target)
@@ -273,7 +294,7 @@ fn batch_plan(
 }
 
 /// Collective: every rank has computed the same tokens and the same bits of their log-probabilities.
-fn same_on_all_ranks(world: &World, rank: &CpuRank, requests: usize) -> Result<(), AppError> {
+fn same_on_all_ranks(world: &World, rank: &Rank, requests: usize) -> Result<(), AppError> {
     let mut hash = std::hash::DefaultHasher::new();
     for index in 0..requests {
         let output = rank.request_output(index);
@@ -295,31 +316,33 @@ fn generate(
     args: &Args,
     model: &ModelJson,
     source: &Model,
-    cores: Cores,
+    backend: Backend,
     begin: Instant,
+    report: Option<Report<'_>>,
 ) -> Result<(), Exit> {
     let requests = together(world, requests(args, model, source))?;
     let sizes = together(world, model.sizes(&source.config).map_err(AppError::from))?;
-    let workers = workers(world, model, &cores);
     let top_k = args.logprobs.min(source.config.vocab_size);
-    let target = Target::cpu(workers);
+    let target = backend.target(world, model)?;
+    let building = Instant::now();
     let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target);
     let ops = families::op_graphs(&source.config, &sizes, &options);
-    let graphs = build_together(world, &ops, &build_options(model, world.size(), target))?;
+    let graphs = build_together(world, &ops, &build_options(args, model, world.size(), target))?;
+    tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
 
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(args, &names))?;
     let plan = batch_plan(model, source, &sizes, top_k, &requests);
     let eos = plan.eos.clone();
-    let threads = cores.own.len();
-    let rank = CpuRank::new(world, graphs, plan, &run_options, cores).map_err(AppError::from);
-    let mut rank = together(world, rank)?;
-    let filled =
-        load(world, &mut rank, threads, |tensor, bytes| fill(&source.config, &source.weights, tensor, bytes));
+    let threads = backend.readers();
+    let mut rank = backend.rank(world, args, graphs, plan, &run_options)?;
+    tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
+    let values = ModelValues { config: &source.config, weights: &source.weights };
+    let filled = load(world, &mut rank, threads, &values);
     together(world, filled)?;
     let load = begin.elapsed();
 
-    let mut streamer = (world.rank() == 0 && !args.json)
+    let mut streamer = (world.rank() == 0 && !args.json && report.is_none())
         .then(|| Streamer::new(source.tokenizer.as_ref(), requests.len(), &eos));
     launch(world, &mut rank, run_options.deadline, |rank| {
         if let Some(streamer) = &mut streamer {
@@ -327,23 +350,14 @@ fn generate(
         }
     })?;
     together(world, same_on_all_ranks(world, &rank, requests.len()))?;
-    let finished = match streamer.and_then(Streamer::error) {
-        Some(error) => Err(error),
-        None if world.rank() == 0 && args.json => {
-            let outputs: Vec<_> = (0..requests.len()).map(|index| rank.request_output(index)).collect();
-            json_object(
-                "cpu",
-                world.size(),
-                &requests,
-                &outputs,
-                source.tokenizer.as_ref(),
-                load,
-                rank.timing(),
-            )
-            .map_err(AppError::from)
-            .and_then(|object| print_line(&object.to_string()))
+    let done = Finished { rank: &rank, ranks: world.size(), requests: &requests, load };
+    let finished = match (streamer.and_then(Streamer::error), report) {
+        (Some(error), _) => Err(error),
+        (None, Some(report)) if world.rank() == 0 => report(&done).and_then(|line| print_line(&line)),
+        (None, None) if world.rank() == 0 && args.json => {
+            json_report(&done, source.tokenizer.as_ref()).and_then(|line| print_line(&line))
         }
-        None => Ok(()),
+        _ => Ok(()),
     };
     together(world, finished)?;
     if world.rank() == 0 {
@@ -359,17 +373,26 @@ fn generate(
         }
     }
     write_trace(world, args, &rank)?;
-    rank.free();
-    Ok(())
+    together(world, rank.free(world).map_err(AppError::from))
+}
+
+/// The object of `--json`.
+fn json_report(done: &Finished<'_>, tokenizer: Option<&Tokenizer>) -> Result<String, AppError> {
+    let rank = done.rank;
+    let outputs: Vec<_> = (0..done.requests.len()).map(|index| rank.request_output(index)).collect();
+    let (backend, timing) = (rank.backend(), rank.timing());
+    let object = json_object(backend, done.ranks, done.requests, &outputs, tokenizer, done.load, timing)?;
+    Ok(object.to_string())
 }
 
 /// Fills weights with a progress bar on a terminal (rank 0's share stands for all).
 pub fn load(
     world: &World,
-    rank: &mut CpuRank,
+    rank: &mut Rank,
     threads: usize,
-    fill: impl Fn(&taskgraph::task_graph::TensorEntry, &mut [u8]) -> Result<(), AppError> + Sync,
+    source: &impl TensorSource<Error = AppError>,
 ) -> Result<(), AppError> {
+    let begin = Instant::now();
     let bar = if world.rank() == 0 && std::io::stderr().is_terminal() {
         ProgressBar::new(rank.constant_bytes())
     } else {
@@ -380,8 +403,10 @@ pub fn load(
     {
         bar.set_style(style);
     }
-    let result = rank.fill(threads, fill, |bytes| bar.inc(bytes));
+    let result = rank.fill(threads, source, |bytes| bar.inc(bytes));
     bar.finish_and_clear();
+    let (bytes, took) = (rank.constant_bytes() as f64, begin.elapsed().as_secs_f64());
+    tracing::info!("weights: {:.3} GB in {took:.2} s, {:.2} GB/s", bytes / 1e9, bytes / 1e9 / took.max(1e-9));
     result
 }
 
@@ -389,9 +414,9 @@ pub fn load(
 /// waited for no longer than their own deadline, then the job is ended.
 pub fn launch(
     world: &World,
-    rank: &mut CpuRank,
+    rank: &mut Rank,
     deadline: Duration,
-    look: impl FnMut(&CpuRank),
+    look: impl FnMut(&Common),
 ) -> Result<(), Exit> {
     let result = rank.run(world, look);
     if let Err(error) = &result {
@@ -408,9 +433,10 @@ pub fn launch(
 }
 
 /// Collective: writes the timeline if one is wanted.
-pub fn write_trace(world: &World, args: &Args, rank: &CpuRank) -> Result<(), Exit> {
+pub fn write_trace(world: &World, args: &Args, rank: &Rank) -> Result<(), Exit> {
     let Some(path) = &args.trace else { return Ok(()) };
-    let written = distributed::trace::write(world, path, rank.graphs(), &rank.trace())
+    let records = together(world, rank.trace().map_err(AppError::from))?;
+    let written = distributed::trace::write(world, path, rank.graphs(), &records)
         .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())));
     together(world, written)
 }

@@ -5,24 +5,25 @@
 //! the same given values on every rank (the sum is N times them), or random ones that differ by rank.
 
 use crate::app_error::{AppError, Exit, together};
+use crate::backend::Backend;
 use crate::cli::Args;
-use crate::fill::{fill_weight, weight_dtype};
+use crate::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
 use crate::hf_config::WeightDtype;
 use crate::model_json::ModelJson;
 use crate::random_weights::RandomWeights;
-use crate::session::{
-    build_options, build_together, launch, load, print_line, run_options, workers, write_trace,
-};
+use crate::session::{build_options, build_together, launch, load, print_line, run_options, write_trace};
 use crate::weights::{WeightSource, convert};
-use distributed::affinity::Cores;
+use distributed::fill::{Piece, TensorSource};
 use distributed::plan::{BatchPlan, Mode, Request};
-use distributed::{CpuRank, World};
+use distributed::{Rank, World};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use taskgraph::json::{DataSource, DataSources, op_graph_from_value};
 use taskgraph::op_graph::{Role, Tensor};
-use taskgraph::{Builder, DType, OpGraph, Rows, Sharding, Target};
+use taskgraph::task_graph::TensorEntry;
+use taskgraph::{Builder, DType, OpGraph, Rows, Sharding};
 
 /// A user's graph with where its values come from.
 pub struct Parsed {
@@ -97,7 +98,7 @@ pub fn run(
     model: &ModelJson,
     graph: &Value,
     random: Option<&RandomWeights>,
-    cores: Cores,
+    backend: Backend,
     begin: Instant,
 ) -> Result<(), Exit> {
     let prepared = parse(model, graph).and_then(|parsed| {
@@ -105,8 +106,8 @@ pub fn run(
         Ok((parsed, sequence))
     });
     let (parsed, sequence) = together(world, prepared)?;
-    let target = Target::cpu(workers(world, model, &cores));
-    let options = build_options(model, world.size(), target);
+    let target = backend.target(world, model)?;
+    let options = build_options(args, model, world.size(), target);
     let Parsed { graph, sources } = parsed;
     let ops = [graph];
     let registry = kernels_cu::registry::registry();
@@ -129,15 +130,12 @@ pub fn run(
         requests: vec![Request { prompt: sequence.tokens, max_new_tokens: 1 }],
         mode: Mode::Fixed(1),
     };
-    let threads = cores.own.len();
-    let rank = CpuRank::new(world, graphs, plan, &run_options, cores).map_err(AppError::from);
-    let mut rank = together(world, rank)?;
+    let threads = backend.readers();
+    let mut rank = backend.rank(world, args, graphs, plan, &run_options)?;
     let weights = WeightSource::Values(values);
     let place = (world.rank(), world.size());
-    let filled = load(world, &mut rank, threads, |tensor, bytes| match tensor.role {
-        Role::Constant => fill_local(&ops[0], &weights, &tensor.name, place, bytes),
-        _ => fill_weight(&weights, tensor, bytes),
-    });
+    let source = GivenValues { graph: &ops[0], weights: &weights, place };
+    let filled = load(world, &mut rank, threads, &source);
     together(world, filled)?;
     let written = write_inputs(&mut rank, &ops[0], &weights, world);
     together(world, written)?;
@@ -145,12 +143,45 @@ pub fn run(
     let started = Instant::now();
     launch(world, &mut rank, run_options.deadline, |_| {})?;
     let took = started.elapsed();
-    let outputs = outputs(world, &rank, &sharded);
-    let printed = if world.rank() == 0 { print(args, world.size(), outputs, loaded, took) } else { Ok(()) };
+    let locals = together(world, locals(&rank, &sharded))?;
+    let outputs = outputs(world, locals, &sharded);
+    let printed = if world.rank() == 0 {
+        print(args, (rank.backend(), world.size()), outputs, loaded, took)
+    } else {
+        Ok(())
+    };
     together(world, printed)?;
     write_trace(world, args, &rank)?;
-    rank.free();
-    Ok(())
+    together(world, rank.free(world).map_err(AppError::from))
+}
+
+/// The given values of weights and constants.
+struct GivenValues<'a> {
+    graph: &'a OpGraph,
+    weights: &'a WeightSource,
+    place: (u32, u32),
+}
+
+impl TensorSource for GivenValues<'_> {
+    type Error = AppError;
+
+    fn fill(&self, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
+        match tensor.role {
+            Role::Constant => fill_local(self.graph, self.weights, &tensor.name, self.place, bytes),
+            _ => fill_weight(self.weights, tensor, bytes),
+        }
+    }
+
+    fn pieces(&self, tensor: &TensorEntry) -> Result<Vec<Piece>, AppError> {
+        match tensor.role {
+            Role::Constant => Ok(vec![filled(tensor, |bytes| self.fill(tensor, bytes))?]),
+            _ => weight_pieces(self.weights, tensor),
+        }
+    }
+
+    fn read(&self, piece: &Piece, rows: Range<u64>, out: &mut [u8]) -> Result<(), AppError> {
+        read_piece(self.weights, piece, rows, out)
+    }
 }
 
 /// Global values of every input, weight and constant, by name (of a weight: by the names of its parts).
@@ -339,7 +370,7 @@ fn fill_local(
 }
 
 fn write_inputs(
-    rank: &mut CpuRank,
+    rank: &mut Rank,
     graph: &OpGraph,
     weights: &WeightSource,
     world: &World,
@@ -348,19 +379,35 @@ fn write_inputs(
         let local = tensor.sharding.local_dims(&tensor.dims, world.rank(), world.size());
         let mut bytes = vec![0u8; (local.iter().product::<u64>() * tensor.dtype.size()) as usize];
         fill_local(graph, weights, &tensor.name, (world.rank(), world.size()), &mut bytes)?;
-        rank.write_input(&tensor.name, &bytes);
+        rank.write_input(&tensor.name, &bytes)?;
     }
     Ok(())
 }
 
+/// This rank's pieces of the wanted outputs, in the order of the graph's tensors.
+fn locals(rank: &Rank, graph: &OpGraph) -> Result<Vec<Vec<f64>>, AppError> {
+    graph
+        .tensors
+        .iter()
+        .filter(|t| t.output)
+        .map(|tensor| {
+            let read = rank.read(0, &tensor.name)?;
+            Ok(read.map_or_else(Vec::new, |(entry, bytes)| {
+                let count = entry.dims.iter().map(|&d| d as usize).product::<usize>();
+                as_f64(entry.dtype, &bytes, count)
+            }))
+        })
+        .collect()
+}
+
 /// Collective: the wanted outputs, whole, at rank 0.
-fn outputs(world: &World, rank: &CpuRank, graph: &OpGraph) -> Vec<(String, DType, Vec<u64>, Vec<f64>)> {
+fn outputs(
+    world: &World,
+    locals: Vec<Vec<f64>>,
+    graph: &OpGraph,
+) -> Vec<(String, DType, Vec<u64>, Vec<f64>)> {
     let mut all = Vec::new();
-    for tensor in graph.tensors.iter().filter(|t| t.output) {
-        let local = rank.read(0, &tensor.name).map_or_else(Vec::new, |(entry, bytes)| {
-            let count = entry.dims.iter().map(|&d| d as usize).product::<usize>();
-            as_f64(entry.dtype, bytes, count)
-        });
+    for (tensor, local) in graph.tensors.iter().filter(|t| t.output).zip(locals) {
         let gathered = world.gather(bytemuck::cast_slice(&local).to_vec());
         let ranks: Vec<Vec<f64>> = gathered
             .iter()
@@ -420,7 +467,7 @@ fn as_f64(dtype: DType, bytes: &[u8], count: usize) -> Vec<f64> {
 
 fn print(
     args: &Args,
-    ranks: u32,
+    (backend, ranks): (&str, u32),
     outputs: Vec<(String, DType, Vec<u64>, Vec<f64>)>,
     loaded: Duration,
     took: Duration,
@@ -438,7 +485,7 @@ fn print(
         .collect();
     let object = json!({
         "schema": "mpk-run/1",
-        "backend": "cpu",
+        "backend": backend,
         "tp": ranks,
         "requests": [],
         "outputs": outputs,

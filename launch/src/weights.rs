@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::{
-    checkpoint::Checkpoint, error::InputError, hf_config::WeightDtype, random_weights::RandomWeights,
+    checkpoint::{Checkpoint, TensorView},
+    error::InputError,
+    hf_config::WeightDtype,
+    random_weights::RandomWeights,
 };
 
 /// The weights of a model.
@@ -38,15 +41,7 @@ impl WeightSource {
     ) -> Result<(), InputError> {
         match self {
             Self::Checkpoint(checkpoint) => {
-                let tensor = checkpoint.tensor(name)?;
-                if tensor.shape != shape {
-                    return Err(InputError::Tensor {
-                        path: tensor.path().into(),
-                        tensor: name.into(),
-                        problem: format!("has shape {:?}, expected {shape:?}", tensor.shape),
-                    });
-                }
-                tensor.copy(rows, columns, dtype, out);
+                checkpoint_tensor(checkpoint, name, shape)?.copy(rows, columns, dtype, out)
             }
             Self::Random(random) => random.tensor(name, shape).fill(rows, columns, dtype, out),
             Self::Values(values) => {
@@ -61,6 +56,35 @@ impl WeightSource {
         }
         Ok(())
     }
+}
+
+impl WeightSource {
+    /// The element type that tensor `name` is kept in: the one that [`WeightSource::read`] gives without converting.
+    ///
+    /// # Errors
+    /// As [`WeightSource::read`].
+    pub fn dtype(&self, name: &str, shape: &[usize]) -> Result<WeightDtype, InputError> {
+        match self {
+            Self::Checkpoint(checkpoint) => Ok(checkpoint_tensor(checkpoint, name, shape)?.dtype),
+            Self::Random(_) | Self::Values(_) => Ok(WeightDtype::F32),
+        }
+    }
+}
+
+fn checkpoint_tensor<'a>(
+    checkpoint: &'a Checkpoint,
+    name: &str,
+    shape: &[usize],
+) -> Result<TensorView<'a>, InputError> {
+    let tensor = checkpoint.tensor(name)?;
+    if tensor.shape != shape {
+        return Err(InputError::Tensor {
+            path: tensor.path().into(),
+            tensor: name.into(),
+            problem: format!("has shape {:?}, expected {shape:?}", tensor.shape),
+        });
+    }
+    Ok(tensor)
 }
 
 /// Converts `source`, elements of `from`, to elements of `to`; both little-endian, of the same count. Rounds to

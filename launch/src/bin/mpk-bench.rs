@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use launch::app_error::AppError;
-use launch::bench::{graphs, memory, shapes};
+use launch::bench::{decode, graphs, memory, shapes};
 use launch::graphs::{allreduce, placement};
 use launch::model_json::{Allreduce, Placement};
 use launch::session::print_line;
@@ -52,6 +52,27 @@ enum What {
         #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u32).range(1..))]
         mebibytes: u32,
     },
+    /// Times decode at a context length: `mpirun -n N mpk-bench decode --model model.json --context 512 --batch 8`.
+    ///
+    /// Every request has a prompt of CONTEXT tokens and yields STEPS tokens after its first. Requests whose prompt is
+    /// done first end first, so a few of the last steps have fewer rows than the batch.
+    Decode {
+        /// model.json, e.g. as `mpk-bench model` prints it.
+        #[arg(long)]
+        model: String,
+        /// Tokens before the first step.
+        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
+        context: u32,
+        /// Requests at a time.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+        batch: u32,
+        /// Steps.
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
+        steps: u32,
+        /// More options of mpk-run, after `--`.
+        #[arg(last = true)]
+        options: Vec<String>,
+    },
     /// Prints a model.json of a real shape with random weights.
     Model {
         /// Shape.
@@ -88,6 +109,10 @@ fn run(args: Args) -> Result<(), AppError> {
         What::Memory { threads, mebibytes } => {
             let rate = memory::read_rate(threads as usize, (mebibytes as usize) << 20, 5)?;
             print_line(&json!({"threads": threads, "read_bytes_per_second": rate}).to_string())
+        }
+        What::Decode { model, context, batch, steps, options } => {
+            let status = decode::run(&decode::Case { model, context, batch, steps, options })?;
+            launch::session::exit(status)
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
             let config = shapes::config(&name).ok_or_else(|| {

@@ -1,11 +1,11 @@
 //! `mpirun -n N mpk-run model.json`: runs a model as one persistent kernel per rank.
 
-use launch::cli::Args;
+use launch::cli::{Args, Command};
 
 fn main() {
     let first = launch::logging::is_first_rank();
-    let args = match Args::from_command_line() {
-        Ok(args) => args,
+    let command = match Args::from_command_line() {
+        Ok(command) => command,
         Err(error) => {
             // Every rank sees the same command line: one tells.
             if first {
@@ -14,6 +14,15 @@ fn main() {
             std::process::exit(error.exit_code());
         }
     };
-    launch::logging::init(args.log_all_ranks);
-    std::process::exit(launch::session::run(&args));
+    let status = match command {
+        Command::Run(args) => {
+            launch::logging::init(args.log_all_ranks);
+            launch::session::run(&args)
+        }
+        Command::Doctor(args) => {
+            launch::logging::init(false);
+            launch::doctor::run(&args)
+        }
+    };
+    launch::session::exit(status)
 }

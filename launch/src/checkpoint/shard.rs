@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
@@ -21,6 +22,7 @@ const MAPPED_WITH_A_FAULT: usize = 2 << 20;
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
+    file: File,
     map: Mmap,
     /// Where the tensors' bytes start.
     data: usize,
@@ -42,7 +44,7 @@ impl Shard {
         let map = unsafe { Mmap::map(&file) }.map_err(|e| InputError::unreadable(path, e))?;
         let (header, metadata) =
             SafeTensors::read_metadata(&map).map_err(|error| inconsistent(path, describe(&error, &map)))?;
-        Ok(Self { path: path.into(), map, data: header + 8, metadata })
+        Ok(Self { path: path.into(), file, map, data: header + 8, metadata })
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = String> + '_ {
@@ -78,6 +80,11 @@ impl Shard {
     /// The bytes [begin, end) of the file; the range is within it.
     pub(super) fn bytes(&self, begin: usize, end: usize) -> &[u8] {
         &self.map[begin..end]
+    }
+
+    /// Reads the bytes from `begin` on without mapping them; false where the system refuses.
+    pub(super) fn read(&self, begin: usize, out: &mut [u8]) -> bool {
+        self.file.read_exact_at(out, begin as u64).is_ok()
     }
 
     /// Gives back the memory of all pages that [begin, end) touches; reading them again maps the file again.

@@ -8,6 +8,9 @@ use crate::{hf_config::WeightDtype, weights::convert};
 /// Bytes of the file that are mapped at a time while a range is copied.
 const COPY_BLOCK: usize = 4 << 20;
 
+/// Parts of rows from this many bytes on are read by a system call each; shorter ones cost less when they are mapped.
+const READ_ROW: usize = 1024;
+
 /// A tensor in a mapped file. A tensor of one dimension counts as a matrix of one row.
 #[derive(Debug, Clone)]
 pub struct TensorView<'a> {
@@ -56,6 +59,22 @@ impl<'a> TensorView<'a> {
         (self.begin + first * pitch, self.begin + last * pitch)
     }
 
+    /// Reads elements as they are, without mapping the file: whole rows at once, else row by row where a row is long
+    /// enough for that. False where the bytes must be had otherwise.
+    fn read(&self, rows: &Range<usize>, columns: &Range<usize>, pitch: usize, out: &mut [u8]) -> bool {
+        let element = self.dtype.size();
+        let first = self.begin + rows.start * pitch + columns.start * element;
+        if columns.len() * element == pitch {
+            return self.shard.read(first, out);
+        }
+        let length = columns.len() * element;
+        length >= READ_ROW
+            && out
+                .chunks_exact_mut(length)
+                .enumerate()
+                .all(|(row, out)| self.shard.read(first + row * pitch, out))
+    }
+
     /// Copies the elements [rows, columns] as `dtype` to `out`, row-major without gaps, and gives back the file's
     /// memory on the way, so that at most a few megabytes of the file are mapped at a time.
     ///
@@ -77,6 +96,9 @@ impl<'a> TensorView<'a> {
         }
         let element = self.dtype.size();
         let pitch = column_count * element;
+        if dtype == self.dtype && self.read(&rows, &columns, pitch, out) {
+            return;
+        }
         let rows_of_block = (COPY_BLOCK / pitch).max(1);
         for (block, out) in out.chunks_mut(rows_of_block * out_pitch).enumerate() {
             let first = rows.start + block * rows_of_block;

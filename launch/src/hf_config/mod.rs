@@ -41,6 +41,15 @@ impl WeightDtype {
         }
     }
 
+    /// The same type among those of tensors.
+    pub const fn dtype(self) -> taskgraph::DType {
+        match self {
+            Self::F32 => taskgraph::DType::F32,
+            Self::F16 => taskgraph::DType::F16,
+            Self::Bf16 => taskgraph::DType::Bf16,
+        }
+    }
+
     /// `f32`, `f16` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {

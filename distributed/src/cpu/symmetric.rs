@@ -10,7 +10,6 @@ use mpi::traits::*;
 pub struct SymmetricHeap {
     bases: Vec<*mut u8>,
     rank: usize,
-    bytes: usize,
     backing: Backing,
 }
 
@@ -26,7 +25,7 @@ impl SymmetricHeap {
         let rank = world.rank() as usize;
         let Some(node) = world.node_communicator() else {
             let own = HugeBuffer::new(0, "the symmetric heap", bytes)?;
-            return Ok(SymmetricHeap { bases: vec![own.as_ptr()], rank, bytes, backing: Backing::Own(own) });
+            return Ok(SymmetricHeap { bases: vec![own.as_ptr()], rank, backing: Backing::Own(own) });
         };
         if world.node_size() != world.size() {
             return Err(Error::SeveralNodes {
@@ -76,7 +75,7 @@ impl SymmetricHeap {
         // SAFETY: this rank's own `bytes` bytes; nobody reads them before the barrier below.
         unsafe { std::ptr::write_bytes(bases[rank], 0, bytes) };
         world.barrier();
-        Ok(SymmetricHeap { bases, rank, bytes, backing: Backing::Window(window) })
+        Ok(SymmetricHeap { bases, rank, backing: Backing::Window(window) })
     }
 
     /// Base address of each rank's heap, as seen from this process.
@@ -89,11 +88,6 @@ impl SymmetricHeap {
         self.bases[self.rank]
     }
 
-    /// Bytes on each rank.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Collective: gives the memory back. Not in `Drop`, since a rank that unwinds alone would wait for the rest.
     pub fn free(self) {
         if let Backing::Window(mut window) = self.backing {
@@ -104,7 +98,7 @@ impl SymmetricHeap {
 }
 
 /// Bytes free where MPI puts shared windows, where that is known.
-fn shared_memory_free() -> Option<u64> {
+pub fn shared_memory_free() -> Option<u64> {
     // SAFETY: an all-zero statvfs is valid, the path ends in a zero byte, and the out-pointer is valid.
     unsafe {
         let mut status: libc::statvfs = std::mem::zeroed();

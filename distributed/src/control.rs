@@ -1,0 +1,127 @@
+//! The `mpk_rank` of a kernel with everything that it points to, laid out in one piece of memory.
+
+use crate::arrays::{GraphArrays, placement};
+use crate::batch_memory::BatchMemory;
+use crate::error::Result;
+use crate::heap_layout::HeapLayout;
+use crate::image::Image;
+use crate::memory::Layout;
+use crate::outputs::Outputs;
+use crate::plan::{BatchPlan, RunOptions};
+use crate::queues::Queues;
+use crate::tensors::Slot;
+use kernels_cu::abi;
+use taskgraph::task_graph::TaskGraph;
+
+/// What the control memory is made from. Addresses are those that the kernel uses.
+pub(crate) struct Parts<'a> {
+    pub rank: u32,
+    pub world: u32,
+    pub schedulers: u32,
+    pub graphs: &'a [TaskGraph],
+    pub arrays: &'a [GraphArrays],
+    pub slots: &'a [Vec<Slot>],
+    pub plan: &'a BatchPlan,
+    pub options: &'a RunOptions,
+    pub outputs: &'a Outputs,
+    pub heap: &'a HeapLayout,
+    /// Each rank's heap; 0 where stores can't reach it.
+    pub sym: &'a [u64],
+    /// Each worker's scratch.
+    pub scratch: &'a [u64],
+    /// Trace records, `[worker][capacity]`; capacity 0: none.
+    pub trace: u64,
+    pub trace_capacity: u64,
+    pub oversubscribed: bool,
+    pub kernels: u64,
+    pub host_abort: u64,
+}
+
+/// Control memory, written.
+pub(crate) struct Control {
+    pub image: Image,
+    /// Offset of `mpk_rank`.
+    pub rank: u64,
+    /// Offset of the `mpk_status` array, and how many there are.
+    pub status: u64,
+    pub statuses: usize,
+    /// Offset of the number of trace records of each worker.
+    pub trace_count: u64,
+}
+
+impl Control {
+    /// Lays out, allocates and writes everything.
+    pub fn new(parts: &Parts<'_>, allocate: impl FnOnce(u64) -> Result<Image>) -> Result<Control> {
+        let workers = parts.scratch.len();
+        let statuses = workers + parts.schedulers as usize;
+        let mut layout = Layout::default();
+        let rank_at = layout.reserve(size_of::<abi::mpk_rank>() as u64, 128);
+        let graphs_at = layout.reserve((parts.graphs.len() * size_of::<abi::mpk_graph>()) as u64, 128);
+        let mut words = |count: usize| layout.reserve(count as u64 * 8, 128);
+        let sym_at = words(parts.sym.len());
+        let pushed_at = words(parts.world as usize);
+        let scratch_at = words(workers);
+        let trace_count_at = words(workers);
+        let status_at = layout.reserve((statuses * size_of::<abi::mpk_status>()) as u64, 128);
+        let batch = BatchMemory::reserve(parts.graphs, parts.plan, &mut layout);
+        let places: Vec<_> = parts.arrays.iter().map(|arrays| arrays.reserve(&mut layout)).collect();
+        let queues =
+            Queues::reserve(parts.graphs, workers as u32, parts.schedulers, parts.world, &mut layout);
+
+        let mut image = allocate(layout.bytes())?;
+        let own_heap = parts.sym[parts.rank as usize];
+        let graphs: Vec<abi::mpk_graph> = parts
+            .graphs
+            .iter()
+            .zip(parts.arrays)
+            .zip(places)
+            .zip(&parts.heap.counters)
+            .map(|(((graph, arrays), places), counters)| {
+                arrays.write(graph, places, own_heap + counters, &mut image)
+            })
+            .collect();
+        image.put(graphs_at, &graphs);
+        image.put(sym_at, parts.sym);
+        image.put(scratch_at, parts.scratch);
+        let batch = batch.write(parts.graphs, parts.slots, parts.plan, parts.outputs, &mut image);
+        let (worker_queues, scheduler_queues) = queues.write(&mut image);
+        let stall = parts.options.stall.filter(|s| s.rank == parts.rank);
+        let traced = parts.trace_capacity > 0;
+        let rank = abi::mpk_rank {
+            abi_version: abi::MPK_ABI_VERSION,
+            rank: parts.rank,
+            world: parts.world,
+            num_workers: workers as u32,
+            num_schedulers: parts.schedulers,
+            num_graphs: parts.graphs.len() as u32,
+            placement: parts.graphs.first().map_or(0, |g| placement(g.placement)),
+            oversubscribed: u32::from(parts.oversubscribed),
+            deadline_ns: parts.options.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
+            sym: image.address(sym_at) as *mut _,
+            control: own_heap as *mut _,
+            graphs: image.address(graphs_at) as *mut _,
+            batch_config: batch.config as *mut _,
+            batch: batch.batch as *mut _,
+            batch_output: parts.outputs.address() as *mut _,
+            batch_private: batch.private as *mut _,
+            worker_queues: worker_queues as *mut _,
+            scheduler_queues: scheduler_queues as *mut _,
+            remote_rings: parts.heap.rings,
+            remote_ring_bytes: parts.heap.ring_bytes,
+            remote_ring_capacity: parts.heap.ring_capacity,
+            remote_pushed: image.address(pushed_at) as *mut _,
+            kernels: parts.kernels as *const _,
+            scratch: image.address(scratch_at) as *mut _,
+            status: image.address(status_at) as *mut _,
+            trace: if traced { parts.trace as *mut _ } else { std::ptr::null_mut() },
+            trace_count: image.address(trace_count_at) as *mut _,
+            trace_capacity: parts.trace_capacity,
+            stall_ns: stall.map_or(0, |s| s.time.as_nanos() as u64),
+            stall_op: stall.map_or(u32::MAX, |s| s.op),
+            reserved: 0,
+            host_abort: parts.host_abort as *mut _,
+        };
+        image.put(rank_at, &[rank]);
+        Ok(Control { image, rank: rank_at, status: status_at, statuses, trace_count: trace_count_at })
+    }
+}

@@ -1,0 +1,8 @@
+//! The CPU target: ranks are MPI processes of one node, workers are threads.
+
+mod rank;
+mod run;
+mod symmetric;
+
+pub use rank::CpuRank;
+pub use symmetric::shared_memory_free;

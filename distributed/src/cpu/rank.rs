@@ -1,0 +1,239 @@
+//! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol works on.
+
+use crate::affinity::Cores;
+use crate::arrays::GraphArrays;
+use crate::control::{Control, Parts};
+use crate::cpu::symmetric::SymmetricHeap;
+use crate::error::{Error, Result};
+use crate::fill::TensorSource;
+use crate::heap_layout::HeapLayout;
+use crate::image::Image;
+use crate::memory::{HugeBuffer, Pages};
+use crate::outputs::Outputs;
+use crate::plan::{BatchPlan, RunOptions};
+use crate::rank::Common;
+use crate::tensors::{Bases, Slot, TensorLayout, constants};
+use crate::world::World;
+use kernels_cu::abi;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use taskgraph::Placement;
+use taskgraph::task_graph::{TaskGraph, TensorEntry};
+
+/// Largest part of the trace that is kept for one worker.
+const TRACE_RECORDS: u64 = 200_000;
+
+/// One rank of the CPU target, ready to run.
+pub struct CpuRank {
+    pub(crate) common: Common,
+    pub(crate) cores: Cores,
+    pub(crate) control: Control,
+    trace: HugeBuffer,
+    heap: SymmetricHeap,
+    /// What the kernel's structs point to and nobody looks at again.
+    _areas: [HugeBuffer; 4],
+    _kernels: Vec<abi::mpk_kernel>,
+}
+
+impl CpuRank {
+    /// Collective: gives every tensor its address and builds the rank. Weights and constants are zero until
+    /// [`CpuRank::fill`].
+    pub fn new(
+        world: &World,
+        graphs: Vec<TaskGraph>,
+        plan: BatchPlan,
+        options: &RunOptions,
+        cores: Cores,
+    ) -> Result<CpuRank> {
+        let me = world.rank();
+        let heap_layout = HeapLayout::agree(world, &graphs);
+        let heap = SymmetricHeap::allocate(world, heap_layout.bytes as usize)?;
+        let workers = graphs.first().map_or(1, |g| g.workers) as usize;
+        let dynamic = graphs.first().is_some_and(|g| g.placement == Placement::Dynamic);
+        let schedulers = if dynamic { 1 + usize::from(world.size() > 1) } else { 0 };
+
+        let layout = TensorLayout::new(&graphs, &heap_layout)?;
+        let weights = HugeBuffer::new(me, "weights", layout.constants as usize)?;
+        check_available(me, world.node_size(), layout.constants)?;
+        let persistent = HugeBuffer::on(Pages::Small, me, "the key-value cache", layout.persistent as usize)?;
+        let activations = HugeBuffer::new(me, "activations", layout.activations as usize)?;
+        let slots = layout.slots(Bases {
+            constants: weights.as_ptr() as u64,
+            persistent: persistent.as_ptr() as u64,
+            activations: activations.as_ptr() as u64,
+            heap: heap.own() as u64,
+        });
+
+        let arrays = graphs
+            .iter()
+            .zip(&slots)
+            .map(|(graph, slots)| GraphArrays::new(graph, slots, &[]))
+            .collect::<Result<Vec<_>>>()?;
+        let scratch_each =
+            arrays.iter().map(|a| a.scratch_bytes).max().unwrap_or(0).next_multiple_of(4096) + 4096;
+        let scratch = HugeBuffer::new(me, "scratch", scratch_each as usize * workers)?;
+        let scratch_of: Vec<u64> =
+            (0..workers as u64).map(|w| scratch.as_ptr() as u64 + w * scratch_each).collect();
+        let trace_capacity = if options.trace { TRACE_RECORDS } else { 0 };
+        let trace_bytes = trace_capacity as usize * workers * size_of::<abi::mpk_trace_record>();
+        let trace = HugeBuffer::new(me, "the trace", trace_bytes)?;
+        let kernels = kernels_cu::registry::kernel_table();
+        let in_place = |what: &'static str| {
+            move |bytes: u64| HugeBuffer::new(me, what, bytes as usize).map(Image::in_place)
+        };
+        let outputs = Outputs::new(&plan, in_place("the results"))?;
+        let bases: Vec<u64> = heap.bases().iter().map(|&base| base as u64).collect();
+        let control = Control::new(
+            &Parts {
+                rank: me,
+                world: world.size(),
+                schedulers: schedulers as u32,
+                graphs: &graphs,
+                arrays: &arrays,
+                slots: &slots,
+                plan: &plan,
+                options,
+                outputs: &outputs,
+                heap: &heap_layout,
+                sym: &bases,
+                scratch: &scratch_of,
+                trace: trace.as_ptr() as u64,
+                trace_capacity,
+                oversubscribed: cores.shared || workers + schedulers > cores.own.len(),
+                kernels: kernels.as_ptr() as u64,
+                host_abort: 0,
+            },
+            in_place("the batch state"),
+        )?;
+        Ok(CpuRank {
+            common: Common {
+                graphs,
+                slots,
+                outputs,
+                requests: plan.requests.len(),
+                constant_bytes: layout.constants,
+            },
+            cores,
+            control,
+            trace,
+            heap,
+            _areas: [weights, persistent, activations, scratch],
+            _kernels: kernels,
+        })
+    }
+
+    /// Fills weights and constants from `threads` threads; `done` gets the bytes finished so far. Stops at the
+    /// first error.
+    pub fn fill<S: TensorSource>(
+        &mut self,
+        threads: usize,
+        source: &S,
+        done: impl Fn(u64) + Sync,
+    ) -> std::result::Result<(), S::Error> {
+        let tensors = constants(&self.common.graphs, &self.common.slots);
+        let next = AtomicUsize::new(0);
+        let worker = || -> std::result::Result<(), S::Error> {
+            while let Some(&(tensor, slot)) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
+                // SAFETY: slots are disjoint pieces of live buffers, each visited once; no worker runs yet.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(slot.address as *mut u8, slot.bytes as usize) };
+                if let Err(error) = source.fill(tensor, bytes) {
+                    next.store(usize::MAX / 2, Ordering::Relaxed);
+                    return Err(error);
+                }
+                done(slot.bytes);
+            }
+            Ok(())
+        };
+        let cores = &self.cores.own;
+        std::thread::scope(|scope| {
+            let run = |index: usize| {
+                crate::affinity::bind(&[cores[index % cores.len()]]);
+                worker()
+            };
+            let handles: Vec<_> = (0..threads.max(1)).map(|index| scope.spawn(move || run(index))).collect();
+            handles
+                .into_iter()
+                .try_for_each(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    }
+
+    /// Writes a graph input (in every graph that has it), before a run. False where no graph has it.
+    pub fn write_input(&mut self, name: &str, bytes: &[u8]) -> bool {
+        let places = self.common.inputs(name, bytes.len());
+        for slot in &places {
+            // SAFETY: the slot is live, has room for the bytes, and no worker runs (`&mut self`).
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot.address as *mut u8, bytes.len()) };
+        }
+        !places.is_empty()
+    }
+
+    /// A tensor of graph `graph` as this rank holds it, after a run.
+    pub fn read(&self, graph: usize, name: &str) -> Option<(&TensorEntry, Vec<u8>)> {
+        let (tensor, Slot { address, bytes }) = self.common.tensor(graph, name)?;
+        // SAFETY: the slot is live as long as `self`; no worker runs outside `run`, which takes `&mut self`.
+        Some((tensor, unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) }.to_vec()))
+    }
+
+    /// Trace records by worker, in order.
+    pub fn trace(&self) -> Vec<Vec<abi::mpk_trace_record>> {
+        let header = self.header();
+        let each = header.trace_capacity as usize;
+        if each == 0 {
+            return Vec::new();
+        }
+        let workers = header.num_workers as usize;
+        let counts = self.control.image.host::<u64>(self.control.trace_count, workers);
+        let records = self.trace.as_ptr().cast::<abi::mpk_trace_record>();
+        (0..workers)
+            .map(|worker| {
+                // SAFETY: a count for each worker, and `each` zeroed or written records; no worker runs any more.
+                unsafe {
+                    let count = (*counts.add(worker) as usize).min(each);
+                    std::slice::from_raw_parts(records.add(worker * each), count).to_vec()
+                }
+            })
+            .collect()
+    }
+
+    /// The struct that the loops share; nobody writes it after [`CpuRank::new`].
+    pub(crate) fn header(&self) -> &abi::mpk_rank {
+        // SAFETY: live as long as `self`, and constant, so that shared references may exist at any time.
+        unsafe { &*self.rank() }
+    }
+
+    /// The struct's address.
+    pub(crate) fn rank(&self) -> *mut abi::mpk_rank {
+        self.control.image.host(self.control.rank, 1)
+    }
+
+    /// Where the loops stand; read while they do not run.
+    pub(crate) fn statuses(&self) -> Vec<abi::mpk_status> {
+        let statuses = self.control.image.host(self.control.status, self.control.statuses);
+        // SAFETY: as many structs were reserved and zeroed; no loop runs any more.
+        unsafe { std::slice::from_raw_parts(statuses, self.control.statuses) }.to_vec()
+    }
+
+    /// Collective: gives the symmetric heap back.
+    pub fn free(self) {
+        let CpuRank { heap, .. } = self;
+        heap.free();
+    }
+}
+
+/// Refuses weights that this node's ranks can't hold: mapping them works, but filling them would end in the system's
+/// out-of-memory killer.
+fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.saturating_mul(1024))
+    });
+    match available {
+        Some(available) if bytes.saturating_mul(u64::from(ranks)) > available => Err(Error::OutOfMemory {
+            rank,
+            what: "weights".into(),
+            bytes,
+            reason: format!("this node's {ranks} ranks share {available} bytes"),
+        }),
+        _ => Ok(()),
+    }
+}

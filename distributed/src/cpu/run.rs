@@ -1,0 +1,99 @@
+//! The launch: one thread for each worker and scheduler, while the host watches.
+
+use crate::affinity::bind;
+use crate::cpu::CpuRank;
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::rank::Common;
+use crate::report::report;
+use crate::world::World;
+use kernels_cu::abi;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How often the host looks at outputs and signals. It sleeps in between, so as not to take a worker's core.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// An `mpk_rank` that the loops share.
+#[derive(Clone, Copy)]
+struct Shared(*mut abi::mpk_rank);
+// SAFETY: the protocol orders all access to what the struct points to; the struct itself is constant in a run.
+unsafe impl Send for Shared {}
+
+impl CpuRank {
+    /// Collective: runs the graphs until the batch step says stop. `look` is called now and then on the calling
+    /// thread, and once at the end, to follow the outputs. Ends within the deadline in any case; an early end is
+    /// an [`Error::Aborted`] with this rank's report.
+    pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
+        interrupt::watch();
+        let shared = Shared(self.rank());
+        // SAFETY: the rank is complete and no loop runs yet.
+        let code = unsafe { abi::mpk_cpu_begin(shared.0) };
+        if code != 0 {
+            self.abort(code as u32);
+        }
+        // Every rank's memory is set up before the first put.
+        world.barrier();
+        let (workers, schedulers) =
+            (self.header().num_workers as usize, self.header().num_schedulers as usize);
+        let mut handles = Vec::new();
+        for index in 0..workers + schedulers {
+            let core = self.cores.own[index % self.cores.own.len()];
+            let body = move || {
+                let shared = shared;
+                bind(&[core]);
+                // SAFETY: the rank outlives the thread (joined below); each index runs once.
+                unsafe {
+                    if index < workers {
+                        abi::mpk_cpu_worker(shared.0, index as u32);
+                    } else {
+                        abi::mpk_cpu_scheduler(shared.0, (index - workers) as u32);
+                    }
+                }
+            };
+            let name = if index < workers { format!("worker {index}") } else { "scheduler".to_string() };
+            match std::thread::Builder::new().name(name.clone()).spawn(body) {
+                Ok(handle) => handles.push(handle),
+                Err(error) => {
+                    self.abort(abi::MPK_ABORT_KERNEL);
+                    handles.into_iter().for_each(|h: std::thread::JoinHandle<()>| drop(h.join()));
+                    return Err(Error::Thread { rank: world.rank(), what: name, reason: error.to_string() });
+                }
+            }
+        }
+        while !handles.iter().all(|h| h.is_finished()) {
+            std::thread::sleep(LOOK);
+            look(&self.common);
+            if interrupt::requested() {
+                self.abort(abi::MPK_ABORT_INTERRUPT);
+            }
+        }
+        for handle in handles {
+            if handle.join().is_err() {
+                self.abort(abi::MPK_ABORT_KERNEL);
+            }
+        }
+        look(&self.common);
+        let (code, first) = self.abort_state();
+        if code != 0 {
+            let text =
+                report(world.rank(), code, first, &self.common.graphs, &self.statuses(), workers as u32);
+            return Err(Error::Aborted(text));
+        }
+        Ok(())
+    }
+
+    fn abort(&self, code: u32) {
+        // SAFETY: the rank is live; the call only sets abort words, atomically.
+        unsafe { abi::mpk_cpu_abort(self.rank(), code) };
+    }
+
+    fn abort_state(&self) -> (u32, u32) {
+        // SAFETY: the control block lies in the live heap; both words are only ever accessed atomically.
+        unsafe {
+            let control = self.header().control;
+            let code = AtomicU32::from_ptr(&raw mut (*control).abort).load(Ordering::Acquire);
+            (code, AtomicU32::from_ptr(&raw mut (*control).abort_rank).load(Ordering::Relaxed))
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! GPUs and contexts.
+
+use super::driver::{Driver, check};
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use taskgraph::target::{DEVICES, Device};
+
+/// Set once a kernel did not end: nothing that waits for the GPU may be called in this process any more.
+static STUCK: AtomicBool = AtomicBool::new(false);
+
+/// True where a kernel of this process did not end when it was told to. The process should end without the exit
+/// handlers of libraries, which might wait for it.
+pub fn is_stuck() -> bool {
+    STUCK.load(Ordering::Relaxed)
+}
+
+pub(crate) fn set_stuck() {
+    STUCK.store(true, Ordering::Relaxed);
+}
+
+/// A GPU and what the driver says of it.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    driver: Driver,
+    device: sys::CUdevice,
+    /// Number among those that this process sees.
+    pub ordinal: u32,
+    /// Name that the driver gives it.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Shared memory that one block may use, bytes.
+    pub shared_memory: u32,
+    /// L2 cache, bytes.
+    pub l2: u64,
+    /// Device memory, bytes.
+    pub memory: u64,
+    /// It can launch kernels whose blocks all run at once.
+    pub cooperative: bool,
+}
+
+impl Gpu {
+    /// The GPU with this number.
+    ///
+    /// # Errors
+    /// There is none, or the driver fails.
+    pub fn open(driver: Driver, ordinal: u32) -> Result<Gpu> {
+        let mut device = 0;
+        // SAFETY: the driver is initialised; the out-pointer is valid.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as i32) })?;
+        let mut name = [0; 256];
+        // SAFETY: the buffer is as long as said, and one byte more stays 0.
+        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 255, device) })?;
+        // SAFETY: zero-terminated, as above.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let mut memory = 0;
+        // SAFETY: the out-pointer is valid.
+        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
+        let attribute = |attribute: Attribute| -> Result<u32> {
+            let mut value = 0;
+            // SAFETY: the out-pointer is valid.
+            check("cuDeviceGetAttribute", unsafe {
+                sys::cuDeviceGetAttribute(&mut value, attribute, device)
+            })?;
+            Ok(value.max(0) as u32)
+        };
+        Ok(Gpu {
+            driver,
+            device,
+            ordinal,
+            name,
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            l2: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
+            memory: memory as u64,
+            cooperative: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0,
+        })
+    }
+
+    /// All GPUs that this process sees.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn all(driver: Driver) -> Result<Vec<Gpu>> {
+        (0..driver.devices()).map(|ordinal| Gpu::open(driver, ordinal)).collect()
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> Driver {
+        self.driver
+    }
+
+    /// The row of the hardware table, with the device's own numbers: the row of its name where there is one, else
+    /// one made of its attributes.
+    ///
+    /// # Errors
+    /// No cubin can be made for its architecture.
+    pub fn row(&self) -> Result<Device> {
+        hardware_row(&self.name, self.capability, self.sms, self.shared_memory, self.l2).ok_or_else(|| {
+            Error::Architecture {
+                device: self.ordinal,
+                name: self.name.clone(),
+                capability: format!("{}.{}", self.capability.0, self.capability.1),
+            }
+        })
+    }
+
+    /// True where this GPU can read and write the memory of `peer`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn reaches(&self, peer: &Gpu) -> Result<bool> {
+        if self.device == peer.device {
+            return Ok(true);
+        }
+        let mut can = 0;
+        // SAFETY: both devices exist; the out-pointer is valid.
+        check("cuDeviceCanAccessPeer", unsafe {
+            sys::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)
+        })?;
+        Ok(can != 0)
+    }
+}
+
+/// The architecture that cubins of a compute capability are made for. 8.6 and 8.9 run code of 8.0.
+fn architecture(capability: (u32, u32)) -> Option<&'static str> {
+    match capability {
+        (8, _) => Some("sm_80"),
+        (9, 0) => Some("sm_90a"),
+        (10, 0) => Some("sm_100a"),
+        _ => None,
+    }
+}
+
+/// A row of the hardware table for a device with these attributes; `None` where no cubin can be made for it.
+pub fn hardware_row(
+    name: &str,
+    capability: (u32, u32),
+    sms: u32,
+    shared_memory: u32,
+    l2: u64,
+) -> Option<Device> {
+    let architecture = architecture(capability)?;
+    let known = DEVICES.iter().find(|d| name.contains(d.driver_name) && d.architecture == architecture);
+    Some(match known {
+        // Some models of a name have fewer multiprocessors; what the device says counts.
+        Some(row) => Device { sms, shared_memory, l2, ..row.clone() },
+        None => {
+            // The table's rows have names that live as long as the program; so has this one, made once.
+            let name: &'static str = Box::leak(name.to_string().into_boxed_str());
+            Device { name, driver_name: name, architecture, sms, shared_memory, l2, memory_bandwidth: 0.0 }
+        }
+    })
+}
+
+/// A GPU's primary context, kept until the last buffer in it is gone.
+#[derive(Debug)]
+pub struct Context {
+    gpu: Gpu,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: a context is a handle that any thread may make current.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The primary context of `gpu`, current on this thread.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn new(gpu: Gpu) -> Result<Arc<Context>> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the device exists; the out-pointer is valid.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, gpu.device) })?;
+        let context = Arc::new(Context { gpu, raw });
+        context.make_current()?;
+        Ok(context)
+    }
+
+    /// Makes it current on the calling thread.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn make_current(&self) -> Result<()> {
+        // SAFETY: the context is live as long as `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+    }
+
+    /// Its GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn device(&self) -> sys::CUdevice {
+        self.gpu.device
+    }
+
+    /// Free bytes of device memory.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn free_memory(&self) -> Result<u64> {
+        self.make_current()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: a context is current; the out-pointers are valid.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if !is_stuck() {
+            // SAFETY: retained once in `new`. An error can't be mended here, and the process' end releases it too.
+            let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.gpu.device) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_known_names_keep_their_bandwidth_and_take_the_devices_numbers() {
+        let row = hardware_row("NVIDIA H200", (9, 0), 132, 232_448, 60 << 20).unwrap();
+        assert_eq!((row.name, row.architecture, row.sms), ("h200", "sm_90a", 132));
+        assert_eq!((row.shared_memory, row.l2), (232_448, 60 << 20));
+        assert!(row.memory_bandwidth > 4e12);
+        let pcie = hardware_row("NVIDIA H100 PCIe", (9, 0), 114, 232_448, 50 << 20).unwrap();
+        assert_eq!((pcie.name, pcie.sms), ("h100", 114));
+    }
+
+    #[test]
+    fn unknown_names_get_a_row_where_there_is_a_cubin_for_them() {
+        let row = hardware_row("NVIDIA RTX A6000", (8, 6), 84, 101_376, 6 << 20).unwrap();
+        assert_eq!((row.architecture, row.sms, row.name), ("sm_80", 84, "NVIDIA RTX A6000"));
+        assert!(hardware_row("Tesla V100", (7, 0), 80, 98_304, 6 << 20).is_none());
+        assert!(hardware_row("NVIDIA GeForce RTX 5090", (12, 0), 170, 101_376, 96 << 20).is_none());
+    }
+}

@@ -1,0 +1,231 @@
+//! A cubin in a GPU's context, its kernels and their launch.
+
+use super::device::{Context, is_stuck};
+use super::driver::{check, describe};
+use super::memory::Stream;
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+
+/// A loaded cubin.
+#[derive(Debug)]
+pub struct Library {
+    context: Arc<Context>,
+    raw: sys::CUlibrary,
+}
+
+// SAFETY: a library is a handle that any thread may use.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// A kernel of a [`Library`].
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    kernel: sys::CUkernel,
+    function: sys::CUfunction,
+}
+
+// SAFETY: a kernel is a handle that any thread may use.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// Blocks, threads of a block, and dynamic shared memory of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of each.
+    pub threads: u32,
+    /// Dynamic shared memory of each, bytes.
+    pub shared_bytes: u32,
+}
+
+impl Library {
+    /// Loads `cubin`, an ELF file for this GPU's architecture.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Library> {
+        context.make_current()?;
+        let mut raw = std::ptr::null_mut();
+        let none = std::ptr::null_mut();
+        // SAFETY: a context is current; no options; the driver reads the size from the ELF header and copies the
+        // code (CU_LIBRARY_BINARY_IS_PRESERVED is not set).
+        let result = unsafe {
+            sys::cuLibraryLoadData(
+                &mut raw,
+                cubin.as_ptr().cast::<c_void>(),
+                std::ptr::null_mut(),
+                none,
+                0,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                0,
+            )
+        };
+        match result {
+            sys::CUresult::CUDA_SUCCESS => Ok(Library { context: context.clone(), raw }),
+            error => Err(Error::Cubin {
+                device: context.gpu().ordinal,
+                name: context.gpu().name.clone(),
+                reason: describe(error),
+            }),
+        }
+    }
+
+    /// The kernel called `name`.
+    ///
+    /// # Errors
+    /// The cubin has none of that name.
+    pub fn kernel(&self, name: &'static CStr) -> Result<Kernel> {
+        self.context.make_current()?;
+        let (mut kernel, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the library is live; the name ends in a zero byte; the out-pointer is valid.
+        match unsafe { sys::cuLibraryGetKernel(&mut kernel, self.raw, name.as_ptr()) } {
+            sys::CUresult::CUDA_SUCCESS => {}
+            error => {
+                return Err(Error::Cubin {
+                    device: self.context.gpu().ordinal,
+                    name: self.context.gpu().name.clone(),
+                    reason: format!("kernel {}: {}", name.to_string_lossy(), describe(error)),
+                });
+            }
+        }
+        // SAFETY: the kernel is live, a context is current, the out-pointer is valid.
+        check("cuKernelGetFunction", unsafe { sys::cuKernelGetFunction(&mut function, kernel) })?;
+        Ok(Kernel { kernel, function })
+    }
+
+    pub(crate) fn raw(&self) -> sys::CUlibrary {
+        self.raw
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        if !is_stuck() && self.context.make_current().is_ok() {
+            // SAFETY: loaded in `load`, unloaded once; no kernel of it runs (`CudaRank::run` waits or marks it stuck).
+            let _ = unsafe { sys::cuLibraryUnload(self.raw) };
+        }
+    }
+}
+
+impl Kernel {
+    /// As NVSHMEM's collective launch takes it.
+    pub(crate) fn handle(self) -> *const c_void {
+        self.kernel.cast_const().cast()
+    }
+
+    /// Lets the kernel use the dynamic shared memory of `shape`, and checks that all blocks run at once on the GPU.
+    ///
+    /// # Errors
+    /// They do not fit.
+    pub fn prepare(self, context: &Context, shape: Shape) -> Result<()> {
+        context.make_current()?;
+        let gpu = context.gpu();
+        let misfit = |problem: String| Error::Residency {
+            device: gpu.ordinal,
+            name: gpu.name.clone(),
+            blocks: shape.blocks,
+            problem,
+        };
+        if !gpu.cooperative {
+            return Err(misfit("it can't launch cooperative kernels".into()));
+        }
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: kernel and device are live.
+        let result = unsafe {
+            sys::cuKernelSetAttribute(attribute, shape.shared_bytes as i32, self.kernel, context.device())
+        };
+        if result != sys::CUresult::CUDA_SUCCESS {
+            return Err(misfit(format!(
+                "a block needs {} bytes of shared memory, the GPU gives {} ({})",
+                shape.shared_bytes,
+                gpu.shared_memory,
+                describe(result)
+            )));
+        }
+        // SAFETY: the function is live.
+        check("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(self.function, attribute, shape.shared_bytes as i32)
+        })?;
+        let mut threads = 0;
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        // SAFETY: the function is live; the out-pointer is valid.
+        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut threads, most, self.function) })?;
+        if threads < shape.threads as i32 {
+            return Err(misfit(format!("a block has {} threads, the kernel takes {threads}", shape.threads)));
+        }
+        let mut per_sm = 0;
+        // SAFETY: the function is live; the out-pointer is valid.
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut per_sm,
+                self.function,
+                shape.threads as i32,
+                shape.shared_bytes as usize,
+            )
+        })?;
+        let resident = per_sm.max(0) as u32 * gpu.sms;
+        if shape.blocks > resident {
+            return Err(misfit(format!("{per_sm} blocks fit on each of {} multiprocessors", gpu.sms)));
+        }
+        Ok(())
+    }
+
+    /// Launches it with all blocks running at once.
+    ///
+    /// # Safety
+    /// `arguments` are pointers to as many arguments as the kernel takes, of its types; what they point to on the
+    /// device lives until the kernel has ended.
+    pub unsafe fn launch_cooperative(
+        self,
+        shape: Shape,
+        stream: &Stream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: the caller's promise; function and stream are of the same context.
+        let result = unsafe {
+            sys::cuLaunchCooperativeKernel(
+                self.function,
+                shape.blocks,
+                1,
+                1,
+                shape.threads,
+                1,
+                1,
+                shape.shared_bytes,
+                stream.raw(),
+                arguments.as_mut_ptr(),
+            )
+        };
+        check("cuLaunchCooperativeKernel", result)
+    }
+
+    /// Launches it.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch_cooperative`].
+    pub unsafe fn launch(self, shape: Shape, stream: &Stream, arguments: &mut [*mut c_void]) -> Result<()> {
+        // SAFETY: the caller's promise; function and stream are of the same context.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                shape.blocks,
+                1,
+                1,
+                shape.threads,
+                1,
+                1,
+                shape.shared_bytes,
+                stream.raw(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", result)
+    }
+}

@@ -1,0 +1,21 @@
+//! The CUDA target: one persistent kernel on a GPU for each rank, NVSHMEM between them.
+//!
+//! Nothing here links against CUDA or NVSHMEM: their libraries are loaded when a run asks for them, and
+//! [`driver::find`] says whether they are there.
+
+mod budget;
+pub mod device;
+pub mod driver;
+mod launch;
+mod library;
+mod memory;
+mod rank;
+mod run;
+mod symmetric;
+mod weights;
+
+pub use budget::gibibytes;
+pub use device::{Context, Gpu, hardware_row, is_stuck};
+pub use driver::{Driver, Found};
+pub use rank::{Code, CudaRank, Machine, memory_needed};
+pub use symmetric::{Bootstrap, Transport};

@@ -1,0 +1,490 @@
+//! One rank of the CUDA target: its device memory, and the `mpk_rank` that the kernel works on.
+
+use super::budget::{Budget, gibibytes};
+use super::device::{Context, Gpu};
+use super::launch::Launcher;
+use super::library::{Kernel, Library, Shape};
+use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
+use super::symmetric::{Bootstrap, HeapOptions, SymmetricHeap, Transport, heap_bytes};
+use super::weights::{self, WeightKernels};
+use crate::agreement::agreed;
+use crate::arrays::GraphArrays;
+use crate::control::{Control, Parts};
+use crate::error::{Error, Result};
+use crate::fill::TensorSource;
+use crate::heap_layout::HeapLayout;
+use crate::image::Image;
+use crate::memory::HugeBuffer;
+use crate::outputs::Outputs;
+use crate::plan::{BatchPlan, RunOptions};
+use crate::rank::Common;
+use crate::tensors::{Bases, TensorLayout, constants, flagged_activations};
+use crate::world::World;
+use kernels_cu::abi;
+use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig};
+use std::sync::Arc;
+use std::time::Instant;
+use taskgraph::Placement;
+use taskgraph::task_graph::{TaskGraph, TensorEntry};
+
+/// Trace memory of a rank at most, bytes.
+const TRACE_BYTES: u64 = 512 << 20;
+/// Records that are kept for one worker at most.
+const TRACE_RECORDS: u64 = 200_000;
+/// Schedulers of dynamic placement that launch this rank's own events.
+const LOCAL_SCHEDULERS: u32 = 8;
+/// Device memory that CUDA and NVSHMEM take besides what is asked for, about.
+const OVERHEAD: u64 = 256 << 20;
+
+/// The GPU that a rank runs on, and how its ranks reach each other.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The GPU's context.
+    pub context: Arc<Context>,
+    /// Ranks of this node on the same GPU.
+    pub sharing: u32,
+    /// All ranks are on this node, and their GPUs reach each other's memory.
+    pub local: bool,
+    /// How ranks write to each other's memory.
+    pub transport: Transport,
+    /// How NVSHMEM's ranks find each other.
+    pub bootstrap: Bootstrap,
+}
+
+impl Machine {
+    /// Collective: this rank's GPU, by its number among the ranks of its node.
+    ///
+    /// # Errors
+    /// The GPU does not come up.
+    pub fn of_rank(
+        world: &World,
+        driver: super::Driver,
+        transport: Transport,
+        bootstrap: Bootstrap,
+    ) -> Result<Machine> {
+        let gpus = Gpu::all(driver);
+        let gpus = agreed(world, gpus)?;
+        let count = gpus.len() as u32;
+        let ordinal = world.node_rank() % count;
+        let sharing = (0..world.node_size()).filter(|rank| rank % count == ordinal).count() as u32;
+        let used = &gpus[..(world.node_size().min(count)) as usize];
+        let reach = used.iter().try_fold(true, |all, from| {
+            used.iter().try_fold(all, |all, to| Ok::<_, Error>(all && from.reaches(to)?))
+        });
+        let reach = agreed(world, reach)?;
+        let local = world.node_size() == world.size() && reach;
+        let context = agreed(world, Context::new(gpus[ordinal as usize].clone()))?;
+        if sharing > 1 {
+            tracing::warn!(
+                "{sharing} ranks share GPU {ordinal}: this works, but they take turns of milliseconds; use one GPU a rank for speed"
+            );
+        }
+        Ok(Machine { context, sharing, local, transport, bootstrap })
+    }
+}
+
+/// What the GPU executes.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// The compiled model.
+    pub cubin: Cubin,
+    /// Its kernel's shape.
+    pub config: KernelConfig,
+    /// For each graph each task's code.
+    pub codes: Vec<Vec<u32>>,
+    /// Launch by NVSHMEM where that can be.
+    pub collective: bool,
+    /// NVSHMEM's collective launch, where the host library does not export it.
+    pub shim: Option<CollectiveShim>,
+}
+
+/// One rank of the CUDA target, ready to run.
+pub struct CudaRank {
+    pub(crate) common: Common,
+    pub(super) control: Control,
+    pub(super) launcher: Launcher,
+    pub(super) kernel: Kernel,
+    pub(super) shape: Shape,
+    /// The kernel's stream, and one for looking at the device while it runs.
+    pub(super) stream: Stream,
+    pub(super) watch: Stream,
+    pub(super) host_abort: PinnedBuffer,
+    pub(super) snapshot: PinnedBuffer,
+    pub(super) deadline: std::time::Duration,
+    weight_kernels: WeightKernels,
+    trace_capacity: u64,
+    trace: DeviceBuffer,
+    control_memory: DeviceBuffer,
+    _areas: [DeviceBuffer; 4],
+    library: Library,
+    pub(super) heap: SymmetricHeap,
+    pub(super) machine: Machine,
+}
+
+impl CudaRank {
+    /// Collective: gives every tensor its address and builds the rank. Weights and constants are zero until
+    /// [`CudaRank::fill`].
+    ///
+    /// # Errors
+    /// The GPU, its memory, NVSHMEM or the cubin do not serve; on every rank the same.
+    pub fn new(
+        world: &World,
+        machine: Machine,
+        code: Code,
+        graphs: Vec<TaskGraph>,
+        plan: BatchPlan,
+        options: &RunOptions,
+    ) -> Result<CudaRank> {
+        let me = world.rank();
+        let context = machine.context.clone();
+        let heap_layout = HeapLayout::agree(world, &graphs);
+        let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
+        let workers = graphs.first().map_or(1, |g| g.workers);
+        let schedulers = match graphs.first().map(|g| g.placement) {
+            Some(Placement::Dynamic) => schedulers(workers, world.size()),
+            _ => 0,
+        };
+        let scratch = Scratch::new(&graphs);
+        let record = size_of::<abi::mpk_trace_record>() as u64;
+        let trace_capacity =
+            if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 };
+
+        let trace_bytes = trace_capacity * record * u64::from(workers);
+        let budget = budget(&layout, heap_layout.bytes, world.size(), &scratch, workers, trace_bytes);
+        let free = agreed(world, context.free_memory())?;
+        // Nobody takes memory before all have looked how much there is.
+        world.barrier();
+        agreed(world, budget.check(&context, machine.sharing, free))?;
+
+        let begin = Instant::now();
+        let stream = agreed(world, Stream::new(&context))?;
+        let heap = SymmetricHeap::allocate(
+            world,
+            &context,
+            &stream,
+            &HeapOptions {
+                bytes: heap_layout.bytes,
+                transport: machine.transport,
+                bootstrap: machine.bootstrap,
+                version: code.cubin.toolchain.nvshmem,
+                local: machine.local,
+            },
+        )?;
+        let took = begin.elapsed().as_secs_f64();
+        tracing::info!("symmetric heap of {}: {took:.2} s", gibibytes(heap_layout.bytes));
+
+        let begin = Instant::now();
+        let shape = Shape {
+            blocks: workers,
+            threads: code.config.block_threads,
+            shared_bytes: code.config.shared_bytes,
+        };
+        let loaded = load(&context, &code.cubin, shape);
+        let (library, kernel, weight_kernels) = agreed(world, loaded)?;
+        if let Some(nvshmem) = heap.nvshmem() {
+            // SAFETY: just loaded; the cubin is linked with NVSHMEM's device library (its version was compared).
+            let ready = unsafe { nvshmem.culibrary_init(library.raw().cast()) };
+            agreed(world, ready.map_err(Error::from))?;
+        }
+        let launcher = Launcher::agree(world, heap.nvshmem(), code.collective, code.shim.as_ref());
+        tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", begin.elapsed().as_secs_f64());
+
+        let begin = Instant::now();
+        let memory = || -> Result<_> {
+            let new = |what, bytes, value: u8| {
+                let buffer = DeviceBuffer::new(&context, what, bytes)?;
+                buffer.fill(value, &stream)?;
+                Ok::<_, Error>(buffer)
+            };
+            let areas = [
+                new("weights", layout.constants, 0)?,
+                new("the key-value cache", layout.persistent, 0)?,
+                // Nothing may count on what it finds there: all bits set is NaN in every float type.
+                new("activations", layout.activations, 0xff)?,
+                new("scratch", scratch.each * u64::from(workers), 0)?,
+            ];
+            let trace = new("the trace", trace_bytes, 0)?;
+            let host_abort = PinnedBuffer::new(&context, "the abort word", 64)?;
+            let snapshot = PinnedBuffer::new(&context, "the progress", size_of::<abi::mpk_control>())?;
+            Ok((areas, trace, host_abort, snapshot, Stream::new(&context)?))
+        };
+        let (areas, trace, host_abort, snapshot, watch) = agreed(world, memory())?;
+        let slots = layout.slots(Bases {
+            constants: areas[0].address(),
+            persistent: areas[1].address(),
+            activations: areas[2].address(),
+            heap: heap.base(),
+        });
+        let write = || -> Result<_> {
+            for slot in flagged_activations(&graphs, &layout, &slots) {
+                // SAFETY: the slot is a piece of the activations, behind their poisoning in the same stream.
+                unsafe { stream.memset(slot.address, 0, slot.bytes) }?;
+            }
+            let arrays = graphs
+                .iter()
+                .zip(&slots)
+                .zip(&code.codes)
+                .map(|((graph, slots), codes)| GraphArrays::new(graph, slots, codes))
+                .collect::<Result<Vec<_>>>()?;
+            let outputs = Outputs::new(&plan, |bytes| {
+                PinnedBuffer::new(&context, "the results", bytes as usize).map(PinnedBuffer::into_image)
+            })?;
+            let mut control_memory = None;
+            let control = Control::new(
+                &Parts {
+                    rank: me,
+                    world: world.size(),
+                    schedulers,
+                    graphs: &graphs,
+                    arrays: &arrays,
+                    slots: &slots,
+                    plan: &plan,
+                    options,
+                    outputs: &outputs,
+                    heap: &heap_layout,
+                    sym: heap.bases(),
+                    scratch: &scratch.of_workers(areas[3].address(), workers),
+                    trace: trace.address(),
+                    trace_capacity,
+                    oversubscribed: machine.sharing > 1,
+                    kernels: 0,
+                    host_abort: host_abort.as_ptr() as u64,
+                },
+                |bytes| {
+                    let buffer = DeviceBuffer::new(&context, "the task graphs", bytes)?;
+                    let base = buffer.address();
+                    control_memory = Some(buffer);
+                    Ok(Image::at(HugeBuffer::new(me, "the task graphs", bytes as usize)?, base))
+                },
+            )?;
+            let control_memory = control_memory
+                .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
+            // SAFETY: the device's buffer was made for the image's size; both outlive the wait.
+            unsafe {
+                stream.to_device(control_memory.address(), control.image.as_ptr(), control.image.len() as u64)
+            }?;
+            stream.wait()?;
+            Ok((outputs, control, control_memory))
+        };
+        let (outputs, control, control_memory) = agreed(world, write())?;
+        let took = begin.elapsed().as_secs_f64();
+        tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.image.len() as u64));
+        Ok(CudaRank {
+            common: Common {
+                graphs,
+                slots,
+                outputs,
+                requests: plan.requests.len(),
+                constant_bytes: layout.constants,
+            },
+            control,
+            launcher,
+            kernel,
+            shape,
+            stream,
+            watch,
+            host_abort,
+            snapshot,
+            deadline: options.deadline,
+            weight_kernels,
+            trace_capacity,
+            trace,
+            control_memory,
+            _areas: areas,
+            library,
+            heap,
+            machine,
+        })
+    }
+
+    /// Fills weights and constants, with `threads` threads that read; `done` gets the bytes of tensors finished.
+    ///
+    /// # Errors
+    /// The first that a thread met.
+    pub fn fill<S: TensorSource>(
+        &mut self,
+        threads: usize,
+        source: &S,
+        done: impl Fn(u64) + Sync,
+    ) -> std::result::Result<(), S::Error> {
+        let tensors = constants(&self.common.graphs, &self.common.slots);
+        weights::fill(&self.machine.context, self.weight_kernels, tensors, threads, source, done)
+    }
+
+    /// Writes a graph input (in every graph that has it), before a run. False where no graph has it.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn write_input(&mut self, name: &str, bytes: &[u8]) -> Result<bool> {
+        let places = self.common.inputs(name, bytes.len());
+        for slot in &places {
+            // SAFETY: the slot is device memory of this rank with room for the bytes; no kernel runs (`&mut self`).
+            unsafe { self.stream.to_device(slot.address, bytes.as_ptr(), bytes.len() as u64) }?;
+        }
+        self.stream.wait()?;
+        Ok(!places.is_empty())
+    }
+
+    /// A tensor of graph `graph` as this rank holds it, after a run.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn read(&self, graph: usize, name: &str) -> Result<Option<(&TensorEntry, Vec<u8>)>> {
+        let Some((tensor, slot)) = self.common.tensor(graph, name) else { return Ok(None) };
+        // SAFETY: the slot is device memory of this rank.
+        let bytes = unsafe { self.watch.read(slot.address, slot.bytes) }?;
+        Ok(Some((tensor, bytes)))
+    }
+
+    /// Trace records by worker, in order.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn trace(&self) -> Result<Vec<Vec<abi::mpk_trace_record>>> {
+        let each = self.trace_capacity;
+        if each == 0 {
+            return Ok(Vec::new());
+        }
+        let record = size_of::<abi::mpk_trace_record>() as u64;
+        let counts = self.read_control::<u64>(self.control.trace_count, self.shape.blocks as usize)?;
+        let mut all = Vec::new();
+        for (worker, count) in counts.into_iter().enumerate() {
+            let count = count.min(each);
+            let at = self.trace.address() + worker as u64 * each * record;
+            // SAFETY: `each` records were reserved for each worker.
+            let bytes = unsafe { self.watch.read(at, count * record) }?;
+            all.push(from_bytes::<abi::mpk_trace_record>(&bytes));
+        }
+        Ok(all)
+    }
+
+    /// Where the loops stand.
+    pub(super) fn statuses(&self) -> Result<Vec<abi::mpk_status>> {
+        self.read_control(self.control.status, self.control.statuses)
+    }
+
+    /// Values of the control memory as the device has them.
+    fn read_control<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
+        let at = self.control_memory.address() + offset;
+        // SAFETY: the range was reserved in the control memory.
+        let bytes = unsafe { self.watch.read(at, (count * size_of::<T>()) as u64) }?;
+        Ok(from_bytes(&bytes))
+    }
+
+    /// Collective: gives symmetric memory back, after every rank's kernel has ended.
+    ///
+    /// # Errors
+    /// NVSHMEM fails.
+    pub fn free(self, world: &World) -> Result<()> {
+        let CudaRank { heap, library, .. } = self;
+        heap.free(world, &library)
+    }
+}
+
+/// What a rank takes of its GPU's memory.
+fn budget(
+    layout: &TensorLayout,
+    heap: u64,
+    world: u32,
+    scratch: &Scratch,
+    workers: u32,
+    trace: u64,
+) -> Budget {
+    let mut budget = Budget::default();
+    budget.add("weights", layout.constants);
+    budget.add("key-value cache", layout.persistent);
+    budget.add("activations", layout.activations);
+    budget.add("symmetric heap", if world > 1 { heap_bytes(heap) } else { heap });
+    budget.add("scratch", scratch.each * u64::from(workers));
+    budget.add("trace", trace);
+    budget.add("CUDA itself", OVERHEAD);
+    budget
+}
+
+/// What a rank with these graphs takes of its GPU's memory: how much, and what for.
+///
+/// # Errors
+/// The graphs contradict each other.
+pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
+    let heap = HeapLayout::agree(&World::single(), graphs);
+    let layout = TensorLayout::new(graphs, &heap)?;
+    let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
+    let budget = budget(&layout, heap.bytes, world, &Scratch::new(graphs), workers, 0);
+    Ok((budget.total(), budget.to_string()))
+}
+
+/// Loads the cubin and checks that the kernel can run.
+fn load(context: &Arc<Context>, cubin: &Cubin, shape: Shape) -> Result<(Library, Kernel, WeightKernels)> {
+    if let Some(release) = super::driver::release_of_build(&cubin.toolchain.nvcc) {
+        context.gpu().driver().serves(release)?;
+    }
+    let library = Library::load(context, &cubin.bytes)?;
+    let kernel = library.kernel(c"mpk_persistent")?;
+    kernel.prepare(context, shape)?;
+    let weight_kernels = WeightKernels::of(&library)?;
+    Ok((library, kernel, weight_kernels))
+}
+
+/// Schedulers of dynamic placement: local ones, then the remote one where there are peers; no more than workers,
+/// whose blocks they live in.
+fn schedulers(workers: u32, world: u32) -> u32 {
+    let remote = u32::from(world > 1);
+    (LOCAL_SCHEDULERS + remote).min(workers).max(1 + remote)
+}
+
+/// Scratch memory of each worker: first a list of deferred tasks with room for every task of the largest graph, then
+/// what the tasks' code uses, to which `mpk_rank.scratch` points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scratch {
+    deferred: u64,
+    each: u64,
+}
+
+impl Scratch {
+    fn new(graphs: &[TaskGraph]) -> Scratch {
+        let tasks = graphs.iter().map(|g| g.tasks.len()).max().unwrap_or(0) as u64;
+        let code = graphs.iter().flat_map(|g| &g.variants).map(|v| v.scratch_bytes).max().unwrap_or(0);
+        Scratch::of(tasks, u64::from(code))
+    }
+
+    fn of(tasks: u64, code: u64) -> Scratch {
+        let deferred = (4 * tasks).next_multiple_of(256);
+        Scratch { deferred, each: deferred + code.next_multiple_of(256).max(256) }
+    }
+
+    fn of_workers(&self, base: u64, workers: u32) -> Vec<u64> {
+        (0..u64::from(workers)).map(|w| base + w * self.each + self.deferred).collect()
+    }
+}
+
+/// Plain values from their bytes.
+fn from_bytes<T: Copy>(bytes: &[u8]) -> Vec<T> {
+    let count = bytes.len() / size_of::<T>();
+    let mut values = Vec::with_capacity(count);
+    // SAFETY: the ABI's structs are plain numbers, for which all bytes are valid; the vector has room for `count`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), values.as_mut_ptr() as *mut u8, count * size_of::<T>());
+        values.set_len(count);
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deferred_list_lies_directly_before_the_scratch() {
+        let scratch = Scratch::of(1001, 300);
+        assert_eq!(scratch, Scratch { deferred: 4096, each: 4096 + 512 });
+        assert_eq!(scratch.of_workers(1 << 20, 2), [(1 << 20) + 4096, (1 << 20) + 4608 + 4096]);
+        assert!(Scratch::of(0, 0).each >= 256);
+    }
+
+    #[test]
+    fn schedulers_live_in_the_blocks_of_workers() {
+        assert_eq!((schedulers(132, 1), schedulers(132, 4)), (8, 9));
+        assert_eq!((schedulers(4, 1), schedulers(4, 2)), (4, 4));
+        assert_eq!((schedulers(1, 1), schedulers(2, 2)), (1, 2));
+    }
+}

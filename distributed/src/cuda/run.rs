@@ -1,0 +1,208 @@
+//! The launch, and the host that watches: it follows the outputs in pinned memory, hands on Ctrl-C, and makes sure
+//! that the process ends even where the kernel does not.
+
+use super::device::set_stuck;
+use super::rank::CudaRank;
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::rank::Common;
+use crate::report::report;
+use crate::world::World;
+use kernels_cu::abi;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often the host looks at outputs, stream and signals.
+const LOOK: Duration = Duration::from_micros(500);
+/// How often it looks at the device's control block.
+const SNAPSHOT: Duration = Duration::from_millis(250);
+/// A kernel that was told to end is waited for this long.
+const GRACE: Duration = Duration::from_secs(5);
+/// The kernel's own deadline comes first; the host steps in after that and this.
+const MARGIN: Duration = Duration::from_secs(3);
+/// A copy from the device takes no longer than this, unless the device does not answer.
+const COPY_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the host knows of a running kernel.
+struct Watch {
+    /// The last control block that was read, and when its progress last changed.
+    last: abi::mpk_control,
+    changed: Instant,
+    /// When a copy was begun, if one is under way.
+    copying: Option<Instant>,
+    copied: Instant,
+    /// When the kernel was told to end.
+    told: Option<Instant>,
+}
+
+impl CudaRank {
+    /// Collective: runs the graphs until the batch step says stop. `look` is called now and then on the calling
+    /// thread, and once at the end, to follow the outputs.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`] with this rank's report for an early end, [`Error::Device`] where the GPU failed.
+    pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
+        interrupt::watch();
+        self.machine.context.make_current()?;
+        let argument = self.control.image.address(self.control.rank);
+        // Every rank's memory is set up before the first put.
+        world.barrier();
+        // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory; all it leads to is owned by
+        // `self`, which waits for the kernel or marks it stuck.
+        let launched = unsafe {
+            self.launcher.launch(self.heap.nvshmem(), self.kernel, self.shape, &self.stream, argument)
+        };
+        let failed = world.agree(launched.as_ref().err().map_or(0, Error::exit_status));
+        launched?;
+        if failed.is_some() {
+            self.abort(abi::MPK_ABORT_PEER);
+        }
+        let now = Instant::now();
+        let mut watch = Watch {
+            // SAFETY: all-zero is a valid control block.
+            last: unsafe { std::mem::zeroed() },
+            changed: now,
+            copying: None,
+            copied: now,
+            told: failed.map(|_| now),
+        };
+        loop {
+            match self.stream.is_done() {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => return Err(self.device_error(world, &error, &watch)),
+            }
+            std::thread::sleep(LOOK);
+            look(&self.common);
+            if watch.told.is_none() && interrupt::requested() {
+                self.abort(abi::MPK_ABORT_INTERRUPT);
+                watch.told = Some(Instant::now());
+            }
+            if let Err(error) = self.follow(&mut watch) {
+                return Err(self.device_error(world, &error, &watch));
+            }
+            if watch.told.is_some_and(|told| told.elapsed() > GRACE) {
+                return Err(self.give_up(world, &watch));
+            }
+        }
+        look(&self.common);
+        self.end(world).map_err(|error| match error {
+            Error::Cuda { .. } => self.device_error(world, &error, &watch),
+            other => other,
+        })
+    }
+
+    /// Asks the kernel to end; block 0 hands the code on to all ranks.
+    fn abort(&self, code: u32) {
+        // SAFETY: the first word of live pinned memory, which host and GPU only access atomically.
+        unsafe { AtomicU32::from_ptr(self.host_abort.as_ptr().cast()) }.store(code, Ordering::Release);
+    }
+
+    /// Reads the control block now and then. A kernel that makes no progress long after its own deadline is told to
+    /// end.
+    fn follow(&self, watch: &mut Watch) -> Result<()> {
+        if let Some(begun) = watch.copying {
+            if self.watch.is_done()? {
+                // SAFETY: the copy has ended; the buffer holds one control block.
+                let now = unsafe { self.snapshot.as_ptr().cast::<abi::mpk_control>().read() };
+                if (now.progress, now.iteration) != (watch.last.progress, watch.last.iteration) {
+                    watch.changed = Instant::now();
+                }
+                watch.last = now;
+                watch.copying = None;
+                watch.copied = Instant::now();
+            } else if begun.elapsed() > self.deadline + MARGIN {
+                self.tell(watch);
+            }
+        } else if watch.copied.elapsed() > SNAPSHOT {
+            // SAFETY: the control block is the first in the heap, and the buffer has its size; both are live, and the
+            // buffer is not read before the copy has ended.
+            unsafe {
+                self.watch.to_host(
+                    self.snapshot.as_ptr(),
+                    self.heap.base(),
+                    size_of::<abi::mpk_control>() as u64,
+                )
+            }?;
+            watch.copying = Some(Instant::now());
+        }
+        if watch.changed.elapsed() > self.deadline + MARGIN {
+            self.tell(watch);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, watch: &mut Watch) {
+        if watch.told.is_none() {
+            self.abort(abi::MPK_ABORT_DEADLINE);
+            watch.told = Some(Instant::now());
+        }
+    }
+
+    /// After the kernel: how it ended.
+    fn end(&self, world: &World) -> Result<()> {
+        // SAFETY: the control block is the first in the heap.
+        let bytes = unsafe { self.watch.read(self.heap.base(), size_of::<abi::mpk_control>() as u64) }?;
+        // SAFETY: as many bytes as the struct has, all of them numbers.
+        let control = unsafe { bytes.as_ptr().cast::<abi::mpk_control>().read_unaligned() };
+        if control.abort == 0 {
+            return Ok(());
+        }
+        let statuses = self.statuses()?;
+        Err(Error::Aborted(self.report(world, control.abort, control.abort_rank, &statuses)))
+    }
+
+    fn report(&self, world: &World, code: u32, first: u32, statuses: &[abi::mpk_status]) -> String {
+        report(world.rank(), code, first, &self.common.graphs, statuses, self.shape.blocks)
+    }
+
+    /// How far the run had come, in words.
+    fn place(&self, watch: &Watch) -> String {
+        let control = &watch.last;
+        if control.iteration == 0 {
+            return ", before the first iteration was seen".into();
+        }
+        let graph = self.common.graphs.get((control.launch & !abi::MPK_LAUNCH_STOP) as usize);
+        format!(
+            ", in iteration {} (graph {}) or soon after",
+            control.iteration,
+            graph.map_or("unknown", |g| g.name.as_str())
+        )
+    }
+
+    fn device_error(&self, world: &World, error: &Error, watch: &Watch) -> Error {
+        Error::Device { rank: world.rank(), reason: error.to_string(), place: self.place(watch) }
+    }
+
+    /// The kernel does not end: reports where its loops stand, as far as the device still answers, and leaves it to
+    /// the end of the process.
+    fn give_up(&self, world: &World, watch: &Watch) -> Error {
+        let code = match watch.last.abort {
+            0 => abi::MPK_ABORT_DEADLINE,
+            code => code,
+        };
+        let code = if interrupt::requested() { abi::MPK_ABORT_INTERRUPT } else { code };
+        let statuses = self.statuses_within(COPY_LIMIT).unwrap_or_default();
+        set_stuck();
+        let mut text = self.report(world, code, world.rank(), &statuses);
+        text.push_str(&format!(
+            "\n  rank {}: the kernel did not end within {} s of being told to{}; the process ends without it",
+            world.rank(),
+            GRACE.as_secs(),
+            self.place(watch)
+        ));
+        Error::Aborted(text)
+    }
+
+    /// The statuses, unless the device does not answer in time.
+    fn statuses_within(&self, limit: Duration) -> Option<Vec<abi::mpk_status>> {
+        let begin = Instant::now();
+        while !self.watch.is_done().ok()? {
+            if begin.elapsed() > limit {
+                return None;
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.statuses().ok()
+    }
+}

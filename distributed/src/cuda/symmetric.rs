@@ -1,0 +1,270 @@
+//! The symmetric heap on GPUs: NVSHMEM's, or plain device memory where there is one rank.
+
+use super::device::{Context, is_stuck};
+use super::library::Library;
+use super::memory::{DeviceBuffer, Stream};
+use crate::agreement::agreed;
+use crate::error::{Error, Result};
+use crate::world::World;
+use kernels_cu::gpu::NvshmemVersion;
+use nvshmem_sys::{Library as Nvshmem, UniqueId};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes that NVSHMEM takes of the heap for itself, and what alignment may cost.
+const SLACK: u64 = 64 << 20;
+
+/// Granularity of device memory: NVSHMEM rounds its heap to it.
+const GRANULE: u64 = 2 << 20;
+
+/// How ranks write to each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// By stores where a peer's memory can be reached, else through NVSHMEM.
+    #[default]
+    Auto,
+    /// By stores only; a peer that can't be reached is an error.
+    P2p,
+    /// Through NVSHMEM only, as between nodes.
+    Nvshmem,
+}
+
+/// How NVSHMEM's ranks find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Bootstrap {
+    /// By a token that rank 0 sends over MPI.
+    #[default]
+    UniqueId,
+    /// By the MPI communicator.
+    Mpi,
+}
+
+/// Memory at the same offset on every rank.
+pub(crate) struct SymmetricHeap {
+    base: u64,
+    bases: Vec<u64>,
+    backing: Backing,
+}
+
+enum Backing {
+    Own(#[allow(dead_code, reason = "owns the memory that `base` names")] DeviceBuffer),
+    Nvshmem { library: Box<Nvshmem>, address: NonNull<c_void> },
+}
+
+// SAFETY: the address is device memory, never read by the host.
+unsafe impl Send for SymmetricHeap {}
+
+/// What [`SymmetricHeap::allocate`] needs to know.
+pub(crate) struct HeapOptions {
+    pub bytes: u64,
+    pub transport: Transport,
+    pub bootstrap: Bootstrap,
+    /// What the cubin was compiled and linked with.
+    pub version: Option<NvshmemVersion>,
+    /// All ranks are on this node and their GPUs reach each other.
+    pub local: bool,
+}
+
+impl SymmetricHeap {
+    /// Collective: `bytes` zeroed bytes on every rank.
+    pub fn allocate(
+        world: &World,
+        context: &Arc<Context>,
+        stream: &Stream,
+        options: &HeapOptions,
+    ) -> Result<SymmetricHeap> {
+        if world.size() == 1 {
+            let own = DeviceBuffer::new(context, "the symmetric heap", options.bytes)?;
+            own.fill(0, stream)?;
+            stream.wait()?;
+            let base = own.address();
+            return Ok(SymmetricHeap { base, bases: vec![base], backing: Backing::Own(own) });
+        }
+        let library = agreed(world, load(options))?;
+        agreed(world, set_variables(options))?;
+        context.make_current()?;
+        let initialised = match options.bootstrap {
+            Bootstrap::UniqueId => {
+                let id = if world.rank() == 0 {
+                    library.unique_id().map(|id| id.to_bytes().to_vec())
+                } else {
+                    Ok(Vec::new())
+                };
+                let bytes = agreed(world, id.map_err(Error::from))?;
+                let bytes = world.broadcast(0, bytes);
+                let id: Result<[u8; UniqueId::BYTES]> = bytes
+                    .try_into()
+                    .map_err(|_| Error::Nvshmem("rank 0 sent a unique id of another length".into()));
+                let id = UniqueId::from_bytes(agreed(world, id)?);
+                library.init_with_unique_id(world.rank(), world.size(), &id).map_err(Error::from)
+            }
+            Bootstrap::Mpi => world.with_communicator(|communicator| {
+                // SAFETY: MPI is initialised (the world has several ranks), and the pointer is valid for the call.
+                unsafe { library.init_with_mpi_communicator(communicator) }.map_err(Error::from)
+            }),
+        };
+        agreed(world, initialised)?;
+        agreed(world, check_ranks(&library, world))?;
+        // NVSHMEM may have changed it.
+        context.make_current()?;
+        let address = library.align(GRANULE as usize, options.bytes.max(1) as usize).map_err(Error::from);
+        let address = agreed(world, address)?;
+        let base = address.as_ptr() as u64;
+        // SAFETY: this rank's own part of the heap; no peer writes to it before the agreement below.
+        let zeroed = unsafe { stream.memset(base, 0, options.bytes) }.and_then(|()| stream.wait());
+        agreed(world, zeroed)?;
+        let bases = agreed(world, peer_bases(&library, world, address, options.transport))?;
+        Ok(SymmetricHeap { base, bases, backing: Backing::Nvshmem { library: Box::new(library), address } })
+    }
+
+    /// This rank's part.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Each rank's part as seen from here; 0 where stores can't reach it or shall not.
+    pub fn bases(&self) -> &[u64] {
+        &self.bases
+    }
+
+    /// NVSHMEM, where it is in use.
+    pub fn nvshmem(&self) -> Option<&Nvshmem> {
+        match &self.backing {
+            Backing::Own(_) => None,
+            Backing::Nvshmem { library, .. } => Some(library),
+        }
+    }
+
+    /// Collective: gives the memory back and ends NVSHMEM. Not in `Drop`, since a rank that unwinds alone would wait
+    /// for the rest.
+    pub fn free(self, world: &World, code: &Library) -> Result<()> {
+        let Backing::Nvshmem { library, address } = self.backing else { return Ok(()) };
+        if is_stuck() {
+            return Ok(());
+        }
+        // SAFETY: the library was given to culibrary_init, and no kernel of it runs any more.
+        let ended = unsafe { library.culibrary_finalize(code.raw().cast()) }.map_err(Error::from);
+        agreed(world, ended)?;
+        // SAFETY: allocated above and freed once; every rank's kernel has ended (agreed above).
+        agreed(world, unsafe { library.free(address) }.map_err(Error::from))?;
+        // SAFETY: no symmetric memory is left, and no kernel runs.
+        unsafe { library.finalize() }.map_err(Error::from)
+    }
+}
+
+/// Opens the host library and compares its version with what the cubin was made with.
+fn load(options: &HeapOptions) -> Result<Nvshmem> {
+    let library = Nvshmem::load()?;
+    let host = library.version();
+    match options.version {
+        Some(cubin) if (cubin.major, cubin.minor) == (host.major, host.minor) => Ok(library),
+        Some(cubin) => Err(Error::NvshmemVersions {
+            host: host.to_string(),
+            path: library.path().display().to_string(),
+            cubin: cubin.to_string(),
+        }),
+        None => Err(Error::Nvshmem("the cubin was compiled without NVSHMEM's device library".into())),
+    }
+}
+
+/// Bytes that a heap of `bytes` needs in all.
+pub(crate) fn heap_bytes(bytes: u64) -> u64 {
+    bytes.next_multiple_of(GRANULE) + SLACK
+}
+
+/// Sets what NVSHMEM reads from the environment, unless the user did.
+fn set_variables(options: &HeapOptions) -> Result<()> {
+    let needed = heap_bytes(options.bytes);
+    let size = std::env::var("NVSHMEM_SYMMETRIC_SIZE").ok();
+    if let Some(text) = &size
+        && let Some(given) = parse_size(text)
+        && given < options.bytes
+    {
+        return Err(Error::SymmetricSize { given: text.clone(), needed });
+    }
+    let mut wanted = vec![("NVSHMEM_DISABLE_NVLS", "1".to_string())];
+    if size.is_none() {
+        wanted.push(("NVSHMEM_SYMMETRIC_SIZE", needed.to_string()));
+    }
+    if options.local {
+        // No rank is out of reach: leaves out the search for a network between nodes.
+        wanted.push(("NVSHMEM_REMOTE_TRANSPORT", "none".to_string()));
+    }
+    for (name, value) in wanted {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: threads of MPI and the driver may exist, but none of them reads the environment after its
+            // start; ours are not running.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+    Ok(())
+}
+
+/// A size as NVSHMEM writes it: a number with K, M, G or T behind it.
+fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().ok()?;
+    let shift = match text[digits..].trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" => 10,
+        "M" | "MB" => 20,
+        "G" | "GB" => 30,
+        "T" | "TB" => 40,
+        _ => return None,
+    };
+    Some((number * (1u64 << shift) as f64) as u64)
+}
+
+fn check_ranks(library: &Nvshmem, world: &World) -> Result<()> {
+    let (pe, pes) = (library.my_pe()?, library.n_pes()?);
+    if (pe, pes) != (world.rank() as i32, world.size() as i32) {
+        return Err(Error::Nvshmem(format!("rank {} of {} is PE {pe} of {pes}", world.rank(), world.size())));
+    }
+    Ok(())
+}
+
+/// Each rank's heap as seen from here.
+fn peer_bases(
+    library: &Nvshmem,
+    world: &World,
+    own: NonNull<c_void>,
+    transport: Transport,
+) -> Result<Vec<u64>> {
+    (0..world.size())
+        .map(|peer| {
+            if peer == world.rank() {
+                return Ok(own.as_ptr() as u64);
+            }
+            if transport == Transport::Nvshmem {
+                return Ok(0);
+            }
+            let address = library.peer_address(own, peer as i32)?;
+            match address {
+                None if transport == Transport::P2p => Err(Error::PeerAccess { rank: world.rank(), peer }),
+                address => Ok(address.map_or(0, |a| a.as_ptr() as u64)),
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_nvshmem_writes_them() {
+        assert_eq!(parse_size("1073741824"), Some(1 << 30));
+        assert_eq!(parse_size("1.5G"), Some(3 << 29));
+        assert_eq!(parse_size(" 64m "), Some(64 << 20));
+        assert_eq!(parse_size("many"), None);
+    }
+
+    #[test]
+    fn the_heap_has_room_for_nvshmems_own() {
+        assert_eq!(heap_bytes(0), SLACK);
+        assert_eq!(heap_bytes(1), GRANULE + SLACK);
+        assert!(heap_bytes(5 << 30) >= (5 << 30) + SLACK);
+    }
+}

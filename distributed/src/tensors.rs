@@ -1,0 +1,157 @@
+//! Where each tensor lies: offsets in a few areas of memory, the same logic for host and device memory.
+
+use crate::error::{Error, Result};
+use crate::heap_layout::HeapLayout;
+use crate::memory::Layout;
+use std::collections::HashMap;
+use taskgraph::DType;
+use taskgraph::op_graph::Role;
+use taskgraph::task_graph::{Space, TaskGraph, TensorEntry};
+
+/// Alignment of tensors, bytes.
+const ALIGN: u64 = 256;
+
+/// A kind of memory that tensors lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Area {
+    /// Weights and constants.
+    Constants,
+    /// What lives from one iteration to the next: the key-value cache, chosen tokens.
+    Persistent,
+    /// Inputs and activations in the rank's own memory.
+    Activations,
+    /// The symmetric heap.
+    Heap,
+}
+
+/// Where a tensor lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub area: Area,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// Addresses of the areas.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bases {
+    pub constants: u64,
+    pub persistent: u64,
+    pub activations: u64,
+    pub heap: u64,
+}
+
+/// A tensor's place in the kernel's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// Places of all tensors of a rank's graphs.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorLayout {
+    /// By graph and tensor.
+    pub places: Vec<Vec<Place>>,
+    /// Bytes of each area but the heap.
+    pub constants: u64,
+    pub persistent: u64,
+    pub activations: u64,
+}
+
+impl TensorLayout {
+    /// Lays out all tensors; those that graphs share have one place.
+    pub fn new(graphs: &[TaskGraph], heap: &HeapLayout) -> Result<TensorLayout> {
+        let (mut constants, mut persistent, mut activations) =
+            (Layout::default(), Layout::default(), Layout::default());
+        let mut shared: HashMap<&str, Place> = HashMap::new();
+        let mut places = Vec::new();
+        for (graph, heap_offsets) in graphs.iter().zip(&heap.tensors) {
+            let mut own = Vec::new();
+            for (tensor, &heap_offset) in graph.tensors.iter().zip(heap_offsets) {
+                let bytes = tensor.bytes;
+                let mut share = |area: Area, layout: &mut Layout| {
+                    let new = || Place { area, offset: layout.reserve(bytes, ALIGN), bytes };
+                    *shared.entry(&tensor.name).or_insert_with(new)
+                };
+                let place = match (&tensor.role, tensor.space) {
+                    (Role::Weight { .. } | Role::Constant, _) => share(Area::Constants, &mut constants),
+                    (Role::Persistent { .. }, _) => share(Area::Persistent, &mut persistent),
+                    (_, Space::Symmetric) => Place { area: Area::Heap, offset: heap_offset, bytes },
+                    (_, Space::Device) => {
+                        Place { area: Area::Activations, offset: activations.reserve(bytes, ALIGN), bytes }
+                    }
+                };
+                if place.bytes != bytes {
+                    return Err(Error::Graph {
+                        graph: graph.name.clone(),
+                        problem: format!(
+                            "tensor {} has {bytes} bytes here and {} in another graph",
+                            tensor.name, place.bytes
+                        ),
+                    });
+                }
+                own.push(place);
+            }
+            places.push(own);
+        }
+        Ok(TensorLayout {
+            places,
+            constants: constants.bytes(),
+            persistent: persistent.bytes(),
+            activations: activations.bytes(),
+        })
+    }
+
+    /// Addresses of all tensors, by graph and tensor.
+    pub fn slots(&self, bases: Bases) -> Vec<Vec<Slot>> {
+        let slot = |place: &Place| {
+            let base = match place.area {
+                Area::Constants => bases.constants,
+                Area::Persistent => bases.persistent,
+                Area::Activations => bases.activations,
+                Area::Heap => bases.heap,
+            };
+            Slot { address: base + place.offset, bytes: place.bytes }
+        };
+        self.places.iter().map(|graph| graph.iter().map(slot).collect()).collect()
+    }
+}
+
+/// Weights and constants of all graphs with their slots, each once, the largest first.
+pub(crate) fn constants<'a>(graphs: &'a [TaskGraph], slots: &[Vec<Slot>]) -> Vec<(&'a TensorEntry, Slot)> {
+    let mut seen = std::collections::HashSet::new();
+    let mut list: Vec<(&TensorEntry, Slot)> = graphs
+        .iter()
+        .zip(slots)
+        .flat_map(|(graph, slots)| graph.tensors.iter().zip(slots.iter().copied()))
+        .filter(|(t, _)| {
+            matches!(t.role, Role::Weight { .. } | Role::Constant) && seen.insert(t.name.as_str())
+        })
+        .collect();
+    list.sort_by_key(|(_, slot)| std::cmp::Reverse(slot.bytes));
+    list
+}
+
+/// The slot of the tensor `name` in the first graph that has it.
+pub(crate) fn find(graphs: &[TaskGraph], slots: &[Vec<Slot>], name: &str) -> Option<Slot> {
+    graphs.iter().zip(slots).find_map(|(graph, slots)| {
+        let index = graph.tensors.iter().position(|t| t.name == name)?;
+        Some(slots[index])
+    })
+}
+
+/// Slots of activations that hold flagged words: they must start as zeros, the epoch of no iteration.
+pub(crate) fn flagged_activations<'a>(
+    graphs: &'a [TaskGraph],
+    layout: &'a TensorLayout,
+    slots: &'a [Vec<Slot>],
+) -> impl Iterator<Item = Slot> + 'a {
+    graphs.iter().zip(&layout.places).zip(slots).flat_map(|((graph, places), slots)| {
+        let each = graph.tensors.iter().zip(places).zip(slots);
+        each.filter(|((tensor, place), _)| {
+            tensor.dtype == DType::F32Flagged && place.area == Area::Activations
+        })
+        .map(|(_, &slot)| slot)
+    })
+}

@@ -1,0 +1,200 @@
+/* Kernels that bring weights to their place in the layout that the tasks read, before the persistent kernel starts: from
+ * rows that the host has copied to the device, or as random values. The host's side is distributed/src/cuda/weights.rs. */
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "mpk/abi.h"
+
+/* Where a matrix of rows x columns goes: row 0 becomes row first_row, and column 0 column first_column, of the tensor at
+ * `addr`, whose rows are `stride` elements apart (MPK_LAYOUT_FRAGMENT: first_column = 0, stride = columns rounded up; what
+ * is between is set to zero). */
+struct mpk_weights_target {
+  uint64_t addr;
+  uint64_t stride;
+  uint64_t first_row, first_column;
+  uint64_t rows, columns;
+  uint32_t dtype;  /* MPK_F32, MPK_F16 or MPK_BF16 */
+  uint32_t layout; /* enum mpk_layout: strided or fragment */
+};
+static_assert(sizeof(mpk_weights_target) == 56, "the host writes the same struct");
+
+namespace mpk {
+namespace gpu {
+namespace weights {
+
+/* To: nearest even. Same types: the bits as they are. */
+template <typename To, typename From>
+struct Convert;
+template <typename T>
+struct Convert<T, T> {
+  static __device__ T of(T value) { return value; }
+};
+template <>
+struct Convert<float, __half> {
+  static __device__ float of(__half value) { return __half2float(value); }
+};
+template <>
+struct Convert<float, __nv_bfloat16> {
+  static __device__ float of(__nv_bfloat16 value) { return __bfloat162float(value); }
+};
+template <>
+struct Convert<__half, float> {
+  static __device__ __half of(float value) { return __float2half_rn(value); }
+};
+template <>
+struct Convert<__nv_bfloat16, float> {
+  static __device__ __nv_bfloat16 of(float value) { return __float2bfloat16_rn(value); }
+};
+template <>
+struct Convert<__half, __nv_bfloat16> {
+  static __device__ __half of(__nv_bfloat16 value) { return __float2half_rn(__bfloat162float(value)); }
+};
+template <>
+struct Convert<__nv_bfloat16, __half> {
+  static __device__ __nv_bfloat16 of(__half value) { return __float2bfloat16_rn(__half2float(value)); }
+};
+
+/* Row-major values in device memory. */
+template <typename From>
+struct Rows {
+  const From* first;
+  uint64_t pitch;
+  template <typename To>
+  __device__ To at(uint64_t row, uint64_t column) const {
+    return Convert<To, From>::of(first[row * pitch + column]);
+  }
+};
+
+__device__ inline uint32_t mix32(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7FEB352Du;
+  x ^= x >> 15;
+  x *= 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+/* launch/src/random_weights.rs words the formula. Every value is exact in all three types. */
+struct Random {
+  uint64_t key;
+  uint64_t pitch, first_row, first_column;
+  uint32_t norm;
+  template <typename To>
+  __device__ To at(uint64_t row, uint64_t column) const {
+    const uint64_t i = (first_row + row) * pitch + first_column + column;
+    uint32_t h = mix32(static_cast<uint32_t>(i) ^ static_cast<uint32_t>(key)) ^ static_cast<uint32_t>(key >> 32) ^ static_cast<uint32_t>(i >> 32);
+    h *= 0x9E3779B1u;
+    h ^= h >> 15;
+    const int32_t s = static_cast<int32_t>((h & 127u) + (h >> 8 & 127u) + (h >> 16 & 127u) + (h >> 24 & 127u)) - 254;
+    const float value = norm ? 1.0f + static_cast<float>((s + 16) >> 5) / 128.0f : static_cast<float>(s) / 4096.0f;
+    return Convert<To, float>::of(value);
+  }
+};
+
+/* What one thread writes at a time to a packed matrix: 16 bytes of one block of 16 rows x 16 columns. */
+template <typename To>
+struct Unit {
+  static constexpr uint32_t kElements = 16 / sizeof(To);
+  static constexpr uint32_t kOfBlock = 256 / kElements;
+  /* Unit number `n` of a block, in an order in which neighbours read neighbouring columns; and its elements. */
+  static __device__ uint32_t place(uint32_t n) { return sizeof(To) == 2 ? n : (n & 15u) * 4 + (n >> 4); }
+  static __device__ uint32_t row(uint32_t place, uint32_t e) {
+    return sizeof(To) == 2 ? (place >> 2) + 8 * (e >> 1 & 1u) : (place & 3u) * 4 + e;
+  }
+  static __device__ uint32_t column(uint32_t place, uint32_t e) {
+    return sizeof(To) == 2 ? (place & 3u) * 2 + 8 * (e >> 2) + (e & 1u) : place >> 2;
+  }
+};
+
+template <typename To, typename Source>
+__device__ void write_fragments(const mpk_weights_target& target, const Source& source) {
+  using U = Unit<To>;
+  const uint64_t blocks_of_tile = target.stride / 16;
+  const uint64_t first_tile = target.first_row / 16;
+  const uint64_t tiles = (target.first_row + target.rows + 15) / 16 - first_tile;
+  const uint64_t units = tiles * blocks_of_tile * U::kOfBlock;
+  const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+  for (uint64_t n = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; n < units; n += step) {
+    const uint64_t block = n / U::kOfBlock;
+    const uint32_t place = U::place(static_cast<uint32_t>(n % U::kOfBlock));
+    const uint64_t tile = block / blocks_of_tile;
+    const uint64_t first_column = (block - tile * blocks_of_tile) * 16;
+    alignas(16) To values[U::kElements];
+    bool inside[U::kElements];
+    bool all = true;
+#pragma unroll
+    for (uint32_t e = 0; e < U::kElements; ++e) {
+      const uint64_t row = (first_tile + tile) * 16 + U::row(place, e);
+      const uint64_t column = first_column + U::column(place, e);
+      inside[e] = row >= target.first_row && row - target.first_row < target.rows;
+      all = all && inside[e];
+      values[e] = inside[e] && column < target.columns ? source.template at<To>(row - target.first_row, column) : Convert<To, float>::of(0.0f);
+    }
+    To* out = reinterpret_cast<To*>(target.addr) + ((first_tile + tile) * blocks_of_tile * 16 + first_column) * 16 + place * U::kElements;
+    if (all) {
+      *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(values);
+    } else {
+      /* Other rows of these 16 bytes belong to another piece of the tensor, or are padding that is zero already. */
+#pragma unroll
+      for (uint32_t e = 0; e < U::kElements; ++e) {
+        if (inside[e]) out[e] = values[e];
+      }
+    }
+  }
+}
+
+template <typename To, typename Source>
+__device__ void write_rows(const mpk_weights_target& target, const Source& source) {
+  const uint64_t count = target.rows * target.columns;
+  const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+  To* out = reinterpret_cast<To*>(target.addr);
+  for (uint64_t n = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; n < count; n += step) {
+    const uint64_t row = n / target.columns;
+    const uint64_t column = n - row * target.columns;
+    out[(target.first_row + row) * target.stride + target.first_column + column] = source.template at<To>(row, column);
+  }
+}
+
+template <typename To, typename Source>
+__device__ void write_as(const mpk_weights_target& target, const Source& source) {
+  if (target.layout == MPK_LAYOUT_FRAGMENT) {
+    write_fragments<To>(target, source);
+  } else {
+    write_rows<To>(target, source);
+  }
+}
+
+template <typename Source>
+__device__ void write(const mpk_weights_target& target, const Source& source) {
+  switch (target.dtype) {
+    case MPK_F32: return write_as<float>(target, source);
+    case MPK_F16: return write_as<__half>(target, source);
+    case MPK_BF16: return write_as<__nv_bfloat16>(target, source);
+    default: return;
+  }
+}
+
+}  // namespace weights
+}  // namespace gpu
+}  // namespace mpk
+
+/* Rows in device memory, `pitch` elements apart, of type `dtype`, to their place. Any grid, blocks of 256 threads. */
+extern "C" __global__ void __launch_bounds__(256)
+mpk_pack_weights(mpk_weights_target target, const void* rows, uint64_t pitch, uint32_t dtype) {
+  using namespace mpk::gpu::weights;
+  switch (dtype) {
+    case MPK_F32: return write(target, Rows<float>{static_cast<const float*>(rows), pitch});
+    case MPK_F16: return write(target, Rows<__half>{static_cast<const __half*>(rows), pitch});
+    case MPK_BF16: return write(target, Rows<__nv_bfloat16>{static_cast<const __nv_bfloat16*>(rows), pitch});
+    default: return;
+  }
+}
+
+/* Random values: those of the tensor with this key, whose rows are `pitch` long, from (row, column) on. */
+extern "C" __global__ void __launch_bounds__(256)
+mpk_fill_random(mpk_weights_target target, uint64_t key, uint64_t pitch, uint64_t row, uint64_t column, uint32_t norm) {
+  using namespace mpk::gpu::weights;
+  write(target, Random{key, pitch, row, column, norm});
+}
