@@ -119,7 +119,7 @@ class Rows {
     const bool is_key = at < appended_;
     const uint32_t q = (at - appended_) % Tile::kQueries;
     Element* tile = queries + (at - appended_) / Tile::kQueries * Tile::kQueryElements;
-    Element* kept = share_.new_keys + at * Shares::kPadded;
+    Element* kept = share_.new_keys() + at * Shares::kPadded;
     const uint32_t row = is_key ? share_.row_at(share_.first_new + at, share_.last) : kNoRow;
 #pragma unroll
     for (uint32_t i = 0; i < kPairs; ++i) {
@@ -149,7 +149,7 @@ class Rows {
       const uint32_t at = i / kPieces, d = i % kPieces * Wide;
       const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
       const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + d);
-      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values + at * Shares::kPadded + d) = piece;
+      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + at * Shares::kPadded + d) = piece;
       const uint32_t to = share_.row_at(share_.first_new + at, share_.last);
       if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + d) = piece;
     }
