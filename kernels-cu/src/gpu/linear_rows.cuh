@@ -319,7 +319,7 @@ class LeftSide {
   __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
                                            uint32_t row_bytes) const {
     constexpr uint32_t kItemBytes = sizeof(Sixteen<X>) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(Sixteen<Norm>) : 0);
-    constexpr uint32_t kBatch = kItemBytes <= 64 ? 4 : 256 / kItemBytes; /* in at most 64 registers */
+    constexpr uint32_t kBatch = kItemBytes <= 48 ? 4 : 192 / kItemBytes; /* in at most 48 registers */
     const uint32_t items = rows * blocks;
     for (uint32_t item = context_.thread; item < items; item += kComputeThreads * kBatch) {
       Sixteen<X> x[kBatch], up[Source == kSiluMul ? kBatch : 1];
@@ -330,6 +330,10 @@ class LeftSide {
         const uint32_t i = item + j * kComputeThreads;
         row[j] = rows == 1 ? 0 : i / blocks;
         block[j] = i - row[j] * blocks;
+        /* Registers that are written on one path only would stay alive around all loops. */
+        x[j].clear();
+        if constexpr (Source == kSiluMul) up[j].clear();
+        if constexpr (Source == kRmsNorm) norm[j].clear();
         if (i < items) {
           const uint64_t from = row_at(first + row[j]) + (first_block + block[j]) * (16 * kNumberBytes<X>);
           x[j].load(from);
