@@ -46,6 +46,7 @@ struct Linear : TaskCode {
   static __host__ __device__ constexpr uint32_t row_bytes(uint32_t blocks) {
     return (Weight == MPK_F32 ? blocks : (blocks + 2) / 4 * 4 + 1) * kRowBlockBytes<Weight>;
   }
+  static_assert(kWorkBytes % 16 == 0, "the norm weight's place must be aligned");
   static_assert(kColumns * (row_bytes(kLeastSegment) + kCarriedBytes) <= kRoom, "the work area is too small for the rows of a segment");
 
   struct Plan {

@@ -138,15 +138,19 @@ class Product {
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
 #pragma unroll
-      for (uint32_t j = 0; j < N8; ++j)
+      for (uint32_t j = 0; j < N8; ++j) {
+        if (!Full) b[i][j] = make_uint2(0, 0);
         if (Full || warp_ + i * kComputeWarps < count)
           b[i][j] = load_shared8(rows_[j] + first * kRowBlockBytes<Weight> + i * kComputeWarps * kRowBlockBytes<Weight>);
+      }
     if (!reader.wait()) return false;
     const uint32_t stage = reader.address() + (warp_ * kBlockBytes<Weight> + lane_ * 16);
     uint4 a[kShare];
 #pragma unroll
-    for (uint32_t i = 0; i < kShare; ++i)
+    for (uint32_t i = 0; i < kShare; ++i) {
+      if (!Full) a[i] = make_uint4(0, 0, 0, 0);
       if (Full || warp_ + i * kComputeWarps < count) a[i] = load_shared16(stage + i * kComputeWarps * kBlockBytes<Weight>);
+    }
     reader.give_back();
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
@@ -200,9 +204,11 @@ class Product<MPK_F32, N8> {
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
 #pragma unroll
-      for (uint32_t k = 0; k < 8; ++k)
+      for (uint32_t k = 0; k < 8; ++k) {
+        if (!Full) a[i][k] = 0.0f;
         if (Full || warp_ + i * kComputeWarps < count)
           a[i][k] = load_shared4(stage + i * kComputeWarps * kBlockBytes<MPK_F32> + k * 128);
+      }
     reader.give_back();
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)

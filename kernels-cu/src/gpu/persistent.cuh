@@ -5,6 +5,7 @@
 #include "gpu/compute.cuh"
 #include "gpu/fetch.cuh"
 #include "gpu/spare.cuh"
+#include "gpu/weights.cuh"
 
 extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_persistent(const mpk_rank* description) {
   using namespace mpk::gpu;

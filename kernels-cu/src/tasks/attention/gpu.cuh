@@ -22,11 +22,14 @@ struct Attention : TaskCode {
   using Element = typename Share::Element;
 
   static __device__ __forceinline__ int run(Context& context) {
-    Share share;
-    const int found = find(context, share);
-    if (found == kNothing) return context.wait_inputs();
-    if (found == kImpossible) {
-      context.fail(MPK_ABORT_KERNEL);
+    Share& share = reinterpret_cast<Share*>(context.work)[context.warp];
+    static_assert(kComputeWarps * sizeof(Share) <= Share::kShareBytes, "attention");
+    Share own;
+    const int found = find(context, own);
+    if (context.lane == 0) share = own;
+    __syncwarp();
+    if (found != kFound) {
+      if (found == kImpossible) context.fail(MPK_ABORT_KERNEL);
       return context.wait_inputs();
     }
     if constexpr (Dtype == MPK_F32) return attend<attention::FmaTile<Dim, PageSize>>(context, share);
@@ -73,8 +76,6 @@ struct Attention : TaskCode {
     if (share.last > total) share.last = total;
     share.first_new = share.first > share.context ? share.first : share.context;
     share.num_new = share.last > share.first_new ? share.last - share.first_new : 0;
-    share.new_keys = reinterpret_cast<Element*>(context.work);
-    share.new_values = share.new_keys + attention::kKeptRows * Share::kPadded;
     /* Before anything is written. */
     for (uint32_t page = share.first / PageSize + context.thread; page * PageSize < share.last; page += kComputeThreads)
       if (static_cast<uint32_t>(share.page_table[page]) >= share.num_pages) context.fail(MPK_ABORT_KERNEL);
@@ -83,15 +84,15 @@ struct Attention : TaskCode {
 
   template <class Tile>
   static __device__ __forceinline__ int attend(Context& context, const Share& share) {
-    constexpr uint32_t kKeptBytes = 2 * attention::kKeptRows * Share::kPadded * sizeof(Element);
+    constexpr uint32_t kFixedBytes = Share::kShareBytes + Share::kKeptBytes;
     constexpr uint32_t kQueryBytes = kComputeWarps * Tile::kQueryElements * sizeof(Element);
     constexpr uint32_t kOutBytes = kComputeWarps * Tile::kQueries * (Share::kOutPitch + 2) * 4;
     /* Results go where the queries were, if there is no room for both. */
-    constexpr bool kOverlay = kKeptBytes + kQueryBytes + kOutBytes > kWorkBytes;
-    static_assert(kKeptBytes + (kOverlay ? (kQueryBytes > kOutBytes ? kQueryBytes : kOutBytes) : kQueryBytes + kOutBytes) <= kWorkBytes,
+    constexpr bool kOverlay = kFixedBytes + kQueryBytes + kOutBytes > kWorkBytes;
+    static_assert(kFixedBytes + (kOverlay ? (kQueryBytes > kOutBytes ? kQueryBytes : kOutBytes) : kQueryBytes + kOutBytes) <= kWorkBytes,
                   "the work area is too small for attention");
-    Element* queries = reinterpret_cast<Element*>(context.work + kKeptBytes);
-    float* out = reinterpret_cast<float*>(context.work + kKeptBytes + (kOverlay ? 0 : kQueryBytes));
+    Element* queries = reinterpret_cast<Element*>(context.work + kFixedBytes);
+    float* out = reinterpret_cast<float*>(context.work + kFixedBytes + (kOverlay ? 0 : kQueryBytes));
     float* state = out + kComputeWarps * Tile::kQueries * Share::kOutPitch;
 
     const uint32_t tiles = (share.queries + Tile::kQueries - 1) / Tile::kQueries;
@@ -106,12 +107,6 @@ struct Attention : TaskCode {
     for (uint32_t pass = 0; pass < share.queries; pass += groups * Tile::kQueries) {
       const uint32_t room = groups * Tile::kQueries;
       const uint32_t count = share.queries - pass < room ? share.queries - pass : room;
-      /* Rows without a query give results that nobody reads, but they must be numbers for the products' other columns. */
-#pragma unroll 1
-      for (uint32_t i = count * Share::kPadded + context.thread; i < room * Share::kPadded; i += kComputeThreads) {
-        const uint32_t q = i / Share::kPadded;
-        queries[q / Tile::kQueries * Tile::kQueryElements + Tile::query_index(q % Tile::kQueries, i % Share::kPadded)] = Number<Dtype>::from_f32(0.0f);
-      }
       const bool visible = share.keys_of(pass + count - 1, share.last) > share.first;
       rows.start(pass == 0 ? share.num_new : 0, pass, visible ? count : 0);
 

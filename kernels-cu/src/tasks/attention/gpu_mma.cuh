@@ -36,13 +36,27 @@ __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uin
 
 template <uint32_t Dtype>
 __device__ __forceinline__ uint32_t packed(float low, float high) {
-  typename Number<Dtype>::Type pair[2] = {Number<Dtype>::from_f32(low), Number<Dtype>::from_f32(high)};
-  return static_cast<uint32_t>(*reinterpret_cast<uint16_t*>(&pair[0])) | static_cast<uint32_t>(*reinterpret_cast<uint16_t*>(&pair[1])) << 16;
+  if constexpr (Dtype == MPK_BF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
 }
-/* What packed(low, high) left of the two. */
+/* What `pair`, packed(low, high), left of the two. */
 template <uint32_t Dtype>
-__device__ __forceinline__ uint32_t packed_rest(float low, float high) {
-  return packed<Dtype>(low - Number<Dtype>::to_f32(Number<Dtype>::from_f32(low)), high - Number<Dtype>::to_f32(Number<Dtype>::from_f32(high)));
+__device__ __forceinline__ uint32_t packed_rest(uint32_t pair, float low, float high) {
+  const float2 kept = Dtype == MPK_BF16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair))
+                                        : __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return packed<Dtype>(low - kept.x, high - kept.y);
+}
+
+/* To about 2^-22; 0 for -infinity. */
+__device__ __forceinline__ float fast_exp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  return y;
 }
 
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t NT>
@@ -51,7 +65,8 @@ class MmaTile {
   using Element = typename Shares::Element;
   static constexpr uint32_t kKeyChunks = (Dim + 31) / 32;
   static constexpr uint32_t kValueChunks = (Dim + 63) / 64;
-  /* Values wait in registers for their turn; of larger tiles they are loaded when they are due. */
+  /* Keys and values of the next unit are on their way while this one is computed. A larger tile has no registers for that:
+   * there values take the place of the keys, and the next keys theirs. */
   using ValueChunks = std::make_integer_sequence<uint32_t, kValueChunks>;
   static constexpr bool kHoldValues = Dim * NT <= 128;
 
@@ -59,12 +74,13 @@ class MmaTile {
   static constexpr uint32_t kQueries = 8 * NT;
   static constexpr uint32_t kKeys = 16;
   /* Of a tile in shared memory. */
-  static constexpr uint32_t kQueryElements = kQueries * Shares::kPadded;
+  static constexpr uint32_t kQueryElements = 16 * Shares::kPadded;
 
-  /* Where element `d` of a tile's query `q` lies: for each step of 16 dimensions the lanes' fragments, side by side. */
+  /* Where element `d` of a tile's query `q` lies: for each step of 16 dimensions the lanes' fragments, side by side. Rows
+   * of the products that stand for no query hold anything: rows, and columns of the second product, do not mix. */
   static __device__ __forceinline__ uint32_t query_index(uint32_t q, uint32_t d) {
     const uint32_t step = d / 32 * 2 + d % 8 / 4, owner = q % 8 * 4 + d % 32 / 8;
-    return (step * 32 + owner) * (4 * NT) + (d % 4 / 2 * NT + q / 8) * 2 + d % 2;
+    return (step * 32 + owner) * 8 + (d % 4 / 2 * 2 + q / 8) * 2 + d % 2;
   }
 
   __device__ MmaTile(const Shares& share, uint32_t lane) : share_(share), lane_(lane), g_(lane / 4), t_(lane % 4) {}
@@ -79,8 +95,11 @@ class MmaTile {
   /* Loads the keys and values of the unit at `begin` whose positions are below `limit`; zeros for the others. */
   __device__ __forceinline__ void fetch(uint32_t begin, uint32_t limit) {
     row_ = row_at(begin, limit);
-    load_keys(row_);
-    hold_values(row_);
+    uint32_t of_keys[2], of_values[4];
+    key_rows(of_keys, row_);
+    if constexpr (kHoldValues) value_rows(of_values, row_);
+    load_keys(of_keys);
+    if constexpr (kHoldValues) load_values(of_values, ValueChunks());
   }
   /* The rest of a unit that `fetch` brought below `from`: new rows, after the barrier behind their writers. */
   __device__ __forceinline__ void fetch_rest(uint32_t begin, uint32_t from) {
@@ -90,13 +109,13 @@ class MmaTile {
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h)
 #pragma unroll
-      for (uint32_t c = 0; c < kKeyChunks; ++c) load_kept(keys_[h][c], share_.new_keys, begin + g_ + 8 * h, from, 32 * c + 8 * t_);
+      for (uint32_t c = 0; c < kKeyChunks; ++c) load_kept(keys_[h][c], share_.new_keys(), begin + g_ + 8 * h, from, 32 * c + 8 * t_);
     if constexpr (kHoldValues) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
 #pragma unroll
         for (uint32_t c = 0; c < kValueChunks; ++c)
-          load_kept(values_[c][i], share_.new_values, begin + 2 * t_ + i % 2 + i / 2 * 8, from, 64 * c + 8 * g_);
+          load_kept(values_[c][i], share_.new_values(), begin + 2 * t_ + i % 2 + i / 2 * 8, from, 64 * c + 8 * g_);
     }
   }
 
@@ -116,19 +135,24 @@ class MmaTile {
         for (uint32_t e = 0; e < 4; ++e) out_[i][n][e] = 0.0f;
     if (begin >= last_) return;
     const uint32_t all_see = share_.keys_of(first_query_, last_);
-    uint32_t next = row_at(begin + step, last_);
+    uint32_t next_page = share_.page_at(begin + step + lane_ % kKeys, last_);
     for (;;) {
       const bool more = begin + step < last_;
-      const uint32_t after = row_at(begin + 2 * step, last_);
+      const uint32_t next = share_.row_in(next_page, begin + step + lane_ % kKeys);
+      next_page = share_.page_at(begin + 2 * step + lane_ % kKeys, last_);
       float s[2][4];
       scores(s);
-      if (more) load_keys(next);
+      if constexpr (kHoldValues) {
+        if (more) fetch_keys(next);
+      } else {
+        fetch_values(row_);
+      }
       probabilities(begin, all_see, s);
-      add_values(s, ValueChunks());
+      add_values(s);
       if (!more) return;
-      hold_values(next);
+      if constexpr (kHoldValues) fetch_values(next);
+      else fetch_keys(next);
       row_ = next;
-      next = after;
       begin += step;
     }
   }
@@ -196,33 +220,42 @@ class MmaTile {
     }
   }
 
-  __device__ __forceinline__ void load_keys(uint32_t row) {
+  /* Shuffles come before all loads: ptxas may put a way for diverged warps next to each, and where the ways meet again it
+   * would move what was loaded. */
+  __device__ __forceinline__ void key_rows(uint32_t (&rows)[2], uint32_t row) const {
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) {
-      const uint32_t of_key = __shfl_sync(0xFFFFFFFFu, row, g_ + 8 * h);
-      load_chunks(keys_[h], share_.key(of_key) + 8 * t_, of_key != kNoRow, std::make_integer_sequence<uint32_t, kKeyChunks>());
-    }
+    for (uint32_t j = 0; j < 2; ++j) rows[j] = __shfl_sync(0xFFFFFFFFu, row, g_ + 8 * j);
+  }
+  __device__ __forceinline__ void load_keys(const uint32_t (&rows)[2]) {
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j)
+      load_chunks(keys_[j], share_.key(rows[j]) + 8 * t_, rows[j] != kNoRow, std::make_integer_sequence<uint32_t, kKeyChunks>());
   }
   template <uint32_t... Chunk>
   __device__ __forceinline__ void load_chunks(uint4 (&to)[kKeyChunks], const Element* from, bool valid, std::integer_sequence<uint32_t, Chunk...>) {
     (load8<32 * Chunk>(to[Chunk], from, valid, 8 * t_), ...);
   }
 
-  /* Of the unit's keys 2t, 2t+1, 2t+8, 2t+9 (the i-th of these). */
-  template <uint32_t Chunk>
-  __device__ __forceinline__ void load_values(uint4 (&to)[4], uint32_t row) {
+  /* The rows of the unit's keys 2t, 2t+1, 2t+8, 2t+9. */
+  __device__ __forceinline__ void value_rows(uint32_t (&rows)[4], uint32_t row) const {
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t of_key = __shfl_sync(0xFFFFFFFFu, row, 2 * t_ + i % 2 + i / 2 * 8);
-      load8<64 * Chunk>(to[i], share_.value(of_key) + 8 * g_, of_key != kNoRow, 8 * g_);
-    }
+    for (uint32_t i = 0; i < 4; ++i) rows[i] = __shfl_sync(0xFFFFFFFFu, row, 2 * t_ + i % 2 + i / 2 * 8);
   }
   template <uint32_t... Chunk>
-  __device__ __forceinline__ void load_all_values(uint32_t row, std::integer_sequence<uint32_t, Chunk...>) {
-    (load_values<Chunk>(values_[Chunk], row), ...);
+  __device__ __forceinline__ void load_values(const uint32_t (&rows)[4], std::integer_sequence<uint32_t, Chunk...>) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + 8 * g_, rows[i] != kNoRow, 8 * g_), ...);
   }
-  __device__ __forceinline__ void hold_values(uint32_t row) {
-    if constexpr (kHoldValues) load_all_values(row, ValueChunks());
+
+  __device__ __forceinline__ void fetch_keys(uint32_t row) {
+    uint32_t rows[2];
+    key_rows(rows, row);
+    load_keys(rows);
+  }
+  __device__ __forceinline__ void fetch_values(uint32_t row) {
+    uint32_t rows[4];
+    value_rows(rows, row);
+    load_values(rows, ValueChunks());
   }
 
   /* s[j]: of keys 8j .. 8j+7. */
@@ -235,14 +268,7 @@ class MmaTile {
     for (uint32_t c = 0; c < kKeyChunks; ++c)
 #pragma unroll
       for (uint32_t h = 0; h < 2; ++h) {
-        uint4 q;
-        const Element* fragment = queries_ + ((2 * c + h) * 32 + lane_) * (4 * NT);
-        if constexpr (NT == 2) {
-          q = *reinterpret_cast<const uint4*>(fragment);
-        } else {
-          const uint2 upper = *reinterpret_cast<const uint2*>(fragment);
-          q = make_uint4(upper.x, 0, upper.y, 0);
-        }
+        const uint4 q = *reinterpret_cast<const uint4*>(queries_ + ((2 * c + h) * 32 + lane_) * 8);
 #pragma unroll
         for (uint32_t j = 0; j < 2; ++j) {
           const uint4& key = keys_[j][c];
@@ -270,13 +296,13 @@ class MmaTile {
       highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
       const float now = fmaxf(max_[n], highest);
       const float base = now == -INFINITY ? 0.0f : now;
-      factor[n] = __expf(max_[n] - base);
+      factor[n] = fast_exp(max_[n] - base);
       changed |= now != max_[n];
       max_[n] = now;
 #pragma unroll
       for (uint32_t j = 0; j < 2; ++j)
 #pragma unroll
-        for (uint32_t e = 0; e < 2; ++e) s[j][2 * n + e] = __expf(s[j][2 * n + e] - base);
+        for (uint32_t e = 0; e < 2; ++e) s[j][2 * n + e] = fast_exp(s[j][2 * n + e] - base);
       sum_[n] = sum_[n] * factor[n] + ((s[0][2 * n] + s[0][2 * n + 1]) + (s[1][2 * n] + s[1][2 * n + 1]));
     }
     if (__any_sync(0xFFFFFFFFu, changed)) {
@@ -295,23 +321,17 @@ class MmaTile {
     }
   }
 
-  template <uint32_t... Chunk>
-  __device__ __forceinline__ void add_values(const float (&p)[2][4], std::integer_sequence<uint32_t, Chunk...>) {
+  __device__ __forceinline__ void add_values(const float (&p)[2][4]) {
     uint32_t b[NT][2], rest[NT][2];
 #pragma unroll
     for (uint32_t n = 0; n < NT; ++n)
 #pragma unroll
       for (uint32_t j = 0; j < 2; ++j) {
         b[n][j] = packed<Dtype>(p[j][2 * n], p[j][2 * n + 1]);
-        rest[n][j] = packed_rest<Dtype>(p[j][2 * n], p[j][2 * n + 1]);
+        rest[n][j] = packed_rest<Dtype>(b[n][j], p[j][2 * n], p[j][2 * n + 1]);
       }
-    if constexpr (kHoldValues) {
-      (add_chunk(Chunk, values_[Chunk], b, rest), ...);
-    } else {
-      uint4 v[kValueChunks][4];
-      (load_values<Chunk>(v[Chunk], row_), ...);
-      (add_chunk(Chunk, v[Chunk], b, rest), ...);
-    }
+#pragma unroll
+    for (uint32_t c = 0; c < kValueChunks; ++c) add_chunk(c, values_[c], b, rest);
   }
 
   __device__ __forceinline__ void add_chunk(uint32_t c, const uint4 (&v)[4], const uint32_t (&b)[NT][2], const uint32_t (&rest)[NT][2]) {
@@ -338,7 +358,7 @@ class MmaTile {
   float max_[NT], sum_[NT];
   float out_[kValueChunks * 4][NT][4];
   uint4 keys_[2][kKeyChunks];
-  uint4 values_[kHoldValues ? kValueChunks : 1][4];
+  uint4 values_[kValueChunks][4];
 };
 
 }  // namespace attention

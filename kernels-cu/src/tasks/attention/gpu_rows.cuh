@@ -36,7 +36,8 @@ class Rows {
       for (uint32_t d = 0; d < Dim; d += 128 / sizeof(Element)) prefetch(reinterpret_cast<const Element*>(context.input(5 + context.lane).addr) + d);
   }
 
-  /* Queries end in shared memory at `queries`, tile by tile as `Tile` wants them, keys in the cache and, where they are kept, in shared memory. */
+  /* Queries end in shared memory at `queries`, tile by tile as `Tile` wants them, keys in the cache and, where they are
+   * kept, in shared memory. */
   template <class Tile>
   __device__ __forceinline__ void prepare(const Context& context, float eps, Element* queries) const {
     float query_weight[2 * kPairs], key_weight[2 * kPairs];
@@ -51,10 +52,13 @@ class Rows {
 #pragma unroll 1
     for (uint32_t begin = context.warp; begin < count_; begin += kComputeWarps * kBatch) {
       float x[kBatch][2 * kPairs], turn[kBatch][2 * kPairs];
+      uint32_t pages[kBatch]; /* of new keys */
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
         const uint32_t at = begin + b * kComputeWarps;
+        pages[b] = kNoRow;
         if (at >= count_) continue;
+        if (at < appended_) pages[b] = share_.page_at(share_.first_new + at, share_.last);
         const Element* source = source_of(context, at);
         const float* rope = row_of<float>(context.input(4), position_at(at));
 #pragma unroll
@@ -78,7 +82,7 @@ class Rows {
 #pragma unroll
           for (uint32_t i = 0; i < 2 * kPairs; ++i) x[b][i] = x[b][i] * inverse * (at < appended_ ? key_weight[i] : query_weight[i]);
         }
-        finish<Tile>(context, queries, at, x[b], turn[b]);
+        finish<Tile>(context, queries, at, pages[b], x[b], turn[b]);
       }
     }
   }
@@ -114,13 +118,13 @@ class Rows {
 
   /* `turn`: the cosines of the pairs, then their sines. */
   template <class Tile>
-  __device__ __forceinline__ void finish(const Context& context, Element* queries, uint32_t at, const float (&x)[2 * kPairs],
-                                         const float (&turn)[2 * kPairs]) const {
+  __device__ __forceinline__ void finish(const Context& context, Element* queries, uint32_t at, uint32_t page,
+                                         const float (&x)[2 * kPairs], const float (&turn)[2 * kPairs]) const {
     const bool is_key = at < appended_;
     const uint32_t q = (at - appended_) % Tile::kQueries;
     Element* tile = queries + (at - appended_) / Tile::kQueries * Tile::kQueryElements;
-    Element* kept = share_.new_keys + at * Shares::kPadded;
-    const uint32_t row = is_key ? share_.row_at(share_.first_new + at, share_.last) : kNoRow;
+    Element* kept = share_.new_keys() + at * Shares::kPadded;
+    const uint32_t row = share_.row_in(page, share_.first_new + at);
 #pragma unroll
     for (uint32_t i = 0; i < kPairs; ++i) {
       const uint32_t pair = context.lane + 32 * i;
@@ -148,9 +152,9 @@ class Rows {
     for (uint32_t i = kComputeThreads - 1 - context.thread; i < share_.num_new * kPieces; i += kComputeThreads) {
       const uint32_t at = i / kPieces, d = i % kPieces * Wide;
       const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
-      const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + d);
-      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values + at * Shares::kPadded + d) = piece;
       const uint32_t to = share_.row_at(share_.first_new + at, share_.last);
+      const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + d);
+      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + at * Shares::kPadded + d) = piece;
       if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + d) = piece;
     }
   }

@@ -22,8 +22,9 @@ __device__ __forceinline__ Element* row_of(const mpk_operand& view, uint32_t row
 /* Hints: a line that is wanted soon. */
 __device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
+/* Each warp keeps its copy at the start of the work area: registers are for keys and values. */
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize>
-struct Share {
+struct alignas(16) Share {
   static_assert(Dim % 2 == 0 && Dim > 0 && Dim <= 256 && PageSize > 0, "attention");
   using Element = typename Number<Dtype>::Type;
 
@@ -39,7 +40,12 @@ struct Share {
   uint32_t first, last;                              /* positions of the share */
   uint32_t first_new, num_new;                       /* new positions in it */
   float scale;
-  Element *new_keys, *new_values; /* in shared memory */
+
+  static constexpr uint32_t kShareBytes = 1024; /* of all warps */
+  static constexpr uint32_t kKeptBytes = 2 * kKeptRows * kPadded * sizeof(Element);
+  /* The kept rows, kPadded elements apart. */
+  static __device__ __forceinline__ Element* new_keys() { return reinterpret_cast<Element*>(work_area() + kShareBytes); }
+  static __device__ __forceinline__ Element* new_values() { return new_keys() + kKeptRows * kPadded; }
 
   __device__ __forceinline__ uint32_t position_of(uint32_t query) const { return context + query / heads; }
   /* Where the keys end that a query sees of those before `end`. */
@@ -48,12 +54,18 @@ struct Share {
     return limit < end ? limit : end;
   }
 
-  /* The row of the key at `position`; kNoRow from `limit` on, and where the page table names no page. */
-  __device__ __forceinline__ uint32_t row_at(uint32_t position, uint32_t limit) const {
-    if (position >= limit) return kNoRow;
-    const uint32_t page = static_cast<uint32_t>(page_table[position / PageSize]);
+  /* The page of `position`, or what is no page from `limit` on. Apart from row_in, so that time may lie between the two. */
+  __device__ __forceinline__ uint32_t page_at(uint32_t position, uint32_t limit) const {
+    uint32_t page;
+    asm volatile("{.reg .pred p; setp.lt.u32 p,%2,%3; mov.u32 %0,-1; @p ld.global.u32 %0,[%1];}"
+                 : "=&r"(page) : "l"(page_table + position / PageSize), "r"(position), "r"(limit));
+    return page;
+  }
+  /* The row of the key at `position`, which lies in `page`; kNoRow where that is no page. */
+  __device__ __forceinline__ uint32_t row_in(uint32_t page, uint32_t position) const {
     return page < num_pages ? (page * 2 * kv_heads + kv_head) * PageSize + position % PageSize : kNoRow;
   }
+  __device__ __forceinline__ uint32_t row_at(uint32_t position, uint32_t limit) const { return row_in(page_at(position, limit), position); }
   __device__ __forceinline__ Element* key(uint32_t row) const { return pages + static_cast<uint64_t>(row) * Dim; }
   __device__ __forceinline__ Element* value(uint32_t row) const { return key(row + kv_heads * PageSize); }
   __device__ __forceinline__ bool kept() const { return num_new <= kKeptRows; }
