@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include <map>
+#include <mutex>
 #include <string>
 
 #include "../../kernels-cu/src/gpu/weights.cuh"
@@ -25,6 +26,7 @@ bool initialised = false;
 int running = 0; /* 1: the persistent kernel */
 const mpk_rank* rank = nullptr;
 std::map<uint64_t, size_t> allocations;
+std::mutex allocations_lock; /* several threads bring weights */
 const char* const kKernels[] = {"", "mpk_persistent", "mpk_pack_weights", "mpk_fill_random"};
 
 std::string setting(const char* name, const char* otherwise) {
@@ -34,6 +36,7 @@ std::string setting(const char* name, const char* otherwise) {
 long number(const char* name, long otherwise) { return atol(setting(name, std::to_string(otherwise).c_str()).c_str()); }
 
 bool is_device(uint64_t address, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(allocations_lock);
   auto after = allocations.upper_bound(address);
   if (after == allocations.begin()) return false;
   --after;
@@ -142,10 +145,12 @@ int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   if (memory == nullptr) return kOutOfMemory;
   memset(memory, 0xA5, bytes);
   *address = reinterpret_cast<uint64_t>(memory);
+  const std::lock_guard<std::mutex> lock(allocations_lock);
   allocations[*address] = bytes;
   return 0;
 }
 int cuMemFree_v2(uint64_t address) {
+  const std::lock_guard<std::mutex> lock(allocations_lock);
   if (allocations.erase(address) == 0) return kInvalid;
   free(reinterpret_cast<void*>(address));
   return 0;
