@@ -193,7 +193,8 @@ class MmaTile {
     if constexpr (Dim % 8 == 0) {
       const bool inside = valid && (Offset + (Dim % 64 == 0 ? 63 : 31) < Dim || d + Offset < Dim);
       asm volatile(
-          "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0; @p ld.global.v4.u32 {%0,%1,%2,%3},[%4+%6];}"
+          "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
+          "@p ld.global.v4.u32 {%0,%1,%2,%3},[%4+%6];}"
           : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w) : "l"(from), "r"(static_cast<uint32_t>(inside)), "n"(Offset * 2));
     } else {
       load2<Offset>(to.x, from, valid && d + Offset < Dim);
@@ -204,7 +205,8 @@ class MmaTile {
   }
   template <uint32_t Offset>
   static __device__ __forceinline__ void load2(uint32_t& to, const Element* from, bool valid) {
-    asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; mov.u32 %0,0; @p ld.global.u32 %0,[%1+%3];}" : "=&r"(to) : "l"(from), "r"(static_cast<uint32_t>(valid)), "n"(Offset * 2));
+    asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; mov.u32 %0,0; @p ld.global.u32 %0,[%1+%3];}"
+                 : "=&r"(to) : "l"(from), "r"(static_cast<uint32_t>(valid)), "n"(Offset * 2));
   }
   /* From the kept rows, if `position` is one of them. Behind the end of a row of an odd size lies nothing to read. */
   __device__ __forceinline__ void load_kept(uint4& to, const Element* kept, uint32_t position, uint32_t from, uint32_t d) {
@@ -260,21 +262,27 @@ class MmaTile {
 
   /* s[j]: of keys 8j .. 8j+7. */
   __device__ __forceinline__ void scores(float (&s)[2][4]) {
+    /* Odd steps apart from even ones: two shorter chains of products that wait for each other. */
+    float odd[2][4];
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j)
 #pragma unroll
-      for (uint32_t e = 0; e < 4; ++e) s[j][e] = 0.0f;
+      for (uint32_t e = 0; e < 4; ++e) s[j][e] = odd[j][e] = 0.0f;
 #pragma unroll
-    for (uint32_t c = 0; c < kKeyChunks; ++c)
+    for (uint32_t c = 0; c < kKeyChunks; ++c) {
+      const uint4 first = *reinterpret_cast<const uint4*>(queries_ + (2 * c * 32 + lane_) * 8);
+      const uint4 second = *reinterpret_cast<const uint4*>(queries_ + ((2 * c + 1) * 32 + lane_) * 8);
 #pragma unroll
-      for (uint32_t h = 0; h < 2; ++h) {
-        const uint4 q = *reinterpret_cast<const uint4*>(queries_ + ((2 * c + h) * 32 + lane_) * 8);
-#pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-          const uint4& key = keys_[j][c];
-          mma<Dtype>(s[j], q.x, q.y, q.z, q.w, h == 0 ? key.x : key.z, h == 0 ? key.y : key.w);
-        }
+      for (uint32_t j = 0; j < 2; ++j) {
+        const uint4& key = keys_[j][c];
+        mma<Dtype>(s[j], first.x, first.y, first.z, first.w, key.x, key.y);
+        mma<Dtype>(odd[j], second.x, second.y, second.z, second.w, key.z, key.w);
       }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j)
+#pragma unroll
+      for (uint32_t e = 0; e < 4; ++e) s[j][e] += odd[j][e];
   }
 
   /* Scores to exp(score - maximum so far); rescales what was summed under the old maximum. */

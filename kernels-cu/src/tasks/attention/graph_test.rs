@@ -100,6 +100,9 @@ fn graphs_with_attention_and_argmax_pass_the_verifier() {
                     if let Err(violations) = verify(&graphs) {
                         panic!("{what}: {}", violations[0]);
                     }
+                    if let Err(error) = crate::gpu::task_codes(&graphs) {
+                        panic!("{what}: {error}");
+                    }
                     let merges =
                         graphs[0].tasks.iter().filter(|t| graphs[0].type_name(t) == "attention_merge");
                     let split = workers > active * if world == 1 { 2 } else { 1 };

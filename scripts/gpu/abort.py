@@ -1,0 +1,113 @@
+"""Faults end all ranks within seconds with a report, and the next run works at once."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import models
+from common import Job, communicate, parsed, session_processes
+
+SOON = 15.0  # seconds from the fault, with a deadline of DEADLINE
+DEADLINE = 2.0
+WORDS = ["rank ", "worker ", "task ", "iteration "]
+
+
+def model(check):
+    """The trained example, as other parts run it."""
+    return models.fixture_model(check, "tiny")
+
+
+def ranks_of(check):
+    """Numbers of ranks."""
+    return sorted({1, max(check.ranks())}) if check.cuda else [1, 2]
+
+
+def choice_of(ranks):
+    """Placement and lowering."""
+    return {"placement": "static", **({"allreduce": "one-shot"} if ranks > 1 else {})}
+
+
+def jobs(check):
+    """All launches' code."""
+    return [Job(model(check), ranks, placement, allreduce=choice_of(ranks).get("allreduce"), logprobs=models.LOGPROBS)
+            for ranks in ranks_of(check) for placement in ("static", "dynamic")]
+
+
+def usable(check, ranks, after):
+    """A normal run right after a fault."""
+    job = Job(model(check), ranks, logprobs=models.LOGPROBS, **choice_of(ranks))
+    done = check.run_job(job, 40)
+    result = parsed(done)
+    expected = models.expected("tiny")["requests"][0]["tokens"][:4]
+    right = result is not None and result["requests"][0]["tokens"][:4] == expected
+    check.judge(right, f"abort next run N={ranks} after {after}",
+                f"{done.seconds:.1f} s" if right else done.problem() if result is None else "wrong tokens")
+
+
+def run_deadline(check, ranks):
+    """A worker that makes no progress."""
+    for placement in ("static", "dynamic"):
+        job = Job(model(check), ranks, placement, choice_of(ranks).get("allreduce"), logprobs=models.LOGPROBS,
+                  deadline=DEADLINE).with_options("--debug-stall", f"{ranks - 1}:6:120000")
+        done = check.run_job(job, 60)
+        missing = [word.strip() for word in WORDS if word not in done.stderr]
+        right = done.status == 4 and not missing and not done.timed_out
+        check.judge(right, f"abort deadline N={ranks} {placement}",
+                    f"exit status 4 with a report after {done.seconds:.1f} s" if right else
+                    f"{done.problem()}; the report lacks {missing}")
+    usable(check, ranks, "deadline")
+
+
+def rank_processes(process, binary):
+    """Ids of the mpk-run processes of a started command."""
+    name, found = Path(binary).name[:15], []
+    for number in [process.pid, *session_processes(process.pid)]:
+        try:
+            if Path(f"/proc/{number}/comm").read_text().strip() == name and number not in found:
+                found.append(number)
+        except OSError:
+            pass
+    return sorted(found)
+
+
+def run_signal(check, ranks, number, name):
+    """A signal to the last rank while the kernel runs."""
+    job = Job(model(check), ranks, logprobs=models.LOGPROBS, deadline=DEADLINE * 5, **choice_of(ranks))
+    job = job.with_options("--max-new-tokens", 400, "--debug-stall", "0:4:20", "--log-all-ranks")
+    # Without --json the text streams, which tells that the kernel runs.
+    command = [part for part in check.mpk_run(job) if part != "--json"]
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(ranks)))} if check.cuda else {}
+    process, shown, started = check.start(command, environment)
+    try:
+        os.set_blocking(process.stdout.fileno(), False)
+        seen, until = "", time.monotonic() + check.time_left(30)
+        while len(seen) < 4 and process.poll() is None and time.monotonic() < until:
+            seen += process.stdout.read() or ""
+            time.sleep(0.05)
+        victims = rank_processes(process, check.binary)
+        running = len(seen) >= 4 and len(victims) == ranks and process.poll() is None
+        begin = time.monotonic()
+        if running:
+            os.kill(victims[-1], number)
+    finally:
+        os.set_blocking(process.stdout.fileno(), True)
+        done = communicate(process, shown, min(40, max(5, check.part_end - time.monotonic())), started)
+    took = time.monotonic() - begin
+    left = rank_processes(process, check.binary)
+    right = running and not done.timed_out and done.status != 0 and took < SOON and not left and "panicked" not in done.stderr
+    # A killed rank can't choose the launcher's exit status; an interrupted one does.
+    if number == signal.SIGINT and ranks == 1:
+        right = right and done.status == 4
+    check.judge(right, f"abort {name} N={ranks}",
+                f"exit status {done.status} after {took:.1f} s" if right else
+                f"running {running}, exit status {done.status} after {took:.1f} s, {len(left)} processes left: {done.problem()}")
+    usable(check, ranks, name)
+
+
+def run(check):
+    """All faults."""
+    for ranks in ranks_of(check):
+        run_deadline(check, ranks)
+        run_signal(check, ranks, signal.SIGINT, "SIGINT")
+        run_signal(check, ranks, signal.SIGKILL, "SIGKILL")

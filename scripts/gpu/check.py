@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Everything of the GPU target that must be right, and its figures; scripts/gpu_check.sh starts it."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import abort
+import bits
+import compile as compiling
+import decode
+import doctor
+import environment
+import golden
+import operators
+import sanitizer
+import skeleton
+import stall
+import start
+from common import REPOSITORY, Check, OutOfTime, say
+
+# In the order in which they run; seconds that a part may take on 1 GPU, and on more.
+PARTS = {
+    "doctor": (doctor, 30, 40),
+    "operators": (operators, 60, 100),
+    "golden": (golden, 150, 240),
+    "bits": (bits, 90, 150),
+    "stall": (stall, 5, 90),
+    "abort": (abort, 60, 90),
+    "sanitizer": (sanitizer, 240, 240),
+    "start": (start, 100, 120),
+    "skeleton": (skeleton, 40, 90),
+    "decode": (decode, 150, 300),
+}
+
+
+def arguments():
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__)
+    parser.add_argument("--gpus", type=int, help="GPUs to use (default: all that there are)")
+    parser.add_argument("--only", default="", help="parts, separated by commas, of: compile, " + ", ".join(PARTS)
+                        + " (default: all but compile; compile with others compiles for those alone)")
+    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
+    parser.add_argument("--binary", type=Path, default=target / "release" / "mpk-run", help="mpk-run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "gpu-results"),
+                        help="folder of the report (default: $OUT or gpu-results)")
+    parser.add_argument("--cache", type=Path, help="folder of the cubin cache (default: $MPK_CACHE_DIR, or mpk-run's own)")
+    parser.add_argument("--seed", type=int, help="of the inputs (default: drawn)")
+    parser.add_argument("--thorough", action="store_true", help="every combination of placement, lowering and transport")
+    parser.add_argument("--backend", choices=["cuda", "cpu"], default="cuda", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def run_part(check, name, work, seconds):
+    """Runs a part within its time; what goes wrong in it is a verdict like any other."""
+    check.part, check.part_end = name, time.monotonic() + seconds
+    started = time.monotonic()
+    try:
+        work()
+    except OutOfTime:
+        check.failed(name, f"not finished after {seconds} s")
+    except Exception as error:  # noqa: BLE001: a part must not take the others with it
+        traceback.print_exc()
+        check.failed(name, f"{type(error).__name__}: {error}")
+    taken = time.monotonic() - started
+    check.figures.setdefault("part_seconds", {})[name] = round(taken, 1)
+    say(f"{name}: {taken:.1f} s")
+
+
+def main():
+    options = arguments()
+    chosen = [name for name in options.only.split(",") if name] or list(PARTS)
+    unknown = [name for name in chosen if name != "compile" and name not in PARTS]
+    if unknown:
+        sys.exit(f"gpu_check: unknown part {unknown[0]}; there are compile, {', '.join(PARTS)}")
+    cuda = options.backend == "cuda"
+    gpus = options.gpus or max(1, environment.gpu_count() if cuda else 1)
+    if options.cache:
+        os.environ["MPK_CACHE_DIR"] = str(options.cache.resolve())
+    binary = options.binary.resolve()
+    if not os.access(binary, os.X_OK):
+        sys.exit(f"gpu_check: {binary} is not there; build it with `cargo build --release`, or name it with --binary")
+    started = time.monotonic()
+    work = options.work or Path(tempfile.mkdtemp(prefix="mpk-gpu-check-"))
+    work.mkdir(parents=True, exist_ok=True)
+    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
+    check = Check(options.backend, gpus, binary, options.out.resolve(), work.resolve(), seed, options.thorough, cuda)
+    described = environment.describe(binary)
+    say(f"{gpus} GPUs, seed {seed}, parts: {', '.join(chosen)}")
+    report = check.out
+    try:
+        if "compile" in chosen:
+            others = [name for name in PARTS if name in chosen] or list(PARTS)
+            run_part(check, "compile", lambda: compiling.run(
+                check, [job for name in others for job in PARTS[name][0].jobs(check)]), 560)
+        if chosen != ["compile"] and (options.only == "" or "compile" not in chosen):
+            for name in [name for name in PARTS if name in chosen]:
+                part, one, several = PARTS[name]
+                limit = (one if gpus == 1 else several) * (1 if cuda else 4)
+                run_part(check, name, lambda part=part: part.run(check), limit)
+                report = check.write(described, sys.argv[1:], time.monotonic() - started)
+    finally:
+        report = check.write(described, sys.argv[1:], time.monotonic() - started)
+        if not options.work:
+            shutil.rmtree(work, ignore_errors=True)
+    failed = [v["name"] for v in check.verdicts if v["verdict"] == "FAILED"]
+    passed = sum(v["verdict"] == "ok" for v in check.verdicts)
+    skipped = sum(v["verdict"] == "skipped" for v in check.verdicts)
+    say(f"{passed} ok, {len(failed)} failed, {skipped} skipped, {time.monotonic() - started:.0f} s; {report}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

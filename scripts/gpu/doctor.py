@@ -1,0 +1,36 @@
+"""`mpk-run doctor`, and what a bad environment is told: exit status 3 and the mend."""
+
+import models
+from common import Job
+
+
+def jobs(check):
+    """Nothing that other parts do not compile."""
+    return []
+
+
+def run(check):
+    """The report, and three environments that lack something."""
+    done = check.command([check.binary, "doctor"], 30)
+    words = ["driver", "NVSHMEM", "MPI"]
+    missing = [word for word in words if word.lower() not in done.stdout.lower() + done.stderr.lower()]
+    check.judge(done.status in ((0,) if check.cuda else (0, 3)) and not missing, "doctor",
+                f"exit status {done.status}, {len(done.stdout.splitlines())} lines" if not missing else
+                f"says nothing of {missing}: {done.problem()}")
+    check.figures["doctor"] = done.stdout.splitlines()[:80]
+    if not check.cuda:
+        check.skipped("doctor bad environments", "needs a GPU")
+        return
+    tiny = models.fixture_model(check, "tiny")
+    command = check.mpk_run(Job(tiny, 1, logprobs=models.LOGPROBS))
+    large = check.mpk_run(Job(models.shape_model(check, "llama3-70b", 1, 1024), 1))
+    two = check.mpk_run(Job(tiny, 2, logprobs=models.LOGPROBS))
+    cases = [("no GPU visible", command, {"CUDA_VISIBLE_DEVICES": ""}, []),
+             ("NVSHMEM missing", two, {"NVSHMEM_HOME": "/nonexistent"}, ["nvshmem"]),
+             ("not enough GPU memory", large, {"CUDA_VISIBLE_DEVICES": "0"}, ["memory"])]
+    for name, parts, environment, words in cases:
+        done = check.command(parts, 45, environment)
+        text = done.stderr.lower()
+        right = done.status == 3 and all(word in text for word in words) and "panicked" not in text
+        said = next((line for line in done.stderr.splitlines() if "error" in line.lower()), "")
+        check.judge(right, f"doctor {name}", f"exit status 3: {said[:300]}" if right else done.problem())

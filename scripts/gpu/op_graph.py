@@ -1,0 +1,122 @@
+"""An op graph (`"graph"` of model.json) that holds many independent operators with what they must give."""
+
+import json
+import struct
+
+import numpy as np
+
+import reference as ref
+
+
+def write_safetensors(path, tensors):
+    """Writes f32 tensors {name: array}."""
+    header, offset, blobs = {}, 0, []
+    for name, values in tensors.items():
+        data = np.ascontiguousarray(values, dtype="<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+        blobs.append(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+class Graph:
+    """Cases in one graph of `rows` rows and `samples` samples; values are drawn from `random`."""
+
+    def __init__(self, name, rows, samples, random, wanted=None):
+        self.name, self.rows, self.samples, self.random = name, rows, samples, random
+        self.wanted = wanted or (lambda case: True)
+        self.tensors, self.ops, self.cases, self.files = [], [], [], {}
+        self.tokens = None
+        self.case = ""
+
+    def begin(self, what):
+        """Starts a case; False where it is not wanted. Names of its tensors begin with its number."""
+        if not self.wanted(what):
+            return False
+        self.case, self.what = f"c{len(self.cases)}", what
+        return True
+
+    def named(self, name):
+        """A name in the case."""
+        return f"{self.case}.{name}"
+
+    def tensor(self, name, kind, dtype, values=None, dims=None, **more):
+        """Declares a tensor; values are rounded to its type first. Returns its full name and its values."""
+        full = self.named(name)
+        entry = {"name": full, "kind": kind, "dtype": dtype}
+        if values is not None:
+            values = ref.rounded(values, dtype) if dtype in ref.UNIT else np.asarray(values, dtype=np.float64)
+            self.files.setdefault(self.case, {})[full] = values
+            entry["data"] = {"file": f"{self.name}.{self.case}.safetensors", "tensor": full}
+        entry["dims"] = list(values.shape if dims is None else dims)
+        self.tensors.append({**entry, **more})
+        return full, values
+
+    def normal(self, *shape, scale=1.0):
+        """Fresh values."""
+        return self.random.standard_normal(shape) * scale
+
+    def op(self, op, inputs, outputs, **attrs):
+        """Adds an operator."""
+        outputs = [outputs] if isinstance(outputs, str) else outputs
+        self.ops.append({"op": op, "inputs": inputs, "outputs": outputs, "attrs": attrs})
+
+    def expect(self, output, compare):
+        """Ends the case: `compare(outputs)` says what is wrong with the outputs that the case names, or None, and the
+        largest share of what may differ."""
+        names = [output] if isinstance(output, str) else output
+        self.cases.append((self.what, names, compare))
+
+    def expect_values(self, output, values, spread, dtype):
+        """Ends the case with a float output."""
+        bound = ref.stored(values, spread, dtype)
+        self.expect(output, lambda outputs: close(outputs[output], values, bound, dtype))
+
+    def write(self, folder):
+        """Writes the model.json and the files of its values; returns its path."""
+        for case, tensors in self.files.items():
+            write_safetensors(folder / f"{self.name}.{case}.safetensors", tensors)
+        outputs = [name for _, names, _ in self.cases for name in names]
+        graph = {"name": self.name, "rows": self.rows, "samples": self.samples, "tensors": self.tensors,
+                 "ops": self.ops, "outputs": outputs}
+        document = {"schema": "mpk-model/1", "graph": graph}
+        if self.tokens is not None:
+            document["generate"] = {"prompt_tokens": [self.tokens]}
+        path = folder / f"{self.name}.json"
+        path.write_text(json.dumps(document))
+        return path
+
+    def compare(self, outputs):
+        """All cases against a run's outputs: [(case, problem or None, share)]."""
+        found = []
+        for what, names, compare in self.cases:
+            missing = [name for name in names if name not in outputs]
+            if missing:
+                found.append((what, f"no output {missing[0]}", 0.0))
+                continue
+            problem, share = compare({name: outputs[name] for name in names})
+            found.append((what, problem, share))
+        return found
+
+
+def array(output):
+    """Values of an output; JSON has null for what is no number."""
+    values = [np.nan if value is None else value for value in output["values"]]
+    return np.array(values, dtype=np.float64).reshape(output["dims"])
+
+
+def close(output, values, bound, dtype):
+    """What is wrong with a float output, or None; the largest share of what may differ."""
+    if output["dtype"] != dtype or list(output["dims"]) != list(values.shape):
+        return f"is {output['dtype']} {output['dims']}, expected {dtype} {list(values.shape)}", 0.0
+    found = array(output)
+    share = np.abs(found - values) / bound
+    share = np.where(np.isnan(share), np.inf, share)
+    if not np.all(share <= 1):
+        at = np.unravel_index(np.argmax(share), share.shape)
+        wrong = int(np.sum(~(share <= 1)))
+        return (f"{wrong} of {share.size} elements differ; at {tuple(int(i) for i in at)} {found[at]:.7g} instead of "
+                f"{values[at]:.7g} +- {bound[at]:.2g}"), float(share.max())
+    return None, float(share.max())

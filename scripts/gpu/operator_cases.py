@@ -1,0 +1,200 @@
+"""The cases of the operator check: every task type over shapes, types and tails. `index` rotates through the shapes, so
+that graphs of different row counts hold different ones and each compiles in reasonable time."""
+
+import numpy as np
+
+import reference as ref
+
+DTYPES = ["bf16", "f16", "f32"]
+# k, n of a weight: odd, tiny, wide and long ones
+SHAPES = [(37, 45), (1024, 130), (171, 64), (4096, 96), (64, 1000), (1, 17), (2048, 24), (16, 3), (256, 513), (93, 211),
+          (12288, 40), (15, 1), (128, 384), (72, 107), (1000, 33), (8, 16)]
+NORM_SIZES = [61, 128, 4096, 5, 224, 1000]
+HEADS = [(8, 2, 128), (4, 4, 64), (8, 4, 16), (6, 1, 32), (8, 2, 8), (16, 8, 128)]  # query heads, KV heads, head size
+VOCABULARIES = [1000, 4001, 151936, 17]
+
+
+def rotated(items, index, count):
+    """`count` of the items, from `index` on."""
+    return [items[(index + i) % len(items)] for i in range(min(count, len(items)))]
+
+
+def even(dim):
+    """Sharding of one dimension."""
+    return {"dim": dim, "kind": "even"}
+
+
+def linears(g, index):
+    """`linear` alone, with and without bias, types of input and output, and rows gathered for samples."""
+    for i, (k, n) in enumerate(rotated(SHAPES, 5 * index, 8)):
+        dtype, x_dtype = DTYPES[(i + index) % 3], DTYPES[(i + index) % 3] if i % 2 else "f32"
+        out = "f32" if i % 4 == 3 else dtype
+        bias, gather = i % 3 == 0, i % 4 == 1
+        if not g.begin(f"linear {dtype} k={k} n={n} x={x_dtype} out={out} bias={bias} gather={gather}"):
+            continue
+        x, xv = g.tensor("x", "input", x_dtype, g.normal(g.rows, k))
+        w, wv = g.tensor("w", "weight", dtype, g.normal(n, k, scale=k**-0.5))
+        inputs, bv = [x, w], None
+        if bias:
+            b, bv = g.tensor("b", "weight", dtype, g.normal(n))
+            inputs.append(b)
+        g.op("linear", inputs, g.named("y"), output_dtype=out, **({"gather_samples": True} if gather else {}))
+        if gather:
+            xv = xv[g.rows - g.samples :]
+        # The input is rounded to the weight's type first.
+        values, spread = ref.linear(ref.rounded(xv, dtype), None, wv, bv)
+        g.expect_values(g.named("y"), values, spread, out)
+
+
+def norms(g, index):
+    """`rmsnorm` alone and before a `linear`."""
+    for i, k in enumerate(rotated(NORM_SIZES, index, 3)):
+        dtype, eps = DTYPES[(i + index) % 3], [1e-6, 1e-5, 0.01][i % 3]
+        if g.begin(f"rmsnorm {dtype} k={k}"):
+            x, xv = g.tensor("x", "input", "f32", g.normal(g.rows, k, scale=3.0))
+            w, wv = g.tensor("w", "weight", dtype, 1 + g.normal(k, scale=0.3))
+            g.op("rmsnorm", [x, w], g.named("y"), eps=eps)
+            g.expect_values(g.named("y"), *ref.rmsnorm(xv, wv, eps), dtype)
+        n, bias, gather = [45, 130, 1, 513, 24][(i + index) % 5], i % 2 == 1, i == 2
+        if g.begin(f"rmsnorm_linear {dtype} k={k} n={n} bias={bias} gather={gather}"):
+            x, xv = g.tensor("x", "input", "f32", g.normal(g.rows, k, scale=2.0))
+            norm, normv = g.tensor("norm", "weight", dtype, 1 + g.normal(k, scale=0.3))
+            w, wv = g.tensor("w", "weight", dtype, g.normal(n, k, scale=k**-0.5))
+            inputs, bv = [g.named("n"), w], None
+            if bias:
+                b, bv = g.tensor("b", "weight", dtype, g.normal(n))
+                inputs.append(b)
+            g.op("rmsnorm", [x, norm], g.named("n"), eps=eps)
+            g.op("linear", inputs, g.named("y"), **({"gather_samples": True, "output_dtype": "f32"} if gather else {}))
+            first = g.rows - g.samples if gather else 0
+            normed, off = ref.rmsnorm(xv[first:], normv, eps)
+            values, spread = ref.linear(normed, off, wv, bv, act=dtype)
+            g.expect_values(g.named("y"), values, spread, "f32" if gather else dtype)
+
+
+def gated(g, index):
+    """`silu_mul` alone, before a `linear`, and before a `linear` with residual; `linear` with residual; `add`."""
+    for i, (k, n) in enumerate(rotated([(29, 19), (496, 224), (101, 128), (3072, 40), (1, 7), (93, 64)], index, 3)):
+        dtype = DTYPES[(i + index) % 3]
+        if g.begin(f"silu_mul {dtype} n={k}"):
+            x, xv = g.tensor("x", "input", dtype, g.normal(g.rows, 2 * k, scale=2.0))
+            g.op("silu_mul", [x], g.named("y"))
+            g.expect_values(g.named("y"), *ref.silu_mul(xv), dtype)
+        for residual in (False, True):
+            if not g.begin(f"silu_mul_linear {dtype} k={k} n={n} residual={residual}"):
+                continue
+            x, xv = g.tensor("x", "input", dtype, g.normal(g.rows, 2 * k, scale=2.0))
+            w, wv = g.tensor("w", "weight", dtype, g.normal(n, k, scale=k**-0.5))
+            g.op("silu_mul", [x], g.named("s"))
+            values, spread = ref.linear(*ref.silu_mul(xv), wv, act=dtype)
+            if residual:
+                g.op("linear", [g.named("s"), w], g.named("d"), output_dtype="f32")
+                r, rv = g.tensor("r", "input", "f32", g.normal(g.rows, n))
+                g.op("add", [g.named("d"), r], g.named("y"))
+                values, spread = values + rv, spread + ref.SUM * np.abs(rv)
+            else:
+                g.op("linear", [g.named("s"), w], g.named("y"))
+            g.expect_values(g.named("y"), values, spread, "f32" if residual else dtype)
+    for i, (k, n) in enumerate(rotated(SHAPES, 3 * index, 3)):
+        dtype = DTYPES[(i + index) % 3]
+        if g.begin(f"linear_with_residual {dtype} k={k} n={n}"):
+            x, xv = g.tensor("x", "input", dtype, g.normal(g.rows, k))
+            w, wv = g.tensor("w", "weight", dtype, g.normal(n, k, scale=k**-0.5))
+            r, rv = g.tensor("r", "input", "f32", g.normal(g.rows, n))
+            g.op("linear", [x, w], g.named("d"), output_dtype="f32")
+            g.op("add", [g.named("d"), r], g.named("y"))
+            values, spread = ref.linear(xv, None, wv)
+            g.expect_values(g.named("y"), values + rv, spread + ref.SUM * np.abs(rv), "f32")
+        if g.begin(f"add {dtype} n={n}"):
+            a, av = g.tensor("a", "input", dtype, g.normal(g.rows, n))
+            r, rv = g.tensor("r", "input", "f32", g.normal(g.rows, n))
+            g.op("add", [a, r], g.named("y"))
+            g.expect_values(g.named("y"), av + rv, 0.0, "f32")
+
+
+def embeddings(g, index, world=1):
+    """`embedding` of the rows' tokens; the tables are as long, since there is one list of tokens."""
+    vocabulary = 1003
+    g.tokens = [int(t) for t in g.random.integers(0, vocabulary, g.rows)]
+    g.tokens[-1] = vocabulary - 1
+    for i, k in enumerate(rotated([19, 224, 1, 4096, 72], index, 2)):
+        dtype, split = DTYPES[(i + index) % 3], world > 1 and i == 0
+        if g.begin(f"embedding {dtype} k={k} split={split}"):
+            shard = {"shard": even(0)} if split else {}
+            table, values = g.tensor("table", "weight", dtype, g.normal(vocabulary, k), **shard)
+            g.op("embedding", [table], g.named("y"))
+            g.expect_values(g.named("y"), values[g.tokens], 0.0, "f32")
+
+
+def attentions(g, index, page, world=1):
+    """`attention` of a prompt's rows, with and without norms, one task a head or several and their merge."""
+    for i, (heads, kv_heads, size) in enumerate(rotated(HEADS, 2 * index, 3)):
+        if heads % world:
+            continue
+        dtype, norm, splits = DTYPES[(i + index) % 3], (i + index) % 2 == 0, [1, 3, 2, 5][(i + index) % 4]
+        if not g.begin(f"attention {dtype} heads={heads}/{kv_heads}x{size} norm={norm} splits={splits} page={page}"):
+            continue
+        width = (heads + 2 * kv_heads) * size
+        key_values = {"kind": "key_values", "heads": heads, "kv_heads": kv_heads}
+        queries = {"len": heads * size, "split": {"kind": "queries", "heads": heads, "head_dim": size}}
+        columns = {"len": kv_heads * size, "split": {**key_values, "head_dim": size}}
+        planes = {"len": kv_heads, "split": {**key_values, "head_dim": 1}}
+        qkv_shard = {"shard": {"dim": 1, "parts": [queries, columns, columns]}} if world > 1 else {}
+        cache_shard = {"shard": {"dim": 1, "parts": [planes, planes]}} if world > 1 else {}
+        qkv, qkvv = g.tensor("qkv", "input", dtype, g.normal(g.rows, width), **qkv_shard)
+        pages = -(-g.rows // page)
+        cache, _ = g.tensor("cache", "persistent", dtype, dims=[pages, 2 * kv_heads, page, size],
+                            region_dims=[1, kv_heads, 16], **cache_shard)
+        rope, ropev = g.tensor("rope", "constant", "f32", ref.rope_table(g.rows, size, 1e4))
+        inputs, norms_given, attrs = [qkv, cache, rope], None, {}
+        if norm:
+            given = [g.tensor(name, "weight", dtype, 1 + g.normal(size, scale=0.3)) for name in ("q_norm", "k_norm")]
+            inputs += [name for name, _ in given]
+            norms_given = [values for _, values in given]
+            attrs = {"qk_norm": True, "eps": 1e-5}
+        # Several heads of a rank can't be gathered by the next operator, as models do not; they go through a linear.
+        projected = kv_heads > world > 1
+        output = g.named("mixed" if projected else "y")
+        g.op("attention", inputs, [output, cache], heads=heads, kv_heads=kv_heads, head_dim=size, splits=splits, **attrs)
+        values, spread = ref.attention(qkvv, heads, kv_heads, size, ropev, dtype, norms_given, 1e-5)
+        if projected:
+            w, wv = g.tensor("w", "weight", dtype, g.normal(61, heads * size, scale=(heads * size) ** -0.5),
+                             shard={"dim": 1, "parts": [queries]})
+            g.op("linear", [output, w], g.named("y"), output_dtype="f32")
+            values, spread = ref.linear(values, spread, wv, act=dtype)
+        g.expect_values(g.named("y"), values, spread, "f32" if projected else dtype)
+
+
+def sampling(g, index, world=1):
+    """`argmax_partial` and `argmax_reduce`: winners, ties, and log-probabilities of the highest."""
+    for i, vocabulary in enumerate(rotated(VOCABULARIES, index, 2)):
+        top_k, tiles = [5, 0, 8][(i + index) % 3], [3, 1, 7][(i + index) % 3]
+        if not g.begin(f"argmax vocabulary={vocabulary} top_k={top_k} tiles={tiles}"):
+            continue
+        values = ref.rounded(g.normal(g.samples, vocabulary, scale=4.0), "bf16")
+        values[0, vocabulary // 2] = values[0].max()  # ties take the lowest token
+        shard = {"shard": even(1)} if world > 1 else {}
+        logits, values = g.tensor("logits", "input", "f32", values, rows="samples", **shard)
+        g.op("argmax_partial", [logits], g.named("p"), top_k=top_k, tiles=tiles, slices=world)
+        outputs = [g.named("token")] + ([g.named("top"), g.named("logprob")] if top_k else [])
+        g.op("argmax_reduce", [g.named("p")], outputs, top_k=top_k)
+        g.expect(outputs, lambda found, v=values, k=top_k, o=outputs: check_sampling(found, v, k, o))
+
+
+def check_sampling(found, logits, top_k, names):
+    """Compares winners and log-probabilities."""
+    order = np.argsort(-logits, axis=1, kind="stable")
+    tokens = np.array(found[names[0]]["values"], dtype=np.int64)
+    if list(tokens) != list(order[:, 0]):
+        return f"tokens {tokens[:8]}, expected {order[:8, 0]}", 0.0
+    if not top_k:
+        return None, 0.0
+    top = np.array(found[names[1]]["values"], dtype=np.int64).reshape(len(logits), -1)
+    if not np.array_equal(top, order[:, :top_k]):
+        return f"top tokens {top[0]}, expected {order[0, :top_k]}", 0.0
+    highest = logits.max(axis=1, keepdims=True)
+    total = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
+    wanted = np.take_along_axis(logits, order[:, :top_k], axis=1) - total
+    logprobs = np.array(found[names[2]]["values"]).reshape(wanted.shape)
+    share = float((np.abs(logprobs - wanted) / (2e-5 * (1 + np.abs(wanted)))).max())
+    return (None if share <= 1 else f"log-probabilities are {share:.1f} times as far off as they may be"), share

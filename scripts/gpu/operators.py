@@ -1,0 +1,101 @@
+"""Every task type against a float64 reference, over shapes, types, tails and row counts; inputs drawn fresh.
+
+Assumes that mpk-run fills what tasks write with a pattern of NaNs before the launch of an op graph
+(MPK_DEBUG_POISON=1 in the environment, or always).
+"""
+
+import os
+import re
+
+import numpy as np
+
+import operator_cases as alone
+import shared_cases as shared
+from common import Job, parsed
+from op_graph import Graph
+
+ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
+SHARED_ROWS = [1, 5, 16]
+POISON = (("MPK_DEBUG_POISON", "1"),)
+
+
+def graphs(check):
+    """[(graph, its model.json, ranks)] of all cases; MPK_CHECK_CASES (a regular expression) restricts them."""
+    if "operator graphs" in check.background:
+        return check.background["operator graphs"]
+    pattern = re.compile(os.environ.get("MPK_CHECK_CASES", ""))
+    found = []
+    for index, (rows, page) in enumerate(ROWS.items()):
+        # Shapes rotate with the rows; values come from the seed.
+        g = Graph(f"operators-{rows}", rows, max(1, rows // 2), np.random.default_rng([check.seed, rows]),
+                  lambda case: bool(pattern.search(case)))
+        alone.linears(g, index)
+        alone.norms(g, index)
+        alone.gated(g, index)
+        alone.embeddings(g, index)
+        alone.attentions(g, index, page)
+        alone.sampling(g, index)
+        found.append((g, 1))
+    for world in [n for n in (2, 4) if n <= check.gpus or not check.cuda]:
+        for index, rows in enumerate(SHARED_ROWS):
+            index += world // 2 - 1
+            g = Graph(f"collectives-{world}-{rows}", rows, max(1, rows // 2),
+                      np.random.default_rng([check.seed, world, rows]), lambda case: bool(pattern.search(case)))
+            shared.sums(g, index, world, check.seed % 2**31)
+            shared.row_parallel(g, index)
+            shared.column_parallel(g, index)
+            shared.mlp(g, index)
+            alone.embeddings(g, index, world)
+            alone.attentions(g, index, ROWS[rows], world)
+            alone.sampling(g, index, world)
+            found.append((g, world))
+    found = [(g, g.write(check.work), world) for g, world in found if g.cases]
+    check.background["operator graphs"] = found
+    return found
+
+
+def choices(world):
+    """Placements, lowerings and transports for a graph."""
+    if world == 1:
+        return [{"placement": "static"}, {"placement": "dynamic"}]
+    return [{"placement": "static", "allreduce": "copy-reduce", "transport": "p2p"},
+            {"placement": "dynamic", "allreduce": "copy-reduce", "transport": "nvshmem"},
+            {"placement": "static", "allreduce": "one-shot", "transport": "nvshmem"},
+            {"placement": "dynamic", "allreduce": "one-shot", "transport": "p2p"},
+            {"placement": "dynamic", "allreduce": "two-shot", "transport": "p2p"},
+            {"placement": "static", "allreduce": "two-shot", "transport": "nvshmem"}]
+
+
+def jobs(check):
+    """All launches."""
+    return [Job(path, world, environment=POISON, **choice) for _, path, world in graphs(check)
+            for choice in choices(world)]
+
+
+def run(check):
+    """Runs every graph with every choice; a verdict for each kind of operator and number of ranks."""
+    work = [(g, Job(path, world, environment=POISON, **choice)) for g, path, world in graphs(check)
+            for choice in choices(world)]
+    results = check.run_jobs([job for _, job in work], timeout=40)
+    verdicts, worst = {}, {}
+    for (g, job), done in zip(work, results):
+        result = parsed(done)
+        if result is None:
+            check.failed(f"operators {g.name} {job.what()}", done.problem())
+            continue
+        for what, problem, share in g.compare(result.get("outputs", {})):
+            key = (what.split()[0], job.ranks)
+            verdicts.setdefault(key, []).append(
+                f"{what}, {g.rows} rows, {job.what()}: {problem}" if problem else None)
+            worst[key] = max(worst.get(key, 0.0), share)
+    for key, found in sorted(verdicts.items()):
+        problems = [problem for problem in found if problem]
+        name = f"operator {key[0]} N={key[1]}"
+        detail = f"{len(found)} comparisons, at most {100 * worst[key]:.0f} % of what may differ"
+        if problems:
+            detail = f"{len(problems)} of {len(found)} wrong (seed {check.seed}): " + "; ".join(problems[:3])
+        check.judge(not problems, name, detail)
+    check.figures["operators"] = {
+        f"{kind} N={ranks}": {"comparisons": len(verdicts[kind, ranks]), "worst_share": worst[kind, ranks]}
+        for kind, ranks in verdicts
+    }

@@ -1,0 +1,152 @@
+"""What the kernel's skeleton costs: an allreduce inside the kernel for every lowering, and a dependent empty-handed task.
+
+Op graphs that are chains of tiny operators are run many times in one launch. Assumes `--iterations K` of mpk-run: an op
+graph of the user's own is run K times in one launch, whose time is `timing.prefill_s`. The time of an iteration is the
+slope between two values of K, so that the launch itself does not count.
+
+A link of the allreduce chain is a column-parallel linear [2048 -> 16 a rank], a row-parallel one [16 a rank -> 2048]
+and the allreduce of its f32 sums: R rows are R x 8 KB. The same chain on one rank has no allreduce; the difference is
+what the allreduce adds, and that is what is compared with the peers.
+"""
+
+import json
+import sys
+
+import decode
+import models
+from common import LOWERINGS, PLACEMENTS, Job, parsed, summary
+
+COLUMNS, INNER, LINKS, ADDS = 2048, 16, 48, 256
+ROWS = {1: "8 KB", 4: "32 KB", 16: "128 KB"}
+ITERATIONS, REPEATS = (100, 1100), 3
+
+
+def chain_model(check, ranks, rows):
+    """The chain of allreduces for so many ranks."""
+    even = {"kind": "even", "unit": INNER}
+    random = {"random": {"seed": 1}}
+    tensors = [
+        {"name": "x", "kind": "input", "dtype": "f32", "dims": [rows, COLUMNS], "data": random},
+        {"name": "a", "kind": "weight", "dtype": "bf16", "dims": [INNER * ranks, COLUMNS], "data": random,
+         "shard": {"dim": 0, **even}},
+        {"name": "b", "kind": "weight", "dtype": "bf16", "dims": [COLUMNS, INNER * ranks], "data": random,
+         "shard": {"dim": 1, **even}},
+    ]
+    ops, x = [], "x"
+    for link in range(LINKS):
+        ops.append({"op": "linear", "inputs": [x, "a"], "outputs": [f"h{link}"]})
+        ops.append({"op": "linear", "inputs": [f"h{link}", "b"], "outputs": [f"y{link}"],
+                    "attrs": {"output_dtype": "f32"}})
+        x = f"y{link}"
+    graph = {"name": "chain", "rows": rows, "tensors": tensors, "ops": ops, "outputs": [x]}
+    return models.write(check, f"chain-{ranks}-{rows}", {"schema": "mpk-model/1", "graph": graph})
+
+
+def hop_model(check):
+    """A chain of additions of 16 elements."""
+    random = {"random": {"seed": 1}}
+    tensors = [{"name": name, "kind": "input", "dtype": "f32", "dims": [1, 16], "data": random} for name in "xr"]
+    ops, x = [], "x"
+    for number in range(ADDS):
+        ops.append({"op": "add", "inputs": [x, "r"], "outputs": [f"y{number}"]})
+        x = f"y{number}"
+    graph = {"name": "hops", "rows": 1, "tensors": tensors, "ops": ops, "outputs": [x]}
+    return models.write(check, "hops", {"schema": "mpk-model/1", "graph": graph})
+
+
+def chain_job(check, ranks, rows, lowering=None, placement="static", transport=None):
+    """A launch of the chain."""
+    return Job(chain_model(check, ranks, rows), ranks, placement, lowering, transport)
+
+
+def jobs(check):
+    """All launches' code."""
+    found = [Job(hop_model(check), 1, placement) for placement in PLACEMENTS]
+    for ranks in check.ranks():
+        for rows in ROWS if ranks > 1 or check.gpus > 1 else []:
+            lowerings = LOWERINGS if ranks > 1 else [None]
+            found += [chain_job(check, ranks, rows, lowering) for lowering in lowerings]
+            if rows == 1 and ranks > 1:
+                found.append(chain_job(check, ranks, rows, "one-shot", "dynamic"))
+    return found
+
+
+def nanoseconds(check, job):
+    """Samples of the time of one iteration, or what is wrong."""
+    samples = []
+    for _ in range(REPEATS):
+        times = []
+        for count in ITERATIONS:
+            done = check.run_job(job.with_options("--iterations", count), 40)
+            result = parsed(done)
+            if result is None:
+                unknown = "unexpected argument" in done.stderr
+                return None, "mpk-run has no --iterations" if unknown else done.problem()
+            times.append(result["timing"]["prefill_s"])
+        samples.append((times[1] - times[0]) / (ITERATIONS[1] - ITERATIONS[0]) * 1e9)
+    return samples, None
+
+
+def told(check, name, figure, samples, problem):
+    """Verdict and figure of something that is only measured."""
+    if samples is None:
+        (check.skipped if "no --iterations" in problem else check.failed)(name, problem)
+        return None
+    found = summary([round(sample / 1e3, 3) for sample in samples])
+    check.figures.setdefault("skeleton", {})[figure] = found
+    check.ok(name, f"{found['median']:.2f} us ({found['min']:.2f}-{found['max']:.2f})")
+    return found["median"]
+
+
+def peer_allreduce(check, ranks):
+    """Microseconds of the peers by bytes."""
+    script = decode.peers_folder() / "torch_allreduce.py"
+    sizes = [8192 * rows for rows in ROWS]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, script, *sizes]
+    done = check.on_gpus(ranks, lambda environment: check.command(command, 60, environment))
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(rows) != len(sizes):
+        check.failed(f"allreduce peers N={ranks}", done.problem())
+    check.figures.setdefault("peers", {})[f"allreduce N={ranks}"] = rows
+    return {row["bytes"]: row for row in rows}
+
+
+def run(check):
+    """All of it."""
+    if not check.cuda:
+        check.skipped("skeleton", "needs a GPU")
+        return
+    for placement in PLACEMENTS:
+        samples, problem = nanoseconds(check, Job(hop_model(check), 1, placement))
+        told(check, f"hop {placement}", f"hop {placement}", [s / ADDS for s in samples] if samples else None, problem)
+    if check.gpus < 2:
+        check.skipped("allreduce", "needs 2 GPUs")
+        return
+    alone = {}
+    for rows, size in ROWS.items():
+        samples, problem = nanoseconds(check, chain_job(check, 1, rows))
+        alone[rows] = told(check, f"link without allreduce {size}", f"link {size} N=1",
+                           [s / LINKS for s in samples] if samples else None, problem)
+        if samples is None and "no --iterations" in problem:
+            return
+    for ranks in [n for n in check.ranks() if n > 1]:
+        peers = peer_allreduce(check, ranks) if decode.peers_folder() else {}
+        for rows, size in ROWS.items():
+            cases = [(lowering, "static", "p2p") for lowering in LOWERINGS]
+            if rows == 1:
+                cases += [("one-shot", "dynamic", "p2p"), ("one-shot", "static", "nvshmem")]
+            for lowering, placement, transport in cases:
+                job = chain_job(check, ranks, rows, lowering, placement, transport)
+                samples, problem = nanoseconds(check, job)
+                name = f"allreduce {size} {lowering} {placement} {transport} N={ranks}"
+                whole = told(check, f"link with {name}", f"link with {name}",
+                             [s / LINKS for s in samples] if samples else None, problem)
+                if whole is None or alone[rows] is None:
+                    continue
+                added, peer = whole - alone[rows], peers.get(8192 * rows)
+                check.figures["skeleton"][name] = {"added_us": added, "peer": peer}
+                text = f"{added:.2f} us added"
+                if peer:
+                    text += f"; NCCL {peer['nccl_us']}, symmetric memory one-shot {peer['torch_one_shot_us']}"
+                judged = peer and rows == 1 and lowering == "one-shot" and placement == "static" and transport == "p2p"
+                check.judge(not judged or added <= peer["nccl_us"], name, text)

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Everything of the GPU target that must be right, and its figures, on a machine with NVIDIA GPUs.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/gpu_check.sh [--gpus K] [--only PART,...] [--binary FILE] [--out DIR] [--cache DIR] [--seed S] [--thorough]
+
+Runs prebuilt binaries; needs no network and no cargo. Prints a line a check: `ok NAME ...`, `FAILED NAME ...` or
+`skipped NAME ...`, and writes DIR/gpu-Kx.json (default $OUT, else gpu-results). Ends with 0 only if nothing failed.
+
+  --gpus K      GPUs to use (default: all)
+  --only PARTS  doctor, operators, golden, bits, stall, abort, sanitizer, start, skeleton, decode (default: all of them)
+                compile[,PART...] fills the cubin cache with what the parts (default: all) launch, and runs none; it
+                needs nvcc but no GPU, so it can be done on another machine
+  --binary FILE mpk-run (default: target/release/mpk-run)
+  --cache DIR   the cubin cache (default: $MPK_CACHE_DIR, else mpk-run's own)
+  --seed S      of the operators' inputs (default: drawn; the report has it)
+  --thorough    every combination of placement, lowering and transport, instead of some that cover all
+
+Needs mpirun, and python3 (or $MPK_PYTHON) with numpy, torch, transformers and safetensors. The peers' programs
+(torch_decode.py, torch_allreduce.py) are looked for in $MPK_PEERS.
+TEXT
+}
+
+for argument in "$@"; do
+    case $argument in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    esac
+done
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=scripts/setup-env.sh
+source "$here/setup-env.sh"
+python="${MPK_PYTHON:-python3}"
+
+# NVLink multicast can put a shared machine's GPUs out of service; nothing here needs it.
+export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+export NO_COLOR=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+# The folder of a Python package that holds $2, or nothing.
+package_folder() {
+    "$python" - "$1" "$2" <<'PYTHON' 2>/dev/null || true
+import importlib.util, pathlib, sys
+spec = importlib.util.find_spec(sys.argv[1])
+for place in (spec.submodule_search_locations or []) if spec else []:
+    if (pathlib.Path(place) / sys.argv[2]).exists():
+        print(place)
+        break
+PYTHON
+}
+
+if [[ -z ${NVSHMEM_HOME:-} ]]; then
+    NVSHMEM_HOME="$(package_folder nvidia.nvshmem include/nvshmem.h)"
+    [[ -n $NVSHMEM_HOME ]] && export NVSHMEM_HOME || unset NVSHMEM_HOME
+fi
+if ! command -v nvcc >/dev/null && [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
+    export PATH="${CUDA_HOME:-/usr/local/cuda}/bin:$PATH"
+fi
+
+# Each part and each command has its own limit; this one is for what they do not see.
+exec timeout --signal=TERM --kill-after=10 "${MPK_CHECK_LIMIT:-1500}" "$python" "$here/gpu/check.py" "$@"
