@@ -1,6 +1,7 @@
 """Faults end all ranks within seconds with a report, and the next run works at once."""
 
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -80,18 +81,16 @@ def run_signal(check, ranks, number, name):
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(ranks)))} if check.cuda else {}
     process, shown, started = check.start(command, environment)
     try:
-        os.set_blocking(process.stdout.fileno(), False)
-        seen, until = "", time.monotonic() + check.time_left(30)
+        seen, until = b"", time.monotonic() + check.time_left(30)
         while len(seen) < 4 and process.poll() is None and time.monotonic() < until:
-            seen += process.stdout.read() or ""
-            time.sleep(0.05)
+            if select.select([process.stdout], [], [], 0.2)[0]:
+                seen += os.read(process.stdout.fileno(), 4096)
         victims = rank_processes(process, check.binary)
         running = len(seen) >= 4 and len(victims) == ranks and process.poll() is None
         begin = time.monotonic()
         if running:
             os.kill(victims[-1], number)
     finally:
-        os.set_blocking(process.stdout.fileno(), True)
         done = communicate(process, shown, min(40, max(5, check.part_end - time.monotonic())), started)
     took = time.monotonic() - begin
     left = rank_processes(process, check.binary)

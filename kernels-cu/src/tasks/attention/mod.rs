@@ -66,7 +66,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     }
     let (qkv, cache, rope) = (&site.inputs[..3], &site.inputs[3], &site.inputs[4]);
     let dim = params.head_dim;
-    if dim == 0 || dim % 2 != 0 || dim > 256 {
+    if dim == 0 || !dim.is_multiple_of(2) || dim > 256 {
         return Err(format!("heads of {dim} elements; the GPU code takes even numbers up to 256"));
     }
     let [pages, planes, page_size, _] = cache.dims.map(u64::from);

@@ -1,0 +1,59 @@
+//! Proves that a model's kernel compiles for every architecture of the hardware table, with no GPU present, and that
+//! the second time nothing is compiled. Without CUDA's compiler these say so and pass; with `MPK_REQUIRE_CUDA=1`,
+//! which `scripts/test.sh` sets after it has installed one, they fail.
+
+use mpk_tests::Job;
+use mpk_tests::fixtures::Fixture;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+fn cubins(cache: &Path) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(cache.join("kernels")).expect("the cache");
+    let files = folder.map(|entry| entry.expect("an entry").path());
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "cubin")).collect()
+}
+
+fn compiles(architecture: &str, arguments: &[&str]) {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    // Few graph classes, so few specialised codes.
+    let model = Fixture::open("tiny").model().set("max_batch", 1);
+    let job = Job::alone()
+        .arg(model.path())
+        .args(arguments)
+        .arg("--compile-only")
+        .env("MPK_CACHE_DIR", &cache.path().to_string_lossy())
+        .timeout(Duration::from_secs(280));
+    let first = job.run();
+    if first.status == Some(3) && first.stderr.contains("scripts/setup.sh --cuda") {
+        let required = std::env::var_os("MPK_REQUIRE_CUDA").is_some();
+        assert!(!required, "MPK_REQUIRE_CUDA is set, but {}", first.stderr);
+        eprintln!("skipped: there is no CUDA compiler (scripts/setup.sh --cuda installs one)");
+        return;
+    }
+    let first = first.expect(0);
+    assert!(first.stdout.contains(architecture), "{}", first.stdout);
+    let [file] = &cubins(cache.path())[..] else { panic!("{:?}", cubins(cache.path())) };
+    assert!(std::fs::read(file).expect("a cubin").starts_with(b"\x7fELF"));
+    let modified = || file.metadata().and_then(|metadata| metadata.modified()).expect("a time");
+    let before = modified();
+    job.run().expect(0);
+    assert_eq!(modified(), before, "the second run compiled again");
+}
+
+#[test]
+fn ampere_one_rank() {
+    compiles("sm_80", &["--device", "a100", "--ranks", "1"]);
+}
+
+#[test]
+fn hopper_two_ranks_one_shot() {
+    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
+}
+
+#[test]
+fn blackwell_two_ranks_dynamic_copies() {
+    compiles(
+        "sm_100a",
+        &["--device", "b200", "--ranks", "2", "--allreduce", "copy-reduce", "--placement", "dynamic"],
+    );
+}
