@@ -82,7 +82,7 @@ impl Backend {
             Backend::Cuda(_, row, _) => {
                 // GPUs of one name may differ in multiprocessors: the least.
                 let least = u64::MAX - world.max(&[u64::MAX - u64::from(row.sms)])[0];
-                let row = Device { sms: least as u32, ..row.clone() };
+                let row = Device { sms: least as u32, ..*row };
                 together(world, cuda_target(&row, model))
             }
         }

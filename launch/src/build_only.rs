@@ -47,8 +47,8 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             (vec![parsed.graph], name)
         }
     };
-    let all =
-        build_verified(&ops, &kernels_cu::registry::registry(), &build_options(args, &model, ranks, target))?;
+    let options = build_options(args, &model, ranks, target);
+    let all = build_verified(&ops, &kernels_cu::registry::registry(), &options, None)?;
     if let Some(folder) = &args.emit_graph {
         emit(folder, &all, &main)?;
     }
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
 /// either the CPU target.
 fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     if let Some(name) = &args.device {
-        let row = target::device(name).cloned().ok_or_else(|| {
+        let row = target::device(name).copied().ok_or_else(|| {
             let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
             AppError::input(format!(
                 "--device {name}: not in the hardware table; it has {}",
@@ -91,7 +91,7 @@ fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     if let Ok(Found::Driver(driver)) = driver::find() {
         return Ok(Some(Gpu::open(driver, 0)?.row()?));
     }
-    let row = target::device("h200").cloned();
+    let row = target::device("h200").copied();
     tracing::info!("no GPU here: compiling for {}", row.as_ref().map_or("", |row| row.name));
     Ok(row)
 }

@@ -338,7 +338,7 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
     let sizes = model.sizes(&source.config)?;
     let row: Device = match gpus.first() {
         Some(gpu) => gpu.row()?,
-        None => target::device("h200").cloned().ok_or_else(|| AppError::failed("no row h200"))?,
+        None => target::device("h200").copied().ok_or_else(|| AppError::failed("no row h200"))?,
     };
     let target = cuda_target(&row, &model)?;
     let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, ranks, &target);

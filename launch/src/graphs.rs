@@ -2,7 +2,9 @@
 
 use crate::app_error::AppError;
 use crate::model_json;
+use crate::proofs::{Proofs, WORTHWHILE_TASKS};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 use taskgraph::builder::{BuildOptions, Builder, build_rank};
 use taskgraph::digest::digest;
 use taskgraph::verify::verify_succession;
@@ -40,11 +42,12 @@ pub fn build_one(
 }
 
 /// The graphs of all ranks, verified each by itself and in succession. What was done otherwise than asked is logged,
-/// once for all graphs.
+/// once for all graphs. What `proofs` know is not verified again.
 pub fn build_verified(
     ops: &[OpGraph],
     registry: &Registry,
     options: &BuildOptions,
+    proofs: Option<&Proofs>,
 ) -> Result<Vec<RankGraphs>, AppError> {
     let mut notes = BTreeSet::new();
     let all = ops
@@ -60,7 +63,22 @@ pub fn build_verified(
         tracing::warn!("--debug-unprotected: the graphs are not verified");
         return Ok(all);
     }
+    let tasks: usize = all.iter().flatten().map(|graph| graph.tasks.len()).sum();
+    let proofs = proofs.filter(|_| tasks >= WORTHWHILE_TASKS);
+    let digests: Vec<u64> = match proofs {
+        Some(_) => all.iter().flat_map(|graphs| digests(graphs)).collect(),
+        None => Vec::new(),
+    };
+    if proofs.is_some_and(|proofs| proofs.has(&digests)) {
+        tracing::info!("{tasks} tasks: verified in an earlier run");
+        return Ok(all);
+    }
+    let begin = Instant::now();
     verify_succession(&all).map_err(|v| violations("task graphs", &v))?;
+    if let Some(proofs) = proofs {
+        tracing::info!("{tasks} tasks verified: {:.2} s", begin.elapsed().as_secs_f64());
+        proofs.add(&digests);
+    }
     Ok(all)
 }
 

@@ -38,6 +38,7 @@ pub mod model_json;
 pub mod model_source;
 pub mod output;
 pub mod prompts;
+pub mod proofs;
 pub mod random_weights;
 pub mod session;
 pub mod tokenizer;

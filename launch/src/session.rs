@@ -12,6 +12,7 @@ use crate::model_json::{ModelJson, Sizes};
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
+use crate::proofs::Proofs;
 use crate::tokenizer::Tokenizer;
 use crate::user_graph;
 use distributed::affinity::Cores;
@@ -190,7 +191,8 @@ pub fn build_together(
 ) -> Result<Vec<TaskGraph>, Exit> {
     let registry = kernels_cu::registry::registry();
     let built = if world.rank() == 0 {
-        build_verified(ops, &registry, options).map(|all| {
+        let proofs = Proofs::from_environment();
+        build_verified(ops, &registry, options, proofs.as_ref()).map(|all| {
             let expected: Vec<u64> = (0..options.world as usize)
                 .flat_map(|r| all.iter().map(move |g| taskgraph::digest::digest(&g[r])))
                 .collect();

@@ -154,7 +154,7 @@ pub fn hardware_row(
     let known = DEVICES.iter().find(|d| name.contains(d.driver_name) && d.architecture == architecture);
     Some(match known {
         // Some models of a name have fewer multiprocessors; what the device says counts.
-        Some(row) => Device { sms, shared_memory, l2, ..row.clone() },
+        Some(row) => Device { sms, shared_memory, l2, ..*row },
         None => {
             // The table's rows have names that live as long as the program; so has this one, made once.
             let name: &'static str = Box::leak(name.to_string().into_boxed_str());

@@ -25,7 +25,7 @@ use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig};
 use std::sync::Arc;
 use std::time::Instant;
 use taskgraph::Placement;
-use taskgraph::task_graph::{TaskGraph, TensorEntry};
+use taskgraph::task_graph::{Task, TaskGraph, TensorEntry};
 
 /// Trace memory of a rank at most, bytes.
 const TRACE_BYTES: u64 = 512 << 20;
@@ -138,6 +138,7 @@ impl CudaRank {
         let me = world.rank();
         let context = machine.context.clone();
         let heap_layout = HeapLayout::agree(world, &graphs);
+        agreed(world, check_limits(&graphs))?;
         let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
         let schedulers = match graphs.first().map(|g| g.placement) {
@@ -186,7 +187,9 @@ impl CudaRank {
             let ready = unsafe { nvshmem.culibrary_init(library.raw().cast()) };
             agreed(world, ready.map_err(Error::from))?;
         }
-        let launcher = Launcher::agree(world, heap.nvshmem(), code.collective, code.shim.as_ref());
+        // NVSHMEM's collective launch wants all PEs' kernels on the device at once.
+        let collective = code.collective && machine.sharing == 1;
+        let launcher = Launcher::agree(world, heap.nvshmem(), collective, code.shim.as_ref());
         tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", begin.elapsed().as_secs_f64());
 
         let begin = Instant::now();
@@ -411,6 +414,31 @@ pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
     let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
     let budget = budget(&layout, heap.bytes, world, &Scratch::new(graphs), workers, 0);
     Ok((budget.total(), budget.to_string()))
+}
+
+/// Refuses what does not fit in the kernel's shared memory (kernels-cu/src/gpu/config.cuh).
+fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
+    /// `kSlotOperands`.
+    const OPERANDS: u32 = 12;
+    /// `kMostRanks`.
+    const DYNAMIC_RANKS: u32 = 64;
+    for graph in graphs {
+        let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
+        let count = |task: &Task| u32::from(task.num_inputs) + u32::from(task.num_outputs);
+        if let Some(task) = graph.tasks.iter().find(|task| count(task) > OPERANDS) {
+            return Err(problem(format!(
+                "a task of {} has {} operands, on a GPU {OPERANDS} are possible",
+                graph.type_name(task),
+                count(task)
+            )));
+        }
+        if graph.placement == Placement::Dynamic && graph.world > DYNAMIC_RANKS {
+            return Err(problem(format!(
+                "dynamic placement on GPUs takes {DYNAMIC_RANKS} ranks at most; use --placement static"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Loads the cubin and checks that the kernel can run.

@@ -15,8 +15,11 @@ use std::sync::Arc;
 /// Bytes that NVSHMEM takes of the heap for itself, and what alignment may cost.
 const SLACK: u64 = 64 << 20;
 
-/// Granularity of device memory: NVSHMEM rounds its heap to it.
-const GRANULE: u64 = 2 << 20;
+/// NVSHMEM maps its heap in pieces of this size (its NVSHMEM_CUMEM_GRANULARITY).
+const GRANULE: u64 = 512 << 20;
+
+/// Alignment of the heap's part that is ours.
+const ALIGN: usize = 4096;
 
 /// How ranks write to each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -108,7 +111,7 @@ impl SymmetricHeap {
         agreed(world, check_ranks(&library, world))?;
         // NVSHMEM may have changed it.
         context.make_current()?;
-        let address = library.align(GRANULE as usize, options.bytes.max(1) as usize).map_err(Error::from);
+        let address = library.align(ALIGN, options.bytes.max(1) as usize).map_err(Error::from);
         let address = agreed(world, address)?;
         let base = address.as_ptr() as u64;
         // SAFETY: this rank's own part of the heap; no peer writes to it before the agreement below.
@@ -170,7 +173,7 @@ fn load(options: &HeapOptions) -> Result<Nvshmem> {
 
 /// Bytes that a heap of `bytes` needs in all.
 pub(crate) fn heap_bytes(bytes: u64) -> u64 {
-    bytes.next_multiple_of(GRANULE) + SLACK
+    (bytes + SLACK).next_multiple_of(GRANULE)
 }
 
 /// Sets what NVSHMEM reads from the environment, unless the user did.
@@ -263,8 +266,9 @@ mod tests {
 
     #[test]
     fn the_heap_has_room_for_nvshmems_own() {
-        assert_eq!(heap_bytes(0), SLACK);
-        assert_eq!(heap_bytes(1), GRANULE + SLACK);
-        assert!(heap_bytes(5 << 30) >= (5 << 30) + SLACK);
+        for bytes in [0, 1, GRANULE - SLACK, GRANULE, 5 << 30] {
+            let whole = heap_bytes(bytes);
+            assert!(whole >= bytes + SLACK && whole.is_multiple_of(GRANULE) && whole < bytes + 2 * GRANULE);
+        }
     }
 }
