@@ -90,9 +90,6 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
   context.status = &rank->status[worker];
   context.work = work_area();
   context.scratch = rank->scratch[worker];
-  context.thread = threadIdx.x;
-  context.warp = threadIdx.x / 32;
-  context.lane = threadIdx.x % 32;
   int code = MPK_OK;
   for (SlotPlace place;; place.next()) {
     /* The fetch warp always comes: with a task, or with a stop. */
@@ -100,6 +97,11 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     const TaskSlot& slot = shared.slots[place.index];
     if (slot.kind == kSlotStop) break;
     context.slot = &slot;
+    /* Read anew for each task: what follows from it alone, in all codes, would otherwise be computed before the loop and
+     * kept in registers, which the codes need. */
+    asm volatile("mov.u32 %0,%%tid.x;" : "=r"(context.thread));
+    context.warp = context.thread / 32;
+    context.lane = context.thread % 32;
     if (context.thread == 0) {
       report(&context.status->task, slot.task_index);
       report(&context.status->graph, slot.graph_index);

@@ -106,8 +106,8 @@ pub struct KernelConfig {
 impl KernelConfig {
     /// The tuned shape.
     pub fn new(architecture: Architecture) -> Self {
-        let stages = if architecture == Architecture::Sm80 { 8 } else { 16 };
-        let stage_bytes = 8 << 10;
+        let stages = 8;
+        let stage_bytes = if architecture == Architecture::Sm80 { 8 << 10 } else { 16 << 10 };
         let shared_bytes = architecture.shared_memory().saturating_sub(LIBRARY_BYTES);
         KernelConfig {
             block_threads: 12 * 32,

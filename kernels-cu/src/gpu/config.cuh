@@ -34,13 +34,13 @@ constexpr uint32_t kStageArrivals = 32;
 
 /* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together well under the L2 cache. */
 #ifndef MPK_PREFETCH_STAGES
-#define MPK_PREFETCH_STAGES 20
+#define MPK_PREFETCH_STAGES (160 * 1024 / MPK_STAGE_BYTES)
 #endif
 constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
 /* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor, since requests
  * beyond that only queue up in front of others' flags. */
 #ifndef MPK_PREFETCH_CYCLES
-#define MPK_PREFETCH_CYCLES 420
+#define MPK_PREFETCH_CYCLES (MPK_STAGE_BYTES / 20)
 #endif
 
 /* Slots of an iteration whose numbers are kept in shared memory. */

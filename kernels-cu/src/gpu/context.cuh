@@ -72,8 +72,9 @@ class Context {
     *const_cast<volatile int32_t*>(&shared_state().code) = code;
   }
 
-  /* All compute threads: until every event that the task depends on is ready. Also a barrier. */
-  __device__ int wait_inputs();
+  /* All compute threads: until every event that the task depends on is ready. Also a barrier. `loads_under_way`: the task
+   * has begun loads that it does not need yet. */
+  __device__ int wait_inputs(bool loads_under_way = false);
 
   /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
    * failure, which `fail` notes, any value. */
@@ -102,13 +103,14 @@ __device__ __forceinline__ uint8_t* row_address(const mpk_operand& view, uint32_
 constexpr uint32_t kQuickPolls = 512;
 
 /* The slow end of wait_inputs, for one lane: bounded. */
-__device__ __noinline__ int wait_event_slowly(const mpk_rank* rank, mpk_status* status, const TaskSlot* slot, uint32_t dependency) {
+__device__ __forceinline__ int wait_event_slowly(const mpk_rank* rank, mpk_status* status, const TaskSlot* slot, uint32_t dependency) {
   const mpk_dependency& d = slot->graph->dependencies[slot->task.first_dependency + dependency];
   return event_wait(rank, slot->graph, d.event, slot->epoch, d.epochs_back, status);
 }
 
-__device__ inline int Context::wait_inputs() {
-  if (warp == 0) {
+__device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
+  /* Not the warp that triggers the last task's event at this time: a release takes most of a microsecond. */
+  if (warp == kComputeWarps - 1) {
     const uint32_t count = slot->num_waits;
     uint64_t wanted = 0;
     const uint64_t* counter = nullptr;
@@ -117,20 +119,26 @@ __device__ inline int Context::wait_inputs() {
       counter = slot->waits[lane].counter;
     }
     bool missing = lane < count;
+    /* Acquire, system scope where a peer may have triggered: the event's own test (event.h) knows; here the wider scope
+     * serves both. Pairs with the triggers' release. Each acquire empties the first-level cache, under the loads that are
+     * under way: then it is only the last of the polls. */
     for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
-      /* Acquire, system scope where a peer may have triggered: the event's own test (event.h) knows; here the wider
-       * scope serves both. Pairs with the triggers' release. */
-      if (missing) missing = platform::load<platform::Scope::kSystem>(counter, platform::kAcquire) < wanted;
+      if (missing) {
+        missing = (loads_under_way ? platform::load<platform::Scope::kSystem>(counter, platform::kRelaxed)
+                                   : platform::load<platform::Scope::kSystem>(counter, platform::kAcquire)) < wanted;
+      }
       if (!__any_sync(0xFFFFFFFFu, missing)) break;
     }
+    if (loads_under_way && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
     int code = MPK_OK;
     if (missing) code = wait_event_slowly(rank, status, slot, lane);
     for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32) code = wait_event_slowly(rank, status, slot, d);
     if (code != MPK_OK) fail(code);
-    if (lane == 0 && rank->trace != nullptr) ready_ns = platform::clock_ns();
     __syncwarp();
   }
-  return sync();
+  const int code = sync();
+  if (thread == 0 && rank->trace != nullptr) ready_ns = platform::clock_ns();
+  return code;
 }
 
 __device__ __noinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_status* status, const uint64_t* word, uint32_t epoch, int* code) {

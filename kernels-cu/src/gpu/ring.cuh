@@ -32,22 +32,22 @@ class Loader {
   __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {
     Shared& shared = shared_state();
     if (prefetches_) return prefetch(shared, source, bytes);
-    if (kStagesInFlight < kStages) {
-      if (in_flight_ == kStagesInFlight) {
-        while (!mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity)) {}
-        oldest_.next();
-      } else {
-        ++in_flight_;
-      }
-    }
-    /* The stage's use before this one has the other parity; before its first use this is true at once. */
-    if (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
+    /* Two tests at once: that few enough copies are in flight, and that the stage is free. The stage's use before this one
+     * has the other parity; before its first use the test is true. */
+    const bool capped = kStagesInFlight < kStages && in_flight_ == kStagesInFlight;
+    bool arrived = !capped || mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity);
+    bool free = mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1);
+    if (!free) {
       poke(shared.ring_is_full, 1u);
-      while (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
-        if (peek(shared.left) != 0) return false;
+      while (!free) {
+        free = mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1);
+        if (!free && peek(shared.left) != 0) return false;
       }
       poke(shared.ring_is_full, 0u);
     }
+    while (!arrived) arrived = mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity);
+    if (capped) oldest_.next();
+    else ++in_flight_;
     poke(shared.streamed, ++count_);
     uint64_t* full = &shared.stage_full[place_.stage];
     uint8_t* to = stage_at(place_.stage);

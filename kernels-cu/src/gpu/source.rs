@@ -99,7 +99,7 @@ mod tests {
         let text = source(&codes, &options);
         for wanted in [
             "#define MPK_NVSHMEM 1\n",
-            "#define MPK_STAGES 16\n",
+            "#define MPK_STAGES 8\n",
             "#define MPK_DEBUG_X 1\n",
             "using Code1 = A<2>;\n",
             "MPK_DISPATCH int run_code(uint32_t code, Context& context) {\n  switch (code) {\n    case 0: return Code0::run(context);",

@@ -118,7 +118,7 @@ struct Attention : TaskCode {
       tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
       if (pass == 0) {
         rows.hint(context);
-        const int code = context.wait_inputs();
+        const int code = context.wait_inputs(true);
         if (code != MPK_OK) return code;
         rows.append_values(context);
       }
