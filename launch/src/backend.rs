@@ -114,9 +114,15 @@ impl Backend {
                 Ok(Rank::Cpu(Box::new(together(world, rank)?)))
             }
             Backend::Cuda(machine, row, _) => {
+                // Before the compiler is asked, which may take long.
+                together(world, machine.check(world, &graphs, options).map_err(AppError::from))?;
+                let begin = Instant::now();
                 let code = code(world, args, &row, &graphs)?;
+                let took = begin.elapsed();
                 let rank = CudaRank::new(world, *machine, code, graphs, plan, options);
-                Ok(Rank::Cuda(Box::new(together(world, rank.map_err(AppError::from))?)))
+                let mut rank = together(world, rank.map_err(AppError::from))?;
+                rank.add_compile_time(took);
+                Ok(Rank::Cuda(Box::new(rank)))
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::graphs::{self, build_one, build_verified, digests};
 use crate::logging::is_first_rank;
 use crate::model_json::{ModelJson, Sizes};
 use crate::model_source::{Model, ModelSource};
-use crate::output::{Streamer, json_object};
+use crate::output::{Start, Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
 use crate::proofs::Proofs;
 use crate::tokenizer::Tokenizer;
@@ -38,8 +38,8 @@ pub struct Finished<'a> {
     pub ranks: u32,
     /// The requests.
     pub requests: &'a [Request],
-    /// Time until the launch.
-    pub load: Duration,
+    /// What the start took.
+    pub start: Start,
 }
 
 /// Makes the line that is printed instead of text or the JSON object of `--json`.
@@ -176,7 +176,7 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
 /// How the graphs of a run are built.
 pub fn build_options(args: &Args, model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
     BuildOptions {
-        protected: !args.debug_unprotected,
+        protected: !args.unprotected(),
         placement: graphs::placement(model.runtime.placement),
         allreduce: graphs::allreduce(model.runtime.allreduce),
         ..BuildOptions::new(ranks, target)
@@ -341,8 +341,13 @@ fn generate(
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
     let values = ModelValues { config: &source.config, weights: &source.weights };
     let filled = load(world, &mut rank, threads, &values);
-    together(world, filled)?;
-    let load = begin.elapsed();
+    let weights = together(world, filled)?;
+    let start = Start {
+        load: begin.elapsed(),
+        compile: rank.compile_time(),
+        weights,
+        weights_bytes: world.all_gather(rank.constant_bytes()).iter().sum(),
+    };
 
     let mut streamer = (world.rank() == 0 && !args.json && report.is_none())
         .then(|| Streamer::new(source.tokenizer.as_ref(), requests.len(), &eos));
@@ -352,7 +357,7 @@ fn generate(
         }
     })?;
     together(world, same_on_all_ranks(world, &rank, requests.len()))?;
-    let done = Finished { rank: &rank, ranks: world.size(), requests: &requests, load };
+    let done = Finished { rank: &rank, ranks: world.size(), requests: &requests, start };
     let finished = match (streamer.and_then(Streamer::error), report) {
         (Some(error), _) => Err(error),
         (None, Some(report)) if world.rank() == 0 => report(&done).and_then(|line| print_line(&line)),
@@ -368,7 +373,7 @@ fn generate(
         if steps > 0 {
             tracing::info!(
                 "loaded in {:.2} s, prefill {:.3} s, {steps} decode steps at {:.3} ms",
-                load.as_secs_f64(),
+                start.load.as_secs_f64(),
                 timing.prefill.as_secs_f64(),
                 1000.0 * timing.decode.as_secs_f64() / steps as f64
             );
@@ -383,17 +388,17 @@ fn json_report(done: &Finished<'_>, tokenizer: Option<&Tokenizer>) -> Result<Str
     let rank = done.rank;
     let outputs: Vec<_> = (0..done.requests.len()).map(|index| rank.request_output(index)).collect();
     let (backend, timing) = (rank.backend(), rank.timing());
-    let object = json_object(backend, done.ranks, done.requests, &outputs, tokenizer, done.load, timing)?;
+    let object = json_object(backend, done.ranks, done.requests, &outputs, tokenizer, &done.start, timing)?;
     Ok(object.to_string())
 }
 
-/// Fills weights with a progress bar on a terminal (rank 0's share stands for all).
+/// Fills weights with a progress bar on a terminal (rank 0's share stands for all); gives the time that it took.
 pub fn load(
     world: &World,
     rank: &mut Rank,
     threads: usize,
     source: &impl TensorSource<Error = AppError>,
-) -> Result<(), AppError> {
+) -> Result<Duration, AppError> {
     let begin = Instant::now();
     let bar = if world.rank() == 0 && std::io::stderr().is_terminal() {
         ProgressBar::new(rank.constant_bytes())
@@ -407,9 +412,10 @@ pub fn load(
     }
     let result = rank.fill(threads, source, |bytes| bar.inc(bytes));
     bar.finish_and_clear();
-    let (bytes, took) = (rank.constant_bytes() as f64, begin.elapsed().as_secs_f64());
-    tracing::info!("weights: {:.3} GB in {took:.2} s, {:.2} GB/s", bytes / 1e9, bytes / 1e9 / took.max(1e-9));
-    result
+    let took = begin.elapsed();
+    let (bytes, seconds) = (rank.constant_bytes() as f64 / 1e9, took.as_secs_f64());
+    tracing::info!("weights: {bytes:.3} GB in {seconds:.2} s, {:.2} GB/s", bytes / seconds.max(1e-9));
+    result.map(|()| took)
 }
 
 /// Collective: runs the kernel. A run that ends early prints this rank's report; ranks that no longer answer are

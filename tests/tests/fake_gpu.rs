@@ -183,6 +183,9 @@ fn both_placements_and_traces_run() {
         let found = run.arg("--trace").arg(&trace).run_json();
         assert_eq!((&found.backend[..], &found.requests[0].tokens[..]), ("cuda", &[1, 2, 3, 4][..]));
         assert!(trace.is_file());
+        let timing = &found.timing;
+        assert!(timing.compile_s.is_some() && timing.weights_s.is_some(), "{timing:?}");
+        assert!(timing.weights_bytes.is_some_and(|bytes| bytes > 10_000), "{timing:?}");
     }
     // Asked for, the CPU is taken although there is a GPU.
     assert_eq!(job(&model).args(["--backend", "cpu"]).run_json().backend, "cpu");

@@ -23,7 +23,7 @@ use crate::world::World;
 use kernels_cu::abi;
 use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use taskgraph::Placement;
 use taskgraph::task_graph::{Task, TaskGraph, TensorEntry};
 
@@ -66,13 +66,16 @@ impl Machine {
         let gpus = agreed(world, gpus)?;
         let count = gpus.len() as u32;
         let ordinal = world.node_rank() % count;
-        let sharing = (0..world.node_size()).filter(|rank| rank % count == ordinal).count() as u32;
-        let used = &gpus[..(world.node_size().min(count)) as usize];
-        let reach = used.iter().try_fold(true, |all, from| {
-            used.iter().try_fold(all, |all, to| Ok::<_, Error>(all && from.reaches(to)?))
+        // Launchers may show each rank other GPUs, so their numbers do not tell which ones are the same.
+        let all = world.all_gather(gpus[ordinal as usize].identity);
+        let sharing = all.iter().filter(|&&gpu| gpu == all[world.rank() as usize]).count() as u32;
+        let reach = gpus.iter().filter(|gpu| all.contains(&gpu.identity)).try_fold(true, |every, from| {
+            let used = gpus.iter().filter(|gpu| all.contains(&gpu.identity));
+            used.fold(Ok(every), |every: Result<bool>, to| Ok(every? && from.reaches(to)?))
         });
         let reach = agreed(world, reach)?;
-        let local = world.node_size() == world.size() && reach;
+        let seen = all.iter().all(|identity| gpus.iter().any(|gpu| gpu.identity == *identity));
+        let local = world.node_size() == world.size() && reach && seen;
         let context = agreed(world, Context::new(gpus[ordinal as usize].clone()))?;
         if sharing > 1 {
             tracing::warn!(
@@ -81,6 +84,32 @@ impl Machine {
         }
         Ok(Machine { context, sharing, local, transport, bootstrap })
     }
+}
+
+impl Machine {
+    /// Collective: whether the GPU has what `graphs` need, the cubin aside.
+    ///
+    /// # Errors
+    /// Too little memory; graphs that the kernel can't run.
+    pub fn check(&self, world: &World, graphs: &[TaskGraph], options: &RunOptions) -> Result<()> {
+        let heap = HeapLayout::agree(world, graphs);
+        agreed(world, check_limits(graphs))?;
+        let layout = agreed(world, TensorLayout::new(graphs, &heap))?;
+        let workers = graphs.first().map_or(1, |g| g.workers);
+        let record = size_of::<abi::mpk_trace_record>() as u64;
+        let trace = trace_capacity(options, workers) * record * u64::from(workers);
+        let budget = budget(&layout, heap.bytes, world.size(), &Scratch::new(graphs), workers, trace);
+        let free = agreed(world, self.context.free_memory())?;
+        // Nobody takes memory before all have looked how much there is.
+        world.barrier();
+        agreed(world, budget.check(&self.context, self.sharing, free))
+    }
+}
+
+/// Trace records that are kept for each worker.
+fn trace_capacity(options: &RunOptions, workers: u32) -> u64 {
+    let record = size_of::<abi::mpk_trace_record>() as u64;
+    if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 }
 }
 
 /// What the GPU executes.
@@ -110,7 +139,7 @@ pub struct CudaRank {
     pub(super) watch: Stream,
     pub(super) host_abort: PinnedBuffer,
     pub(super) snapshot: PinnedBuffer,
-    pub(super) deadline: std::time::Duration,
+    pub(super) deadline: Duration,
     weight_kernels: WeightKernels,
     trace_capacity: u64,
     trace: DeviceBuffer,
@@ -119,6 +148,7 @@ pub struct CudaRank {
     library: Library,
     pub(super) heap: SymmetricHeap,
     pub(super) machine: Machine,
+    compile_time: Duration,
 }
 
 impl CudaRank {
@@ -138,7 +168,6 @@ impl CudaRank {
         let me = world.rank();
         let context = machine.context.clone();
         let heap_layout = HeapLayout::agree(world, &graphs);
-        agreed(world, check_limits(&graphs))?;
         let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
         let schedulers = match graphs.first().map(|g| g.placement) {
@@ -147,15 +176,8 @@ impl CudaRank {
         };
         let scratch = Scratch::new(&graphs);
         let record = size_of::<abi::mpk_trace_record>() as u64;
-        let trace_capacity =
-            if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 };
-
+        let trace_capacity = trace_capacity(options, workers);
         let trace_bytes = trace_capacity * record * u64::from(workers);
-        let budget = budget(&layout, heap_layout.bytes, world.size(), &scratch, workers, trace_bytes);
-        let free = agreed(world, context.free_memory())?;
-        // Nobody takes memory before all have looked how much there is.
-        world.barrier();
-        agreed(world, budget.check(&context, machine.sharing, free))?;
 
         let begin = Instant::now();
         let stream = agreed(world, Stream::new(&context))?;
@@ -190,7 +212,8 @@ impl CudaRank {
         // NVSHMEM's collective launch wants all PEs' kernels on the device at once.
         let collective = code.collective && machine.sharing == 1;
         let launcher = Launcher::agree(world, heap.nvshmem(), collective, code.shim.as_ref());
-        tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", begin.elapsed().as_secs_f64());
+        let compile_time = begin.elapsed();
+        tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", compile_time.as_secs_f64());
 
         let begin = Instant::now();
         let memory = || -> Result<_> {
@@ -297,7 +320,18 @@ impl CudaRank {
             library,
             heap,
             machine,
+            compile_time,
         })
+    }
+
+    /// From the task graphs to the loaded cubin.
+    pub fn compile_time(&self) -> Duration {
+        self.compile_time
+    }
+
+    /// Adds what was done before [`CudaRank::new`].
+    pub fn add_compile_time(&mut self, time: Duration) {
+        self.compile_time += time;
     }
 
     /// Fills weights and constants, with `threads` threads that read; `done` gets the bytes of tensors finished.
