@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import models
-from common import Job, communicate, parsed, session_processes
+from common import Job, parsed, session_processes
 
 SOON = 15.0  # seconds from the fault, with a deadline of DEADLINE
 DEADLINE = 2.0
@@ -79,7 +79,8 @@ def run_signal(check, ranks, number, name):
     # Without --json the text streams, which tells that the kernel runs.
     command = [part for part in check.mpk_run(job) if part != "--json"]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(ranks)))} if check.cuda else {}
-    process, shown, started = check.start(command, environment)
+    started = check.start(command, environment)
+    process = started[0]
     try:
         seen, until = b"", time.monotonic() + check.time_left(30)
         while len(seen) < 4 and process.poll() is None and time.monotonic() < until:
@@ -91,7 +92,7 @@ def run_signal(check, ranks, number, name):
         if running:
             os.kill(victims[-1], number)
     finally:
-        done = communicate(process, shown, min(40, max(5, check.part_end - time.monotonic())), started)
+        done = check.finish(started, min(40, max(5, check.part_end - time.monotonic())))
     took = time.monotonic() - begin
     left = rank_processes(process, check.binary)
     right = running and not done.timed_out and done.status != 0 and took < SOON and not left and "panicked" not in done.stderr

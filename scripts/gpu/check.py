@@ -4,6 +4,7 @@
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -94,18 +95,22 @@ def main():
     described = environment.describe(binary)
     say(f"{gpus} GPUs, seed {seed}, parts: {', '.join(chosen)}")
     report = check.out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu_check: ended from outside"))
     try:
         if "compile" in chosen:
             others = [name for name in PARTS if name in chosen] or list(PARTS)
             run_part(check, "compile", lambda: compiling.run(
                 check, [job for name in others for job in PARTS[name][0].jobs(check)]), 560)
         if chosen != ["compile"] and (options.only == "" or "compile" not in chosen):
+            if cuda and "start" in chosen and len(chosen) > 1:
+                start.begin_cold(check)
             for name in [name for name in PARTS if name in chosen]:
                 part, one, several = PARTS[name]
                 limit = (one if gpus == 1 else several) * (1 if cuda else 4)
                 run_part(check, name, lambda part=part: part.run(check), limit)
                 report = check.write(described, sys.argv[1:], time.monotonic() - started)
     finally:
+        check.end_all()
         report = check.write(described, sys.argv[1:], time.monotonic() - started)
         if not options.work:
             shutil.rmtree(work, ignore_errors=True)

@@ -155,7 +155,8 @@ class Check:
     commands: list = field(default_factory=list)
     part: str = ""
     part_end: float = 0.0
-    background: dict = field(default_factory=dict)
+    background: dict = field(default_factory=dict)  # what one part leaves to another
+    running: set = field(default_factory=set)
 
     def __post_init__(self):
         self.lock = threading.Lock()
@@ -213,16 +214,30 @@ class Check:
         process = subprocess.Popen(parts, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True, errors="replace", cwd=cwd, start_new_session=True,
                                    env={**os.environ, **(environment or {})})
+        self.running.add(process)
         return process, shown, time.monotonic()
+
+    def finish(self, started, timeout):
+        """Waits for what `start` gave; ends it after `timeout` seconds."""
+        process, shown, begin = started
+        try:
+            return communicate(process, shown, timeout, begin)
+        finally:
+            self.running.discard(process)
+
+    def end_all(self):
+        """Ends everything that still runs."""
+        for process in list(self.running):
+            end_session(process)
 
     def command(self, parts, timeout=60, environment=None, cwd=None):
         """Runs a command to its end."""
         limit = self.time_left(timeout)
         try:
-            process, shown, started = self.start(parts, environment, cwd)
+            started = self.start(parts, environment, cwd)
         except OSError as error:
             return Done(str(parts[0]), 127, "", f"error: {error}", 0.0)
-        return communicate(process, shown, limit, started)
+        return self.finish(started, limit)
 
     # mpk-run
 

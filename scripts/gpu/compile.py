@@ -10,13 +10,13 @@ def run(check, jobs):
     """Compiles the code of all jobs; equal models and options are compiled once."""
     needed = {}
     for job in jobs:
-        needed.setdefault((str(job.model), job.ranks, *job.shape_options()), job)
+        needed.setdefault((str(job.model), job.ranks, *job.shape_options(), *job.environment), job)
 
     def one(job):
         command = [check.binary, job.model, "--ranks", job.ranks, "--device", "h200", "--compile-only",
                    *job.shape_options()]
         try:
-            return job, check.command(command, timeout=300)
+            return job, check.command(command, 300, dict(job.environment))
         except OutOfTime:
             return job, None
 

@@ -7,14 +7,15 @@ it may differ where the margin is below 0.15; the comparison of that request end
 """
 
 import json
-import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import models
-from common import REPOSITORY, Done, Job, communicate, covering, every_choice, parsed, say
+from common import REPOSITORY, Job, covering, every_choice, parsed, say
 
 CLEAR_WINNER = 0.15
 SHORT = 6  # new tokens where ranks share a GPU
+HUGGINGFACE_LIMIT = 130
 LARGE_SIZES = {"max_batch": 4, "max_seq_len": 512, "page_size": 64}
 LARGE_SHAPE = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
                "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
@@ -137,14 +138,22 @@ def jobs(check):
 
 
 def start_huggingface(check):
-    """Starts transformers on the last GPU; it runs beside what is not timed."""
+    """Starts transformers, on a GPU of its own where there are several; gives its folder and a way to wait for it."""
     folder = check.work / "huggingface"
     device = "cuda" if check.cuda else "cpu"
     command = [sys.executable, REPOSITORY / "scripts/gpu/huggingface.py", "--device", device, "--out", folder,
                "--large", "full" if check.cuda else "small", "--seed", check.seed]
-    environment = {"CUDA_VISIBLE_DEVICES": str(check.gpus - 1)} if check.cuda else {}
-    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    return folder, check.start(command, environment)
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    own = 1 if check.gpus > 1 else 0
+    limit = check.time_left(HUGGINGFACE_LIMIT)
+
+    def run(environment):
+        return check.finish(check.start(command, {"CUDA_VISIBLE_DEVICES": "0"} | environment | quiet), limit)
+
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(check.on_gpus, own, run) if own else pool.submit(run, {})
+    pool.shutdown(wait=False)
+    return folder, future.result
 
 
 def run_compared(check, work, document_of, trained_of, timeout):
@@ -195,14 +204,12 @@ def report_huggingface(check, folder, done):
 
 def run(check):
     """All comparisons."""
-    folder, started = start_huggingface(check)
-    run_compared(check, fixture_jobs(check), models.expected, lambda name: name == "tiny", 45)
-    try:
-        limit = check.time_left(150)
-    except Exception:
-        limit = 1
+    folder, wait = start_huggingface(check)
+    # Those that need few GPUs go first, while transformers has one.
+    run_compared(check, sorted(fixture_jobs(check), key=lambda work: work[2].ranks), models.expected,
+                 lambda name: name == "tiny", 45)
     say("waiting for transformers")
-    done: Done = communicate(started[0], started[1], limit, started[2])
+    done = wait()
     report_huggingface(check, folder, done)
     large = folder / "large"
     if not (large / "expected.json").exists():
@@ -225,8 +232,3 @@ def run(check):
     jobs_of_large = large_jobs(check, model) if check.cuda else [
         Job(model, n, logprobs=models.LOGPROBS, **choice) for n in (1, 2) for choice in covering(n)]
     run_compared(check, [("large", steps, job) for job in jobs_of_large], lambda _: document, lambda _: False, 60)
-
-
-def clean(check):
-    """Removes the large model's files once no part needs them."""
-    shutil.rmtree(check.work / "huggingface", ignore_errors=True)

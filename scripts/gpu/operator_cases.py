@@ -4,6 +4,7 @@ that graphs of different row counts hold different ones and each compiles in rea
 import numpy as np
 
 import reference as ref
+from op_graph import array
 
 DTYPES = ["bf16", "f16", "f32"]
 # k, n of a weight: odd, tiny, wide and long ones
@@ -195,6 +196,6 @@ def check_sampling(found, logits, top_k, names):
     highest = logits.max(axis=1, keepdims=True)
     total = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
     wanted = np.take_along_axis(logits, order[:, :top_k], axis=1) - total
-    logprobs = np.array(found[names[2]]["values"]).reshape(wanted.shape)
-    share = float((np.abs(logprobs - wanted) / (2e-5 * (1 + np.abs(wanted)))).max())
+    logprobs = array(found[names[2]])
+    share = float(np.nan_to_num(np.abs(logprobs - wanted) / (2e-5 * (1 + np.abs(wanted))), nan=np.inf).max())
     return (None if share <= 1 else f"log-probabilities are {share:.1f} times as far off as they may be"), share

@@ -1,4 +1,4 @@
-/* The compute warps and the loader warp: both take the slots in order, the loader ahead of the others. */
+/* The compute warps, the loader and the prefetch warp: all take the slots in order, the latter two ahead of the first. */
 #pragma once
 
 #include "slots.cuh"
@@ -17,12 +17,12 @@ struct SlotPlace {
   }
 };
 
-__device__ inline void load_loop(uint32_t lane) {
+__device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
   if (lane != 0) return; /* one thread starts bulk copies */
 #endif
   Shared& shared = shared_state();
-  Loader loader(lane);
+  Loader loader(lane, prefetches);
   bool go_on = true;
   for (SlotPlace place; go_on; place.next()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
@@ -36,7 +36,7 @@ __device__ inline void load_loop(uint32_t lane) {
 #endif
     if (lane == 0) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
-  loader.drain();
+  if (!prefetches) loader.drain();
 }
 
 /* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */

@@ -26,8 +26,10 @@ struct FetchedIteration {
   uint64_t batch_hash = 0;
   bool dynamic = false;
 
-  /* For a worker that owes this iteration a task (publication.h). */
-  __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration) {
+  /* For a worker that owes this iteration a task (publication.h). All tasks of earlier iterations are over, so nobody
+   * reads the block's copies while they are written; the next slot's barrier hands them over. */
+  __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
+    Shared& shared = shared_state();
     graph = rank->graphs + graph_index;
     tasks = graph->tasks;
     operands = graph->operands;
@@ -44,6 +46,15 @@ struct FetchedIteration {
     num_samples = batch->num_samples;
     num_active = batch->num_active;
     batch_hash = batch->hash;
+    static_assert(sizeof(mpk_batch) % 4 == 0, "copied as words");
+    for (uint32_t i = lane; i < sizeof(mpk_batch) / 4; i += 32)
+      reinterpret_cast<uint32_t*>(&shared.batch)[i] = reinterpret_cast<const uint32_t*>(batch)[i];
+    for (uint32_t a = lane; a < num_active && a < kKeptActive; a += 32) {
+      shared.active_slot[a] = batch->active_slot[a];
+      shared.active_first_row[a] = batch->active_first_row[a];
+      shared.active_num_rows[a] = batch->active_num_rows[a];
+      shared.active_context[a] = batch->active_context[a];
+    }
   }
 };
 

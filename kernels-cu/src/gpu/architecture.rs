@@ -78,7 +78,7 @@ impl fmt::Display for Architecture {
 }
 
 /// Barriers and task slots, bytes of shared memory.
-const RESERVED_BYTES: u32 = 8 << 10;
+const RESERVED_BYTES: u32 = 9 << 10;
 
 /// What NVSHMEM's device library takes for itself beside the dynamic shared memory, rounded up.
 const LIBRARY_BYTES: u32 = 2 << 10;
@@ -87,7 +87,8 @@ const LIBRARY_BYTES: u32 = 2 << 10;
 /// the launch must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelConfig {
-    /// `MPK_BLOCK_THREADS`: 8 warps that compute, one that fetches tasks, one that loads weights, a spare.
+    /// `MPK_BLOCK_THREADS`: 8 warps that compute, one each that fetches tasks, loads weights and prefetches
+    /// them, and a spare.
     pub block_threads: u32,
     /// `MPK_STAGES`: places in the ring that weights are streamed through.
     pub stages: u32,
@@ -109,7 +110,7 @@ impl KernelConfig {
         let stage_bytes = 8 << 10;
         let shared_bytes = architecture.shared_memory().saturating_sub(LIBRARY_BYTES);
         KernelConfig {
-            block_threads: 11 * 32,
+            block_threads: 12 * 32,
             stages,
             stage_bytes,
             stages_in_flight: 5,

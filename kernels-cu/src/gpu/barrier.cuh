@@ -49,6 +49,10 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+/* The same bytes into the L2 cache only. */
+__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
+}
 #else
 /* 16 bytes, by each of the threads that share a copy; then each arrives once its own copies are done. */
 __device__ __forceinline__ void copy16(void* to, const void* from) {

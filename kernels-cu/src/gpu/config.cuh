@@ -15,7 +15,8 @@ constexpr uint32_t kComputeThreads = kComputeWarps * 32;
 constexpr uint32_t kFetchWarp = 8;  /* brings task descriptors into slots */
 constexpr uint32_t kLoadWarp = 9;   /* streams constant operands into the ring */
 constexpr uint32_t kSpareWarp = 10; /* batch step or scheduler in the first blocks */
-constexpr uint32_t kBlockThreads = 11 * 32;
+constexpr uint32_t kPrefetchWarp = 11; /* constant operands beyond the ring into the L2 cache while nothing else is loaded */
+constexpr uint32_t kBlockThreads = 12 * 32;
 
 /* The ring of stages, and how many copies may be in flight: more of them delay every flag that others poll. */
 constexpr uint32_t kStages = MPK_STAGES;
@@ -31,6 +32,19 @@ constexpr uint32_t kStageArrivals = 1;
 constexpr uint32_t kStageArrivals = 32;
 #endif
 
+/* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together well under the L2 cache. */
+#ifndef MPK_PREFETCH_STAGES
+#define MPK_PREFETCH_STAGES 20
+#endif
+constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
+/* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor, since requests
+ * beyond that only queue up in front of others' flags. */
+#ifndef MPK_PREFETCH_CYCLES
+#define MPK_PREFETCH_CYCLES 420
+#endif
+
+/* Slots of an iteration whose numbers are kept in shared memory. */
+constexpr uint32_t kKeptActive = 64;
 constexpr uint32_t kMostRanks = 64; /* of dynamic placement */
 constexpr uint32_t kSlots = 6;
 constexpr uint32_t kSlotOperands = 12;

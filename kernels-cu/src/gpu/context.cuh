@@ -41,7 +41,22 @@ class Context {
   __device__ __forceinline__ const mpk_operand& output(uint32_t i) const { return slot->operands[slot->task.num_inputs + i]; }
   template <typename Params>
   __device__ __forceinline__ const Params& params() const { return *reinterpret_cast<const Params*>(slot->params); }
-  __device__ __forceinline__ const mpk_batch* batch() const { return rank->batch; }
+  __device__ __forceinline__ const mpk_batch* batch() const { return &shared_state().batch; }
+  /* The numbers of active slot `a`, see mpk_batch. */
+  struct Active {
+    uint32_t slot, first_row, num_rows, context;
+  };
+  __device__ __forceinline__ Active active(uint32_t a) const {
+    const Shared& shared = shared_state();
+    if (a < kKeptActive) {
+      return {static_cast<uint32_t>(shared.active_slot[a]), static_cast<uint32_t>(shared.active_first_row[a]),
+              static_cast<uint32_t>(shared.active_num_rows[a]), static_cast<uint32_t>(shared.active_context[a])};
+    }
+    const mpk_batch& batch = shared.batch;
+    return {static_cast<uint32_t>(batch.active_slot[a]), static_cast<uint32_t>(batch.active_first_row[a]),
+            static_cast<uint32_t>(batch.active_num_rows[a]), static_cast<uint32_t>(batch.active_context[a])};
+  }
+  __device__ __forceinline__ uint32_t pages_per_slot() const { return shared_state().pages_per_slot; }
 
   /* Rows in use of `capacity`: the values of a `rows_kind` word in a params struct (0 tokens, 1 samples, 2 all). */
   __device__ __forceinline__ uint32_t rows_in_use(uint32_t rows_kind, uint32_t capacity) const {

@@ -18,13 +18,16 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   if (thread == 0) {
     shared.code = MPK_OK;
     shared.left = 0;
+    shared.streamed = 0;
+    shared.ring_is_full = 0;
+    shared.pages_per_slot = description->batch_config->pages_per_slot;
     for (uint32_t i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.stage_full[i], kStageArrivals);
       mbarrier_init(&shared.stage_empty[i], kComputeWarps);
     }
     for (uint32_t i = 0; i < kSlots; ++i) {
       mbarrier_init(&shared.slot_full[i], 1);
-      mbarrier_init(&shared.slot_empty[i], 2);
+      mbarrier_init(&shared.slot_empty[i], 3);
     }
     mbarrier_init_fence();
   }
@@ -36,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   } else if (warp == kFetchWarp) {
     if (rank->placement == MPK_STATIC) fetch_static(rank, block, lane);
     else fetch_dynamic(rank, block, lane, &rank->status[block]);
-  } else if (warp == kLoadWarp) {
-    load_loop(lane);
+  } else if (warp == kLoadWarp || warp == kPrefetchWarp) {
+    load_loop(lane, warp == kPrefetchWarp);
   } else if (lane == 0) {
     spare_loop(rank, block, shared.ring_heads);
   }

@@ -19,10 +19,10 @@ struct RingPlace {
 };
 
 /* The loader's end: with bulk copies one thread, without them all lanes of the loader warp, which then call the same
- * functions. */
+ * functions. The prefetch warp goes through the same tasks with a loader that only warms the L2 cache. */
 class Loader {
  public:
-  __device__ explicit Loader(uint32_t lane) : lane_(lane) {}
+  __device__ explicit Loader(uint32_t lane, bool prefetches = false) : lane_(lane), prefetches_(prefetches) {}
 
   /* The task whose constant operands are to be brought. */
   const TaskSlot* slot = nullptr;
@@ -31,6 +31,7 @@ class Loader {
    * when the compute warps have left: the loader stops. */
   __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {
     Shared& shared = shared_state();
+    if (prefetches_) return prefetch(shared, source, bytes);
     if (kStagesInFlight < kStages) {
       if (in_flight_ == kStagesInFlight) {
         while (!mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity)) {}
@@ -40,9 +41,14 @@ class Loader {
       }
     }
     /* The stage's use before this one has the other parity; before its first use this is true at once. */
-    while (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
-      if (peek(shared.left) != 0) return false;
+    if (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
+      poke(shared.ring_is_full, 1u);
+      while (!mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1)) {
+        if (peek(shared.left) != 0) return false;
+      }
+      poke(shared.ring_is_full, 0u);
     }
+    poke(shared.streamed, ++count_);
     uint64_t* full = &shared.stage_full[place_.stage];
     uint8_t* to = stage_at(place_.stage);
 #if __CUDA_ARCH__ >= 900
@@ -73,7 +79,33 @@ class Loader {
   }
 
  private:
+  /* Skips what the loader has started itself; otherwise waits for a pause in its loads, and for not being too far ahead. */
+  __device__ __forceinline__ bool prefetch(Shared& shared, const void* source, uint32_t bytes) {
+    ++count_;
+#if __CUDA_ARCH__ >= 900
+    for (;;) {
+      const int32_t ahead = static_cast<int32_t>(count_ - peek(shared.streamed));
+      if (ahead <= 0) return true;
+      if (ahead <= static_cast<int32_t>(kPrefetchStages) && peek(shared.ring_is_full) != 0) {
+        const uint32_t now = static_cast<uint32_t>(clock64());
+        if (now - issued_at_ >= MPK_PREFETCH_CYCLES) {
+          issued_at_ = now;
+          prefetch_l2(source, bytes);
+          return true;
+        }
+      }
+      if (peek(shared.left) != 0) return false;
+      __nanosleep(40);
+    }
+#else
+    return true;
+#endif
+  }
+
   uint32_t lane_;
+  bool prefetches_;
+  uint32_t count_ = 0;     /* stages so far, wraps */
+  uint32_t issued_at_ = 0; /* clock */
   RingPlace place_;  /* where the next stage goes */
   RingPlace oldest_; /* of the copies counted as in flight */
   uint32_t in_flight_ = 0;

@@ -40,11 +40,18 @@ struct alignas(16) TaskSlot {
 struct alignas(128) Shared {
   uint64_t stage_full[kStages];  /* loader -> compute */
   uint64_t stage_empty[kStages]; /* compute -> loader, one arrival of each compute warp */
-  uint64_t slot_full[kSlots];    /* fetch -> loader, compute */
-  uint64_t slot_empty[kSlots];   /* loader and compute -> fetch */
+  uint64_t slot_full[kSlots];    /* fetch -> loader, prefetch, compute */
+  uint64_t slot_empty[kSlots];   /* all three -> fetch */
   int32_t code;                  /* compute warps: an abort code once one of them failed */
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
+  uint32_t streamed;             /* stages that the loader has started since the launch */
+  uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
   mpk_rank rank;                 /* a copy of the rank's description */
+  /* Of the iteration, for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the
+   * numbers of its first slots. The fetch warp writes them while no task of the block runs. */
+  mpk_batch batch;
+  uint32_t pages_per_slot;
+  int32_t active_slot[kKeptActive], active_first_row[kKeptActive], active_num_rows[kKeptActive], active_context[kKeptActive];
   uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
   TaskSlot slots[kSlots];
 };
@@ -66,6 +73,9 @@ __device__ __forceinline__ Shared& shared_state() { return *reinterpret_cast<Sha
 /* Read and written by several warps without a barrier: always fetched from memory. */
 template <typename T>
 __device__ __forceinline__ T peek(const T& word) { return *const_cast<const volatile T*>(&word); }
+
+template <typename T>
+__device__ __forceinline__ void poke(T& word, T value) { *const_cast<volatile T*>(&word) = value; }
 
 }  // namespace gpu
 }  // namespace mpk

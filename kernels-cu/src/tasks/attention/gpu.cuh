@@ -50,9 +50,10 @@ struct Attention : TaskCode {
     if (active >= context.slot->num_active) return kNothing;
     share.kv_head = static_cast<uint32_t>(args[1]);
     share.heads = static_cast<uint32_t>(args[5]);
-    share.first_row = static_cast<uint32_t>(batch->active_first_row[active]);
-    share.rows = static_cast<uint32_t>(batch->active_num_rows[active]);
-    share.context = static_cast<uint32_t>(batch->active_context[active]);
+    const Context::Active numbers = context.active(active);
+    share.first_row = numbers.first_row;
+    share.rows = numbers.num_rows;
+    share.context = numbers.context;
     if (share.rows == 0) return kNothing;
     share.queries = share.rows * share.heads;
 
@@ -62,8 +63,8 @@ struct Attention : TaskCode {
     share.num_pages = cache.dims[0];
     share.kv_heads = cache.dims[1] / 2;
     share.scale = params.scale;
-    const uint32_t pages_per_slot = context.rank->batch_config->pages_per_slot;
-    share.page_table = batch->page_table + static_cast<uint64_t>(batch->active_slot[active]) * pages_per_slot;
+    const uint32_t pages_per_slot = context.pages_per_slot();
+    share.page_table = batch->page_table + static_cast<uint64_t>(numbers.slot) * pages_per_slot;
     const uint32_t total = share.context + share.rows;
     const uint32_t pages = (total + PageSize - 1) / PageSize;
     /* Rows of the cache follow each other without gaps, so its start decides whether 16-byte loads are aligned. */

@@ -17,8 +17,9 @@ struct AttentionMerge : TaskCode {
     const uint32_t active = static_cast<uint32_t>(args[0]);
     uint32_t first_row = 0, rows = 0;
     if (active < context.slot->num_active) {
-      first_row = static_cast<uint32_t>(context.batch()->active_first_row[active]);
-      rows = static_cast<uint32_t>(context.batch()->active_num_rows[active]);
+      const Context::Active numbers = context.active(active);
+      first_row = numbers.first_row;
+      rows = numbers.num_rows;
     }
     if (rows != 0 && first_row + rows > context.output(0).dims[0]) context.fail(MPK_ABORT_KERNEL);
     const int code = context.wait_inputs();
