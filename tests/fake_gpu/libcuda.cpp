@@ -209,7 +209,7 @@ int cuLibraryGetKernel(void** kernel, void*, const char* name) {
 int cuKernelGetFunction(void** function, void* kernel) { return *function = kernel, 0; }
 int cuKernelSetAttribute(int, int bytes, void*, int) { return bytes <= number("FAKE_GPU_SHARED", 232448) ? 0 : kInvalid; }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
-int cuFuncGetAttribute(int* value, int, void*) { return *value = 352, 0; }
+int cuFuncGetAttribute(int* value, int, void*) { return *value = 1024, 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) {
   return *blocks = static_cast<int>(number("FAKE_GPU_OCCUPANCY", 1)), 0;
 }
