@@ -2,7 +2,7 @@
 
 use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
-use crate::cli::{Args, GivenPrompt, MAX_WORKERS};
+use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
 use crate::error::InputError;
 use crate::families::{self, GraphOptions};
 use crate::fill::ModelValues;
@@ -16,6 +16,7 @@ use crate::proofs::Proofs;
 use crate::tokenizer::Tokenizer;
 use crate::user_graph;
 use distributed::affinity::Cores;
+use distributed::cuda::WarmUp;
 use distributed::fill::TensorSource;
 use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
 use distributed::{Common, Rank, World};
@@ -65,6 +66,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
             }
         };
     }
+    let warm_up = (args.backend != BackendChoice::Cpu).then(WarmUp::begin);
     let world = match World::init() {
         Ok(world) => world,
         Err(error) => {
@@ -72,7 +74,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
             return error.exit_status();
         }
     };
-    let status = match run_on(&world, args, report) {
+    let status = match run_on(&world, args, warm_up, report) {
         Ok(()) => 0,
         Err(Exit(status)) => status,
     };
@@ -96,10 +98,15 @@ struct Prepared {
     source: ModelSource,
 }
 
-fn run_on(world: &World, args: &Args, report: Option<Report<'_>>) -> Result<(), Exit> {
+fn run_on(
+    world: &World,
+    args: &Args,
+    warm_up: Option<WarmUp>,
+    report: Option<Report<'_>>,
+) -> Result<(), Exit> {
     let begin = Instant::now();
     let prepared = together(world, prepare(args, world))?;
-    let backend = Backend::choose(world, args)?;
+    let backend = Backend::choose(world, args, warm_up)?;
     match &prepared.source {
         ModelSource::Model(source) => generate(world, args, &prepared.model, source, backend, begin, report),
         ModelSource::Graph { graph, weights } => {

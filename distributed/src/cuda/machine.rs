@@ -7,7 +7,9 @@ use super::symmetric::{Bootstrap, Transport, heap_bytes};
 use crate::agreement::agreed;
 use crate::error::{Error, Result};
 use crate::heap_layout::HeapLayout;
+use crate::memory::Layout;
 use crate::plan::RunOptions;
+use crate::queues::Queues;
 use crate::tensors::TensorLayout;
 use crate::world::World;
 use kernels_cu::abi;
@@ -81,7 +83,7 @@ impl Machine {
         let workers = graphs.first().map_or(1, |g| g.workers);
         let record = size_of::<abi::mpk_trace_record>() as u64;
         let trace = trace_capacity(options, workers) * record * u64::from(workers);
-        let budget = budget(&layout, heap.bytes, world.size(), &Scratch::new(graphs), workers, trace);
+        let budget = budget(graphs, &layout, heap.bytes, trace);
         let free = agreed(world, self.context.free_memory())?;
         // Nobody takes memory before all have looked how much there is.
         world.barrier();
@@ -108,20 +110,20 @@ pub(super) fn trace_capacity(options: &RunOptions, workers: u32) -> u64 {
 }
 
 /// What a rank takes of its GPU's memory.
-fn budget(
-    layout: &TensorLayout,
-    heap: u64,
-    world: u32,
-    scratch: &Scratch,
-    workers: u32,
-    trace: u64,
-) -> Budget {
+fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) -> Budget {
+    let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
+    let scratch = Scratch::new(graphs);
+    let mut queues = Layout::default();
+    if graphs.first().is_some_and(|g| g.placement == Placement::Dynamic) {
+        Queues::reserve(graphs, workers, schedulers(workers, world), world, &mut queues);
+    }
     let mut budget = Budget::default();
     budget.add("weights", layout.constants);
     budget.add("key-value cache", layout.persistent);
     budget.add("activations", layout.activations);
     budget.add("symmetric heap", if world > 1 { heap_bytes(heap) } else { heap });
     budget.add("scratch", scratch.each * u64::from(workers));
+    budget.add("queues", queues.bytes());
     budget.add("trace", trace);
     budget.add("CUDA itself", OVERHEAD);
     budget
@@ -134,8 +136,7 @@ fn budget(
 pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
     let heap = HeapLayout::agree(&World::single(), graphs);
     let layout = TensorLayout::new(graphs, &heap)?;
-    let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
-    let budget = budget(&layout, heap.bytes, world, &Scratch::new(graphs), workers, 0);
+    let budget = budget(graphs, &layout, heap.bytes, 0);
     Ok((budget.total(), budget.to_string()))
 }
 
@@ -156,7 +157,9 @@ fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
             )));
         }
         if graph.placement == Placement::Dynamic && graph.workers < schedulers(graph.workers, graph.world) {
-            return Err(problem("dynamic placement of several ranks takes 2 workers at least on a GPU".into()));
+            return Err(problem(
+                "dynamic placement of several ranks takes 2 workers at least on a GPU".into(),
+            ));
         }
         if graph.placement == Placement::Dynamic && graph.world > DYNAMIC_RANKS {
             return Err(problem(format!(

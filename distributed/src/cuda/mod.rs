@@ -13,6 +13,7 @@ mod memory;
 mod rank;
 mod run;
 mod symmetric;
+mod warm_up;
 mod weights;
 
 pub use budget::gibibytes;
@@ -21,3 +22,4 @@ pub use driver::{Driver, Found};
 pub use machine::{Machine, memory_needed};
 pub use rank::{Code, CudaRank};
 pub use symmetric::{Bootstrap, Transport};
+pub use warm_up::WarmUp;

@@ -193,7 +193,8 @@ impl CudaRank {
                     host_abort: host_abort.as_ptr() as u64,
                 },
                 |bytes| {
-                    let buffer = DeviceBuffer::new(&context, "the task graphs", bytes)?;
+                    let buffer = DeviceBuffer::new(&context, "the task graphs and queues", bytes)?;
+                    buffer.fill(0, &stream)?;
                     let base = buffer.address();
                     control_memory = Some(buffer);
                     Ok(Image::at(HugeBuffer::new(me, "the task graphs", bytes as usize)?, base))
@@ -201,16 +202,14 @@ impl CudaRank {
             )?;
             let control_memory = control_memory
                 .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
-            // SAFETY: the device's buffer was made for the image's size; both outlive the wait.
-            unsafe {
-                stream.to_device(control_memory.address(), control.image.as_ptr(), control.image.len() as u64)
-            }?;
+            // SAFETY: the device's buffer was made for the whole image; both outlive the wait.
+            unsafe { stream.to_device(control_memory.address(), control.image.as_ptr(), control.written) }?;
             stream.wait()?;
             Ok((outputs, control, control_memory))
         };
         let (outputs, control, control_memory) = agreed(world, write())?;
         let took = begin.elapsed().as_secs_f64();
-        tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.image.len() as u64));
+        tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.written));
         Ok(CudaRank {
             common: Common {
                 graphs,
