@@ -99,7 +99,7 @@ class Job:
     workers: int | None = None
     options: tuple = ()
     environment: tuple = ()  # of (name, value)
-    deadline: float = 20.0
+    deadline: float = 10.0
     alone: bool = False  # no other job runs meanwhile
 
     def what(self):
@@ -267,13 +267,22 @@ class Check:
         return self.on_gpus(count, lambda environment: self.command(
             self.mpk_run(job, wrapper), timeout, environment | dict(job.environment)))
 
-    def run_jobs(self, jobs, timeout=60):
-        """Runs jobs, as many at once as there are GPUs for; gives their results in order."""
+    def run_jobs(self, jobs, timeout=60, patience=3):
+        """Runs jobs, as many at once as there are GPUs for; gives their results in order. After `patience` jobs that did
+        not end by themselves the others are not run: a kernel that hangs costs seconds, not minutes."""
+        hung = []
+
         def one(job):
+            if len(hung) >= patience:
+                return Done(job.what(), -1, "", "error: not run, since others hung", 0.0)
             try:
-                return self.run_job(job, timeout)
+                done = self.run_job(job, timeout)
             except OutOfTime:
                 return Done(job.what(), -1, "", "error: not run, the part's time is over", 0.0, True)
+            if done.timed_out or done.status == 4:
+                hung.append(job)
+            return done
+
         with ThreadPoolExecutor(max(1, self.gpus)) as pool:
             return list(pool.map(one, jobs))
 

@@ -1,12 +1,31 @@
 """`mpk-run doctor`, and what a bad environment is told: exit status 3 and the mend."""
 
 import models
-from common import Job
+from common import Job, parsed
 
 
 def jobs(check):
-    """Nothing that other parts do not compile."""
-    return []
+    """All launches' code."""
+    return [job for _, job in route_jobs(check)]
+
+
+def route_jobs(check):
+    """[(name, job)]: the ways to find each other and to launch, where there are several."""
+    if check.gpus < 2:
+        return []
+    job = Job(models.fixture_model(check, "tiny"), 2, "static", "one-shot", logprobs=models.LOGPROBS)
+    return [("bootstrap by MPI", job.with_options("--bootstrap", "mpi")),
+            ("cooperative launch", job.with_options("--launch", "cooperative"))]
+
+
+def run_routes(check):
+    """Each gives the expected tokens."""
+    for name, job in route_jobs(check):
+        result = parsed(done := check.run_job(job, 40))
+        wanted = models.expected("tiny")["requests"][0]["tokens"][:4]
+        right = result is not None and result["requests"][0]["tokens"][:4] == wanted
+        said = next((line for line in done.stderr.splitlines() if "launch by" in line), "")
+        check.judge(right, f"doctor {name}", said[-120:] if right else done.problem() if result is None else "wrong tokens")
 
 
 def run(check):
@@ -34,3 +53,4 @@ def run(check):
         right = done.status == 3 and all(word in text for word in words) and "panicked" not in text
         said = next((line for line in done.stderr.splitlines() if "error" in line.lower()), "")
         check.judge(right, f"doctor {name}", f"exit status 3: {said[:300]}" if right else done.problem())
+    run_routes(check)

@@ -3,7 +3,7 @@
 import numpy as np
 
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a step at 1: largest relative rounding error
-SUM = 4 * 2.0**-24  # of the sum of magnitudes: accumulating in f32 in any order
+SUM = 12 * 2.0**-24  # of the sum of magnitudes: accumulating in f32 in any order
 TINY = 1e-30
 
 

@@ -87,9 +87,13 @@ def run_control(check, ranks):
         if usual is None:
             continue
         stalls = [f"{rank}:{operator}:2" for rank in (0, 1) for operator in (last // 3, last - 4)]
-        for stall, done in zip(stalls, check.run_jobs([job.with_options("--debug-stall", s) for s in stalls], 30)):
+        stalled = [job.with_options("--debug-stall", stall) for stall in stalls]
+        for stall, done in zip(stalls, check.run_jobs(stalled, 30, patience=len(stalled))):
             runs += 1
             result = parsed(done)
+            if done.status in (2, 3):
+                check.failed(f"stall control N={ranks}", done.problem())
+                return
             if result is None:
                 noticed.append(f"{placement} {lowering} stall {stall}: exit status {done.status}")
             elif bits(result) != bits(usual):
