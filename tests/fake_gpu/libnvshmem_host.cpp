@@ -1,6 +1,6 @@
 /* NVSHMEM's host library for tests beside the stand-in driver: ranks know their numbers, the heap is the rank's own
  * memory. FAKE_NVSHMEM_VERSION is its version (3.4.5); FAKE_NVSHMEM_PEERS=1 makes it claim that peers are in reach;
- * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails. Built with EXPORT_LAUNCH it exports the collective launch. */
+ * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. Built with EXPORT_LAUNCH it exports the collective launch. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -87,6 +87,7 @@ struct Dim3 {
   unsigned x, y, z;
 };
 int nvshmemx_collective_launch(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared, void* stream) {
+  if (variable("FAKE_NVSHMEM_LAUNCH_FAILS", 0) == 1) return 6;
   using Launch = int (*)(const void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**);
   return driver<Launch>("cuLaunchCooperativeKernel")(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
                                                      static_cast<unsigned>(shared), stream, arguments);

@@ -234,6 +234,10 @@ fn several_ranks_come_up_through_nvshmem() {
             ("cuda", 2, &[1, 2, 3, 4][..])
         );
     }
+    // A collective launch that fails on all ranks is made up for.
+    let job = two(&model, "exporting").env("FAKE_GPU_COUNT", "2").env("FAKE_NVSHMEM_LAUNCH_FAILS", "1");
+    let finished = job.run().expect(0);
+    assert!(finished.stderr.contains("launching by cuLaunchCooperativeKernel"), "{}", finished.stderr);
     // On one GPU it works too, with a warning.
     let finished = two(&model, "exporting").run().expect(0);
     assert!(finished.stderr.contains("2 ranks share GPU 0"), "{}", finished.stderr);
