@@ -166,8 +166,8 @@ class Check:
     # Verdicts
 
     def verdict(self, kind, name, detail):
-        """Prints and keeps a verdict line."""
-        detail = " ".join(str(detail).split())
+        """Prints and keeps a verdict line: kind, name (one word) and detail."""
+        name, detail = name.replace(" ", "."), " ".join(str(detail).split())
         with self.lock:
             print(f"{kind} {name} {detail}".rstrip(), flush=True)
             self.verdicts.append({"verdict": kind, "name": name, "detail": detail, "part": self.part})

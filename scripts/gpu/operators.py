@@ -11,7 +11,7 @@ import numpy as np
 
 import operator_cases as alone
 import shared_cases as shared
-from common import Job, parsed
+from common import Job, covering, every_choice, parsed
 from op_graph import Graph
 
 ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
@@ -54,31 +54,34 @@ def graphs(check):
     return found
 
 
-def choices(world):
-    """Placements, lowerings and transports for a graph."""
+def choices(check, g, world):
+    """Placements, lowerings and transports for a graph: all over the graphs, some for each."""
+    if check.thorough:
+        return every_choice(world)
     if world == 1:
-        return [{"placement": "static"}, {"placement": "dynamic"}]
-    return [{"placement": "static", "allreduce": "copy-reduce", "transport": "p2p"},
-            {"placement": "dynamic", "allreduce": "copy-reduce", "transport": "nvshmem"},
-            {"placement": "static", "allreduce": "one-shot", "transport": "nvshmem"},
-            {"placement": "dynamic", "allreduce": "one-shot", "transport": "p2p"},
-            {"placement": "dynamic", "allreduce": "two-shot", "transport": "p2p"},
-            {"placement": "static", "allreduce": "two-shot", "transport": "nvshmem"}]
+        return [{"placement": "static"}] + ([{"placement": "dynamic"}] if g.rows in (2, 33) else [])
+    table = covering(world, 0) + covering(world, 1)
+    first = 2 * SHARED_ROWS.index(g.rows) + world // 4
+    return [table[(first + step) % len(table)] for step in (0, 1, 2)]
+
+
+def work(check):
+    """[(graph, job)]."""
+    return [(g, Job(path, world, environment=POISON, **choice)) for g, path, world in graphs(check)
+            for choice in choices(check, g, world)]
 
 
 def jobs(check):
     """All launches."""
-    return [Job(path, world, environment=POISON, **choice) for _, path, world in graphs(check)
-            for choice in choices(world)]
+    return [job for _, job in work(check)]
 
 
 def run(check):
     """Runs every graph with every choice; a verdict for each kind of operator and number of ranks."""
-    work = [(g, Job(path, world, environment=POISON, **choice)) for g, path, world in graphs(check)
-            for choice in choices(world)]
-    results = check.run_jobs([job for _, job in work], timeout=40)
+    launches = work(check)
+    results = check.run_jobs([job for _, job in launches], timeout=40)
     verdicts, worst = {}, {}
-    for (g, job), done in zip(work, results):
+    for (g, job), done in zip(launches, results):
         result = parsed(done)
         if result is None:
             check.failed(f"operators {g.name} {job.what()}", done.problem())

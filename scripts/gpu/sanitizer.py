@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import models
 from common import Job, OutOfTime
 
-WORKERS, NEW_TOKENS, LIMIT = 8, 2, 110
+WORKERS, NEW_TOKENS, LIMIT = 8, 2, 80
 
 
 def model(check):
@@ -22,7 +22,7 @@ def model(check):
 
 def cases(check):
     """[(tool, job)]."""
-    base = {"placement": "static", "logprobs": models.LOGPROBS, "workers": WORKERS, "deadline": 100.0}
+    base = {"placement": "static", "logprobs": models.LOGPROBS, "workers": WORKERS, "deadline": 70.0}
     found = [(tool, Job(model(check), 1, **base)) for tool in ("memcheck", "racecheck", "synccheck")]
     found.append(("memcheck", Job(model(check), 1, **{**base, "placement": "dynamic"})))
     two = 2 if check.gpus >= 2 else None

@@ -63,12 +63,20 @@ def jobs(check):
     """All launches' code."""
     found = [Job(hop_model(check), 1, placement) for placement in PLACEMENTS]
     for ranks in check.ranks():
-        for rows in ROWS if ranks > 1 or check.gpus > 1 else []:
-            lowerings = LOWERINGS if ranks > 1 else [None]
-            found += [chain_job(check, ranks, rows, lowering) for lowering in lowerings]
-            if rows == 1 and ranks > 1:
-                found.append(chain_job(check, ranks, rows, "one-shot", "dynamic"))
+        for rows in ROWS if check.gpus > 1 else []:
+            if ranks == 1:
+                found.append(chain_job(check, 1, rows))
+            else:
+                found += [chain_job(check, ranks, rows, *choice) for choice in choices(rows)]
     return found
+
+
+def choices(rows):
+    """(lowering, placement, transport): all for the smallest, the two that suit larger ones."""
+    if rows > 1:
+        return [(lowering, "static", "p2p") for lowering in ("one-shot", "two-shot")]
+    return [(lowering, "static", "p2p") for lowering in LOWERINGS] + [("one-shot", "dynamic", "p2p"),
+                                                                     ("one-shot", "static", "nvshmem")]
 
 
 def nanoseconds(check, job):
@@ -132,10 +140,7 @@ def run(check):
     for ranks in [n for n in check.ranks() if n > 1]:
         peers = peer_allreduce(check, ranks) if decode.peers_folder() else {}
         for rows, size in ROWS.items():
-            cases = [(lowering, "static", "p2p") for lowering in LOWERINGS]
-            if rows == 1:
-                cases += [("one-shot", "dynamic", "p2p"), ("one-shot", "static", "nvshmem")]
-            for lowering, placement, transport in cases:
+            for lowering, placement, transport in choices(rows):
                 job = chain_job(check, ranks, rows, lowering, placement, transport)
                 samples, problem = nanoseconds(check, job)
                 name = f"allreduce {size} {lowering} {placement} {transport} N={ranks}"
