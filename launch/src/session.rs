@@ -6,13 +6,12 @@ use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
 use crate::error::InputError;
 use crate::families::{self, GraphOptions};
 use crate::fill::ModelValues;
-use crate::graphs::{self, build_one, build_verified, digests};
+use crate::graphs::{self, build_together};
 use crate::logging::is_first_rank;
 use crate::model_json::{ModelJson, Sizes};
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Start, Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
-use crate::proofs::Proofs;
 use crate::tokenizer::Tokenizer;
 use crate::user_graph;
 use distributed::affinity::Cores;
@@ -25,8 +24,8 @@ use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use taskgraph::Target;
 use taskgraph::builder::BuildOptions;
-use taskgraph::{OpGraph, Target, TaskGraph};
 
 /// Longest that a rank which ended early waits for the others' reports.
 const REPORT_GRACE: Duration = Duration::from_secs(2);
@@ -82,9 +81,9 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
     status
 }
 
-/// Ends the process. Where a kernel did not end, without the exit handlers of libraries, which might wait for it.
+/// Ends the process, after a failed run on GPUs without the exit handlers of libraries, which might wait.
 pub fn exit(status: i32) -> ! {
-    if distributed::cuda::is_stuck() {
+    if distributed::cuda::must_leave_at_once() {
         let _ = std::io::stdout().flush();
         // SAFETY: ends the process at once; nothing of it is used any more.
         unsafe { libc::_exit(status) };
@@ -188,42 +187,6 @@ pub fn build_options(args: &Args, model: &ModelJson, ranks: u32, target: Target)
         allreduce: graphs::allreduce(model.runtime.allreduce),
         ..BuildOptions::new(ranks, target)
     }
-}
-
-/// Collective: each rank builds its own graphs, rank 0 builds and verifies all, and the digests are compared.
-pub fn build_together(
-    world: &World,
-    ops: &[OpGraph],
-    options: &BuildOptions,
-) -> Result<Vec<TaskGraph>, Exit> {
-    let registry = kernels_cu::registry::registry();
-    let built = if world.rank() == 0 {
-        let proofs = Proofs::from_environment();
-        build_verified(ops, &registry, options, proofs.as_ref()).map(|all| {
-            let expected: Vec<u64> = (0..options.world as usize)
-                .flat_map(|r| all.iter().map(move |g| taskgraph::digest::digest(&g[r])))
-                .collect();
-            let own = all.into_iter().map(|mut graphs| graphs.swap_remove(0)).collect();
-            (own, expected)
-        })
-    } else {
-        build_one(ops, &registry, options, world.rank()).map(|own| (own, Vec::new()))
-    };
-    let (own, expected): (Vec<TaskGraph>, Vec<u64>) = together(world, built)?;
-    let expected = world.broadcast(0, bytemuck::cast_slice(&expected).to_vec());
-    let expected: Vec<u64> = expected
-        .chunks_exact(8)
-        .skip(world.rank() as usize * ops.len())
-        .take(ops.len())
-        .map(|c| u64::from_ne_bytes(c.try_into().unwrap_or_default()))
-        .collect();
-    let compared = own.iter().zip(digests(&own)).zip(expected).try_for_each(|((graph, found), expected)| {
-        let error =
-            || distributed::Error::Digest { rank: world.rank(), graph: graph.name.clone(), found, expected };
-        if found == expected { Ok(()) } else { Err(AppError::from(error())) }
-    });
-    together(world, compared)?;
-    Ok(own)
 }
 
 /// Workers of this rank: as asked, else its share of the cores; the same on every rank.

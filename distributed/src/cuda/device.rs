@@ -12,9 +12,8 @@ use taskgraph::target::{DEVICES, Device};
 /// Set once a kernel did not end: nothing that waits for the GPU may be called in this process any more.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// True where a kernel of this process did not end when it was told to. The process should end without the exit
-/// handlers of libraries, which might wait for it.
-pub fn is_stuck() -> bool {
+/// True where a kernel of this process did not end when it was told to.
+pub(crate) fn is_stuck() -> bool {
     STUCK.load(Ordering::Relaxed)
 }
 
