@@ -31,11 +31,11 @@ PARTS = {
     "operators": (operators, 60, 100),
     "golden": (golden, 150, 240),
     "bits": (bits, 90, 150),
-    "stall": (stall, 5, 90),
+    "stall": (stall, 5, 120),
     "abort": (abort, 60, 90),
     "sanitizer": (sanitizer, 240, 240),
     "start": (start, 100, 120),
-    "skeleton": (skeleton, 40, 90),
+    "skeleton": (skeleton, 40, 150),
     "decode": (decode, 150, 300),
 }
 

@@ -11,14 +11,15 @@ what the allreduce adds, and that is what is compared with the peers.
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import decode
 import models
-from common import LOWERINGS, PLACEMENTS, Job, parsed, summary
+from common import LOWERINGS, PLACEMENTS, Job, OutOfTime, parsed, summary
 
 COLUMNS, INNER, LINKS, ADDS = 2048, 16, 48, 256
 ROWS = {1: "8 KB", 4: "32 KB", 16: "128 KB"}
-ITERATIONS, REPEATS = (100, 1100), 3
+FEW, MANY, REPEATS = 100, 1600, 3
 
 
 def chain_model(check, ranks, rows):
@@ -81,18 +82,18 @@ def choices(rows):
 
 def nanoseconds(check, job):
     """Samples of the time of one iteration, or what is wrong."""
-    samples = []
-    for _ in range(REPEATS):
-        times = []
-        for count in ITERATIONS:
+    times = []
+    for count in [FEW] + [MANY] * REPEATS:
+        try:
             done = check.run_job(job.with_options("--iterations", count), 40)
-            result = parsed(done)
-            if result is None:
-                unknown = "unexpected argument" in done.stderr
-                return None, "mpk-run has no --iterations" if unknown else done.problem()
-            times.append(result["timing"]["prefill_s"])
-        samples.append((times[1] - times[0]) / (ITERATIONS[1] - ITERATIONS[0]) * 1e9)
-    return samples, None
+        except OutOfTime:
+            return None, "the part's time is over"
+        result = parsed(done)
+        if result is None:
+            unknown = "unexpected argument" in done.stderr
+            return None, "mpk-run has no --iterations" if unknown else done.problem()
+        times.append(result["timing"]["prefill_s"])
+    return [(time - times[0]) / (MANY - FEW) * 1e9 for time in times[1:]], None
 
 
 def told(check, name, figure, samples, problem):
@@ -119,39 +120,52 @@ def peer_allreduce(check, ranks):
     return {row["bytes"]: row for row in rows}
 
 
+def compare_allreduce(check, ranks, rows, found, alone):
+    """What the allreduces of one size add to a link, beside the peers."""
+    peer = check.background[f"allreduce peers {ranks}"].get(8192 * rows)
+    for choice in choices(rows):
+        name = f"allreduce {ROWS[rows]} {' '.join(choice)} N={ranks}"
+        samples, problem = found[chain_job(check, ranks, rows, *choice)]
+        whole = told(check, f"link with {name}", f"link with {name}", per(samples, LINKS), problem)
+        if whole is None or alone is None:
+            continue
+        added = whole - alone
+        check.figures["skeleton"][name] = {"added_us": round(added, 3), "peer": peer}
+        text = f"{added:.2f} us added"
+        if peer:
+            text += f"; NCCL {peer['nccl_us']}, symmetric memory one-shot {peer['torch_one_shot_us']}"
+        judged = peer and rows == 1 and choice == ("one-shot", "static", "p2p")
+        check.judge(not judged or added <= peer["nccl_us"], name, text)
+
+
+def per(samples, count):
+    """Samples of one of `count` equal steps."""
+    return [sample / count for sample in samples] if samples else None
+
+
 def run(check):
-    """All of it."""
+    """All of it; what fits beside each other runs on GPUs of its own."""
     if not check.cuda:
         check.skipped("skeleton", "needs a GPU")
         return
-    for placement in PLACEMENTS:
-        samples, problem = nanoseconds(check, Job(hop_model(check), 1, placement))
-        told(check, f"hop {placement}", f"hop {placement}", [s / ADDS for s in samples] if samples else None, problem)
+    hops = {placement: nanoseconds(check, Job(hop_model(check), 1, placement)) for placement in PLACEMENTS}
+    for placement, (samples, problem) in hops.items():
+        told(check, f"hop {placement}", f"hop {placement}", per(samples, ADDS), problem)
     if check.gpus < 2:
         check.skipped("allreduce", "needs 2 GPUs")
         return
-    alone = {}
+    if "no --iterations" in (hops["static"][1] or ""):
+        check.skipped("allreduce", "mpk-run has no --iterations")
+        return
+    several = [n for n in check.ranks() if n > 1]
+    for ranks in several:
+        check.background[f"allreduce peers {ranks}"] = peer_allreduce(check, ranks) if decode.peers_folder() else {}
+    work = [chain_job(check, 1, rows) for rows in ROWS]
+    work += [chain_job(check, ranks, rows, *choice) for ranks in several for rows in ROWS for choice in choices(rows)]
+    with ThreadPoolExecutor(check.gpus) as pool:
+        found = dict(zip(work, pool.map(lambda job: nanoseconds(check, job), work)))
     for rows, size in ROWS.items():
-        samples, problem = nanoseconds(check, chain_job(check, 1, rows))
-        alone[rows] = told(check, f"link without allreduce {size}", f"link {size} N=1",
-                           [s / LINKS for s in samples] if samples else None, problem)
-        if samples is None and "no --iterations" in problem:
-            return
-    for ranks in [n for n in check.ranks() if n > 1]:
-        peers = peer_allreduce(check, ranks) if decode.peers_folder() else {}
-        for rows, size in ROWS.items():
-            for lowering, placement, transport in choices(rows):
-                job = chain_job(check, ranks, rows, lowering, placement, transport)
-                samples, problem = nanoseconds(check, job)
-                name = f"allreduce {size} {lowering} {placement} {transport} N={ranks}"
-                whole = told(check, f"link with {name}", f"link with {name}",
-                             [s / LINKS for s in samples] if samples else None, problem)
-                if whole is None or alone[rows] is None:
-                    continue
-                added, peer = whole - alone[rows], peers.get(8192 * rows)
-                check.figures["skeleton"][name] = {"added_us": added, "peer": peer}
-                text = f"{added:.2f} us added"
-                if peer:
-                    text += f"; NCCL {peer['nccl_us']}, symmetric memory one-shot {peer['torch_one_shot_us']}"
-                judged = peer and rows == 1 and lowering == "one-shot" and placement == "static" and transport == "p2p"
-                check.judge(not judged or added <= peer["nccl_us"], name, text)
+        samples, problem = found[chain_job(check, 1, rows)]
+        alone = told(check, f"link without allreduce {size}", f"link {size} N=1", per(samples, LINKS), problem)
+        for ranks in several:
+            compare_allreduce(check, ranks, rows, found, alone)
