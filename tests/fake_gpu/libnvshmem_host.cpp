@@ -1,6 +1,7 @@
 /* NVSHMEM's host library for tests beside the stand-in driver: ranks know their numbers, the heap is the rank's own
  * memory. FAKE_NVSHMEM_VERSION is its version (3.4.5); FAKE_NVSHMEM_PEERS=1 makes it claim that peers are in reach;
- * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. Built with EXPORT_LAUNCH it exports the collective launch. */
+ * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. Built
+ * with EXPORT_LAUNCH it exports the collective launch. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
