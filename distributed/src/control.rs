@@ -40,6 +40,8 @@ pub(crate) struct Parts<'a> {
 /// Control memory, written.
 pub(crate) struct Control {
     pub image: Image,
+    /// Bytes of the image that were written; the rest is zero.
+    pub written: u64,
     /// Offset of `mpk_rank`.
     pub rank: u64,
     /// Offset of the `mpk_status` array, and how many there are.
@@ -85,6 +87,7 @@ impl Control {
         image.put(scratch_at, parts.scratch);
         let batch = batch.write(parts.graphs, parts.slots, parts.plan, parts.outputs, &mut image);
         let (worker_queues, scheduler_queues) = queues.write(&mut image);
+        let written = queues.written();
         let stall = parts.options.stall.filter(|s| s.rank == parts.rank);
         let traced = parts.trace_capacity > 0;
         let rank = abi::mpk_rank {
@@ -122,6 +125,13 @@ impl Control {
             host_abort: parts.host_abort as *mut _,
         };
         image.put(rank_at, &[rank]);
-        Ok(Control { image, rank: rank_at, status: status_at, statuses, trace_count: trace_count_at })
+        Ok(Control {
+            image,
+            written,
+            rank: rank_at,
+            status: status_at,
+            statuses,
+            trace_count: trace_count_at,
+        })
     }
 }

@@ -75,11 +75,6 @@ impl Image {
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
-
-    /// Size in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use taskgraph::task_graph::TaskGraph;
 pub(crate) struct Queues {
     workers: Group,
     schedulers: Group,
+    written: u64,
 }
 
-/// Queues of one capacity: their structs, then their slots.
+/// Queues of one capacity.
 struct Group {
     count: u64,
     capacity: u64,
@@ -20,7 +21,7 @@ struct Group {
 }
 
 impl Queues {
-    /// Reserves a worker queue for each (worker, scheduler) and an event queue for each local scheduler.
+    /// Reserves, at the end of `layout`, a worker queue for each (worker, scheduler) and an event queue for each local scheduler.
     ///
     /// All tasks of an iteration fit into every worker queue and all events into every event queue, and an
     /// iteration ends only when both are empty: neither can overflow.
@@ -35,18 +36,21 @@ impl Queues {
         let events = graphs.iter().map(|g| g.events.len()).max().unwrap_or(1) as u64;
         let local = schedulers.saturating_sub(u32::from(world > 1));
         let mut group = |count: u64, entries: u64| {
-            let capacity = (entries + 1).next_power_of_two();
-            Group {
-                count,
-                capacity,
-                structs: layout.reserve(count * size_of::<abi::mpk_queue>() as u64, 128),
-                slots: layout.reserve(count * capacity * 8, 128),
-            }
+            let structs = layout.reserve(count * size_of::<abi::mpk_queue>() as u64, 128);
+            Group { count, capacity: (entries + 1).next_power_of_two(), structs, slots: 0 }
         };
-        Queues {
-            workers: group(u64::from(workers) * u64::from(schedulers), tasks),
-            schedulers: group(u64::from(local), events),
+        let mut workers = group(u64::from(workers) * u64::from(schedulers), tasks);
+        let mut schedulers = group(u64::from(local), events);
+        let written = layout.bytes();
+        for group in [&mut workers, &mut schedulers] {
+            group.slots = layout.reserve(group.count * group.capacity * 8, 128);
         }
+        Queues { workers, schedulers, written }
+    }
+
+    /// End of what is written: the slots, which may be many, lie behind it and start as zeros.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// Writes the queues; gives the addresses of `[worker][scheduler]` and of one for each local scheduler (0: none).

@@ -9,6 +9,7 @@ use crate::plan::{Finish, RequestOutput, Timing};
 use crate::tensors::Slot;
 use crate::world::World;
 use kernels_cu::abi;
+use std::time::Duration;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
@@ -95,6 +96,14 @@ impl Rank {
         match self {
             Rank::Cpu(_) => "cpu",
             Rank::Cuda(_) => "cuda",
+        }
+    }
+
+    /// On a GPU: what it took from the task graphs to the loaded cubin.
+    pub fn compile_time(&self) -> Option<Duration> {
+        match self {
+            Rank::Cpu(_) => None,
+            Rank::Cuda(rank) => Some(rank.compile_time()),
         }
     }
 

@@ -5,7 +5,7 @@ use crate::cli::{Args, BackendChoice, LaunchChoice};
 use crate::model_json::ModelJson;
 use crate::session::workers;
 use distributed::affinity::{Cores, cores_of_rank};
-use distributed::cuda::{Code, Found, Machine, driver};
+use distributed::cuda::{Code, Found, Machine, WarmUp, driver};
 use distributed::plan::{BatchPlan, RunOptions};
 use distributed::{CpuRank, CudaRank, Rank, World};
 use kernels_cu::gpu::{
@@ -33,12 +33,15 @@ impl Backend {
     ///
     /// # Errors
     /// There is no GPU where one is asked for, or one that can't be used.
-    pub fn choose(world: &World, args: &Args) -> Result<Backend, Exit> {
+    pub fn choose(world: &World, args: &Args, warm_up: Option<WarmUp>) -> Result<Backend, Exit> {
+        let begin = Instant::now();
         let cores = cores_of_rank(world);
         if args.backend == BackendChoice::Cpu {
             log_cpu(world, &cores, "");
             return Ok(Backend::Cpu(cores));
         }
+        // Held until the machine has it.
+        let _warm = warm_up.and_then(WarmUp::end);
         let found = together(world, driver::find().map_err(AppError::from))?;
         let counts = world.all_gather(match &found {
             Found::Nothing(_) => 0,
@@ -60,14 +63,15 @@ impl Backend {
         let row = together(world, machine.context.gpu().row().map_err(AppError::from))?;
         let gpu = machine.context.gpu();
         tracing::info!(
-            "backend cuda: rank {} of {} on GPU {} ({}, {}), driver for CUDA {}.{}",
+            "backend cuda: rank {} of {} on GPU {} ({}, {}), driver for CUDA {}.{}: {:.2} s",
             world.rank(),
             world.size(),
             gpu.ordinal,
             gpu.name,
             row.architecture,
             driver.cuda_version().0,
-            driver.cuda_version().1
+            driver.cuda_version().1,
+            begin.elapsed().as_secs_f64()
         );
         Ok(Backend::Cuda(Box::new(machine), row, cores))
     }
@@ -114,9 +118,15 @@ impl Backend {
                 Ok(Rank::Cpu(Box::new(together(world, rank)?)))
             }
             Backend::Cuda(machine, row, _) => {
+                // Before the compiler is asked, which may take long.
+                together(world, machine.check(world, &graphs, options).map_err(AppError::from))?;
+                let begin = Instant::now();
                 let code = code(world, args, &row, &graphs)?;
+                let took = begin.elapsed();
                 let rank = CudaRank::new(world, *machine, code, graphs, plan, options);
-                Ok(Rank::Cuda(Box::new(together(world, rank.map_err(AppError::from))?)))
+                let mut rank = together(world, rank.map_err(AppError::from))?;
+                rank.add_compile_time(took);
+                Ok(Rank::Cuda(Box::new(rank)))
             }
         }
     }

@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         }
     };
     let options = build_options(args, &model, ranks, target);
-    let all = build_verified(&ops, &kernels_cu::registry::registry(), &options, None)?;
+    let all = build_verified(&ops, &kernels_cu::registry::registry(), &options)?;
     if let Some(folder) = &args.emit_graph {
         emit(folder, &all, &main)?;
     }

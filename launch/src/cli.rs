@@ -228,6 +228,11 @@ impl Args {
         self.check || self.emit_graph.is_some() || self.compile_only
     }
 
+    /// `--debug-unprotected`, or MPK_DEBUG_UNPROTECTED=1.
+    pub fn unprotected(&self) -> bool {
+        self.debug_unprotected || std::env::var_os("MPK_DEBUG_UNPROTECTED").is_some_and(|value| value == "1")
+    }
+
     /// What the options contradict in each other, if anything.
     pub fn contradiction(&self) -> Option<String> {
         if !self.builds_only() {

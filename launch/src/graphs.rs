@@ -1,11 +1,12 @@
 //! Builds the task graphs of a run and proves them safe before anything is launched.
 
-use crate::app_error::AppError;
+use crate::app_error::{AppError, Exit, together};
 use crate::model_json;
 use crate::proofs::{Proofs, WORTHWHILE_TASKS};
+use distributed::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
-use taskgraph::builder::{BuildOptions, Builder, build_rank};
+use taskgraph::builder::{BuildError, BuildOptions, Builder};
 use taskgraph::digest::digest;
 use taskgraph::verify::verify_succession;
 use taskgraph::{Allreduce, OpGraph, Placement, Registry, TaskGraph};
@@ -31,6 +32,28 @@ pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
     }
 }
 
+/// What was done otherwise than asked, of the form "operator: what".
+type Notes = BTreeSet<String>;
+
+/// Graphs of every op graph, made by `make`.
+fn build<T>(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+    make: impl Fn(&Builder) -> Result<T, BuildError>,
+) -> Result<(Vec<T>, Notes), AppError> {
+    let mut notes = Notes::new();
+    let graphs = ops
+        .iter()
+        .map(|op_graph| {
+            let builder = Builder::new(op_graph, registry, options)?;
+            notes.extend(builder.notes().iter().cloned());
+            Ok(make(&builder)?)
+        })
+        .collect::<Result<Vec<T>, AppError>>()?;
+    Ok((graphs, notes))
+}
+
 /// The graphs of one rank.
 pub fn build_one(
     ops: &[OpGraph],
@@ -38,52 +61,84 @@ pub fn build_one(
     options: &BuildOptions,
     rank: u32,
 ) -> Result<Vec<TaskGraph>, AppError> {
-    ops.iter().map(|op_graph| Ok(build_rank(op_graph, registry, options, rank)?)).collect()
+    Ok(build(ops, registry, options, |builder| builder.rank(rank))?.0)
 }
 
 /// The graphs of all ranks, verified each by itself and in succession. What was done otherwise than asked is logged,
-/// once for all graphs. What `proofs` know is not verified again.
+/// once for all graphs.
 pub fn build_verified(
     ops: &[OpGraph],
     registry: &Registry,
     options: &BuildOptions,
-    proofs: Option<&Proofs>,
 ) -> Result<Vec<RankGraphs>, AppError> {
-    let mut notes = BTreeSet::new();
-    let all = ops
-        .iter()
-        .map(|op_graph| {
-            let builder = Builder::new(op_graph, registry, options)?;
-            notes.extend(builder.notes().iter().cloned());
-            Ok(builder.all()?)
-        })
-        .collect::<Result<Vec<RankGraphs>, AppError>>()?;
+    let (all, notes) = build(ops, registry, options, Builder::all)?;
     log_notes(&notes);
-    if !options.protected {
-        tracing::warn!("--debug-unprotected: the graphs are not verified");
-        return Ok(all);
-    }
-    let tasks: usize = all.iter().flatten().map(|graph| graph.tasks.len()).sum();
-    let proofs = proofs.filter(|_| tasks >= WORTHWHILE_TASKS);
-    let digests: Vec<u64> = match proofs {
-        Some(_) => all.iter().flat_map(|graphs| digests(graphs)).collect(),
-        None => Vec::new(),
-    };
-    if proofs.is_some_and(|proofs| proofs.has(&digests)) {
-        tracing::info!("{tasks} tasks: verified in an earlier run");
-        return Ok(all);
-    }
-    let begin = Instant::now();
-    verify_succession(&all).map_err(|v| violations("task graphs", &v))?;
-    if let Some(proofs) = proofs {
-        tracing::info!("{tasks} tasks verified: {:.2} s", begin.elapsed().as_secs_f64());
-        proofs.add(&digests);
-    }
+    verify_all(&all, options)?;
     Ok(all)
 }
 
+fn verify_all(all: &[RankGraphs], options: &BuildOptions) -> Result<(), AppError> {
+    if !options.protected {
+        tracing::warn!("--debug-unprotected: the graphs are not verified");
+        return Ok(());
+    }
+    verify_succession(all).map(drop).map_err(|v| violations("task graphs", &v))
+}
+
+/// Collective: each rank builds its own graphs. Where they were not proven before, rank 0 builds and verifies those of
+/// all ranks, and the digests are compared.
+pub fn build_together(
+    world: &World,
+    ops: &[OpGraph],
+    options: &BuildOptions,
+) -> Result<Vec<TaskGraph>, Exit> {
+    let registry = kernels_cu::registry::registry();
+    let rank = world.rank();
+    let (own, notes) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;
+    log_notes(&notes);
+    let found = world.gather(digests(&own).iter().flat_map(|d| d.to_le_bytes()).collect());
+    let found: Vec<u64> =
+        found.iter().flat_map(|bytes| bytes.as_chunks().0.iter().map(|d| u64::from_le_bytes(*d))).collect();
+    let proven = if rank == 0 { prove(ops, &registry, options, &own, &found) } else { Ok(()) };
+    together(world, proven)?;
+    Ok(own)
+}
+
+/// Proves the graphs with the digests `found`, rank by rank. `own` are those of rank 0.
+fn prove(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+    own: &[TaskGraph],
+    found: &[u64],
+) -> Result<(), AppError> {
+    let tasks = own.iter().map(|graph| graph.tasks.len()).sum::<usize>() * options.world as usize;
+    let proofs = Proofs::from_environment().filter(|_| tasks >= WORTHWHILE_TASKS && options.protected);
+    if proofs.as_ref().is_some_and(|proofs| proofs.has(found)) {
+        tracing::info!("{tasks} tasks of all ranks: verified in an earlier run");
+        return Ok(());
+    }
+    let begin = Instant::now();
+    let (all, _) = build(ops, registry, options, Builder::all)?;
+    for rank in 0..options.world as usize {
+        for (number, graphs) in all.iter().enumerate() {
+            let (found, expected) = (found[rank * all.len() + number], digest(&graphs[rank]));
+            if found != expected {
+                let graph = graphs[rank].name.clone();
+                return Err(distributed::Error::Digest { rank: rank as u32, graph, found, expected }.into());
+            }
+        }
+    }
+    verify_all(&all, options)?;
+    if let Some(proofs) = proofs {
+        tracing::info!("{tasks} tasks of all ranks verified: {:.2} s", begin.elapsed().as_secs_f64());
+        proofs.add(found);
+    }
+    Ok(())
+}
+
 /// Logs notes of the form "operator: what", one line for each distinct "what".
-fn log_notes(notes: &BTreeSet<String>) {
+fn log_notes(notes: &Notes) {
     let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for note in notes {
         let (op, text) = note.split_once(": ").unwrap_or(("", note));

@@ -97,6 +97,19 @@ pub fn text_of(tokenizer: Option<&Tokenizer>, output: &RequestOutput) -> Result<
     Ok(Value::String(tokenizer.decode(&ids)?))
 }
 
+/// What a start took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Until the weights were in place.
+    pub load: Duration,
+    /// On a GPU: from the task graphs to the loaded cubin.
+    pub compile: Option<Duration>,
+    /// To bring the weights to their place.
+    pub weights: Duration,
+    /// Weights and constants of all ranks.
+    pub weights_bytes: u64,
+}
+
 /// The object of `--json`, schema mpk-run/1.
 pub fn json_object(
     backend: &str,
@@ -104,7 +117,7 @@ pub fn json_object(
     requests: &[Request],
     outputs: &[RequestOutput],
     tokenizer: Option<&Tokenizer>,
-    load: Duration,
+    start: &Start,
     timing: Timing,
 ) -> Result<Value, InputError> {
     let requests = requests
@@ -129,17 +142,23 @@ pub fn json_object(
         .collect::<Result<Vec<_>, InputError>>()?;
     let decode = timing.decode.as_secs_f64();
     let per_token = if timing.decode_steps == 0 { 0.0 } else { 1000.0 * decode / timing.decode_steps as f64 };
+    let mut timing = json!({
+        "load_s": start.load.as_secs_f64(),
+        "prefill_s": timing.prefill.as_secs_f64(),
+        "decode_s": timing.decode.as_secs_f64(),
+        "decode_steps": timing.decode_steps,
+        "ms_per_token": per_token,
+    });
+    if let Some(compile) = start.compile {
+        timing["compile_s"] = json!(compile.as_secs_f64());
+        timing["weights_s"] = json!(start.weights.as_secs_f64());
+        timing["weights_bytes"] = json!(start.weights_bytes);
+    }
     Ok(json!({
         "schema": "mpk-run/1",
         "backend": backend,
         "tp": ranks,
         "requests": requests,
-        "timing": {
-            "load_s": load.as_secs_f64(),
-            "prefill_s": timing.prefill.as_secs_f64(),
-            "decode_s": decode,
-            "decode_steps": timing.decode_steps,
-            "ms_per_token": per_token,
-        },
+        "timing": timing,
     }))
 }

@@ -2,20 +2,20 @@
 
 use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
-use crate::cli::{Args, GivenPrompt, MAX_WORKERS};
+use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
 use crate::error::InputError;
 use crate::families::{self, GraphOptions};
 use crate::fill::ModelValues;
-use crate::graphs::{self, build_one, build_verified, digests};
+use crate::graphs::{self, build_together};
 use crate::logging::is_first_rank;
 use crate::model_json::{ModelJson, Sizes};
 use crate::model_source::{Model, ModelSource};
-use crate::output::{Streamer, json_object};
+use crate::output::{Start, Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
-use crate::proofs::Proofs;
 use crate::tokenizer::Tokenizer;
 use crate::user_graph;
 use distributed::affinity::Cores;
+use distributed::cuda::WarmUp;
 use distributed::fill::TensorSource;
 use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
 use distributed::{Common, Rank, World};
@@ -24,8 +24,8 @@ use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use taskgraph::Target;
 use taskgraph::builder::BuildOptions;
-use taskgraph::{OpGraph, Target, TaskGraph};
 
 /// Longest that a rank which ended early waits for the others' reports.
 const REPORT_GRACE: Duration = Duration::from_secs(2);
@@ -38,8 +38,8 @@ pub struct Finished<'a> {
     pub ranks: u32,
     /// The requests.
     pub requests: &'a [Request],
-    /// Time until the launch.
-    pub load: Duration,
+    /// What the start took.
+    pub start: Start,
 }
 
 /// Makes the line that is printed instead of text or the JSON object of `--json`.
@@ -65,6 +65,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
             }
         };
     }
+    let warm_up = (args.backend != BackendChoice::Cpu).then(WarmUp::begin);
     let world = match World::init() {
         Ok(world) => world,
         Err(error) => {
@@ -72,7 +73,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
             return error.exit_status();
         }
     };
-    let status = match run_on(&world, args, report) {
+    let status = match run_on(&world, args, warm_up, report) {
         Ok(()) => 0,
         Err(Exit(status)) => status,
     };
@@ -80,9 +81,9 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
     status
 }
 
-/// Ends the process. Where a kernel did not end, without the exit handlers of libraries, which might wait for it.
+/// Ends the process, after a failed run on GPUs without the exit handlers of libraries, which might wait.
 pub fn exit(status: i32) -> ! {
-    if distributed::cuda::is_stuck() {
+    if distributed::cuda::must_leave_at_once() {
         let _ = std::io::stdout().flush();
         // SAFETY: ends the process at once; nothing of it is used any more.
         unsafe { libc::_exit(status) };
@@ -96,10 +97,15 @@ struct Prepared {
     source: ModelSource,
 }
 
-fn run_on(world: &World, args: &Args, report: Option<Report<'_>>) -> Result<(), Exit> {
+fn run_on(
+    world: &World,
+    args: &Args,
+    warm_up: Option<WarmUp>,
+    report: Option<Report<'_>>,
+) -> Result<(), Exit> {
     let begin = Instant::now();
     let prepared = together(world, prepare(args, world))?;
-    let backend = Backend::choose(world, args)?;
+    let backend = Backend::choose(world, args, warm_up)?;
     match &prepared.source {
         ModelSource::Model(source) => generate(world, args, &prepared.model, source, backend, begin, report),
         ModelSource::Graph { graph, weights } => {
@@ -176,47 +182,11 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
 /// How the graphs of a run are built.
 pub fn build_options(args: &Args, model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
     BuildOptions {
-        protected: !args.debug_unprotected,
+        protected: !args.unprotected(),
         placement: graphs::placement(model.runtime.placement),
         allreduce: graphs::allreduce(model.runtime.allreduce),
         ..BuildOptions::new(ranks, target)
     }
-}
-
-/// Collective: each rank builds its own graphs, rank 0 builds and verifies all, and the digests are compared.
-pub fn build_together(
-    world: &World,
-    ops: &[OpGraph],
-    options: &BuildOptions,
-) -> Result<Vec<TaskGraph>, Exit> {
-    let registry = kernels_cu::registry::registry();
-    let built = if world.rank() == 0 {
-        let proofs = Proofs::from_environment();
-        build_verified(ops, &registry, options, proofs.as_ref()).map(|all| {
-            let expected: Vec<u64> = (0..options.world as usize)
-                .flat_map(|r| all.iter().map(move |g| taskgraph::digest::digest(&g[r])))
-                .collect();
-            let own = all.into_iter().map(|mut graphs| graphs.swap_remove(0)).collect();
-            (own, expected)
-        })
-    } else {
-        build_one(ops, &registry, options, world.rank()).map(|own| (own, Vec::new()))
-    };
-    let (own, expected): (Vec<TaskGraph>, Vec<u64>) = together(world, built)?;
-    let expected = world.broadcast(0, bytemuck::cast_slice(&expected).to_vec());
-    let expected: Vec<u64> = expected
-        .chunks_exact(8)
-        .skip(world.rank() as usize * ops.len())
-        .take(ops.len())
-        .map(|c| u64::from_ne_bytes(c.try_into().unwrap_or_default()))
-        .collect();
-    let compared = own.iter().zip(digests(&own)).zip(expected).try_for_each(|((graph, found), expected)| {
-        let error =
-            || distributed::Error::Digest { rank: world.rank(), graph: graph.name.clone(), found, expected };
-        if found == expected { Ok(()) } else { Err(AppError::from(error())) }
-    });
-    together(world, compared)?;
-    Ok(own)
 }
 
 /// Workers of this rank: as asked, else its share of the cores; the same on every rank.
@@ -341,8 +311,13 @@ fn generate(
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
     let values = ModelValues { config: &source.config, weights: &source.weights };
     let filled = load(world, &mut rank, threads, &values);
-    together(world, filled)?;
-    let load = begin.elapsed();
+    let weights = together(world, filled)?;
+    let start = Start {
+        load: begin.elapsed(),
+        compile: rank.compile_time(),
+        weights,
+        weights_bytes: world.all_gather(rank.constant_bytes()).iter().sum(),
+    };
 
     let mut streamer = (world.rank() == 0 && !args.json && report.is_none())
         .then(|| Streamer::new(source.tokenizer.as_ref(), requests.len(), &eos));
@@ -352,7 +327,7 @@ fn generate(
         }
     })?;
     together(world, same_on_all_ranks(world, &rank, requests.len()))?;
-    let done = Finished { rank: &rank, ranks: world.size(), requests: &requests, load };
+    let done = Finished { rank: &rank, ranks: world.size(), requests: &requests, start };
     let finished = match (streamer.and_then(Streamer::error), report) {
         (Some(error), _) => Err(error),
         (None, Some(report)) if world.rank() == 0 => report(&done).and_then(|line| print_line(&line)),
@@ -368,7 +343,7 @@ fn generate(
         if steps > 0 {
             tracing::info!(
                 "loaded in {:.2} s, prefill {:.3} s, {steps} decode steps at {:.3} ms",
-                load.as_secs_f64(),
+                start.load.as_secs_f64(),
                 timing.prefill.as_secs_f64(),
                 1000.0 * timing.decode.as_secs_f64() / steps as f64
             );
@@ -383,17 +358,17 @@ fn json_report(done: &Finished<'_>, tokenizer: Option<&Tokenizer>) -> Result<Str
     let rank = done.rank;
     let outputs: Vec<_> = (0..done.requests.len()).map(|index| rank.request_output(index)).collect();
     let (backend, timing) = (rank.backend(), rank.timing());
-    let object = json_object(backend, done.ranks, done.requests, &outputs, tokenizer, done.load, timing)?;
+    let object = json_object(backend, done.ranks, done.requests, &outputs, tokenizer, &done.start, timing)?;
     Ok(object.to_string())
 }
 
-/// Fills weights with a progress bar on a terminal (rank 0's share stands for all).
+/// Fills weights with a progress bar on a terminal (rank 0's share stands for all); gives the time that it took.
 pub fn load(
     world: &World,
     rank: &mut Rank,
     threads: usize,
     source: &impl TensorSource<Error = AppError>,
-) -> Result<(), AppError> {
+) -> Result<Duration, AppError> {
     let begin = Instant::now();
     let bar = if world.rank() == 0 && std::io::stderr().is_terminal() {
         ProgressBar::new(rank.constant_bytes())
@@ -407,9 +382,10 @@ pub fn load(
     }
     let result = rank.fill(threads, source, |bytes| bar.inc(bytes));
     bar.finish_and_clear();
-    let (bytes, took) = (rank.constant_bytes() as f64, begin.elapsed().as_secs_f64());
-    tracing::info!("weights: {:.3} GB in {took:.2} s, {:.2} GB/s", bytes / 1e9, bytes / 1e9 / took.max(1e-9));
-    result
+    let took = begin.elapsed();
+    let (bytes, seconds) = (rank.constant_bytes() as f64 / 1e9, took.as_secs_f64());
+    tracing::info!("weights: {bytes:.3} GB in {seconds:.2} s, {:.2} GB/s", bytes / seconds.max(1e-9));
+    result.map(|()| took)
 }
 
 /// Collective: runs the kernel. A run that ends early prints this rank's report; ranks that no longer answer are

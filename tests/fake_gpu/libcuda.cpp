@@ -118,6 +118,7 @@ int cuDriverGetVersion(int* version) { return *version = static_cast<int>(number
 int cuDeviceGetCount(int* count) { return *count = static_cast<int>(number("FAKE_GPU_COUNT", 1)), initialised ? 0 : kNotInitialized; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetName(char* name, int length, int) { return snprintf(name, static_cast<size_t>(length), "NVIDIA H200"), 0; }
+int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, 7 + device, 16), 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = static_cast<size_t>(number("FAKE_GPU_MEMORY", 8l << 30)), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   const int capability = static_cast<int>(number("FAKE_GPU_CAPABILITY", 90));
@@ -208,7 +209,7 @@ int cuLibraryGetKernel(void** kernel, void*, const char* name) {
 int cuKernelGetFunction(void** function, void* kernel) { return *function = kernel, 0; }
 int cuKernelSetAttribute(int, int bytes, void*, int) { return bytes <= number("FAKE_GPU_SHARED", 232448) ? 0 : kInvalid; }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
-int cuFuncGetAttribute(int* value, int, void*) { return *value = 352, 0; }
+int cuFuncGetAttribute(int* value, int, void*) { return *value = 1024, 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) {
   return *blocks = static_cast<int>(number("FAKE_GPU_OCCUPANCY", 1)), 0;
 }

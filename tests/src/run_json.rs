@@ -66,6 +66,12 @@ pub struct Timing {
     pub decode_steps: u64,
     /// 1000 x decode_s / decode_steps.
     pub ms_per_token: f64,
+    /// On a GPU: from the task graphs to the loaded cubin.
+    pub compile_s: Option<f64>,
+    /// On a GPU: to bring the weights there.
+    pub weights_s: Option<f64>,
+    /// On a GPU: weights of all ranks.
+    pub weights_bytes: Option<u64>,
 }
 
 impl RunJson {

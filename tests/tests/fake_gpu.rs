@@ -23,20 +23,34 @@ impl Fake {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fake_gpu");
         let folder = tempfile::Builder::new().prefix("mpk-gpu").tempdir().expect("a temporary folder");
         let path = |name: &str| folder.path().join(name);
-        for name in ["lib", "cuda", "cuda/bin", "nvshmem"] {
-            fs::create_dir(path(name)).expect("a folder");
+        let headers = ["nvshmem/include/non_abi", "exporting/include/non_abi"];
+        for name in ["lib", "cuda/bin", "none", "nvshmem/lib", "exporting/lib"].iter().chain(&headers) {
+            fs::create_dir_all(path(name)).expect("a folder");
         }
         fs::copy(sources.join("nvcc"), path("cuda/bin/nvcc")).expect("a copy of nvcc's stand-in");
-        let status = Command::new("c++")
-            .args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o"])
-            .arg(path("lib/libcuda.so"))
-            .arg("-I")
-            .arg(&sources)
-            .arg("-I")
-            .arg(sources.join("../../kernels-cu/include"))
-            .arg(sources.join("libcuda.cpp"))
-            .status();
-        assert!(status.is_ok_and(|s| s.success()), "the stand-in driver could not be compiled");
+        let compile = |source: &str, target: &str, more: &[&str]| {
+            let status = Command::new("c++")
+                .args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o"])
+                .arg(path(target))
+                .arg("-I")
+                .arg(&sources)
+                .arg("-I")
+                .arg(sources.join("../../kernels-cu/include"))
+                .arg(sources.join(source))
+                .args(more)
+                .status();
+            assert!(status.is_ok_and(|s| s.success()), "{source} could not be compiled");
+        };
+        compile("libcuda.cpp", "lib/libcuda.so", &[]);
+        compile("libnvshmem_host.cpp", "nvshmem/lib/libnvshmem_host.so.3", &["-ldl"]);
+        compile("libnvshmem_host.cpp", "exporting/lib/libnvshmem_host.so.3", &["-DEXPORT_LAUNCH", "-ldl"]);
+        let numbers = [("MAJOR", 3), ("MINOR", 4), ("PATCH", 5)];
+        let header: String =
+            numbers.iter().map(|(name, n)| format!("#define NVSHMEM_VENDOR_{name}_VERSION {n}\n")).collect();
+        for folder in ["nvshmem", "exporting"] {
+            fs::write(path(folder).join("include/non_abi/nvshmem_version.h"), &header).expect("a header");
+            fs::write(path(folder).join("lib/libnvshmem_device.a"), "").expect("a library");
+        }
         Fake { folder }
     }
 
@@ -44,7 +58,7 @@ impl Fake {
         self.folder.path().join(name)
     }
 
-    /// With the stand-ins in place of driver and toolkit, and no NVSHMEM.
+    /// With the stand-ins in place of driver, toolkit and NVSHMEM.
     fn around(&self, job: Job) -> Job {
         let text = |name: &str| self.path(name).display().to_string();
         let libraries = match std::env::var("LD_LIBRARY_PATH") {
@@ -183,9 +197,72 @@ fn both_placements_and_traces_run() {
         let found = run.arg("--trace").arg(&trace).run_json();
         assert_eq!((&found.backend[..], &found.requests[0].tokens[..]), ("cuda", &[1, 2, 3, 4][..]));
         assert!(trace.is_file());
+        let timing = &found.timing;
+        assert!(timing.compile_s.is_some() && timing.weights_s.is_some(), "{timing:?}");
+        assert!(timing.weights_bytes.is_some_and(|bytes| bytes > 10_000), "{timing:?}");
     }
     // Asked for, the CPU is taken although there is a GPU.
     assert_eq!(job(&model).args(["--backend", "cpu"]).run_json().backend, "cpu");
+}
+
+/// Two ranks on the stand-ins, with NVSHMEM in this folder.
+fn two(model: &ModelFile, nvshmem: &str) -> Job {
+    let job = Job::new(2).arg(model.path()).args(["--prompt-tokens", "1,2,3", "--max-new-tokens", "4"]);
+    FAKE.around(job).env("NVSHMEM_HOME", &FAKE.path(nvshmem).display().to_string())
+}
+
+/// Several ranks: heap and launch through NVSHMEM, by either bootstrap, with and without peers in reach.
+#[test]
+fn several_ranks_come_up_through_nvshmem() {
+    let model = ModelFile::of_fixture("mistral");
+    for (nvshmem, arguments, peers, launch) in [
+        ("nvshmem", &["--placement", "static"][..], "0", "cuLaunchCooperativeKernel"),
+        ("nvshmem", &["--bootstrap", "mpi", "--placement", "dynamic"], "1", "cuLaunchCooperativeKernel"),
+        ("exporting", &["--transport", "p2p", "--allreduce", "copy-reduce"], "1", "NVSHMEM's host library"),
+        ("exporting", &["--transport", "nvshmem", "--allreduce", "two-shot"], "1", "NVSHMEM's host library"),
+        ("exporting", &["--launch", "cooperative"], "1", "cuLaunchCooperativeKernel"),
+    ] {
+        let job =
+            two(&model, nvshmem).args(arguments).env("FAKE_NVSHMEM_PEERS", peers).env("FAKE_GPU_COUNT", "2");
+        let finished = job.arg("--json").run().expect(0).expect_nothing_left();
+        let said =
+            finished.stderr.lines().find(|line| line.contains("launch by")).expect("how it is launched");
+        assert!(said.contains(launch), "{said}");
+        let found = finished.json();
+        assert_eq!(
+            (&found.backend[..], found.tp, &found.requests[0].tokens[..]),
+            ("cuda", 2, &[1, 2, 3, 4][..])
+        );
+    }
+    // A collective launch that fails on all ranks is made up for.
+    let job = two(&model, "exporting").env("FAKE_GPU_COUNT", "2").env("FAKE_NVSHMEM_LAUNCH_FAILS", "1");
+    let finished = job.run().expect(0);
+    assert!(finished.stderr.contains("launching by cuLaunchCooperativeKernel"), "{}", finished.stderr);
+    // On one GPU it works too, with a warning.
+    let finished = two(&model, "exporting").run().expect(0);
+    assert!(finished.stderr.contains("2 ranks share GPU 0"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("cuLaunchCooperativeKernel"), "{}", finished.stderr);
+}
+
+/// What is wrong with NVSHMEM ends all ranks with status 3, also where only one has met it.
+#[test]
+fn what_is_wrong_with_nvshmem_is_named() {
+    let model = ModelFile::of_fixture("mistral");
+    for (variable, value, arguments, words) in [
+        ("FAKE_NVSHMEM_VERSION", "3.6.1", &[][..], &["3.6.1", "3.4.5", "NVSHMEM_HOME"][..]),
+        ("FAKE_NVSHMEM_VERSION", "3.3.9", &[], &["3.3.9", "3.4.0"]),
+        ("NVSHMEM_SYMMETRIC_SIZE", "1K", &[], &["NVSHMEM_SYMMETRIC_SIZE=1K", "unset"]),
+        ("FAKE_NVSHMEM_FAILS", "1", &[], &["rank 1", "failed with status 7"]),
+        ("FAKE_NVSHMEM_PEERS", "0", &["--transport", "p2p"], &["--transport p2p", "--transport auto"]),
+        ("FAKE_GPU_MEMORY", "600000000", &[], &["by each of 2 ranks", "symmetric heap"]),
+    ] {
+        let finished = two(&model, "nvshmem").args(arguments).env(variable, value).run().expect(3);
+        for word in words {
+            assert!(finished.stderr.contains(word), "{variable}={value}: {}", finished.stderr);
+        }
+        let errors = finished.stderr.matches("mpk-run: error").count();
+        assert_eq!(errors, 1, "one rank tells: {}", finished.stderr);
+    }
 }
 
 /// A kernel that hangs, never ends or fails is an error with a report, soon after the deadline.
@@ -246,8 +323,7 @@ fn what_the_machine_lacks_is_named_with_its_mend() {
     assert!(finished.stderr.contains("backend cpu (no GPU"), "{}", finished.stderr);
     none.args(["--backend", "cuda"]).run().expect(3);
     // Several ranks need NVSHMEM.
-    let two = FAKE.around(Job::new(2).arg(model.path()).args(["--prompt-tokens", "1,2,3"]));
-    let finished = two.run().expect(3);
+    let finished = two(&model, "none").run().expect(3);
     assert!(finished.stderr.contains("NVSHMEM") && finished.stderr.contains("scripts/setup.sh"));
     // More workers than multiprocessors.
     let finished = job(&model).args(["--workers", "200"]).run().expect(2);
@@ -267,9 +343,13 @@ fn the_doctor_names_what_is_there_and_what_is_missing() {
     let lines = finished.stdout.lines().count();
     assert!(lines >= 10, "{}", finished.stdout);
     doctor().args(["--backend", "cuda"]).run().expect(0);
-    // Two ranks lack NVSHMEM; the CPU is left.
-    doctor().args(["--ranks", "2"]).run().expect(0);
-    let finished = doctor().args(["--ranks", "2", "--backend", "cuda"]).run().expect(3);
+    let finished = doctor().args(["--ranks", "2", "--backend", "cuda"]).run().expect(0);
+    assert!(finished.stdout.contains("share a GPU"), "{}", finished.stdout);
+    // Without NVSHMEM two ranks have the CPU.
+    let none = FAKE.path("none").display().to_string();
+    let doctor_of_two = || doctor().args(["--ranks", "2"]).env("NVSHMEM_HOME", &none);
+    doctor_of_two().run().expect(0);
+    let finished = doctor_of_two().args(["--backend", "cuda"]).run().expect(3);
     assert!(finished.stdout.contains("MISSING") && finished.stdout.contains("scripts/setup.sh --nvshmem"));
     // Without a GPU it is useful too.
     let finished = doctor().env("FAKE_GPU_COUNT", "0").run().expect(0);

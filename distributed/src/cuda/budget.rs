@@ -40,8 +40,8 @@ impl Budget {
 
 impl std::fmt::Display for Budget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let texts: Vec<String> =
-            self.parts.iter().map(|(what, bytes)| format!("{what} {}", gibibytes(*bytes))).collect();
+        let taken = self.parts.iter().filter(|(_, bytes)| *bytes > 0);
+        let texts: Vec<String> = taken.map(|(what, bytes)| format!("{what} {}", gibibytes(*bytes))).collect();
         f.write_str(&texts.join(", "))
     }
 }

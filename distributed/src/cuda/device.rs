@@ -12,9 +12,8 @@ use taskgraph::target::{DEVICES, Device};
 /// Set once a kernel did not end: nothing that waits for the GPU may be called in this process any more.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// True where a kernel of this process did not end when it was told to. The process should end without the exit
-/// handlers of libraries, which might wait for it.
-pub fn is_stuck() -> bool {
+/// True where a kernel of this process did not end when it was told to.
+pub(crate) fn is_stuck() -> bool {
     STUCK.load(Ordering::Relaxed)
 }
 
@@ -29,6 +28,8 @@ pub struct Gpu {
     device: sys::CUdevice,
     /// Number among those that this process sees.
     pub ordinal: u32,
+    /// Tells it from all others, also those of other nodes.
+    pub identity: u64,
     /// Name that the driver gives it.
     pub name: String,
     /// Compute capability.
@@ -62,6 +63,13 @@ impl Gpu {
         let mut memory = 0;
         // SAFETY: the out-pointer is valid.
         check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the out-pointer is valid.
+        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, device) })?;
+        let half = |bytes: &[std::ffi::c_char]| {
+            bytes.iter().fold(0u64, |number, &byte| number << 8 | u64::from(byte as u8))
+        };
+        let identity = half(&uuid.bytes[..8]) ^ half(&uuid.bytes[8..]).rotate_left(1);
         let attribute = |attribute: Attribute| -> Result<u32> {
             let mut value = 0;
             // SAFETY: the out-pointer is valid.
@@ -74,6 +82,7 @@ impl Gpu {
             driver,
             device,
             ordinal,
+            identity,
             name,
             capability: (
                 attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,

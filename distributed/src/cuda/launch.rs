@@ -110,7 +110,7 @@ impl Launcher {
                 } else {
                     Err(Error::Cuda {
                         call: "nvshmemx_collective_launch",
-                        reason: format!("status {status}; `--launch cooperative` launches without it"),
+                        reason: format!("status {status}"),
                     })
                 }
             }

@@ -8,14 +8,24 @@ pub mod device;
 pub mod driver;
 mod launch;
 mod library;
+mod machine;
 mod memory;
 mod rank;
 mod run;
 mod symmetric;
+mod warm_up;
 mod weights;
 
 pub use budget::gibibytes;
-pub use device::{Context, Gpu, hardware_row, is_stuck};
+pub use device::{Context, Gpu, hardware_row};
 pub use driver::{Driver, Found};
-pub use rank::{Code, CudaRank, Machine, memory_needed};
+pub use machine::{Machine, memory_needed};
+pub use rank::{Code, CudaRank};
 pub use symmetric::{Bootstrap, Transport};
+pub use warm_up::WarmUp;
+
+/// True where the process should end without the exit handlers of libraries: they might wait for a kernel that does
+/// not end, or for peers that NVSHMEM believes to be there.
+pub fn must_leave_at_once() -> bool {
+    device::is_stuck() || symmetric::is_live()
+}

@@ -1,11 +1,12 @@
 //! One rank of the CUDA target: its device memory, and the `mpk_rank` that the kernel works on.
 
-use super::budget::{Budget, gibibytes};
-use super::device::{Context, Gpu};
+use super::budget::gibibytes;
+use super::device::Context;
 use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
+use super::machine::{Machine, Scratch, schedulers, trace_capacity};
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use super::symmetric::{Bootstrap, HeapOptions, SymmetricHeap, Transport, heap_bytes};
+use super::symmetric::{HeapOptions, SymmetricHeap};
 use super::weights::{self, WeightKernels};
 use crate::agreement::agreed;
 use crate::arrays::GraphArrays;
@@ -23,65 +24,9 @@ use crate::world::World;
 use kernels_cu::abi;
 use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use taskgraph::Placement;
-use taskgraph::task_graph::{Task, TaskGraph, TensorEntry};
-
-/// Trace memory of a rank at most, bytes.
-const TRACE_BYTES: u64 = 512 << 20;
-/// Records that are kept for one worker at most.
-const TRACE_RECORDS: u64 = 200_000;
-/// Schedulers of dynamic placement that launch this rank's own events.
-const LOCAL_SCHEDULERS: u32 = 8;
-/// Device memory that CUDA and NVSHMEM take besides what is asked for, about.
-const OVERHEAD: u64 = 256 << 20;
-
-/// The GPU that a rank runs on, and how its ranks reach each other.
-#[derive(Clone, Debug)]
-pub struct Machine {
-    /// The GPU's context.
-    pub context: Arc<Context>,
-    /// Ranks of this node on the same GPU.
-    pub sharing: u32,
-    /// All ranks are on this node, and their GPUs reach each other's memory.
-    pub local: bool,
-    /// How ranks write to each other's memory.
-    pub transport: Transport,
-    /// How NVSHMEM's ranks find each other.
-    pub bootstrap: Bootstrap,
-}
-
-impl Machine {
-    /// Collective: this rank's GPU, by its number among the ranks of its node.
-    ///
-    /// # Errors
-    /// The GPU does not come up.
-    pub fn of_rank(
-        world: &World,
-        driver: super::Driver,
-        transport: Transport,
-        bootstrap: Bootstrap,
-    ) -> Result<Machine> {
-        let gpus = Gpu::all(driver);
-        let gpus = agreed(world, gpus)?;
-        let count = gpus.len() as u32;
-        let ordinal = world.node_rank() % count;
-        let sharing = (0..world.node_size()).filter(|rank| rank % count == ordinal).count() as u32;
-        let used = &gpus[..(world.node_size().min(count)) as usize];
-        let reach = used.iter().try_fold(true, |all, from| {
-            used.iter().try_fold(all, |all, to| Ok::<_, Error>(all && from.reaches(to)?))
-        });
-        let reach = agreed(world, reach)?;
-        let local = world.node_size() == world.size() && reach;
-        let context = agreed(world, Context::new(gpus[ordinal as usize].clone()))?;
-        if sharing > 1 {
-            tracing::warn!(
-                "{sharing} ranks share GPU {ordinal}: this works, but they take turns of milliseconds; use one GPU a rank for speed"
-            );
-        }
-        Ok(Machine { context, sharing, local, transport, bootstrap })
-    }
-}
+use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
 /// What the GPU executes.
 #[derive(Clone, Debug)]
@@ -110,7 +55,7 @@ pub struct CudaRank {
     pub(super) watch: Stream,
     pub(super) host_abort: PinnedBuffer,
     pub(super) snapshot: PinnedBuffer,
-    pub(super) deadline: std::time::Duration,
+    pub(super) deadline: Duration,
     weight_kernels: WeightKernels,
     trace_capacity: u64,
     trace: DeviceBuffer,
@@ -119,6 +64,7 @@ pub struct CudaRank {
     library: Library,
     pub(super) heap: SymmetricHeap,
     pub(super) machine: Machine,
+    compile_time: Duration,
 }
 
 impl CudaRank {
@@ -138,7 +84,6 @@ impl CudaRank {
         let me = world.rank();
         let context = machine.context.clone();
         let heap_layout = HeapLayout::agree(world, &graphs);
-        agreed(world, check_limits(&graphs))?;
         let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
         let schedulers = match graphs.first().map(|g| g.placement) {
@@ -147,15 +92,8 @@ impl CudaRank {
         };
         let scratch = Scratch::new(&graphs);
         let record = size_of::<abi::mpk_trace_record>() as u64;
-        let trace_capacity =
-            if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 };
-
+        let trace_capacity = trace_capacity(options, workers);
         let trace_bytes = trace_capacity * record * u64::from(workers);
-        let budget = budget(&layout, heap_layout.bytes, world.size(), &scratch, workers, trace_bytes);
-        let free = agreed(world, context.free_memory())?;
-        // Nobody takes memory before all have looked how much there is.
-        world.barrier();
-        agreed(world, budget.check(&context, machine.sharing, free))?;
 
         let begin = Instant::now();
         let stream = agreed(world, Stream::new(&context))?;
@@ -190,7 +128,8 @@ impl CudaRank {
         // NVSHMEM's collective launch wants all PEs' kernels on the device at once.
         let collective = code.collective && machine.sharing == 1;
         let launcher = Launcher::agree(world, heap.nvshmem(), collective, code.shim.as_ref());
-        tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", begin.elapsed().as_secs_f64());
+        let compile_time = begin.elapsed();
+        tracing::info!("cubin loaded: {:.2} s; launch by {launcher}", compile_time.as_secs_f64());
 
         let begin = Instant::now();
         let memory = || -> Result<_> {
@@ -254,7 +193,8 @@ impl CudaRank {
                     host_abort: host_abort.as_ptr() as u64,
                 },
                 |bytes| {
-                    let buffer = DeviceBuffer::new(&context, "the task graphs", bytes)?;
+                    let buffer = DeviceBuffer::new(&context, "the task graphs and queues", bytes)?;
+                    buffer.fill(0, &stream)?;
                     let base = buffer.address();
                     control_memory = Some(buffer);
                     Ok(Image::at(HugeBuffer::new(me, "the task graphs", bytes as usize)?, base))
@@ -262,16 +202,14 @@ impl CudaRank {
             )?;
             let control_memory = control_memory
                 .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
-            // SAFETY: the device's buffer was made for the image's size; both outlive the wait.
-            unsafe {
-                stream.to_device(control_memory.address(), control.image.as_ptr(), control.image.len() as u64)
-            }?;
+            // SAFETY: the device's buffer was made for the whole image; both outlive the wait.
+            unsafe { stream.to_device(control_memory.address(), control.image.as_ptr(), control.written) }?;
             stream.wait()?;
             Ok((outputs, control, control_memory))
         };
         let (outputs, control, control_memory) = agreed(world, write())?;
         let took = begin.elapsed().as_secs_f64();
-        tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.image.len() as u64));
+        tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.written));
         Ok(CudaRank {
             common: Common {
                 graphs,
@@ -297,7 +235,18 @@ impl CudaRank {
             library,
             heap,
             machine,
+            compile_time,
         })
+    }
+
+    /// From the task graphs to the loaded cubin.
+    pub fn compile_time(&self) -> Duration {
+        self.compile_time
+    }
+
+    /// Adds what was done before [`CudaRank::new`].
+    pub fn add_compile_time(&mut self, time: Duration) {
+        self.compile_time += time;
     }
 
     /// Fills weights and constants, with `threads` threads that read; `done` gets the bytes of tensors finished.
@@ -384,63 +333,6 @@ impl CudaRank {
     }
 }
 
-/// What a rank takes of its GPU's memory.
-fn budget(
-    layout: &TensorLayout,
-    heap: u64,
-    world: u32,
-    scratch: &Scratch,
-    workers: u32,
-    trace: u64,
-) -> Budget {
-    let mut budget = Budget::default();
-    budget.add("weights", layout.constants);
-    budget.add("key-value cache", layout.persistent);
-    budget.add("activations", layout.activations);
-    budget.add("symmetric heap", if world > 1 { heap_bytes(heap) } else { heap });
-    budget.add("scratch", scratch.each * u64::from(workers));
-    budget.add("trace", trace);
-    budget.add("CUDA itself", OVERHEAD);
-    budget
-}
-
-/// What a rank with these graphs takes of its GPU's memory: how much, and what for.
-///
-/// # Errors
-/// The graphs contradict each other.
-pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
-    let heap = HeapLayout::agree(&World::single(), graphs);
-    let layout = TensorLayout::new(graphs, &heap)?;
-    let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
-    let budget = budget(&layout, heap.bytes, world, &Scratch::new(graphs), workers, 0);
-    Ok((budget.total(), budget.to_string()))
-}
-
-/// Refuses what does not fit in the kernel's shared memory (kernels-cu/src/gpu/config.cuh).
-fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
-    /// `kSlotOperands`.
-    const OPERANDS: u32 = 12;
-    /// `kMostRanks`.
-    const DYNAMIC_RANKS: u32 = 64;
-    for graph in graphs {
-        let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
-        let count = |task: &Task| u32::from(task.num_inputs) + u32::from(task.num_outputs);
-        if let Some(task) = graph.tasks.iter().find(|task| count(task) > OPERANDS) {
-            return Err(problem(format!(
-                "a task of {} has {} operands, on a GPU {OPERANDS} are possible",
-                graph.type_name(task),
-                count(task)
-            )));
-        }
-        if graph.placement == Placement::Dynamic && graph.world > DYNAMIC_RANKS {
-            return Err(problem(format!(
-                "dynamic placement on GPUs takes {DYNAMIC_RANKS} ranks at most; use --placement static"
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// Loads the cubin and checks that the kernel can run.
 fn load(context: &Arc<Context>, cubin: &Cubin, shape: Shape) -> Result<(Library, Kernel, WeightKernels)> {
     if let Some(release) = super::driver::release_of_build(&cubin.toolchain.nvcc) {
@@ -453,38 +345,6 @@ fn load(context: &Arc<Context>, cubin: &Cubin, shape: Shape) -> Result<(Library,
     Ok((library, kernel, weight_kernels))
 }
 
-/// Schedulers of dynamic placement: local ones, then the remote one where there are peers; no more than workers,
-/// whose blocks they live in.
-fn schedulers(workers: u32, world: u32) -> u32 {
-    let remote = u32::from(world > 1);
-    (LOCAL_SCHEDULERS + remote).min(workers).max(1 + remote)
-}
-
-/// Scratch memory of each worker: first a list of deferred tasks with room for every task of the largest graph, then
-/// what the tasks' code uses, to which `mpk_rank.scratch` points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Scratch {
-    deferred: u64,
-    each: u64,
-}
-
-impl Scratch {
-    fn new(graphs: &[TaskGraph]) -> Scratch {
-        let tasks = graphs.iter().map(|g| g.tasks.len()).max().unwrap_or(0) as u64;
-        let code = graphs.iter().flat_map(|g| &g.variants).map(|v| v.scratch_bytes).max().unwrap_or(0);
-        Scratch::of(tasks, u64::from(code))
-    }
-
-    fn of(tasks: u64, code: u64) -> Scratch {
-        let deferred = (4 * tasks).next_multiple_of(256);
-        Scratch { deferred, each: deferred + code.next_multiple_of(256).max(256) }
-    }
-
-    fn of_workers(&self, base: u64, workers: u32) -> Vec<u64> {
-        (0..u64::from(workers)).map(|w| base + w * self.each + self.deferred).collect()
-    }
-}
-
 /// Plain values from their bytes.
 fn from_bytes<T: Copy>(bytes: &[u8]) -> Vec<T> {
     let count = bytes.len() / size_of::<T>();
@@ -495,24 +355,4 @@ fn from_bytes<T: Copy>(bytes: &[u8]) -> Vec<T> {
         values.set_len(count);
     }
     values
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_deferred_list_lies_directly_before_the_scratch() {
-        let scratch = Scratch::of(1001, 300);
-        assert_eq!(scratch, Scratch { deferred: 4096, each: 4096 + 512 });
-        assert_eq!(scratch.of_workers(1 << 20, 2), [(1 << 20) + 4096, (1 << 20) + 4608 + 4096]);
-        assert!(Scratch::of(0, 0).each >= 256);
-    }
-
-    #[test]
-    fn schedulers_live_in_the_blocks_of_workers() {
-        assert_eq!((schedulers(132, 1), schedulers(132, 4)), (8, 9));
-        assert_eq!((schedulers(4, 1), schedulers(4, 2)), (4, 4));
-        assert_eq!((schedulers(1, 1), schedulers(2, 2)), (1, 2));
-    }
 }

@@ -2,6 +2,7 @@
 //! that the process ends even where the kernel does not.
 
 use super::device::set_stuck;
+use super::launch::Launcher;
 use super::rank::CudaRank;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -47,14 +48,22 @@ impl CudaRank {
         let argument = self.control.image.address(self.control.rank);
         // Every rank's memory is set up before the first put.
         world.barrier();
-        // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory; all it leads to is owned by
-        // `self`, which waits for the kernel or marks it stuck.
-        let launched = unsafe {
-            self.launcher.launch(self.heap.nvshmem(), self.kernel, self.shape, &self.stream, argument)
+        let mut launched = self.launch(argument);
+        let failed = |launched: &Result<()>| {
+            world.all_gather(launched.as_ref().err().map_or(0, |error| error.exit_status() as u64))
         };
-        let failed = world.agree(launched.as_ref().err().map_or(0, Error::exit_status));
+        let mut statuses = failed(&launched);
+        if !matches!(self.launcher, Launcher::Cooperative) && statuses.iter().all(|&status| status != 0) {
+            if let Err(error) = &launched {
+                tracing::warn!("{error}; launching by cuLaunchCooperativeKernel");
+            }
+            self.launcher = Launcher::Cooperative;
+            launched = self.launch(argument);
+            statuses = failed(&launched);
+        }
         launched?;
-        if failed.is_some() {
+        let failed = statuses.iter().any(|&status| status != 0);
+        if failed {
             self.abort(abi::MPK_ABORT_PEER);
         }
         let now = Instant::now();
@@ -64,7 +73,7 @@ impl CudaRank {
             changed: now,
             copying: None,
             copied: now,
-            told: failed.map(|_| now),
+            told: failed.then_some(now),
         };
         loop {
             match self.stream.is_done() {
@@ -90,6 +99,13 @@ impl CudaRank {
             Error::Cuda { .. } => self.device_error(world, &error, &watch),
             other => other,
         })
+    }
+
+    /// Starts the kernel on the `mpk_rank` at this address of the device.
+    fn launch(&self, rank: u64) -> Result<()> {
+        // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory; all it leads to is owned by
+        // `self`, which waits for the kernel or marks it stuck.
+        unsafe { self.launcher.launch(self.heap.nvshmem(), self.kernel, self.shape, &self.stream, rank) }
     }
 
     /// Asks the kernel to end; block 0 hands the code on to all ranks.

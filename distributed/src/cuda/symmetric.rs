@@ -11,6 +11,15 @@ use nvshmem_sys::{Library as Nvshmem, UniqueId};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// NVSHMEM is initialised in this process.
+static LIVE: AtomicBool = AtomicBool::new(false);
+
+/// True where NVSHMEM was initialised and not finalised, as after a run that failed.
+pub(super) fn is_live() -> bool {
+    LIVE.load(Ordering::Relaxed)
+}
 
 /// Bytes that NVSHMEM takes of the heap for itself, and what alignment may cost.
 const SLACK: u64 = 64 << 20;
@@ -107,6 +116,9 @@ impl SymmetricHeap {
                 unsafe { library.init_with_mpi_communicator(communicator) }.map_err(Error::from)
             }),
         };
+        if initialised.is_ok() {
+            LIVE.store(true, Ordering::Relaxed);
+        }
         agreed(world, initialised)?;
         agreed(world, check_ranks(&library, world))?;
         // NVSHMEM may have changed it.
@@ -152,7 +164,9 @@ impl SymmetricHeap {
         // SAFETY: allocated above and freed once; every rank's kernel has ended (agreed above).
         agreed(world, unsafe { library.free(address) }.map_err(Error::from))?;
         // SAFETY: no symmetric memory is left, and no kernel runs.
-        unsafe { library.finalize() }.map_err(Error::from)
+        unsafe { library.finalize() }?;
+        LIVE.store(false, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -62,7 +62,7 @@ pub fn run(case: &Case) -> Result<i32, AppError> {
             "ms_per_step": ms,
             "tokens_per_s": 1000.0 * f64::from(case.batch) / ms,
             "prefill_s": timing.prefill.as_secs_f64(),
-            "load_s": done.load.as_secs_f64(),
+            "load_s": done.start.load.as_secs_f64(),
         })
         .to_string())
     };

@@ -19,6 +19,8 @@ fn main() {
             launch::logging::init(args.log_all_ranks);
             launch::session::run(&args)
         }
+        // Under a launcher one rank tells.
+        Command::Doctor(_) if !first => 0,
         Command::Doctor(args) => {
             launch::logging::init(false);
             launch::doctor::run(&args)

@@ -1,0 +1,223 @@
+//! The GPU of a rank: which one, and whether it has what the graphs need.
+
+use super::budget::Budget;
+use super::device::{Context, Gpu};
+use super::driver::Driver;
+use super::symmetric::{Bootstrap, Transport, heap_bytes};
+use crate::agreement::agreed;
+use crate::error::{Error, Result};
+use crate::heap_layout::HeapLayout;
+use crate::memory::Layout;
+use crate::plan::RunOptions;
+use crate::queues::Queues;
+use crate::tensors::TensorLayout;
+use crate::world::World;
+use kernels_cu::abi;
+use std::sync::Arc;
+use taskgraph::Placement;
+use taskgraph::task_graph::{Task, TaskGraph};
+
+/// Trace memory of a rank at most, bytes.
+const TRACE_BYTES: u64 = 512 << 20;
+/// Records that are kept for one worker at most.
+const TRACE_RECORDS: u64 = 200_000;
+/// Schedulers of dynamic placement that launch this rank's own events.
+const LOCAL_SCHEDULERS: u32 = 8;
+/// Device memory that CUDA and NVSHMEM take besides what is asked for, about.
+const OVERHEAD: u64 = 256 << 20;
+
+/// The GPU that a rank runs on, and how its ranks reach each other.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The GPU's context.
+    pub context: Arc<Context>,
+    /// Ranks of this node on the same GPU.
+    pub sharing: u32,
+    /// All ranks are on this node, and their GPUs reach each other's memory.
+    pub local: bool,
+    /// How ranks write to each other's memory.
+    pub transport: Transport,
+    /// How NVSHMEM's ranks find each other.
+    pub bootstrap: Bootstrap,
+}
+
+impl Machine {
+    /// Collective: this rank's GPU, by its number among the ranks of its node.
+    ///
+    /// # Errors
+    /// The GPU does not come up.
+    pub fn of_rank(
+        world: &World,
+        driver: Driver,
+        transport: Transport,
+        bootstrap: Bootstrap,
+    ) -> Result<Machine> {
+        let gpus = Gpu::all(driver);
+        let gpus = agreed(world, gpus)?;
+        let count = gpus.len() as u32;
+        let ordinal = world.node_rank() % count;
+        // Launchers may show each rank other GPUs, so their numbers do not tell which ones are the same.
+        let all = world.all_gather(gpus[ordinal as usize].identity);
+        let sharing = all.iter().filter(|&&gpu| gpu == all[world.rank() as usize]).count() as u32;
+        let used: Vec<&Gpu> = gpus.iter().filter(|gpu| all.contains(&gpu.identity)).collect();
+        let reach = agreed(world, all_reach(&used))?;
+        let seen = all.iter().all(|identity| gpus.iter().any(|gpu| gpu.identity == *identity));
+        let local = world.node_size() == world.size() && reach && seen;
+        let context = agreed(world, Context::new(gpus[ordinal as usize].clone()))?;
+        if sharing > 1 {
+            tracing::warn!(
+                "{sharing} ranks share GPU {ordinal}: this works, but they take turns of milliseconds; use one GPU a rank for speed"
+            );
+        }
+        Ok(Machine { context, sharing, local, transport, bootstrap })
+    }
+
+    /// Collective: whether the GPU has what `graphs` need, the cubin aside.
+    ///
+    /// # Errors
+    /// Too little memory; graphs that the kernel can't run.
+    pub fn check(&self, world: &World, graphs: &[TaskGraph], options: &RunOptions) -> Result<()> {
+        let heap = HeapLayout::agree(world, graphs);
+        agreed(world, check_limits(graphs))?;
+        let layout = agreed(world, TensorLayout::new(graphs, &heap))?;
+        let workers = graphs.first().map_or(1, |g| g.workers);
+        let record = size_of::<abi::mpk_trace_record>() as u64;
+        let trace = trace_capacity(options, workers) * record * u64::from(workers);
+        let budget = budget(graphs, &layout, heap.bytes, trace);
+        let free = agreed(world, self.context.free_memory())?;
+        // Nobody takes memory before all have looked how much there is.
+        world.barrier();
+        agreed(world, budget.check(&self.context, self.sharing, free))
+    }
+}
+
+/// Each GPU reads and writes the memory of every other.
+fn all_reach(gpus: &[&Gpu]) -> Result<bool> {
+    for from in gpus {
+        for to in gpus {
+            if !from.reaches(to)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Trace records that are kept for each worker.
+pub(super) fn trace_capacity(options: &RunOptions, workers: u32) -> u64 {
+    let record = size_of::<abi::mpk_trace_record>() as u64;
+    if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 }
+}
+
+/// What a rank takes of its GPU's memory.
+fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) -> Budget {
+    let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
+    let scratch = Scratch::new(graphs);
+    let mut queues = Layout::default();
+    if graphs.first().is_some_and(|g| g.placement == Placement::Dynamic) {
+        Queues::reserve(graphs, workers, schedulers(workers, world), world, &mut queues);
+    }
+    let mut budget = Budget::default();
+    budget.add("weights", layout.constants);
+    budget.add("key-value cache", layout.persistent);
+    budget.add("activations", layout.activations);
+    budget.add("symmetric heap", if world > 1 { heap_bytes(heap) } else { heap });
+    budget.add("scratch", scratch.each * u64::from(workers));
+    budget.add("queues", queues.bytes());
+    budget.add("trace", trace);
+    budget.add("CUDA itself", OVERHEAD);
+    budget
+}
+
+/// What a rank with these graphs takes of its GPU's memory: how much, and what for.
+///
+/// # Errors
+/// The graphs contradict each other.
+pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
+    let heap = HeapLayout::agree(&World::single(), graphs);
+    let layout = TensorLayout::new(graphs, &heap)?;
+    let budget = budget(graphs, &layout, heap.bytes, 0);
+    Ok((budget.total(), budget.to_string()))
+}
+
+/// Refuses what does not fit in the kernel's shared memory (kernels-cu/src/gpu/config.cuh).
+fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
+    /// `kSlotOperands`.
+    const OPERANDS: u32 = 12;
+    /// `kMostRanks`.
+    const DYNAMIC_RANKS: u32 = 64;
+    for graph in graphs {
+        let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
+        let count = |task: &Task| u32::from(task.num_inputs) + u32::from(task.num_outputs);
+        if let Some(task) = graph.tasks.iter().find(|task| count(task) > OPERANDS) {
+            return Err(problem(format!(
+                "a task of {} has {} operands, on a GPU {OPERANDS} are possible",
+                graph.type_name(task),
+                count(task)
+            )));
+        }
+        if graph.placement == Placement::Dynamic && graph.workers < schedulers(graph.workers, graph.world) {
+            return Err(problem(
+                "dynamic placement of several ranks takes 2 workers at least on a GPU".into(),
+            ));
+        }
+        if graph.placement == Placement::Dynamic && graph.world > DYNAMIC_RANKS {
+            return Err(problem(format!(
+                "dynamic placement on GPUs takes {DYNAMIC_RANKS} ranks at most; use --placement static"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Schedulers of dynamic placement: local ones, then the remote one where there are peers; no more than workers,
+/// whose blocks they live in.
+pub(super) fn schedulers(workers: u32, world: u32) -> u32 {
+    let remote = u32::from(world > 1);
+    (LOCAL_SCHEDULERS + remote).min(workers).max(1 + remote)
+}
+
+/// Scratch memory of each worker: first a list of deferred tasks with room for every task of the largest graph, then
+/// what the tasks' code uses, to which `mpk_rank.scratch` points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scratch {
+    pub(super) deferred: u64,
+    pub(super) each: u64,
+}
+
+impl Scratch {
+    pub(super) fn new(graphs: &[TaskGraph]) -> Scratch {
+        let tasks = graphs.iter().map(|g| g.tasks.len()).max().unwrap_or(0) as u64;
+        let code = graphs.iter().flat_map(|g| &g.variants).map(|v| v.scratch_bytes).max().unwrap_or(0);
+        Scratch::of(tasks, u64::from(code))
+    }
+
+    fn of(tasks: u64, code: u64) -> Scratch {
+        let deferred = (4 * tasks).next_multiple_of(256);
+        Scratch { deferred, each: deferred + code.next_multiple_of(256).max(256) }
+    }
+
+    pub(super) fn of_workers(&self, base: u64, workers: u32) -> Vec<u64> {
+        (0..u64::from(workers)).map(|w| base + w * self.each + self.deferred).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deferred_list_lies_directly_before_the_scratch() {
+        let scratch = Scratch::of(1001, 300);
+        assert_eq!(scratch, Scratch { deferred: 4096, each: 4096 + 512 });
+        assert_eq!(scratch.of_workers(1 << 20, 2), [(1 << 20) + 4096, (1 << 20) + 4608 + 4096]);
+        assert!(Scratch::of(0, 0).each >= 256);
+    }
+
+    #[test]
+    fn schedulers_live_in_the_blocks_of_workers() {
+        assert_eq!((schedulers(132, 1), schedulers(132, 4)), (8, 9));
+        assert_eq!((schedulers(4, 1), schedulers(4, 2)), (4, 4));
+        assert_eq!((schedulers(1, 1), schedulers(2, 2)), (1, 2));
+    }
+}
