@@ -144,6 +144,9 @@ pub struct Args {
     /// Compile the GPU code of all ranks' graphs into the cache, run nothing.
     #[arg(long)]
     pub compile_only: bool,
+    /// Run an op graph of one's own this many times in one launch, to time it.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub iterations: u32,
     /// Log from every rank, not only from rank 0.
     #[arg(long)]
     pub log_all_ranks: bool,

@@ -92,7 +92,7 @@ struct Sequence {
     tokens: Vec<i32>,
 }
 
-/// Runs the graph once on all ranks and prints its outputs.
+/// Runs the graph on all ranks (once, unless `--iterations` asks for more) and prints its outputs.
 pub fn run(
     world: &World,
     args: &Args,
@@ -129,7 +129,7 @@ pub fn run(
         top_k: 0,
         eos: Vec::new(),
         requests: vec![Request { prompt: sequence.tokens, max_new_tokens: 1 }],
-        mode: Mode::Fixed(1),
+        mode: Mode::Fixed(args.iterations),
     };
     let threads = backend.readers();
     let mut rank = backend.rank(world, args, graphs, plan, &run_options)?;
