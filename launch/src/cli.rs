@@ -154,7 +154,7 @@ pub struct Args {
     /// what a stall may then break.
     #[arg(long, hide = true)]
     pub debug_unprotected: bool,
-    /// Debug: RANK:OP:MILLISECONDS delays worker 0 of RANK before each task of operator OP (an index or a name).
+    /// Debug: RANK:OP:MILLISECONDS delays worker 0 (on a GPU every worker) of RANK before each task of operator OP (an index or a name).
     #[arg(long, value_name = "RANK:OP:MS", hide = true)]
     pub debug_stall: Option<String>,
 }

@@ -61,7 +61,9 @@ def run(check):
         text = done.stdout + done.stderr
         summaries = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", text)
         clean = len(summaries) >= job.ranks and all(re.match(r"0 (errors|hazards)", s) for s in summaries)
-        first = next((line for line in text.splitlines() if re.search(r"=+ (Error|Warning|Invalid|Barrier)", line)), "")
+        lines = text.splitlines()
+        at = next((i for i, line in enumerate(lines) if re.search(r"=+ (Error|Warning|Invalid|Barrier)", line)), len(lines))
+        first = " / ".join(line.lstrip("= ")[:160] for line in lines[at:at + 8])
         check.judge(clean and done.status == 0, name, f"{summaries[0]} after {done.seconds:.0f} s" if clean and
                     done.status == 0 else f"{summaries} {first} {done.problem()}")
     if check.gpus < 2:

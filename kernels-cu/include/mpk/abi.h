@@ -347,7 +347,8 @@ typedef struct mpk_rank {
   mpk_trace_record* trace;     /* [num_workers][trace_capacity] or NULL */
   uint64_t* trace_count;       /* [num_workers] */
   uint64_t trace_capacity;
-  /* Debug: on this rank, worker 0 sleeps this long before each task of op stall_op (UINT32_MAX: none). */
+  /* Debug: on this rank, worker 0 (GPU: every worker) sleeps this long before each task of op stall_op (UINT32_MAX:
+   * none). */
   uint64_t stall_ns;
   uint32_t stall_op;
   uint32_t reserved;

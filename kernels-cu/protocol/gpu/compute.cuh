@@ -106,7 +106,9 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
       report(&context.status->task, slot.task_index);
       report(&context.status->graph, slot.graph_index);
       report(&context.status->iteration, slot.iteration);
-      if (rank->stall_ns != 0 && worker == 0 && slot.task.op == rank->stall_op) {
+      report_state(context.status, MPK_WORKER_RUNS);
+      /* Every worker: which of them has tasks of the operator is the graph's affair. */
+      if (rank->stall_ns != 0 && slot.task.op == rank->stall_op) {
         const int stalled = stall(rank);
         if (stalled != MPK_OK) context.fail(stalled);
       }

@@ -5,7 +5,7 @@
  *
  *   struct Example : mpk::gpu::TaskCode {
  *     static __device__ int run(mpk::gpu::Context& context);   // all kComputeThreads threads
- *     static __device__ bool load(mpk::gpu::Loader& loader);   // the loader warp; only where weights are streamed
+ *     static __device__ bool load(mpk::gpu::Loader& loader);   // the loader and the prefetch warp; only where weights are streamed
  *     static __device__ bool ready(...);                       // the fetch warp; only where flagged words are read
  *   };
  *
@@ -46,7 +46,7 @@ class Context {
   struct Active {
     uint32_t slot, first_row, num_rows, context;
   };
-  __device__ __forceinline__ Active active(uint32_t a) const {
+  static __device__ __forceinline__ Active active(uint32_t a) {
     const Shared& shared = shared_state();
     if (a < kKeptActive) {
       return {static_cast<uint32_t>(shared.active_slot[a]), static_cast<uint32_t>(shared.active_first_row[a]),
@@ -56,7 +56,7 @@ class Context {
     return {static_cast<uint32_t>(batch.active_slot[a]), static_cast<uint32_t>(batch.active_first_row[a]),
             static_cast<uint32_t>(batch.active_num_rows[a]), static_cast<uint32_t>(batch.active_context[a])};
   }
-  __device__ __forceinline__ uint32_t pages_per_slot() const { return shared_state().pages_per_slot; }
+  static __device__ __forceinline__ uint32_t pages_per_slot() { return shared_state().pages_per_slot; }
 
   /* Rows in use of `capacity`: the values of a `rows_kind` word in a params struct (0 tokens, 1 samples, 2 all). */
   __device__ __forceinline__ uint32_t rows_in_use(uint32_t rows_kind, uint32_t capacity) const {
