@@ -42,7 +42,7 @@ def run(check):
         return
     tiny = models.fixture_model(check, "tiny")
     command = check.mpk_run(Job(tiny, 1, logprobs=models.LOGPROBS))
-    large = [*check.mpk_run(Job(models.shape_model(check, "llama3-70b", 1, 1024), 1)), "--prompt-tokens", "1,2,3"]
+    large = [*check.mpk_run(Job(models.shape_model(check, "llama3-70b", 16, 40960), 1)), "--prompt-tokens", "1,2,3"]
     two = check.mpk_run(Job(tiny, 2, logprobs=models.LOGPROBS))
     cases = [("no GPU visible", command, {"CUDA_VISIBLE_DEVICES": ""}, []),
              ("NVSHMEM missing", two, {"NVSHMEM_HOME": "/nonexistent"}, ["nvshmem"]),
