@@ -168,6 +168,10 @@ pub fn compile_options(row: &Device, ranks: u32) -> Result<CompileOptions, AppEr
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
     let mut options = CompileOptions::new(architecture, ranks > 1);
+    // For compute-sanitizer, see kernels-cu/src/gpu/config.cuh.
+    if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
+        options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
+    }
     options.config = fit(options.config, row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
             "a block of {} has {} bytes of shared memory, too few for the kernel; choose another GPU (CUDA_VISIBLE_DEVICES), or run with --backend cpu",

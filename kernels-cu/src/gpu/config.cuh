@@ -32,6 +32,14 @@ constexpr uint32_t kStageArrivals = 1;
 constexpr uint32_t kStageArrivals = 32;
 #endif
 
+/* Arrivals that free a stage: one lane of each compute warp, behind a warp barrier. Debug: every lane, since racecheck does
+ * not see a warp barrier that the compiler has proven and left out. */
+#ifndef MPK_EVERY_LANE_ARRIVES
+#define MPK_EVERY_LANE_ARRIVES 0
+#endif
+constexpr bool kEveryLaneArrives = MPK_EVERY_LANE_ARRIVES != 0;
+constexpr uint32_t kEmptyArrivals = kEveryLaneArrives ? kComputeThreads : kComputeWarps;
+
 /* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together well under the L2 cache. */
 #ifndef MPK_PREFETCH_STAGES
 #define MPK_PREFETCH_STAGES (160 * 1024 / MPK_STAGE_BYTES)

@@ -47,7 +47,7 @@ class StageReader {
   /* The warp has read the stage. */
   __device__ __forceinline__ void give_back() {
     __syncwarp();
-    if (first_lane_)
+    if (kEveryLaneArrives || first_lane_)
       asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(full_ + kEmpty + place_.stage * 8) : "memory");
     place_.next();
   }

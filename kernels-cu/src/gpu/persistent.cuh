@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.pages_per_slot = description->batch_config->pages_per_slot;
     for (uint32_t i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.stage_full[i], kStageArrivals);
-      mbarrier_init(&shared.stage_empty[i], kComputeWarps);
+      mbarrier_init(&shared.stage_empty[i], kEmptyArrivals);
     }
     for (uint32_t i = 0; i < kSlots; ++i) {
       mbarrier_init(&shared.slot_full[i], 1);

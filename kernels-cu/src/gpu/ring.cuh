@@ -130,7 +130,7 @@ class Ring {
   /* The warp has read the stage. */
   __device__ __forceinline__ void give_back() {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) mbarrier_arrive(&shared_state().stage_empty[place_.stage]);
+    if (kEveryLaneArrives || (threadIdx.x & 31) == 0) mbarrier_arrive(&shared_state().stage_empty[place_.stage]);
     place_.next();
   }
   /* For code that takes stages by its own means. */
