@@ -27,7 +27,7 @@ ALLREDUCE = "one-shot"
 def peers_folder():
     """Folder of the peers' programs, or None."""
     named = os.environ.get("MPK_PEERS")
-    places = [named] if named else [REPOSITORY / ".probe/peers", REPOSITORY / "shared/peers", REPOSITORY.parent / "shared/peers"]
+    places = [named] if named else [REPOSITORY / "shared/peers", REPOSITORY.parent / "shared/peers"]
     return next((Path(place) for place in places if (Path(place) / "torch_decode.py").exists()), None)
 
 
