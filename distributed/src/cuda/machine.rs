@@ -140,12 +140,10 @@ pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
     Ok((budget.total(), budget.to_string()))
 }
 
-/// Refuses what does not fit in the kernel's shared memory (kernels-cu/src/gpu/config.cuh).
+/// Refuses what does not fit in the kernel's shared memory.
 fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
-    /// `kSlotOperands`.
-    const OPERANDS: u32 = 12;
-    /// `kMostRanks`.
-    const DYNAMIC_RANKS: u32 = 64;
+    const OPERANDS: u32 = abi::MPK_GPU_MAX_OPERANDS;
+    const DYNAMIC_RANKS: u32 = abi::MPK_GPU_MAX_DYNAMIC_RANKS;
     for graph in graphs {
         let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
         let count = |task: &Task| u32::from(task.num_inputs) + u32::from(task.num_outputs);

@@ -79,6 +79,9 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
 #define MPK_MAX_DIMS 4
 #define MPK_MAX_ARGS 8
 #define MPK_MAX_PARAMS 30
+/* On a GPU: operands of a task, and ranks with dynamic placement. */
+#define MPK_GPU_MAX_OPERANDS 12
+#define MPK_GPU_MAX_DYNAMIC_RANKS 64
 
 /* A view into a tensor. `addr` is the address in this rank's memory; for symmetric tensors the same view at
  * another rank is mpk_rank.sym[pe] + (addr - mpk_rank.sym[rank]). */

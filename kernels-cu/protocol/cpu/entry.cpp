@@ -1,5 +1,6 @@
 /* The entry points of the CPU target (end of mpk/abi.h). */
 #include "cpu/worker.h"
+#include "scheduler_loop.h"
 
 #include <stdlib.h>
 #if defined(__linux__)
@@ -26,41 +27,10 @@ void leave(const mpk_rank* rank, mpk_status* status, int code) {
   }
 }
 
-int run_local_scheduler(Scheduler* scheduler) {
-  Wait wait(scheduler->rank, scheduler->status);
-  for (;;) {
-    bool worked, stop;
-    int code = local_scheduler_step(scheduler, &worked, &stop);
-    if (code != MPK_OK || stop) return code;
-    if (worked) {
-      wait.reset();
-      code = abort_code(scheduler->rank);
-    } else {
-      code = wait.poll(scheduler->begun);
-      if (code != MPK_OK) report_missing_event(*scheduler);
-    }
-    if (code != MPK_OK) return code;
-  }
-}
-
 int run_remote_scheduler(Scheduler* scheduler) {
-  const mpk_rank* rank = scheduler->rank;
-  uint64_t* heads = static_cast<uint64_t*>(calloc(rank->world, sizeof(uint64_t)));
+  uint64_t* heads = static_cast<uint64_t*>(calloc(scheduler->rank->world, sizeof(uint64_t)));
   if (heads == nullptr) return MPK_ABORT_KERNEL;
-  Wait wait(rank, scheduler->status);
-  int code = MPK_OK;
-  while (code == MPK_OK) {
-    bool worked, stop;
-    code = remote_scheduler_round(scheduler, heads, &worked, &stop);
-    if (code != MPK_OK || stop) break;
-    if (worked) {
-      wait.reset();
-      code = abort_code(rank);
-    } else {
-      code = wait.poll(read_publication(rank).iteration);
-      if (code != MPK_OK) report_missing_event(*scheduler);
-    }
-  }
+  const int code = remote_scheduler_loop(scheduler, heads);
   free(heads);
   return code;
 }
@@ -99,7 +69,7 @@ void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler) {
   mpk::cpu::shorten_timer_slack();
   mpk::Scheduler self = {rank, scheduler, 0, 0, 0, &rank->status[rank->num_workers + scheduler]};
   const bool local = scheduler < mpk::num_local_schedulers(rank);
-  mpk::cpu::leave(rank, self.status, local ? mpk::cpu::run_local_scheduler(&self) : mpk::cpu::run_remote_scheduler(&self));
+  mpk::cpu::leave(rank, self.status, local ? mpk::local_scheduler_loop(&self, [](uint32_t) {}) : mpk::cpu::run_remote_scheduler(&self));
 }
 
 void mpk_cpu_abort(mpk_rank* rank, uint32_t code) { mpk::abort_broadcast(rank, code); }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/context.cuh"
-#include "scheduler_step.h"
+#include "scheduler_loop.h"
 
 namespace mpk {
 namespace gpu {
@@ -46,42 +46,6 @@ __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
   }
 }
 
-__device__ inline int local_scheduler_loop(Scheduler* scheduler, bool relay) {
-  Wait wait(scheduler->rank, scheduler->status);
-  for (uint32_t round = 1;; ++round) {
-    bool worked, stop;
-    int code = local_scheduler_step(scheduler, &worked, &stop);
-    if (code != MPK_OK || stop) return code;
-    if (relay && round % 64 == 0) relay_host_abort(scheduler->rank);
-    if (worked) {
-      wait.reset();
-      code = abort_code(scheduler->rank);
-    } else {
-      code = wait.poll(scheduler->begun);
-      if (code != MPK_OK) report_missing_event(*scheduler);
-    }
-    if (code != MPK_OK) return code;
-  }
-}
-
-__device__ inline int remote_scheduler_loop(Scheduler* scheduler, uint64_t* heads) {
-  const mpk_rank* rank = scheduler->rank;
-  Wait wait(rank, scheduler->status);
-  for (;;) {
-    bool worked, stop;
-    int code = remote_scheduler_round(scheduler, heads, &worked, &stop);
-    if (code != MPK_OK || stop) return code;
-    if (worked) {
-      wait.reset();
-      code = abort_code(rank);
-    } else {
-      code = wait.poll(read_publication(rank).iteration);
-      if (code != MPK_OK) report_missing_event(*scheduler);
-    }
-    if (code != MPK_OK) return code;
-  }
-}
-
 /* One thread of the spare warp of each block. `heads`: [world] words of shared memory, 0. */
 __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint64_t* heads) {
   const uint32_t busy = rank->num_schedulers != 0 ? rank->num_schedulers : 1;
@@ -98,7 +62,11 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint64_t
       if (block == 0) code = batch_loop(rank, !own_relay);
     } else if (block < rank->num_schedulers) {
       Scheduler self = {rank, block, 0, 0, 0, &rank->status[rank->num_workers + block]};
-      code = block < num_local_schedulers(rank) ? local_scheduler_loop(&self, block == 0 && !own_relay) : remote_scheduler_loop(&self, heads);
+      const bool relay = block == 0 && !own_relay;
+      const auto between = [rank, relay](uint32_t round) {
+        if (relay && round % 64 == 0) relay_host_abort(rank);
+      };
+      code = block < num_local_schedulers(rank) ? local_scheduler_loop(&self, between) : remote_scheduler_loop(&self, heads);
       if (code == MPK_OK) report_state(self.status, MPK_WORKER_LEFT);
     }
   }

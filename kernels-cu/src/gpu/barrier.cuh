@@ -19,23 +19,25 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 #endif
 }
 
-/* Release at block scope: pairs with a successful mbarrier_test. */
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(shared_address(barrier)) : "memory");
+/* Release at block scope: pairs with a successful mbarrier_test. The forms with an address take shared_address of a barrier. */
+__device__ __forceinline__ void mbarrier_arrive(uint32_t address) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(address) : "memory");
 }
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) { mbarrier_arrive(shared_address(barrier)); }
 
 /* Acquire at block scope. True when the phase of this parity has completed; may wait for a short, bounded time. */
-__device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool mbarrier_test(uint32_t address, uint32_t parity) {
   uint32_t done;
 #if __CUDA_ARCH__ >= 900
   asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
-               : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+               : "=r"(done) : "r"(address), "r"(parity) : "memory");
 #else
   asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
-               : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+               : "=r"(done) : "r"(address), "r"(parity) : "memory");
 #endif
   return done != 0;
 }
+__device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, uint32_t parity) { return mbarrier_test(shared_address(barrier), parity); }
 
 #if __CUDA_ARCH__ >= 900
 /* One arrival, and `bytes` more that bulk copies will bring. */

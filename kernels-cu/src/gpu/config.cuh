@@ -17,6 +17,9 @@ constexpr uint32_t kLoadWarp = 9;   /* streams constant operands into the ring *
 constexpr uint32_t kSpareWarp = 10; /* batch step or scheduler in the first blocks */
 constexpr uint32_t kPrefetchWarp = 11; /* constant operands beyond the ring into the L2 cache while nothing else is loaded */
 constexpr uint32_t kBlockThreads = 12 * 32;
+#ifdef MPK_BLOCK_THREADS
+static_assert(kBlockThreads == MPK_BLOCK_THREADS, "the launch starts MPK_BLOCK_THREADS threads a block");
+#endif
 
 /* The ring of stages, and how many copies may be in flight: more of them delay every flag that others poll. */
 constexpr uint32_t kStages = MPK_STAGES;
@@ -53,9 +56,9 @@ constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
 
 /* Slots of an iteration whose numbers are kept in shared memory. */
 constexpr uint32_t kKeptActive = 64;
-constexpr uint32_t kMostRanks = 64; /* of dynamic placement */
+constexpr uint32_t kMostRanks = MPK_GPU_MAX_DYNAMIC_RANKS;
 constexpr uint32_t kSlots = 6;
-constexpr uint32_t kSlotOperands = 12;
+constexpr uint32_t kSlotOperands = MPK_GPU_MAX_OPERANDS;
 constexpr uint32_t kSlotWaits = 8;
 
 }  // namespace gpu

@@ -21,6 +21,7 @@
 #include "gpu/shared.cuh"
 #include "platform/gpu.h"
 #include "event.h"
+#include "kernel_wait.h"
 
 namespace mpk {
 namespace gpu {
@@ -34,7 +35,7 @@ class Context {
   uint8_t* scratch;     /* the variant's scratch bytes in device memory */
   uint32_t thread;      /* 0 .. kComputeThreads - 1 */
   uint32_t warp, lane;
-  Ring ring;
+  RingPlace ring;       /* the task's first stage, see StageReader */
   uint64_t ready_ns = 0; /* of the task, thread 0, where a trace is kept */
 
   __device__ __forceinline__ const mpk_operand& input(uint32_t i) const { return slot->operands[i]; }
@@ -146,7 +147,7 @@ __device__ __noinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_s
   uint64_t seen = 0;
   for (;;) {
     seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
-    if (static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - epoch) >= 0) return seen;
+    if (mpk_flagged_arrived(seen, epoch)) return seen;
     *code = wait.poll(seen >> 32);
     if (*code != MPK_OK) {
       report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, epoch, seen >> 32);
@@ -160,12 +161,12 @@ __device__ inline float Context::wait_flagged(const uint64_t* word) {
   for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
     /* Relaxed: the word carries its value, nothing else is read on the strength of it. */
     seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
-    if (static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - slot->epoch) >= 0) return __uint_as_float(static_cast<uint32_t>(seen));
+    if (mpk_flagged_arrived(seen, slot->epoch)) return mpk_flagged_value(seen);
   }
   int code = MPK_OK;
   seen = wait_flagged_slowly(rank, status, word, slot->epoch, &code);
   if (code != MPK_OK) fail(code);
-  return __uint_as_float(static_cast<uint32_t>(seen));
+  return mpk_flagged_value(seen);
 }
 
 }  // namespace gpu

@@ -27,52 +27,6 @@ constexpr uint32_t kRowBlockBytes = 16 * kNumberBytes<Weight>;
  * readers each meet all banks. */
 __device__ __forceinline__ uint32_t share_index(uint32_t n, uint32_t m) { return (n * 16 + m) ^ (n / 2 % 4 * 8); }
 
-/* The compute warps' end of the ring as 32-bit shared addresses, which the loop over stages keeps in registers. */
-class StageReader {
- public:
-  __device__ __forceinline__ StageReader(const Context& context, Ring& ring)
-      : ring_(ring), place_(ring.place()), first_lane_(context.lane == 0), stages_(shared_address(stage_at(0))),
-        full_(shared_address(shared_state().stage_full)) {}
-  __device__ __forceinline__ void leave() { ring_.place() = place_; }
-
-  /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */
-  __device__ __forceinline__ bool wait() const {
-    const uint32_t barrier = full_ + place_.stage * 8;
-    while (!test(barrier, place_.parity)) {
-      if (peek(shared_state().code) != 0) return false;
-    }
-    return true;
-  }
-  __device__ __forceinline__ uint32_t address() const { return stages_ + place_.stage * kStageBytes; }
-  /* The warp has read the stage. */
-  __device__ __forceinline__ void give_back() {
-    __syncwarp();
-    if (kEveryLaneArrives || first_lane_)
-      asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(full_ + kEmpty + place_.stage * 8) : "memory");
-    place_.next();
-  }
-
- private:
-  static constexpr uint32_t kEmpty = offsetof(Shared, stage_empty) - offsetof(Shared, stage_full);
-
-  static __device__ __forceinline__ bool test(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#else
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#endif
-    return done != 0;
-  }
-
-  Ring& ring_;
-  RingPlace place_;
-  bool first_lane_;
-  uint32_t stages_, full_;
-};
-
 __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));

@@ -115,29 +115,39 @@ class Loader {
   uint32_t used_ = 0; /* stages that have been filled once */
 };
 
-/* The compute warps' end: every warp takes every stage. */
-class Ring {
+/* The compute warps' end, while a task runs: every warp takes every stage. Barriers and stages as 32-bit shared addresses,
+ * which a loop over stages keeps in registers. */
+class StageReader {
  public:
-  /* The next stage once its bytes are there; NULL when there is nothing to come any more (the caller goes on to the
-   * next Context::sync, which gives the abort code). */
-  __device__ __forceinline__ const uint8_t* take() {
-    Shared& shared = shared_state();
-    while (!mbarrier_test(&shared.stage_full[place_.stage], place_.parity)) {
-      if (peek(shared.code) != 0) return nullptr;
+  /* `ring`: where the task's stages begin. */
+  __device__ __forceinline__ StageReader(uint32_t lane, RingPlace& ring)
+      : ring_(ring), place_(ring), first_lane_(lane == 0), stages_(shared_address(stage_at(0))),
+        full_(shared_address(shared_state().stage_full)) {}
+  __device__ __forceinline__ void leave() { ring_ = place_; }
+
+  /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */
+  __device__ __forceinline__ bool wait() const {
+    const uint32_t barrier = full_ + place_.stage * 8;
+    while (!mbarrier_test(barrier, place_.parity)) {
+      if (peek(shared_state().code) != 0) return false;
     }
-    return stage_at(place_.stage);
+    return true;
   }
+  __device__ __forceinline__ uint32_t address() const { return stages_ + place_.stage * kStageBytes; }
   /* The warp has read the stage. */
   __device__ __forceinline__ void give_back() {
     __syncwarp();
-    if (kEveryLaneArrives || (threadIdx.x & 31) == 0) mbarrier_arrive(&shared_state().stage_empty[place_.stage]);
+    if (kEveryLaneArrives || first_lane_) mbarrier_arrive(full_ + kEmpty + place_.stage * 8);
     place_.next();
   }
-  /* For code that takes stages by its own means. */
-  __device__ __forceinline__ RingPlace& place() { return place_; }
 
  private:
+  static constexpr uint32_t kEmpty = offsetof(Shared, stage_empty) - offsetof(Shared, stage_full);
+
+  RingPlace& ring_;
   RingPlace place_;
+  bool first_lane_;
+  uint32_t stages_, full_;
 };
 
 }  // namespace gpu

@@ -32,10 +32,6 @@ __device__ __forceinline__ void load_words(uint64_t (&words)[Width], const uint6
     words[0] = platform::load<platform::Scope::kSystem>(from, platform::kRelaxed);
 }
 
-__device__ __forceinline__ bool arrived(uint64_t word, uint32_t epoch) {
-  return static_cast<int32_t>(static_cast<uint32_t>(word >> 32) - epoch) >= 0;
-}
-
 }  // namespace reduce
 
 template <uint32_t OutDtype, uint32_t World, bool Flagged, bool Residual>
@@ -81,7 +77,7 @@ struct Reduce : TaskCode {
       }
       bool all = true;
 #pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) all = all && reduce::arrived(seen[b], slot.epoch);
+      for (uint32_t b = 0; b < kBatch; ++b) all = all && mpk_flagged_arrived(seen[b], slot.epoch);
       if (!__all_sync(0xFFFFFFFFu, all)) return false;
     }
     return true;
@@ -174,7 +170,7 @@ struct Reduce : TaskCode {
 #pragma unroll
         for (uint32_t r = 0; r < World; ++r)
 #pragma unroll
-          for (uint32_t e = 0; e < Width; ++e) all = all && reduce::arrived(seen[r][e], epoch);
+          for (uint32_t e = 0; e < Width; ++e) all = all && mpk_flagged_arrived(seen[r][e], epoch);
       }
       float sum[Width];
       if (all) {
