@@ -66,7 +66,8 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     }
     if args.check {
         for graphs in &all {
-            print_line(&format!("{}: verified\n{}", graphs[0].name, stats(graphs)))?;
+            let verdict = if args.unprotected() { "not verified" } else { "verified" };
+            print_line(&format!("{}: {verdict}\n{}", graphs[0].name, stats(graphs)))?;
         }
     }
     Ok(())
