@@ -6,17 +6,6 @@
 namespace mpk {
 namespace gpu {
 
-/* A place in the ring of slots. */
-struct SlotPlace {
-  uint32_t index = 0, parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++index == kSlots) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 __device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
   if (lane != 0) return; /* one thread starts bulk copies */
@@ -24,7 +13,7 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
   Shared& shared = shared_state();
   Loader loader(lane, prefetches);
   bool go_on = true;
-  for (SlotPlace place; go_on; place.next()) {
+  for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
     if (!go_on) break;
     const TaskSlot& slot = shared.slots[place.index];
@@ -85,47 +74,47 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
 
 __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t worker) {
   Shared& shared = shared_state();
-  Context context;
-  context.rank = rank;
-  context.status = &rank->status[worker];
-  context.work = work_area();
-  context.scratch = rank->scratch[worker];
   int code = MPK_OK;
-  for (SlotPlace place;; place.next()) {
+  for (;;) {
+    const RingPlace place = peek(shared.next_slot);
     /* The fetch warp always comes: with a task, or with a stop. */
     while (!mbarrier_test(&shared.slot_full[place.index], place.parity)) {}
-    const TaskSlot& slot = shared.slots[place.index];
-    if (slot.kind == kSlotStop) break;
-    context.slot = &slot;
-    /* Read anew for each task: what follows from it alone, in all codes, would otherwise be computed before the loop and
-     * kept in registers, which the codes need. */
-    asm volatile("mov.u32 %0,%%tid.x;" : "=r"(context.thread));
-    context.warp = context.thread / 32;
-    context.lane = context.thread % 32;
+    Context context(&shared.slots[place.index]);
+    if (context.slot->kind == kSlotStop) break;
     if (context.thread == 0) {
-      report(&context.status->task, slot.task_index);
-      report(&context.status->graph, slot.graph_index);
-      report(&context.status->iteration, slot.iteration);
-      report_state(context.status, MPK_WORKER_RUNS);
+      mpk_status* const status = context.status();
+      report(&status->task, context.slot->task_index);
+      report(&status->graph, context.slot->graph_index);
+      report(&status->iteration, context.slot->iteration);
+      report_state(status, MPK_WORKER_RUNS);
       /* Every worker: which of them has tasks of the operator is the graph's affair. */
-      if (rank->stall_ns != 0 && slot.task.op == rank->stall_op) {
+      if (rank->stall_ns != 0 && context.slot->task.op == rank->stall_op) {
         const int stalled = stall(rank);
         if (stalled != MPK_OK) context.fail(stalled);
       }
     }
-    code = slot.task.code == MPK_NO_CODE ? context.wait_inputs() : run_code(slot.task.code, context);
+    code = context.slot->task.code == MPK_NO_CODE ? context.wait_inputs() : run_code(context.slot->task.code, context);
     if (code != MPK_OK) context.fail(code);
-    code = context.sync();
+    /* Nothing is kept across the code. The others have read the slot's place before the task's first barrier. */
+    const bool first = Context::thread_index() == 0;
+    uint32_t index = 0;
+    if (first) {
+      RingPlace next = peek(shared.next_slot);
+      index = next.index;
+      next.next<kSlots>();
+      poke(shared.next_slot, next);
+    }
+    code = Context::sync();
     if (code != MPK_OK) break;
-    if (context.thread == 0) {
-      const int finished = finish_task(rank, worker, slot, context.ready_ns, context.status);
-      if (finished != MPK_OK) context.fail(finished);
-      mbarrier_arrive(&shared.slot_empty[place.index]);
+    if (first) {
+      const int finished = finish_task(rank, worker, shared.slots[index], peek(shared.ready_ns), &rank->status[worker]);
+      if (finished != MPK_OK) Context::fail(finished);
+      mbarrier_arrive(&shared.slot_empty[index]);
     }
   }
-  if (context.thread == 0) {
+  if (threadIdx.x == 0) {
     *const_cast<volatile uint32_t*>(&shared.left) = 1;
-    if (code == MPK_OK) report_state(context.status, MPK_WORKER_LEFT);
+    if (code == MPK_OK) report_state(&rank->status[worker], MPK_WORKER_LEFT);
     else abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
   }
 }

@@ -29,14 +29,28 @@ namespace gpu {
 class Context {
  public:
   const TaskSlot* slot;
-  const mpk_rank* rank; /* in shared memory */
-  mpk_status* status;
-  uint8_t* work;        /* kWorkBytes of shared memory, aligned to 1024; its content does not outlive the task */
-  uint8_t* scratch;     /* the variant's scratch bytes in device memory */
-  uint32_t thread;      /* 0 .. kComputeThreads - 1 */
+  uint32_t thread; /* 0 .. kComputeThreads - 1 */
   uint32_t warp, lane;
-  RingPlace ring;       /* the task's first stage, see StageReader */
-  uint64_t ready_ns = 0; /* of the task, thread 0, where a trace is kept */
+
+  __device__ __forceinline__ explicit Context(const TaskSlot* task) : slot(task) { find_thread(); }
+
+  /* The thread's index is read anew for each task and behind its wait: what follows from it alone, in all codes, would
+   * otherwise be computed before the loop over tasks and kept in registers, which the codes need. */
+  __device__ __forceinline__ void find_thread() {
+    thread = thread_index();
+    warp = thread / 32;
+    lane = thread % 32;
+  }
+
+  static __device__ __forceinline__ uint32_t thread_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0,%%tid.x;" : "=r"(index));
+    return index;
+  }
+  static __device__ __forceinline__ const mpk_rank* rank() { return &shared_state().rank; }
+  static __device__ __forceinline__ mpk_status* status() { return rank()->status + blockIdx.x; }
+  /* kWorkBytes of shared memory, aligned to 1024; its content does not outlive the task. */
+  static __device__ __forceinline__ uint8_t* work() { return work_area(); }
 
   __device__ __forceinline__ const mpk_operand& input(uint32_t i) const { return slot->operands[i]; }
   __device__ __forceinline__ const mpk_operand& output(uint32_t i) const { return slot->operands[slot->task.num_inputs + i]; }
@@ -66,12 +80,11 @@ class Context {
   }
 
   /* Barrier of all compute threads; orders their memory accesses. MPK_OK, or the code that somebody failed with before
-   * the barrier: the same for all, since it goes through the barrier itself. */
-  __device__ __forceinline__ int sync() { return compute_barrier_any(failed_) ? peek(shared_state().code) : static_cast<int32_t>(MPK_OK); }
-  __device__ __forceinline__ void fail(int code) {
-    failed_ = true;
-    *const_cast<volatile int32_t*>(&shared_state().code) = code;
+   * the barrier: the same for all, since what each has seen of it goes through the barrier itself. */
+  static __device__ __forceinline__ int sync() {
+    return compute_barrier_any(peek(shared_state().code) != MPK_OK) ? peek(shared_state().code) : static_cast<int32_t>(MPK_OK);
   }
+  static __device__ __forceinline__ void fail(int code) { poke(shared_state().code, code); }
 
   /* All compute threads: until every event that the task depends on is ready. Also a barrier. `loads_under_way`: the task
    * has begun loads that it does not need yet. */
@@ -79,10 +92,7 @@ class Context {
 
   /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
    * failure, which `fail` notes, any value. */
-  __device__ float wait_flagged(const uint64_t* word);
-
- private:
-  bool failed_ = false;
+  __device__ float wait_flagged(const uint64_t* word) const;
 };
 
 /* What a task type has unless it says otherwise. */
@@ -110,6 +120,7 @@ __device__ __forceinline__ int wait_event_slowly(const mpk_rank* rank, mpk_statu
 }
 
 __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
+  find_thread();
   /* Not the warp that triggers the last task's event at this time: a release takes most of a microsecond. */
   if (warp == kComputeWarps - 1) {
     const uint32_t count = slot->num_waits;
@@ -132,13 +143,14 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
     }
     if (loads_under_way && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
     int code = MPK_OK;
-    if (missing) code = wait_event_slowly(rank, status, slot, lane);
-    for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32) code = wait_event_slowly(rank, status, slot, d);
+    if (missing) code = wait_event_slowly(rank(), status(), slot, lane);
+    for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32) code = wait_event_slowly(rank(), status(), slot, d);
     if (code != MPK_OK) fail(code);
     __syncwarp();
   }
   const int code = sync();
-  if (thread == 0 && rank->trace != nullptr) ready_ns = platform::clock_ns();
+  if (thread == 0 && rank()->trace != nullptr) poke(shared_state().ready_ns, platform::clock_ns());
+  find_thread();
   return code;
 }
 
@@ -156,7 +168,7 @@ __device__ __noinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_s
   }
 }
 
-__device__ inline float Context::wait_flagged(const uint64_t* word) {
+__device__ inline float Context::wait_flagged(const uint64_t* word) const {
   uint64_t seen = 0;
   for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
     /* Relaxed: the word carries its value, nothing else is read on the strength of it. */
@@ -164,7 +176,7 @@ __device__ inline float Context::wait_flagged(const uint64_t* word) {
     if (mpk_flagged_arrived(seen, slot->epoch)) return mpk_flagged_value(seen);
   }
   int code = MPK_OK;
-  seen = wait_flagged_slowly(rank, status, word, slot->epoch, &code);
+  seen = wait_flagged_slowly(rank(), status(), word, slot->epoch, &code);
   if (code != MPK_OK) fail(code);
   return mpk_flagged_value(seen);
 }

@@ -128,9 +128,9 @@ __device__ inline int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::run(Co
     if (p.rows != 0) left_side(context, p).fetch_norm();
   }
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-  StageReader reader(context.lane, context.ring);
+  StageReader reader(context.lane);
   const int code = multiply(context, reader);
-  reader.leave();
+  if (context.thread == 0) reader.leave();
   return code;
 }
 

@@ -7,6 +7,23 @@
 #include "gpu/spare.cuh"
 #include "gpu/weights.cuh"
 
+namespace mpk {
+namespace gpu {
+
+/* Takes registers from the four warps that serve and gives them to those that compute, by groups of four warps: what a
+ * code does not have to spill it need not fetch from a busy memory. 384 x 168 = 128 x kServingRegisters + 256 x
+ * kComputeRegisters. */
+constexpr uint32_t kServingRegisters = 88, kComputeRegisters = (kBlockThreads * 168 - (kBlockThreads - kComputeThreads) * kServingRegisters) / kComputeThreads;
+__device__ __forceinline__ void divide_registers(uint32_t warp) {
+#if __CUDA_ARCH__ >= 900
+  if (warp < kComputeWarps) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputeRegisters));
+  else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kServingRegisters));
+#endif
+}
+
+}  // namespace gpu
+}  // namespace mpk
+
 extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_persistent(const mpk_rank* description) {
   using namespace mpk::gpu;
   Shared& shared = shared_state();
@@ -18,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   if (thread == 0) {
     shared.code = MPK_OK;
     shared.left = 0;
+    shared.next_slot = shared.next_stage = {0, 0};
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.pages_per_slot = description->batch_config->pages_per_slot;
@@ -34,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   __syncthreads();
   const mpk_rank* rank = &shared.rank;
   const uint32_t block = blockIdx.x;
+  divide_registers(warp);
   if (warp < kComputeWarps) {
     compute_loop(rank, block);
   } else if (warp == kFetchWarp) {

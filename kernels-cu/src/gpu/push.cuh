@@ -11,7 +11,7 @@ namespace gpu {
  * stores need no order with others. */
 __device__ __forceinline__ void push_flagged(Context& context, uint64_t* word, float value) {
   const uint64_t bits = (static_cast<uint64_t>(context.slot->epoch) << 32) | __float_as_uint(value);
-  const mpk_rank* rank = context.rank;
+  const mpk_rank* rank = context.rank();
   for (uint32_t i = 0; i < rank->world; ++i) {
     /* Not all ranks start with the same peer. */
     uint32_t pe = rank->rank + 1 + i;

@@ -7,17 +7,6 @@
 namespace mpk {
 namespace gpu {
 
-/* A position in the ring: the stage, and the parity of its phase. */
-struct RingPlace {
-  uint32_t stage = 0, parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /* The loader's end: with bulk copies one thread, without them all lanes of the loader warp, which then call the same
  * functions. The prefetch warp goes through the same tasks with a loader that only warms the L2 cache. */
 class Loader {
@@ -38,22 +27,22 @@ class Loader {
     /* Two tests at once: that few enough copies are in flight, and that the stage is free. The stage's use before this one
      * has the other parity; before its first use the test is true. */
     const bool capped = kStagesInFlight < kStages && in_flight_ == kStagesInFlight;
-    bool arrived = !capped || mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity);
-    bool free = mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1);
+    bool arrived = !capped || mbarrier_test(&shared.stage_full[oldest_.index], oldest_.parity);
+    bool free = mbarrier_test(&shared.stage_empty[place_.index], place_.parity ^ 1);
     if (!free) {
       poke(shared.ring_is_full, 1u);
       while (!free) {
-        free = mbarrier_test(&shared.stage_empty[place_.stage], place_.parity ^ 1);
+        free = mbarrier_test(&shared.stage_empty[place_.index], place_.parity ^ 1);
         if (!free && peek(shared.left) != 0) return false;
       }
       poke(shared.ring_is_full, 0u);
     }
-    while (!arrived) arrived = mbarrier_test(&shared.stage_full[oldest_.stage], oldest_.parity);
-    if (capped) oldest_.next();
+    while (!arrived) arrived = mbarrier_test(&shared.stage_full[oldest_.index], oldest_.parity);
+    if (capped) oldest_.next<kStages>();
     else ++in_flight_;
     poke(shared.streamed, ++count_);
-    uint64_t* full = &shared.stage_full[place_.stage];
-    uint8_t* to = stage_at(place_.stage);
+    uint64_t* full = &shared.stage_full[place_.index];
+    uint8_t* to = stage_at(place_.index);
 #if __CUDA_ARCH__ >= 900
     mbarrier_arrive_expect(full, bytes);
     bulk_copy(to, source, bytes, full);
@@ -61,7 +50,7 @@ class Loader {
     for (uint32_t at = lane_ * 16; at < bytes; at += 512) copy16(to + at, static_cast<const uint8_t*>(source) + at);
     arrive_when_copied(full);
 #endif
-    place_.next();
+    place_.next<kStages>();
     used_ = used_ < kStages ? used_ + 1 : kStages;
     return true;
   }
@@ -71,13 +60,13 @@ class Loader {
     Shared& shared = shared_state();
     RingPlace at = place_;
     for (uint32_t back = 0; back < used_; ++back) {
-      if (at.stage == 0) {
-        at.stage = kStages;
+      if (at.index == 0) {
+        at.index = kStages;
         at.parity ^= 1;
       }
-      --at.stage;
+      --at.index;
       /* Copies end by themselves: this wait needs no way out. */
-      while (!mbarrier_test(&shared.stage_full[at.stage], at.parity)) {}
+      while (!mbarrier_test(&shared.stage_full[at.index], at.parity)) {}
     }
   }
 
@@ -109,8 +98,8 @@ class Loader {
   bool prefetches_;
   uint32_t count_ = 0;     /* stages so far, wraps */
   uint32_t issued_at_ = 0; /* clock */
-  RingPlace place_;  /* where the next stage goes */
-  RingPlace oldest_; /* of the copies counted as in flight */
+  RingPlace place_ = {0, 0};  /* where the next stage goes */
+  RingPlace oldest_ = {0, 0}; /* of the copies counted as in flight */
   uint32_t in_flight_ = 0;
   uint32_t used_ = 0; /* stages that have been filled once */
 };
@@ -119,32 +108,32 @@ class Loader {
  * which a loop over stages keeps in registers. */
 class StageReader {
  public:
-  /* `ring`: where the task's stages begin. */
-  __device__ __forceinline__ StageReader(uint32_t lane, RingPlace& ring)
-      : ring_(ring), place_(ring), first_lane_(lane == 0), stages_(shared_address(stage_at(0))),
+  /* After a barrier of the task. */
+  __device__ __forceinline__ explicit StageReader(uint32_t lane)
+      : place_(peek(shared_state().next_stage)), first_lane_(lane == 0), stages_(shared_address(stage_at(0))),
         full_(shared_address(shared_state().stage_full)) {}
-  __device__ __forceinline__ void leave() { ring_ = place_; }
+  /* One thread, behind the last barrier of those who read: for the next task. */
+  __device__ __forceinline__ void leave() const { poke(shared_state().next_stage, place_); }
 
   /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */
   __device__ __forceinline__ bool wait() const {
-    const uint32_t barrier = full_ + place_.stage * 8;
+    const uint32_t barrier = full_ + place_.index * 8;
     while (!mbarrier_test(barrier, place_.parity)) {
       if (peek(shared_state().code) != 0) return false;
     }
     return true;
   }
-  __device__ __forceinline__ uint32_t address() const { return stages_ + place_.stage * kStageBytes; }
+  __device__ __forceinline__ uint32_t address() const { return stages_ + place_.index * kStageBytes; }
   /* The warp has read the stage. */
   __device__ __forceinline__ void give_back() {
     __syncwarp();
-    if (kEveryLaneArrives || first_lane_) mbarrier_arrive(full_ + kEmpty + place_.stage * 8);
-    place_.next();
+    if (kEveryLaneArrives || first_lane_) mbarrier_arrive(full_ + kEmpty + place_.index * 8);
+    place_.next<kStages>();
   }
 
  private:
   static constexpr uint32_t kEmpty = offsetof(Shared, stage_empty) - offsetof(Shared, stage_full);
 
-  RingPlace& ring_;
   RingPlace place_;
   bool first_lane_;
   uint32_t stages_, full_;

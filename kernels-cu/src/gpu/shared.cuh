@@ -16,6 +16,18 @@ struct SlotWait {
 
 enum SlotKind : uint32_t { kSlotTask = 0, kSlotStop = 1 };
 
+/* A position in a ring of `Size` places, and the parity of its phase. */
+struct RingPlace {
+  uint32_t index, parity;
+  template <uint32_t Size>
+  __device__ __forceinline__ void next() {
+    if (++index == Size) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 /* A task as the compute warps and the loader see it: written by the fetch warp, constant while it is in use. */
 struct alignas(16) TaskSlot {
   uint32_t kind;
@@ -43,6 +55,10 @@ struct alignas(128) Shared {
   uint64_t slot_full[kSlots];    /* fetch -> loader, prefetch, compute */
   uint64_t slot_empty[kSlots];   /* all three -> fetch */
   int32_t code;                  /* compute warps: an abort code once one of them failed */
+  /* The compute warps' next slot and stage, between two tasks. Not in registers: those would be spilled around the codes,
+   * and to read back what was spilled takes a microsecond while the memory is busy. */
+  RingPlace next_slot, next_stage;
+  uint64_t ready_ns;             /* trace: of the task that runs */
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
   uint32_t streamed;             /* stages that the loader has started since the launch */
   uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
@@ -74,8 +90,14 @@ __device__ __forceinline__ Shared& shared_state() { return *reinterpret_cast<Sha
 template <typename T>
 __device__ __forceinline__ T peek(const T& word) { return *const_cast<const volatile T*>(&word); }
 
+__device__ __forceinline__ RingPlace peek(const RingPlace& place) { return {peek(place.index), peek(place.parity)}; }
+
 template <typename T>
 __device__ __forceinline__ void poke(T& word, T value) { *const_cast<volatile T*>(&word) = value; }
+__device__ __forceinline__ void poke(RingPlace& place, const RingPlace& value) {
+  poke(place.index, value.index);
+  poke(place.parity, value.parity);
+}
 
 }  // namespace gpu
 }  // namespace mpk

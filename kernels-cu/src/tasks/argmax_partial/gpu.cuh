@@ -31,7 +31,7 @@ struct ArgmaxPartial : TaskCode {
     }
     for (uint32_t s = 0; s < samples; ++s) {
       /* Two buffers: a barrier lies between the merge of one and the next writes to it. */
-      MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work) + s % 2 * kComputeWarps;
+      MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work()) + s % 2 * kComputeWarps;
       TokenPair* all = lists(context, s % 2);
       const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept));
       if (context.lane == 0) sums[context.warp] = of_warp;
@@ -53,7 +53,7 @@ struct ArgmaxPartial : TaskCode {
   static_assert(kSumBytes + 2 * kComputeWarps * Kept * sizeof(TokenPair) <= kWorkBytes, "too many candidates for the work area");
 
   static __device__ __forceinline__ TokenPair* lists(Context& context, uint32_t buffer) {
-    return reinterpret_cast<TokenPair*>(context.work + kSumBytes) + buffer * kComputeWarps * Kept;
+    return reinterpret_cast<TokenPair*>(context.work() + kSumBytes) + buffer * kComputeWarps * Kept;
   }
   static __device__ __forceinline__ uint32_t* record_of(const Context& context, uint32_t sample) {
     return reinterpret_cast<uint32_t*>(context.output(0).addr) + static_cast<uint64_t>(sample) * context.output(0).strides[2];

@@ -25,8 +25,8 @@ struct ArgmaxReduce : TaskCode {
       const float highest = fmaxf(part.maximum, other.maximum);
       if (other.maximum != -INFINITY) part = {highest, sum_at(part, highest) + sum_at(other, highest)};
     }
-    MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work);
-    TokenPair* lists = reinterpret_cast<TokenPair*>(context.work + kSumBytes);
+    MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work());
+    TokenPair* lists = reinterpret_cast<TokenPair*>(context.work() + kSumBytes);
     TokenPair* best = lists + kComputeWarps * Kept;
     const auto best_after = [&](const TokenPair& last) { return records.best_after(context.thread, last); };
     top_of_warp(lists + context.warp * Kept, Kept, context.lane, best_after(first_pair()), best_after);

@@ -22,7 +22,7 @@ struct Attention : TaskCode {
   using Element = typename Share::Element;
 
   static __device__ __forceinline__ int run(Context& context) {
-    Share& share = reinterpret_cast<Share*>(context.work)[context.warp];
+    Share& share = reinterpret_cast<Share*>(context.work())[context.warp];
     static_assert(kComputeWarps * sizeof(Share) <= Share::kShareBytes, "attention");
     Share own;
     const int found = find(context, own);
@@ -33,10 +33,11 @@ struct Attention : TaskCode {
       return context.wait_inputs();
     }
     if constexpr (Dtype == MPK_F32) return attend<attention::FmaTile<Dim, PageSize>>(context, share);
-    else if constexpr (Dim > 128) return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
     else {
-      if (share.queries <= 8) return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
-      return attend<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share);
+      if constexpr (Dim <= 128 && kFits<attention::MmaTile<Dtype, Dim, PageSize, 2>>) {
+        if (share.queries > 8) return attend<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share);
+      }
+      return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
     }
   }
 
@@ -68,6 +69,18 @@ struct Attention : TaskCode {
 
  private:
   enum : int { kFound, kNothing, kImpossible };
+
+  /* The work area: shares, kept rows, queries, results. */
+  static constexpr uint32_t kFixedBytes = Share::kShareBytes + Share::kKeptBytes;
+  template <class Tile>
+  static constexpr uint32_t kQueryBytes = kComputeWarps * Tile::kQueryElements * sizeof(Element);
+  template <class Tile>
+  static constexpr uint32_t kOutBytes = kComputeWarps * Tile::kQueries * (Share::kOutPitch + 2) * 4;
+  /* Results go where the queries were, if there is no room for both. */
+  template <class Tile>
+  static constexpr bool kOverlay = kFixedBytes + kQueryBytes<Tile> + kOutBytes<Tile> > kWorkBytes;
+  template <class Tile>
+  static constexpr bool kFits = kFixedBytes + kOutBytes<Tile> <= kWorkBytes && kFixedBytes + kQueryBytes<Tile> <= kWorkBytes;
 
   static __device__ __forceinline__ int find(Context& context, Share& share) {
     const mpk_batch* batch = context.batch();
@@ -111,15 +124,9 @@ struct Attention : TaskCode {
 
   template <class Tile>
   static __device__ __forceinline__ int attend(Context& context, const Share& share) {
-    constexpr uint32_t kFixedBytes = Share::kShareBytes + Share::kKeptBytes;
-    constexpr uint32_t kQueryBytes = kComputeWarps * Tile::kQueryElements * sizeof(Element);
-    constexpr uint32_t kOutBytes = kComputeWarps * Tile::kQueries * (Share::kOutPitch + 2) * 4;
-    /* Results go where the queries were, if there is no room for both. */
-    constexpr bool kOverlay = kFixedBytes + kQueryBytes + kOutBytes > kWorkBytes;
-    static_assert(kFixedBytes + (kOverlay ? (kQueryBytes > kOutBytes ? kQueryBytes : kOutBytes) : kQueryBytes + kOutBytes) <= kWorkBytes,
-                  "the work area is too small for attention");
-    Element* queries = reinterpret_cast<Element*>(context.work + kFixedBytes);
-    float* out = reinterpret_cast<float*>(context.work + kFixedBytes + (kOverlay ? 0 : kQueryBytes));
+    static_assert(kFits<Tile>, "the work area is too small for attention");
+    Element* queries = reinterpret_cast<Element*>(context.work() + kFixedBytes);
+    float* out = reinterpret_cast<float*>(context.work() + kFixedBytes + (kOverlay<Tile> ? 0 : kQueryBytes<Tile>));
     float* state = out + kComputeWarps * Tile::kQueries * Share::kOutPitch;
 
     const uint32_t tiles = (share.queries + Tile::kQueries - 1) / Tile::kQueries;
@@ -153,7 +160,7 @@ struct Attention : TaskCode {
       if (code != MPK_OK) return code;
       if (pass == 0) tile.fetch_rest(begin, share.context);
       tile.run(begin, step);
-      if (kOverlay && (code = context.sync()) != MPK_OK) return code;
+      if (kOverlay<Tile> && (code = context.sync()) != MPK_OK) return code;
       tile.store(out + context.warp * Tile::kQueries * Share::kOutPitch, state + context.warp * Tile::kQueries * 2);
       code = context.sync();
       if (code != MPK_OK) return code;

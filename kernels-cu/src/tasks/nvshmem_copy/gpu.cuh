@@ -21,14 +21,14 @@ struct NvshmemCopy : TaskCode {
     int code = context.wait_inputs();
     if (code != MPK_OK) return code;
     const mpk_operand &from = context.input(0), &to = context.output(0);
-    if (to.pe < 0 || static_cast<uint32_t>(to.pe) >= context.rank->world || from.ndim != to.ndim || from.ndim == 0 || from.dtype != to.dtype) {
+    if (to.pe < 0 || static_cast<uint32_t>(to.pe) >= context.rank()->world || from.ndim != to.ndim || from.ndim == 0 || from.dtype != to.dtype) {
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
     const uint32_t pe = static_cast<uint32_t>(to.pe);
     const Shape shape(context, from);
     const View source(from), target(to);
-    uint8_t* remote = platform::peer_address(context.rank, pe, reinterpret_cast<uint8_t*>(to.addr));
+    uint8_t* remote = platform::peer_address(context.rank(), pe, reinterpret_cast<uint8_t*>(to.addr));
     if (remote == nullptr) return put(context, pe, shape, source, target, reinterpret_cast<uint8_t*>(to.addr));
 
     const uint64_t bits = source.address_bits() | target.address_bits() | reinterpret_cast<uint64_t>(remote) | shape.row_bytes;

@@ -18,7 +18,7 @@ struct RmsNorm : TaskCode {
     const uint32_t used = context.rows_in_use(params.rows_kind, params.rows), first = static_cast<uint32_t>(context.slot->task.args[0]);
     const uint32_t rows = used > first ? min(used - first, out.dims[0]) : 0, columns = out.dims[1];
     const auto* const weight = reinterpret_cast<const typename Number<Weight>::Type*>(context.input(1).addr);
-    float* const sums = reinterpret_cast<float*>(context.work);
+    float* const sums = reinterpret_cast<float*>(context.work());
     for (uint32_t row = 0; row < rows; ++row) {
       const auto* const x = reinterpret_cast<const typename Number<X>::Type*>(row_address(context.input(0), row));
       auto* const to = reinterpret_cast<typename Number<Out>::Type*>(row_address(out, row));
