@@ -115,7 +115,7 @@ impl Builder {
         let mut graph = graph.clone();
         passes::infer(&mut graph, registry)?;
         passes::shard(&mut graph, registry, options.world)?;
-        passes::fuse(&mut graph, registry)?;
+        passes::fuse(&mut graph, registry, options.world, &options.target)?;
         Ok(Builder { shared: Shared::new(Prepared { graph }, registry, options)? })
     }
 

@@ -195,6 +195,12 @@ pub trait TaskType: Debug + Send + Sync {
         &[]
     }
 
+    /// Whether operators are to be fused into this one, given what it would be. False leaves them apart.
+    fn fuses(&self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
+        let _ = (op, world, target);
+        true
+    }
+
     /// Operators that are carried out by further tasks of other types after this one's (attention's merge):
     /// given this operator, the operators that replace it. Runs after sharding and fusion, on local dimensions.
     fn expand(&self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {

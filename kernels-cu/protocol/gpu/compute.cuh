@@ -19,6 +19,7 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
     const TaskSlot& slot = shared.slots[place.index];
     if (slot.kind == kSlotStop) break;
     loader.slot = &slot;
+    loader.slot_index = place.index;
     go_on = slot.task.code == MPK_NO_CODE || load_code(slot.task.code, loader);
 #if __CUDA_ARCH__ < 900
     __syncwarp();

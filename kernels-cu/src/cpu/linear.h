@@ -23,9 +23,13 @@ struct LinearTask {
   const mpk_operand* bias;     // or null: not there, or not this rank's to add
   const mpk_operand* residual; // or null
   const mpk_operand* out;
+  bool gated; // the product is ups, and the output holds the gates already
 };
 
 // Runs a task of the linear family: operands in the order that params.h gives.
 int run_linear_task(const mpk_kernel_args* args, RowSource source);
+
+// The same of a gated product: weight, and bias where there is one, of the gates, then of the ups.
+int run_gated_linear_task(const mpk_kernel_args* args, RowSource source);
 
 } // namespace mpk

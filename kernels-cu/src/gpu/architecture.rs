@@ -95,8 +95,11 @@ pub struct KernelConfig {
     /// `MPK_STAGE_BYTES`: size of one.
     pub stage_bytes: u32,
     /// `MPK_STAGES_IN_FLIGHT`: most stages that are being loaded at a time. Loads in flight delay the flags
-    /// between multiprocessors, so fewer than there are.
+    /// between multiprocessors, so no more than the memory's bandwidth needs.
     pub stages_in_flight: u32,
+    /// `MPK_STAGES_AHEAD`: most of them while the compute warps are still at an earlier task: about to tell others that
+    /// they are done, or waiting to be told.
+    pub stages_ahead: u32,
     /// `MPK_WORK_BYTES`: shared memory that the tasks' code may use.
     pub work_bytes: u32,
     /// `MPK_SHARED_BYTES`: dynamic shared memory of the launch: stages, work, barriers and task slots.
@@ -113,7 +116,8 @@ impl KernelConfig {
             block_threads: 12 * 32,
             stages,
             stage_bytes,
-            stages_in_flight: 5,
+            stages_in_flight: if architecture == Architecture::Sm80 { 5 } else { 3 },
+            stages_ahead: if architecture == Architecture::Sm80 { 5 } else { 1 },
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,
         }

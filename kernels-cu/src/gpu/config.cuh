@@ -21,10 +21,13 @@ constexpr uint32_t kBlockThreads = 12 * 32;
 static_assert(kBlockThreads == MPK_BLOCK_THREADS, "the launch starts MPK_BLOCK_THREADS threads a block");
 #endif
 
-/* The ring of stages, and how many copies may be in flight: more of them delay every flag that others poll. */
+/* The ring of stages, and how many copies may be in flight: more of them delay every flag that others poll. Fewer still for
+ * a task that the compute warps have not come to: then they, or others, trigger or poll at this time. */
 constexpr uint32_t kStages = MPK_STAGES;
 constexpr uint32_t kStageBytes = MPK_STAGE_BYTES;
-constexpr uint32_t kStagesInFlight = MPK_STAGES_IN_FLIGHT < MPK_STAGES ? MPK_STAGES_IN_FLIGHT : MPK_STAGES;
+constexpr uint32_t kStagesInFlight = MPK_STAGES_IN_FLIGHT;
+constexpr uint32_t kStagesAhead = MPK_STAGES_AHEAD;
+static_assert(kStagesAhead > 0 && kStagesAhead <= kStagesInFlight && kStagesInFlight <= kStages, "stages in flight");
 /* Shared memory that a task's code may use as it likes while it runs. */
 constexpr uint32_t kWorkBytes = MPK_WORK_BYTES;
 
@@ -48,10 +51,10 @@ constexpr uint32_t kEmptyArrivals = kEveryLaneArrives ? kComputeThreads : kCompu
 #define MPK_PREFETCH_STAGES (160 * 1024 / MPK_STAGE_BYTES)
 #endif
 constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
-/* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor, since requests
- * beyond that only queue up in front of others' flags. */
+/* Cycles between two of its stages: about half of what the device memory's bandwidth gives one multiprocessor, for the
+ * same reason. */
 #ifndef MPK_PREFETCH_CYCLES
-#define MPK_PREFETCH_CYCLES (MPK_STAGE_BYTES / 20)
+#define MPK_PREFETCH_CYCLES (MPK_STAGE_BYTES / 10)
 #endif
 
 /* Slots of an iteration whose numbers are kept in shared memory. */

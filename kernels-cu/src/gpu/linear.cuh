@@ -17,6 +17,7 @@ enum LinearFlags : uint32_t {
   kAddBias = 2,  /* and it is this rank's to add */
   kResidual = 4, /* f32 */
   kGather = 8,   /* output row s is made of input row sample_row[s] */
+  kGated = 16,   /* two weights (and biases), gate and up, each rounded to Out; the output is silu(gate) * up */
 };
 
 /* Weight, X, Norm, Out: enum mpk_dtype of weight, x, norm weight and output. K: columns of the weight on this rank.
@@ -31,6 +32,10 @@ struct Linear : TaskCode {
   static constexpr uint32_t kWeight = Source == kRmsNorm ? 2 : 1;
   static constexpr uint32_t kBlocks = Left::kBlocks;
   static constexpr uint32_t kColumns = N8 * 8; /* rows of the output, columns of the product */
+  /* Tiles of a product that go together into one of the output: of gate, then of up. */
+  static constexpr uint32_t kHalves = (Flags & kGated) != 0 ? 2 : 1;
+  static constexpr uint32_t kBiasAt = kWeight + kHalves;
+  static constexpr uint32_t kResidualAt = kBiasAt + ((Flags & kBias) != 0 ? kHalves : 0);
   static constexpr uint32_t kPasses = (kColumns * 16 + kComputeThreads - 1) / kComputeThreads;
 
   /* The work area: norms, shares of the sums, rows; at its end the sums that are carried. */
@@ -47,10 +52,10 @@ struct Linear : TaskCode {
     return (Weight == MPK_F32 ? blocks : (blocks + 2) / 4 * 4 + 1) * kRowBlockBytes<Weight>;
   }
   static_assert(kWorkBytes % 16 == 0, "the norm weight's place must be aligned");
-  static_assert(kColumns * (row_bytes(kLeastSegment) + kCarriedBytes) <= kRoom, "the work area is too small for the rows of a segment");
+  static_assert(kColumns * (row_bytes(kLeastSegment) + kHalves * kCarriedBytes) <= kRoom, "the work area is too small for the rows of a segment");
 
   struct Plan {
-    uint32_t rows, tiles;
+    uint32_t rows, tiles; /* tiles of the product: kHalves times those of the output */
     uint32_t row_block; /* rows at once */
     uint32_t group;     /* tiles whose sums are carried */
     uint32_t segment;   /* blocks of k */
@@ -62,7 +67,7 @@ struct Linear : TaskCode {
     const uint32_t capacity = slot.operands[slot.task.num_inputs].dims[0];
     p.rows = kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : capacity;
     p.rows = min(p.rows, capacity);
-    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16;
+    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16 * kHalves;
     p.row_block = p.rows;
     if (p.rows > kColumns) {
       const uint32_t row_blocks = (p.rows + kColumns - 1) / kColumns;
@@ -79,13 +84,13 @@ struct Linear : TaskCode {
   /* The longest segment with which all tiles are one group; but if that is too short, the shortest and more groups. */
   static __device__ __forceinline__ void choose_segment(Plan& p) {
     const uint32_t room_of_row = kRoom / p.row_block;
-    p.group = min(p.tiles, room_of_row / kCarriedBytes);
+    p.group = min(p.tiles, room_of_row / kCarriedBytes) / kHalves * kHalves;
     const uint32_t blocks = (room_of_row - p.group * kCarriedBytes) / kRowBlockBytes<Weight>;
     constexpr uint32_t kPadding = 3; /* blocks of row_bytes, at most */
     p.segment = blocks < kPadding ? 0 : (blocks - kPadding) / kStageBlocks<Weight> * kStageBlocks<Weight>;
     if (p.segment < kLeastSegment) {
       p.segment = kLeastSegment;
-      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes;
+      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes / kHalves * kHalves;
     }
   }
 
@@ -102,14 +107,14 @@ struct Linear : TaskCode {
 template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
 __device__ inline bool Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::load(Loader& loader) {
   const Plan p = plan(*loader.slot);
-  const uint8_t* const weight = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight].addr);
   for (uint32_t row = 0; row < p.rows; row += p.row_block) {
     for (uint32_t group = 0; group < p.tiles; group += p.group) {
       const uint32_t group_end = min(group + p.group, p.tiles);
       for (uint32_t from = 0, blocks; from != kBlocks; from += blocks) {
         blocks = min(p.segment, kBlocks - from);
         for (uint32_t tile = group; tile < group_end; ++tile) {
-          const uint8_t* at = weight + (static_cast<uint64_t>(tile) * kBlocks + from) * kBlockBytes<Weight>;
+          const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight + tile % kHalves].addr) +
+                              (static_cast<uint64_t>(tile / kHalves) * kBlocks + from) * kBlockBytes<Weight>;
           uint32_t left = blocks * kBlockBytes<Weight>;
           for (; left >= kStageBytes; left -= kStageBytes, at += kStageBytes)
             if (!loader.stream(at, kStageBytes)) return false;
@@ -166,21 +171,23 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
         if (const int code = context.sync(); code != MPK_OK) return code;
         const bool last = from + blocks == kBlocks;
         Product<Weight, N8> product(context, rows_at, rows, stride);
+        float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {
           /* Which thread has which sum: turning, so that of few rows the warps share the work. */
-          const uint32_t turned = (context.thread + tile % kComputeWarps * 32) % kComputeThreads;
+          const uint32_t out_tile = tile / kHalves;
+          const uint32_t turned = (context.thread + out_tile % kComputeWarps * 32) % kComputeThreads;
           float bias[kPasses], residual[kPasses];
 #pragma unroll
           for (uint32_t pass = 0; pass < kPasses; ++pass) {
-            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = tile * 16 + sum % 16;
+            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = out_tile * 16 + sum % 16;
             bias[pass] = residual[pass] = 0.0f;
             if (last && row < rows && column < num_columns) {
               if constexpr ((Flags & kAddBias) != 0) {
-                const mpk_operand& operand = context.input(kWeight + 1);
+                const mpk_operand& operand = context.input(kBiasAt + tile % kHalves);
                 bias[pass] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column);
               }
               if constexpr ((Flags & kResidual) != 0) {
-                const mpk_operand& operand = context.input(kWeight + 1 + (Flags & kBias));
+                const mpk_operand& operand = context.input(kResidualAt);
                 residual[pass] = reinterpret_cast<const float*>(row_address(operand, first_row + row))[column];
               }
             }
@@ -202,7 +209,7 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
 
 #pragma unroll
           for (uint32_t pass = 0; pass < kPasses; ++pass) {
-            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = tile * 16 + sum % 16;
+            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = out_tile * 16 + sum % 16;
             if (row < rows) {
               float value = 0.0f;
 #pragma unroll
@@ -215,6 +222,14 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
               if (last && column < num_columns) {
                 if constexpr ((Flags & kAddBias) != 0) value += bias[pass];
                 if constexpr ((Flags & kResidual) != 0) value += residual[pass];
+                if constexpr (kHalves == 2) {
+                  value = Number<Out>::to_f32(Number<Out>::from_f32(value));
+                  if (tile % 2 == 0) {
+                    gate[pass] = value;
+                    continue;
+                  }
+                  value *= silu(gate[pass]);
+                }
                 uint8_t* const to = row_address(out, first_row + row);
                 if constexpr (Out == MPK_F32_FLAGGED)
                   push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);

@@ -13,8 +13,9 @@ class Loader {
  public:
   __device__ explicit Loader(uint32_t lane, bool prefetches = false) : lane_(lane), prefetches_(prefetches) {}
 
-  /* The task whose constant operands are to be brought. */
+  /* The task whose constant operands are to be brought, and its place among the slots. */
   const TaskSlot* slot = nullptr;
+  uint32_t slot_index = 0;
 
   /* This is the prefetch warp: what a task streams need not be, and other things that it will read may be brought near. */
   __device__ __forceinline__ bool prefetches() const { return prefetches_; }
@@ -26,7 +27,9 @@ class Loader {
     if (prefetches_) return prefetch(shared, source, bytes);
     /* Two tests at once: that few enough copies are in flight, and that the stage is free. The stage's use before this one
      * has the other parity; before its first use the test is true. */
-    const bool capped = kStagesInFlight < kStages && in_flight_ == kStagesInFlight;
+    const uint32_t most = peek(shared.next_slot.index) == slot_index ? kStagesInFlight : kStagesAhead;
+    while (in_flight_ > most) wait_for_oldest(shared);
+    const bool capped = in_flight_ == most;
     bool arrived = !capped || mbarrier_test(&shared.stage_full[oldest_.index], oldest_.parity);
     bool free = mbarrier_test(&shared.stage_empty[place_.index], place_.parity ^ 1);
     if (!free) {
@@ -71,6 +74,13 @@ class Loader {
   }
 
  private:
+  /* Copies end by themselves: this wait needs no way out. */
+  __device__ __forceinline__ void wait_for_oldest(Shared& shared) {
+    while (!mbarrier_test(&shared.stage_full[oldest_.index], oldest_.parity)) {}
+    oldest_.next<kStages>();
+    --in_flight_;
+  }
+
   /* Skips what the loader has started itself; otherwise waits for a pause in its loads, and for not being too far ahead. */
   __device__ __forceinline__ bool prefetch(Shared& shared, const void* source, uint32_t bytes) {
     ++count_;

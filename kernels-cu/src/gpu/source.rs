@@ -27,14 +27,22 @@ impl CompileOptions {
 
     /// All macros that the sources see.
     fn macros(&self) -> impl Iterator<Item = (&str, String)> {
-        let KernelConfig { block_threads, stages, stage_bytes, stages_in_flight, work_bytes, shared_bytes } =
-            self.config;
+        let KernelConfig {
+            block_threads,
+            stages,
+            stage_bytes,
+            stages_in_flight,
+            stages_ahead,
+            work_bytes,
+            shared_bytes,
+        } = self.config;
         let own = [
             ("MPK_NVSHMEM", u32::from(self.nvshmem)),
             ("MPK_BLOCK_THREADS", block_threads),
             ("MPK_STAGES", stages),
             ("MPK_STAGE_BYTES", stage_bytes),
             ("MPK_STAGES_IN_FLIGHT", stages_in_flight),
+            ("MPK_STAGES_AHEAD", stages_ahead),
             ("MPK_WORK_BYTES", work_bytes),
             ("MPK_SHARED_BYTES", shared_bytes),
         ];

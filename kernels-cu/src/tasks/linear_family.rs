@@ -6,6 +6,8 @@
 //! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1)
 //! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias.
 //!
+//! Of a gated product `[gate | up]` the output is silu(gate) * up, half as wide.
+//!
 //! Attributes: `output_dtype` (default: f32 with a row-parallel weight, else the weight's type; with a residual the
 //! output is f32 in any case, the product is not rounded before), `gather_samples` (output row s is made of the
 //! row that yields sample s), `align` (column tiles are multiples of it where that leaves enough of them), and
@@ -38,6 +40,9 @@ pub struct Family {
     pub source: Source,
     /// The last input is a residual.
     pub residual: bool,
+    /// The product is [gate | up], each rounded to the output's type, and the output silu(gate) * up. A task has the
+    /// weight's rows for its gates and those for its ups as two operands, and so the bias.
+    pub gated: bool,
 }
 
 /// Index of the params word `push`.
@@ -47,6 +52,9 @@ pub const PUSH_PARAM: usize = 0;
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Least and most rows of a chunk: fewer would read the weights too often.
 const CHUNK_ROWS: (u64, u64) = (96, 480);
+
+/// So many workers gate their own outputs rather than all inputs.
+const GATING_WORKERS: u32 = 32;
 
 /// Positions of the operands.
 struct Operands {
@@ -69,12 +77,23 @@ impl Family {
         Ok(Operands { norm, weight, bias, residual })
     }
 
+    /// Columns of the product for each of the output.
+    fn halves(self) -> u64 {
+        1 + u64::from(self.gated)
+    }
+
     /// Outputs of the operator, for [`taskgraph::TaskType::infer`].
     pub fn infer(self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let at = self.operands(op.inputs.len())?;
         let (x, weight) = (&op.inputs[0], &op.inputs[at.weight]);
         let (rows, x_columns) = contract::matrix(x)?;
         let (n, k) = contract::matrix(weight)?;
+        if self.gated && n % 2 != 0 {
+            return Err(OpError(format!(
+                "`{}` must be the rows of gate and up one after the other, but has {n} rows",
+                weight.name
+            )));
+        }
         contract::float(x)?;
         contract::float(weight)?;
         let wanted = if self.source == Source::SiluMul { 2 * k } else { k };
@@ -124,7 +143,7 @@ impl Family {
                 weight.name
             )));
         }
-        Ok(vec![TensorType { dtype, dims: vec![rows, n], rows: rows_kind }])
+        Ok(vec![TensorType { dtype, dims: vec![rows, n / self.halves()], rows: rows_kind }])
     }
 
     /// Shardings, for [`taskgraph::TaskType::shard`].
@@ -151,7 +170,16 @@ impl Family {
                     }
                     inputs[index] = Need::AsIs;
                 }
-                Sharding::Split { dim: 1, parts: parts.clone() }
+                match &parts[..] {
+                    [gate, up] if self.gated && gate == up => Sharding::Split { dim: 1, parts: vec![*gate] },
+                    _ if self.gated => {
+                        return Err(OpError(format!(
+                            "`{}` must be split over the ranks as gate and up, each alike",
+                            weight.name
+                        )));
+                    }
+                    _ => Sharding::Split { dim: 1, parts: parts.clone() },
+                }
             }
             Sharding::Split { parts, .. } => {
                 if self.residual {
@@ -191,8 +219,11 @@ impl Family {
             ("kAddBias", params.has_bias != 0 && params.add_bias != 0),
             ("kResidual", params.has_residual != 0),
             ("kGather", params.gather_samples != 0),
+            ("kGated", self.gated),
         ];
-        let count = 2 + norm + usize::from(params.has_bias != 0) + usize::from(params.has_residual != 0);
+        let halves = self.halves() as usize;
+        let count =
+            1 + norm + halves * (1 + usize::from(params.has_bias != 0)) + usize::from(params.has_residual != 0);
         let ([x, ..], [out]) = (site.inputs, site.outputs) else {
             return Err("it must have inputs and one output".to_string());
         };
@@ -239,6 +270,23 @@ impl Family {
         if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
     }
 
+    /// Whether a gate behind the product is to become part of it, for [`taskgraph::TaskType::fuses`]: where the workers
+    /// are so many that each of them gating all of its input would cost more than the few gates of its own output.
+    /// Packed weights are cut at multiples of 16 rows, so that is where the ups must begin.
+    pub fn fuses_gate(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
+        let Some(weight) = self.operands(op.inputs.len()).ok().and_then(|at| op.inputs.get(at.weight)) else {
+            return false;
+        };
+        let aligned = |columns: u64| columns.is_multiple_of(u64::from(target.column_unit));
+        let aligned = match weight.sharding {
+            Sharding::Split { dim: 0, parts } => parts.iter().all(|part| {
+                (0..world).map(|rank| part.split.range(part.len, rank, world)).all(|r| aligned(r.end - r.start))
+            }),
+            _ => weight.ty.dims.first().is_some_and(|n| aligned(n / 2)),
+        };
+        aligned && target.max_tiles >= GATING_WORKERS
+    }
+
     /// Tasks, for [`taskgraph::TaskType::partition`].
     pub fn partition(self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let at = self.operands(op.inputs.len())?;
@@ -247,7 +295,7 @@ impl Family {
         let (weight_rows, k) = contract::local_matrix(&op.inputs[at.weight])?;
         let (x_rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
         let wanted = if self.source == Source::SiluMul { 2 * u64::from(k) } else { u64::from(k) };
-        if weight_rows != columns || u64::from(x_columns) != wanted {
+        if u64::from(weight_rows) != self.halves() * u64::from(columns) || u64::from(x_columns) != wanted {
             return Err(OpError(format!(
                 "on rank {} x has {x_columns} columns and the output {columns}, but the weight is [{weight_rows}, {k}]",
                 op.rank
@@ -277,20 +325,22 @@ impl Family {
             if let Some(norm) = at.norm {
                 task.reads.push(Access::new(norm as u8, Region::whole(&[k])));
             }
-            task.reads.push(Access::new(
-                at.weight as u8,
-                Region::whole(&[columns, k]).with(0, tile.start, tile.end),
-            ));
+            for first in (0..weight_rows).step_by(columns as usize) {
+                let rows = Region::whole(&[weight_rows, k]).with(0, first + tile.start, first + tile.end);
+                task.reads.push(Access::new(at.weight as u8, rows));
+            }
             if let Some(bias) = at.bias {
-                task.reads
-                    .push(Access::new(bias as u8, Region::whole(&[columns]).with(0, tile.start, tile.end)));
+                for first in (0..weight_rows).step_by(columns as usize) {
+                    let values = Region::whole(&[weight_rows]).with(0, first + tile.start, first + tile.end);
+                    task.reads.push(Access::new(bias as u8, values));
+                }
             }
             if let Some(residual) = at.residual {
                 task.reads.push(Access::new(residual as u8, tile_columns));
             }
             task.writes.push(Access::new(0, tile_columns));
             let width = u64::from(tile.end - tile.start);
-            task.cost = width * row_bytes(at.weight) + u64::from(rows) * (row_bytes(0) + width * 4);
+            task.cost = self.halves() * width * row_bytes(at.weight) + u64::from(rows) * (row_bytes(0) + width * 4);
             task
         });
         Ok(Partition {
@@ -392,10 +442,19 @@ macro_rules! member {
                 $constants
             }
             fn pushable_output(&self) -> Option<usize> {
-                Some(0)
+                // A gated product is never partial.
+                (!$family.gated).then_some(0)
             }
             fn push_param(&self) -> Option<usize> {
                 Some(crate::tasks::linear_family::PUSH_PARAM)
+            }
+            fn fuses(
+                &self,
+                op: &taskgraph::task_type::OpView<'_>,
+                world: u32,
+                target: &taskgraph::Target,
+            ) -> bool {
+                !$family.gated || $family.fuses_gate(op, world, target)
             }
             fn fusions(&self) -> &'static [taskgraph::task_type::Fusion] {
                 $fusions

@@ -14,10 +14,10 @@ use taskgraph::split::Part;
 use taskgraph::task_type::{LocalOp, Need, OpView, OperandView, TensorType};
 use taskgraph::{Attrs, Capacity, DType, Rows, Sharding, Split, Target};
 
-const LINEAR: Family = Family { source: Source::Plain, residual: false };
-const RMSNORM: Family = Family { source: Source::RmsNorm, residual: false };
-const SILU_MUL: Family = Family { source: Source::SiluMul, residual: false };
-const WITH_RESIDUAL: Family = Family { source: Source::Plain, residual: true };
+const LINEAR: Family = Family { source: Source::Plain, residual: false, gated: false };
+const RMSNORM: Family = Family { source: Source::RmsNorm, residual: false, gated: false };
+const SILU_MUL: Family = Family { source: Source::SiluMul, residual: false, gated: false };
+const WITH_RESIDUAL: Family = Family { source: Source::Plain, residual: true, gated: false };
 
 struct Operand {
     name: &'static str,

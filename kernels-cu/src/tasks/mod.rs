@@ -14,6 +14,7 @@ pub mod nvshmem_signal;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rmsnorm_linear;
+pub mod rmsnorm_linear_silu_mul;
 pub mod silu_mul;
 pub mod silu_mul_linear;
 pub mod silu_mul_linear_with_residual;

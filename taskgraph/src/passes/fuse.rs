@@ -6,16 +6,22 @@ use crate::builder::BuildError;
 use crate::dtype::DType;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::split::Sharding;
+use crate::target::Target;
 use crate::task_type::{Fusion, Registry};
 use std::collections::HashMap;
 
-/// Fuses operators by [`crate::TaskType::fusions`], and an `add` behind an allreduce into that allreduce as its
+/// Fuses operators by [`crate::TaskType::fusions`] where [`crate::TaskType::fuses`], and an `add` behind an allreduce into that allreduce as its
 /// residual, until nothing more fits. A tensor that is wanted or has several users keeps its operator. The fused
 /// operator has the name and place of the absorbing one.
 ///
 /// # Errors
 /// A rule whose result does not accept the operands, or gives another type than before.
-pub fn fuse(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError> {
+pub fn fuse(
+    graph: &mut OpGraph,
+    registry: &Registry,
+    world: u32,
+    target: &Target,
+) -> Result<(), BuildError> {
     let mut rules: HashMap<&'static str, Vec<Fusion>> = HashMap::new();
     for fusion in registry.iter().flat_map(|t| t.fusions()) {
         if registry.get(fusion.fused).is_some() {
@@ -50,6 +56,9 @@ pub fn fuse(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError> 
         // A fused operator may be absorbed in turn; its producers come before it, so one sweep sees all.
         while let Some((absorbed, fused)) = find(graph, &rules, &alive, index, &absorbable) {
             let view = op_view(graph, &fused);
+            if registry.get(&fused.op_type).is_some_and(|t| !t.fuses(&view, world, target)) {
+                break;
+            }
             let inferred = match (infer_collective(&fused.op_type, &view), registry.get(&fused.op_type)) {
                 (Some(result), _) => result,
                 (None, Some(task_type)) => task_type.infer(&view),

@@ -8,6 +8,6 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod test;
 
-const FAMILY: Family = Family { source: Source::Plain, residual: false };
+const FAMILY: Family = Family { source: Source::Plain, residual: false, gated: false };
 
 member!("linear", Linear, mpk_task_linear, FAMILY, &[1, 2], &[]);

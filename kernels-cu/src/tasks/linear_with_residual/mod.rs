@@ -9,7 +9,7 @@ mod reference;
 #[cfg(test)]
 mod test;
 
-const FAMILY: Family = Family { source: Source::Plain, residual: true };
+const FAMILY: Family = Family { source: Source::Plain, residual: true, gated: false };
 const FUSIONS: &[Fusion] =
     &[Fusion { producer: "linear", consumer: "add", consumer_input: 0, fused: "linear_with_residual" }];
 

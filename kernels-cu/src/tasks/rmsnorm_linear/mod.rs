@@ -6,11 +6,11 @@ use crate::tasks::linear_family::{Family, Source, member};
 use taskgraph::task_type::Fusion;
 
 #[cfg(test)]
-mod reference;
+pub(crate) mod reference;
 #[cfg(test)]
 mod test;
 
-const FAMILY: Family = Family { source: Source::RmsNorm, residual: false };
+const FAMILY: Family = Family { source: Source::RmsNorm, residual: false, gated: false };
 const FUSIONS: &[Fusion] =
     &[Fusion { producer: "rmsnorm", consumer: "linear", consumer_input: 0, fused: "rmsnorm_linear" }];
 

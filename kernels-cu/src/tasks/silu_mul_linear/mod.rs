@@ -9,7 +9,7 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod test;
 
-const FAMILY: Family = Family { source: Source::SiluMul, residual: false };
+const FAMILY: Family = Family { source: Source::SiluMul, residual: false, gated: false };
 const FUSIONS: &[Fusion] =
     &[Fusion { producer: "silu_mul", consumer: "linear", consumer_input: 0, fused: "silu_mul_linear" }];
 

@@ -9,7 +9,7 @@ mod reference;
 #[cfg(test)]
 mod test;
 
-const FAMILY: Family = Family { source: Source::SiluMul, residual: true };
+const FAMILY: Family = Family { source: Source::SiluMul, residual: true, gated: false };
 const FUSIONS: &[Fusion] = &[
     Fusion {
         producer: "silu_mul_linear",
