@@ -137,7 +137,7 @@ pub enum Error {
     },
     /// Device memory does not suffice.
     #[error(
-        "{device} has {} free, but {} needed{}: {parts}; use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end what else uses the GPU (`nvidia-smi`)",
+        "{device} has {} of its memory free, but {} needed{}: {parts}; use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end what else uses the GPU (`nvidia-smi`)",
         gibibytes(*.free),
         gibibytes(*.needed),
         if *.ranks > 1 { format!(" by each of {ranks} ranks on it") } else { String::new() }

@@ -101,7 +101,8 @@ def run_ours(check, shape, ranks, environment):
             continue
         job = shape_job(check, shape, ranks, placement)
         for batch in CASES[shape][1]:
-            for lengths in (LONG, SHORT) if batch == 1 and placement == "static" else (LONG,):
+            both = (LONG, SHORT) if batch == 1 else (LONG,)
+            for lengths in both if placement == "static" else (SHORT,):
                 for _ in range(repeats):
                     done = check.command(check.mpk_run(with_prompts(job, shape, batch, lengths)), 60, environment)
                     result = parsed(done)

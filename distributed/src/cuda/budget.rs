@@ -66,6 +66,6 @@ mod tests {
         assert_eq!(error.exit_status(), 3);
         let text = error.to_string();
         assert!(text.contains("weights 16.00 GiB, key-value cache 512.0 MiB"), "{text}");
-        assert!(text.contains("17.00 GiB free") && text.contains("16.50 GiB"), "{text}");
+        assert!(text.contains("17.00 GiB of its memory free") && text.contains("16.50 GiB"), "{text}");
     }
 }

@@ -110,8 +110,8 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     if (first) {
       const int finished = finish_task(rank, worker, shared.slots[index], peek(shared.ready_ns), &rank->status[worker]);
       if (finished != MPK_OK) Context::fail(finished);
-      mbarrier_arrive(&shared.slot_empty[index]);
     }
+    if (kEveryLaneArrives || first) mbarrier_arrive(&shared.slot_empty[kEveryLaneArrives ? place.index : index]);
   }
   if (threadIdx.x == 0) {
     *const_cast<volatile uint32_t*>(&shared.left) = 1;

@@ -138,7 +138,7 @@ class SlotWriter {
   /* Hands the slot to the loader and the compute warps. */
   __device__ void publish() {
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(&shared_state().slot_full[place_]);
+    if (kEveryLaneArrives || lane_ == 0) mbarrier_arrive(&shared_state().slot_full[place_]);
     if (++place_ == kSlots) {
       place_ = 0;
       parity_ ^= 1;

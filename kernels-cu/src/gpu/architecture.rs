@@ -116,7 +116,7 @@ impl KernelConfig {
             block_threads: 12 * 32,
             stages,
             stage_bytes,
-            stages_in_flight: if architecture == Architecture::Sm80 { 5 } else { 3 },
+            stages_in_flight: if architecture == Architecture::Sm80 { 5 } else { 4 },
             stages_ahead: if architecture == Architecture::Sm80 { 5 } else { 1 },
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,

@@ -38,13 +38,17 @@ constexpr uint32_t kStageArrivals = 1;
 constexpr uint32_t kStageArrivals = 32;
 #endif
 
-/* Arrivals that free a stage: one lane of each compute warp, behind a warp barrier. Debug: every lane, since racecheck does
- * not see a warp barrier that the compiler has proven and left out. */
+/* Arrivals that free a stage: one lane of each compute warp, behind a warp barrier. That fill a slot: one lane of the fetch
+ * warp, likewise. That free a slot: one compute thread, behind their barrier, the loader and the prefetch warp. Debug: every
+ * lane and thread, since racecheck does not see a warp barrier that the compiler has proven and left out, nor that a barrier
+ * of some of the block's threads is one. */
 #ifndef MPK_EVERY_LANE_ARRIVES
 #define MPK_EVERY_LANE_ARRIVES 0
 #endif
 constexpr bool kEveryLaneArrives = MPK_EVERY_LANE_ARRIVES != 0;
 constexpr uint32_t kEmptyArrivals = kEveryLaneArrives ? kComputeThreads : kComputeWarps;
+constexpr uint32_t kSlotFullArrivals = kEveryLaneArrives ? 32 : 1;
+constexpr uint32_t kSlotEmptyArrivals = 2 + (kEveryLaneArrives ? kComputeThreads : 1);
 
 /* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together well under the L2 cache. */
 #ifndef MPK_PREFETCH_STAGES

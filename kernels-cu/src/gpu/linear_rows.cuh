@@ -188,8 +188,8 @@ class LeftSide {
     if constexpr (Source == kRmsNorm && kCanHold<kComputeWarps>) {
       if (!wide_) return MPK_OK;
       done = true;
-      if (rows == 1 && kFewWarps != 8) return norm_held<8>(first, rows, to, row_bytes);
-      return norm_held<kFewWarps>(first, rows, to, row_bytes);
+      if (rows == 1) return norm_held<8, 1>(first, rows, to, row_bytes);
+      return norm_held<kFewWarps, kFewWarps>(first, rows, to, row_bytes);
     }
     return MPK_OK;
   }
@@ -274,41 +274,59 @@ class LeftSide {
     return squares;
   }
 
-  template <uint32_t Warps>
+  /* `Warps` warps to a row, and so kRound rows in a round; the loads of as many rounds at once as 128 registers hold, up to
+   * `Rounds`. At most 8 rows. */
+  template <uint32_t Warps, uint32_t Rounds>
   __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
+    constexpr uint32_t kFitting = 512 / (kCount * sizeof(Sixteen<X>));
+    constexpr uint32_t kTogether = kFitting < 1 ? 1 : kFitting < Rounds ? kFitting : Rounds;
+    constexpr bool kOneSet = kTogether * kRound >= 8;
+    static_assert((kOneSet ? 1 : 2) * kTogether * kComputeWarps <= kNormFloats, "the sums of two sets of rounds");
     const uint32_t at = context_.warp % Warps * 32 + context_.lane;
-    for (uint32_t round = 0; round < rows; round += kRound) {
-      const uint32_t row = round + context_.warp / Warps;
-      const bool here = row < rows;
-      Sixteen<X> x[kCount];
-      const uint64_t from = here ? row_at(first + row) : 0;
+    uint32_t set = 0;
+    for (uint32_t begin = 0; begin < rows; begin += kTogether * kRound, ++set) {
+      Sixteen<X> x[kTogether][kCount];
 #pragma unroll
-      for (uint32_t j = 0; j < kCount; ++j) {
-        const uint32_t block = at + j * Warps * 32;
-        x[j].clear();
-        if (here && block < kBlocks) x[j].load(from + block * (16 * kNumberBytes<X>));
+      for (uint32_t r = 0; r < kTogether; ++r) {
+        const uint32_t row = begin + r * kRound + context_.warp / Warps;
+        const uint64_t from = row < rows ? row_at(first + row) : 0;
+#pragma unroll
+        for (uint32_t j = 0; j < kCount; ++j) {
+          const uint32_t block = at + j * Warps * 32;
+          x[r][j].clear();
+          if (row < rows && block < kBlocks) x[r][j].load(from + block * (16 * kNumberBytes<X>));
+        }
       }
-      float squares = 0.0f;
+      /* Sets take turns with two parts of the sums: one barrier a set. */
+      float* const sums = sums_ + (kOneSet ? 0 : set % 2 * kTogether * kComputeWarps);
 #pragma unroll
-      for (uint32_t j = 0; j < kCount; ++j) squares = add_squares(squares, x[j]);
-      squares = sum_of_warp(squares);
-      /* Rounds take turns with two halves of the sums: one barrier a round. */
-      float* const sums = sums_ + round / kRound % 2 * kComputeWarps;
-      if (context_.lane == 0) sums[context_.warp] = squares;
+      for (uint32_t r = 0; r < kTogether; ++r) {
+        if (begin + r * kRound >= rows) continue;
+        float squares = 0.0f;
+#pragma unroll
+        for (uint32_t j = 0; j < kCount; ++j) squares = add_squares(squares, x[r][j]);
+        squares = sum_of_warp(squares);
+        if (context_.lane == 0) sums[r * kComputeWarps + context_.warp] = squares;
+      }
       norm_fetched();
       if (const int code = context_.sync(); code != MPK_OK) return code;
-      squares = 0.0f;
 #pragma unroll
-      for (uint32_t w = 0; w < Warps; ++w) squares += sums[context_.warp / Warps * Warps + w];
-      const float scale = scale_of(squares);
+      for (uint32_t r = 0; r < kTogether; ++r) {
+        const uint32_t row = begin + r * kRound + context_.warp / Warps;
+        if (row >= rows) continue;
+        float squares = 0.0f;
 #pragma unroll
-      for (uint32_t j = 0; j < kCount; ++j) {
-        const uint32_t block = at + j * Warps * 32;
-        if (here && block < kBlocks) {
-          Sixteen<Norm> norm;
-          norm.load_generic(norm_ + block * (16 * kNumberBytes<Norm>));
-          put_normed(to + row * row_bytes + block * kRowBlockBytes<Weight>, x[j], norm, scale);
+        for (uint32_t w = 0; w < Warps; ++w) squares += sums[r * kComputeWarps + context_.warp / Warps * Warps + w];
+        const float scale = scale_of(squares);
+#pragma unroll
+        for (uint32_t j = 0; j < kCount; ++j) {
+          const uint32_t block = at + j * Warps * 32;
+          if (block < kBlocks) {
+            Sixteen<Norm> norm;
+            norm.load_generic(norm_ + block * (16 * kNumberBytes<Norm>));
+            put_normed(to + row * row_bytes + block * kRowBlockBytes<Weight>, x[r][j], norm, scale);
+          }
         }
       }
     }
@@ -319,7 +337,7 @@ class LeftSide {
   __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
                                            uint32_t row_bytes) const {
     constexpr uint32_t kItemBytes = sizeof(Sixteen<X>) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(Sixteen<Norm>) : 0);
-    constexpr uint32_t kBatch = kItemBytes <= 48 ? 4 : 192 / kItemBytes; /* in at most 48 registers */
+    constexpr uint32_t kBatch = kItemBytes <= 48 ? 8 : 384 / kItemBytes; /* in at most 96 registers */
     const uint32_t items = rows * blocks;
     for (uint32_t item = context_.thread; item < items; item += kComputeThreads * kBatch) {
       Sixteen<X> x[kBatch], up[Source == kSiluMul ? kBatch : 1];

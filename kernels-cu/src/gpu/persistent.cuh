@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
       mbarrier_init(&shared.stage_empty[i], kEmptyArrivals);
     }
     for (uint32_t i = 0; i < kSlots; ++i) {
-      mbarrier_init(&shared.slot_full[i], 1);
-      mbarrier_init(&shared.slot_empty[i], 3);
+      mbarrier_init(&shared.slot_full[i], kSlotFullArrivals);
+      mbarrier_init(&shared.slot_empty[i], kSlotEmptyArrivals);
     }
     mbarrier_init_fence();
   }

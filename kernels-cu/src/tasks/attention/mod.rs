@@ -219,7 +219,8 @@ impl Attention {
         let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
         let (max_seq_len, page_size) = (op.inputs[2].dims[0], op.inputs[1].dims[2].max(1));
         let most = max_seq_len.div_ceil(page_size).clamp(1, u64::from(MAX_SPLITS));
-        Ok(u64::from(target.workers).div_ceil(tasks).clamp(1, most) as u32)
+        // No more tasks than workers: a second round would take as long as the first.
+        Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)
     }
 }
 
