@@ -1,7 +1,6 @@
 """Decode figures beside the peer and the floor, in the same visit: Qwen3-8B and Qwen3-0.6B shapes, random weights.
 
-A step's mean context is 512: 16 tokens of prompt and 992 new ones, so that all requests of a batch are in step; at
-batch 1 also a prompt of 480 and 64 new ones. The floor is what a GPU must read over the rate of a streaming kernel
+A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The floor is what a GPU must read over the rate of a streaming kernel
 measured here (stream_read.cu), or over 4.65 TB/s where there is no nvcc.
 """
 
@@ -17,9 +16,8 @@ import models
 from common import REPOSITORY, Job, OutOfTime, parsed, say, summary
 
 CONTEXT, NOMINAL_RATE, REPEATS = 512, 4.65e12, 3
-LONG = (16, 992)  # prompt and new tokens
-SHORT = (480, 64)
-MAX_SEQ_LEN = 1280
+PROMPT, NEW = 480, 64
+MAX_SEQ_LEN = 1024
 CASES = {"qwen3-8b": (8, [1, 8]), "qwen3-0.6b": (16, [1, 16])}  # slots, batches
 ALLREDUCE = "one-shot"
 
@@ -37,12 +35,11 @@ def shape_job(check, shape, ranks, placement="static", allreduce=ALLREDUCE):
     return Job(model, ranks, placement, allreduce if ranks > 1 else None, deadline=30.0)
 
 
-def with_prompts(job, shape, batch, lengths):
+def with_prompts(job, shape, batch):
     """The same with `batch` prompts."""
-    prompt, new = lengths
-    options = ["--ignore-eos", "--max-new-tokens", new]
+    options = ["--ignore-eos", "--max-new-tokens", NEW]
     for slot in range(batch):
-        tokens = models.prompt(prompt, models.SHAPES[shape][5], 1 + 100 * slot)
+        tokens = models.prompt(PROMPT, models.SHAPES[shape][5], 1 + 100 * slot)
         options += ["--prompt-tokens", ",".join(map(str, tokens))]
     return job.with_options(*options)
 
@@ -94,23 +91,20 @@ def run_peer(check, shape, ranks, environment):
 
 
 def run_ours(check, shape, ranks, environment):
-    """Samples of milliseconds a token by (batch, lengths, placement), and what went wrong."""
+    """Samples of milliseconds a token by (batch, placement), and what went wrong."""
     samples, problems = {}, []
     for placement, repeats in (("static", REPEATS), ("dynamic", 1)):
         if placement == "dynamic" and shape != "qwen3-8b":
             continue
         job = shape_job(check, shape, ranks, placement)
         for batch in CASES[shape][1]:
-            both = (LONG, SHORT) if batch == 1 else (LONG,)
-            for lengths in both if placement == "static" else (SHORT,):
-                for _ in range(repeats):
-                    done = check.command(check.mpk_run(with_prompts(job, shape, batch, lengths)), 60, environment)
-                    result = parsed(done)
-                    if result is None:
-                        problems.append(f"batch {batch} {placement}: {done.problem()}")
-                        break
-                    timing = result["timing"]
-                    samples.setdefault((batch, lengths, placement), []).append(timing)
+            for _ in range(repeats):
+                done = check.command(check.mpk_run(with_prompts(job, shape, batch)), 60, environment)
+                result = parsed(done)
+                if result is None:
+                    problems.append(f"batch {batch} {placement}: {done.problem()}")
+                    break
+                samples.setdefault((batch, placement), []).append(result["timing"])
     return samples, problems
 
 
@@ -128,12 +122,12 @@ def run_case(check, shape, ranks, rate):
         (check.failed if peers_folder() else check.skipped)(f"{name} peer", peer_problem)
     figures = check.figures.setdefault("decode", {})
     figures[f"{shape} TP{ranks} peer"] = peer_rows
-    for (batch, lengths, placement), timings in samples.items():
+    for (batch, placement), timings in samples.items():
         found = summary([timing["ms_per_token"] for timing in timings])
         floor = models.bytes_read(shape, ranks, batch, CONTEXT) / rate * 1e3
         theirs = peer.get(batch)
         ratio = theirs / found["median"] if theirs else None
-        what = f"{name} batch {batch} {placement} {lengths[0]}+{lengths[1]}"
+        what = f"{name} batch {batch} {placement}"
         figures[what] = {"ms_per_token": found, "peer_ms": theirs, "floor_ms": floor, "timings": timings}
         text = (f"{found['median']:.3f} ms ({found['min']:.3f}-{found['max']:.3f}), floor {floor:.3f} ms "
                 f"({floor / found['median']:.2f} of it reached)")
