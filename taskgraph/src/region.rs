@@ -45,6 +45,16 @@ impl Region {
         (0..MAX_DIMS).all(|d| self.lo[d] <= other.lo[d] && other.hi[d] <= self.hi[d])
     }
 
+    /// The smallest region that contains both.
+    pub fn hull(&self, other: &Region) -> Region {
+        let mut all = *self;
+        for d in 0..MAX_DIMS {
+            all.lo[d] = all.lo[d].min(other.lo[d]);
+            all.hi[d] = all.hi[d].max(other.hi[d]);
+        }
+        all
+    }
+
     /// Number of indices.
     pub fn volume(&self) -> u64 {
         (0..MAX_DIMS).map(|d| u64::from(self.hi[d].saturating_sub(self.lo[d]))).product()

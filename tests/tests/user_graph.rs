@@ -176,10 +176,16 @@ fn embedding_alone() {
     }
 }
 
-/// A prefill: eleven positions over pages of four, more query heads than key/value heads.
+/// A prefill: eleven positions over pages of four, more query heads than key/value heads; one key/value head and several
+/// on a rank.
 #[test]
 fn attention_alone() {
-    let heads = Heads { query: 8, key_value: 2, size: 6 };
+    for (key_value, ranks) in [(2, vec![1, 2, 4]), (4, vec![2])] {
+        attention_of(Heads { query: 8, key_value, size: 6 }, &ranks);
+    }
+}
+
+fn attention_of(heads: Heads, ranks: &[u32]) {
     let (rows, page, pages) = (11, 4, 3);
     let Heads { query, key_value, size } = heads;
     let width = (query + 2 * key_value) * size;
@@ -215,8 +221,8 @@ fn attention_alone() {
         let model = graph(rows, &tensors, &[op("attention", &inputs, &["y", "cache"], attrs)]);
         let norms = norm.then_some((&q_norm[..], &k_norm[..], 1e-3));
         let expected = reference::attention(&qkv, heads, &rope, norms);
-        let what = format!("attention, norm {norm}, {splits} splits");
-        check(&model, &[1, 2, 4], [rows, query * size], &expected, &what);
+        let what = format!("attention of {key_value} key/value heads, norm {norm}, {splits} splits");
+        check(&model, ranks, [rows, query * size], &expected, &what);
     }
 }
 

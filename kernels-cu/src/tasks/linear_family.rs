@@ -222,8 +222,10 @@ impl Family {
             ("kGated", self.gated),
         ];
         let halves = self.halves() as usize;
-        let count =
-            1 + norm + halves * (1 + usize::from(params.has_bias != 0)) + usize::from(params.has_residual != 0);
+        let count = 1
+            + norm
+            + halves * (1 + usize::from(params.has_bias != 0))
+            + usize::from(params.has_residual != 0);
         let ([x, ..], [out]) = (site.inputs, site.outputs) else {
             return Err("it must have inputs and one output".to_string());
         };
@@ -280,7 +282,9 @@ impl Family {
         let aligned = |columns: u64| columns.is_multiple_of(u64::from(target.column_unit));
         let aligned = match weight.sharding {
             Sharding::Split { dim: 0, parts } => parts.iter().all(|part| {
-                (0..world).map(|rank| part.split.range(part.len, rank, world)).all(|r| aligned(r.end - r.start))
+                (0..world)
+                    .map(|rank| part.split.range(part.len, rank, world))
+                    .all(|r| aligned(r.end - r.start))
             }),
             _ => weight.ty.dims.first().is_some_and(|n| aligned(n / 2)),
         };
@@ -340,7 +344,8 @@ impl Family {
             }
             task.writes.push(Access::new(0, tile_columns));
             let width = u64::from(tile.end - tile.start);
-            task.cost = self.halves() * width * row_bytes(at.weight) + u64::from(rows) * (row_bytes(0) + width * 4);
+            task.cost =
+                self.halves() * width * row_bytes(at.weight) + u64::from(rows) * (row_bytes(0) + width * 4);
             task
         });
         Ok(Partition {

@@ -17,6 +17,7 @@ use taskgraph::{Attrs, Capacity, DType, Rows, Sharding, Split, Target};
 const LINEAR: Family = Family { source: Source::Plain, residual: false, gated: false };
 const RMSNORM: Family = Family { source: Source::RmsNorm, residual: false, gated: false };
 const SILU_MUL: Family = Family { source: Source::SiluMul, residual: false, gated: false };
+const GATED: Family = Family { source: Source::RmsNorm, residual: false, gated: true };
 const WITH_RESIDUAL: Family = Family { source: Source::Plain, residual: true, gated: false };
 
 struct Operand {
@@ -192,6 +193,36 @@ fn shardings_follow_the_weight() {
     assert!(WITH_RESIDUAL.shard(&view(&attrs, &operands, 2), 1).is_ok());
 }
 
+#[test]
+fn a_gate_is_fused_where_workers_are_many_and_the_ups_begin_at_a_tile() {
+    let attrs = Attrs::new();
+    let operands = |n: u64, sharding: Sharding| {
+        [
+            operand("x", DType::F32, &[2, 32], Sharding::Replicated),
+            operand("norm", DType::Bf16, &[32], Sharding::Replicated),
+            operand("w", DType::Bf16, &[n, 32], sharding),
+        ]
+    };
+    let fuses = |n: u64, sharding: Sharding, world: u32, workers: u32| {
+        let operands = operands(n, sharding);
+        GATED.fuses_gate(&view(&attrs, &operands, 2), world, &Target::cpu(workers))
+    };
+    assert!(fuses(192, Sharding::Replicated, 1, 132));
+    assert!(!fuses(192, Sharding::Replicated, 1, 4), "few workers");
+    assert!(!fuses(194, Sharding::Replicated, 1, 132), "97 gates");
+    assert!(fuses(192, parts(0, &[96, 96]), 2, 132), "48 gates on each rank");
+    assert!(!fuses(80, parts(0, &[40, 40]), 2, 132), "a rank with gates that end within a tile");
+
+    let halves = operands(192, parts(0, &[96, 96]));
+    let rule = GATED.shard(&view(&attrs, &halves, 2), 2).unwrap();
+    assert_eq!(rule.outputs, [parts(1, &[96])]);
+    assert_eq!(GATED.infer(&view(&attrs, &halves, 2)).unwrap()[0].dims, [2, 96]);
+    let uneven = operands(192, parts(0, &[128, 64]));
+    let message = GATED.shard(&view(&attrs, &uneven, 2), 2).unwrap_err().0;
+    assert!(message.contains("`w`") && message.contains("gate"), "{message}");
+    assert!(GATED.infer(&view(&attrs, &operands(191, Sharding::Replicated), 2)).is_err());
+}
+
 /// An operand [rows, columns] as a GPU site has it; a weight is packed.
 fn gpu_operand(dtype: u32, rows: u32, columns: u32, packed: bool) -> abi::mpk_operand {
     let layout = if packed { abi::MPK_LAYOUT_FRAGMENT } else { abi::MPK_LAYOUT_STRIDED };
@@ -235,6 +266,10 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
     params.has_bias = 0;
     let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kPlain, 203, 2, MPK_F32, MPK_F32, MPK_BF16, 0>";
     assert_eq!(code(&params, LINEAR, &[x, weight]).as_deref(), Ok(expected));
+
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 203, 2, MPK_F32, MPK_F16, MPK_BF16, mpk::gpu::kGated>";
+    assert_eq!(code(&params, GATED, &[x, vector, weight, weight]).as_deref(), Ok(expected));
+    assert!(code(&params, GATED, &[x, vector, weight]).is_err(), "gate alone");
 
     // a count that the parameters do not tell of, rows with gaps, a weight for the CPU, columns that do not fit
     assert!(code(&params, LINEAR, &[x, weight, vector]).is_err());

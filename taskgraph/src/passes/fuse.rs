@@ -16,12 +16,7 @@ use std::collections::HashMap;
 ///
 /// # Errors
 /// A rule whose result does not accept the operands, or gives another type than before.
-pub fn fuse(
-    graph: &mut OpGraph,
-    registry: &Registry,
-    world: u32,
-    target: &Target,
-) -> Result<(), BuildError> {
+pub fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Target) -> Result<(), BuildError> {
     let mut rules: HashMap<&'static str, Vec<Fusion>> = HashMap::new();
     for fusion in registry.iter().flat_map(|t| t.fusions()) {
         if registry.get(fusion.fused).is_some() {

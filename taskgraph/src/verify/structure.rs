@@ -5,7 +5,7 @@ use super::views::{last_byte, view_in_region};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
-use crate::region::MAX_DIMS;
+use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{
     EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
 };
@@ -321,6 +321,20 @@ impl RankCheck<'_> {
         }
     }
 
+    /// What the tasks of one operator write of a tensor on this rank, all together: some kernels take that whole and
+    /// find their region in it.
+    fn share(&self, task: &Task, operand: &Operand) -> Region {
+        let graph = self.graph();
+        let written = graph.tasks.iter().filter(|other| other.op == task.op).flat_map(|other| {
+            // That task may not have been checked yet.
+            let first = other.first_operand as usize + usize::from(other.num_inputs);
+            let outputs =
+                graph.operands.get(first..first + usize::from(other.num_outputs)).unwrap_or_default();
+            outputs.iter().filter(|o| o.tensor == operand.tensor && o.place == Place::Own).map(|o| o.region)
+        });
+        written.reduce(|all, region| all.hull(&region)).unwrap_or(operand.region)
+    }
+
     fn operand(&self, task: &Task, operand: &Operand, input: bool) -> Option<String> {
         let graph = self.graph();
         let Some(tensor) = graph.tensors.get(operand.tensor as usize) else {
@@ -351,7 +365,9 @@ impl RankCheck<'_> {
         if !operand.offset.is_multiple_of(tensor.dtype.size()) {
             return Some(format!("of '{name}' starts at byte {}, inside an element", operand.offset));
         }
-        if !view_in_region(tensor, operand) {
+        let inside = view_in_region(tensor, operand, region)
+            || !input && view_in_region(tensor, operand, &self.share(task, operand));
+        if !inside {
             return Some(format!(
                 "of '{name}' has a view (offset {} bytes, dims {:?}) that leaves its region {region}",
                 operand.offset,

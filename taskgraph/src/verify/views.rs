@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::op_graph::Role;
-use crate::region::MAX_DIMS;
+use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Operand, TensorEntry};
 
 /// Bytes from the tensor's start to the end of a view's last element; `offset` for a view without elements.
@@ -17,9 +17,9 @@ pub(super) fn last_byte(offset: u64, dims: &[u32], strides: &[u32], dtype: DType
     last.saturating_add(1).saturating_mul(dtype.size()).saturating_add(offset)
 }
 
-/// Whether the elements of a view lie in its region, for views that are not the whole tensor and tensors whose
-/// regions count elements and that are not constant.
-pub(super) fn view_in_region(tensor: &TensorEntry, operand: &Operand) -> bool {
+/// Whether the elements of a view lie in `region`, for views that are not the whole tensor and tensors whose regions
+/// count elements and that are not constant.
+pub(super) fn view_in_region(tensor: &TensorEntry, operand: &Operand, region: &Region) -> bool {
     let ndim = usize::from(operand.ndim);
     let dims = &operand.dims[..ndim];
     let volume = |dims: &[u32]| dims.iter().fold(1u64, |p, &d| p.saturating_mul(u64::from(d)));
@@ -28,7 +28,7 @@ pub(super) fn view_in_region(tensor: &TensorEntry, operand: &Operand) -> bool {
         || matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Input)
         || volume(dims) == volume(&tensor.dims)
         || dims.contains(&0)
-        || operand.region.is_empty()
+        || region.is_empty()
     {
         return true;
     }
@@ -55,7 +55,6 @@ pub(super) fn view_in_region(tensor: &TensorEntry, operand: &Operand) -> bool {
     }
     (0..tensor.dims.len()).all(|d| {
         tensor.dims[d] <= 1
-            || (lo[d] >= u64::from(operand.region.lo[d])
-                && lo[d] + extent[d] < u64::from(operand.region.hi[d]))
+            || (lo[d] >= u64::from(region.lo[d]) && lo[d] + extent[d] < u64::from(region.hi[d]))
     })
 }
