@@ -31,6 +31,7 @@ def graphs(check):
                   lambda case: bool(pattern.search(case)))
         alone.linears(g, index)
         alone.norms(g, index)
+        alone.gated_products(g, index)
         alone.gated(g, index)
         alone.embeddings(g, index)
         alone.attentions(g, index, page)
