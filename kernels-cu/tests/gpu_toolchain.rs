@@ -53,3 +53,24 @@ fn the_collective_launch_is_built_and_loads_its_symbol() {
     assert!(bytes.windows(name.len()).any(|window| window == name));
     assert_eq!(collective_shim(Architecture::Sm90a, &cache).unwrap().path, shim.path);
 }
+
+/// The GPU checks' programs that scripts/gpu_check.sh builds on a machine with a GPU.
+#[test]
+fn the_programs_of_the_gpu_check_compile() {
+    if !toolchain() {
+        return;
+    }
+    let nvcc = Toolchain::find(false).unwrap().nvcc.path;
+    let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    for program in ["litmus", "stream_read"] {
+        let finished = std::process::Command::new(&nvcc)
+            .args(["-cubin", "-std=c++17", "-arch=sm_90", "-Iinclude", "-Iprotocol", "-o"])
+            .arg(folder.path().join(program))
+            .arg(format!("../scripts/gpu/{program}.cu"))
+            .current_dir(own)
+            .output()
+            .unwrap();
+        assert!(finished.status.success(), "{program}: {}", String::from_utf8_lossy(&finished.stderr));
+    }
+}

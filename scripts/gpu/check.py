@@ -18,6 +18,7 @@ import decode
 import doctor
 import environment
 import golden
+import litmus
 import operators
 import sanitizer
 import skeleton
@@ -28,6 +29,7 @@ from common import REPOSITORY, Check, OutOfTime, say
 # In the order in which they run unless --only names another; seconds that a part may take on 1 GPU, and on more.
 PARTS = {
     "doctor": (doctor, 30, 40),
+    "litmus": (litmus, 60, 60),
     "operators": (operators, 60, 100),
     "golden": (golden, 150, 240),
     "bits": (bits, 90, 240),
