@@ -119,7 +119,8 @@ def run_warm(check):
                 check.judge(summary(compiles)["median"] < COMPILE_LIMIT, f"start second compile N={job.ranks}",
                             f"{summary(compiles)['median']:.3f} s, reach {COMPILE_LIMIT} s")
             check.figures.setdefault("start", {})[f"N={job.ranks}"] = {
-                "ready_s": ready, "load_s": loads, "compile_s": compiles, "process_s": walls}
+                "ready_s": ready, "load_s": loads, "compile_s": compiles, "process_s": walls,
+                "log_of_the_last": [line for line in done.stderr.splitlines() if " INFO " in line][:20]}
 
 
 def run_weights(check):
