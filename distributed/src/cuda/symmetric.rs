@@ -12,6 +12,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// NVSHMEM is initialised in this process.
 static LIVE: AtomicBool = AtomicBool::new(false);
@@ -158,6 +159,7 @@ impl SymmetricHeap {
         if is_stuck() {
             return Ok(());
         }
+        let begin = Instant::now();
         // SAFETY: the library was given to culibrary_init, and no kernel of it runs any more.
         let ended = unsafe { library.culibrary_finalize(code.raw().cast()) }.map_err(Error::from);
         agreed(world, ended)?;
@@ -165,6 +167,7 @@ impl SymmetricHeap {
         agreed(world, unsafe { library.free(address) }.map_err(Error::from))?;
         // SAFETY: no symmetric memory is left, and no kernel runs.
         unsafe { library.finalize() }?;
+        tracing::info!("symmetric heap given back, NVSHMEM ended: {:.2} s", begin.elapsed().as_secs_f64());
         LIVE.store(false, Ordering::Relaxed);
         Ok(())
     }
