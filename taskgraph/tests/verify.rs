@@ -248,6 +248,18 @@ fn out_of_range() {
         g[0].operands[at].offset -= 4;
     });
     expect(&found, ViolationKind::Structure, &[(0, reduce)], &["leaves its region"]);
+    // A task may take what its operator writes as a whole, but nothing beyond that.
+    let first = find(&graphs[0], "l1.reduce", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let output = |t: u32| {
+            let task = &g[0].tasks[t as usize];
+            task.first_operand as usize + usize::from(task.num_inputs)
+        };
+        let (mine, other) = (output(first), output(reduce));
+        g[0].operands[other] = g[0].operands[mine];
+        g[0].operands[mine].dims[1] += 1;
+    });
+    expect(&found, ViolationKind::Structure, &[(0, first)], &["output 0", "leaves its region"]);
     let found = broken(2, 2, Lowering::Copy, |g| {
         let at = operand(&g[0]);
         g[0].operands[at].tensor = 99;
