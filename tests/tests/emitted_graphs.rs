@@ -174,6 +174,8 @@ fn real_shapes_for_a_described_device() {
             emit(&model, 4, &["--device", "h200", "--placement", placement, "--allreduce", "copy-reduce"]);
         for graphs in emitted.all() {
             assert!(graphs.iter().all(|g| g.workers == 132), "an H200 has 132 SMs");
+            let gated = |t: &str| graphs[0].all_tasks.iter().any(|task| task.task_type == t);
+            assert!(gated("rmsnorm_linear_silu_mul") && !gated("silu_mul_linear"), "gated where it is made");
             check(graphs);
             simulate(graphs);
             graphs.iter().for_each(check_copy_reduce);
