@@ -46,8 +46,8 @@ def arguments():
     """The command line."""
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__)
     parser.add_argument("--gpus", type=int, help="GPUs to use (default: all that there are)")
-    parser.add_argument("--only", default="", help="parts, separated by commas, in the order in which they are to run, of: compile, "
-                        + ", ".join(PARTS) + " (default: all but compile; compile with others compiles for those alone)")
+    parser.add_argument("--only", default="", help="parts, separated by commas, in the order in which they are to run, "
+                        "of: compile, " + ", ".join(PARTS) + " (default: all but compile; compile with others compiles for those alone)")
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     parser.add_argument("--binary", type=Path, default=target / "release" / "mpk-run", help="mpk-run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "gpu-results"),

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -238,6 +239,21 @@ class Check:
         except OSError as error:
             return Done(str(parts[0]), 127, "", f"error: {error}", 0.0)
         return self.finish(started, limit)
+
+    def cuda_program(self, name, environment=None, timeout=60):
+        """Builds scripts/gpu/NAME.cu for the GPU here and runs it: what it printed, a JSON object a line, and the command
+        that ended it. None where there is no nvcc."""
+        nvcc = shutil.which("nvcc")
+        if nvcc is None and "CUDA_HOME" in os.environ:
+            nvcc = Path(os.environ["CUDA_HOME"]) / "bin/nvcc"
+        if nvcc is None:
+            return None
+        program, kernels = self.work / name, REPOSITORY / "kernels-cu"
+        done = self.command([nvcc, "-O3", "-std=c++17", "-arch=native", f"-I{kernels / 'include'}",
+                             f"-I{kernels / 'protocol'}", REPOSITORY / f"scripts/gpu/{name}.cu", "-o", program], 60)
+        if done.status == 0:
+            done = self.command([program], timeout, environment)
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done
 
     # mpk-run
 

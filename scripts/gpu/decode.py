@@ -1,12 +1,12 @@
 """Decode figures beside the peer and the floor, in the same visit: Qwen3-8B and Qwen3-0.6B shapes, random weights.
 
-A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The floor is what a GPU must read over the rate of a streaming kernel
-measured here (stream_read.cu), or over 4.65 TB/s where there is no nvcc.
+A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The
+floor is what a GPU must read over the rate of a streaming kernel measured here (stream_read.cu), or over 4.65 TB/s
+where there is no nvcc.
 """
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -57,16 +57,13 @@ def jobs(check):
 
 def read_rate(check):
     """Bytes a second that a streaming kernel reads, with all samples; the nominal rate where it can't be built."""
-    nvcc = shutil.which("nvcc") or (Path(os.environ["CUDA_HOME"]) / "bin/nvcc" if "CUDA_HOME" in os.environ else None)
-    program = check.work / "stream_read"
-    if nvcc is None:
+    ran = check.cuda_program("stream_read", {"CUDA_VISIBLE_DEVICES": "0"}, 30)
+    if ran is None:
         return NOMINAL_RATE, "nominal"
-    built = check.command([nvcc, "-O3", "-arch=native", REPOSITORY / "scripts/gpu/stream_read.cu", "-o", program], 60)
-    done = check.command([program], 30, {"CUDA_VISIBLE_DEVICES": "0"}) if built.status == 0 else built
-    if done.status != 0:
+    rows, done = ran
+    if done.status != 0 or not rows:
         check.failed("decode floor", done.problem())
         return NOMINAL_RATE, "nominal"
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
     best = max(row["bytes_per_second"] for row in rows)
     check.figures["read_rate"] = rows
     check.ok("decode floor", f"a streaming kernel reads {best / 1e12:.2f} TB/s")

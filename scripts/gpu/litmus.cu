@@ -7,22 +7,13 @@
 //
 // Prints a JSON line a test. `control`: the same without acquire and release; it should see old data.
 #include <cstdio>
-#include <cstring>
 #include <cuda_runtime.h>
 
+#include "cuda_check.h"
 #include "platform/gpu.h"
 
 using namespace mpk;
 using platform::Scope;
-
-#define CHECK(call)                                                                                                    \
-  do {                                                                                                                 \
-    const cudaError_t error = (call);                                                                                  \
-    if (error != cudaSuccess) {                                                                                        \
-      std::fprintf(stderr, "error: %s: %s\n", #call, cudaGetErrorString(error));                                       \
-      return 1;                                                                                                        \
-    }                                                                                                                  \
-  } while (0)
 
 constexpr unsigned kThreads = 256, kPairs = 60, kRounds = 20000;
 constexpr unsigned long long kDeadline = 4000000000ull;  // clock cycles: two seconds

@@ -11,7 +11,7 @@ import models
 from common import Job, OutOfTime
 
 WORKERS, NEW_TOKENS, LIMIT = 8, 2, 80
-# racecheck does not see the warp barrier before the one lane that frees a stage: there every lane does it.
+# racecheck does not see the barriers before the one lane that frees a stage or hands on a slot: there every lane does it.
 RACECHECK = (("MPK_DEBUG_EVERY_LANE_ARRIVES", "1"),)
 
 

@@ -2,14 +2,7 @@
 #include <cstdio>
 #include <cuda_runtime.h>
 
-#define CHECK(call)                                                                                                    \
-  do {                                                                                                                 \
-    const cudaError_t error = (call);                                                                                  \
-    if (error != cudaSuccess) {                                                                                        \
-      std::fprintf(stderr, "error: %s: %s\n", #call, cudaGetErrorString(error));                                       \
-      return 1;                                                                                                        \
-    }                                                                                                                  \
-  } while (0)
+#include "cuda_check.h"
 
 // Reads all of it once; the sum keeps the loads.
 __global__ void read_all(const uint4* data, size_t count, unsigned* sum) {

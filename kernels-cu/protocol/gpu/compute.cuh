@@ -114,7 +114,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     if (kEveryLaneArrives || first) mbarrier_arrive(&shared.slot_empty[kEveryLaneArrives ? place.index : index]);
   }
   if (threadIdx.x == 0) {
-    *const_cast<volatile uint32_t*>(&shared.left) = 1;
+    poke(shared.left, 1u);
     if (code == MPK_OK) report_state(&rank->status[worker], MPK_WORKER_LEFT);
     else abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
   }

@@ -110,14 +110,17 @@ impl KernelConfig {
     /// The tuned shape.
     pub fn new(architecture: Architecture) -> Self {
         let stages = 8;
-        let stage_bytes = if architecture == Architecture::Sm80 { 8 << 10 } else { 16 << 10 };
+        let (stage_bytes, stages_in_flight, stages_ahead) = match architecture {
+            Architecture::Sm80 => (8 << 10, 5, 5),
+            Architecture::Sm90a | Architecture::Sm100a => (16 << 10, 4, 1),
+        };
         let shared_bytes = architecture.shared_memory().saturating_sub(LIBRARY_BYTES);
         KernelConfig {
             block_threads: 12 * 32,
             stages,
             stage_bytes,
-            stages_in_flight: if architecture == Architecture::Sm80 { 5 } else { 4 },
-            stages_ahead: if architecture == Architecture::Sm80 { 5 } else { 1 },
+            stages_in_flight,
+            stages_ahead,
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,
         }

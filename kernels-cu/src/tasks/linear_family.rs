@@ -272,10 +272,13 @@ impl Family {
         if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
     }
 
-    /// Whether a gate behind the product is to become part of it, for [`taskgraph::TaskType::fuses`]: where the workers
+    /// For [`taskgraph::TaskType::fuses`]. A gate behind the product becomes part of it where the workers
     /// are so many that each of them gating all of its input would cost more than the few gates of its own output.
     /// Packed weights are cut at multiples of 16 rows, so that is where the ups must begin.
-    pub fn fuses_gate(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
+    pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
+        if !self.gated {
+            return true;
+        }
         let Some(weight) = self.operands(op.inputs.len()).ok().and_then(|at| op.inputs.get(at.weight)) else {
             return false;
         };
@@ -329,14 +332,17 @@ impl Family {
             if let Some(norm) = at.norm {
                 task.reads.push(Access::new(norm as u8, Region::whole(&[k])));
             }
-            for first in (0..weight_rows).step_by(columns as usize) {
-                let rows = Region::whole(&[weight_rows, k]).with(0, first + tile.start, first + tile.end);
+            // Of gates, then of ups.
+            let halves =
+                (0..self.halves() as u32).map(|h| (h * columns + tile.start, h * columns + tile.end));
+            for (start, end) in halves.clone() {
+                let rows = Region::whole(&[weight_rows, k]).with(0, start, end);
                 task.reads.push(Access::new(at.weight as u8, rows));
             }
             if let Some(bias) = at.bias {
-                for first in (0..weight_rows).step_by(columns as usize) {
-                    let values = Region::whole(&[weight_rows]).with(0, first + tile.start, first + tile.end);
-                    task.reads.push(Access::new(bias as u8, values));
+                for (start, end) in halves {
+                    task.reads
+                        .push(Access::new(bias as u8, Region::whole(&[weight_rows]).with(0, start, end)));
                 }
             }
             if let Some(residual) = at.residual {
@@ -459,7 +465,7 @@ macro_rules! member {
                 world: u32,
                 target: &taskgraph::Target,
             ) -> bool {
-                !$family.gated || $family.fuses_gate(op, world, target)
+                $family.fuses(op, world, target)
             }
             fn fusions(&self) -> &'static [taskgraph::task_type::Fusion] {
                 $fusions

@@ -205,7 +205,7 @@ fn a_gate_is_fused_where_workers_are_many_and_the_ups_begin_at_a_tile() {
     };
     let fuses = |n: u64, sharding: Sharding, world: u32, workers: u32| {
         let operands = operands(n, sharding);
-        GATED.fuses_gate(&view(&attrs, &operands, 2), world, &Target::cpu(workers))
+        GATED.fuses(&view(&attrs, &operands, 2), world, &Target::cpu(workers))
     };
     assert!(fuses(192, Sharding::Replicated, 1, 132));
     assert!(!fuses(192, Sharding::Replicated, 1, 4), "few workers");

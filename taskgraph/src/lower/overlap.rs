@@ -62,10 +62,7 @@ pub(crate) fn overlap(
     let mut present = vec![false; earlier.tasks.len()];
     for (region, task) in &producers {
         present[*task as usize] = true;
-        for d in 0..MAX_DIMS {
-            bounds.lo[d] = bounds.lo[d].min(region.lo[d]);
-            bounds.hi[d] = bounds.hi[d].max(region.hi[d]);
-        }
+        bounds = bounds.hull(region);
     }
     let complete = !producers.is_empty() && present.iter().all(|p| *p);
     let mut whole = vec![false; later.tasks.len()];
