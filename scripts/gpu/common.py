@@ -306,6 +306,11 @@ class Check:
         """Numbers of ranks that have a GPU each."""
         return [n for n in (1, 2, 4) if n <= self.gpus]
 
+    def keep(self, name, text):
+        """Writes what a tool said beside the report, for who looks for the cause of a failure."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / name).write_text(text)
+
     def write(self, environment, arguments, seconds):
         """Writes the report; called after every part."""
         self.out.mkdir(parents=True, exist_ok=True)

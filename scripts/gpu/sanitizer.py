@@ -47,7 +47,7 @@ def run(check):
 
     def one(case):
         tool, job = case
-        wrapper = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99", "--print-limit", "20"]
+        wrapper = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99", "--print-limit", "100"]
         try:
             return check.run_job(job, LIMIT, wrapper)
         except OutOfTime:
@@ -67,7 +67,9 @@ def run(check):
         lines = text.splitlines()
         at = next((i for i, line in enumerate(lines) if re.search(r"=+ (Error|Warning|Invalid|Barrier)", line)), len(lines))
         first = " / ".join(line.lstrip("= ")[:160] for line in lines[at:at + 8])
-        check.judge(clean and done.status == 0, name, f"{summaries[0]} after {done.seconds:.0f} s" if clean and
-                    done.status == 0 else f"{summaries} {first} {done.problem()}")
+        right = check.judge(clean and done.status == 0, name, f"{summaries[0]} after {done.seconds:.0f} s" if clean and
+                            done.status == 0 else f"{summaries} {first} {done.problem()}")
+        if not right:
+            check.keep(f"sanitizer-{tool}-{job.ranks}-{job.placement}.log", text)
     if check.gpus < 2:
         check.skipped("sanitizer memcheck N=2", "needs 2 GPUs")

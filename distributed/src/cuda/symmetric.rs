@@ -203,7 +203,11 @@ fn set_variables(options: &HeapOptions) -> Result<()> {
     {
         return Err(Error::SymmetricSize { given: text.clone(), needed });
     }
-    let mut wanted = vec![("NVSHMEM_DISABLE_NVLS", "1".to_string())];
+    let mut wanted = vec![
+        ("NVSHMEM_DISABLE_NVLS", "1".to_string()),
+        // Serves NVSHMEM's collectives on the host alone, of which we call none; to bring it up takes most of a second.
+        ("NVSHMEM_DISABLE_NCCL", "1".to_string()),
+    ];
     if size.is_none() {
         wanted.push(("NVSHMEM_SYMMETRIC_SIZE", needed.to_string()));
     }

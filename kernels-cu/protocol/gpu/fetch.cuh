@@ -40,6 +40,7 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     if (worker >= graph->num_workers) continue;
     const uint32_t first = graph->worker_first[worker], last = graph->worker_first[worker + 1];
     if (first == last) continue;
+    if (!writer.wait_for_readers()) return;
     iteration.read(rank, graph_index, seen, lane);
     const uint32_t* list = graph->worker_tasks;
     uint32_t ahead = 0;
@@ -132,6 +133,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           /* A task in hand: the batch stays as it is until it is done (publication.h). */
           const Publication now = read_publication(rank);
           if (deferred.count() != 0 || now.iteration != task_id_iteration(id)) code = MPK_ABORT_QUEUE;
+          else if (!writer.wait_for_readers()) return;
           else iteration.read(rank, now.graph, now.iteration, lane);
         }
         if (code == MPK_OK) {

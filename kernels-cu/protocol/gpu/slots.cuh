@@ -26,8 +26,8 @@ struct FetchedIteration {
   uint64_t batch_hash = 0;
   bool dynamic = false;
 
-  /* For a worker that owes this iteration a task (publication.h). All tasks of earlier iterations are over, so nobody
-   * reads the block's copies while they are written; the next slot's barrier hands them over. */
+  /* For a worker that owes this iteration a task (publication.h), behind SlotWriter::wait_for_readers: nobody reads the
+   * block's copies while they are written. The next slot's barrier hands them over. */
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
     Shared& shared = shared_state();
     graph = rank->graphs + graph_index;
@@ -70,6 +70,18 @@ class SlotWriter {
     Shared& shared = shared_state();
     while (!mbarrier_test(&shared.slot_empty[place_], parity_ ^ 1)) {
       if (peek(shared.left) != 0) return false;
+    }
+    return true;
+  }
+
+  /* Waits until all slots but one that has been acquired are free: the tasks that were handed out are over. Before an
+   * iteration's first task they are, and this is how the block's threads know of each other. False: as acquire. */
+  __device__ bool wait_for_readers() const {
+    Shared& shared = shared_state();
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      while (!mbarrier_test(&shared.slot_empty[i], i < place_ ? parity_ : parity_ ^ 1)) {
+        if (peek(shared.left) != 0) return false;
+      }
     }
     return true;
   }

@@ -45,10 +45,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32
   asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state,[%0],%1;}" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
+/* What is read once leaves the L2 cache first. */
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
+  return policy;
+}
 /* `bytes`, a multiple of 16, from global to shared memory, both aligned to 16; completes on the barrier. */
-__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
                : "memory");
 }
 /* The same bytes into the L2 cache only. */

@@ -12,36 +12,25 @@
 namespace mpk {
 namespace gpu {
 
-enum LinearFlags : uint32_t {
-  kBias = 1,     /* there is a bias operand */
-  kAddBias = 2,  /* and it is this rank's to add */
-  kResidual = 4, /* f32 */
-  kGather = 8,   /* output row s is made of input row sample_row[s] */
-  kGated = 16,   /* two weights (and biases), gate and up, each rounded to Out; the output is silu(gate) * up */
-};
-
-/* Weight, X, Norm, Out: enum mpk_dtype of weight, x, norm weight and output. K: columns of the weight on this rank.
- * N8: rows that are multiplied at once, in eights. */
-template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
+/* Weight, X, Norm: enum mpk_dtype of weight, x and norm weight. MostK: columns of the weight on this rank at most. N8: rows
+ * that are multiplied at once, in eights. All else is known at run time only, so that the products of a layer are one code or
+ * two: code that lies long enough unused is fetched anew, which takes a task microseconds. */
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
 struct Linear : TaskCode {
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 
  private:
-  using Left = LeftSide<Weight, Source, K, X, Norm, (Flags & kGather) != 0>;
+  using Left = LeftSide<Weight, Source, MostK, X, Norm>;
   static constexpr uint32_t kWeight = Source == kRmsNorm ? 2 : 1;
-  static constexpr uint32_t kBlocks = Left::kBlocks;
   static constexpr uint32_t kColumns = N8 * 8; /* rows of the output, columns of the product */
-  /* Tiles of a product that go together into one of the output: of gate, then of up. */
-  static constexpr uint32_t kHalves = (Flags & kGated) != 0 ? 2 : 1;
-  static constexpr uint32_t kBiasAt = kWeight + kHalves;
-  static constexpr uint32_t kResidualAt = kBiasAt + ((Flags & kBias) != 0 ? kHalves : 0);
   static constexpr uint32_t kPasses = (kColumns * 16 + kComputeThreads - 1) / kComputeThreads;
 
-  /* The work area: norms, shares of the sums, rows; at its end the sums that are carried. */
+  /* The work area: norms, the plan, shares of the sums, rows; at its end the sums that are carried. */
   static constexpr uint32_t kShareFloats = kColumns * 16; /* of a warp */
   static constexpr uint32_t kShareBuffers = N8 == 1 ? 2 : 1;
-  static constexpr uint32_t kSharesAt = Left::kNormFloats * 4;
+  static constexpr uint32_t kPlanAt = Left::kNormFloats * 4, kPlanBytes = 64;
+  static constexpr uint32_t kSharesAt = kPlanAt + kPlanBytes;
   static constexpr uint32_t kRowsAt = kSharesAt + kShareBuffers * kComputeWarps * kShareFloats * 4;
   static constexpr uint32_t kRoom = kWorkBytes - kRowsAt;
   static constexpr uint32_t kCarriedBytes = 16 * 4; /* of a tile's row */
@@ -52,73 +41,89 @@ struct Linear : TaskCode {
     return (Weight == MPK_F32 ? blocks : (blocks + 2) / 4 * 4 + 1) * kRowBlockBytes<Weight>;
   }
   static_assert(kWorkBytes % 16 == 0, "the norm weight's place must be aligned");
-  static_assert(kColumns * (row_bytes(kLeastSegment) + kHalves * kCarriedBytes) <= kRoom, "the work area is too small for the rows of a segment");
+  static_assert(kColumns * (row_bytes(kLeastSegment) + 2 * kCarriedBytes) <= kRoom, "the work area is too small for the rows of a segment");
 
+  static __device__ __forceinline__ const mpk_linear_params& params_of(const TaskSlot& slot) {
+    return *reinterpret_cast<const mpk_linear_params*>(slot.params);
+  }
+
+  /* Read from shared memory wherever it is needed: the registers are for the rows. */
   struct Plan {
-    uint32_t rows, tiles; /* tiles of the product: kHalves times those of the output */
+    uint32_t traits;    /* Traits */
+    uint32_t blocks;    /* of k */
+    uint32_t rows, tiles; /* tiles of the product: of gated ones twice those of the output */
     uint32_t row_block; /* rows at once */
     uint32_t group;     /* tiles whose sums are carried */
     uint32_t segment;   /* blocks of k */
   };
 
+  enum Traits : uint32_t { kGated = 1, kHasBias = 2, kAddsBias = 4, kAddsResidual = 8, kCarries = 16 };
+
   static __device__ __forceinline__ Plan plan(const TaskSlot& slot) {
     Plan p;
-    const uint32_t kind = reinterpret_cast<const mpk_linear_params*>(slot.params)->rows_kind;
+    const mpk_linear_params& params = params_of(slot);
+    const uint32_t kind = params.rows_kind, gated = params.gated;
     const uint32_t capacity = slot.operands[slot.task.num_inputs].dims[0];
     p.rows = kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : capacity;
     p.rows = min(p.rows, capacity);
-    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16 * kHalves;
+    p.blocks = (slot.operands[kWeight].dims[1] + 15) / 16;
+    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16 << gated;
     p.row_block = p.rows;
     if (p.rows > kColumns) {
       const uint32_t row_blocks = (p.rows + kColumns - 1) / kColumns;
       p.row_block = (p.rows + row_blocks - 1) / row_blocks;
     }
     p.group = p.tiles;
-    p.segment = kBlocks;
-    if constexpr (kColumns * row_bytes(kBlocks) > kRoom) {
-      if (p.row_block * row_bytes(kBlocks) > kRoom) choose_segment(p);
-    }
+    p.segment = p.blocks;
+    if (p.row_block * row_bytes(p.blocks) > kRoom) choose_segment(p, gated);
+    p.traits = gated * kGated | params.has_bias * kHasBias | (params.has_bias & params.add_bias) * kAddsBias |
+               params.has_residual * kAddsResidual | (p.segment != p.blocks ? kCarries : 0u);
     return p;
   }
 
   /* The longest segment with which all tiles are one group; but if that is too short, the shortest and more groups. */
-  static __device__ __forceinline__ void choose_segment(Plan& p) {
+  static __device__ __forceinline__ void choose_segment(Plan& p, uint32_t gated) {
     const uint32_t room_of_row = kRoom / p.row_block;
-    p.group = min(p.tiles, room_of_row / kCarriedBytes) / kHalves * kHalves;
+    p.group = min(p.tiles, room_of_row / kCarriedBytes) >> gated << gated;
     const uint32_t blocks = (room_of_row - p.group * kCarriedBytes) / kRowBlockBytes<Weight>;
     constexpr uint32_t kPadding = 3; /* blocks of row_bytes, at most */
     p.segment = blocks < kPadding ? 0 : (blocks - kPadding) / kStageBlocks<Weight> * kStageBlocks<Weight>;
     if (p.segment < kLeastSegment) {
       p.segment = kLeastSegment;
-      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes / kHalves * kHalves;
+      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes >> gated << gated;
     }
   }
 
   /* The norm weight lies behind the rows, if that leaves it room and no sums are carried. */
   static __device__ __forceinline__ Left left_side(Context& context, const Plan& p) {
-    const bool room = p.segment == kBlocks && p.row_block * row_bytes(kBlocks) + Left::kNormBytes <= kRoom;
-    uint8_t* const norm = Left::kNormBytes != 0 && room ? work_area() + (kWorkBytes - Left::kNormBytes) : nullptr;
-    return Left(context, reinterpret_cast<float*>(work_area()), norm);
+    const uint32_t norm_bytes = Left::norm_bytes(context.input(kWeight).dims[1]);
+    const bool room = (p.traits & kCarries) == 0 && p.row_block * row_bytes(p.blocks) + norm_bytes <= kRoom;
+    return Left(context, kWeight, reinterpret_cast<float*>(work_area()), norm_bytes != 0 && room ? work_area() + (kWorkBytes - norm_bytes) : nullptr);
   }
+
+  static __device__ __forceinline__ Plan& kept() { return *reinterpret_cast<Plan*>(work_area() + kPlanAt); }
+  static_assert(sizeof(Plan) <= kPlanBytes, "the plan's place");
 
   static __device__ __forceinline__ int multiply(Context& context, StageReader& reader);
 };
 
-template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
-__device__ inline bool Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::load(Loader& loader) {
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
+__device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& loader) {
   const Plan p = plan(*loader.slot);
   for (uint32_t row = 0; row < p.rows; row += p.row_block) {
     for (uint32_t group = 0; group < p.tiles; group += p.group) {
       const uint32_t group_end = min(group + p.group, p.tiles);
-      for (uint32_t from = 0, blocks; from != kBlocks; from += blocks) {
-        blocks = min(p.segment, kBlocks - from);
+      for (uint32_t from = 0, blocks; from != p.blocks; from += blocks) {
+        blocks = min(p.segment, p.blocks - from);
         for (uint32_t tile = group; tile < group_end; ++tile) {
-          const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight + tile % kHalves].addr) +
-                              (static_cast<uint64_t>(tile / kHalves) * kBlocks + from) * kBlockBytes<Weight>;
-          uint32_t left = blocks * kBlockBytes<Weight>;
-          for (; left >= kStageBytes; left -= kStageBytes, at += kStageBytes)
-            if (!loader.stream(at, kStageBytes)) return false;
-          if (left != 0 && !loader.stream(at, left)) return false;
+          const uint32_t half = peek(params_of(*loader.slot).gated);
+          const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight + (tile & half)].addr) +
+                              (static_cast<uint64_t>(tile >> half) * p.blocks + from) * kBlockBytes<Weight>;
+          /* One call: it is inlined. */
+          for (uint32_t left = blocks * kBlockBytes<Weight>, bytes; left != 0; left -= bytes, at += bytes) {
+            bytes = min(left, kStageBytes);
+            if (!loader.stream(at, bytes)) return false;
+          }
         }
       }
     }
@@ -126,11 +131,12 @@ __device__ inline bool Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::load(
   return true;
 }
 
-template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
-__device__ inline int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::run(Context& context) {
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
+__device__ inline int Linear<Weight, Source, MostK, N8, X, Norm>::run(Context& context) {
   {
     const Plan p = plan(*context.slot);
     if (p.rows != 0) left_side(context, p).fetch_norm();
+    if (context.thread == 0) kept() = p;
   }
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
   StageReader reader(context.lane);
@@ -139,42 +145,42 @@ __device__ inline int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::run(Co
   return code;
 }
 
-template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Flags>
-__device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags>::multiply(Context& context, StageReader& reader) {
-  const Plan p = plan(*context.slot);
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
+__device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multiply(Context& context, StageReader& reader) {
+  const Plan& p = kept();
   uint8_t* const work = work_area();
   float* const shares = reinterpret_cast<float*>(work + kSharesAt);
   uint8_t* const rows_at = work + kRowsAt;
   Left left = left_side(context, p);
   const mpk_operand& out = context.output(0);
-  const uint32_t num_columns = context.input(kWeight).dims[0];
-  const uint32_t stride = row_bytes(p.segment);
   uint32_t buffer = 0;
 
-  for (uint32_t first_row = 0; first_row < p.rows; first_row += p.row_block) {
-    const uint32_t rows = min(p.row_block, p.rows - first_row);
+  for (uint32_t first_row = 0; first_row < peek(p.rows); first_row += peek(p.row_block)) {
+    const uint32_t rows = min(peek(p.row_block), peek(p.rows) - first_row), stride = row_bytes(peek(p.segment));
     bool done = false;
     if constexpr (N8 == 1) {
-      if (p.segment == kBlocks) {
+      if ((peek(p.traits) & kCarries) == 0) {
         if (const int code = left.put_held(first_row, rows, rows_at, stride, done); code != MPK_OK) return code;
       }
     }
     if (!done) {
       if (const int code = left.prepare(first_row, rows); code != MPK_OK) return code;
     }
-    for (uint32_t group = 0; group < p.tiles; group += p.group) {
-      const uint32_t group_end = min(group + p.group, p.tiles);
+    for (uint32_t group = 0; group < peek(p.tiles); group += peek(p.group)) {
+      const uint32_t group_end = min(group + peek(p.group), peek(p.tiles));
       uint32_t from = 0;
       do { /* segments: one even if K is 0 */
-        const uint32_t blocks = min(p.segment, kBlocks - from);
+        const uint32_t blocks = min(peek(p.segment), peek(p.blocks) - from);
         if (!done) left.put(first_row, rows, from, blocks, rows_at, stride);
         if (const int code = context.sync(); code != MPK_OK) return code;
-        const bool last = from + blocks == kBlocks;
+        const bool last = from + blocks == peek(p.blocks);
+        const uint32_t num_columns = peek(context.input(kWeight).dims[0]);
         Product<Weight, N8> product(context, rows_at, rows, stride);
         float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {
+          const uint32_t traits = peek(p.traits), gated = traits & kGated, bias_at = kWeight + 1 + gated;
           /* Which thread has which sum: turning, so that of few rows the warps share the work. */
-          const uint32_t out_tile = tile / kHalves;
+          const uint32_t out_tile = tile >> gated;
           const uint32_t turned = (context.thread + out_tile % kComputeWarps * 32) % kComputeThreads;
           float bias[kPasses], residual[kPasses];
 #pragma unroll
@@ -182,12 +188,12 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
             const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = out_tile * 16 + sum % 16;
             bias[pass] = residual[pass] = 0.0f;
             if (last && row < rows && column < num_columns) {
-              if constexpr ((Flags & kAddBias) != 0) {
-                const mpk_operand& operand = context.input(kBiasAt + tile % kHalves);
+              if ((traits & kAddsBias) != 0) {
+                const mpk_operand& operand = context.input(bias_at + (tile & gated));
                 bias[pass] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column);
               }
-              if constexpr ((Flags & kResidual) != 0) {
-                const mpk_operand& operand = context.input(kResidualAt);
+              if ((traits & kAddsResidual) != 0) {
+                const mpk_operand& operand = context.input(bias_at + ((traits & kHasBias) != 0 ? 1 + gated : 0));
                 residual[pass] = reinterpret_cast<const float*>(row_address(operand, first_row + row))[column];
               }
             }
@@ -214,16 +220,17 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
               float value = 0.0f;
 #pragma unroll
               for (uint32_t warp = 0; warp < kComputeWarps; ++warp) value += tile_shares[warp * kShareFloats + share_index(row, sum % 16)];
-              if (p.segment != kBlocks) {
+              if ((traits & kCarries) != 0) {
                 float* const carried = reinterpret_cast<float*>(work + kWorkBytes) - ((tile - group + 1) * rows * 16) + sum;
                 if (from != 0) value += *carried;
                 if (!last) *carried = value;
               }
               if (last && column < num_columns) {
-                if constexpr ((Flags & kAddBias) != 0) value += bias[pass];
-                if constexpr ((Flags & kResidual) != 0) value += residual[pass];
-                if constexpr (kHalves == 2) {
-                  value = Number<Out>::to_f32(Number<Out>::from_f32(value));
+                if ((traits & kAddsBias) != 0) value += bias[pass];
+                if ((traits & kAddsResidual) != 0) value += residual[pass];
+                const uint32_t dtype = peek(out.dtype);
+                if (gated != 0) {
+                  value = rounded_to(dtype, value);
                   if (tile % 2 == 0) {
                     gate[pass] = value;
                     continue;
@@ -231,16 +238,14 @@ __device__ __forceinline__ int Linear<Weight, Source, K, N8, X, Norm, Out, Flags
                   value *= silu(gate[pass]);
                 }
                 uint8_t* const to = row_address(out, first_row + row);
-                if constexpr (Out == MPK_F32_FLAGGED)
-                  push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);
-                else
-                  reinterpret_cast<typename Number<Out>::Type*>(to)[column] = Number<Out>::from_f32(value);
+                if (dtype == MPK_F32_FLAGGED) push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);
+                else store_rounded(to, dtype, column, value);
               }
             }
           }
         }
         from += blocks;
-      } while (from != kBlocks);
+      } while (from != peek(p.blocks));
     }
   }
   return MPK_OK;

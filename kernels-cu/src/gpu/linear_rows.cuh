@@ -137,29 +137,30 @@ __device__ __forceinline__ void silu_mul(float (&gate)[16], const float (&up)[16
   }
 }
 
-/* Where the rows come from, and how they are spread over the threads. K: columns of the left side. */
-template <uint32_t Weight, uint32_t Source, uint32_t K, uint32_t X, uint32_t Norm, bool Gather>
+/* Where the rows come from, and how they are spread over the threads. MostK: columns of the left side at most, for what
+ * is held in registers; their number is known at run time only, so that products of many shapes share the code. */
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t X, uint32_t Norm>
 class LeftSide {
+  static constexpr uint32_t kMostBlocks = (MostK + 15) / 16;
+
  public:
-  static constexpr uint32_t kBlocks = (K + 15) / 16;
   /* Blocks of a row that each thread of `Warps` warps holds in registers between sum of squares and norm. */
   template <uint32_t Warps>
-  static constexpr uint32_t kHeld = (kBlocks + Warps * 32 - 1) / (Warps * 32);
+  static constexpr uint32_t kHeld = (kMostBlocks + Warps * 32 - 1) / (Warps * 32);
   /* In at most 64 registers. */
   template <uint32_t Warps>
-  static constexpr bool kCanHold = K > 0 && K % 16 == 0 && kHeld<Warps> * sizeof(Sixteen<X>) <= 256;
+  static constexpr bool kCanHold = kHeld<Warps> * sizeof(Sixteen<X>) <= 256;
   /* Warps to a row where there are many. */
   static constexpr uint32_t kFewWarps = kHeld<4> * sizeof(Sixteen<X>) <= 128 ? 4 : 8;
-  /* Shared memory for the norm weight, which is fetched before the task's events. */
-  static constexpr uint32_t kNormBytes = Source == kRmsNorm && K % 16 == 0 ? K * kNumberBytes<Norm> : 0;
+  /* Shared memory for the norm weight of `k` columns, which is fetched before the task's events. */
+  static __device__ __forceinline__ uint32_t norm_bytes(uint32_t k) { return Source == kRmsNorm && k % 16 == 0 ? k * kNumberBytes<Norm> : 0; }
   /* Shared floats for the norms of up to 32 rows: parts of the sums of squares, then the scales. */
   static constexpr uint32_t kNormFloats = 64;
 
-  /* `shared`: kNormFloats floats. `norm`: kNormBytes bytes, or NULL. */
-  __device__ __forceinline__ LeftSide(Context& context, float* shared, uint8_t* norm)
-      : context_(context), sums_(shared), scales_(shared + 32), x_(context.input(0).addr),
-        row_stride_(static_cast<uint64_t>(context.input(0).strides[0]) * kNumberBytes<X>) {
-    wide_ = K % 16 == 0 && ((x_ | row_stride_) & 15) == 0;
+  /* `weight`: the weight's number among the inputs. `shared`: kNormFloats floats. `norm`: norm_bytes(k) bytes, or NULL. */
+  __device__ __forceinline__ LeftSide(Context& context, uint32_t weight, float* shared, uint8_t* norm)
+      : context_(context), weight_(weight), sums_(shared), scales_(shared + 32) {
+    wide_ = k() % 16 == 0 && ((context.input(0).addr | static_cast<uint64_t>(context.input(0).strides[0]) * kNumberBytes<X>) & 15) == 0;
     if constexpr (Source == kRmsNorm) {
       const uint64_t address = context.input(1).addr;
       wide_ = wide_ && (address & 15) == 0;
@@ -169,16 +170,16 @@ class LeftSide {
 
   /* Begins to bring the norm weight to where the constructor was told. */
   __device__ __forceinline__ void fetch_norm() const {
-    if constexpr (kNormBytes != 0) {
+    if constexpr (Source == kRmsNorm) {
       const uint64_t from = context_.input(1).addr;
       if (norm_ == reinterpret_cast<const uint8_t*>(from)) return;
-      for (uint32_t at = context_.thread * 16; at < kNormBytes; at += kComputeThreads * 16)
+      for (uint32_t at = context_.thread * 16; at < norm_bytes(k()); at += kComputeThreads * 16)
         asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(norm_ + at)), "l"(from + at) : "memory");
     }
   }
   /* The thread's part of it is there; before a barrier. */
   static __device__ __forceinline__ void norm_fetched() {
-    if constexpr (kNormBytes != 0) asm volatile("cp.async.wait_all;" ::: "memory");
+    if constexpr (Source == kRmsNorm) asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
   /* Puts rows [first, first + rows) whole at `to`, if a row's x fits the registers of the warps that share it: `done`
@@ -186,7 +187,7 @@ class LeftSide {
   __device__ __forceinline__ int put_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, bool& done) {
     done = false;
     if constexpr (Source == kRmsNorm && kCanHold<kComputeWarps>) {
-      if (!wide_) return MPK_OK;
+      if (!wide_ || k() == 0) return MPK_OK;
       done = true;
       if (rows == 1) return norm_held<8, 1>(first, rows, to, row_bytes);
       return norm_held<kFewWarps, kFewWarps>(first, rows, to, row_bytes);
@@ -216,21 +217,27 @@ class LeftSide {
 
   /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`. */
   __device__ __forceinline__ void put(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
-    if (wide_)
-      put_wide(first, rows, first_block, blocks, to, row_bytes);
+    if (wide_ && Source != kRmsNorm && rows == 1)
+      put_wide<4, true>(first, rows, first_block, blocks, to, row_bytes);
+    else if (wide_)
+      put_wide<kItemBytes <= 48 ? 8 : 384 / kItemBytes, false>(first, rows, first_block, blocks, to, row_bytes); /* in at most 96 registers */
     else
       put_narrow(first, rows, first_block, blocks, to, row_bytes);
   }
 
  private:
+  /* Read where they are needed, from shared memory: the registers are for the rows. */
+  __device__ __forceinline__ uint32_t k() const { return peek(context_.input(weight_).dims[1]); }
+  __device__ __forceinline__ uint32_t num_blocks() const { return (k() + 15) / 16; }
+
   __device__ __forceinline__ uint64_t row_at(uint32_t row) const {
-    if constexpr (Gather) row = static_cast<uint32_t>(context_.batch()->sample_row[row]);
-    return x_ + row * row_stride_;
+    if (peek(context_.template params<mpk_linear_params>().gather_samples) != 0) row = static_cast<uint32_t>(context_.batch()->sample_row[row]);
+    const mpk_operand& x = context_.input(0);
+    return peek(x.addr) + static_cast<uint64_t>(row) * peek(x.strides[0]) * kNumberBytes<X>;
   }
 
   __device__ __forceinline__ float scale_of(float squares) const {
-    constexpr float kOneOver = 1.0f / static_cast<float>(K > 0 ? K : 1);
-    return rsqrtf(fmaf(squares, kOneOver, context_.template params<mpk_linear_params>().eps));
+    return rsqrtf(fmaf(squares, __frcp_rn(static_cast<float>(k())), context_.template params<mpk_linear_params>().eps));
   }
 
   static __device__ __forceinline__ float add_squares(float squares, const Sixteen<X>& x) {
@@ -255,19 +262,19 @@ class LeftSide {
     float squares = 0.0f;
     if (wide_) {
       constexpr uint32_t kBatch = 4;
-      for (uint32_t block = at; block < kBlocks; block += step * kBatch) {
+      for (uint32_t block = at, blocks = num_blocks(); block < blocks; block += step * kBatch) {
         Sixteen<X> x[kBatch];
 #pragma unroll
         for (uint32_t j = 0; j < kBatch; ++j) {
           x[j].clear();
-          if (block + j * step < kBlocks) x[j].load(from + (block + j * step) * (16 * kNumberBytes<X>));
+          if (block + j * step < blocks) x[j].load(from + (block + j * step) * (16 * kNumberBytes<X>));
         }
 #pragma unroll
         for (uint32_t j = 0; j < kBatch; ++j) squares = add_squares(squares, x[j]);
       }
     } else {
-      for (uint32_t k = at; k < K; k += step) {
-        const float v = load_as_f32(reinterpret_cast<const void*>(from), X, k);
+      for (uint32_t i = at; i < k(); i += step) {
+        const float v = load_as_f32(reinterpret_cast<const void*>(from), X, i);
         squares = fmaf(v, v, squares);
       }
     }
@@ -295,7 +302,7 @@ class LeftSide {
         for (uint32_t j = 0; j < kCount; ++j) {
           const uint32_t block = at + j * Warps * 32;
           x[r][j].clear();
-          if (row < rows && block < kBlocks) x[r][j].load(from + block * (16 * kNumberBytes<X>));
+          if (row < rows && block < num_blocks()) x[r][j].load(from + block * (16 * kNumberBytes<X>));
         }
       }
       /* Sets take turns with two parts of the sums: one barrier a set. */
@@ -322,7 +329,7 @@ class LeftSide {
 #pragma unroll
         for (uint32_t j = 0; j < kCount; ++j) {
           const uint32_t block = at + j * Warps * 32;
-          if (block < kBlocks) {
+          if (block < num_blocks()) {
             Sixteen<Norm> norm;
             norm.load_generic(norm_ + block * (16 * kNumberBytes<Norm>));
             put_normed(to + row * row_bytes + block * kRowBlockBytes<Weight>, x[r][j], norm, scale);
@@ -333,12 +340,14 @@ class LeftSide {
     return MPK_OK;
   }
 
+  static constexpr uint32_t kItemBytes = sizeof(Sixteen<X>) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(Sixteen<Norm>) : 0);
+
   /* Whole blocks, 16 bytes at a time; all loads of a thread's batch before the first use. */
+  template <uint32_t kBatch, bool OneRow>
   __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
                                            uint32_t row_bytes) const {
-    constexpr uint32_t kItemBytes = sizeof(Sixteen<X>) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(Sixteen<Norm>) : 0);
-    constexpr uint32_t kBatch = kItemBytes <= 48 ? 8 : 384 / kItemBytes; /* in at most 96 registers */
-    const uint32_t items = rows * blocks;
+    const uint32_t items = OneRow ? blocks : rows * blocks;
+#pragma unroll 1
     for (uint32_t item = context_.thread; item < items; item += kComputeThreads * kBatch) {
       Sixteen<X> x[kBatch], up[Source == kSiluMul ? kBatch : 1];
       Sixteen<Norm> norm[Source == kRmsNorm ? kBatch : 1];
@@ -346,7 +355,7 @@ class LeftSide {
 #pragma unroll
       for (uint32_t j = 0; j < kBatch; ++j) {
         const uint32_t i = item + j * kComputeThreads;
-        row[j] = rows == 1 ? 0 : i / blocks;
+        row[j] = OneRow || rows == 1 ? 0 : i / blocks;
         block[j] = i - row[j] * blocks;
         /* Registers that are written on one path only would stay alive around all loops. */
         x[j].clear();
@@ -355,7 +364,7 @@ class LeftSide {
         if (i < items) {
           const uint64_t from = row_at(first + row[j]) + (first_block + block[j]) * (16 * kNumberBytes<X>);
           x[j].load(from);
-          if constexpr (Source == kSiluMul) up[j].load(from + K * kNumberBytes<X>);
+          if constexpr (Source == kSiluMul) up[j].load(from + k() * kNumberBytes<X>);
           if constexpr (Source == kRmsNorm) norm[j].load_generic(norm_ + (first_block + block[j]) * (16 * kNumberBytes<Norm>));
         }
       }
@@ -389,21 +398,21 @@ class LeftSide {
                                              uint32_t row_bytes) const {
     const uint32_t columns = blocks * 16;
     for (uint32_t i = context_.thread; i < rows * columns; i += kComputeThreads) {
-      const uint32_t row = i / columns, column = i - row * columns, k = first_block * 16 + column;
+      const uint32_t row = i / columns, column = i - row * columns, at = first_block * 16 + column;
       float v = 0.0f;
-      if (K != 0 && k < K) {
+      if (at < k()) {
         const void* from = reinterpret_cast<const void*>(row_at(first + row));
-        v = load_as_f32(from, X, k);
-        if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(norm_, Norm, k);
-        if constexpr (Source == kSiluMul) v = silu(v) * load_as_f32(from, X, K + k);
+        v = load_as_f32(from, X, at);
+        if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(norm_, Norm, at);
+        if constexpr (Source == kSiluMul) v = silu(v) * load_as_f32(from, X, k() + at);
       }
-      put_element<Weight>(to + row * row_bytes + column / 16 * kRowBlockBytes<Weight>, k % 16, v);
+      put_element<Weight>(to + row * row_bytes + column / 16 * kRowBlockBytes<Weight>, at % 16, v);
     }
   }
 
   Context& context_;
+  uint32_t weight_;
   float *sums_, *scales_;
-  uint64_t x_, row_stride_;
   const uint8_t* norm_ = nullptr; /* in global or shared memory */
   bool wide_;
 };

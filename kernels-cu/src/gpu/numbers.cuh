@@ -42,6 +42,11 @@ __device__ __forceinline__ void store_rounded(void* p, uint32_t dtype, uint64_t 
   else if (dtype == MPK_BF16) static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(v);
   else static_cast<__half*>(p)[i] = __float2half_rn(v);
 }
+/* What store_rounded keeps of a value. */
+__device__ __forceinline__ float rounded_to(uint32_t dtype, float v) {
+  if (dtype == MPK_F32) return v;
+  return dtype == MPK_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
+}
 
 /* Index of element (row, k) in a tiled constant matrix (MPK_LAYOUT_FRAGMENT) with `stride` padded columns. */
 template <uint32_t Dtype>

@@ -48,7 +48,7 @@ class Loader {
     uint8_t* to = stage_at(place_.index);
 #if __CUDA_ARCH__ >= 900
     mbarrier_arrive_expect(full, bytes);
-    bulk_copy(to, source, bytes, full);
+    bulk_copy(to, source, bytes, full, policy_);
 #else
     for (uint32_t at = lane_ * 16; at < bytes; at += 512) copy16(to + at, static_cast<const uint8_t*>(source) + at);
     arrive_when_copied(full);
@@ -106,6 +106,9 @@ class Loader {
 
   uint32_t lane_;
   bool prefetches_;
+#if __CUDA_ARCH__ >= 900
+  uint64_t policy_ = read_once_policy();
+#endif
   uint32_t count_ = 0;     /* stages so far, wraps */
   uint32_t issued_at_ = 0; /* clock */
   RingPlace place_ = {0, 0};  /* where the next stage goes */

@@ -86,14 +86,22 @@ __device__ __forceinline__ uint8_t* stage_at(uint32_t stage) { return shared_bas
 __device__ __forceinline__ uint8_t* work_area() { return shared_base() + kStages * kStageBytes; }
 __device__ __forceinline__ Shared& shared_state() { return *reinterpret_cast<Shared*>(shared_base() + kStages * kStageBytes + kWorkBytes); }
 
-/* Read and written by several warps without a barrier: always fetched from memory. */
+/* Always fetched from memory: words by which warps tell each other how far they have come (nothing else is read on the
+ * strength of them), and what is read anew rather than kept in a register. Debug: by atomic operations, since racecheck takes
+ * such words for races. */
 template <typename T>
-__device__ __forceinline__ T peek(const T& word) { return *const_cast<const volatile T*>(&word); }
+__device__ __forceinline__ T peek(const T& word) {
+  if constexpr (kEveryLaneArrives && sizeof(T) == 4) return static_cast<T>(atomicOr(reinterpret_cast<uint32_t*>(const_cast<T*>(&word)), 0u));
+  else return *const_cast<const volatile T*>(&word);
+}
 
 __device__ __forceinline__ RingPlace peek(const RingPlace& place) { return {peek(place.index), peek(place.parity)}; }
 
 template <typename T>
-__device__ __forceinline__ void poke(T& word, T value) { *const_cast<volatile T*>(&word) = value; }
+__device__ __forceinline__ void poke(T& word, T value) {
+  if constexpr (kEveryLaneArrives && sizeof(T) == 4) atomicExch(reinterpret_cast<uint32_t*>(&word), static_cast<uint32_t>(value));
+  else *const_cast<volatile T*>(&word) = value;
+}
 __device__ __forceinline__ void poke(RingPlace& place, const RingPlace& value) {
   poke(place.index, value.index);
   poke(place.parity, value.parity);

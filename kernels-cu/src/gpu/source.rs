@@ -65,14 +65,23 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
         line(&mut text, &format!("#include \"tasks/{task_type}/gpu.cuh\""));
     }
     line(&mut text, "\nnamespace mpk {\nnamespace gpu {\n");
+    // Members of a family may name the same code: then it is there once.
+    let mut distinct: Vec<(&str, Vec<usize>)> = Vec::new();
     for (index, expression) in expressions.iter().enumerate() {
-        line(&mut text, &format!("using Code{index} = {};", expression.code));
+        match distinct.iter_mut().find(|(code, _)| *code == expression.code) {
+            Some((_, indices)) => indices.push(index),
+            None => {
+                line(&mut text, &format!("using Code{index} = {};", expression.code));
+                distinct.push((&expression.code, vec![index]));
+            }
+        }
     }
     let mut table = |result: &str, name: &str, parameters: &str, call: &str, otherwise: &str| {
         line(&mut text, &format!("\nMPK_DISPATCH {result} {name}(uint32_t code, {parameters}) {{"));
         line(&mut text, "  switch (code) {");
-        for index in 0..expressions.len() {
-            line(&mut text, &format!("    case {index}: return Code{index}::{call};"));
+        for (_, indices) in &distinct {
+            let cases: Vec<String> = indices.iter().map(|index| format!("case {index}:")).collect();
+            line(&mut text, &format!("    {} return Code{}::{call};", cases.join(" "), indices[0]));
         }
         line(&mut text, &format!("    default: return {otherwise};\n  }}\n}}"));
     };

@@ -53,6 +53,9 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// Least and most rows of a chunk: fewer would read the weights too often.
 const CHUNK_ROWS: (u64, u64) = (96, 480);
 
+/// Columns that the compute threads of a block on a GPU hold between them, 16 each.
+const GPU_HELD_COLUMNS: u32 = 16 * 256;
+
 /// So many workers gate their own outputs rather than all inputs.
 const GATING_WORKERS: u32 = 32;
 
@@ -214,13 +217,6 @@ impl Family {
         let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
         let params: mpk_linear_params = bytemuck::pod_read_unaligned(bytes);
         let norm = usize::from(self.source == Source::RmsNorm);
-        let flags = [
-            ("kBias", params.has_bias != 0),
-            ("kAddBias", params.has_bias != 0 && params.add_bias != 0),
-            ("kResidual", params.has_residual != 0),
-            ("kGather", params.gather_samples != 0),
-            ("kGated", self.gated),
-        ];
         let halves = self.halves() as usize;
         let count = 1
             + norm
@@ -256,14 +252,16 @@ impl Family {
             Source::RmsNorm => "kRmsNorm",
             Source::SiluMul => "kSiluMul",
         };
-        let set: Vec<String> = flags.iter().filter(|f| f.1).map(|f| format!("mpk::gpu::{}", f.0)).collect();
+        if out.dtype != abi::MPK_F32_FLAGGED as u8 {
+            gpu_float(out)?;
+        }
+        // Only rows that are normed are held in registers; shapes share code where they can.
+        let most = if norm == 1 { k.max(1).next_multiple_of(GPU_HELD_COLUMNS) } else { 0 };
         Ok(format!(
-            "mpk::gpu::Linear<{}, mpk::gpu::{source}, {k}, {eights}, {}, {}, {}, {}>",
+            "mpk::gpu::Linear<{}, mpk::gpu::{source}, {most}, {eights}, {}, {}>",
             gpu_float(weight)?,
             gpu_float(x)?,
             if norm == 1 { gpu_float(&site.inputs[1])? } else { "MPK_F32" },
-            if out.dtype == abi::MPK_F32_FLAGGED as u8 { "MPK_F32_FLAGGED" } else { gpu_float(out)? },
-            if set.is_empty() { "0".to_string() } else { set.join(" | ") },
         ))
     }
 
@@ -321,6 +319,7 @@ impl Family {
             add_bias: u32::from(!partial || op.rank == 0),
             has_residual: u32::from(at.residual.is_some()),
             chunk_rows: chunk_rows as u32,
+            gated: u32::from(self.gated),
             eps: if at.norm.is_some() { eps(op.global)? } else { 0.0 },
         };
         let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);

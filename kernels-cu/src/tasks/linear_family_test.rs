@@ -250,6 +250,7 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
         add_bias: 1,
         has_residual: 0,
         chunk_rows: 16,
+        gated: 0,
         eps: 1e-6,
     };
     let x = gpu_operand(abi::MPK_F32, 16, 203, false);
@@ -260,14 +261,13 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
         let params = abi::params_words(params);
         family.gpu(&GpuSite { params: &params, inputs, outputs: &[out], capacity })
     };
-    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 203, 2, MPK_F32, MPK_F16, MPK_BF16, \
-                    mpk::gpu::kBias | mpk::gpu::kAddBias>";
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 4096, 2, MPK_F32, MPK_F16>";
     assert_eq!(code(&params, RMSNORM, &[x, vector, weight, vector]).as_deref(), Ok(expected));
     params.has_bias = 0;
-    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kPlain, 203, 2, MPK_F32, MPK_F32, MPK_BF16, 0>";
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kPlain, 0, 2, MPK_F32, MPK_F32>";
     assert_eq!(code(&params, LINEAR, &[x, weight]).as_deref(), Ok(expected));
 
-    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 203, 2, MPK_F32, MPK_F16, MPK_BF16, mpk::gpu::kGated>";
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 4096, 2, MPK_F32, MPK_F16>";
     assert_eq!(code(&params, GATED, &[x, vector, weight, weight]).as_deref(), Ok(expected));
     assert!(code(&params, GATED, &[x, vector, weight]).is_err(), "gate alone");
 

@@ -16,7 +16,7 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, uint32_t Splits, bool Partial>
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial>
 struct Attention : TaskCode {
   using Share = attention::Share<Dtype, Dim, PageSize>;
   using Element = typename Share::Element;
@@ -53,10 +53,11 @@ struct Attention : TaskCode {
     const Context::Active numbers = Context::active(active);
     const mpk_operand& cache = slot.operands[3];
     const uint32_t kv_heads = cache.dims[1] / 2, split = static_cast<uint32_t>(slot.task.args[2]);
+    const uint32_t splits = reinterpret_cast<const mpk_attention_params*>(slot.params)->splits;
     const uint32_t pages = (numbers.context + numbers.num_rows + PageSize - 1) / PageSize;
     if (pages > Context::pages_per_slot() || (cache.addr & 15) != 0) return true;
     const int32_t* table = shared_state().batch.page_table + static_cast<uint64_t>(numbers.slot) * Context::pages_per_slot();
-    for (uint32_t i = pages * split / Splits; i < pages * (split + 1) / Splits && i * PageSize < numbers.context; ++i) {
+    for (uint32_t i = pages * split / splits, end = pages * (split + 1) / splits; i < end && i * PageSize < numbers.context; ++i) {
       const uint32_t page = static_cast<uint32_t>(table[i]);
       if (page >= cache.dims[0]) return true;
       const uint64_t plane = static_cast<uint64_t>(page) * 2 * kv_heads + static_cast<uint32_t>(slot.task.args[1]);
@@ -111,8 +112,8 @@ struct Attention : TaskCode {
         pages > pages_per_slot || total > context.input(4).dims[0])
       return kImpossible;
     const uint32_t split = static_cast<uint32_t>(args[2]);
-    share.first = pages * split / Splits * PageSize;
-    share.last = pages * (split + 1) / Splits * PageSize;
+    share.first = pages * split / params.splits * PageSize;
+    share.last = pages * (split + 1) / params.splits * PageSize;
     if (share.last > total) share.last = total;
     share.first_new = share.first > share.context ? share.first : share.context;
     share.num_new = share.last > share.first_new ? share.last - share.first_new : 0;
@@ -151,7 +152,7 @@ struct Attention : TaskCode {
       tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
       if (pass == 0) {
         rows.hint(context);
-        const int code = context.wait_inputs(true);
+        const int code = context.wait_inputs_while_loading();
         if (code != MPK_OK) return code;
         rows.append_values(context);
       }

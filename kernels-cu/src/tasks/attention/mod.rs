@@ -90,10 +90,10 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err("queries, keys, values and output must have the cache's type".to_string());
     }
     let (qk_norm, partial) = (params.qk_norm != 0, params.partial != 0);
-    Ok(format!(
-        "mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {}, {partial}>",
-        params.splits.max(1)
-    ))
+    if params.splits == 0 {
+        return Err("it has no splits".to_string());
+    }
+    Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}>"))
 }
 
 /// Most shares that a slot's positions are cut into.

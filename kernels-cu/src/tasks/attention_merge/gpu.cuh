@@ -1,5 +1,8 @@
 /* Combines the partial results of attention's splits, for all rows of one active slot and the query heads of one
- * key-value head. Splits are taken in order; those without keys are left out. */
+ * key-value head. Splits are taken in order; those without keys are left out.
+ *
+ * A warp has one piece of a query's values, and its lanes first have one split's state each: code as short as this is there
+ * before the values are. */
 #pragma once
 
 #include "gpu/task.cuh"
@@ -8,9 +11,10 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t OutDtype, uint32_t Dim, uint32_t Splits>
+template <uint32_t OutDtype, uint32_t Dim>
 struct AttentionMerge : TaskCode {
   using Out = typename Number<OutDtype>::Type;
+  static constexpr uint32_t kMostSplits = 32; /* the folder's mod.rs takes no more */
 
   static __device__ __forceinline__ int run(Context& context) {
     const int32_t* args = context.slot->task.args;
@@ -25,12 +29,10 @@ struct AttentionMerge : TaskCode {
     const int code = context.wait_inputs();
     if (code != MPK_OK || rows == 0) return code;
 
-    const mpk_operand &partial = context.input(0), &state = context.input(1);
+    const mpk_operand& partial = context.input(0);
     const uint64_t strides = partial.strides[0] | partial.strides[1] | partial.strides[2];
-    const uint64_t state_strides = state.strides[0] | state.strides[1] | state.strides[2];
-    /* Two values a thread where pairs of floats are aligned. */
-    const bool pairs = Dim % 2 == 0 && ((partial.addr | strides * 4 | state.addr | state_strides * 4) & 7) == 0;
-    if (Dim % 2 == 0 && pairs) merge<2>(context, first_row, rows);
+    /* Two values a lane where pairs of floats are aligned. */
+    if (Dim % 2 == 0 && ((partial.addr | strides * 4) & 7) == 0) merge<2>(context, first_row, rows);
     else merge<1>(context, first_row, rows);
     return MPK_OK;
   }
@@ -41,38 +43,59 @@ struct AttentionMerge : TaskCode {
     const mpk_operand &partial = context.input(0), &state = context.input(1), &out = context.output(0);
     const uint32_t first_head = static_cast<uint32_t>(context.slot->task.args[1]);
     const uint32_t heads = static_cast<uint32_t>(context.slot->task.args[2]);
-    constexpr uint32_t kPieces = Dim / Width;
-    for (uint32_t i = context.thread; i < rows * heads * kPieces; i += kComputeThreads) {
-      const uint32_t query = i / kPieces, d = i % kPieces * Width;
+    const uint32_t splits = partial.dims[2], lane = context.lane;
+    constexpr uint32_t kPieces = (Dim + 32 * Width - 1) / (32 * Width); /* of a query, a warp's each */
+    constexpr uint32_t kAtOnce = 8;
+#pragma unroll 1
+    for (uint32_t i = context.warp; i < rows * heads * kPieces; i += kComputeWarps) {
+      const uint32_t query = i / kPieces, d = (i % kPieces * 32 + lane) * Width;
       const uint32_t row = first_row + query / heads, head = first_head + query % heads;
       const float* values = reinterpret_cast<const float*>(partial.addr) + static_cast<uint64_t>(row) * partial.strides[0] +
                             static_cast<uint64_t>(head) * partial.strides[1] + d;
       const float* of_query = reinterpret_cast<const float*>(state.addr) + static_cast<uint64_t>(row) * state.strides[0] +
                               static_cast<uint64_t>(head) * state.strides[1];
-      float maximum[Splits], weights[Splits], v[Splits][Width];
+      const bool has_values = Dim % (32 * Width) == 0 || d < Dim;
+      float own = -INFINITY, weight = 0.0f;
+      if (lane < splits) {
+        own = of_query[static_cast<uint64_t>(lane) * state.strides[2]];
+        weight = of_query[static_cast<uint64_t>(lane) * state.strides[2] + 1];
+      }
+      float sum = 0.0f, total[Width] = {};
+#pragma unroll 1
+      for (uint32_t begin = 0; begin < splits; begin += kAtOnce) {
+        float v[kAtOnce][Width];
 #pragma unroll
-      for (uint32_t s = 0; s < Splits; ++s) {
-        const float* of_split = of_query + static_cast<uint64_t>(s) * state.strides[2];
-        const float* from = values + static_cast<uint64_t>(s) * partial.strides[2];
-        if constexpr (Width == 2) {
-          const float2 both = *reinterpret_cast<const float2*>(of_split), two = *reinterpret_cast<const float2*>(from);
-          maximum[s] = both.x, weights[s] = both.y, v[s][0] = two.x, v[s][1] = two.y;
-        } else {
-          maximum[s] = of_split[0], weights[s] = of_split[1], v[s][0] = from[0];
+        for (uint32_t s = 0; s < kAtOnce; ++s) {
+#pragma unroll
+          for (uint32_t e = 0; e < Width; ++e) v[s][e] = 0.0f;
+          if (begin + s < splits && has_values) {
+            const float* from = values + static_cast<uint64_t>(begin + s) * partial.strides[2];
+            if constexpr (Width == 2) {
+              const float2 two = *reinterpret_cast<const float2*>(from);
+              v[s][0] = two.x, v[s][1] = two.y;
+            } else {
+              v[s][0] = from[0];
+            }
+          }
+        }
+        if (begin == 0) {
+          float highest = own;
+#pragma unroll
+          for (uint32_t x = 16; x > 0; x /= 2) highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, x));
+          own = weight == 0.0f ? 0.0f : __expf(own - highest);
+          sum = own * weight;
+#pragma unroll
+          for (uint32_t x = 16; x > 0; x /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, x);
+        }
+#pragma unroll
+        for (uint32_t s = 0; s < kAtOnce; ++s) {
+          const float factor = __shfl_sync(0xFFFFFFFFu, own, (begin + s) % kMostSplits);
+          if (factor == 0.0f) continue; /* no key: its values may be anything */
+#pragma unroll
+          for (uint32_t e = 0; e < Width; ++e) total[e] = fmaf(factor, v[s][e], total[e]);
         }
       }
-      float highest = -INFINITY;
-#pragma unroll
-      for (uint32_t s = 0; s < Splits; ++s) highest = fmaxf(highest, maximum[s]);
-      float sum = 0.0f, total[Width] = {};
-#pragma unroll
-      for (uint32_t s = 0; s < Splits; ++s) {
-        if (weights[s] == 0.0f) continue; /* no key: its values may be anything */
-        const float weight = __expf(maximum[s] - highest);
-        sum += weight * weights[s];
-#pragma unroll
-        for (uint32_t e = 0; e < Width; ++e) total[e] = fmaf(weight, v[s][e], total[e]);
-      }
+      if (!has_values) continue;
       Out* to = reinterpret_cast<Out*>(out.addr) + static_cast<uint64_t>(row) * out.strides[0] + static_cast<uint64_t>(head) * Dim + d;
 #pragma unroll
       for (uint32_t e = 0; e < Width; ++e) to[e] = Number<OutDtype>::from_f32(total[e] / sum);

@@ -38,7 +38,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if splits == 0 || splits > MAX_SPLITS || dim == 0 {
         return Err(format!("{splits} splits; the GPU code takes 1 to {MAX_SPLITS}"));
     }
-    Ok(format!("mpk::gpu::AttentionMerge<{}, {dim}, {splits}>", gpu_float(out)?))
+    Ok(format!("mpk::gpu::AttentionMerge<{}, {dim}>", gpu_float(out)?))
 }
 
 /// Contract of `attention_merge`.

@@ -13,6 +13,7 @@ typedef struct mpk_linear_params {
   uint32_t add_bias;       /* 0: it is left to another rank */
   uint32_t has_residual;   /* 1: there is a residual operand */
   uint32_t chunk_rows;     /* rows that are prepared at once in scratch */
+  uint32_t gated;          /* 1: two weights (and biases), gate and up, each rounded to the output's type; silu(gate) * up */
   float eps;               /* of the norm */
 } mpk_linear_params;
 
