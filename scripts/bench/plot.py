@@ -34,6 +34,25 @@ def panel(title, bars, line, x, y):
     return "\n".join(parts), at - y + MARGIN
 
 
+def page(heading, subtitle, panels):
+    """The SVG of panels [(title, bars, marker)..] below each other."""
+    body, y = [], MARGIN + 44
+    for title, lines, marker in panels:
+        text, height = panel(title, lines, marker, MARGIN, y)
+        body.append(text)
+        y += height
+    width = 2 * MARGIN + LABEL + WIDTH + 60
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
+        ' font-family="sans-serif" font-size="13" fill="#24292f">\n'
+        f'<rect width="{width}" height="{y}" fill="#ffffff"/>\n'
+        f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="bold">{escape(heading)}</text>\n'
+        f'<text x="{MARGIN}" y="{MARGIN + 28}" fill="#57606a">{escape(subtitle)}</text>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
 def bars(result):
     """The SVG: decode, prefill and graph building."""
     values = result["medians"]
@@ -53,22 +72,8 @@ def bars(result):
         (f"Prefill of {result['settings']['prefill']}, tokens/s (more is better)", prefill, ("to reach: 200", 200)),
         ("Build and verify 8 ranks' graphs, s", graphs, ("to reach at 32B: 1.5", 1.5)),
     ]
-    body, y = [], MARGIN + 44
-    for title, lines, marker in panels:
-        text, height = panel(title, lines, marker, MARGIN, y)
-        body.append(text)
-        y += height
-    width = 2 * MARGIN + LABEL + WIDTH + 60
     heading = f"{result['shape']['name']} shape, bf16 random weights, batch 1, {cores} cores"
     machine = f"{result['hardware']['cpu']}, {result['date'][:10]}, medians of {len(result['rounds'])} rounds" + (
         "" if values["quiet"] else "; NOT QUIET"
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
-        ' font-family="sans-serif" font-size="13" fill="#24292f">\n'
-        f'<rect width="{width}" height="{y}" fill="#ffffff"/>\n'
-        f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="bold">{escape(heading)}</text>\n'
-        f'<text x="{MARGIN}" y="{MARGIN + 28}" fill="#57606a">{escape(machine)}</text>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
+    return page(heading, machine, panels)

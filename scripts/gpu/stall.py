@@ -9,7 +9,7 @@ import models
 from common import Job, bits, parsed
 
 UNPROTECTED = (("MPK_DEBUG_UNPROTECTED", "1"),)
-SECONDS = 1  # thousands of steps
+MILLISECONDS = 3  # many steps
 # Flagged words are never shared, so only what is copied and waited for by events can be overtaken.
 CONTROLS = [("static", "copy-reduce"), ("dynamic", "copy-reduce")]
 CHOICES = [("static", "one-shot"), ("dynamic", "copy-reduce"), ("static", "two-shot"), ("dynamic", "one-shot")]
@@ -63,7 +63,7 @@ def run_stalls(check, ranks):
         job = Job(model(check), ranks, placement, lowering, logprobs=models.LOGPROBS)
         work.append((None, job))
         for rank, operator in [(0, count // 4), (ranks - 1, count // 2), (1, 3 * count // 4), (number % ranks, number)]:
-            stall = f"{rank}:{operator}:{SECONDS}"
+            stall = f"{rank}:{operator}:{MILLISECONDS}"
             work.append((stall, job.with_options("--debug-stall", stall)))
     problems, runs = [], 0
     for (stall, job), done in zip(work, check.run_jobs([job for _, job in work], 60)):
@@ -94,7 +94,7 @@ def run_control(check, ranks):
         usual = parsed(check.run_job(Job(control_model(check), ranks, placement, lowering, "p2p", models.LOGPROBS), 40))
         if usual is None:
             continue
-        stalls = [f"{rank}:{operator}:{SECONDS}" for rank in (0, 1) for operator in (sums[0], sums[-2])]
+        stalls = [f"{rank}:{operator}:{MILLISECONDS}" for rank in (0, 1) for operator in (sums[0], sums[-2])]
         stalled = [job.with_options("--debug-stall", stall) for stall in stalls]
         for stall, done in zip(stalls, check.run_jobs(stalled, 30, patience=len(stalled))):
             runs += 1

@@ -129,4 +129,18 @@ mod tests {
         assert!(text.find("tasks/reduce/gpu.cuh") < text.find("namespace mpk"));
         assert!(text.trim_end().ends_with("#include \"gpu/persistent.cuh\""));
     }
+
+    #[test]
+    fn equal_codes_of_several_types_are_there_once() {
+        let codes = [("linear", "A<1>"), ("other", "A<1>"), ("reduce", "R<3>")]
+            .map(|(t, c)| Expression { task_type: t.to_string(), code: c.to_string() });
+        let text = source(&codes, &CompileOptions::new(Architecture::Sm90a, false));
+        assert!(
+            text.contains(
+                "    case 0: case 1: return Code0::run(context);\n    case 2: return Code2::run(context);"
+            ),
+            "{text}"
+        );
+        assert_eq!(text.matches("A<1>").count(), 1);
+    }
 }
