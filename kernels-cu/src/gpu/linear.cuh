@@ -116,7 +116,7 @@ __device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& 
       for (uint32_t from = 0, blocks; from != p.blocks; from += blocks) {
         blocks = min(p.segment, p.blocks - from);
         for (uint32_t tile = group; tile < group_end; ++tile) {
-          const uint32_t half = peek(params_of(*loader.slot).gated);
+          const uint32_t half = reread(params_of(*loader.slot).gated);
           const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight + (tile & half)].addr) +
                               (static_cast<uint64_t>(tile >> half) * p.blocks + from) * kBlockBytes<Weight>;
           /* One call: it is inlined. */
@@ -155,30 +155,30 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
   const mpk_operand& out = context.output(0);
   uint32_t buffer = 0;
 
-  for (uint32_t first_row = 0; first_row < peek(p.rows); first_row += peek(p.row_block)) {
-    const uint32_t rows = min(peek(p.row_block), peek(p.rows) - first_row), stride = row_bytes(peek(p.segment));
+  for (uint32_t first_row = 0; first_row < reread(p.rows); first_row += reread(p.row_block)) {
+    const uint32_t rows = min(reread(p.row_block), reread(p.rows) - first_row), stride = row_bytes(reread(p.segment));
     bool done = false;
     if constexpr (N8 == 1) {
-      if ((peek(p.traits) & kCarries) == 0) {
+      if ((reread(p.traits) & kCarries) == 0) {
         if (const int code = left.put_held(first_row, rows, rows_at, stride, done); code != MPK_OK) return code;
       }
     }
     if (!done) {
       if (const int code = left.prepare(first_row, rows); code != MPK_OK) return code;
     }
-    for (uint32_t group = 0; group < peek(p.tiles); group += peek(p.group)) {
-      const uint32_t group_end = min(group + peek(p.group), peek(p.tiles));
+    for (uint32_t group = 0; group < reread(p.tiles); group += reread(p.group)) {
+      const uint32_t group_end = min(group + reread(p.group), reread(p.tiles));
       uint32_t from = 0;
       do { /* segments: one even if K is 0 */
-        const uint32_t blocks = min(peek(p.segment), peek(p.blocks) - from);
+        const uint32_t blocks = min(reread(p.segment), reread(p.blocks) - from);
         if (!done) left.put(first_row, rows, from, blocks, rows_at, stride);
         if (const int code = context.sync(); code != MPK_OK) return code;
-        const bool last = from + blocks == peek(p.blocks);
-        const uint32_t num_columns = peek(context.input(kWeight).dims[0]);
+        const bool last = from + blocks == reread(p.blocks);
+        const uint32_t num_columns = reread(context.input(kWeight).dims[0]);
         Product<Weight, N8> product(context, rows_at, rows, stride);
         float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {
-          const uint32_t traits = peek(p.traits), gated = traits & kGated, bias_at = kWeight + 1 + gated;
+          const uint32_t traits = reread(p.traits), gated = traits & kGated, bias_at = kWeight + 1 + gated;
           /* Which thread has which sum: turning, so that of few rows the warps share the work. */
           const uint32_t out_tile = tile >> gated;
           const uint32_t turned = (context.thread + out_tile % kComputeWarps * 32) % kComputeThreads;
@@ -228,7 +228,7 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
               if (last && column < num_columns) {
                 if ((traits & kAddsBias) != 0) value += bias[pass];
                 if ((traits & kAddsResidual) != 0) value += residual[pass];
-                const uint32_t dtype = peek(out.dtype);
+                const uint32_t dtype = reread(out.dtype);
                 if (gated != 0) {
                   value = rounded_to(dtype, value);
                   if (tile % 2 == 0) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
           }
         }
         from += blocks;
-      } while (from != peek(p.blocks));
+      } while (from != reread(p.blocks));
     }
   }
   return MPK_OK;

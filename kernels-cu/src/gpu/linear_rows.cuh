@@ -227,13 +227,13 @@ class LeftSide {
 
  private:
   /* Read where they are needed, from shared memory: the registers are for the rows. */
-  __device__ __forceinline__ uint32_t k() const { return peek(context_.input(weight_).dims[1]); }
+  __device__ __forceinline__ uint32_t k() const { return reread(context_.input(weight_).dims[1]); }
   __device__ __forceinline__ uint32_t num_blocks() const { return (k() + 15) / 16; }
 
   __device__ __forceinline__ uint64_t row_at(uint32_t row) const {
-    if (peek(context_.template params<mpk_linear_params>().gather_samples) != 0) row = static_cast<uint32_t>(context_.batch()->sample_row[row]);
+    if (reread(context_.template params<mpk_linear_params>().gather_samples) != 0) row = static_cast<uint32_t>(context_.batch()->sample_row[row]);
     const mpk_operand& x = context_.input(0);
-    return peek(x.addr) + static_cast<uint64_t>(row) * peek(x.strides[0]) * kNumberBytes<X>;
+    return reread(x.addr) + static_cast<uint64_t>(row) * reread(x.strides[0]) * kNumberBytes<X>;
   }
 
   __device__ __forceinline__ float scale_of(float squares) const {
@@ -287,7 +287,7 @@ class LeftSide {
   __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
     constexpr uint32_t kFitting = 512 / (kCount * sizeof(Sixteen<X>));
-    constexpr uint32_t kTogether = kFitting < 1 ? 1 : kFitting < Rounds ? kFitting : Rounds;
+    constexpr uint32_t kTogether = kFitting < 1 ? 1 : kFitting >= Rounds ? Rounds : kFitting < 4 ? kFitting : 4;
     constexpr bool kOneSet = kTogether * kRound >= 8;
     static_assert((kOneSet ? 1 : 2) * kTogether * kComputeWarps <= kNormFloats, "the sums of two sets of rounds");
     const uint32_t at = context_.warp % Warps * 32 + context_.lane;

@@ -86,9 +86,12 @@ __device__ __forceinline__ uint8_t* stage_at(uint32_t stage) { return shared_bas
 __device__ __forceinline__ uint8_t* work_area() { return shared_base() + kStages * kStageBytes; }
 __device__ __forceinline__ Shared& shared_state() { return *reinterpret_cast<Shared*>(shared_base() + kStages * kStageBytes + kWorkBytes); }
 
-/* Always fetched from memory: words by which warps tell each other how far they have come (nothing else is read on the
- * strength of them), and what is read anew rather than kept in a register. Debug: by atomic operations, since racecheck takes
- * such words for races. */
+/* Always fetched from memory, rather than kept in a register: what does not change while the task runs. */
+template <typename T>
+__device__ __forceinline__ T reread(const T& word) { return *const_cast<const volatile T*>(&word); }
+
+/* Words by which warps tell each other how far they have come; nothing else is read on the strength of them. Debug: by atomic
+ * operations, since racecheck takes such words for races. */
 template <typename T>
 __device__ __forceinline__ T peek(const T& word) {
   if constexpr (kEveryLaneArrives && sizeof(T) == 4) return static_cast<T>(atomicOr(reinterpret_cast<uint32_t*>(const_cast<T*>(&word)), 0u));

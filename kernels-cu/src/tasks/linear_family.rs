@@ -225,6 +225,9 @@ impl Family {
         let ([x, ..], [out]) = (site.inputs, site.outputs) else {
             return Err("it must have inputs and one output".to_string());
         };
+        if params.gated != u32::from(self.gated) {
+            return Err(format!("its parameters say gated {}, its type does not", params.gated));
+        }
         if site.inputs.len() != count {
             return Err(format!("its parameters tell of {count} inputs, not {}", site.inputs.len()));
         }

@@ -258,7 +258,7 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
     let weight = gpu_operand(abi::MPK_BF16, 40, 203, true);
     let out = gpu_operand(abi::MPK_BF16, 16, 40, false);
     let code = |params: &abi::mpk_linear_params, family: Family, inputs: &[abi::mpk_operand]| {
-        let params = abi::params_words(params);
+        let params = abi::params_words(&abi::mpk_linear_params { gated: u32::from(family.gated), ..*params });
         family.gpu(&GpuSite { params: &params, inputs, outputs: &[out], capacity })
     };
     let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 4096, 2, MPK_F32, MPK_F16>";

@@ -60,6 +60,7 @@ struct AttentionMerge : TaskCode {
         own = of_query[static_cast<uint64_t>(lane) * state.strides[2]];
         weight = of_query[static_cast<uint64_t>(lane) * state.strides[2] + 1];
       }
+      const uint32_t with_keys = __ballot_sync(0xFFFFFFFFu, weight != 0.0f);
       float sum = 0.0f, total[Width] = {};
 #pragma unroll 1
       for (uint32_t begin = 0; begin < splits; begin += kAtOnce) {
@@ -90,7 +91,7 @@ struct AttentionMerge : TaskCode {
 #pragma unroll
         for (uint32_t s = 0; s < kAtOnce; ++s) {
           const float factor = __shfl_sync(0xFFFFFFFFu, own, (begin + s) % kMostSplits);
-          if (factor == 0.0f) continue; /* no key: its values may be anything */
+          if ((with_keys >> (begin + s) % kMostSplits & 1) == 0) continue; /* its values may be anything */
 #pragma unroll
           for (uint32_t e = 0; e < Width; ++e) total[e] = fmaf(factor, v[s][e], total[e]);
         }
