@@ -78,7 +78,8 @@ component() {
 step_format() { ! component fmt rustfmt || cargo fmt --all --check; }
 step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options[@]}" --all-targets -- -D warnings; }
 step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
-step_deny() { cargo deny --offline --log-level warn check bans licenses sources; }
+# cargo-deny looks at the crates of all platforms; a build has fetched those of this one alone.
+step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level warn check bans licenses sources; }
 step_protocol() { bash kernels-cu/protocol/test/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
