@@ -193,7 +193,7 @@ pub enum Error {
     },
     /// A peer's memory is out of reach.
     #[error(
-        "rank {rank} can't reach the memory of rank {peer} by stores, which --transport p2p asks for; use --transport auto, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
+        "rank {rank} can't reach the memory of rank {peer} by stores, which this run needs; use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
     )]
     PeerAccess {
         /// This rank.

@@ -2,7 +2,8 @@
  *
  * A loop tests what it waits for and, as long as that fails, calls `Wait::poll` with the value it saw. The wait
  * ends when the rank is aborted, or when for a deadline neither that value nor the rank's progress changed; then
- * it says in mpk_status what it waited for and aborts all ranks. */
+ * it says in mpk_status what it waited for and aborts this rank. Whoever leaves its loop with the code calls
+ * abort_broadcast. */
 #ifndef MPK_PROTOCOL_WAIT_H
 #define MPK_PROTOCOL_WAIT_H
 
@@ -67,7 +68,9 @@ class Wait {
     if (now - since_ns_ < deadline_ns_) return MPK_OK;
     report_seen(seen);
     if (status_ != nullptr) report(&status_->timed_out, 1u);
-    abort_broadcast(rank_, MPK_ABORT_DEADLINE);
+    /* Here only: the loop that leaves with the code tells the others. That takes calls of NVSHMEM, which in the middle of a
+     * task's code would make the compiler spill. */
+    set_abort(rank_->control, MPK_ABORT_DEADLINE, rank_->rank);
     return abort_code(rank_);
   }
 

@@ -5,7 +5,7 @@ use crate::cli::{Args, BackendChoice, LaunchChoice};
 use crate::model_json::ModelJson;
 use crate::session::workers;
 use distributed::affinity::{Cores, cores_of_rank};
-use distributed::cuda::{Code, Found, Machine, WarmUp, driver};
+use distributed::cuda::{Code, Found, Machine, Transport, WarmUp, driver};
 use distributed::plan::{BatchPlan, RunOptions};
 use distributed::{CpuRank, CudaRank, Rank, World};
 use kernels_cu::gpu::{
@@ -121,7 +121,7 @@ impl Backend {
                 // Before the compiler is asked, which may take long.
                 together(world, machine.check(world, &graphs, options).map_err(AppError::from))?;
                 let begin = Instant::now();
-                let code = code(world, args, &row, &graphs)?;
+                let code = code(world, args, &row, machine.puts_through_nvshmem(world), &graphs)?;
                 let took = begin.elapsed();
                 let rank = CudaRank::new(world, *machine, code, graphs, plan, options);
                 let mut rank = together(world, rank.map_err(AppError::from))?;
@@ -160,14 +160,14 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
     Ok(target)
 }
 
-/// How code for a GPU is compiled.
+/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's.
 ///
 /// # Errors
 /// No cubin can be made for it, or a block has too little shared memory.
-pub fn compile_options(row: &Device, ranks: u32) -> Result<CompileOptions, AppError> {
+pub fn compile_options(row: &Device, device_library: bool) -> Result<CompileOptions, AppError> {
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
-    let mut options = CompileOptions::new(architecture, ranks > 1);
+    let mut options = CompileOptions::new(architecture, device_library);
     // For compute-sanitizer, see kernels-cu/src/gpu/config.cuh.
     if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
         options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
@@ -201,13 +201,19 @@ fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
 }
 
 /// Collective: the cubin that runs all ranks' graphs, and each task's code in it.
-fn code(world: &World, args: &Args, row: &Device, graphs: &[TaskGraph]) -> Result<Code, Exit> {
+fn code(
+    world: &World,
+    args: &Args,
+    row: &Device,
+    device_library: bool,
+    graphs: &[TaskGraph],
+) -> Result<Code, Exit> {
     let begin = Instant::now();
     let codes = task_codes(graphs).map_err(|e| AppError::from(distributed::Error::Code(e)));
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let options = together(world, compile_options(row, world.size()))?;
+    let options = together(world, compile_options(row, device_library))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
@@ -274,11 +280,11 @@ pub struct Compiled {
     pub codes: usize,
 }
 
-/// Compiles what all ranks' graphs run into the cache.
+/// Compiles what all ranks' graphs run into the cache. `auto`: for a node whose GPUs reach each other.
 ///
 /// # Errors
 /// A task can't run on the GPU, or the toolchain lacks something.
-pub fn compile_all(row: &Device, all: &[Vec<TaskGraph>]) -> Result<Compiled, AppError> {
+pub fn compile_all(row: &Device, transport: Transport, all: &[Vec<TaskGraph>]) -> Result<Compiled, AppError> {
     let error = |e| AppError::from(distributed::Error::Code(e));
     let mut lists = Vec::new();
     let mut ranks = 1;
@@ -287,7 +293,7 @@ pub fn compile_all(row: &Device, all: &[Vec<TaskGraph>]) -> Result<Compiled, App
         lists.push(task_codes(graphs).map_err(error)?.expressions);
     }
     let expressions = merge(lists.iter().map(Vec::as_slice));
-    let options = compile_options(row, ranks)?;
+    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true))?;
     let cache = Cache::from_environment().map_err(error)?;
     let cubin = compile(&expressions, &options, &cache).map_err(error)?;
     if ranks > 1

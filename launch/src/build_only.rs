@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         emit(folder, &all, &main)?;
     }
     if let (true, Some(row)) = (args.compile_only, &row) {
-        let compiled = compile_all(row, &all)?;
+        let compiled = compile_all(row, args.transport.into(), &all)?;
         print_line(&format!(
             "{}: {} codes for {} ranks, {}, {:.2} s ({})",
             compiled.cubin.path.display(),

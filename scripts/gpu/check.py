@@ -115,7 +115,7 @@ def main():
                 start.begin_cold(check)
             for name in chosen:
                 part, one, several = PARTS[name]
-                limit = (one if gpus == 1 else several) * (1 if cuda else 4)
+                limit = one if cuda and gpus == 1 else several if cuda else 4 * several
                 run_part(check, name, lambda part=part: part.run(check), limit)
                 report = check.write(described, sys.argv[1:], time.monotonic() - started)
     finally:

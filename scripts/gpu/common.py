@@ -114,6 +114,8 @@ class Job:
         for name in ("placement", "allreduce", "workers"):
             if getattr(self, name) is not None:
                 options += [f"--{name}", str(getattr(self, name))]
+        if self.transport is not None and self.ranks > 1:
+            options += ["--transport", self.transport]
         return options + (["--logprobs", str(self.logprobs)] if self.logprobs else [])
 
     def with_options(self, *options):
@@ -261,8 +263,6 @@ class Check:
         """Command line of a job, `wrapper` (such as a sanitizer) put before the binary."""
         parts = ["mpirun", "-n", job.ranks, "--bind-to", "none"] if job.ranks > 1 else []
         parts += [*wrapper, self.binary, job.model, "--backend", self.backend, *job.shape_options()]
-        if job.transport and self.cuda and job.ranks > 1:
-            parts += ["--transport", job.transport]
         return [*parts, "--json", "--deadline", job.deadline, *job.options]
 
     def on_gpus(self, count, work):

@@ -72,6 +72,11 @@ impl Machine {
         Ok(Machine { context, sharing, local, transport, bootstrap })
     }
 
+    /// Whether the kernel needs NVSHMEM's device library.
+    pub fn puts_through_nvshmem(&self, world: &World) -> bool {
+        self.transport.puts_through_nvshmem(world.size(), self.local)
+    }
+
     /// Collective: whether the GPU has what `graphs` need, the cubin aside.
     ///
     /// # Errors

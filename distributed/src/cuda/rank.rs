@@ -6,7 +6,7 @@ use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
 use super::machine::{Machine, Scratch, schedulers, trace_capacity};
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use super::symmetric::{HeapOptions, SymmetricHeap};
+use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
 use crate::agreement::agreed;
 use crate::arrays::GraphArrays;
@@ -96,6 +96,7 @@ impl CudaRank {
         let trace_bytes = trace_capacity * record * u64::from(workers);
 
         let begin = Instant::now();
+        let linked = code.cubin.toolchain.nvshmem.is_some();
         let stream = agreed(world, Stream::new(&context))?;
         let heap = SymmetricHeap::allocate(
             world,
@@ -103,7 +104,7 @@ impl CudaRank {
             &stream,
             &HeapOptions {
                 bytes: heap_layout.bytes,
-                transport: machine.transport,
+                transport: if linked { machine.transport } else { Transport::P2p },
                 bootstrap: machine.bootstrap,
                 version: code.cubin.toolchain.nvshmem,
                 local: machine.local,
@@ -120,7 +121,7 @@ impl CudaRank {
         };
         let loaded = load(&context, &code.cubin, shape);
         let (library, kernel, weight_kernels) = agreed(world, loaded)?;
-        if let Some(nvshmem) = heap.nvshmem() {
+        if let Some(nvshmem) = heap.linked() {
             // SAFETY: just loaded; the cubin is linked with NVSHMEM's device library (its version was compared).
             let ready = unsafe { nvshmem.culibrary_init(library.raw().cast()) };
             agreed(world, ready.map_err(Error::from))?;

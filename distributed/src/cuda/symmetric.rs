@@ -62,18 +62,37 @@ pub(crate) struct SymmetricHeap {
 
 enum Backing {
     Own(#[allow(dead_code, reason = "owns the memory that `base` names")] DeviceBuffer),
-    Nvshmem { library: Box<Nvshmem>, address: NonNull<c_void> },
+    Nvshmem {
+        library: Box<Nvshmem>,
+        address: NonNull<c_void>,
+        /// The cubin holds NVSHMEM's device library.
+        linked: bool,
+    },
 }
 
 // SAFETY: the address is device memory, never read by the host.
 unsafe impl Send for SymmetricHeap {}
+
+impl Transport {
+    /// Whether the kernel of one of `ranks` ranks calls NVSHMEM's device library; `local`: they all reach each other's
+    /// memory. A kernel without it is compiled as a whole, and is faster for that: for one that is linked, ptxas can't
+    /// give the compute warps the registers of the others (`setmaxnreg`, its message C7504).
+    pub fn puts_through_nvshmem(self, ranks: u32, local: bool) -> bool {
+        ranks > 1
+            && match self {
+                Transport::Auto => !local,
+                Transport::P2p => false,
+                Transport::Nvshmem => true,
+            }
+    }
+}
 
 /// What [`SymmetricHeap::allocate`] needs to know.
 pub(crate) struct HeapOptions {
     pub bytes: u64,
     pub transport: Transport,
     pub bootstrap: Bootstrap,
-    /// What the cubin was compiled and linked with.
+    /// What the cubin was compiled and linked with; without it `transport` must be stores only.
     pub version: Option<NvshmemVersion>,
     /// All ranks are on this node and their GPUs reach each other.
     pub local: bool,
@@ -131,7 +150,9 @@ impl SymmetricHeap {
         let zeroed = unsafe { stream.memset(base, 0, options.bytes) }.and_then(|()| stream.wait());
         agreed(world, zeroed)?;
         let bases = agreed(world, peer_bases(&library, world, address, options.transport))?;
-        Ok(SymmetricHeap { base, bases, backing: Backing::Nvshmem { library: Box::new(library), address } })
+        let linked = options.version.is_some();
+        let backing = Backing::Nvshmem { library: Box::new(library), address, linked };
+        Ok(SymmetricHeap { base, bases, backing })
     }
 
     /// This rank's part.
@@ -152,17 +173,27 @@ impl SymmetricHeap {
         }
     }
 
+    /// NVSHMEM, where the cubin holds its device library.
+    pub fn linked(&self) -> Option<&Nvshmem> {
+        match &self.backing {
+            Backing::Nvshmem { library, linked: true, .. } => Some(library),
+            _ => None,
+        }
+    }
+
     /// Collective: gives the memory back and ends NVSHMEM. Not in `Drop`, since a rank that unwinds alone would wait
     /// for the rest.
     pub fn free(self, world: &World, code: &Library) -> Result<()> {
-        let Backing::Nvshmem { library, address } = self.backing else { return Ok(()) };
+        let Backing::Nvshmem { library, address, linked } = self.backing else { return Ok(()) };
         if is_stuck() {
             return Ok(());
         }
         let begin = Instant::now();
-        // SAFETY: the library was given to culibrary_init, and no kernel of it runs any more.
-        let ended = unsafe { library.culibrary_finalize(code.raw().cast()) }.map_err(Error::from);
-        agreed(world, ended)?;
+        if linked {
+            // SAFETY: the library was given to culibrary_init, and no kernel of it runs any more.
+            let ended = unsafe { library.culibrary_finalize(code.raw().cast()) }.map_err(Error::from);
+            agreed(world, ended)?;
+        }
         // SAFETY: allocated above and freed once; every rank's kernel has ended (agreed above).
         agreed(world, unsafe { library.free(address) }.map_err(Error::from))?;
         // SAFETY: no symmetric memory is left, and no kernel runs.
@@ -173,7 +204,7 @@ impl SymmetricHeap {
     }
 }
 
-/// Opens the host library and compares its version with what the cubin was made with.
+/// Opens the host library and compares its version with that of the device library in the cubin.
 fn load(options: &HeapOptions) -> Result<Nvshmem> {
     let library = Nvshmem::load()?;
     let host = library.version();
@@ -184,7 +215,7 @@ fn load(options: &HeapOptions) -> Result<Nvshmem> {
             path: library.path().display().to_string(),
             cubin: cubin.to_string(),
         }),
-        None => Err(Error::Nvshmem("the cubin was compiled without NVSHMEM's device library".into())),
+        None => Ok(library),
     }
 }
 

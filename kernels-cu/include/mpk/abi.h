@@ -69,9 +69,10 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
 #define MPK_TILE_K 2u
 /* MPK_LAYOUT_FRAGMENT (GPU): rows in tiles of 16 as above, k rounded up to MPK_FRAGMENT_K. Inside a tile blocks of 16 k follow
  * each other, 256 elements each. Element (row, k) of a block, both 0..15, is at
- *   2-byte types: ((row % 8 * 4 + k % 8 / 2) * 4 + k / 8 * 2 + row / 8) * 2 + k % 2: what lane row % 8 * 4 + k % 8 / 2 of a
- *                 warp holds of the left side of mma.m16n8k16, 16 bytes a lane;
- *   f32:          k * 16 + row. */
+ *   2-byte types: ((row % 8 * 4 + k / 4) * 4 + k % 4 / 2 * 2 + row / 8) * 2 + k % 2: what lane row % 8 * 4 + k / 4 of a
+ *                 warp holds of the left side of mma.m16n8k16, 16 bytes a lane, where the product's own order of k is
+ *                 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ...: so a lane needs four neighbours of the right side;
+ *   f32:          (k % 8 * 2 + k / 8) * 16 + row: of two half warps one has the first 8 k, the other the rest. */
 #define MPK_FRAGMENT_K 16u
 
 /* ---- the task graph ----------------------------------------------------------------------------------- */

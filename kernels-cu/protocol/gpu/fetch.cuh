@@ -33,6 +33,7 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     __syncwarp();
     code = __shfl_sync(kAll, code, 0);
     const bool stop = __shfl_sync(kAll, publication.stop, 0);
+    if (code != MPK_OK && lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
     if (code != MPK_OK || stop) return stop_block(writer);
     seen = __shfl_sync(kAll, publication.iteration, 0);
     const uint32_t graph_index = __shfl_sync(kAll, publication.graph, 0);

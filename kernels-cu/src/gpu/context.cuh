@@ -86,10 +86,9 @@ class Context {
   }
   static __device__ __forceinline__ void fail(int code) { poke(shared_state().code, code); }
 
-  /* All compute threads: until every event that the task depends on is ready. Also a barrier. */
-  __device__ int wait_inputs();
-  /* The same for a task that has begun loads which it does not need yet. */
-  __device__ int wait_inputs_while_loading();
+  /* All compute threads: until every event that the task depends on is ready. Also a barrier. `loads_under_way`: the task has
+   * begun loads that it does not need yet. */
+  __device__ int wait_inputs(bool loads_under_way = false);
 
   /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
    * failure, which `fail` notes, any value. */
@@ -120,12 +119,10 @@ __device__ __forceinline__ int wait_event_slowly(const mpk_rank* rank, mpk_statu
   return event_wait(rank, slot->graph, d.event, slot->epoch, d.epochs_back, status);
 }
 
-template <bool LoadsUnderWay>
-__device__ __forceinline__ int wait_inputs_of(const TaskSlot* slot) {
-  const uint32_t thread = Context::thread_index(), warp = thread / 32, lane = thread % 32;
+__device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
   /* Not the warp that triggers the last task's event at this time: a release takes most of a microsecond. */
-  if (warp == kComputeWarps - 1) {
-    const uint32_t count = slot->num_waits;
+  if (thread_index() / 32 == kComputeWarps - 1) {
+    const uint32_t lane = thread_index() % 32, count = slot->num_waits;
     uint64_t wanted = 0;
     const uint64_t* counter = nullptr;
     if (lane < count) {
@@ -138,36 +135,26 @@ __device__ __forceinline__ int wait_inputs_of(const TaskSlot* slot) {
      * under way: then it is only the last of the polls. */
     for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
       if (missing) {
-        missing = (LoadsUnderWay ? platform::load<platform::Scope::kSystem>(counter, platform::kRelaxed)
-                                 : platform::load<platform::Scope::kSystem>(counter, platform::kAcquire)) < wanted;
+        missing = (loads_under_way ? platform::load<platform::Scope::kSystem>(counter, platform::kRelaxed)
+                                   : platform::load<platform::Scope::kSystem>(counter, platform::kAcquire)) < wanted;
       }
       if (!__any_sync(0xFFFFFFFFu, missing)) break;
     }
-    if (LoadsUnderWay && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
+    if (loads_under_way && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
     int code = MPK_OK;
-    if (missing) code = wait_event_slowly(Context::rank(), Context::status(), slot, lane);
+    if (missing) code = wait_event_slowly(rank(), status(), slot, lane);
     for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32)
-      code = wait_event_slowly(Context::rank(), Context::status(), slot, d);
-    if (code != MPK_OK) Context::fail(code);
+      code = wait_event_slowly(rank(), status(), slot, d);
+    if (code != MPK_OK) fail(code);
     __syncwarp();
   }
-  const int code = Context::sync();
-  if (thread == 0 && Context::rank()->trace != nullptr) poke(shared_state().ready_ns, platform::clock_ns());
-  return code;
-}
-
-__device__ __forceinline__ int Context::wait_inputs() {
-  const int code = wait_inputs_of<false>(slot);
-  find_thread();
-  return code;
-}
-__device__ __forceinline__ int Context::wait_inputs_while_loading() {
-  const int code = wait_inputs_of<true>(slot);
+  const int code = sync();
+  if (thread_index() == 0 && rank()->trace != nullptr) poke(shared_state().ready_ns, platform::clock_ns());
   find_thread();
   return code;
 }
 
-__device__ __noinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_status* status, const uint64_t* word, uint32_t epoch, int* code) {
+__device__ __forceinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_status* status, const uint64_t* word, uint32_t epoch, int* code) {
   Wait wait(rank, status);
   uint64_t seen = 0;
   for (;;) {

@@ -2,8 +2,8 @@
  * keeps in registers. The blocks of 16 k of a stage are dealt to the warps in turn, so each warp has a share of every
  * sum; the shares meet in shared memory at the end of a tile.
  *
- * The activations lie in shared memory as rows of such blocks, in the order in which a lane reads them: element k of a
- * block is at (k % 8 / 2 * 2 + k / 8) * 2 + k % 2 for 2-byte types, at k % 2 * 8 + k / 2 for f32. */
+ * The activations lie in shared memory as rows of the weight's type; of a block a lane reads the four of its quarter, or the
+ * eight of its half (f32), as MPK_LAYOUT_FRAGMENT deals them. */
 #pragma once
 
 #include "gpu/context.cuh"

@@ -2,6 +2,8 @@
  * in shared memory as linear_product.cuh reads them. */
 #pragma once
 
+#include <utility>
+
 #include "gpu/linear_product.cuh"
 #include "tasks/linear/params.h"
 
@@ -27,40 +29,51 @@ __device__ __forceinline__ float sum_of_warp(float v) {
   return v;
 }
 
-/* 16 elements, as they lie in memory. */
-template <uint32_t Dtype>
-struct Sixteen {
-  uint4 words[Dtype == MPK_F32 ? 4 : 2];
+/* The 16 bytes at `address` + Offset if `valid`, else zeros. */
+template <uint32_t Offset>
+__device__ __forceinline__ void load_global16_if(uint32_t (&words)[4], uint64_t address, bool valid) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
+      "@p ld.global.v4.u32 {%0,%1,%2,%3},[%4+%6];}"
+      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3]) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
+}
+
+/* `Count` numbers, as they lie in memory: 8 bytes or a multiple of 16. */
+template <uint32_t Dtype, uint32_t Count>
+struct Numbers {
+  uint32_t words[Count * kNumberBytes<Dtype> / 4];
 
   __device__ __forceinline__ void load(uint64_t address) {
-#pragma unroll
-    for (uint32_t i = 0; i < sizeof(words) / 16; ++i) words[i] = load_global16(address + i * 16);
+    static_assert(sizeof(words) == 16, "one load");
+    const uint4 v = load_global16(address);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
   }
+  /* From global or shared memory. */
   __device__ __forceinline__ void load_generic(const uint8_t* p) {
+    if constexpr (sizeof(words) == 8) {
+      asm volatile("ld.v2.u32 {%0,%1},[%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(p));
+    } else {
 #pragma unroll
-    for (uint32_t i = 0; i < sizeof(words) / 16; ++i)
-      asm volatile("ld.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(words[i].x), "=r"(words[i].y), "=r"(words[i].z), "=r"(words[i].w) : "l"(p + i * 16));
+      for (uint32_t i = 0; i < sizeof(words) / 4; i += 4)
+        asm volatile("ld.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(words[i]), "=r"(words[i + 1]), "=r"(words[i + 2]), "=r"(words[i + 3]) : "l"(p + i * 4));
+    }
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (uint32_t i = 0; i < sizeof(words) / 16; ++i) words[i] = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = 0; i < sizeof(words) / 4; ++i) words[i] = 0;
   }
-  __device__ __forceinline__ void values(float (&v)[16]) const {
+  __device__ __forceinline__ void values(float (&v)[Count]) const {
 #pragma unroll
-    for (uint32_t i = 0; i < sizeof(words) / 16; ++i) {
-      const uint32_t w[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        if constexpr (Dtype == MPK_F32) {
-          v[i * 4 + j] = __uint_as_float(w[j]);
-        } else if constexpr (Dtype == MPK_BF16) {
-          v[i * 8 + j * 2] = __uint_as_float(w[j] << 16);
-          v[i * 8 + j * 2 + 1] = __uint_as_float(w[j] & 0xFFFF0000u);
-        } else {
-          const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&w[j]));
-          v[i * 8 + j * 2] = pair.x;
-          v[i * 8 + j * 2 + 1] = pair.y;
-        }
+    for (uint32_t i = 0; i < sizeof(words) / 4; ++i) {
+      if constexpr (Dtype == MPK_F32) {
+        v[i] = __uint_as_float(words[i]);
+      } else if constexpr (Dtype == MPK_BF16) {
+        v[i * 2] = __uint_as_float(words[i] << 16);
+        v[i * 2 + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+      } else {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+        v[i * 2] = pair.x;
+        v[i * 2 + 1] = pair.y;
       }
     }
   }
@@ -79,48 +92,34 @@ __device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
   return bits;
 }
 
-/* A block of 16 k of a row. */
-template <uint32_t Weight>
-__device__ __forceinline__ void put_block(uint8_t* at, const float (&v)[16]) {
-  if constexpr (Weight == MPK_F32) {
+/* Numbers side by side of a row to shared memory, if `valid`. Assembly: a branch around each would be half of the code. */
+template <uint32_t Weight, uint32_t Count>
+__device__ __forceinline__ void put_numbers(uint32_t address, const float (&v)[Count], bool valid) {
+  uint32_t words[Count * kNumberBytes<Weight> / 4];
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t k = i % 2 * 8 + i / 2;
-      reinterpret_cast<float4*>(at)[i] = make_float4(v[k], v[k + 2], v[k + 4], v[k + 6]);
-    }
+  for (uint32_t i = 0; i < sizeof(words) / 4; ++i) {
+    if constexpr (Weight == MPK_F32) words[i] = __float_as_uint(v[i]);
+    else words[i] = rounded_pair<Weight>(v[i * 2], v[i * 2 + 1]);
+  }
+  const uint32_t wanted = valid;
+  if constexpr (sizeof(words) == 8) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; @p st.shared.v2.u32 [%0],{%1,%2};}" ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(wanted) : "memory");
   } else {
-    uint32_t w[8];
 #pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      const uint32_t k = i % 2 * 8 + i / 2 * 2;
-      w[i] = rounded_pair<Weight>(v[k], v[k + 1]);
-    }
-    reinterpret_cast<uint4*>(at)[0] = make_uint4(w[0], w[1], w[2], w[3]);
-    reinterpret_cast<uint4*>(at)[1] = make_uint4(w[4], w[5], w[6], w[7]);
+    for (uint32_t i = 0; i < sizeof(words) / 4; i += 4)
+      asm volatile("{.reg .pred p; setp.ne.u32 p,%5,0; @p st.shared.v4.u32 [%0],{%1,%2,%3,%4};}" ::"r"(address + i * 4), "r"(words[i]),
+                   "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3]), "r"(wanted) : "memory");
   }
 }
-template <uint32_t Weight>
-__device__ __forceinline__ void put_element(uint8_t* block, uint32_t k, float v) {
-  if constexpr (Weight == MPK_F32)
-    reinterpret_cast<float*>(block)[k % 2 * 8 + k / 2] = v;
-  else
-    reinterpret_cast<typename Number<Weight>::Type*>(block)[(k % 8 / 2 * 2 + k / 8) * 2 + k % 2] = Number<Weight>::from_f32(v);
-}
 
-__device__ __forceinline__ float silu(float gate) { return gate / (1.0f + expf(-gate)); }
-
-__device__ __forceinline__ float reciprocal(float v) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(v));
-  return r;
-}
+__device__ __forceinline__ float silu(float gate) { return gate * reciprocal(1.0f + expf(-gate)); }
 
 /* gate = silu(gate) * up. For 2-byte weights four gates share a reciprocal: the special functions are what limits the
  * rate. That is exact enough for gates above -20, and less than 1e-8 of the gate off below. */
-template <uint32_t Weight>
-__device__ __forceinline__ void silu_mul(float (&gate)[16], const float (&up)[16]) {
+template <uint32_t Weight, uint32_t Count>
+__device__ __forceinline__ void silu_mul(float (&gate)[Count], const float (&up)[Count]) {
 #pragma unroll
-  for (uint32_t i = 0; i < 16; i += 4) {
+  for (uint32_t i = 0; i < Count; i += 4) {
     if constexpr (Weight == MPK_F32) {
 #pragma unroll
       for (uint32_t j = i; j < i + 4; ++j) gate[j] = silu(gate[j]) * up[j];
@@ -137,21 +136,30 @@ __device__ __forceinline__ void silu_mul(float (&gate)[16], const float (&up)[16
   }
 }
 
-/* Where the rows come from, and how they are spread over the threads. MostK: columns of the left side at most, for what
- * is held in registers; their number is known at run time only, so that products of many shapes share the code. */
+/* Where the rows come from, and how they are spread over the threads: in pieces of 16 bytes of x, a warp's side by side.
+ * Loads with gaps between a warp's pieces, even ones that the thread itself fills, take up to three times as long.
+ * MostK: columns of the left side at most, for what is held in registers; their number is known at run time only, so that
+ * products of many shapes share the code. */
 template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t X, uint32_t Norm>
 class LeftSide {
-  static constexpr uint32_t kMostBlocks = (MostK + 15) / 16;
+  static constexpr uint32_t kPiece = 16 / kNumberBytes<X>; /* numbers of it */
+  static constexpr uint32_t kMostPieces = MostK / kPiece;
+  static constexpr uint32_t kPutBytes = kPiece * kNumberBytes<Weight>;
+  static constexpr uint32_t kNormPieceBytes = kPiece * kNumberBytes<Norm>;
+  using Piece = Numbers<X, kPiece>;
+  using NormPiece = Numbers<Norm, kPiece>;
+  /* The rows are x as it is. */
+  static constexpr bool kCopies = Source == kPlain && X == Weight;
 
  public:
-  /* Blocks of a row that each thread of `Warps` warps holds in registers between sum of squares and norm. */
+  /* Pieces of a row that each thread of `Warps` warps holds in registers between sum of squares and norm. */
   template <uint32_t Warps>
-  static constexpr uint32_t kHeld = (kMostBlocks + Warps * 32 - 1) / (Warps * 32);
+  static constexpr uint32_t kHeld = (kMostPieces + Warps * 32 - 1) / (Warps * 32);
   /* In at most 64 registers. */
   template <uint32_t Warps>
-  static constexpr bool kCanHold = kHeld<Warps> * sizeof(Sixteen<X>) <= 256;
+  static constexpr bool kCanHold = kHeld<Warps> * sizeof(Piece) <= 256;
   /* Warps to a row where there are many. */
-  static constexpr uint32_t kFewWarps = kHeld<4> * sizeof(Sixteen<X>) <= 128 ? 4 : 8;
+  static constexpr uint32_t kFewWarps = kHeld<4> * sizeof(Piece) <= 128 ? 4 : 8;
   /* Shared memory for the norm weight of `k` columns, which is fetched before the task's events. */
   static __device__ __forceinline__ uint32_t norm_bytes(uint32_t k) { return Source == kRmsNorm && k % 16 == 0 ? k * kNumberBytes<Norm> : 0; }
   /* Shared floats for the norms of up to 32 rows: parts of the sums of squares, then the scales. */
@@ -199,8 +207,9 @@ class LeftSide {
   __device__ __forceinline__ int prepare(uint32_t first, uint32_t rows) {
     if constexpr (Source == kRmsNorm) {
       const uint32_t warps = rows > 4 ? 1 : rows > 2 ? 2 : rows == 2 ? 4 : 8; /* to a row */
+      const Rows x = rows_of_x();
       for (uint32_t row = context_.warp / warps; row < rows; row += kComputeWarps / warps) {
-        const float squares = sum_of_warp(squares_of(row_at(first + row), context_.warp % warps * 32 + context_.lane, warps * 32));
+        const float squares = sum_of_warp(squares_of(x.at(first + row), context_.warp % warps * 32 + context_.lane, warps * 32));
         if (context_.lane == 0) sums_[row * warps + context_.warp % warps] = squares;
       }
       norm_fetched();
@@ -215,59 +224,68 @@ class LeftSide {
     return MPK_OK;
   }
 
-  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`. */
+  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`, for all behind the next barrier. */
   __device__ __forceinline__ void put(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
-    if (wide_ && Source != kRmsNorm && rows == 1)
-      put_wide<4, true>(first, rows, first_block, blocks, to, row_bytes);
-    else if (wide_)
-      put_wide<kItemBytes <= 48 ? 8 : 384 / kItemBytes, false>(first, rows, first_block, blocks, to, row_bytes); /* in at most 96 registers */
-    else
+    if (!wide_)
       put_narrow(first, rows, first_block, blocks, to, row_bytes);
+    else if constexpr (kCopies)
+      copy(first, rows, first_block, blocks, to, row_bytes);
+    else
+      put_wide(first, rows, first_block, blocks, to, row_bytes);
   }
 
  private:
   /* Read where they are needed, from shared memory: the registers are for the rows. */
   __device__ __forceinline__ uint32_t k() const { return reread(context_.input(weight_).dims[1]); }
-  __device__ __forceinline__ uint32_t num_blocks() const { return (k() + 15) / 16; }
+  __device__ __forceinline__ uint32_t num_pieces() const { return k() / kPiece; }
 
-  __device__ __forceinline__ uint64_t row_at(uint32_t row) const {
-    if (reread(context_.template params<mpk_linear_params>().gather_samples) != 0) row = static_cast<uint32_t>(context_.batch()->sample_row[row]);
+  /* Where rows of x begin. */
+  struct Rows {
+    uint64_t first, pitch;
+    const int32_t* gathered; /* or NULL */
+
+    __device__ __forceinline__ uint64_t at(uint32_t row) const {
+      return first + (gathered != nullptr ? static_cast<uint32_t>(gathered[row]) : row) * pitch;
+    }
+  };
+  __device__ __forceinline__ Rows rows_of_x() const {
     const mpk_operand& x = context_.input(0);
-    return reread(x.addr) + static_cast<uint64_t>(row) * reread(x.strides[0]) * kNumberBytes<X>;
+    const bool gathers = reread(context_.template params<mpk_linear_params>().gather_samples) != 0;
+    return {reread(x.addr), static_cast<uint64_t>(reread(x.strides[0])) * kNumberBytes<X>, gathers ? context_.batch()->sample_row : nullptr};
   }
 
   __device__ __forceinline__ float scale_of(float squares) const {
-    return rsqrtf(fmaf(squares, __frcp_rn(static_cast<float>(k())), context_.template params<mpk_linear_params>().eps));
+    return rsqrtf(fmaf(squares, reciprocal(static_cast<float>(k())), context_.template params<mpk_linear_params>().eps));
   }
 
-  static __device__ __forceinline__ float add_squares(float squares, const Sixteen<X>& x) {
-    float v[16];
+  static __device__ __forceinline__ float add_squares(float squares, const Piece& x) {
+    float v[kPiece];
     x.values(v);
 #pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) squares = fmaf(v[i], v[i], squares);
+    for (uint32_t i = 0; i < kPiece; ++i) squares = fmaf(v[i], v[i], squares);
     return squares;
   }
 
-  static __device__ __forceinline__ void put_normed(uint8_t* at, const Sixteen<X>& x, const Sixteen<Norm>& norm, float scale) {
-    float v[16], weights[16];
+  static __device__ __forceinline__ void put_normed(uint32_t address, const Piece& x, const NormPiece& norm, float scale, bool valid) {
+    float v[kPiece], weights[kPiece];
     x.values(v);
     norm.values(weights);
 #pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) v[i] = v[i] * scale * weights[i];
-    put_block<Weight>(at, v);
+    for (uint32_t i = 0; i < kPiece; ++i) v[i] = v[i] * scale * weights[i];
+    put_numbers<Weight>(address, v, valid);
   }
 
-  /* One thread's part of a row's sum of squares: every `step`-th block, or element, from `at` on. */
+  /* One thread's part of a row's sum of squares: every `step`-th piece, or number, from `at` on. */
   __device__ __forceinline__ float squares_of(uint64_t from, uint32_t at, uint32_t step) const {
     float squares = 0.0f;
     if (wide_) {
-      constexpr uint32_t kBatch = 4;
-      for (uint32_t block = at, blocks = num_blocks(); block < blocks; block += step * kBatch) {
-        Sixteen<X> x[kBatch];
+      constexpr uint32_t kBatch = 16;
+      for (uint32_t piece = at, pieces = num_pieces(); piece < pieces; piece += step * kBatch) {
+        Piece x[kBatch];
 #pragma unroll
         for (uint32_t j = 0; j < kBatch; ++j) {
           x[j].clear();
-          if (block + j * step < blocks) x[j].load(from + (block + j * step) * (16 * kNumberBytes<X>));
+          if (piece + j * step < pieces) x[j].load(from + (piece + j * step) * sizeof(Piece));
         }
 #pragma unroll
         for (uint32_t j = 0; j < kBatch; ++j) squares = add_squares(squares, x[j]);
@@ -286,109 +304,150 @@ class LeftSide {
   template <uint32_t Warps, uint32_t Rounds>
   __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
-    constexpr uint32_t kFitting = 512 / (kCount * sizeof(Sixteen<X>));
+    constexpr uint32_t kFitting = 512 / (kCount * sizeof(Piece));
     constexpr uint32_t kTogether = kFitting < 1 ? 1 : kFitting >= Rounds ? Rounds : kFitting < 4 ? kFitting : 4;
     constexpr bool kOneSet = kTogether * kRound >= 8;
     static_assert((kOneSet ? 1 : 2) * kTogether * kComputeWarps <= kNormFloats, "the sums of two sets of rounds");
-    const uint32_t at = context_.warp % Warps * 32 + context_.lane;
+    using Counts = std::make_integer_sequence<uint32_t, kCount>;
+    /* Read anew: what follows from the thread's index would be computed before the loops over rows, and spilled. */
+    const uint32_t thread = Context::thread_index(), warp = thread / 32;
+    const uint32_t at = thread % (Warps * 32), pieces = num_pieces();
     uint32_t set = 0;
     for (uint32_t begin = 0; begin < rows; begin += kTogether * kRound, ++set) {
-      Sixteen<X> x[kTogether][kCount];
+      const uint32_t first_row = begin + warp / Warps;
+      Piece x[kTogether][kCount];
+      const Rows source = rows_of_x();
 #pragma unroll
       for (uint32_t r = 0; r < kTogether; ++r) {
-        const uint32_t row = begin + r * kRound + context_.warp / Warps;
-        const uint64_t from = row < rows ? row_at(first + row) : 0;
-#pragma unroll
-        for (uint32_t j = 0; j < kCount; ++j) {
-          const uint32_t block = at + j * Warps * 32;
-          x[r][j].clear();
-          if (row < rows && block < num_blocks()) x[r][j].load(from + block * (16 * kNumberBytes<X>));
-        }
+        const uint32_t row = first_row + r * kRound;
+        load_row<Warps>(x[r], source.at(first + min(row, rows - 1)) + at * sizeof(Piece), at, row < rows ? pieces : 0, Counts());
       }
       /* Sets take turns with two parts of the sums: one barrier a set. */
       float* const sums = sums_ + (kOneSet ? 0 : set % 2 * kTogether * kComputeWarps);
 #pragma unroll
       for (uint32_t r = 0; r < kTogether; ++r) {
-        if (begin + r * kRound >= rows) continue;
         float squares = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < kCount; ++j) squares = add_squares(squares, x[r][j]);
         squares = sum_of_warp(squares);
-        if (context_.lane == 0) sums[r * kComputeWarps + context_.warp] = squares;
+        if (thread % 32 == 0) sums[r * kComputeWarps + warp] = squares;
       }
       norm_fetched();
       if (const int code = context_.sync(); code != MPK_OK) return code;
+      float scales[kTogether];
+      uint32_t limits[kTogether];
 #pragma unroll
       for (uint32_t r = 0; r < kTogether; ++r) {
-        const uint32_t row = begin + r * kRound + context_.warp / Warps;
-        if (row >= rows) continue;
         float squares = 0.0f;
 #pragma unroll
-        for (uint32_t w = 0; w < Warps; ++w) squares += sums[r * kComputeWarps + context_.warp / Warps * Warps + w];
-        const float scale = scale_of(squares);
+        for (uint32_t w = 0; w < Warps; ++w) squares += sums[r * kComputeWarps + warp / Warps * Warps + w];
+        scales[r] = scale_of(squares);
+        limits[r] = first_row + r * kRound < rows ? pieces : 0;
+      }
+      const uint32_t place = shared_address(to) + first_row * row_bytes + at * kPutBytes;
 #pragma unroll
-        for (uint32_t j = 0; j < kCount; ++j) {
-          const uint32_t block = at + j * Warps * 32;
-          if (block < num_blocks()) {
-            Sixteen<Norm> norm;
-            norm.load_generic(norm_ + block * (16 * kNumberBytes<Norm>));
-            put_normed(to + row * row_bytes + block * kRowBlockBytes<Weight>, x[r][j], norm, scale);
-          }
-        }
+      for (uint32_t j = 0; j < kCount; ++j) {
+        const uint32_t piece = at + j * Warps * 32;
+        NormPiece norm;
+        norm.clear();
+        if (piece < pieces) norm.load_generic(norm_ + piece * kNormPieceBytes);
+#pragma unroll
+        for (uint32_t r = 0; r < kTogether; ++r)
+          put_normed(place + r * kRound * row_bytes + j * Warps * 32 * kPutBytes, x[r][j], norm, scales[r], piece < limits[r]);
       }
     }
     return MPK_OK;
   }
+  /* The pieces `at`, `at` + Warps * 32, ... of a row that are below `pieces`; `from`: of the first. */
+  template <uint32_t Warps, uint32_t Count, uint32_t... J>
+  static __device__ __forceinline__ void load_row(Piece (&x)[Count], uint64_t from, uint32_t at, uint32_t pieces, std::integer_sequence<uint32_t, J...>) {
+    (load_global16_if<J * Warps * 32 * sizeof(Piece)>(x[J].words, from, at + J * Warps * 32 < pieces), ...);
+  }
 
-  static constexpr uint32_t kItemBytes = sizeof(Sixteen<X>) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(Sixteen<Norm>) : 0);
+  /* A thread's pieces of some rows: every kComputeThreads-th, row by row. */
+  class Walk {
+   public:
+    uint32_t row = 0, at;
 
-  /* Whole blocks, 16 bytes at a time; all loads of a thread's batch before the first use. */
-  template <uint32_t kBatch, bool OneRow>
-  __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
-                                           uint32_t row_bytes) const {
-    const uint32_t items = OneRow ? blocks : rows * blocks;
+    __device__ __forceinline__ Walk(uint32_t thread, uint32_t rows, uint32_t pieces) : at(thread), pieces_(pieces), step_(kComputeThreads) {
+      if (pieces >= kComputeThreads) return;
+      if (rows == 1 || pieces == 0) { /* no division */
+        row = thread >= pieces ? rows : 0;
+        step_rows_ = 1;
+        return;
+      }
+      row = quotient(thread, pieces);
+      at = thread - row * pieces;
+      step_rows_ = quotient(kComputeThreads, pieces);
+      step_ = kComputeThreads - step_rows_ * pieces;
+    }
+    __device__ __forceinline__ void next() {
+      row += step_rows_;
+      at += step_;
+      if (at < pieces_) return;
+      at -= pieces_;
+      ++row;
+    }
+
+   private:
+    uint32_t pieces_, step_, step_rows_ = 0;
+  };
+
+  /* From memory to where the rows lie, past the registers. */
+  __device__ __forceinline__ void copy(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
+    const Rows x = rows_of_x();
 #pragma unroll 1
-    for (uint32_t item = context_.thread; item < items; item += kComputeThreads * kBatch) {
-      Sixteen<X> x[kBatch], up[Source == kSiluMul ? kBatch : 1];
-      Sixteen<Norm> norm[Source == kRmsNorm ? kBatch : 1];
-      uint32_t row[kBatch], block[kBatch];
+    for (Walk walk(context_.thread, rows, blocks * (16 / kPiece)); walk.row < rows; walk.next()) {
+      const uint64_t from = x.at(first + walk.row) + first_block * kRowBlockBytes<X> + walk.at * sizeof(Piece);
+      asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(to + walk.row * row_bytes + walk.at * sizeof(Piece))), "l"(from) : "memory");
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  }
+
+  /* All loads of a thread's batch, in at most 96 registers, before the first use. */
+  __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
+    constexpr uint32_t kItemBytes = sizeof(Piece) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(NormPiece) : 0);
+    constexpr uint32_t kBatch = 384 / kItemBytes < 16 ? 384 / kItemBytes : 16;
+    const uint32_t first_piece = first_block * (16 / kPiece);
+    const Rows source = rows_of_x();
+    Walk walk(context_.thread, rows, blocks * (16 / kPiece));
+#pragma unroll 1
+    while (walk.row < rows) {
+      Piece x[kBatch], up[Source == kSiluMul ? kBatch : 1];
+      NormPiece norm[Source == kRmsNorm ? kBatch : 1];
+      Walk ahead = walk;
 #pragma unroll
       for (uint32_t j = 0; j < kBatch; ++j) {
-        const uint32_t i = item + j * kComputeThreads;
-        row[j] = OneRow || rows == 1 ? 0 : i / blocks;
-        block[j] = i - row[j] * blocks;
         /* Registers that are written on one path only would stay alive around all loops. */
         x[j].clear();
         if constexpr (Source == kSiluMul) up[j].clear();
         if constexpr (Source == kRmsNorm) norm[j].clear();
-        if (i < items) {
-          const uint64_t from = row_at(first + row[j]) + (first_block + block[j]) * (16 * kNumberBytes<X>);
+        if (ahead.row < rows) {
+          const uint32_t piece = first_piece + ahead.at;
+          const uint64_t from = source.at(first + ahead.row) + piece * sizeof(Piece);
           x[j].load(from);
           if constexpr (Source == kSiluMul) up[j].load(from + k() * kNumberBytes<X>);
-          if constexpr (Source == kRmsNorm) norm[j].load_generic(norm_ + (first_block + block[j]) * (16 * kNumberBytes<Norm>));
+          if constexpr (Source == kRmsNorm) norm[j].load_generic(norm_ + piece * kNormPieceBytes);
         }
+        ahead.next();
       }
 #pragma unroll
       for (uint32_t j = 0; j < kBatch; ++j) {
-        if (item + j * kComputeThreads < items) {
-          uint8_t* at = to + row[j] * row_bytes + block[j] * kRowBlockBytes<Weight>;
-          if constexpr (Source == kRmsNorm) {
-            put_normed(at, x[j], norm[j], scales_[row[j]]);
-          } else if constexpr (Source == kPlain && X == Weight && Weight != MPK_F32) {
-            const uint4 low = x[j].words[0], high = x[j].words[1];
-            reinterpret_cast<uint4*>(at)[0] = make_uint4(low.x, high.x, low.y, high.y);
-            reinterpret_cast<uint4*>(at)[1] = make_uint4(low.z, high.z, low.w, high.w);
-          } else {
-            float v[16];
-            x[j].values(v);
-            if constexpr (Source == kSiluMul) {
-              float other[16];
-              up[j].values(other);
-              silu_mul<Weight>(v, other);
-            }
-            put_block<Weight>(at, v);
+        const bool valid = walk.row < rows;
+        const uint32_t address = shared_address(to) + walk.row * row_bytes + walk.at * kPutBytes;
+        if constexpr (Source == kRmsNorm) {
+          put_normed(address, x[j], norm[j], scales_[valid ? walk.row : 0], valid);
+        } else {
+          float v[kPiece];
+          x[j].values(v);
+          if constexpr (Source == kSiluMul) {
+            float other[kPiece];
+            up[j].values(other);
+            silu_mul<Weight>(v, other);
           }
+          put_numbers<Weight>(address, v, valid);
         }
+        walk.next();
       }
     }
   }
@@ -397,16 +456,17 @@ class LeftSide {
   __device__ __forceinline__ void put_narrow(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
                                              uint32_t row_bytes) const {
     const uint32_t columns = blocks * 16;
+    const Rows x = rows_of_x();
     for (uint32_t i = context_.thread; i < rows * columns; i += kComputeThreads) {
       const uint32_t row = i / columns, column = i - row * columns, at = first_block * 16 + column;
       float v = 0.0f;
       if (at < k()) {
-        const void* from = reinterpret_cast<const void*>(row_at(first + row));
+        const void* from = reinterpret_cast<const void*>(x.at(first + row));
         v = load_as_f32(from, X, at);
         if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(norm_, Norm, at);
         if constexpr (Source == kSiluMul) v = silu(v) * load_as_f32(from, X, k() + at);
       }
-      put_element<Weight>(to + row * row_bytes + column / 16 * kRowBlockBytes<Weight>, at % 16, v);
+      reinterpret_cast<typename Number<Weight>::Type*>(to + row * row_bytes)[column] = Number<Weight>::from_f32(v);
     }
   }
 

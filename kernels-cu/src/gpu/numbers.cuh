@@ -48,13 +48,27 @@ __device__ __forceinline__ float rounded_to(uint32_t dtype, float v) {
   return dtype == MPK_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
 }
 
+/* Neither of these calls a subroutine, as divisions do. In a program that is linked with NVSHMEM's device library a call
+ * follows the platform's convention, and what a code holds in registers around it is spilled, also where it is not made. */
+
+/* To 1 unit in the last place; 0 of what is above 2^126. */
+__device__ __forceinline__ float reciprocal(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(v));
+  return r;
+}
+/* a / b, for a below 2^20 and b above 0. */
+__device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>((static_cast<float>(a) + 0.5f) * reciprocal(static_cast<float>(b)));
+}
+
 /* Index of element (row, k) in a tiled constant matrix (MPK_LAYOUT_FRAGMENT) with `stride` padded columns. */
 template <uint32_t Dtype>
 __device__ __forceinline__ uint64_t fragment_index(uint32_t row, uint32_t k, uint32_t stride) {
   const uint64_t block = static_cast<uint64_t>(row / 16 * 16) * stride + static_cast<uint64_t>(k / 16) * 256;
   const uint32_t r = row % 16, c = k % 16;
-  if constexpr (Dtype == MPK_F32) return block + c * 16 + r;
-  return block + ((r % 8 * 4 + c % 8 / 2) * 4 + c / 8 * 2 + r / 8) * 2 + c % 2;
+  if constexpr (Dtype == MPK_F32) return block + (c % 8 * 2 + c / 8) * 16 + r;
+  return block + ((r % 8 * 4 + c / 4) * 4 + c % 4 / 2 * 2 + r / 8) * 2 + c % 2;
 }
 
 }  // namespace gpu

@@ -99,12 +99,12 @@ struct Unit {
   static constexpr uint32_t kElements = 16 / sizeof(To);
   static constexpr uint32_t kOfBlock = 256 / kElements;
   /* Unit number `n` of a block, in an order in which neighbours read neighbouring columns; and its elements. */
-  static __device__ uint32_t place(uint32_t n) { return sizeof(To) == 2 ? n : (n & 15u) * 4 + (n >> 4); }
+  static __device__ uint32_t place(uint32_t n) { return sizeof(To) == 2 ? n : ((n & 7u) * 2 + (n >> 3 & 1u)) * 4 + (n >> 4); }
   static __device__ uint32_t row(uint32_t place, uint32_t e) {
     return sizeof(To) == 2 ? (place >> 2) + 8 * (e >> 1 & 1u) : (place & 3u) * 4 + e;
   }
   static __device__ uint32_t column(uint32_t place, uint32_t e) {
-    return sizeof(To) == 2 ? (place & 3u) * 2 + 8 * (e >> 2) + (e & 1u) : place >> 2;
+    return sizeof(To) == 2 ? (place & 3u) * 4 + (e >> 2) * 2 + (e & 1u) : (place >> 3) + 8 * (place >> 2 & 1u);
   }
 };
 

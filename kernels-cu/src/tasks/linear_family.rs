@@ -53,8 +53,8 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// Least and most rows of a chunk: fewer would read the weights too often.
 const CHUNK_ROWS: (u64, u64) = (96, 480);
 
-/// Columns that the compute threads of a block on a GPU hold between them, 16 each.
-const GPU_HELD_COLUMNS: u32 = 16 * 256;
+/// The columns that a GPU code of normed rows is made for are a multiple of it, so that shapes share code.
+const GPU_COLUMNS_STEP: u32 = 4096;
 
 /// So many workers gate their own outputs rather than all inputs.
 const GATING_WORKERS: u32 = 32;
@@ -258,8 +258,8 @@ impl Family {
         if out.dtype != abi::MPK_F32_FLAGGED as u8 {
             gpu_float(out)?;
         }
-        // Only rows that are normed are held in registers; shapes share code where they can.
-        let most = if norm == 1 { k.max(1).next_multiple_of(GPU_HELD_COLUMNS) } else { 0 };
+        // Only rows that are normed are held in registers.
+        let most = if norm == 1 { k.max(1).next_multiple_of(GPU_COLUMNS_STEP) } else { 0 };
         Ok(format!(
             "mpk::gpu::Linear<{}, mpk::gpu::{source}, {most}, {eights}, {}, {}>",
             gpu_float(weight)?,

@@ -279,3 +279,47 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
     assert!(code(&params, LINEAR, &[x, tiled]).is_err());
     assert!(code(&params, SILU_MUL, &[x, weight]).is_err());
 }
+
+#[test]
+fn the_gpu_code_takes_the_tasks_of_a_partition() {
+    let vector = |name, n| operand(name, DType::Bf16, &[n], Sharding::Replicated);
+    let matrix = |name, dtype, dims: &[u64]| operand(name, dtype, dims, Sharding::Replicated);
+    let (rows, n, k) = (4u32, 64u64, 32u64);
+    for family in [LINEAR, RMSNORM, SILU_MUL, GATED, WITH_RESIDUAL] {
+        for bias in [false, true] {
+            let x_columns = if family.source == Source::SiluMul { 2 * k } else { k };
+            let mut operands = vec![matrix("x", DType::F32, &[rows.into(), x_columns])];
+            operands.extend((family.source == Source::RmsNorm).then(|| vector("norm", k)));
+            operands.push(matrix("w", DType::Bf16, &[n, k]));
+            operands.extend(bias.then(|| vector("b", n)));
+            operands.extend(family.residual.then(|| matrix("residual", DType::F32, &[rows.into(), n])));
+            let attrs = Attrs::new();
+            let global = view(&attrs, &operands, rows);
+            let outputs = family.infer(&global).unwrap();
+            let inputs = operands.iter().map(|o| o.ty.clone()).collect();
+            let local = LocalOp { global: &global, inputs, outputs: outputs.clone(), rank: 0, world: 1 };
+            let partition = family.partition(&local, &Target::cpu(2)).unwrap();
+
+            let of_type = |ty: &TensorType, name: &str| {
+                let dtype = if ty.dtype == DType::F32 { abi::MPK_F32 } else { abi::MPK_BF16 };
+                let columns = ty.dims.get(1).map_or(1, |columns| *columns as u32);
+                gpu_operand(dtype, ty.dims[0] as u32, columns, name == "w")
+            };
+            let out = of_type(&outputs[0], "out");
+            for task in &partition.tasks {
+                let inputs: Vec<_> = task
+                    .reads
+                    .iter()
+                    .map(|read| &operands[usize::from(read.operand)])
+                    .map(|o| of_type(&o.ty, o.name))
+                    .collect();
+                let code = |family: Family| {
+                    let (params, capacity) = (&partition.params, global.capacity);
+                    family.gpu(&GpuSite { params, inputs: &inputs, outputs: &[out], capacity })
+                };
+                assert!(code(family).is_ok(), "{family:?}, bias {bias}: {:?}", code(family));
+                assert!(code(Family { gated: !family.gated, ..family }).is_err(), "{family:?}");
+            }
+        }
+    }
+}

@@ -24,7 +24,7 @@ struct Attention : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     Share& share = reinterpret_cast<Share*>(context.work())[context.warp];
     static_assert(kComputeWarps * sizeof(Share) <= Share::kShareBytes, "attention");
-    Share own;
+    Share own = {}; /* of what is undefined on one path the registers would stay alive around all codes */
     const int found = find(context, own);
     if (context.lane == 0) share = own;
     __syncwarp();
@@ -118,6 +118,7 @@ struct Attention : TaskCode {
     share.first_new = share.first > share.context ? share.first : share.context;
     share.num_new = share.last > share.first_new ? share.last - share.first_new : 0;
     /* Before anything is written. */
+#pragma unroll 1
     for (uint32_t page = share.first / PageSize + context.thread; page * PageSize < share.last; page += kComputeThreads)
       if (static_cast<uint32_t>(share.page_table[page]) >= share.num_pages) context.fail(MPK_ABORT_KERNEL);
     return kFound;
@@ -131,9 +132,9 @@ struct Attention : TaskCode {
     float* state = out + kComputeWarps * Tile::kQueries * Share::kOutPitch;
 
     const uint32_t tiles = (share.queries + Tile::kQueries - 1) / Tile::kQueries;
-    const uint32_t groups = tiles > 4 ? 8 : tiles > 2 ? 4 : tiles;
-    const uint32_t group_warps = kComputeWarps / groups;
-    const uint32_t group = context.warp / group_warps, member = context.warp % group_warps;
+    const uint32_t shift = tiles > 4 ? 0 : tiles > 2 ? 1 : tiles == 2 ? 2 : 3;
+    const uint32_t group_warps = 1u << shift, groups = kComputeWarps >> shift;
+    const uint32_t group = context.warp >> shift, member = context.warp & (group_warps - 1);
     const float eps = context.params<mpk_attention_params>().eps;
     const uint32_t begin = share.first + member * Tile::kKeys, step = group_warps * Tile::kKeys;
 
@@ -152,7 +153,7 @@ struct Attention : TaskCode {
       tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
       if (pass == 0) {
         rows.hint(context);
-        const int code = context.wait_inputs_while_loading();
+        const int code = context.wait_inputs(/*loads_under_way=*/true);
         if (code != MPK_OK) return code;
         rows.append_values(context);
       }
@@ -218,9 +219,10 @@ struct Attention : TaskCode {
       if (lane < 2) of_row[lane] = lane == 0 ? highest : sum;
     } else {
       Element* values = attention::row_of<Element>(to, row) + static_cast<uint64_t>(head) * Dim;
+      const float inverse = reciprocal(sum);
 #pragma unroll
       for (uint32_t i = 0; i < kLaneDims; ++i)
-        if (Dim % 32 == 0 || lane + 32 * i < Dim) values[lane + 32 * i] = Number<Dtype>::from_f32(total[i] / sum);
+        if (Dim % 32 == 0 || lane + 32 * i < Dim) values[lane + 32 * i] = Number<Dtype>::from_f32(total[i] * inverse);
     }
   }
 };

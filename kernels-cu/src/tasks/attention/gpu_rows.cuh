@@ -78,7 +78,7 @@ class Rows {
           for (uint32_t i = 0; i < 2 * kPairs; ++i) squares = fmaf(x[b][i], x[b][i], squares);
 #pragma unroll
           for (uint32_t s = 16; s > 0; s /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, s);
-          const float inverse = 1.0f / sqrtf(squares / static_cast<float>(Dim) + eps);
+          const float inverse = rsqrtf(fmaf(squares, 1.0f / static_cast<float>(Dim), eps));
 #pragma unroll
           for (uint32_t i = 0; i < 2 * kPairs; ++i) x[b][i] = x[b][i] * inverse * (at < appended_ ? key_weight[i] : query_weight[i]);
         }

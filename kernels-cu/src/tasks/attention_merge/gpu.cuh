@@ -98,8 +98,9 @@ struct AttentionMerge : TaskCode {
       }
       if (!has_values) continue;
       Out* to = reinterpret_cast<Out*>(out.addr) + static_cast<uint64_t>(row) * out.strides[0] + static_cast<uint64_t>(head) * Dim + d;
+      const float inverse = reciprocal(sum);
 #pragma unroll
-      for (uint32_t e = 0; e < Width; ++e) to[e] = Number<OutDtype>::from_f32(total[e] / sum);
+      for (uint32_t e = 0; e < Width; ++e) to[e] = Number<OutDtype>::from_f32(total[e] * inverse);
     }
   }
 };

@@ -27,6 +27,10 @@ struct NvshmemCopy : TaskCode {
     }
     const uint32_t pe = static_cast<uint32_t>(to.pe);
     const Shape shape(context, from);
+    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 32 != 0) { /* no task is near it, and 32 bits are divided faster */
+      context.fail(MPK_ABORT_KERNEL);
+      return context.sync();
+    }
     const View source(from), target(to);
     uint8_t* remote = platform::peer_address(context.rank(), pe, reinterpret_cast<uint8_t*>(to.addr));
     if (remote == nullptr) return put(context, pe, shape, source, target, reinterpret_cast<uint8_t*>(to.addr));
@@ -51,6 +55,17 @@ struct NvshmemCopy : TaskCode {
     }
   };
 
+  /* A row's place in each dimension. */
+  struct Place {
+    uint32_t row, inner, outer;
+    __device__ __forceinline__ Place(const Shape& shape, uint32_t r) {
+      const uint32_t plane = r / shape.rows;
+      row = r - plane * shape.rows;
+      outer = plane / shape.inner;
+      inner = plane - outer * shape.inner;
+    }
+  };
+
   /* Distances in bytes; of a dimension that the view does not have, 0. */
   struct View {
     uint64_t addr, outer, inner, row;
@@ -62,30 +77,26 @@ struct NvshmemCopy : TaskCode {
       row = view.ndim >= 2 ? view.strides[view.ndim - 2] * bytes : 0;
     }
     __device__ __forceinline__ uint64_t address_bits() const { return addr | outer | inner | row; }
-    __device__ __forceinline__ uint64_t offset(const Shape& shape, uint32_t r) const {
-      const uint32_t plane = r / shape.rows;
-      return r % shape.rows * row + plane % shape.inner * inner + plane / shape.inner * outer;
-    }
+    __device__ __forceinline__ uint64_t offset(const Place& place) const { return place.row * row + place.inner * inner + place.outer * outer; }
   };
 
   template <typename Piece>
   static __device__ __forceinline__ void copy(const Context& context, const Shape& shape, const View& source, const View& target, uint8_t* remote) {
-    const uint32_t pieces = shape.row_bytes / sizeof(Piece);
+    const uint32_t pieces = shape.row_bytes / sizeof(Piece), all = shape.total * pieces;
     const uint8_t* local = reinterpret_cast<const uint8_t*>(source.addr);
-    const uint64_t all = static_cast<uint64_t>(shape.total) * pieces;
     constexpr uint32_t kBatch = 4;
-    for (uint64_t begin = context.thread; begin < all; begin += kBatch * kComputeThreads) {
-      Piece piece[kBatch];
-      uint64_t at[kBatch];
+    for (uint32_t begin = context.thread; begin < all; begin += kBatch * kComputeThreads) {
+      /* Set in any case: registers that are written on one path only would stay alive around all loops, of all codes. */
+      Piece piece[kBatch] = {};
+      uint64_t at[kBatch] = {};
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
-        const uint64_t i = begin + b * kComputeThreads;
+        const uint32_t i = begin + b * kComputeThreads;
         if (i >= all) continue;
-        /* Fewer than 2^32 pieces come by far in one copy; a 32-bit division is cheaper. */
-        const uint32_t row = all >> 32 == 0 ? static_cast<uint32_t>(i) / pieces : static_cast<uint32_t>(i / pieces);
-        const uint64_t within = (i - static_cast<uint64_t>(row) * pieces) * sizeof(Piece);
-        piece[b] = *reinterpret_cast<const Piece*>(local + source.offset(shape, row) + within);
-        at[b] = target.offset(shape, row) + within;
+        const uint32_t row = i / pieces, within = (i - row * pieces) * sizeof(Piece);
+        const Place place(shape, row);
+        piece[b] = *reinterpret_cast<const Piece*>(local + source.offset(place) + within);
+        at[b] = target.offset(place) + within;
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b)
@@ -95,9 +106,11 @@ struct NvshmemCopy : TaskCode {
 
   static __device__ __forceinline__ int put(Context& context, uint32_t pe, const Shape& shape, const View& source, const View& target, uint8_t* symmetric) {
 #if MPK_NVSHMEM
-    for (uint32_t r = context.warp; r < shape.total; r += kComputeWarps)
-      nvshmemx_putmem_nbi_warp(symmetric + target.offset(shape, r), reinterpret_cast<const uint8_t*>(source.addr) + source.offset(shape, r),
+    for (uint32_t r = context.warp; r < shape.total; r += kComputeWarps) {
+      const Place place(shape, r);
+      nvshmemx_putmem_nbi_warp(symmetric + target.offset(place), reinterpret_cast<const uint8_t*>(source.addr) + source.offset(place),
                                shape.row_bytes, static_cast<int>(pe));
+    }
     return MPK_OK;
 #else
     context.fail(MPK_ABORT_PEER);

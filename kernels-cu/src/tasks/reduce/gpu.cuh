@@ -172,7 +172,7 @@ struct Reduce : TaskCode {
 #pragma unroll
           for (uint32_t e = 0; e < Width; ++e) all = all && mpk_flagged_arrived(seen[r][e], epoch);
       }
-      float sum[Width];
+      float sum[Width] = {}; /* see nvshmem_copy/gpu.cuh: an undefined value stays alive */
       if (all) {
 #pragma unroll
         for (uint32_t r = 0; r < World; ++r)

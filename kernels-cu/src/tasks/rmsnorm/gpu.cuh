@@ -37,7 +37,7 @@ struct RmsNorm : TaskCode {
       squares = 0.0f;
 #pragma unroll
       for (uint32_t warp = 0; warp < kComputeWarps; ++warp) squares += parts[warp];
-      const float scale = rsqrtf(squares / static_cast<float>(columns) + params.eps);
+      const float scale = rsqrtf(fmaf(squares, reciprocal(static_cast<float>(columns)), params.eps));
 #pragma unroll 4
       for (uint32_t i = context.thread; i < columns; i += kComputeThreads)
         to[i] = Number<Out>::from_f32(Number<X>::to_f32(x[i]) * scale * Number<Weight>::to_f32(weight[i]));

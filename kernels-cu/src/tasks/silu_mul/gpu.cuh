@@ -21,7 +21,7 @@ struct SiluMul : TaskCode {
       const uint32_t row = static_cast<uint32_t>(i / columns), column = static_cast<uint32_t>(i - static_cast<uint64_t>(row) * columns);
       const float gate = N::to_f32(reinterpret_cast<const typename N::Type*>(row_address(context.input(0), row))[column]);
       const float up = N::to_f32(reinterpret_cast<const typename N::Type*>(row_address(context.input(1), row))[column]);
-      reinterpret_cast<typename N::Type*>(row_address(out, row))[column] = N::from_f32(gate / (1.0f + expf(-gate)) * up);
+      reinterpret_cast<typename N::Type*>(row_address(out, row))[column] = N::from_f32(gate * reciprocal(1.0f + expf(-gate)) * up);
     }
     return MPK_OK;
   }
