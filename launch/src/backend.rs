@@ -9,8 +9,8 @@ use distributed::cuda::{Code, Found, Machine, Transport, WarmUp, driver};
 use distributed::plan::{BatchPlan, RunOptions};
 use distributed::{CpuRank, CudaRank, Rank, World};
 use kernels_cu::gpu::{
-    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, KernelConfig, collective_shim,
-    compile, merge, task_codes,
+    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, KernelConfig, NvshmemFiles,
+    collective_shim, compile, merge, task_codes,
 };
 use std::time::Instant;
 use taskgraph::target::Device;
@@ -228,9 +228,13 @@ fn code(
     };
     let cubin = together(world, cubin)?;
     log_cubin(&cubin, expressions.len(), generated.as_secs_f64());
+    let nvshmem = match cubin.toolchain.nvshmem {
+        None if world.size() > 1 => NvshmemFiles::find().ok().map(|files| files.version),
+        linked => linked,
+    };
     let collective = args.launch != LaunchChoice::Cooperative;
     let shim = if collective { shim(world, options.architecture, &cache) } else { None };
-    Ok(Code { cubin, config: options.config, codes: codes.graphs, collective, shim })
+    Ok(Code { cubin, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
 }
 
 fn log_cubin(cubin: &Cubin, codes: usize, generated: f64) {

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -29,10 +30,16 @@ def choice_of(ranks):
     return {"placement": "static", **({"allreduce": "one-shot"} if ranks > 1 else {})}
 
 
+def stuck_jobs(check, ranks):
+    """Launches that get stuck: both placements, and the kernel that tells its peers through NVSHMEM."""
+    choices = [("static", None), ("dynamic", None)] + ([("static", "nvshmem")] if ranks > 1 else [])
+    return [Job(model(check), ranks, placement, choice_of(ranks).get("allreduce"), transport, models.LOGPROBS)
+            for placement, transport in choices]
+
+
 def jobs(check):
     """All launches' code."""
-    return [Job(model(check), ranks, placement, allreduce=choice_of(ranks).get("allreduce"), logprobs=models.LOGPROBS)
-            for ranks in ranks_of(check) for placement in ("static", "dynamic")]
+    return [job for ranks in ranks_of(check) for job in stuck_jobs(check, ranks)]
 
 
 def usable(check, ranks, after):
@@ -48,13 +55,12 @@ def usable(check, ranks, after):
 
 def run_deadline(check, ranks):
     """A worker that makes no progress."""
-    for placement in ("static", "dynamic"):
-        job = Job(model(check), ranks, placement, choice_of(ranks).get("allreduce"), logprobs=models.LOGPROBS,
-                  deadline=DEADLINE).with_options("--debug-stall", f"{ranks - 1}:6:120000")
+    for job in stuck_jobs(check, ranks):
+        job = replace(job, deadline=DEADLINE).with_options("--debug-stall", f"{ranks - 1}:6:120000")
         done = check.run_job(job, 60)
         missing = [word.strip() for word in WORDS if word not in done.stderr]
         right = done.status == 4 and not missing and not done.timed_out
-        check.judge(right, f"abort deadline N={ranks} {placement}",
+        check.judge(right, f"abort deadline {job.what()}",
                     f"exit status 4 with a report after {done.seconds:.1f} s" if right else
                     f"{done.problem()}; the report lacks {missing}")
     usable(check, ranks, "deadline")

@@ -46,8 +46,8 @@ bool is_device(uint64_t address, size_t bytes) {
 float element(const mpk_operand& o, uint32_t row, uint32_t k) {
   const uint64_t tile = static_cast<uint64_t>(row / 16) * 16 * o.strides[0] + static_cast<uint64_t>(k / 16) * 256;
   const uint32_t r = row % 16, c = k % 16;
-  if (o.dtype == MPK_F32) return reinterpret_cast<const float*>(o.addr)[tile + c * 16 + r];
-  const uint64_t at = tile + ((r % 8 * 4 + c % 8 / 2) * 4 + c / 8 * 2 + r / 8) * 2 + c % 2;
+  if (o.dtype == MPK_F32) return reinterpret_cast<const float*>(o.addr)[tile + (c % 8 * 2 + c / 8) * 16 + r];
+  const uint64_t at = tile + ((r % 8 * 4 + c / 4) * 4 + c % 4 / 2 * 2 + r / 8) * 2 + c % 2;
   if (o.dtype == MPK_F16) return __half2float(reinterpret_cast<const __half*>(o.addr)[at]);
   return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(o.addr)[at]);
 }

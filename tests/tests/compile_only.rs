@@ -50,6 +50,12 @@ fn hopper_two_ranks_one_shot() {
     compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
 }
 
+/// Linked with NVSHMEM's device library.
+#[test]
+fn hopper_two_ranks_through_nvshmem() {
+    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
+}
+
 #[test]
 fn blackwell_two_ranks_dynamic_copies() {
     compiles(

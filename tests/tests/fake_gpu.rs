@@ -208,7 +208,8 @@ fn both_placements_and_traces_run() {
 /// Two ranks on the stand-ins, with NVSHMEM in this folder.
 fn two(model: &ModelFile, nvshmem: &str) -> Job {
     let job = Job::new(2).arg(model.path()).args(["--prompt-tokens", "1,2,3", "--max-new-tokens", "4"]);
-    FAKE.around(job).env("NVSHMEM_HOME", &FAKE.path(nvshmem).display().to_string())
+    let home = FAKE.path(nvshmem).display().to_string();
+    FAKE.around(job).env("NVSHMEM_HOME", &home).env("FAKE_NVSHMEM_PEERS", "1")
 }
 
 /// Several ranks: heap and launch through NVSHMEM, by either bootstrap, with and without peers in reach.
@@ -216,7 +217,12 @@ fn two(model: &ModelFile, nvshmem: &str) -> Job {
 fn several_ranks_come_up_through_nvshmem() {
     let model = ModelFile::of_fixture("mistral");
     for (nvshmem, arguments, peers, launch) in [
-        ("nvshmem", &["--placement", "static"][..], "0", "cuLaunchCooperativeKernel"),
+        (
+            "nvshmem",
+            &["--placement", "static", "--transport", "nvshmem"][..],
+            "0",
+            "cuLaunchCooperativeKernel",
+        ),
         ("nvshmem", &["--bootstrap", "mpi", "--placement", "dynamic"], "1", "cuLaunchCooperativeKernel"),
         ("exporting", &["--transport", "p2p", "--allreduce", "copy-reduce"], "1", "NVSHMEM's host library"),
         ("exporting", &["--transport", "nvshmem", "--allreduce", "two-shot"], "1", "NVSHMEM's host library"),
@@ -253,7 +259,9 @@ fn what_is_wrong_with_nvshmem_is_named() {
         ("FAKE_NVSHMEM_VERSION", "3.3.9", &[], &["3.3.9", "3.4.0"]),
         ("NVSHMEM_SYMMETRIC_SIZE", "1K", &[], &["NVSHMEM_SYMMETRIC_SIZE=1K", "unset"]),
         ("FAKE_NVSHMEM_FAILS", "1", &[], &["rank 1", "failed with status 7"]),
-        ("FAKE_NVSHMEM_PEERS", "0", &["--transport", "p2p"], &["--transport p2p", "--transport auto"]),
+        ("FAKE_NVSHMEM_VERSION", "3.6.1", &["--transport", "nvshmem"], &["3.6.1", "3.4.5", "NVSHMEM_HOME"]),
+        ("FAKE_NVSHMEM_PEERS", "0", &[], &["by stores", "--transport nvshmem"]),
+        ("FAKE_NVSHMEM_PEERS", "0", &["--transport", "p2p"], &["by stores", "--transport nvshmem"]),
         ("FAKE_GPU_MEMORY", "600000000", &[], &["by each of 2 ranks", "symmetric heap"]),
     ] {
         let finished = two(&model, "nvshmem").args(arguments).env(variable, value).run().expect(3);

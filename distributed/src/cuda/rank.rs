@@ -22,7 +22,7 @@ use crate::rank::Common;
 use crate::tensors::{Bases, TensorLayout, constants, flagged_activations};
 use crate::world::World;
 use kernels_cu::abi;
-use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig};
+use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig, NvshmemVersion};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taskgraph::Placement;
@@ -39,6 +39,8 @@ pub struct Code {
     pub codes: Vec<Vec<u32>>,
     /// Launch by NVSHMEM where that can be.
     pub collective: bool,
+    /// NVSHMEM's headers and device library: those of the cubin if it is linked with them, else of the installation.
+    pub nvshmem: Option<NvshmemVersion>,
     /// NVSHMEM's collective launch, where the host library does not export it.
     pub shim: Option<CollectiveShim>,
 }
@@ -106,7 +108,8 @@ impl CudaRank {
                 bytes: heap_layout.bytes,
                 transport: if linked { machine.transport } else { Transport::P2p },
                 bootstrap: machine.bootstrap,
-                version: code.cubin.toolchain.nvshmem,
+                version: code.nvshmem,
+                linked,
                 local: machine.local,
             },
         )?;

@@ -92,8 +92,10 @@ pub(crate) struct HeapOptions {
     pub bytes: u64,
     pub transport: Transport,
     pub bootstrap: Bootstrap,
-    /// What the cubin was compiled and linked with; without it `transport` must be stores only.
+    /// The headers and the device library, where there are any.
     pub version: Option<NvshmemVersion>,
+    /// The cubin holds the device library; otherwise `transport` must be stores only.
+    pub linked: bool,
     /// All ranks are on this node and their GPUs reach each other.
     pub local: bool,
 }
@@ -150,8 +152,8 @@ impl SymmetricHeap {
         let zeroed = unsafe { stream.memset(base, 0, options.bytes) }.and_then(|()| stream.wait());
         agreed(world, zeroed)?;
         let bases = agreed(world, peer_bases(&library, world, address, options.transport))?;
-        let linked = options.version.is_some();
-        let backing = Backing::Nvshmem { library: Box::new(library), address, linked };
+        let library = Box::new(library);
+        let backing = Backing::Nvshmem { library, address, linked: options.linked };
         Ok(SymmetricHeap { base, bases, backing })
     }
 
@@ -204,7 +206,7 @@ impl SymmetricHeap {
     }
 }
 
-/// Opens the host library and compares its version with that of the device library in the cubin.
+/// Opens the host library and compares its version with that of the headers and the device library.
 fn load(options: &HeapOptions) -> Result<Nvshmem> {
     let library = Nvshmem::load()?;
     let host = library.version();
