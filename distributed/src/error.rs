@@ -169,17 +169,17 @@ pub enum Error {
     /// NVSHMEM does not come up.
     #[error("NVSHMEM: {0}")]
     Nvshmem(String),
-    /// The host library and the cubin are of different versions.
+    /// The host library and the device library are of different versions.
     #[error(
-        "NVSHMEM's host library is {host} ({path}), but the cubin was compiled with {cubin}; both must be of the same major.minor: set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem"
+        "NVSHMEM's host library is {host} ({path}), but headers and device library are {device}; both must be of the same major.minor: set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem"
     )]
     NvshmemVersions {
         /// Version of the host library.
         host: String,
         /// Its path.
         path: String,
-        /// Version that the cubin was made with.
-        cubin: String,
+        /// Version of the headers and the device library.
+        device: String,
     },
     /// The user's heap size is too small.
     #[error(
@@ -193,7 +193,7 @@ pub enum Error {
     },
     /// A peer's memory is out of reach.
     #[error(
-        "rank {rank} can't reach the memory of rank {peer} by stores, which this run needs; use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
+        "rank {rank} can't reach the memory of rank {peer} by stores, which this run needs; leave out --transport p2p if it was given, else use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
     )]
     PeerAccess {
         /// This rank.

@@ -228,12 +228,15 @@ fn code(
     };
     let cubin = together(world, cubin)?;
     log_cubin(&cubin, expressions.len(), generated.as_secs_f64());
-    let nvshmem = match cubin.toolchain.nvshmem {
-        None if world.size() > 1 => NvshmemFiles::find().ok().map(|files| files.version),
-        linked => linked,
-    };
     let collective = args.launch != LaunchChoice::Cooperative;
     let shim = if collective { shim(world, options.architecture, &cache) } else { None };
+    let nvshmem = match cubin.toolchain.nvshmem {
+        None if world.size() > 1 => {
+            let installed = NvshmemFiles::find().ok().map(|files| files.version);
+            installed.or_else(|| shim.as_ref().and_then(|shim| shim.nvshmem))
+        }
+        linked => linked,
+    };
     Ok(Code { cubin, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
 }
 

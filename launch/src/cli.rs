@@ -23,7 +23,7 @@ pub enum BackendChoice {
 /// How ranks write to each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportChoice {
-    /// By stores where a peer's memory can be reached, else through NVSHMEM.
+    /// By stores where all ranks reach each other's memory; else through NVSHMEM to those out of reach.
     Auto,
     /// By stores only; it is an error where a peer can't be reached.
     P2p,

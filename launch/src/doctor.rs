@@ -207,7 +207,7 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
         }
         Err(error) => table.note(
             NVSHMEM_DEVICE,
-            "not found: only needed for several ranks on GPUs whose kernels are not in the cache",
+            "not found: only needed for several ranks on GPUs that do not reach each other's memory, or with --transport nvshmem, where their kernels are not in the cache",
             error.to_string(),
         ),
     }

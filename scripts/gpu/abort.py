@@ -32,7 +32,7 @@ def choice_of(ranks):
 
 def stuck_jobs(check, ranks):
     """Launches that get stuck: both placements, and the kernel that tells its peers through NVSHMEM."""
-    choices = [("static", None), ("dynamic", None)] + ([("static", "nvshmem")] if ranks > 1 else [])
+    choices = [("static", None), ("dynamic", None)] + ([("static", "nvshmem")] if ranks > 1 and check.cuda else [])
     return [Job(model(check), ranks, placement, choice_of(ranks).get("allreduce"), transport, models.LOGPROBS)
             for placement, transport in choices]
 

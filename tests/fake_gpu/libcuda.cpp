@@ -7,8 +7,9 @@
  *   fault   fails with an illegal address
  *
  * FAKE_GPU_DRIVER is the driver's version (13000), FAKE_GPU_MEMORY its free bytes, FAKE_GPU_SHARED the shared memory of a
- * block, FAKE_GPU_CAPABILITY the compute capability (90), FAKE_GPU_REFUSES=1 makes it refuse cubins. FAKE_GPU_DUMP names a
- * file that gets the packed matrices of the first graph: a line of values for each row, in the order of addresses. */
+ * block, FAKE_GPU_CAPABILITY the compute capability (90), FAKE_GPU_REFUSES=1 makes it refuse cubins.
+ * FAKE_GPU_RANK_1_SEES_ONE=1 hides the first GPU from rank 1. FAKE_GPU_DUMP names a file that gets the packed matrices of the
+ * first graph: a line of values for each row, in the order of addresses. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,9 @@ std::string setting(const char* name, const char* otherwise) {
   return value != nullptr ? value : otherwise;
 }
 long number(const char* name, long otherwise) { return atol(setting(name, std::to_string(otherwise).c_str()).c_str()); }
+
+/* GPUs that are not shown to this rank, before its first. */
+int hidden() { return number("FAKE_GPU_RANK_1_SEES_ONE", 0) != 0 && number("OMPI_COMM_WORLD_RANK", 0) == 1; }
 
 bool is_device(uint64_t address, size_t bytes) {
   const std::lock_guard<std::mutex> lock(allocations_lock);
@@ -115,10 +119,10 @@ int cuInit(unsigned) {
   return 0;
 }
 int cuDriverGetVersion(int* version) { return *version = static_cast<int>(number("FAKE_GPU_DRIVER", 13000)), 0; }
-int cuDeviceGetCount(int* count) { return *count = static_cast<int>(number("FAKE_GPU_COUNT", 1)), initialised ? 0 : kNotInitialized; }
+int cuDeviceGetCount(int* count) { return *count = static_cast<int>(number("FAKE_GPU_COUNT", 1)) - hidden(), initialised ? 0 : kNotInitialized; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetName(char* name, int length, int) { return snprintf(name, static_cast<size_t>(length), "NVIDIA H200"), 0; }
-int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, 7 + device, 16), 0; }
+int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, 7 + hidden() + device, 16), 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = static_cast<size_t>(number("FAKE_GPU_MEMORY", 8l << 30)), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   const int capability = static_cast<int>(number("FAKE_GPU_CAPABILITY", 90));

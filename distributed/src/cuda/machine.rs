@@ -62,7 +62,9 @@ impl Machine {
         let used: Vec<&Gpu> = gpus.iter().filter(|gpu| all.contains(&gpu.identity)).collect();
         let reach = agreed(world, all_reach(&used))?;
         let seen = all.iter().all(|identity| gpus.iter().any(|gpu| gpu.identity == *identity));
+        // Launchers may show ranks different GPUs, but what follows from this must be the same for all: the cubin above all.
         let local = world.node_size() == world.size() && reach && seen;
+        let local = world.all_gather(u64::from(local)).iter().all(|&rank| rank == 1);
         let context = agreed(world, Context::new(gpus[ordinal as usize].clone()))?;
         if sharing > 1 {
             tracing::warn!(

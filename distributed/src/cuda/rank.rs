@@ -39,7 +39,8 @@ pub struct Code {
     pub codes: Vec<Vec<u32>>,
     /// Launch by NVSHMEM where that can be.
     pub collective: bool,
-    /// NVSHMEM's headers and device library: those of the cubin if it is linked with them, else of the installation.
+    /// NVSHMEM's headers and device library: those of the cubin if it is linked with them, else of the installation or
+    /// the shim.
     pub nvshmem: Option<NvshmemVersion>,
     /// NVSHMEM's collective launch, where the host library does not export it.
     pub shim: Option<CollectiveShim>,

@@ -34,7 +34,7 @@ const ALIGN: usize = 4096;
 /// How ranks write to each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// By stores where a peer's memory can be reached, else through NVSHMEM.
+    /// By stores where all ranks reach each other's memory; else through NVSHMEM to those out of reach.
     #[default]
     Auto,
     /// By stores only; a peer that can't be reached is an error.
@@ -196,7 +196,7 @@ impl SymmetricHeap {
             let ended = unsafe { library.culibrary_finalize(code.raw().cast()) }.map_err(Error::from);
             agreed(world, ended)?;
         }
-        // SAFETY: allocated above and freed once; every rank's kernel has ended (agreed above).
+        // SAFETY: allocated above and freed once; every rank's kernel has ended (the caller agreed on it).
         agreed(world, unsafe { library.free(address) }.map_err(Error::from))?;
         // SAFETY: no symmetric memory is left, and no kernel runs.
         unsafe { library.finalize() }?;
@@ -211,11 +211,11 @@ fn load(options: &HeapOptions) -> Result<Nvshmem> {
     let library = Nvshmem::load()?;
     let host = library.version();
     match options.version {
-        Some(cubin) if (cubin.major, cubin.minor) == (host.major, host.minor) => Ok(library),
-        Some(cubin) => Err(Error::NvshmemVersions {
+        Some(device) if (device.major, device.minor) == (host.major, host.minor) => Ok(library),
+        Some(device) => Err(Error::NvshmemVersions {
             host: host.to_string(),
             path: library.path().display().to_string(),
-            cubin: cubin.to_string(),
+            device: device.to_string(),
         }),
         None => Ok(library),
     }

@@ -133,7 +133,7 @@ class Product {
   float sums_[kSets][N8][4];
 };
 
-/* f32 weights: a lane has one column of the tile and every second k. */
+/* f32 weights: a lane has one column of the tile and half of the k of each block. */
 template <uint32_t N8>
 class Product<MPK_F32, N8> {
   static constexpr uint32_t kShare = kStageBlocks<MPK_F32> / kComputeWarps;
@@ -184,7 +184,7 @@ class Product<MPK_F32, N8> {
   __device__ __forceinline__ void store(float* shares) const {
 #pragma unroll
     for (uint32_t n = 0; n < N8 * 8; n += 2) {
-      /* The halves of the warp have every second k each. */
+      /* The halves of the warp have half of the k each. */
       const float even = sums_[n] + __shfl_xor_sync(0xFFFFFFFFu, sums_[n], 16);
       const float odd = sums_[n + 1] + __shfl_xor_sync(0xFFFFFFFFu, sums_[n + 1], 16);
       shares[share_index(n + lane_ / 16, lane_ % 16)] = lane_ < 16 ? even : odd;

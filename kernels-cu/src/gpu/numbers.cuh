@@ -48,8 +48,9 @@ __device__ __forceinline__ float rounded_to(uint32_t dtype, float v) {
   return dtype == MPK_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
 }
 
-/* Neither of these calls a subroutine, as divisions do. In a program that is linked with NVSHMEM's device library a call
- * follows the platform's convention, and what a code holds in registers around it is spilled, also where it is not made. */
+/* Neither of these calls a subroutine, as divisions of floats and of 16 or 64 bits do. In a program that is linked with
+ * NVSHMEM's device library a call follows the platform's convention, and what a code holds in registers around it is spilled,
+ * also where it is not made. */
 
 /* To 1 unit in the last place; 0 of what is above 2^126. */
 __device__ __forceinline__ float reciprocal(float v) {

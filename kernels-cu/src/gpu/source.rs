@@ -11,7 +11,7 @@ pub const KERNEL: &str = "mpk_persistent";
 pub struct CompileOptions {
     /// The GPU that it is for.
     pub architecture: Architecture,
-    /// Links NVSHMEM's device library; not needed for one rank.
+    /// Links NVSHMEM's device library; not needed where all ranks reach each other's memory.
     pub nvshmem: bool,
     /// The kernel's shape.
     pub config: KernelConfig,
