@@ -100,7 +100,10 @@ def run_signal(check, ranks, number, name):
     finally:
         done = check.finish(started, min(40, max(5, check.part_end - time.monotonic())))
     took = time.monotonic() - begin
-    left = rank_processes(process, check.binary)
+    # The launcher does not wait for a rank that it has told to end.
+    gone_by = time.monotonic() + 1.0
+    while (left := rank_processes(process, check.binary)) and time.monotonic() < gone_by:
+        time.sleep(0.02)
     right = running and not done.timed_out and done.status != 0 and took < SOON and not left and "panicked" not in done.stderr
     # A killed rank can't choose the launcher's exit status; an interrupted one does.
     if number == signal.SIGINT and ranks == 1:
