@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gpu/context.cuh"
+#include "gpu/loads.cuh"
 #include "gpu/numbers.cuh"
 
 namespace mpk {
@@ -26,22 +27,6 @@ constexpr uint32_t kRowBlockBytes = 16 * kNumberBytes<Weight>;
 /* Place of the share of row `n` of the output, column `m` of the tile, among a warp's shares: such that writers and
  * readers each meet all banks. */
 __device__ __forceinline__ uint32_t share_index(uint32_t n, uint32_t m) { return (n * 16 + m) ^ (n / 2 % 4 * 8); }
-
-__device__ __forceinline__ uint4 load_shared16(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ uint2 load_shared8(uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ float load_shared4(uint32_t address) {
-  float v;
-  asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address));
-  return v;
-}
 
 template <uint32_t Weight>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint4& a, const uint2& b) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "gpu/linear_product.cuh"
+#include "gpu/walk.cuh"
 #include "tasks/linear/params.h"
 
 namespace mpk {
@@ -17,25 +18,10 @@ enum RowSource : uint32_t {
   kSiluMul = 2, /* silu(first half) * second half */
 };
 
-__device__ __forceinline__ uint4 load_global16(uint64_t address) {
-  uint4 v;
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
-  return v;
-}
-
 __device__ __forceinline__ float sum_of_warp(float v) {
 #pragma unroll
   for (uint32_t distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, distance);
   return v;
-}
-
-/* The 16 bytes at `address` + Offset if `valid`, else zeros. */
-template <uint32_t Offset>
-__device__ __forceinline__ void load_global16_if(uint32_t (&words)[4], uint64_t address, bool valid) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
-      "@p ld.global.v4.u32 {%0,%1,%2,%3},[%4+%6];}"
-      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3]) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
 }
 
 /* `Count` numbers, as they lie in memory: 8 bytes or a multiple of 16. */
@@ -111,8 +97,6 @@ __device__ __forceinline__ void put_numbers(uint32_t address, const float (&v)[C
                    "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3]), "r"(wanted) : "memory");
   }
 }
-
-__device__ __forceinline__ float silu(float gate) { return gate * reciprocal(1.0f + expf(-gate)); }
 
 /* gate = silu(gate) * up. For 2-byte weights four gates share a reciprocal: the special functions are what limits the
  * rate. That is exact enough for gates above -20, and less than 1e-8 of the gate off below. */
@@ -361,37 +345,8 @@ class LeftSide {
   /* The pieces `at`, `at` + Warps * 32, ... of a row that are below `pieces`; `from`: of the first. */
   template <uint32_t Warps, uint32_t Count, uint32_t... J>
   static __device__ __forceinline__ void load_row(Piece (&x)[Count], uint64_t from, uint32_t at, uint32_t pieces, std::integer_sequence<uint32_t, J...>) {
-    (load_global16_if<J * Warps * 32 * sizeof(Piece)>(x[J].words, from, at + J * Warps * 32 < pieces), ...);
+    (load_global16_if<J * Warps * 32 * sizeof(Piece)>(x[J].words[0], x[J].words[1], x[J].words[2], x[J].words[3], from, at + J * Warps * 32 < pieces), ...);
   }
-
-  /* A thread's pieces of some rows: every kComputeThreads-th, row by row. */
-  class Walk {
-   public:
-    uint32_t row = 0, at;
-
-    __device__ __forceinline__ Walk(uint32_t thread, uint32_t rows, uint32_t pieces) : at(thread), pieces_(pieces), step_(kComputeThreads) {
-      if (pieces >= kComputeThreads) return;
-      if (rows == 1 || pieces == 0) { /* no division */
-        row = thread >= pieces ? rows : 0;
-        step_rows_ = 1;
-        return;
-      }
-      row = quotient(thread, pieces);
-      at = thread - row * pieces;
-      step_rows_ = quotient(kComputeThreads, pieces);
-      step_ = kComputeThreads - step_rows_ * pieces;
-    }
-    __device__ __forceinline__ void next() {
-      row += step_rows_;
-      at += step_;
-      if (at < pieces_) return;
-      at -= pieces_;
-      ++row;
-    }
-
-   private:
-    uint32_t pieces_, step_, step_rows_ = 0;
-  };
 
   /* From memory to where the rows lie, past the registers. */
   __device__ __forceinline__ void copy(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {

@@ -63,6 +63,8 @@ __device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<float>(a) + 0.5f) * reciprocal(static_cast<float>(b)));
 }
 
+__device__ __forceinline__ float silu(float gate) { return gate * reciprocal(1.0f + expf(-gate)); }
+
 /* Index of element (row, k) in a tiled constant matrix (MPK_LAYOUT_FRAGMENT) with `stride` padded columns. */
 template <uint32_t Dtype>
 __device__ __forceinline__ uint64_t fragment_index(uint32_t row, uint32_t k, uint32_t stride) {

@@ -3,6 +3,7 @@
 
 #include "gpu/context.cuh"
 #include "gpu/numbers.cuh"
+#include "gpu/walk.cuh"
 #include "tasks/add/params.h"
 
 namespace mpk {
@@ -15,9 +16,8 @@ struct Add : TaskCode {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
     const uint32_t rows = context.rows_in_use(context.params<mpk_add_params>().rows_kind, out.dims[0]), columns = out.dims[1];
-    const uint64_t count = static_cast<uint64_t>(rows) * columns;
-    for (uint64_t i = context.thread; i < count; i += kComputeThreads) {
-      const uint32_t row = static_cast<uint32_t>(i / columns), column = static_cast<uint32_t>(i - static_cast<uint64_t>(row) * columns);
+    for (Walk walk(context.thread, rows, columns); walk.row < rows; walk.next()) {
+      const uint32_t row = walk.row, column = walk.at;
       const float a = Number<A>::to_f32(reinterpret_cast<const typename Number<A>::Type*>(row_address(context.input(0), row))[column]);
       const float residual = reinterpret_cast<const float*>(row_address(context.input(1), row))[column];
       reinterpret_cast<float*>(row_address(out, row))[column] = residual + a;

@@ -187,15 +187,12 @@ class MmaTile {
   }
 
   /* Elements d + Offset .. d + Offset + 7 of a row at `from` = its element d; zeros behind its end and where it is not
-   * valid. Assembly, so that what is loaded stays in the registers that it came to: a move would wait for it. */
+   * valid. */
   template <uint32_t Offset>
   static __device__ __forceinline__ void load8(uint4& to, const Element* from, bool valid, uint32_t d) {
     if constexpr (Dim % 8 == 0) {
       const bool inside = valid && (Offset + (Dim % 64 == 0 ? 63 : 31) < Dim || d + Offset < Dim);
-      asm volatile(
-          "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
-          "@p ld.global.v4.u32 {%0,%1,%2,%3},[%4+%6];}"
-          : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w) : "l"(from), "r"(static_cast<uint32_t>(inside)), "n"(Offset * 2));
+      load_global16_if<Offset * 2>(to.x, to.y, to.z, to.w, reinterpret_cast<uint64_t>(from), inside);
     } else {
       load2<Offset>(to.x, from, valid && d + Offset < Dim);
       load2<Offset + 2>(to.y, from, valid && d + Offset + 2 < Dim);

@@ -51,7 +51,7 @@ class Rows {
     }
 #pragma unroll 1
     for (uint32_t begin = context.warp; begin < count_; begin += kComputeWarps * kBatch) {
-      float x[kBatch][2 * kPairs], turn[kBatch][2 * kPairs];
+      float x[kBatch][2 * kPairs] = {}, turn[kBatch][2 * kPairs] = {}; /* see nvshmem_copy/gpu.cuh */
       uint32_t pages[kBatch]; /* of new keys */
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {

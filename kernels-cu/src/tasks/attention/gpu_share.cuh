@@ -1,6 +1,7 @@
 /* What one attention task works on: a slot's rows, and its share of the slot's pages. */
 #pragma once
 
+#include "gpu/loads.cuh"
 #include "gpu/task.cuh"
 #include "tasks/attention/params.h"
 

@@ -4,6 +4,7 @@
 #include "gpu/context.cuh"
 #include "gpu/numbers.cuh"
 #include "gpu/push.cuh"
+#include "gpu/walk.cuh"
 #include "tasks/embedding/params.h"
 
 namespace mpk {
@@ -20,10 +21,8 @@ struct Embedding : TaskCode {
     const uint32_t rows = context.rows_in_use(0, out.dims[0]), columns = out.dims[1];
     const uint32_t first_column = static_cast<uint32_t>(context.slot->task.args[0]);
     const auto* const values = reinterpret_cast<const typename Number<Table>::Type*>(table.addr);
-    /* Rows may be many, and columns; both may be few. */
-    const uint64_t count = static_cast<uint64_t>(rows) * columns;
-    for (uint64_t i = context.thread; i < count; i += kComputeThreads) {
-      const uint32_t row = static_cast<uint32_t>(i / columns), column = static_cast<uint32_t>(i - static_cast<uint64_t>(row) * columns);
+    for (Walk walk(context.thread, rows, columns); walk.row < rows; walk.next()) {
+      const uint32_t row = walk.row, column = walk.at;
       /* Of another rank's tokens, and of none, this rank's summand is 0. */
       const int64_t token = static_cast<int64_t>(context.batch()->row_token[row]) - params.first_token;
       float value = 0.0f;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "gpu/task.cuh"
+#include "gpu/walk.cuh"
 #include "tasks/nvshmem_copy/params.h"
 
 namespace mpk {
@@ -27,7 +28,7 @@ struct NvshmemCopy : TaskCode {
     }
     const uint32_t pe = static_cast<uint32_t>(to.pe);
     const Shape shape(context, from);
-    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 32 != 0) { /* no task is near it, and 32 bits are divided faster */
+    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task is near it: 32 bits count the pieces, with room for a batch more */
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
@@ -82,25 +83,25 @@ struct NvshmemCopy : TaskCode {
 
   template <typename Piece>
   static __device__ __forceinline__ void copy(const Context& context, const Shape& shape, const View& source, const View& target, uint8_t* remote) {
-    const uint32_t pieces = shape.row_bytes / sizeof(Piece), all = shape.total * pieces;
     const uint8_t* local = reinterpret_cast<const uint8_t*>(source.addr);
     constexpr uint32_t kBatch = 4;
-    for (uint32_t begin = context.thread; begin < all; begin += kBatch * kComputeThreads) {
+    for (Walk walk(context.thread, shape.total, shape.row_bytes / sizeof(Piece)); walk.row < shape.total;) {
       /* Set in any case: registers that are written on one path only would stay alive around all loops, of all codes. */
       Piece piece[kBatch] = {};
       uint64_t at[kBatch] = {};
+      bool valid[kBatch];
 #pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) {
-        const uint32_t i = begin + b * kComputeThreads;
-        if (i >= all) continue;
-        const uint32_t row = i / pieces, within = (i - row * pieces) * sizeof(Piece);
-        const Place place(shape, row);
+      for (uint32_t b = 0; b < kBatch; ++b, walk.next()) {
+        valid[b] = walk.row < shape.total;
+        if (!valid[b]) continue;
+        const Place place(shape, walk.row);
+        const uint32_t within = walk.at * sizeof(Piece);
         piece[b] = *reinterpret_cast<const Piece*>(local + source.offset(place) + within);
         at[b] = target.offset(place) + within;
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b)
-        if (begin + b * kComputeThreads < all) *reinterpret_cast<Piece*>(remote + at[b]) = piece[b];
+        if (valid[b]) *reinterpret_cast<Piece*>(remote + at[b]) = piece[b];
     }
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/task.cuh"
+#include "gpu/walk.cuh"
 #include "tasks/reduce/params.h"
 
 namespace mpk {
@@ -132,8 +133,8 @@ struct Reduce : TaskCode {
     const uint32_t self = context.params<mpk_reduce_params>().rank;
     const uint32_t pieces = columns / Width;
 #pragma unroll 2
-    for (uint32_t i = context.thread; i < rows * pieces; i += kComputeThreads) {
-      const uint32_t row = i / pieces, c = i % pieces * Width;
+    for (Walk walk(context.thread, rows, pieces); walk.row < rows; walk.next()) {
+      const uint32_t row = walk.row, c = walk.at * Width;
       const float* mine = reinterpret_cast<const float*>(own.addr) + static_cast<uint64_t>(row) * own.strides[0] + c;
       const float* received = reinterpret_cast<const float*>(in.addr) + static_cast<uint64_t>(row) * in.strides[1] + c;
       float parts[World][Width], rest[Width];
@@ -154,8 +155,8 @@ struct Reduce : TaskCode {
     const mpk_operand& in = receive(context);
     const uint32_t epoch = context.slot->epoch;
     const uint32_t pieces = columns / Width;
-    for (uint32_t i = context.thread; i < rows * pieces; i += kComputeThreads) {
-      const uint32_t row = i / pieces, c = i % pieces * Width;
+    for (Walk walk(context.thread, rows, pieces); walk.row < rows; walk.next()) {
+      const uint32_t row = walk.row, c = walk.at * Width;
       const uint64_t* words = reinterpret_cast<const uint64_t*>(in.addr) + static_cast<uint64_t>(row) * in.strides[1] + c;
       float rest[Width];
       load_residual<Width>(context, rest, row, c);

@@ -3,6 +3,7 @@
 
 #include "gpu/context.cuh"
 #include "gpu/numbers.cuh"
+#include "gpu/walk.cuh"
 #include "tasks/silu_mul/params.h"
 
 namespace mpk {
@@ -16,12 +17,11 @@ struct SiluMul : TaskCode {
     using N = Number<Dtype>;
     const mpk_operand& out = context.output(0);
     const uint32_t rows = context.rows_in_use(context.params<mpk_silu_mul_params>().rows_kind, out.dims[0]), columns = out.dims[1];
-    const uint64_t count = static_cast<uint64_t>(rows) * columns;
-    for (uint64_t i = context.thread; i < count; i += kComputeThreads) {
-      const uint32_t row = static_cast<uint32_t>(i / columns), column = static_cast<uint32_t>(i - static_cast<uint64_t>(row) * columns);
+    for (Walk walk(context.thread, rows, columns); walk.row < rows; walk.next()) {
+      const uint32_t row = walk.row, column = walk.at;
       const float gate = N::to_f32(reinterpret_cast<const typename N::Type*>(row_address(context.input(0), row))[column]);
       const float up = N::to_f32(reinterpret_cast<const typename N::Type*>(row_address(context.input(1), row))[column]);
-      reinterpret_cast<typename N::Type*>(row_address(out, row))[column] = N::from_f32(gate * reciprocal(1.0f + expf(-gate)) * up);
+      reinterpret_cast<typename N::Type*>(row_address(out, row))[column] = N::from_f32(silu(gate) * up);
     }
     return MPK_OK;
   }

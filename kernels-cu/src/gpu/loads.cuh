@@ -1,0 +1,41 @@
+/* Loads of a given width, which the compiler can neither split nor drop. */
+#pragma once
+
+#include <stdint.h>
+
+namespace mpk {
+namespace gpu {
+
+__device__ __forceinline__ uint4 load_global16(uint64_t address) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
+  return v;
+}
+/* The 16 bytes at `address` + Offset if `valid`, else zeros. Assembly, so that what is loaded stays in the registers that it
+ * came to: a move would wait for it. */
+template <uint32_t Offset>
+__device__ __forceinline__ void load_global16_if(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint64_t address, bool valid) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
+      "@p ld.global.v4.u32 {%0,%1,%2,%3},[%4+%6];}"
+      : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
+}
+
+__device__ __forceinline__ uint4 load_shared16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ uint2 load_shared8(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ float load_shared4(uint32_t address) {
+  float v;
+  asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address));
+  return v;
+}
+
+}  // namespace gpu
+}  // namespace mpk
