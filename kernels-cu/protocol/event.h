@@ -12,27 +12,33 @@ MPK_DEVICE uint64_t* event_counter(const mpk_graph* graph, uint32_t index) {
   return graph->counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
 }
 
-MPK_DEVICE uint64_t event_wanted(const mpk_graph* graph, uint32_t index, uint32_t epoch, uint32_t epochs_back) {
+/* What follows takes the event's description where the caller has it: read once, since behind an acquire it comes from afar. */
+MPK_DEVICE uint64_t event_wanted(const mpk_event& event, uint32_t epoch, uint32_t epochs_back = 0) {
   /* Epochs before the first have nothing to wait for. */
   if (epoch <= epochs_back) return 0;
-  return static_cast<uint64_t>(graph->events[index].num_triggers) * (epoch - epochs_back);
+  return static_cast<uint64_t>(event.num_triggers) * (epoch - epochs_back);
+}
+MPK_DEVICE uint64_t event_wanted(const mpk_graph* graph, uint32_t index, uint32_t epoch, uint32_t epochs_back) {
+  return event_wanted(graph->events[index], epoch, epochs_back);
 }
 
 /* Acquire: pairs with the release of every trigger (trigger_local, signal_add); the additions form one release
  * sequence, so the reader of the last one sees the data of all. System scope where a peer may have triggered. */
-MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index) {
-  if (!graph->events[index].remote_triggers) return platform::load<platform::Scope::kDevice>(event_counter(graph, index), platform::kAcquire);
+MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index, const mpk_event& event) {
+  if (!event.remote_triggers) return platform::load<platform::Scope::kDevice>(event_counter(graph, index), platform::kAcquire);
   return platform::load<platform::Scope::kSystem>(event_counter(graph, index), platform::kAcquire);
 }
+MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index) { return event_count(graph, index, graph->events[index]); }
 
 MPK_DEVICE bool event_test(const mpk_graph* graph, uint32_t index, uint32_t epoch, uint32_t epochs_back = 0) {
-  return event_count(graph, index) >= event_wanted(graph, index, epoch, epochs_back);
+  const mpk_event event = graph->events[index];
+  return event_count(graph, index, event) >= event_wanted(event, epoch, epochs_back);
 }
 
 /* Triggers one of this rank's events; returns the counter's new value. Release: pairs with event_count, and has its
  * scope. */
-MPK_DEVICE uint64_t trigger_local(const mpk_graph* graph, uint32_t index, uint64_t times = 1) {
-  if (!graph->events[index].remote_triggers) return platform::fetch_add<platform::Scope::kDevice>(event_counter(graph, index), times, platform::kRelease) + times;
+MPK_DEVICE uint64_t trigger_local(const mpk_graph* graph, uint32_t index, const mpk_event& event, uint64_t times = 1) {
+  if (!event.remote_triggers) return platform::fetch_add<platform::Scope::kDevice>(event_counter(graph, index), times, platform::kRelease) + times;
   return platform::fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times, platform::kRelease) + times;
 }
 

@@ -52,7 +52,8 @@ MPK_DEVICE void publish(const mpk_rank* rank) {
     launch |= MPK_LAUNCH_STOP;
   } else {
     const mpk_graph* graph = &rank->graphs[batch->graph];
-    trigger_local(graph, MPK_EVENT_BEGIN, graph->events[MPK_EVENT_BEGIN].num_triggers);
+    const mpk_event& begin = graph->events[MPK_EVENT_BEGIN];
+    trigger_local(graph, MPK_EVENT_BEGIN, begin, begin.num_triggers);
   }
   const uint64_t word = (static_cast<uint64_t>(launch) << 32) | batch->iteration;
   /* Release: pairs with read_publication. */

@@ -12,46 +12,60 @@ namespace mpk {
 /* Waits while the queue is full (bounded). Returns MPK_OK or an abort code; after an abort code the queue is
  * unusable, as the run is. */
 MPK_DEVICE int queue_push(const mpk_rank* rank, mpk_queue* queue, uint64_t id, mpk_status* status) {
+  uint64_t* const slots = queue->slots; /* before the acquire, behind which they come from afar */
+  const uint64_t mask = queue->mask;
   /* Relaxed: the ticket orders nothing, the slot's release does. */
   const uint64_t ticket = platform::fetch_add<platform::Scope::kDevice>(&queue->tail, uint64_t{1}, platform::kRelaxed);
-  /* Acquire: pairs with the head's release in queue_pop, behind which the slot has been emptied. */
+  /* Acquire: pairs with the head's release in queue_take, behind which the slot has been emptied. */
   uint64_t head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire);
-  if (ticket - head > queue->mask) {
+  if (ticket - head > mask) {
     Wait wait(rank, status);
     do {
       const int code = wait.poll(head);
       if (code != MPK_OK) return code;
       head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire); /* as above */
-    } while (ticket - head > queue->mask);
+    } while (ticket - head > mask);
   }
-  /* Release: pairs with the slot's acquire in queue_pop; hands over all that led to this entry. */
-  platform::store<platform::Scope::kDevice>(&queue->slots[ticket & queue->mask], id + 1, platform::kRelease);
+  /* Release: pairs with the slot's acquire in queue_peek; hands over all that led to this entry. */
+  platform::store<platform::Scope::kDevice>(&slots[ticket & mask], id + 1, platform::kRelease);
   return MPK_OK;
 }
 
 /* For a queue with this caller as its only producer: false, and nothing done, when it is full. */
 MPK_DEVICE bool queue_try_push_single(mpk_queue* queue, uint64_t id) {
+  uint64_t* const slots = queue->slots; /* as in queue_push */
+  const uint64_t mask = queue->mask;
   const uint64_t ticket = platform::load<platform::Scope::kThread>(&queue->tail, platform::kRelaxed); /* own word */
-  /* Acquire: pairs with the head's release in queue_pop. */
+  /* Acquire: pairs with the head's release in queue_take. */
   const uint64_t head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire);
-  if (ticket - head > queue->mask) return false;
+  if (ticket - head > mask) return false;
   platform::store<platform::Scope::kThread>(&queue->tail, ticket + 1, platform::kRelaxed); /* own word */
-  /* Release: pairs with the slot's acquire in queue_pop. */
-  platform::store<platform::Scope::kDevice>(&queue->slots[ticket & queue->mask], id + 1, platform::kRelease);
+  /* Release: pairs with the slot's acquire in queue_peek. */
+  platform::store<platform::Scope::kDevice>(&slots[ticket & mask], id + 1, platform::kRelease);
   return true;
 }
 
-/* The consumer only. False when there is nothing to take yet. */
-MPK_DEVICE bool queue_pop(mpk_queue* queue, uint64_t* id) {
+/* The consumer only: the entry that comes next. False when there is none yet. */
+MPK_DEVICE bool queue_peek(const mpk_queue* queue, uint64_t* id) {
   const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* own word */
-  uint64_t* slot = &queue->slots[head & queue->mask];
   /* Acquire: pairs with the producer's release of the slot. */
-  const uint64_t value = platform::load<platform::Scope::kDevice>(slot, platform::kAcquire);
-  if (value == 0) return false;
-  /* Relaxed, then release: the head hands the emptied slot to the producer of the next lap. */
-  platform::store<platform::Scope::kDevice>(slot, uint64_t{0}, platform::kRelaxed);
-  platform::store<platform::Scope::kDevice>(&queue->head, head + 1, platform::kRelease);
+  const uint64_t value = platform::load<platform::Scope::kDevice>(&queue->slots[head & queue->mask], platform::kAcquire);
   *id = value - 1;
+  return value != 0;
+}
+
+/* The consumer only, after a queue_peek that has found an entry: makes room. */
+MPK_DEVICE void queue_take(mpk_queue* queue) {
+  const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* own word */
+  /* Relaxed, then release: the head hands the emptied slot to the producer of the next lap. */
+  platform::store<platform::Scope::kDevice>(&queue->slots[head & queue->mask], uint64_t{0}, platform::kRelaxed);
+  platform::store<platform::Scope::kDevice>(&queue->head, head + 1, platform::kRelease);
+}
+
+/* Both. */
+MPK_DEVICE bool queue_pop(mpk_queue* queue, uint64_t* id) {
+  if (!queue_peek(queue, id)) return false;
+  queue_take(queue);
   return true;
 }
 

@@ -1,5 +1,5 @@
-/* The schedulers' loops: steps, and a bounded wait between them. Each runs on one thread until the run has stopped (MPK_OK)
- * or with the abort code. */
+/* The schedulers' loop: steps, and a bounded wait between them. Each runs until the run has stopped (MPK_OK) or with the abort
+ * code. */
 #ifndef MPK_PROTOCOL_SCHEDULER_LOOP_H
 #define MPK_PROTOCOL_SCHEDULER_LOOP_H
 
@@ -7,40 +7,35 @@
 
 namespace mpk {
 
-/* After a step: goes on at once where it did something. `seen`: what changes when the run moves on. */
-MPK_DEVICE int rest(const Scheduler& scheduler, Wait* wait, bool worked, uint64_t seen) {
-  if (worked) {
-    wait->reset();
-    return abort_code(scheduler.rank);
-  }
-  const int code = wait->poll(seen);
-  if (code != MPK_OK) report_missing_event(scheduler);
-  return code;
-}
-
-/* `between(round)` is called after each step, from round 1. */
-template <typename Between>
-MPK_DEVICE int local_scheduler_loop(Scheduler* scheduler, const Between& between) {
-  Wait wait(scheduler->rank, scheduler->status);
-  for (uint32_t round = 1;; ++round) {
-    bool worked, stop;
-    int code = local_scheduler_step(scheduler, &worked, &stop);
-    if (code != MPK_OK || stop) return code;
-    between(round);
-    code = rest(*scheduler, &wait, worked, scheduler->begun);
+/* By all of the team; all get the same. `step(found)` is the leader's. */
+template <typename Team, typename Step>
+MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step& step) {
+  const mpk_rank* rank = scheduler->rank;
+  Wait wait(rank, scheduler->status);
+  for (uint32_t idle = 0;;) {
+    Found found;
+    int code = MPK_OK;
+    if (team.member() == 0) {
+      code = step(&found);
+      if (found.worked) {
+        idle = 0;
+        wait.reset();
+        if (code == MPK_OK) code = abort_code(rank);
+      } else if (code == MPK_OK && ++idle % platform::kStepsBetweenPolls == 0) {
+        const Publication publication = read_publication(rank);
+        if (scheduler->index != 0) found.stop = publication.stop;
+        if (!found.stop) code = wait.poll(publication.iteration); /* which changes when the run moves on */
+        if (code != MPK_OK) report_missing_event(*scheduler);
+      }
+    }
+    /* What the leader acquired is before what the others release. */
+    team.sync();
+    code = team.from_leader(code);
+    if (code != MPK_OK || team.from_leader(static_cast<int>(found.stop)) != 0) return code;
+    const Launch launch = {team.from_leader(found.launch.iteration), team.from_leader(found.launch.first), team.from_leader(found.launch.last)};
+    code = launch_tasks(team, scheduler, launch);
     if (code != MPK_OK) return code;
-  }
-}
-
-/* `heads`: [world] words, 0. */
-MPK_DEVICE int remote_scheduler_loop(Scheduler* scheduler, uint64_t* heads) {
-  Wait wait(scheduler->rank, scheduler->status);
-  for (;;) {
-    bool worked, stop;
-    int code = remote_scheduler_round(scheduler, heads, &worked, &stop);
-    if (code != MPK_OK || stop) return code;
-    code = rest(*scheduler, &wait, worked, read_publication(scheduler->rank).iteration);
-    if (code != MPK_OK) return code;
+    if (found.handled != nullptr) queue_take(found.handled);
   }
 }
 

@@ -1,7 +1,7 @@
-/* The scheduler's steps (dynamic placement): a completed event becomes queued tasks.
+/* The scheduler's steps (dynamic placement): a completed event becomes queued tasks. A scheduler is a team (platform.h); its
+ * leader takes the steps, and all of it queue the tasks.
  *
- * Local schedulers own the events that only this rank triggers, the remote scheduler those that peers trigger; so
- * mpk_graph.launched has one writer for each event. A worker blocks on nothing but a full scheduler queue, and
+ * Local schedulers own the events that only this rank triggers, the remote scheduler those that peers trigger. A worker blocks on nothing but a full scheduler queue, and
  * that has room for every event of a graph; so workers always come back to their queues, and a scheduler that
  * finds them all full gets on. */
 #ifndef MPK_PROTOCOL_SCHEDULER_STEP_H
@@ -14,38 +14,54 @@ namespace mpk {
 
 struct Scheduler {
   const mpk_rank* rank;
-  uint32_t index;       /* in mpk_rank's schedulers; the remote one is the last where world > 1 */
-  uint32_t next_worker; /* whose turn it is */
-  uint32_t begun;       /* last iteration of which it has taken notice */
-  uint32_t ending;      /* iteration whose end event it has seen and whose last tasks it waits for; 0: none */
+  uint32_t index; /* in mpk_rank's schedulers; the remote one is the last where world > 1 */
   mpk_status* status;
+  uint32_t next_worker = 0; /* whose turn it is; the same for all of the team */
+  /* The leader's: */
+  uint32_t begun = 0;       /* last iteration of which it has taken notice */
+  uint32_t ending = 0;      /* iteration whose end event it has seen and whose last tasks it waits for; 0: none */
+  uint32_t next_sender = 0; /* whose ring's turn it is */
+};
+
+/* Tasks [first, last) of an iteration, which a step of the leader wants the team to queue. */
+struct Launch {
+  uint32_t iteration = 0, first = 0, last = 0;
 };
 
 MPK_DEVICE mpk_queue* worker_queue(const mpk_rank* rank, uint32_t worker, uint32_t scheduler) {
   return &rank->worker_queues[static_cast<uint64_t>(worker) * rank->num_schedulers + scheduler];
 }
 
-/* Queues a task at the next worker that has room. Returns MPK_OK or an abort code. */
-MPK_DEVICE int launch_task(Scheduler* scheduler, uint64_t task_id) {
+/* Queues the tasks, each at the next worker that has room. All of the team call it, with the same arguments, behind a
+ * barrier; all get the same: MPK_OK or an abort code. */
+template <typename Team>
+MPK_DEVICE int launch_tasks(const Team& team, Scheduler* scheduler, const Launch& launch) {
   const mpk_rank* rank = scheduler->rank;
+  const uint32_t workers = rank->num_workers, before = (1u << team.member()) - 1;
+  uint32_t task = launch.first + team.member();
+  uint32_t refused = 0; /* workers in a row that had no room */
   Wait wait(rank, scheduler->status);
   for (;;) {
-    for (uint32_t tried = 0; tried < rank->num_workers; ++tried) {
-      const uint32_t worker = scheduler->next_worker;
-      scheduler->next_worker = worker + 1 == rank->num_workers ? 0 : worker + 1;
-      if (queue_try_push_single(worker_queue(rank, worker, scheduler->index), task_id)) return MPK_OK;
+    const uint32_t waiting = team.vote(task < launch.last);
+    if (waiting == 0) return MPK_OK;
+    /* Each member has a worker of its own: a queue has one producer. */
+    const uint32_t offered = platform::count_bits(waiting) < workers ? platform::count_bits(waiting) : workers, turn = platform::count_bits(waiting & before);
+    bool pushed = false;
+    if (task < launch.last && turn < offered) {
+      uint32_t worker = scheduler->next_worker + turn;
+      if (worker >= workers) worker -= workers;
+      pushed = queue_try_push_single(worker_queue(rank, worker, scheduler->index), make_task_id(launch.iteration, task));
     }
-    const int code = wait.poll(task_id);
+    if (pushed) task += Team::kSize;
+    scheduler->next_worker += offered;
+    if (scheduler->next_worker >= workers) scheduler->next_worker -= workers;
+    refused = team.vote(pushed) != 0 ? 0 : refused + offered;
+    team.sync(); /* the producer's word of a queue goes from member to member */
+    if (refused < workers) continue;
+    refused = 0;
+    const int code = team.from_leader(team.member() == 0 ? wait.poll(launch.first) : static_cast<int>(MPK_OK));
     if (code != MPK_OK) return code;
   }
-}
-
-MPK_DEVICE int launch_range(Scheduler* scheduler, uint32_t iteration, uint32_t first, uint32_t last) {
-  for (uint32_t task = first; task < last; ++task) {
-    const int code = launch_task(scheduler, make_task_id(iteration, task));
-    if (code != MPK_OK) return code;
-  }
-  return MPK_OK;
 }
 
 /* Runs the batch step if the iteration has an end event that is ready, and all its tasks are done. */
@@ -55,17 +71,17 @@ MPK_DEVICE int end_iteration(Scheduler* scheduler) {
   return next_iteration(scheduler->rank, scheduler->status);
 }
 
-/* Does what a ready event asks for. `share` of `shares`: the part of a massive launch that is this scheduler's. */
-MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, uint32_t index, uint32_t share, uint32_t shares) {
-  const mpk_event* event = &iteration.graph->events[index];
-  switch (event->event_type) {
+/* Does what a ready event asks for. `share` of `shares`: the part of its tasks that is this scheduler's. */
+MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, const mpk_event& event, uint32_t share, uint32_t shares, Launch* launch) {
+  switch (event.event_type) {
     case MPK_EVENT_LAUNCH_TASKS:
-    case MPK_EVENT_LAUNCH_DEPENDENT_TASKS:
-      return launch_range(scheduler, iteration.number, event->first_task, event->last_task);
-    case MPK_EVENT_LAUNCH_MASSIVE_TASKS: {
-      const uint64_t tasks = event->last_task - event->first_task;
-      return launch_range(scheduler, iteration.number, event->first_task + static_cast<uint32_t>(tasks * share / shares),
-                          event->first_task + static_cast<uint32_t>(tasks * (share + 1) / shares));
+    case MPK_EVENT_LAUNCH_MASSIVE_TASKS:
+    case MPK_EVENT_LAUNCH_DEPENDENT_TASKS: {
+      const uint64_t tasks = event.last_task - event.first_task;
+      launch->iteration = iteration.number;
+      launch->first = event.first_task + static_cast<uint32_t>(tasks * share / shares);
+      launch->last = event.first_task + static_cast<uint32_t>(tasks * (share + 1) / shares);
+      return MPK_OK;
     }
     case MPK_EVENT_END_OF_TASK_GRAPH:
       scheduler->ending = iteration.number;
@@ -75,7 +91,7 @@ MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, ui
   }
 }
 
-/* True once for each epoch of an event that this scheduler owns. */
+/* The remote scheduler's: true once for each epoch of an event, of which it may take several entries. */
 MPK_DEVICE bool mark_launched(const Iteration& iteration, uint32_t index) {
   uint32_t* launched = &iteration.graph->launched[index];
   if (static_cast<int32_t>(iteration.epoch - *launched) <= 0) return false;
@@ -89,21 +105,27 @@ MPK_DEVICE Iteration current_iteration(const mpk_rank* rank) {
   return Iteration{&rank->graphs[batch->graph], batch->graph, batch->iteration, batch->epoch};
 }
 
-/* One step of a local scheduler. Sets `*worked` if it did something, `*stop` at the end of the run. */
-MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, bool* worked, bool* stop) {
+/* What a step of the leader found. */
+struct Found {
+  bool worked = false; /* something to do */
+  bool stop = false;   /* the end of the run, which only scheduler 0 looks for in its steps */
+  Launch launch;       /* for the team, before the next step */
+  mpk_queue* handled = nullptr; /* whose first entry it was: to be taken behind the launch, which is waited for */
+};
+
+/* One step of a local scheduler. */
+MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
   const mpk_rank* rank = scheduler->rank;
-  *worked = false;
-  *stop = false;
   const int ended = end_iteration(scheduler);
   if (ended != MPK_OK) return ended;
   if (scheduler->index == 0) {
     const Publication publication = read_publication(rank);
     if (publication.iteration != scheduler->begun) {
       scheduler->begun = publication.iteration;
-      *worked = true;
+      found->worked = true;
       if (publication.stop) {
         /* Event 0: every worker gets task 0. Nothing else is left in the queues. */
-        *stop = true;
+        found->stop = true;
         for (uint32_t worker = 0; worker < rank->num_workers; ++worker) {
           Wait wait(rank, scheduler->status);
           while (!queue_try_push_single(worker_queue(rank, worker, 0), make_task_id(publication.iteration, MPK_TASK_TERMINATE))) {
@@ -114,45 +136,39 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, bool* worked, bool* st
         return MPK_OK;
       }
       /* Event 1 is triggered by the batch step; the iteration can't end before its tasks are launched. */
-      if (!needs_scheduler(&rank->graphs[publication.graph].events[MPK_EVENT_BEGIN])) return MPK_OK;
-      const Iteration iteration = current_iteration(rank);
-      if (mark_launched(iteration, MPK_EVENT_BEGIN)) return handle_event(scheduler, iteration, MPK_EVENT_BEGIN, 0, 1);
-      return MPK_OK;
+      const mpk_event& event = rank->graphs[publication.graph].events[MPK_EVENT_BEGIN];
+      return needs_scheduler(event) ? handle_event(scheduler, current_iteration(rank), event, 0, 1, &found->launch) : static_cast<int>(MPK_OK);
     }
   }
+  mpk_queue* const queue = &rank->scheduler_queues[scheduler->index];
   uint64_t id;
-  if (!queue_pop(&rank->scheduler_queues[scheduler->index], &id)) {
-    if (scheduler->index != 0) *stop = read_publication(rank).stop;
-    return MPK_OK;
-  }
-  *worked = true;
+  if (!queue_peek(queue, &id)) return MPK_OK;
+  found->worked = true;
+  found->handled = queue;
   const Iteration iteration = current_iteration(rank);
   const uint32_t index = task_id_index(id);
+  if (task_id_iteration(id) != iteration.number || index >= iteration.graph->num_events) return MPK_ABORT_QUEUE;
+  const mpk_event event = iteration.graph->events[index];
   /* The acquire in the test makes the work of all triggers visible here, and through the queue to the tasks. */
-  if (task_id_iteration(id) != iteration.number || index >= iteration.graph->num_events ||
-      !event_test(iteration.graph, index, iteration.epoch)) {
-    return MPK_ABORT_QUEUE;
-  }
-  if (iteration.graph->events[index].event_type == MPK_EVENT_LAUNCH_MASSIVE_TASKS) {
-    return handle_event(scheduler, iteration, index, scheduler->index, num_local_schedulers(rank));
-  }
-  return mark_launched(iteration, index) ? handle_event(scheduler, iteration, index, 0, 1) : static_cast<int>(MPK_OK);
+  if (event_count(iteration.graph, index, event) < event_wanted(event, iteration.epoch)) return MPK_ABORT_QUEUE;
+  const bool shared = is_shared_out(rank, event);
+  return handle_event(scheduler, iteration, event, shared ? scheduler->index : 0, shared ? num_local_schedulers(rank) : 1, &found->launch);
 }
 
-/* One round of the remote scheduler over the rings of all senders; `heads` [world] are its own positions.
+/* One step of the remote scheduler: through the rings of all senders, up to the first event with tasks to launch; `heads`
+ * [world] are its own positions.
  *
  * An entry of a future iteration stays until the batch step reaches it; what lies behind it is of that iteration
  * or a later one, since a task's push comes before its count in the sender's progress. An entry of a past
  * iteration is dropped: that can't have ended before the event was launched. So is one whose event is not ready
  * yet, since a later trigger's entry follows, and one whose event has been launched in that epoch. */
-MPK_DEVICE int remote_scheduler_round(Scheduler* scheduler, uint64_t* heads, bool* worked, bool* stop) {
+MPK_DEVICE int remote_scheduler_step(Scheduler* scheduler, uint64_t* heads, Found* found) {
   const mpk_rank* rank = scheduler->rank;
-  *worked = false;
   const int ended = end_iteration(scheduler);
   if (ended != MPK_OK) return ended;
-  *stop = read_publication(rank).stop;
-  if (*stop) return MPK_OK;
-  for (uint32_t sender = 0; sender < rank->world; ++sender) {
+  for (uint32_t rings = 0; rings < rank->world; ++rings) {
+    const uint32_t sender = scheduler->next_sender;
+    scheduler->next_sender = sender + 1 == rank->world ? 0 : sender + 1;
     const uint64_t tail = ring_tail(rank, sender); /* once: other rings get their turn */
     while (heads[sender] != tail) {
       mpk_remote_entry entry;
@@ -162,13 +178,14 @@ MPK_DEVICE int remote_scheduler_round(Scheduler* scheduler, uint64_t* heads, boo
       const uint32_t current = read_publication(rank).iteration;
       if (static_cast<int32_t>(entry.iteration - current) > 0) break;
       ++heads[sender];
-      *worked = true;
+      found->worked = true;
       if (entry.iteration != current) continue;
       const Iteration iteration = {&rank->graphs[entry.graph], entry.graph, entry.iteration, entry.epoch};
-      if (!event_test(iteration.graph, entry.event, entry.epoch) || !needs_scheduler(&iteration.graph->events[entry.event])) continue;
+      const mpk_event event = iteration.graph->events[entry.event];
+      if (event_count(iteration.graph, entry.event, event) < event_wanted(event, iteration.epoch) || !needs_scheduler(event)) continue;
       if (!mark_launched(iteration, entry.event)) continue;
-      const int code = handle_event(scheduler, iteration, entry.event, 0, 1);
-      if (code != MPK_OK) return code;
+      const int code = handle_event(scheduler, iteration, event, 0, 1, &found->launch);
+      if (code != MPK_OK || found->launch.first != found->launch.last) return code;
     }
   }
   return MPK_OK;

@@ -22,12 +22,12 @@ MPK_DEVICE uint32_t num_local_schedulers(const mpk_rank* rank) {
 }
 
 /* Whether completing the event gives a scheduler something to do. */
-MPK_DEVICE bool needs_scheduler(const mpk_event* event) {
-  switch (event->event_type) {
+MPK_DEVICE bool needs_scheduler(const mpk_event& event) {
+  switch (event.event_type) {
     case MPK_EVENT_LAUNCH_TASKS:
     case MPK_EVENT_LAUNCH_MASSIVE_TASKS:
     case MPK_EVENT_LAUNCH_DEPENDENT_TASKS:
-      return event->first_task < event->last_task;
+      return event.first_task < event.last_task;
     case MPK_EVENT_END_OF_TASK_GRAPH:
       return true;
     default:
@@ -35,32 +35,45 @@ MPK_DEVICE bool needs_scheduler(const mpk_event* event) {
   }
 }
 
+/* Whether the local schedulers share out what the event launches. Not where one is done with it sooner than all have been
+ * told: a push to one of them takes as long as one and a half rounds of its team. */
+MPK_DEVICE bool is_shared_out(const mpk_rank* rank, const mpk_event& event) {
+  return event.event_type == MPK_EVENT_LAUNCH_MASSIVE_TASKS &&
+         2 * (event.last_task - event.first_task) >= 3 * platform::Team::kSize * num_local_schedulers(rank);
+}
+
+/* Whether `event_id` names an event of this rank. */
+MPK_DEVICE bool is_own_event(const mpk_rank* rank, uint64_t event_id) {
+  return event_id != MPK_EVENT_INVALID && (event_id_tag(event_id) != MPK_EVENT_TAG_NVSHMEM || event_id_owner(event_id) == rank->rank);
+}
+
 /* Triggers `event_id` after all that this thread has written and put. Returns MPK_OK or an abort code.
  *
  * An event that other ranks trigger belongs to the remote scheduler, whoever triggers it: this rank's own triggers
  * go through its ring to itself. All other events are completed by exactly one trigger, which queues the event;
- * the iteration can't end before that entry is handled. */
-MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, uint64_t event_id, mpk_status* status) {
+ * the iteration can't end before that entry is handled.
+ *
+ * `event`: the description of an event of this rank; of others it is not read. */
+MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, uint64_t event_id, const mpk_event& event, mpk_status* status) {
   if (event_id == MPK_EVENT_INVALID) return MPK_OK;
   const mpk_graph* graph = iteration.graph;
   const uint32_t index = event_id_index(event_id);
   const bool dynamic = graph->placement == MPK_DYNAMIC;
   const mpk_remote_entry entry = {index, iteration.number, iteration.graph_index, iteration.epoch};
-  if (event_id_tag(event_id) == MPK_EVENT_TAG_NVSHMEM && event_id_owner(event_id) != rank->rank) {
+  if (!is_own_event(rank, event_id)) {
     const uint32_t owner = event_id_owner(event_id);
     if (!trigger_remote(rank, graph, owner, index)) return MPK_ABORT_PEER;
     /* After the signal: the scheduler that takes the entry sees this trigger in the counter, so of all entries
      * for an epoch the one of the last trigger finds the event ready. */
     return dynamic ? ring_push(rank, owner, entry, status) : static_cast<int>(MPK_OK);
   }
-  const uint64_t count = trigger_local(graph, index);
+  const uint64_t count = trigger_local(graph, index, event);
   if (!dynamic) return MPK_OK;
-  const mpk_event* event = &graph->events[index];
-  if (event->remote_triggers && rank->world > 1) return ring_push(rank, rank->rank, entry, status);
-  if (count < event_wanted(graph, index, iteration.epoch, 0) || !needs_scheduler(event)) return MPK_OK;
+  if (event.remote_triggers && rank->world > 1) return ring_push(rank, rank->rank, entry, status);
+  if (count < event_wanted(event, iteration.epoch) || !needs_scheduler(event)) return MPK_OK;
   const uint64_t id = make_task_id(iteration.number, index);
   const uint32_t locals = num_local_schedulers(rank);
-  if (event->event_type != MPK_EVENT_LAUNCH_MASSIVE_TASKS) return queue_push(rank, &rank->scheduler_queues[index % locals], id, status);
+  if (!is_shared_out(rank, event)) return queue_push(rank, &rank->scheduler_queues[index % locals], id, status);
   for (uint32_t scheduler = 0; scheduler < locals; ++scheduler) {
     const int code = queue_push(rank, &rank->scheduler_queues[scheduler], id, status);
     if (code != MPK_OK) return code;

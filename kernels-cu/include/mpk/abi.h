@@ -29,7 +29,7 @@
 enum mpk_event_type {
   MPK_EVENT_EMPTY = 0,                 /* polled by the tasks that depend on it */
   MPK_EVENT_LAUNCH_TASKS = 1,          /* its scheduler queues tasks [first_task, last_task) */
-  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* every local scheduler queues its share of the range */
+  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* the same; the local schedulers may share out the range */
   MPK_EVENT_LAUNCH_DEPENDENT_TASKS = 3,/* event 1: starts everything that waits for nothing else */
   MPK_EVENT_END_OF_TASK_GRAPH = 4,     /* all work of the iteration is done: run the batch step */
   MPK_EVENT_TERMINATION_TYPE = 5,
@@ -151,7 +151,7 @@ typedef struct mpk_graph {
   const uint32_t* worker_first; /* static: num_workers + 1 offsets into worker_tasks */
   const uint32_t* worker_tasks;
   uint64_t* counters;           /* symmetric: num_events counters, MPK_COUNTER_STRIDE words apart */
-  uint32_t* launched;           /* dynamic: the last epoch in which an event was launched; its scheduler's own */
+  uint32_t* launched;           /* dynamic: the last epoch in which an event that peers trigger was launched; the remote scheduler's own */
 } mpk_graph;
 
 #define MPK_COUNTER_STRIDE 8u

@@ -27,10 +27,14 @@ void leave(const mpk_rank* rank, mpk_status* status, int code) {
   }
 }
 
+int run_local_scheduler(Scheduler* scheduler) {
+  return scheduler_loop(platform::Team(), scheduler, [=](Found* found) { return local_scheduler_step(scheduler, found); });
+}
+
 int run_remote_scheduler(Scheduler* scheduler) {
   uint64_t* heads = static_cast<uint64_t*>(calloc(scheduler->rank->world, sizeof(uint64_t)));
   if (heads == nullptr) return MPK_ABORT_KERNEL;
-  const int code = remote_scheduler_loop(scheduler, heads);
+  const int code = scheduler_loop(platform::Team(), scheduler, [=](Found* found) { return remote_scheduler_step(scheduler, heads, found); });
   free(heads);
   return code;
 }
@@ -67,9 +71,9 @@ void mpk_cpu_worker(mpk_rank* rank, uint32_t worker) {
 void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler) {
   if (rank->placement == MPK_STATIC) return;
   mpk::cpu::shorten_timer_slack();
-  mpk::Scheduler self = {rank, scheduler, 0, 0, 0, &rank->status[rank->num_workers + scheduler]};
+  mpk::Scheduler self = {rank, scheduler, &rank->status[rank->num_workers + scheduler]};
   const bool local = scheduler < mpk::num_local_schedulers(rank);
-  mpk::cpu::leave(rank, self.status, local ? mpk::local_scheduler_loop(&self, [](uint32_t) {}) : mpk::cpu::run_remote_scheduler(&self));
+  mpk::cpu::leave(rank, self.status, local ? mpk::cpu::run_local_scheduler(&self) : mpk::cpu::run_remote_scheduler(&self));
 }
 
 void mpk_cpu_abort(mpk_rank* rank, uint32_t code) { mpk::abort_broadcast(rank, code); }

@@ -82,7 +82,8 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
     if (code != MPK_OK) return code;
   }
   if (rank->trace != nullptr) record(worker, iteration, task_index, fetched_ns, ready_ns);
-  const int code = trigger_event(rank, iteration, task->trigger_event, worker.status);
+  const mpk_event own = is_own_event(rank, task->trigger_event) ? iteration.graph->events[event_id_index(task->trigger_event)] : mpk_event{};
+  const int code = trigger_event(rank, iteration, task->trigger_event, own, worker.status);
   if (code == MPK_OK) count_progress(rank); /* last of all: see publication.h */
   return code;
 }

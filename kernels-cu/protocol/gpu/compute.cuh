@@ -65,7 +65,7 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
     else platform::fetch_add<platform::Scope::kDevice>(slot.trigger, uint64_t{1}, platform::kRelease);
   } else if (slot.trigger_steps) {
     const Iteration iteration = {slot.graph, slot.graph_index, slot.iteration, slot.epoch};
-    const int code = trigger_event(rank, iteration, slot.task.trigger_event, status);
+    const int code = trigger_event(rank, iteration, slot.task.trigger_event, slot.triggered, status);
     if (code != MPK_OK) return code;
   }
   /* Release: pairs with claim_batch_step. A static worker counts its whole list at the end of it. */
@@ -115,6 +115,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
   }
   if (threadIdx.x == 0) {
     poke(shared.left, 1u);
+    if (code == MPK_OK) code = peek(shared.code); /* of the last task's trigger: no barrier has told it */
     if (code == MPK_OK) report_state(&rank->status[worker], MPK_WORKER_LEFT);
     else abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
   }

@@ -90,13 +90,32 @@ class Deferred {
 /* Whether the task in `slot` can run without waiting. All lanes get the same. */
 __device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint32_t lane) {
   bool missing = false;
-  for (uint32_t d = lane; d < slot.task.num_dependencies; d += 32) {
+  /* Acquire, system scope where a peer may have triggered: as in wait_inputs. */
+  if (lane < slot.num_waits) missing = platform::load<platform::Scope::kSystem>(slot.waits[lane].counter, platform::kAcquire) < slot.waits[lane].wanted;
+  for (uint32_t d = kSlotWaits + lane; d < slot.task.num_dependencies; d += 32) {
     const mpk_dependency& dependency = slot.graph->dependencies[slot.task.first_dependency + d];
     missing |= !event_test(slot.graph, dependency.event, slot.epoch, dependency.epochs_back);
   }
   if (__any_sync(0xFFFFFFFFu, missing)) return false;
   if ((slot.task.flags & MPK_TASK_FLAGGED_INPUTS) == 0 || slot.task.code == MPK_NO_CODE) return true;
   return ready_code(slot.task.code, slot, rank, lane);
+}
+
+/* A task from one of the schedulers' queues: each lane looks into one. All lanes get the same, but for `from`: the lane whose
+ * queue it is gets that, and takes the task from it later. */
+__device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t lane, uint64_t* id, mpk_queue** from) {
+  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  for (uint32_t first = 0; first < rank->num_schedulers; first += 32) {
+    mpk_queue* const queue = worker_queue(rank, worker, first + lane);
+    const uint32_t filled = __ballot_sync(kAll, first + lane < rank->num_schedulers && queue_peek(queue, id));
+    if (filled == 0) continue;
+    const uint32_t chosen = __ffs(static_cast<int>(filled)) - 1;
+    __syncwarp(); /* what that lane has acquired is before what the others read */
+    *id = __shfl_sync(kAll, *id, chosen);
+    *from = lane == chosen ? queue : nullptr;
+    return true;
+  }
+  return false;
 }
 
 __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane, mpk_status* status) {
@@ -106,10 +125,12 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
   Deferred deferred(rank, worker);
   Wait idle(rank, nullptr, follower_deadline_ns(rank));
   Wait held(rank, nullptr); /* with tasks put aside: this worker knows what is missing */
+  uint32_t empty = 0; /* looks in vain */
   for (;;) {
     /* Tasks in slots are all ready, so one comes free. */
     if (!writer.acquire()) return;
     bool found = false;
+    mpk_queue* from = nullptr;
     for (uint32_t i = 0; i < deferred.count() && !found; ++i) {
       writer.fill(iteration, deferred.at(i), 1);
       __syncwarp();
@@ -118,18 +139,14 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
     }
     if (!found) {
       uint64_t id = 0;
-      bool popped = false;
-      if (lane == 0) {
-        for (uint32_t scheduler = 0; scheduler < rank->num_schedulers && !popped; ++scheduler)
-          popped = queue_pop(worker_queue(rank, worker, scheduler), &id);
-      }
-      __syncwarp();
-      popped = __shfl_sync(kAll, popped, 0);
+      const bool launched = find_task(rank, worker, lane, &id, &from);
       int code = MPK_OK;
-      if (popped) {
-        id = __shfl_sync(kAll, id, 0);
+      if (launched) {
         const uint32_t task = task_id_index(id);
-        if (task == MPK_TASK_TERMINATE) return stop_block(writer);
+        if (task == MPK_TASK_TERMINATE) {
+          if (from != nullptr) queue_take(from);
+          return stop_block(writer);
+        }
         if (task_id_iteration(id) != iteration.number) {
           /* A task in hand: the batch stays as it is until it is done (publication.h). */
           const Publication now = read_publication(rank);
@@ -143,7 +160,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           found = is_ready(writer.slot(), rank, lane);
           if (!found) deferred.add(task, lane);
         }
-      } else if (lane == 0) {
+      } else if (lane == 0 && ++empty % platform::kStepsBetweenPolls == 0) {
         if (deferred.count() != 0) {
           const uint32_t task = deferred.at(0);
           report(&status->task, task);
@@ -157,11 +174,15 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
         if (lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
         return stop_block(writer);
       }
-      if (!found) continue;
+      if (!found) {
+        if (from != nullptr) queue_take(from);
+        continue;
+      }
     }
     idle.reset();
     held.reset();
     writer.publish();
+    if (from != nullptr) queue_take(from); /* not before: that is waited for */
   }
 }
 

@@ -164,13 +164,14 @@ class SlotWriter {
     to->trigger_system = 0;
     to->trigger_steps = 0;
     if (event_id == MPK_EVENT_INVALID) return;
+    const uint32_t index = event_id_index(event_id);
     if (iteration.dynamic) {
       to->trigger_steps = 1;
+      if (is_own_event(rank_, event_id)) to->triggered = iteration.events[index];
       return;
     }
-    const uint32_t index = event_id_index(event_id);
     uint64_t* counter = iteration.counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
-    if (event_id_tag(event_id) == MPK_EVENT_TAG_NVSHMEM && event_id_owner(event_id) != rank_->rank) {
+    if (!is_own_event(rank_, event_id)) {
       to->trigger = platform::peer_address(rank_, event_id_owner(event_id), counter);
       to->trigger_system = 1;
       to->trigger_steps = to->trigger == nullptr;

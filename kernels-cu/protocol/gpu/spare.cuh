@@ -1,5 +1,5 @@
 /* The spare warps of the first blocks: the batch step in static placement, the schedulers in dynamic placement, and
- * the word by which the host asks for an abort. They cost no multiprocessor. One lane each. */
+ * the word by which the host asks for an abort. They cost no multiprocessor. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -46,31 +46,38 @@ __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
   }
 }
 
-/* One thread of the spare warp of each block. `heads`: [world] words of shared memory, 0. */
-__device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint64_t* heads) {
+/* All lanes of a scheduler's warp. */
+__device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay, uint64_t* heads) {
+  Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
+  const bool local = index < num_local_schedulers(rank);
+  uint32_t steps = 0;
+  const int code = scheduler_loop(platform::Team(), &self, [&](Found* found) {
+    if (relay && ++steps % 64 == 0) relay_host_abort(rank);
+    return local ? local_scheduler_step(&self, found) : remote_scheduler_step(&self, heads, found);
+  });
+  if (code == MPK_OK && platform::Team().member() == 0) report_state(self.status, MPK_WORKER_LEFT);
+  return code;
+}
+
+/* The spare warp of each block: all lanes of a scheduler, of others the first. `heads`: [world] words of shared memory, 0. */
+__device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t lane, uint64_t* heads) {
   const uint32_t busy = rank->num_schedulers != 0 ? rank->num_schedulers : 1;
   const bool own_relay = busy < rank->num_workers; /* a block without another use for its spare warp */
   int code = MPK_OK;
   if (block == 0) {
-    code = batch_begin(rank);
-    if (code == MPK_OK) code = next_iteration(rank, nullptr);
+    if (lane == 0) {
+      code = batch_begin(rank);
+      if (code == MPK_OK) code = next_iteration(rank, nullptr);
+    }
+    code = __shfl_sync(0xFFFFFFFFu, code, 0);
   }
   if (code == MPK_OK) {
-    if (block == busy) {
-      relay_loop(rank);
-    } else if (rank->placement == MPK_STATIC) {
-      if (block == 0) code = batch_loop(rank, !own_relay);
-    } else if (block < rank->num_schedulers) {
-      Scheduler self = {rank, block, 0, 0, 0, &rank->status[rank->num_workers + block]};
-      const bool relay = block == 0 && !own_relay;
-      const auto between = [rank, relay](uint32_t round) {
-        if (relay && round % 64 == 0) relay_host_abort(rank);
-      };
-      code = block < num_local_schedulers(rank) ? local_scheduler_loop(&self, between) : remote_scheduler_loop(&self, heads);
-      if (code == MPK_OK) report_state(self.status, MPK_WORKER_LEFT);
-    }
+    if (rank->placement == MPK_DYNAMIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
+    else if (lane != 0) return;
+    else if (block == busy) relay_loop(rank);
+    else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, !own_relay);
   }
-  if (code != MPK_OK) abort_broadcast(rank, static_cast<uint32_t>(code));
+  if (code != MPK_OK && lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
 }
 
 }  // namespace gpu

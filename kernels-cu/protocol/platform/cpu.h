@@ -52,6 +52,26 @@ inline bool compare_exchange(T* address, T* expected, T desired, Order order) {
   return __atomic_compare_exchange_n(address, expected, desired, false, order, __ATOMIC_RELAXED);
 }
 
+/* The threads that run a scheduler together, and call its functions together: here one. */
+struct Team {
+  static constexpr uint32_t kSize = 1;
+  uint32_t member() const { return 0; }
+  /* The leader's value, for all. */
+  template <typename T>
+  T from_leader(T value) const {
+    return value;
+  }
+  /* Bit i: what member i said. */
+  uint32_t vote(bool yes) const { return yes; }
+  /* A barrier: what members wrote before it, all see behind it. */
+  void sync() const {}
+};
+
+/* How often a loop of dynamic placement looks for something to do in vain, for one look at the abort word and the clock. */
+constexpr uint32_t kStepsBetweenPolls = 1;
+
+inline uint32_t count_bits(uint32_t mask) { return static_cast<uint32_t>(__builtin_popcount(mask)); }
+
 /* Nanoseconds of a clock that never goes back, the same for all threads of a rank. */
 inline uint64_t clock_ns() {
   timespec now;

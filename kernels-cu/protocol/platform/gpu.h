@@ -142,6 +142,23 @@ __device__ inline bool compare_exchange(T* address, T* expected, T desired, Orde
   return false;
 }
 
+/* As in cpu.h: a warp. */
+struct Team {
+  static constexpr uint32_t kSize = 32;
+  __device__ uint32_t member() const { return threadIdx.x % 32; }
+  template <typename T>
+  __device__ T from_leader(T value) const {
+    return __shfl_sync(0xFFFFFFFFu, value, 0);
+  }
+  __device__ uint32_t vote(bool yes) const { return __ballot_sync(0xFFFFFFFFu, yes); }
+  __device__ void sync() const { __syncwarp(); }
+};
+
+/* As in cpu.h. Each look takes two round trips to the L2 cache, longer than a step. */
+constexpr uint32_t kStepsBetweenPolls = 8;
+
+__device__ inline uint32_t count_bits(uint32_t mask) { return static_cast<uint32_t>(__popc(mask)); }
+
 /* Nanoseconds, the same clock for all threads of a GPU. */
 __device__ inline uint64_t clock_ns() {
   uint64_t now;

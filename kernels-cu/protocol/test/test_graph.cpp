@@ -190,6 +190,8 @@ int main() {
   options.workers = 3;
   options.num_requests = 40;
   generates("dynamic, 2 local schedulers", options, 100);
+  options.world = 3;
+  generates("dynamic, 2 local schedulers, 3 ranks", options, 100); /* whose schedulers share out a launch */
   options.local_schedulers = 1;
   options.workers = 1;
   options.world = 3;

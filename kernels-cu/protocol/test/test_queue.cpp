@@ -1,4 +1,5 @@
-/* Worker queues and remote rings under many producers, wraparound and full queues. */
+/* Worker queues and remote rings under many producers, wraparound and full queues, and a team that queues tasks. */
+#include <barrier>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "check.h"
 #include "queue.h"
 #include "ring.h"
+#include "scheduler_step.h"
 
 namespace {
 
@@ -127,6 +129,109 @@ void ring_overrun_is_noticed() {
   CHECK(mpk::ring_peek(&receiver.rank, 0, 1, mpk::ring_tail(&receiver.rank, 0), &entry) == MPK_OK && entry.event == 1, "entry 1 is there");
 }
 
+/* What a warp is on a GPU, of threads: see platform::Team. */
+struct ThreadTeam {
+  static constexpr uint32_t kSize = 4;
+  struct Meeting {
+    std::barrier<> barrier{kSize};
+    int value = 0;
+    uint32_t said[kSize] = {};
+  };
+  Meeting* meeting;
+  uint32_t self;
+
+  uint32_t member() const { return self; }
+  void sync() const { meeting->barrier.arrive_and_wait(); }
+  int from_leader(int value) const {
+    if (self == 0) meeting->value = value;
+    sync();
+    const int result = meeting->value;
+    sync();
+    return result;
+  }
+  uint32_t vote(bool yes) const {
+    meeting->said[self] = yes;
+    sync();
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < kSize; ++i) mask |= meeting->said[i] << i;
+    sync();
+    return mask;
+  }
+};
+
+/* A team queues ranges of tasks at workers whose queues are often full: each task arrives once, at the workers in turn. */
+void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
+  OneRank one(0, 1, 1);
+  std::vector<std::vector<uint64_t>> slots(workers, std::vector<uint64_t>(capacity, 0));
+  std::vector<mpk_queue> queues(workers);
+  for (uint32_t w = 0; w < workers; ++w) queues[w].slots = slots[w].data(), queues[w].mask = capacity - 1;
+  one.rank.worker_queues = queues.data();
+  one.rank.num_workers = workers;
+  one.rank.num_schedulers = 1;
+  constexpr uint32_t kRanges = 400;
+  uint32_t total = 0;
+  for (uint32_t r = 0; r < kRanges; ++r) total += r % 11;
+  std::vector<uint32_t> seen(total, 0), taken(workers, 0);
+  uint32_t arrived = 0;
+  ThreadTeam::Meeting meeting;
+  std::vector<std::thread> threads;
+  for (uint32_t member = 0; member < ThreadTeam::kSize; ++member) {
+    threads.emplace_back([&, member] {
+      const ThreadTeam team = {&meeting, member};
+      mpk::Scheduler scheduler = {&one.rank, 0, nullptr};
+      uint32_t first = 0;
+      for (uint32_t r = 0; r < kRanges; first += r++ % 11)
+        CHECK(mpk::launch_tasks(team, &scheduler, {7, first, first + r % 11}) == MPK_OK, "launch failed");
+    });
+  }
+  for (uint32_t w = 0; w < workers; ++w) {
+    threads.emplace_back([&, w] {
+      while (__atomic_load_n(&arrived, __ATOMIC_RELAXED) < total) {
+        uint64_t id;
+        if (!mpk::queue_pop(&queues[w], &id)) {
+          std::this_thread::yield();
+          continue;
+        }
+        CHECK(mpk::task_id_iteration(id) == 7 && mpk::task_id_index(id) < total, "task %lx", id);
+        __atomic_fetch_add(&seen[mpk::task_id_index(id)], 1, __ATOMIC_RELAXED);
+        ++taken[w];
+        __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED);
+        if (slow_worker && w == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (uint32_t i = 0; i < total; ++i) CHECK(seen[i] == 1, "task %u came %u times", i, seen[i]);
+  for (uint32_t w = 0; w < workers; ++w) {
+    CHECK(taken[w] > 0, "worker %u had nothing", w);
+    for (uint64_t slot : slots[w]) CHECK(slot == 0, "slot left behind");
+  }
+  if (capacity >= total)
+    for (uint32_t w = 0; w < workers; ++w) CHECK(taken[w] - total / workers <= 1, "worker %u had %u of %u", w, taken[w], total);
+}
+
+/* Nobody takes: the deadline ends it, for all of the team. */
+void team_does_not_wait_for_ever() {
+  OneRank one(0, 1, 1);
+  one.rank.deadline_ns = 50000000;
+  std::vector<uint64_t> slots(2 * 2, 0);
+  std::vector<mpk_queue> queues(2);
+  for (uint32_t w = 0; w < 2; ++w) queues[w].slots = &slots[2 * w], queues[w].mask = 1;
+  one.rank.worker_queues = queues.data();
+  one.rank.num_workers = 2;
+  one.rank.num_schedulers = 1;
+  ThreadTeam::Meeting meeting;
+  std::vector<std::thread> threads;
+  for (uint32_t member = 0; member < ThreadTeam::kSize; ++member) {
+    threads.emplace_back([&, member] {
+      mpk::Scheduler scheduler = {&one.rank, 0, nullptr};
+      CHECK(mpk::launch_tasks(ThreadTeam{&meeting, member}, &scheduler, {1, 0, 5}) == MPK_ABORT_DEADLINE, "full queues must end the run");
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (uint64_t slot : slots) CHECK(slot != 0, "room was left");
+}
+
 }  // namespace
 
 int main() {
@@ -137,5 +242,9 @@ int main() {
   ring_many_workers(3, 3, 3000);
   ring_many_workers(16, 2, 10000);
   ring_overrun_is_noticed();
+  team_queues_tasks(3, 2, false);
+  team_queues_tasks(3, 2, true);
+  team_queues_tasks(7, 4096, false);
+  team_does_not_wait_for_ever();
   std::puts("queue and ring: ok");
 }

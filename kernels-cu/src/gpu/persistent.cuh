@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     else fetch_dynamic(rank, block, lane, &rank->status[block]);
   } else if (warp == kLoadWarp || warp == kPrefetchWarp) {
     load_loop(lane, warp == kPrefetchWarp);
-  } else if (lane == 0) {
-    spare_loop(rank, block, shared.ring_heads);
+  } else {
+    spare_loop(rank, block, lane, shared.ring_heads);
   }
 }

@@ -41,7 +41,8 @@ struct alignas(16) TaskSlot {
   uint64_t fetched_ns;    /* trace */
   uint64_t* trigger;      /* static placement: the counter that the task triggers, here or at a peer; else NULL */
   uint32_t trigger_system; /* 1: with system scope */
-  uint32_t trigger_steps; /* 1: by the protocol's trigger_event */
+  uint32_t trigger_steps; /* 1: by the protocol's trigger_event, */
+  mpk_event triggered;    /* of which this is the event, if this rank owns it */
   mpk_task task;
   uint32_t params[MPK_MAX_PARAMS]; /* of the variant */
   SlotWait waits[kSlotWaits];
