@@ -92,6 +92,35 @@ fn one_shot_pushes_and_copies_nothing() {
 }
 
 #[test]
+fn who_polls_flagged_words_is_launched_with_who_writes_them() {
+    for linear in ["linear", "linear_plain"] {
+        let graph = decoder(2, 64, 40, 50, linear, 2);
+        let o =
+            BuildOptions { allreduce: Allreduce::OneShot, placement: Placement::Dynamic, ..options(2, 3) };
+        for g in check(&graph, &o) {
+            let pushes = |t: &task_graph::Task| {
+                g.outputs(t).iter().any(|o| o.place == Place::All).then(|| g.outputs(t)[0].tensor)
+            };
+            let mut polls = 0;
+            for sum in g.tasks.iter().filter(|t| g.type_name(t) == core_types::REDUCE) {
+                let received = g.inputs(sum)[0].tensor;
+                if g.tensors[received as usize].dtype != DType::F32Flagged {
+                    continue;
+                }
+                polls += 1;
+                let writers: Vec<_> = g.tasks.iter().filter(|t| pushes(t) == Some(received)).collect();
+                assert!(
+                    writers.iter().any(|t| t.dependencies[0] == sum.dependencies[0]),
+                    "{:?}",
+                    sum.dependencies
+                );
+            }
+            assert_eq!(polls > 0, linear == "linear");
+        }
+    }
+}
+
+#[test]
 fn a_tensor_is_reduced_once_for_all_its_users() {
     let mut g = OpGraph::new("shared", capacity());
     let x = g.input("x", DType::F32, &[4, 32]);

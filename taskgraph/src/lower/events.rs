@@ -10,6 +10,7 @@ use super::plan::{CLOSING_EVENT, FIRST_EVENT};
 use super::{NONE, Plan, SlotKind};
 use crate::dtype::DType;
 use crate::ids::EventId;
+use crate::task_graph::Placement;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -155,6 +156,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         unwatched: Vec::new(),
         flags: vec![0; links.all.len()],
         first_task,
+        dynamic: plan.options.placement == Placement::Dynamic,
     };
     let mut cache: HashMap<Touching, Rc<Overlap>> = HashMap::new();
     for (index, slot) in plan.slots.iter().enumerate() {
@@ -215,6 +217,7 @@ struct Builder {
     event_slot: Vec<u32>,
     unwatched: Vec<(u32, u32)>,
     flags: Vec<u8>,
+    dynamic: bool,
 }
 
 impl Builder {
@@ -264,6 +267,9 @@ impl Builder {
             let consumers = self.consumers(link.to);
             if link.flagged {
                 self.flags[*number] = plain_flags(found, consumers.len(), n);
+                if self.dynamic {
+                    self.launch_with_producer(consumers, found, first);
+                }
                 continue;
             }
             if found.every {
@@ -285,6 +291,18 @@ impl Builder {
             }
             let covered = !unused && touched.len() == num_events;
             self.flags[*number] = flags(some && covered && num_events == 1, some, covered);
+        }
+    }
+
+    /// Who polls flagged words is launched along with its rank's own task that writes them: launched by what came before, it
+    /// would be polled for in vain all the time until then.
+    fn launch_with_producer(&mut self, consumers: std::ops::Range<usize>, found: &Overlap, first: usize) {
+        for (i, consumer) in consumers.enumerate() {
+            let producer = if found.every { Some(&0) } else { found.row(i).first() };
+            let Some(&producer) = producer else { continue };
+            for event in self.dependencies[first + producer as usize].clone() {
+                self.depend(consumer, event);
+            }
         }
     }
 
