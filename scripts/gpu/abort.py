@@ -84,7 +84,7 @@ def run_signal(check, ranks, number, name):
     job = job.with_options("--max-new-tokens", 400, "--debug-stall", "0:4:20", "--log-all-ranks")
     # Without --json the text streams, which tells that the kernel runs.
     command = [part for part in check.mpk_run(job) if part != "--json"]
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(ranks)))} if check.cuda else {}
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(min(ranks, check.gpus))))} if check.cuda else {}
     started = check.start(command, environment)
     process = started[0]
     try:
@@ -114,9 +114,14 @@ def run_signal(check, ranks, number, name):
     usable(check, ranks, name)
 
 
+def run_faults(check, ranks):
+    """All faults of one number of ranks."""
+    run_deadline(check, ranks)
+    run_signal(check, ranks, signal.SIGINT, "SIGINT")
+    run_signal(check, ranks, signal.SIGKILL, "SIGKILL")
+
+
 def run(check):
     """All faults."""
     for ranks in ranks_of(check):
-        run_deadline(check, ranks)
-        run_signal(check, ranks, signal.SIGINT, "SIGINT")
-        run_signal(check, ranks, signal.SIGKILL, "SIGKILL")
+        run_faults(check, ranks)

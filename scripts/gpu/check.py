@@ -21,6 +21,7 @@ import golden
 import litmus
 import operators
 import sanitizer
+import shared_gpus
 import skeleton
 import stall
 import start
@@ -35,6 +36,7 @@ PARTS = {
     "bits": (bits, 90, 240),
     "stall": (stall, 5, 300),
     "abort": (abort, 60, 90),
+    "shared": (shared_gpus, 240, 240),
     "sanitizer": (sanitizer, 240, 240),
     "start": (start, 100, 120),
     "skeleton": (skeleton, 40, 150),

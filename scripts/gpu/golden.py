@@ -106,6 +106,11 @@ def fixture_jobs(check):
     return found
 
 
+def shared_gpu_work(check, ranks):
+    """[(fixture, new tokens, job)] of all fixtures with more ranks than GPUs."""
+    return [work for index, name in enumerate(models.FIXTURES) for work in shared_gpu_jobs(check, name, ranks, covering(ranks, index))]
+
+
 def shared_gpu_jobs(check, name, ranks, choices, steps=SHORT):
     """More ranks than GPUs: right, but slow."""
     full = len(models.expected(name)["requests"][0]["tokens"])

@@ -19,13 +19,19 @@ SHARED_ROWS = [1, 5, 16]
 POISON = (("MPK_DEBUG_POISON", "1"),)
 
 
-def graphs(check):
+def worlds_of(check):
+    """Numbers of ranks."""
+    return check.ranks() if check.cuda else [1, 2, 4]
+
+
+def graphs(check, worlds):
     """[(graph, its model.json, ranks)] of all cases; MPK_CHECK_CASES (a regular expression) restricts them."""
-    if "operator graphs" in check.background:
-        return check.background["operator graphs"]
+    kept = check.background.setdefault("operator graphs", {})
+    if tuple(worlds) in kept:
+        return kept[tuple(worlds)]
     pattern = re.compile(os.environ.get("MPK_CHECK_CASES", ""))
     found = []
-    for index, (rows, page) in enumerate(ROWS.items()):
+    for index, (rows, page) in enumerate(ROWS.items() if 1 in worlds else []):
         # Shapes rotate with the rows; values come from the seed.
         g = Graph(f"operators-{rows}", rows, max(1, rows // 2), np.random.default_rng([check.seed, rows]),
                   lambda case: bool(pattern.search(case)))
@@ -37,7 +43,7 @@ def graphs(check):
         alone.attentions(g, index, page)
         alone.sampling(g, index)
         found.append((g, 1))
-    for world in [n for n in (2, 4) if n <= check.gpus or not check.cuda]:
+    for world in [n for n in worlds if n > 1]:
         for index, rows in enumerate(SHARED_ROWS):
             index += world // 2 - 1
             g = Graph(f"collectives-{world}-{rows}", rows, max(1, rows // 2),
@@ -51,7 +57,7 @@ def graphs(check):
             alone.sampling(g, index, world)
             found.append((g, world))
     found = [(g, g.write(check.work), world) for g, world in found if g.cases]
-    check.background["operator graphs"] = found
+    kept[tuple(worlds)] = found
     return found
 
 
@@ -66,20 +72,25 @@ def choices(check, g, world):
     return [table[(first + step) % len(table)] for step in (0, 1, 2)]
 
 
-def work(check):
+def work(check, worlds):
     """[(graph, job)]."""
-    return [(g, Job(path, world, environment=POISON, **choice)) for g, path, world in graphs(check)
+    return [(g, Job(path, world, environment=POISON, **choice)) for g, path, world in graphs(check, worlds)
             for choice in choices(check, g, world)]
 
 
 def jobs(check):
     """All launches."""
-    return [job for _, job in work(check)]
+    return [job for _, job in work(check, worlds_of(check))]
 
 
 def run(check):
+    """All cases."""
+    run_worlds(check, worlds_of(check))
+
+
+def run_worlds(check, worlds):
     """Runs every graph with every choice; a verdict for each kind of operator and number of ranks."""
-    launches = work(check)
+    launches = work(check, worlds)
     results = check.run_jobs([job for _, job in launches], timeout=40)
     verdicts, worst = {}, {}
     for (g, job), done in zip(launches, results):
@@ -99,7 +110,7 @@ def run(check):
         if problems:
             detail = f"{len(problems)} of {len(found)} wrong (seed {check.seed}): " + "; ".join(problems[:3])
         check.judge(not problems, name, detail)
-    check.figures["operators"] = {
+    check.figures.setdefault("operators", {}).update({
         f"{kind} N={ranks}": {"comparisons": len(verdicts[kind, ranks]), "worst_share": worst[kind, ranks]}
         for kind, ranks in verdicts
-    }
+    })

@@ -30,11 +30,16 @@ def ranks_of(check):
     return [n for n in check.ranks() if n > 1] if check.cuda else [2]
 
 
+def stalled_jobs(check, ranks):
+    """The launches that are stalled."""
+    return [Job(model(check), ranks, p, a, logprobs=models.LOGPROBS) for p, a in CHOICES]
+
+
 def jobs(check):
     """All launches' code."""
     found = []
     for ranks in ranks_of(check):
-        found += [Job(model(check), ranks, p, a, logprobs=models.LOGPROBS) for p, a in CHOICES]
+        found += stalled_jobs(check, ranks)
         found += [Job(control_model(check), ranks, p, a, logprobs=models.LOGPROBS, environment=UNPROTECTED)
                   for p, a in CONTROLS]
         found += [Job(control_model(check), ranks, p, a, logprobs=models.LOGPROBS) for p, a in CONTROLS]
@@ -59,8 +64,7 @@ def run_stalls(check, ranks):
         return
     count = len(names)
     work, undisturbed = [], {}
-    for number, (placement, lowering) in enumerate(CHOICES):
-        job = Job(model(check), ranks, placement, lowering, logprobs=models.LOGPROBS)
+    for number, job in enumerate(stalled_jobs(check, ranks)):
         work.append((None, job))
         for rank, operator in [(0, count // 4), (ranks - 1, count // 2), (1, 3 * count // 4), (number % ranks, number)]:
             stall = f"{rank}:{operator}:{MILLISECONDS}"
