@@ -10,8 +10,8 @@ Runs prebuilt binaries; needs no network and no cargo. Prints a line a check: `o
 `skipped NAME ...`, and writes DIR/gpu-Kx.json (default $OUT, else gpu-results). Ends with 0 only if nothing failed.
 
   --gpus K      GPUs to use (default: all)
-  --only PARTS  in the order given: doctor, litmus, operators, golden, bits, stall, abort, sanitizer, start, skeleton,
-                decode (default: all of them)
+  --only PARTS  in the order given: doctor, litmus, operators, golden, bits, stall, abort, shared, sanitizer, start,
+                skeleton, decode (default: all of them)
                 compile[,PART...] fills the cubin cache with what the parts (default: all) launch, and runs none; it
                 needs nvcc but no GPU, so it can be done on another machine
   --binary FILE mpk-run (default: target/release/mpk-run)

@@ -23,8 +23,9 @@ struct Group {
 impl Queues {
     /// Reserves, at the end of `layout`, a worker queue for each (worker, scheduler) and an event queue for each local scheduler.
     ///
-    /// All tasks of an iteration fit into every worker queue and all events into every event queue, and an
-    /// iteration ends only when both are empty: neither can overflow.
+    /// All tasks of an iteration fit into every worker queue and all events into every event queue, with room for one
+    /// entry of the iteration before, which may still lie there (it is taken after what it asks for is done): neither
+    /// can overflow.
     pub fn reserve(
         graphs: &[TaskGraph],
         workers: u32,

@@ -7,9 +7,10 @@
 
 namespace mpk {
 
-/* By all of the team; all get the same. `step(found)` is the leader's. */
-template <typename Team, typename Step>
-MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step& step) {
+/* By all of the team; all get the same. `step(found)` is the leader's, `at_poll()` it calls now and then while it finds nothing
+ * to do. Where it always finds something nothing else is looked at: after an abort the workers leave, and then there is nothing. */
+template <typename Team, typename Step, typename AtPoll>
+MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step& step, const AtPoll& at_poll) {
   const mpk_rank* rank = scheduler->rank;
   Wait wait(rank, scheduler->status);
   for (uint32_t idle = 0;;) {
@@ -20,8 +21,8 @@ MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step
       if (found.worked) {
         idle = 0;
         wait.reset();
-        if (code == MPK_OK) code = abort_code(rank);
       } else if (code == MPK_OK && ++idle % platform::kStepsBetweenPolls == 0) {
+        at_poll();
         const Publication publication = read_publication(rank);
         if (scheduler->index != 0) found.stop = publication.stop;
         if (!found.stop) code = wait.poll(publication.iteration); /* which changes when the run moves on */

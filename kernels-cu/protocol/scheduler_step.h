@@ -1,9 +1,9 @@
 /* The scheduler's steps (dynamic placement): a completed event becomes queued tasks. A scheduler is a team (platform.h); its
  * leader takes the steps, and all of it queue the tasks.
  *
- * Local schedulers own the events that only this rank triggers, the remote scheduler those that peers trigger. A worker blocks on nothing but a full scheduler queue, and
- * that has room for every event of a graph; so workers always come back to their queues, and a scheduler that
- * finds them all full gets on. */
+ * Local schedulers own the events that only this rank triggers, the remote scheduler those that peers trigger. A worker blocks
+ * on nothing but a full scheduler queue, and that has room for every event of a graph; so workers always come back to their
+ * queues, and a scheduler that finds them all full gets on. */
 #ifndef MPK_PROTOCOL_SCHEDULER_STEP_H
 #define MPK_PROTOCOL_SCHEDULER_STEP_H
 
@@ -77,10 +77,14 @@ MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, co
     case MPK_EVENT_LAUNCH_TASKS:
     case MPK_EVENT_LAUNCH_MASSIVE_TASKS:
     case MPK_EVENT_LAUNCH_DEPENDENT_TASKS: {
-      const uint64_t tasks = event.last_task - event.first_task;
       launch->iteration = iteration.number;
-      launch->first = event.first_task + static_cast<uint32_t>(tasks * share / shares);
-      launch->last = event.first_task + static_cast<uint32_t>(tasks * (share + 1) / shares);
+      launch->first = event.first_task;
+      launch->last = event.last_task;
+      if (shares > 1) {
+        const uint64_t tasks = event.last_task - event.first_task;
+        launch->first = event.first_task + static_cast<uint32_t>(tasks * share / shares);
+        launch->last = event.first_task + static_cast<uint32_t>(tasks * (share + 1) / shares);
+      }
       return MPK_OK;
     }
     case MPK_EVENT_END_OF_TASK_GRAPH:
@@ -124,7 +128,7 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
       scheduler->begun = publication.iteration;
       found->worked = true;
       if (publication.stop) {
-        /* Event 0: every worker gets task 0. Nothing else is left in the queues. */
+        /* Event 0: every worker gets task 0. No task is left to run. */
         found->stop = true;
         for (uint32_t worker = 0; worker < rank->num_workers; ++worker) {
           Wait wait(rank, scheduler->status);

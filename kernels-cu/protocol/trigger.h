@@ -36,7 +36,8 @@ MPK_DEVICE bool needs_scheduler(const mpk_event& event) {
 }
 
 /* Whether the local schedulers share out what the event launches. Not where one is done with it sooner than all have been
- * told: a push to one of them takes as long as one and a half rounds of its team. */
+ * told: a push to one of them takes as long as one and a half rounds of its team. At least one task is each one's, in any case:
+ * a scheduler without one would read the batch of an iteration that may be over. */
 MPK_DEVICE bool is_shared_out(const mpk_rank* rank, const mpk_event& event) {
   return event.event_type == MPK_EVENT_LAUNCH_MASSIVE_TASKS &&
          2 * (event.last_task - event.first_task) >= 3 * platform::Team::kSize * num_local_schedulers(rank);

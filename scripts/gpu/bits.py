@@ -27,9 +27,9 @@ def long_model(check):
     return models.tiny_sequential(check, (prompts(4) * count)[:count], STEP_TOKENS, "long")
 
 
-def choice_jobs(check, ranks):
+def choice_jobs(check, ranks, new_tokens=None):
     """Every placement, lowering and transport."""
-    model = models.fixture_model(check, "tiny")
+    model = models.fixture_model(check, "tiny", new_tokens=new_tokens, suffix=f"-{new_tokens}" if new_tokens else "")
     lowerings, transports = (LOWERINGS, TRANSPORTS if check.cuda else [None]) if ranks > 1 else ([None], [None])
     return [Job(model, ranks, placement, lowering, transport, models.LOGPROBS)
             for lowering in lowerings for placement in PLACEMENTS for transport in transports]
@@ -75,9 +75,9 @@ def request_bits(request):
     return repr((request["tokens"], request["logprobs"]))
 
 
-def compare_choices(check, ranks):
+def compare_choices(check, ranks, new_tokens=None):
     """Placements and transports must agree at each lowering; whether lowerings do is told."""
-    choices = choice_jobs(check, ranks)
+    choices = choice_jobs(check, ranks, new_tokens)
     found, problems = {}, []
     for job, done in zip(choices, check.run_jobs(choices, 40)):
         result = parsed(done)

@@ -36,7 +36,7 @@ PARTS = {
     "bits": (bits, 90, 240),
     "stall": (stall, 5, 300),
     "abort": (abort, 60, 90),
-    "shared": (shared_gpus, 240, 240),
+    "shared": (shared_gpus, 360, 240),
     "sanitizer": (sanitizer, 240, 240),
     "start": (start, 100, 120),
     "skeleton": (skeleton, 40, 150),

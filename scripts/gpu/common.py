@@ -263,7 +263,9 @@ class Check:
         """Command line of a job, `wrapper` (such as a sanitizer) put before the binary."""
         parts = ["mpirun", "-n", job.ranks, "--bind-to", "none"] if job.ranks > 1 else []
         parts += [*wrapper, self.binary, job.model, "--backend", self.backend, *job.shape_options()]
-        return [*parts, "--json", "--deadline", job.deadline, *job.options]
+        # Ranks that take turns on a GPU also start one after the other.
+        deadline = job.deadline * (5 if self.cuda and job.ranks > self.gpus else 1)
+        return [*parts, "--json", "--deadline", deadline, *job.options]
 
     def on_gpus(self, count, work):
         """`work(environment)` on `count` GPUs that nothing else uses meanwhile."""

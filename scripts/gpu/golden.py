@@ -116,8 +116,7 @@ def shared_gpu_jobs(check, name, ranks, choices, steps=SHORT):
     full = len(models.expected(name)["requests"][0]["tokens"])
     steps = min(steps or full, full)
     model = models.fixture_model(check, name, new_tokens=steps, suffix=f"-{steps}")
-    return [(name, steps, Job(model, ranks, logprobs=models.LOGPROBS, deadline=40.0, alone=True, **choice))
-            for choice in choices]
+    return [(name, steps, Job(model, ranks, logprobs=models.LOGPROBS, alone=True, **choice)) for choice in choices]
 
 
 def large_jobs(check, model):
@@ -126,7 +125,7 @@ def large_jobs(check, model):
     for ranks in check.ranks():
         found += [Job(model, ranks, logprobs=models.LOGPROBS, **choice) for choice in covering(ranks, ranks // 4)]
     if check.gpus >= 4:
-        found.append(Job(model, 8, logprobs=models.LOGPROBS, deadline=60.0, alone=True, **covering(8)[0]))
+        found.append(Job(model, 8, logprobs=models.LOGPROBS, alone=True, **covering(8)[0]))
     return found
 
 

@@ -73,7 +73,7 @@ pub enum EventType {
     Empty,
     /// Its scheduler queues the tasks of its range.
     LaunchTasks,
-    /// Every local scheduler queues its share of the range.
+    /// The same; the local schedulers may share out the tasks.
     LaunchMassiveTasks,
     /// Event 1: starts everything that waits for nothing else.
     LaunchDependentTasks,

@@ -154,7 +154,7 @@ fn fan_in_goes_through_empty_tasks() {
 }
 
 #[test]
-fn a_wide_operator_is_launched_by_all_schedulers() {
+fn the_launch_of_a_wide_operator_may_be_shared_out() {
     let mut g = OpGraph::new("wide", capacity());
     let x = g.input("x", DType::F32, &[4, 64]);
     let w = g.weight("w", DType::F32, &[64, 64], None);

@@ -29,7 +29,7 @@
 enum mpk_event_type {
   MPK_EVENT_EMPTY = 0,                 /* polled by the tasks that depend on it */
   MPK_EVENT_LAUNCH_TASKS = 1,          /* its scheduler queues tasks [first_task, last_task) */
-  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* the same; the local schedulers may share out the range */
+  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* the same; the local schedulers may share out the tasks */
   MPK_EVENT_LAUNCH_DEPENDENT_TASKS = 3,/* event 1: starts everything that waits for nothing else */
   MPK_EVENT_END_OF_TASK_GRAPH = 4,     /* all work of the iteration is done: run the batch step */
   MPK_EVENT_TERMINATION_TYPE = 5,
@@ -340,7 +340,7 @@ typedef struct mpk_rank {
   void* batch_private;     /* the batch step's own state: slots, free pages (see mpk_batch_private_bytes) */
   mpk_queue* worker_queues;    /* dynamic: [num_workers][num_schedulers] */
   mpk_queue* scheduler_queues; /* dynamic: one for each local scheduler, num_schedulers - (world > 1); capacity
-                                  at least the events of the largest graph, so that a worker never waits */
+                                  at least the events of the largest graph and one, so that a worker never waits */
   uint64_t remote_rings;       /* dynamic: offset in the symmetric heap of [world] rings, one for each sender */
   uint64_t remote_ring_bytes;  /* distance between two rings */
   uint64_t remote_ring_capacity;

@@ -28,13 +28,13 @@ void leave(const mpk_rank* rank, mpk_status* status, int code) {
 }
 
 int run_local_scheduler(Scheduler* scheduler) {
-  return scheduler_loop(platform::Team(), scheduler, [=](Found* found) { return local_scheduler_step(scheduler, found); });
+  return scheduler_loop(platform::Team(), scheduler, [=](Found* found) { return local_scheduler_step(scheduler, found); }, [] {});
 }
 
 int run_remote_scheduler(Scheduler* scheduler) {
   uint64_t* heads = static_cast<uint64_t*>(calloc(scheduler->rank->world, sizeof(uint64_t)));
   if (heads == nullptr) return MPK_ABORT_KERNEL;
-  const int code = scheduler_loop(platform::Team(), scheduler, [=](Found* found) { return remote_scheduler_step(scheduler, heads, found); });
+  const int code = scheduler_loop(platform::Team(), scheduler, [=](Found* found) { return remote_scheduler_step(scheduler, heads, found); }, [] {});
   free(heads);
   return code;
 }

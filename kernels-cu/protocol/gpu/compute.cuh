@@ -109,13 +109,17 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     if (code != MPK_OK) break;
     if (first) {
       const int finished = finish_task(rank, worker, shared.slots[index], peek(shared.ready_ns), &rank->status[worker]);
-      if (finished != MPK_OK) Context::fail(finished);
+      if (finished != MPK_OK) {
+        Context::fail(finished);
+        /* The next barrier tells the others; of a worker's last task there is none. */
+        set_abort(rank->control, static_cast<uint32_t>(finished), rank->rank);
+      }
     }
     if (kEveryLaneArrives || first) mbarrier_arrive(&shared.slot_empty[kEveryLaneArrives ? place.index : index]);
   }
   if (threadIdx.x == 0) {
     poke(shared.left, 1u);
-    if (code == MPK_OK) code = peek(shared.code); /* of the last task's trigger: no barrier has told it */
+    if (code == MPK_OK) code = peek(shared.code);
     if (code == MPK_OK) report_state(&rank->status[worker], MPK_WORKER_LEFT);
     else abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
   }

@@ -49,12 +49,15 @@ __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
 /* All lanes of a scheduler's warp. */
 __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay, uint64_t* heads) {
   Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
-  const bool local = index < num_local_schedulers(rank);
-  uint32_t steps = 0;
-  const int code = scheduler_loop(platform::Team(), &self, [&](Found* found) {
-    if (relay && ++steps % 64 == 0) relay_host_abort(rank);
-    return local ? local_scheduler_step(&self, found) : remote_scheduler_step(&self, heads, found);
-  });
+  const auto at_poll = [rank, relay] {
+    if (relay) relay_host_abort(rank);
+  };
+  int code;
+  /* A loop each: one for both would keep more than the registers hold. */
+  if (index < num_local_schedulers(rank))
+    code = scheduler_loop(platform::Team(), &self, [&](Found* found) { return local_scheduler_step(&self, found); }, at_poll);
+  else
+    code = scheduler_loop(platform::Team(), &self, [&](Found* found) { return remote_scheduler_step(&self, heads, found); }, at_poll);
   if (code == MPK_OK && platform::Team().member() == 0) report_state(self.status, MPK_WORKER_LEFT);
   return code;
 }

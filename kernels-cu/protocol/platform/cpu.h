@@ -33,12 +33,14 @@ enum Order : int {
 
 template <Scope S, typename T>
 inline T load(const T* address, Order order) {
+  if constexpr (S == Scope::kThread) return *address; /* so that ThreadSanitizer sees whether it is */
   return __atomic_load_n(address, order);
 }
 
 template <Scope S, typename T>
 inline void store(T* address, T value, Order order) {
-  __atomic_store_n(address, value, order);
+  if constexpr (S == Scope::kThread) *address = value;
+  else __atomic_store_n(address, value, order);
 }
 
 template <Scope S, typename T>

@@ -129,33 +129,42 @@ void ring_overrun_is_noticed() {
   CHECK(mpk::ring_peek(&receiver.rank, 0, 1, mpk::ring_tail(&receiver.rank, 0), &entry) == MPK_OK && entry.event == 1, "entry 1 is there");
 }
 
-/* What a warp is on a GPU, of threads: see platform::Team. */
+/* What a warp is on a GPU, of threads: see platform::Team. Only `sync` orders memory: what votes and the leader's value say goes
+ * through relaxed words, each turn at its own. */
 struct ThreadTeam {
   static constexpr uint32_t kSize = 4;
+  static constexpr uint32_t kTurns = 1u << 16;
   struct Meeting {
     std::barrier<> barrier{kSize};
-    int value = 0;
-    uint32_t said[kSize] = {};
+    std::vector<uint32_t> said = std::vector<uint32_t>(kTurns, 0); /* of a turn: how many have spoken << 8, and their votes */
+    std::vector<uint64_t> value = std::vector<uint64_t>(kTurns, 0); /* the leader's, + 1 */
   };
   Meeting* meeting;
   uint32_t self;
+  mutable uint32_t turn = 0;
 
   uint32_t member() const { return self; }
   void sync() const { meeting->barrier.arrive_and_wait(); }
-  int from_leader(int value) const {
-    if (self == 0) meeting->value = value;
-    sync();
-    const int result = meeting->value;
-    sync();
-    return result;
+  template <typename T>
+  T from_leader(T value) const {
+    uint64_t* const word = &meeting->value[next_turn()];
+    if (self == 0) __atomic_store_n(word, static_cast<uint64_t>(static_cast<uint32_t>(value)) + 1, __ATOMIC_RELAXED);
+    uint64_t seen;
+    while ((seen = __atomic_load_n(word, __ATOMIC_RELAXED)) == 0) std::this_thread::yield();
+    return static_cast<T>(static_cast<uint32_t>(seen - 1));
   }
   uint32_t vote(bool yes) const {
-    meeting->said[self] = yes;
-    sync();
-    uint32_t mask = 0;
-    for (uint32_t i = 0; i < kSize; ++i) mask |= meeting->said[i] << i;
-    sync();
-    return mask;
+    uint32_t* const word = &meeting->said[next_turn()];
+    __atomic_fetch_add(word, (1u << 8) | static_cast<uint32_t>(yes) << self, __ATOMIC_RELAXED);
+    uint32_t seen;
+    while ((seen = __atomic_load_n(word, __ATOMIC_RELAXED)) >> 8 != kSize) std::this_thread::yield();
+    return seen & 0xFF;
+  }
+
+ private:
+  uint32_t next_turn() const {
+    CHECK(turn < kTurns, "too many turns");
+    return turn++;
   }
 };
 
@@ -171,7 +180,7 @@ void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
   constexpr uint32_t kRanges = 400;
   uint32_t total = 0;
   for (uint32_t r = 0; r < kRanges; ++r) total += r % 11;
-  std::vector<uint32_t> seen(total, 0), taken(workers, 0);
+  std::vector<uint32_t> seen(total, 0), taken(workers, 0), payload(total, 0);
   uint32_t arrived = 0;
   ThreadTeam::Meeting meeting;
   std::vector<std::thread> threads;
@@ -180,8 +189,12 @@ void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
       const ThreadTeam team = {&meeting, member};
       mpk::Scheduler scheduler = {&one.rank, 0, nullptr};
       uint32_t first = 0;
-      for (uint32_t r = 0; r < kRanges; first += r++ % 11)
+      for (uint32_t r = 0; r < kRanges; first += r++ % 11) {
+        /* What the leader knows comes with the tasks, whoever of the team queues them. */
+        for (uint32_t i = first; member == 0 && i < first + r % 11; ++i) payload[i] = ~i;
+        team.sync();
         CHECK(mpk::launch_tasks(team, &scheduler, {7, first, first + r % 11}) == MPK_OK, "launch failed");
+      }
     });
   }
   for (uint32_t w = 0; w < workers; ++w) {
@@ -193,6 +206,7 @@ void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
           continue;
         }
         CHECK(mpk::task_id_iteration(id) == 7 && mpk::task_id_index(id) < total, "task %lx", id);
+        CHECK(payload[mpk::task_id_index(id)] == ~mpk::task_id_index(id), "payload not there");
         __atomic_fetch_add(&seen[mpk::task_id_index(id)], 1, __ATOMIC_RELAXED);
         ++taken[w];
         __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED);

@@ -55,10 +55,9 @@ constexpr uint32_t kSlotEmptyArrivals = 2 + (kEveryLaneArrives ? kComputeThreads
 #define MPK_PREFETCH_STAGES (160 * 1024 / MPK_STAGE_BYTES)
 #endif
 constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
-/* Cycles between two of its stages: about half of what the device memory's bandwidth gives one multiprocessor, for the
- * same reason. */
+/* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor. */
 #ifndef MPK_PREFETCH_CYCLES
-#define MPK_PREFETCH_CYCLES (MPK_STAGE_BYTES / 10)
+#define MPK_PREFETCH_CYCLES (MPK_STAGE_BYTES / 20)
 #endif
 
 /* Slots of an iteration whose numbers are kept in shared memory. */

@@ -268,7 +268,7 @@ impl Builder {
             if link.flagged {
                 self.flags[*number] = plain_flags(found, consumers.len(), n);
                 if self.dynamic {
-                    self.launch_with_producer(consumers, found, first);
+                    self.launch_with_producers(consumers, found, first, n);
                 }
                 continue;
             }
@@ -294,14 +294,22 @@ impl Builder {
         }
     }
 
-    /// Who polls flagged words is launched along with its rank's own task that writes them: launched by what came before, it
-    /// would be polled for in vain all the time until then.
-    fn launch_with_producer(&mut self, consumers: std::ops::Range<usize>, found: &Overlap, first: usize) {
+    /// Who polls flagged words is launched along with its rank's own tasks that write them: launched by what came before, it
+    /// would poll in vain until then.
+    fn launch_with_producers(
+        &mut self,
+        consumers: std::ops::Range<usize>,
+        found: &Overlap,
+        first: usize,
+        n: usize,
+    ) {
         for (i, consumer) in consumers.enumerate() {
-            let producer = if found.every { Some(&0) } else { found.row(i).first() };
-            let Some(&producer) = producer else { continue };
-            for event in self.dependencies[first + producer as usize].clone() {
-                self.depend(consumer, event);
+            let producers = if found.every { 0..n as u32 } else { 0..found.row(i).len() as u32 };
+            for number in producers {
+                let producer = if found.every { number } else { found.row(i)[number as usize] };
+                for event in self.dependencies[first + producer as usize].clone() {
+                    self.depend(consumer, event);
+                }
             }
         }
     }

@@ -98,6 +98,9 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
 
 /// Most shares that a slot's positions are cut into.
 pub const MAX_SPLITS: u32 = 16;
+/// Positions of the longest sequence that a split has at least, by default: a unit of 16 keys for each of a GPU worker's
+/// 8 compute warps. Shorter ones leave warps idle and the merge more to do.
+const SPLIT_POSITIONS: u64 = 128;
 
 /// Sharding of `qkv` (and of the weight that makes it, on its dimension 0 with `dim` = 0).
 pub fn qkv_sharding(dim: usize, heads: u64, kv_heads: u64, head_dim: u64) -> Sharding {
@@ -218,7 +221,7 @@ impl Attention {
         }
         let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
         let (max_seq_len, page_size) = (op.inputs[2].dims[0], op.inputs[1].dims[2].max(1));
-        let most = max_seq_len.div_ceil(page_size).clamp(1, u64::from(MAX_SPLITS));
+        let most = max_seq_len.div_ceil(page_size.max(SPLIT_POSITIONS)).clamp(1, u64::from(MAX_SPLITS));
         // No more tasks than workers: a second round would take as long as the first.
         Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)
     }

@@ -28,7 +28,7 @@ struct NvshmemCopy : TaskCode {
     }
     const uint32_t pe = static_cast<uint32_t>(to.pe);
     const Shape shape(context, from);
-    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task is near it: 32 bits count the pieces, with room for a batch more */
+    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task is near it: 32 bits count rows and bytes, some beyond the end too */
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
