@@ -147,6 +147,6 @@ fn splits_fill_the_workers() {
     assert_eq!(view_of(&attrs, 1, 4), 1);
     assert_eq!(view_of(&attrs, 2, 4), 1);
     assert_eq!(view_of(&attrs, 1, 8), 2);
-    assert_eq!(view_of(&attrs, 1, 132), 10, "not more than pages of max_seq_len");
+    assert_eq!(view_of(&attrs, 1, 132), 5, "none of fewer than 128 positions");
     assert_eq!(view_of(&attrs, 8, 132), 4, "not more tasks than workers");
 }
