@@ -16,9 +16,6 @@ from common import REPOSITORY, Job, covering, every_choice, parsed, say
 CLEAR_WINNER = 0.15
 SHORT = 6  # new tokens where ranks share a GPU
 HUGGINGFACE_LIMIT = 130
-LARGE_SIZES = {"max_batch": 4, "max_seq_len": 512, "page_size": 64}
-LARGE_SHAPE = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-               "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 
 
 class Wrong(Exception):
@@ -133,11 +130,7 @@ def jobs(check):
     """All launches whose code must be compiled."""
     found = [job for _, _, job in fixture_jobs(check)]
     if check.cuda:
-        config = {**LARGE_SHAPE, "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 4096,
-                  "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-                  "hidden_act": "silu", "eos_token_id": 0}
-        document = {"schema": "mpk-model/1", "name": "large", "config": config, "weights": {"random": {"seed": 1}}}
-        found += large_jobs(check, models.write(check, "large-shape", document | LARGE_SIZES))
+        found += large_jobs(check, models.large_shape(check))
     return found
 
 

@@ -13,6 +13,14 @@ SHAPES = {  # hidden, layers, heads, kv heads, intermediate, vocabulary, tied; h
     "qwen3-8b": (4096, 36, 32, 8, 12288, 151936, False),
     "llama3-70b": (8192, 80, 64, 8, 28672, 128256, False),
 }
+# What huggingface.py makes, and random_checkpoint.py.
+LARGE_SIZES = {"max_batch": 4, "max_seq_len": 512, "page_size": 64}
+LARGE_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "hidden_act": "silu", "eos_token_id": 0,
+}
 
 
 def fixture_folder(name):
@@ -88,3 +96,9 @@ def bytes_read(name, ranks, batch, context):
 def prompt(length, vocabulary, first=1):
     """Token ids spread over the vocabulary."""
     return [7919 * (first + index) % vocabulary for index in range(length)]
+
+
+def large_shape(check):
+    """A model of the large shape without a checkpoint: it is compiled to the same code."""
+    document = {"schema": "mpk-model/1", "name": "large", "config": LARGE_CONFIG, "weights": {"random": {"seed": 1}}}
+    return write(check, "large-shape", document | LARGE_SIZES)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import models
+import random_checkpoint
 from common import Job, parsed, summary
 
 REPEATS = 5
@@ -58,9 +59,14 @@ def tiny_jobs(check):
     return found
 
 
+def weights_job(model):
+    """A start of the large model."""
+    return Job(model, 1, "static", logprobs=models.LOGPROBS, alone=True).with_options("--max-new-tokens", 1)
+
+
 def jobs(check):
     """All launches' code."""
-    return tiny_jobs(check)
+    return [*tiny_jobs(check), weights_job(models.large_shape(check))]
 
 
 def begin_cold(check):
@@ -124,19 +130,20 @@ def run_warm(check):
 
 
 def run_weights(check):
-    """Loading the large model of the golden part beside a plain loop over the same files."""
+    """Loading a large model, the golden part's if there is one, beside a plain loop over the same files."""
     model = check.background.get("large model")
-    files = sorted(Path(json.loads(model.read_text())["checkpoint"]).glob("*.safetensors")) if model else []
-    if not files:
-        check.skipped("start weights", "the golden part made no large model")
-        return
+    if not model:
+        folder = check.work / "random-checkpoint"
+        random_checkpoint.write(folder, models.LARGE_CONFIG, models.LARGE_SIZES, check.seed)
+        model = models.checkpoint_model(check, "random-checkpoint", folder, [[1, 2, 3]], 1)
+    files = sorted(Path(json.loads(model.read_text())["checkpoint"]).glob("*.safetensors"))
     plain = check.command([sys.executable, "-c", PLAIN_LOOP, *files], 60, {"CUDA_VISIBLE_DEVICES": "0"})
     if plain.status != 0:
         check.failed("start weights", f"plain loop: {plain.problem()}")
         return
     loop = json.loads(plain.stdout.strip().splitlines()[-1])
     plain_rate = loop["bytes"] / min(loop["seconds"])
-    job = Job(model, 1, "static", logprobs=models.LOGPROBS, alone=True).with_options("--max-new-tokens", 1)
+    job = weights_job(model)
     rates, source = [], "log"
     for _ in range(3):
         done = check.run_job(job, 60)
