@@ -3,7 +3,9 @@
 // Pairs of blocks pass rounds of data: the producer's threads store, and one of them triggers behind a barrier of the
 // block, as a task does; one lane of the consumer waits, and its threads read behind a barrier with plain loads of
 // addresses that they read in the round before. The consumer's `done` is waited for in the same way before the producer
-// overwrites: an anti-dependency. Flagged words are read two at a time without any wait but for their own flags.
+// overwrites: an anti-dependency. Flagged words are read two at a time without any wait but for their own flags. Handed on: a
+// warp of a third block stands between the two, as a scheduler does: one lane acquires, another one, behind a barrier of the
+// warp, releases.
 //
 // Prints a JSON line a test. `control`: the same without acquire and release; it should see old data.
 #include <cstdio>
@@ -22,13 +24,14 @@ constexpr unsigned long long kDeadline = 4000000000ull;  // clock cycles: two se
 struct Pair {
   unsigned long long words[kThreads];
   alignas(128) uint64_t ready;
+  alignas(128) uint64_t handed;
 };
 struct Result {
   unsigned long long wrong;
   unsigned late;
 };
 
-enum Mode : int { kEvents, kFlagged, kControl };
+enum Mode : int { kEvents, kFlagged, kHanded, kControl };
 
 __device__ unsigned mixed(unsigned round, unsigned thread) {
   unsigned x = round * 0x9E3779B9u ^ thread * 0x85EBCA6Bu;
@@ -105,7 +108,7 @@ __device__ void consume(Pair* pair, uint64_t* done, Mode mode, Result* result) {
       }
       for (unsigned i = 0; i < 2; ++i) wrong += go && static_cast<unsigned>(seen[i]) != mixed(round, first + i);
     } else {
-      if (thread == kThreads - 32) go = wait_for<S>(&pair->ready, round, mode, result);
+      if (thread == kThreads - 32) go = wait_for<S>(mode == kHanded ? &pair->handed : &pair->ready, round, mode, result);
       __syncthreads();
       dawdle(round, 1);
       const unsigned long long seen = pair->words[thread];
@@ -116,6 +119,29 @@ __device__ void consume(Pair* pair, uint64_t* done, Mode mode, Result* result) {
     if (thread == 0) trigger<S>(done, mode);
   }
   if (wrong != 0) atomicAdd(&result->wrong, wrong);
+}
+
+// One warp; which lane releases changes from round to round.
+template <Scope S>
+__device__ void hand_on(Pair* pair, Mode mode, Result* result) {
+  if (threadIdx.x >= 32) return;
+  for (unsigned round = 1; round <= kRounds; ++round) {
+    bool go = true;
+    if (threadIdx.x == 0) go = wait_for<S>(&pair->ready, round, mode, result);
+    __syncwarp();
+    if (!__shfl_sync(0xFFFFFFFFu, go, 0)) return;
+    if (threadIdx.x == 1 + round % 31) trigger<S>(&pair->handed, mode);
+  }
+}
+
+// Three blocks to a pair.
+template <Scope S>
+__global__ void run_handed(Pair* pairs, uint64_t* done, Mode mode, Result* result) {
+  const unsigned pair = blockIdx.x / 3;
+  uint64_t* const mine = done + pair * 16;
+  if (blockIdx.x % 3 == 0) produce<S>(pairs + pair, mine, mode, result);
+  else if (blockIdx.x % 3 == 1) hand_on<S>(pairs + pair, mode, result);
+  else consume<S>(pairs + pair, mine, mode, result);
 }
 
 // Blocks of either side: `produces` 1, 0, or 2 where even blocks do and odd ones do not.
@@ -150,8 +176,8 @@ static cudaError_t zeroed(T** memory, size_t count) {
 int main() {
   int gpus = 0;
   CHECK(cudaGetDeviceCount(&gpus));
-  const char* names[] = {"events", "flagged", "control"};
-  for (Mode mode : {kEvents, kFlagged, kControl}) {
+  const char* names[] = {"events", "flagged", "handed on", "control"};
+  for (Mode mode : {kEvents, kFlagged, kHanded, kControl}) {
     Pair* pairs;
     uint64_t* done;
     Result* result;
@@ -159,7 +185,8 @@ int main() {
     CHECK(zeroed(&pairs, kPairs));
     CHECK(zeroed(&done, kPairs * 16));
     CHECK(zeroed(&result, 1));
-    run<Scope::kDevice><<<2 * kPairs, kThreads>>>(pairs, done, 2, mode, result);
+    if (mode == kHanded) run_handed<Scope::kDevice><<<3 * kPairs, kThreads>>>(pairs, done, mode, result);
+    else run<Scope::kDevice><<<2 * kPairs, kThreads>>>(pairs, done, 2, mode, result);
     CHECK(cudaDeviceSynchronize());
     char name[64];
     std::snprintf(name, sizeof(name), "%s on one GPU", names[mode]);
