@@ -4,6 +4,7 @@
 
 #include "identifiers.h"
 #include "kernel_wait.h"
+#include "scheduler_loop.h"
 
 namespace fixture {
 
@@ -391,7 +392,29 @@ void Job::start() {
     mpk_rank* abi = &rank->rank;
     CHECK(mpk_cpu_begin(abi) == MPK_OK, "begin failed");
     for (uint32_t w = 0; w < abi->num_workers; ++w) threads_.emplace_back([abi, w] { mpk_cpu_worker(abi, w); });
-    for (uint32_t s = 0; s < abi->num_schedulers; ++s) threads_.emplace_back([abi, s] { mpk_cpu_scheduler(abi, s); });
+    for (uint32_t s = 0; s < abi->num_schedulers; ++s) {
+      if (options.teams) start_team(abi, s);
+      else threads_.emplace_back([abi, s] { mpk_cpu_scheduler(abi, s); });
+    }
+  }
+}
+
+/* What mpk_cpu_scheduler does, by a team. */
+void Job::start_team(mpk_rank* rank, uint32_t index) {
+  ThreadTeam::Meeting* const meeting = meetings_.emplace_back(std::make_unique<ThreadTeam::Meeting>()).get();
+  for (uint32_t member = 0; member < ThreadTeam::kSize; ++member) {
+    threads_.emplace_back([=] {
+      mpk::Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
+      std::vector<uint64_t> heads(rank->world, 0); /* the leader's */
+      const bool local = index < mpk::num_local_schedulers(rank);
+      const auto step = [&](mpk::Found* found) {
+        return local ? mpk::local_scheduler_step(&self, found) : mpk::remote_scheduler_step(&self, heads.data(), found);
+      };
+      const int code = mpk::scheduler_loop(ThreadTeam{meeting, member}, &self, step, [] {});
+      if (member != 0) return;
+      if (code == MPK_OK) mpk::report_state(self.status, MPK_WORKER_LEFT);
+      else mpk::abort_broadcast(rank, static_cast<uint32_t>(code));
+    });
   }
 }
 

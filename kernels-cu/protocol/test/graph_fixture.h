@@ -14,6 +14,7 @@
 
 #include "check.h"
 #include "mpk/abi.h"
+#include "thread_team.h"
 
 namespace fixture {
 
@@ -42,6 +43,7 @@ struct Options {
   int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */
   int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
   bool trace = false;
+  bool teams = false; /* schedulers of several threads */
   uint64_t seed = 1;
 };
 
@@ -103,7 +105,9 @@ class Job {
  private:
   void build_graph(Rank& rank, uint32_t index, uint64_t* words);
   void build_batch(Rank& rank);
+  void start_team(mpk_rank* rank, uint32_t scheduler);
   std::vector<std::thread> threads_;
+  std::vector<std::unique_ptr<ThreadTeam::Meeting>> meetings_;
 };
 
 }  // namespace fixture

@@ -29,9 +29,10 @@ void generates(const char* name, const Options& options, uint64_t at_least) {
 }
 
 /* A trigger that never comes: every rank ends with MPK_ABORT_DEADLINE, and the report names the event. */
-void missing_trigger(bool dynamic) {
+void missing_trigger(bool dynamic, bool teams = false) {
   Options options;
   options.dynamic = dynamic;
+  options.teams = teams;
   options.deadline_ns = 300000000;
   options.drop_trigger_rank = 1;
   options.num_requests = 20;
@@ -54,7 +55,7 @@ void missing_trigger(bool dynamic) {
     CHECK(waits, "rank %u: nobody says what it waits for", r);
   }
   CHECK(named && timed_out, "the missing event is not named");
-  std::printf("missing trigger, %s: ok, %.2f s\n", dynamic ? "dynamic" : "static", took);
+  std::printf("missing trigger, %s%s: ok, %.2f s\n", dynamic ? "dynamic" : "static", teams ? ", teams" : "", took);
 }
 
 /* An abort from outside, at one rank, stops all within milliseconds. */
@@ -192,6 +193,10 @@ int main() {
   generates("dynamic, 2 local schedulers", options, 100);
   options.world = 3;
   generates("dynamic, 2 local schedulers, 3 ranks", options, 100); /* whose schedulers share out a launch */
+  options.teams = true;
+  options.world = 2;
+  generates("dynamic, 2 local schedulers, teams", options, 100);
+  options.teams = false;
   options.local_schedulers = 1;
   options.workers = 1;
   options.world = 3;
@@ -207,6 +212,7 @@ int main() {
     fixed_iterations(dynamic);
     nothing_to_do(dynamic);
   }
+  missing_trigger(true, true);
   stall();
   trace();
   std::puts("graph: ok");

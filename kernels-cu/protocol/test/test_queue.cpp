@@ -1,5 +1,4 @@
 /* Worker queues and remote rings under many producers, wraparound and full queues, and a team that queues tasks. */
-#include <barrier>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "queue.h"
 #include "ring.h"
 #include "scheduler_step.h"
+#include "thread_team.h"
 
 namespace {
 
@@ -128,45 +128,6 @@ void ring_overrun_is_noticed() {
   CHECK(mpk::ring_peek(&receiver.rank, 0, 0, mpk::ring_tail(&receiver.rank, 0), &entry) == MPK_ABORT_QUEUE, "overrun not noticed");
   CHECK(mpk::ring_peek(&receiver.rank, 0, 1, mpk::ring_tail(&receiver.rank, 0), &entry) == MPK_OK && entry.event == 1, "entry 1 is there");
 }
-
-/* What a warp is on a GPU, of threads: see platform::Team. Only `sync` orders memory: what votes and the leader's value say goes
- * through relaxed words, each turn at its own. */
-struct ThreadTeam {
-  static constexpr uint32_t kSize = 4;
-  static constexpr uint32_t kTurns = 1u << 16;
-  struct Meeting {
-    std::barrier<> barrier{kSize};
-    std::vector<uint32_t> said = std::vector<uint32_t>(kTurns, 0); /* of a turn: how many have spoken << 8, and their votes */
-    std::vector<uint64_t> value = std::vector<uint64_t>(kTurns, 0); /* the leader's, + 1 */
-  };
-  Meeting* meeting;
-  uint32_t self;
-  mutable uint32_t turn = 0;
-
-  uint32_t member() const { return self; }
-  void sync() const { meeting->barrier.arrive_and_wait(); }
-  template <typename T>
-  T from_leader(T value) const {
-    uint64_t* const word = &meeting->value[next_turn()];
-    if (self == 0) __atomic_store_n(word, static_cast<uint64_t>(static_cast<uint32_t>(value)) + 1, __ATOMIC_RELAXED);
-    uint64_t seen;
-    while ((seen = __atomic_load_n(word, __ATOMIC_RELAXED)) == 0) std::this_thread::yield();
-    return static_cast<T>(static_cast<uint32_t>(seen - 1));
-  }
-  uint32_t vote(bool yes) const {
-    uint32_t* const word = &meeting->said[next_turn()];
-    __atomic_fetch_add(word, (1u << 8) | static_cast<uint32_t>(yes) << self, __ATOMIC_RELAXED);
-    uint32_t seen;
-    while ((seen = __atomic_load_n(word, __ATOMIC_RELAXED)) >> 8 != kSize) std::this_thread::yield();
-    return seen & 0xFF;
-  }
-
- private:
-  uint32_t next_turn() const {
-    CHECK(turn < kTurns, "too many turns");
-    return turn++;
-  }
-};
 
 /* A team queues ranges of tasks at workers whose queues are often full: each task arrives once, at the workers in turn. */
 void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
