@@ -9,16 +9,18 @@ import reference as ref
 
 
 def write_safetensors(path, tensors):
-    """Writes f32 tensors {name: array}."""
-    header, offset, blobs = {}, 0, []
+    """Writes tensors {name: array}: of uint16 the bits of bf16, all others as f32."""
+    header, offset = {}, 0
     for name, values in tensors.items():
-        data = np.ascontiguousarray(values, dtype="<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + len(data)]}
-        offset += len(data)
-        blobs.append(data)
+        dtype, size = ("BF16", 2) if values.dtype == np.uint16 else ("F32", 4)
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [offset, offset + size * values.size]}
+        offset += size * values.size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for values in tensors.values():
+            file.write(np.ascontiguousarray(values, dtype="<u2" if values.dtype == np.uint16 else "<f4").data)
 
 
 class Graph:
