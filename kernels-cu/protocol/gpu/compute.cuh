@@ -41,13 +41,14 @@ __device__ __noinline__ int stall(const mpk_rank* rank) {
 }
 
 __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns) {
+  const uint64_t done_ns = platform::clock_ns(); /* before the loads below, which are the trace's own */
   uint64_t* count = &rank->trace_count[worker];
   const uint64_t place = *count;
   if (place >= rank->trace_capacity) return;
   mpk_trace_record* entry = &rank->trace[worker * rank->trace_capacity + place];
   entry->fetched_ns = slot.fetched_ns;
   entry->ready_ns = ready_ns;
-  entry->done_ns = platform::clock_ns();
+  entry->done_ns = done_ns;
   entry->iteration = slot.iteration;
   entry->task = slot.task_index;
   entry->graph = static_cast<uint16_t>(slot.graph_index);
