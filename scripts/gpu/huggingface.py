@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+import models
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -28,13 +29,15 @@ MAX_ROUNDING = 0.09  # x (1 + |logprob|), of transformers in bf16: less than wha
 LENGTHS = [1, 5, 17, 40, 70, 131, 300]  # the last is longer than a prefill chunk
 CANDIDATES, ROUNDS = 64, 6
 EMBEDDING_SPREAD, LOGIT_SPREAD, GAIN, CLEAR_SHARE = 3.0, 2.0, 1.0, 0.94
-LARGE = {
-    "full": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+LARGE = {  # where they differ from models.LARGE_CONFIG
+    "full": {},
     "small": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
               "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 5003},
 }
-SIZES = {"max_batch": 4, "max_seq_len": 512, "page_size": 64}
+# What transformers 4 and 5 both call so.
+CONFIG_FIELDS = ["architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                 "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps",
+                 "tie_word_embeddings", "eos_token_id"]
 
 
 def say(text):
@@ -127,9 +130,9 @@ def plant(model, generator):
 
 def make_checkpoint(kind, folder, device, seed):
     """Writes the checkpoint and gives the number of parameters."""
-    config = Qwen3Config(**LARGE[kind], max_position_embeddings=4096, rms_norm_eps=1e-6, tie_word_embeddings=False,
-                         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=0)
-    config.architectures = ["Qwen3ForCausalLM"]
+    large = models.LARGE_CONFIG | LARGE[kind]
+    config = Qwen3Config(**{field: large[field] for field in CONFIG_FIELDS}, bos_token_id=None,
+                         rope_parameters={"rope_type": "default", "rope_theta": large["rope_theta"]})
     generator = torch.Generator(device=device).manual_seed(seed)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -197,7 +200,7 @@ def make_large(kind, folder, device, seed):
         "lengths_without_clear_prompt": lacking, "requests": requests,
     }
     (folder / "expected.json").write_text(json.dumps(document))
-    (folder / "model.json").write_text(json.dumps({"schema": "mpk-model/1", "checkpoint": ".", **SIZES}))
+    (folder / "model.json").write_text(json.dumps({"schema": "mpk-model/1", "checkpoint": ".", **models.LARGE_SIZES}))
     say(f"{len(requests)} requests, none of lengths {lacking}; clear of {CANDIDATES} candidates: {counts}; after {time.monotonic() - started:.1f} s")
 
 
