@@ -11,6 +11,11 @@ import time
 import traceback
 from pathlib import Path
 
+try:
+    import numpy  # noqa: F401: the parts need it
+except ImportError as error:
+    sys.exit(f"gpu_check: {error}; name a python3 with numpy, torch, transformers and safetensors in MPK_PYTHON")
+
 import abort
 import bits
 import compile as compiling
@@ -44,10 +49,17 @@ PARTS = {
 }
 
 
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, found {number}")
+    return number
+
+
 def arguments():
     """The command line."""
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__)
-    parser.add_argument("--gpus", type=int, help="GPUs to use (default: all that there are)")
+    parser.add_argument("--gpus", type=positive, help="GPUs to use (default: all that there are)")
     parser.add_argument("--only", default="", help="parts, separated by commas, in the order in which they are to run, "
                         "of: compile, " + ", ".join(PARTS) + " (default: all but compile; compile with others compiles for those alone)")
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
@@ -91,12 +103,17 @@ def main():
     binary = options.binary.resolve()
     if not os.access(binary, os.X_OK):
         sys.exit(f"gpu_check: {binary} is not there; build it with `cargo build --release`, or name it with --binary")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=options.out).close()
+    except OSError as error:
+        sys.exit(f"gpu_check: the report can't be written: {error}; name another folder with --out")
     started = time.monotonic()
+    described = environment.describe(binary)
     work = options.work or Path(tempfile.mkdtemp(prefix="mpk-gpu-check-"))
     work.mkdir(parents=True, exist_ok=True)
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
     check = Check(options.backend, gpus, binary, options.out.resolve(), work.resolve(), seed, options.thorough, cuda)
-    described = environment.describe(binary)
     say(f"{gpus} GPUs, seed {seed}, parts: {', '.join(chosen)}")
     report = check.out
 
@@ -122,9 +139,9 @@ def main():
                 report = check.write(described, sys.argv[1:], time.monotonic() - started)
     finally:
         check.end_all()
-        report = check.write(described, sys.argv[1:], time.monotonic() - started)
         if not options.work:
             shutil.rmtree(work, ignore_errors=True)
+        report = check.write(described, sys.argv[1:], time.monotonic() - started)
     failed = [v["name"] for v in check.verdicts if v["verdict"] == "FAILED"]
     passed = sum(v["verdict"] == "ok" for v in check.verdicts)
     skipped = sum(v["verdict"] == "skipped" for v in check.verdicts)
