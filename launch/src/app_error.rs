@@ -1,5 +1,6 @@
 //! Errors of the whole program with their exit status, and how ranks agree on them.
 
+use crate::console::tell;
 use crate::error::InputError;
 use distributed::World;
 
@@ -59,7 +60,7 @@ pub fn together<T>(world: &World, result: Result<T, AppError>) -> Result<T, Exit
             if let Err(error) = &result
                 && rank == world.rank()
             {
-                eprintln!("mpk-run: error: {}", error.message);
+                tell(format_args!("mpk-run: error: {}", error.message));
             }
             Err(Exit(status))
         }

@@ -3,10 +3,11 @@
 use crate::app_error::AppError;
 use crate::backend::{compile_all, cuda_target};
 use crate::cli::Args;
+use crate::console::print_line;
 use crate::families::{self, GraphOptions};
 use crate::graphs::{RankGraphs, build_verified};
 use crate::model_source::ModelSource;
-use crate::session::{build_options, check_ranks, open, print_line};
+use crate::session::{build_options, check_ranks, open};
 use crate::user_graph;
 use distributed::World;
 use distributed::affinity::cores_of_rank;

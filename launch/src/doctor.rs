@@ -3,6 +3,7 @@
 use crate::app_error::AppError;
 use crate::backend::{compile_options, cuda_target};
 use crate::cli::{BackendChoice, DoctorArgs};
+use crate::console::tell;
 use crate::families::{self, GraphOptions};
 use crate::graphs::build_one;
 use crate::model_json::ModelJson;
@@ -107,7 +108,7 @@ pub fn run(args: &DoctorArgs) -> i32 {
         && let Err(error) = check_model(&mut table, path, args.ranks, rows)
     {
         print(&table);
-        eprintln!("mpk-run: error: {}", error.message);
+        tell(format_args!("mpk-run: error: {}", error.message));
         return error.status;
     }
     let cuda = cuda_possible(&table, args.ranks);
@@ -116,8 +117,8 @@ pub fn run(args: &DoctorArgs) -> i32 {
     match args.backend {
         BackendChoice::Cuda if !cuda => 3,
         BackendChoice::Auto if !rows.is_empty() && !cuda => {
-            eprintln!(
-                "mpk-run: this machine has a GPU, but a run on it lacks what is marked above; --backend cpu works"
+            tell(
+                "mpk-run: this machine has a GPU, but a run on it lacks what is marked above; --backend cpu works",
             );
             0
         }

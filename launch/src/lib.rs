@@ -26,6 +26,7 @@ pub mod bench;
 pub mod build_only;
 pub mod checkpoint;
 pub mod cli;
+pub mod console;
 pub mod doctor;
 pub mod error;
 pub mod families;

@@ -18,6 +18,8 @@ pub fn init(all_ranks: bool) {
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
+            // They would be told by `eprintln!`, which panics where standard error is closed.
+            .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
             .init();

@@ -1,13 +1,13 @@
 //! What a run prints: streamed text, or one JSON object.
 
 use crate::app_error::AppError;
+use crate::console;
 use crate::error::InputError;
 use crate::prompts::Request;
 use crate::tokenizer::{TextStream, Tokenizer};
 use distributed::Common;
 use distributed::plan::{Finish, RequestOutput, Timing};
 use serde_json::{Map, Value, json};
-use std::io::Write;
 use std::time::Duration;
 
 /// Text of several requests on stdout: only the first unfinished one streams, the order is kept.
@@ -71,12 +71,11 @@ impl<'a> Streamer<'a> {
     }
 
     fn write(&mut self, text: &str) {
-        let mut stdout = std::io::stdout().lock();
-        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-            Ok(()) => {}
-            // Who reads has seen enough: no error, but nothing more is printed.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => self.current = self.requests,
-            Err(e) => self.failed = Some(AppError::failed(format!("cannot write to standard output: {e}"))),
+        match console::print(text) {
+            Ok(true) => {}
+            // Who reads has seen enough.
+            Ok(false) => self.current = self.requests,
+            Err(error) => self.failed = Some(error),
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
 use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
+use crate::console::{keep_stdout_for_results, print_line, tell};
 use crate::error::InputError;
 use crate::families::{self, GraphOptions};
 use crate::fill::ModelValues;
@@ -60,16 +61,20 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
         return match crate::build_only::run(args) {
             Ok(()) => 0,
             Err(error) => {
-                eprintln!("mpk-run: error: {}", error.message);
+                tell(format_args!("mpk-run: error: {}", error.message));
                 error.status
             }
         };
     }
-    let warm_up = (args.backend != BackendChoice::Cpu).then(WarmUp::begin);
+    let gpu_possible = args.backend != BackendChoice::Cpu;
+    if gpu_possible {
+        keep_stdout_for_results();
+    }
+    let warm_up = gpu_possible.then(WarmUp::begin);
     let world = match World::init() {
         Ok(world) => world,
         Err(error) => {
-            eprintln!("mpk-run: error: {error}");
+            tell(format_args!("mpk-run: error: {error}"));
             return error.exit_status();
         }
     };
@@ -398,7 +403,7 @@ pub fn launch(
 ) -> Result<(), Exit> {
     let result = rank.run(world, look);
     if let Err(error) = &result {
-        eprintln!("mpk-run: error: {error}");
+        tell(format_args!("mpk-run: error: {error}"));
     }
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
     if !world.barrier_within(limit) {
@@ -417,12 +422,4 @@ pub fn write_trace(world: &World, args: &Args, rank: &Rank) -> Result<(), Exit> 
     let written = distributed::trace::write(world, path, rank.graphs(), &records)
         .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())));
     together(world, written)
-}
-
-/// Prints one line to stdout.
-pub fn print_line(line: &str) -> Result<(), AppError> {
-    let mut stdout = std::io::stdout().lock();
-    writeln!(stdout, "{line}")
-        .and_then(|()| stdout.flush())
-        .map_err(|e| AppError::failed(format!("cannot write to standard output: {e}")))
 }

@@ -7,12 +7,13 @@
 use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
 use crate::cli::Args;
+use crate::console::print_line;
 use crate::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
 use crate::graphs::build_together;
 use crate::hf_config::WeightDtype;
 use crate::model_json::ModelJson;
 use crate::random_weights::RandomWeights;
-use crate::session::{build_options, launch, load, print_line, run_options, write_trace};
+use crate::session::{build_options, launch, load, run_options, write_trace};
 use crate::weights::{WeightSource, convert};
 use distributed::fill::{Piece, TensorSource};
 use distributed::plan::{BatchPlan, Mode, Request};

@@ -1,7 +1,7 @@
 /* NVSHMEM's host library for tests beside the stand-in driver: ranks know their numbers, the heap is the rank's own
  * memory. FAKE_NVSHMEM_VERSION is its version (3.4.5); FAKE_NVSHMEM_PEERS=1 makes it claim that peers are in reach;
- * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. Built
- * with EXPORT_LAUNCH it exports the collective launch. */
+ * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail;
+ * NVSHMEM_DEBUG makes it print to standard output. Built with EXPORT_LAUNCH it exports the collective launch. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -67,6 +67,10 @@ int nvshmemx_hostlib_init_attr(unsigned flags, Attributes* attributes) {
   }
   if (variable("FAKE_NVSHMEM_FAILS", -1) == pe) return 7;
   state = 2;
+  if (getenv("NVSHMEM_DEBUG") != nullptr) {
+    printf("NVSHMEM INFO of PE %d\n", pe);
+    fflush(stdout);
+  }
   return 0;
 }
 void nvshmemx_hostlib_finalize() { state = 0; }

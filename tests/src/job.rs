@@ -1,18 +1,16 @@
 //! One run of `mpk-run`, alone or under `mpirun`, with a time limit and a look at what it leaves behind.
 
+use crate::capture::{Capture, pipe};
 use crate::processes::{self, MARK, Process};
 use crate::run_json::RunJson;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -30,6 +28,8 @@ pub struct Job {
     arguments: Vec<OsString>,
     variables: Vec<(String, String)>,
     timeout: Duration,
+    stdout_unread: bool,
+    stderr_unread: bool,
 }
 
 impl Job {
@@ -41,7 +41,14 @@ impl Job {
 
     /// `mpk-run` without `mpirun`.
     pub fn alone() -> Self {
-        Job { ranks: None, arguments: Vec::new(), variables: Vec::new(), timeout: TIMEOUT }
+        Job {
+            ranks: None,
+            arguments: Vec::new(),
+            variables: Vec::new(),
+            timeout: TIMEOUT,
+            stdout_unread: false,
+            stderr_unread: false,
+        }
     }
 
     /// `mpirun -n ranks mpk-run`, also for one rank.
@@ -71,6 +78,16 @@ impl Job {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// Its standard output is a pipe that nobody reads.
+    pub fn stdout_unread(self) -> Self {
+        Job { stdout_unread: true, ..self }
+    }
+
+    /// Its standard error is a pipe that nobody reads.
+    pub fn stderr_unread(self) -> Self {
+        Job { stderr_unread: true, ..self }
     }
 
     /// The command line, for messages.
@@ -135,15 +152,15 @@ impl Job {
             ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
         ]);
         command.envs(self.variables.iter().map(|(n, v)| (n, v)));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(pipe(self.stdout_unread)).stderr(pipe(self.stderr_unread));
         command.process_group(0);
         let begin = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|e| {
             let program = command.get_program().to_string_lossy();
             panic!("{program} could not be started: {e}; scripts/setup.sh installs what is missing")
         });
-        let stdout = Capture::new(child.stdout.take().expect("stdout is a pipe"));
-        let stderr = Capture::new(child.stderr.take().expect("stderr is a pipe"));
+        let stdout = Capture::new(child.stdout.take());
+        let stderr = Capture::new(child.stderr.take());
         let description = self.describe();
         let (timeout, ended) = (self.timeout, None);
         Running {
@@ -244,7 +261,7 @@ impl Running {
 
     /// Reads no more of its output once there is some, and closes the pipe.
     pub fn close_stdout_after_first_bytes(&mut self) {
-        self.stdout.stop.store(true, Ordering::Relaxed);
+        self.stdout.stop_after_first_bytes();
     }
 
     /// Waits for its end.
@@ -406,43 +423,6 @@ impl Turn {
         let result = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
         assert_eq!(result, 0, "{}: {}", path.display(), std::io::Error::last_os_error());
         Turn { _lock: lock }
-    }
-}
-
-/// Reads a pipe to its end, beside the test.
-struct Capture {
-    bytes: Arc<Mutex<Vec<u8>>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Capture {
-    fn new(mut pipe: impl Read + Send + 'static) -> Self {
-        let bytes = Arc::new(Mutex::new(Vec::new()));
-        let shared = Arc::clone(&bytes);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            let mut buffer = [0; 1 << 16];
-            while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-                shared.lock().expect("no reader panics").extend_from_slice(&buffer[..count]);
-                if stopped.load(Ordering::Relaxed) {
-                    break;
-                }
-            }
-        });
-        Capture { bytes, stop, thread: Some(thread) }
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.bytes.lock().expect("no reader panics")).into_owned()
-    }
-
-    fn finish(&mut self) -> String {
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("a reader of a pipe does not panic");
-        }
-        self.text()
     }
 }
 

@@ -11,6 +11,7 @@ pub mod reference;
 pub mod run_json;
 pub mod task_graph;
 
+mod capture;
 mod processes;
 
 pub use job::{Finished, Job, Running};

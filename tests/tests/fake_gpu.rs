@@ -253,6 +253,22 @@ fn several_ranks_come_up_through_nvshmem() {
     assert!(finished.stderr.contains("cuLaunchCooperativeKernel"), "{}", finished.stderr);
 }
 
+/// With NVSHMEM_DEBUG NVSHMEM prints to standard output.
+#[test]
+fn stdout_has_only_the_results() {
+    let model = ModelFile::of_fixture("mistral");
+    let finished = two(&model, "nvshmem").env("NVSHMEM_DEBUG", "INFO").arg("--json").run().expect(0);
+    for rank in 0..2 {
+        assert!(finished.stderr.contains(&format!("NVSHMEM INFO of PE {rank}")), "{}", finished.stderr);
+    }
+    assert_eq!(finished.json().tp, 2);
+    let finished = two(&model, "nvshmem").env("NVSHMEM_DEBUG", "INFO").run().expect(0);
+    assert_eq!(finished.stdout, "1 2 3 4 \n");
+    // Nothing is printed by a run that fails.
+    let finished = two(&model, "nvshmem").env("NVSHMEM_DEBUG", "INFO").env("FAKE_GPU_OCCUPANCY", "0").run();
+    assert_eq!(finished.expect(3).stdout, "");
+}
+
 /// What is wrong with NVSHMEM ends all ranks with status 3, also where only one has met it.
 #[test]
 fn what_is_wrong_with_nvshmem_is_named() {

@@ -3,9 +3,9 @@
 use clap::{Parser, Subcommand};
 use launch::app_error::AppError;
 use launch::bench::{decode, graphs, memory, shapes};
+use launch::console::{print_line, tell};
 use launch::graphs::{allreduce, placement};
 use launch::model_json::{Allreduce, Placement};
-use launch::session::print_line;
 use serde_json::json;
 use taskgraph::{Target, target};
 
@@ -136,7 +136,7 @@ fn run(args: Args) -> Result<(), AppError> {
 fn main() {
     launch::logging::init(false);
     if let Err(error) = run(Args::parse()) {
-        eprintln!("mpk-bench: error: {}", error.message);
+        tell(format_args!("mpk-bench: error: {}", error.message));
         std::process::exit(error.status);
     }
 }

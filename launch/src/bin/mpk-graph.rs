@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use launch::app_error::AppError;
-use launch::session::print_line;
+use launch::console::{print_line, tell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use taskgraph::TaskGraph;
@@ -82,7 +82,7 @@ fn main() {
         }
     };
     if let Err(error) = result {
-        eprintln!("mpk-graph: error: {}", error.message);
+        tell(format_args!("mpk-graph: error: {}", error.message));
         std::process::exit(error.status);
     }
 }
