@@ -30,6 +30,11 @@ pub fn launched_by_mpi() -> bool {
     LAUNCHER_VARIABLES.iter().any(|v| std::env::var_os(v).is_some())
 }
 
+/// Number of processes that the MPI launcher started, where one did and says so; known before MPI is initialised.
+pub fn launched_ranks() -> Option<u32> {
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|v| std::env::var(v).ok()?.parse().ok())
+}
+
 impl World {
     /// Initialises MPI where a launcher started this process; otherwise a world of one rank without MPI.
     pub fn init() -> Result<World> {

@@ -12,6 +12,7 @@ use crate::user_graph;
 use distributed::World;
 use distributed::affinity::cores_of_rank;
 use distributed::cuda::{Found, Gpu, driver};
+use distributed::world::launched_ranks;
 use std::io::Write;
 use std::path::Path;
 use taskgraph::json::write_json;
@@ -25,7 +26,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         return Err(AppError::input(contradiction));
     }
     let (model, source) = open(args)?;
-    let ranks = args.ranks.unwrap_or(1);
+    let ranks = args.ranks.or_else(launched_ranks).unwrap_or(1);
     let row = device_row(args)?;
     let target = match &row {
         None => {

@@ -128,7 +128,8 @@ pub struct Args {
     /// End the run when a wait sees no progress for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub deadline: f64,
-    /// Without MPI: build the graphs of this many ranks (with --check, --emit-graph, --compile-only).
+    /// Without MPI: build the graphs of this many ranks (with --check, --emit-graph, --compile-only). Under a launcher
+    /// its number of processes by default, else 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535))]
     pub ranks: Option<u32>,
     /// Without a GPU: build for this device of the hardware table (a100, h100, h200, b200). --compile-only takes the

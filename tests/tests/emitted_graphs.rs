@@ -183,6 +183,20 @@ fn real_shapes_for_a_described_device() {
     }
 }
 
+/// Without `--ranks` the launcher's number of processes counts.
+#[test]
+fn launched_builds_are_for_all_ranks() {
+    let model = ModelFile::of_fixture("llama");
+    let check = |job: Job, more: &[&str]| {
+        let job = job.arg(model.path()).arg("--check").args(["--workers", "2"]).args(more);
+        job.run().expect(0).expect_nothing_left().stdout
+    };
+    let of_two = check(Job::alone(), &["--ranks", "2"]);
+    assert_ne!(of_two, check(Job::alone(), &[]));
+    assert_eq!(check(Job::under_mpirun(2), &[]), of_two);
+    assert_eq!(check(Job::under_mpirun(4), &["--ranks", "2"]), of_two);
+}
+
 /// `--check` alone prints and writes nothing; with `--emit-graph` both happen.
 #[test]
 fn check_prints_and_runs_nothing() {
