@@ -11,7 +11,7 @@ use crate::session::{build_options, check_ranks, open};
 use crate::user_graph;
 use distributed::World;
 use distributed::affinity::cores_of_rank;
-use distributed::cuda::{Found, Gpu, driver};
+use distributed::cuda::{Found, Gpu, check_limits, driver};
 use distributed::world::launched_ranks;
 use std::io::Write;
 use std::path::Path;
@@ -51,6 +51,9 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     };
     let options = build_options(args, &model, ranks, target);
     let all = build_verified(&ops, &kernels_cu::registry::registry(), &options)?;
+    if row.is_some() {
+        all.iter().try_for_each(|graphs| check_limits(graphs))?;
+    }
     if let Some(folder) = &args.emit_graph {
         emit(folder, &all, &main)?;
     }

@@ -357,6 +357,22 @@ fn what_the_machine_lacks_is_named_with_its_mend() {
     assert!(finished.stderr.contains("multiprocessors"), "{}", finished.stderr);
 }
 
+/// A build for a device refuses what a run on it would refuse.
+#[test]
+fn builds_refuse_what_runs_refuse() {
+    let model = ModelFile::of_fixture("mistral");
+    let few = ["--placement", "dynamic", "--workers", "1"];
+    let refused = |job: Job| {
+        let finished = job.args(few).run().expect(2);
+        assert!(finished.stderr.contains("2 workers at least"), "{}", finished.stderr);
+    };
+    refused(two(&model, "nvshmem"));
+    for only in ["--check", "--compile-only"] {
+        let build = Job::alone().arg(model.path()).args([only, "--device", "h200", "--ranks", "2"]);
+        refused(FAKE.around(build));
+    }
+}
+
 #[test]
 fn the_doctor_names_what_is_there_and_what_is_missing() {
     let model = ModelFile::of_fixture("mistral");

@@ -147,8 +147,11 @@ pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
     Ok((budget.total(), budget.to_string()))
 }
 
-/// Refuses what does not fit in the kernel's shared memory.
-fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
+/// Refuses what the kernel has no room for.
+///
+/// # Errors
+/// Says what, and of which graph.
+pub fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
     const OPERANDS: u32 = abi::MPK_GPU_MAX_OPERANDS;
     const DYNAMIC_RANKS: u32 = abi::MPK_GPU_MAX_DYNAMIC_RANKS;
     for graph in graphs {

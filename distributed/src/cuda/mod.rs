@@ -19,7 +19,7 @@ mod weights;
 pub use budget::gibibytes;
 pub use device::{Context, Gpu, hardware_row};
 pub use driver::{Driver, Found};
-pub use machine::{Machine, memory_needed};
+pub use machine::{Machine, check_limits, memory_needed};
 pub use rank::{Code, CudaRank};
 pub use symmetric::{Bootstrap, Transport};
 pub use warm_up::WarmUp;
