@@ -24,7 +24,9 @@ impl Fake {
         let folder = tempfile::Builder::new().prefix("mpk-gpu").tempdir().expect("a temporary folder");
         let path = |name: &str| folder.path().join(name);
         let headers = ["nvshmem/include/non_abi", "exporting/include/non_abi"];
-        for name in ["lib", "cuda/bin", "none", "nvshmem/lib", "exporting/lib"].iter().chain(&headers) {
+        for name in
+            ["lib", "hidden", "cuda/bin", "none", "nvshmem/lib", "exporting/lib"].iter().chain(&headers)
+        {
             fs::create_dir_all(path(name)).expect("a folder");
         }
         fs::copy(sources.join("nvcc"), path("cuda/bin/nvcc")).expect("a copy of nvcc's stand-in");
@@ -42,6 +44,7 @@ impl Fake {
             assert!(status.is_ok_and(|s| s.success()), "{source} could not be compiled");
         };
         compile("libcuda.cpp", "lib/libcuda.so", &[]);
+        compile("libcuda.cpp", "hidden/libcuda.so", &["-fvisibility=hidden"]);
         compile("libnvshmem_host.cpp", "nvshmem/lib/libnvshmem_host.so.3", &["-ldl"]);
         compile("libnvshmem_host.cpp", "exporting/lib/libnvshmem_host.so.3", &["-DEXPORT_LAUNCH", "-ldl"]);
         let numbers = [("MAJOR", 3), ("MINOR", 4), ("PATCH", 5)];
@@ -58,14 +61,16 @@ impl Fake {
         self.folder.path().join(name)
     }
 
+    /// LD_LIBRARY_PATH with this folder first.
+    fn libraries(&self, folder: &str) -> String {
+        let folder = self.path(folder).display().to_string();
+        std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |others| format!("{folder}:{others}"))
+    }
+
     /// With the stand-ins in place of driver, toolkit and NVSHMEM.
     fn around(&self, job: Job) -> Job {
         let text = |name: &str| self.path(name).display().to_string();
-        let libraries = match std::env::var("LD_LIBRARY_PATH") {
-            Ok(others) => format!("{}:{others}", text("lib")),
-            Err(_) => text("lib"),
-        };
-        job.env("LD_LIBRARY_PATH", &libraries)
+        job.env("LD_LIBRARY_PATH", &self.libraries("lib"))
             .env("CUDA_HOME", &text("cuda"))
             .env("NVSHMEM_HOME", &text("nvshmem"))
             .env("MPK_CACHE_DIR", &text("cache"))
@@ -344,6 +349,10 @@ fn what_the_machine_lacks_is_named_with_its_mend() {
             }
         }
     }
+    // Found before NVSHMEM is started.
+    let finished = two(&model, "nvshmem").env("FAKE_GPU_DRIVER", "12080").run().expect(3);
+    assert!(finished.stderr.contains("CUDA 13.0 is needed"), "{}", finished.stderr);
+    assert!(!finished.stderr.contains("symmetric heap of"), "{}", finished.stderr);
     // No GPU at all: the CPU, and it is said; but not where a GPU is asked for.
     let none = job(&model).env("FAKE_GPU_COUNT", "0");
     let finished = none.clone().run().expect(0);
@@ -355,6 +364,21 @@ fn what_the_machine_lacks_is_named_with_its_mend() {
     // More workers than multiprocessors.
     let finished = job(&model).args(["--workers", "200"]).run().expect(2);
     assert!(finished.stderr.contains("multiprocessors"), "{}", finished.stderr);
+}
+
+/// A library of the driver's name without its functions.
+#[test]
+fn a_driver_without_functions_is_no_panic() {
+    let model = ModelFile::of_fixture("mistral");
+    let hidden = FAKE.libraries("hidden");
+    for run in [job(&model), two(&model, "nvshmem")] {
+        let finished = run.env("LD_LIBRARY_PATH", &hidden).run().expect(3);
+        assert!(finished.stderr.contains("cuDriverGetVersion"), "{}", finished.stderr);
+    }
+    let doctor = FAKE.around(Job::alone().arg("doctor")).env("LD_LIBRARY_PATH", &hidden);
+    let finished = doctor.run().expect(0);
+    assert!(finished.stdout.contains("cuDriverGetVersion"), "{}", finished.stdout);
+    doctor.args(["--backend", "cuda"]).run().expect(3);
 }
 
 /// A build for a device refuses what a run on it would refuse.

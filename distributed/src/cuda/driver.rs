@@ -6,6 +6,8 @@ use std::ffi::CStr;
 
 /// The oldest driver interface that the calls used here exist in (CUDA 12.0: libraries and kernels as objects).
 const OLDEST: i32 = 12_000;
+/// Functions that are called before the version tells which ones there are. cudarc panics where one is missing.
+const USED_BEFORE_VERSION: [&str; 3] = ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"];
 
 /// The driver's library is loaded and initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,15 @@ pub fn find() -> Result<Found> {
     // SAFETY: loads the driver's library by name and unloads it again.
     if !unsafe { sys::is_culib_present() } {
         return Ok(Found::Nothing("libcuda.so.1, the NVIDIA driver's library, was not found".into()));
+    }
+    // SAFETY: the library is there.
+    let library = unsafe { sys::culib() };
+    for name in USED_BEFORE_VERSION {
+        // SAFETY: the function is only looked for, not called.
+        if unsafe { library.get::<*const ()>(name) }.is_err() {
+            let reason = format!("its library (libcuda.so) has no function {name}");
+            return Err(Error::Driver { reason });
+        }
     }
     let mut version = 0;
     // SAFETY: the library is there; the call needs no initialisation, and the out-pointer is valid.

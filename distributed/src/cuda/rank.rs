@@ -86,6 +86,8 @@ impl CudaRank {
     ) -> Result<CudaRank> {
         let me = world.rank();
         let context = machine.context.clone();
+        // Before NVSHMEM comes up, which takes long.
+        agreed(world, check_driver(&context, &code.cubin))?;
         let heap_layout = HeapLayout::agree(world, &graphs);
         let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
@@ -338,11 +340,16 @@ impl CudaRank {
     }
 }
 
+/// Refuses a driver that is too old for the cubin.
+fn check_driver(context: &Context, cubin: &Cubin) -> Result<()> {
+    match super::driver::release_of_build(&cubin.toolchain.nvcc) {
+        Some(release) => context.gpu().driver().serves(release),
+        None => Ok(()),
+    }
+}
+
 /// Loads the cubin and checks that the kernel can run.
 fn load(context: &Arc<Context>, cubin: &Cubin, shape: Shape) -> Result<(Library, Kernel, WeightKernels)> {
-    if let Some(release) = super::driver::release_of_build(&cubin.toolchain.nvcc) {
-        context.gpu().driver().serves(release)?;
-    }
     let library = Library::load(context, &cubin.bytes)?;
     let kernel = library.kernel(c"mpk_persistent")?;
     kernel.prepare(context, shape)?;
