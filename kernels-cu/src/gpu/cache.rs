@@ -60,14 +60,48 @@ impl Cache {
             .ok_or_else(|| problem(Path::new("~/.cache/mpk"), "HOME is not set"))
     }
 
-    /// In a folder of the caller's.
+    /// In a folder of the caller's; a relative one is below the current folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Cache { folder: folder.into().join(SUBFOLDER) }
+        let folder = folder.into().join(SUBFOLDER);
+        Cache { folder: std::path::absolute(&folder).unwrap_or(folder) }
     }
 
     /// The folder that the files lie in.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Code of the folder runs in this process, so nobody else may write there; a folder of ours that others may write
+    /// is closed to them, and what they left there is removed. One that is not there yet is fine.
+    ///
+    /// # Errors
+    /// It is no folder, or others may write there.
+    pub fn check(&self) -> Result<(), GpuError> {
+        let metadata = match fs::metadata(&self.folder) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(problem(&self.folder, error)),
+        };
+        if !metadata.is_dir() {
+            return Err(problem(&self.folder, "is not a folder"));
+        }
+        // SAFETY: geteuid has no preconditions.
+        let user = unsafe { libc::geteuid() };
+        let (owner, mode) = (metadata.uid(), metadata.mode());
+        let others_write = mode & 0o022 != 0;
+        if owner == user {
+            if others_write {
+                self.close(user).map_err(|e| problem(&self.folder, e))?;
+            }
+        } else if owner != 0 && user != 0 {
+            return Err(problem(&self.folder, format!("belongs to user {owner}")));
+        } else if others_write {
+            return Err(problem(
+                &self.folder,
+                format!("belongs to user {owner} and can be written by others (mode {:o})", mode & 0o777),
+            ));
+        }
+        Ok(())
     }
 
     /// The file of `key`: the one made with `toolchain`, or without that the newest of any. One that is damaged, or
@@ -78,24 +112,34 @@ impl Cache {
         extension: &str,
         toolchain: Option<&ToolchainIdentity>,
     ) -> Result<Option<Entry>, GpuError> {
+        self.check()?;
         let paths = match toolchain {
             Some(toolchain) => vec![self.path(key, extension, toolchain)],
             None => self.newest_first(key, extension)?,
         };
         for path in paths {
-            let bytes = match fs::read(&path) {
-                Ok(bytes) => bytes,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(problem(&path, error)),
-            };
-            match decode(bytes) {
-                Some((description, content)) if toolchain.is_none_or(|t| *t == description.toolchain) => {
+            match read(&path) {
+                Ok((description, content)) if toolchain.is_none_or(|t| *t == description.toolchain) => {
                     return Ok(Some(Entry { path, description, content }));
                 }
-                _ => tracing::warn!("{} is damaged and is not used", path.display()),
+                Ok(_) => tracing::warn!("{} was made with another toolchain and is not used", path.display()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => tracing::warn!("{} is not used: {error}", path.display()),
             }
         }
         Ok(None)
+    }
+
+    /// The file of `key` after another process made it, and in silence: what [`Cache::find`] finds wrong, it says.
+    pub(super) fn made_meanwhile(
+        &self,
+        key: &str,
+        extension: &str,
+        toolchain: &ToolchainIdentity,
+    ) -> Option<Entry> {
+        let path = self.path(key, extension, toolchain);
+        let (description, content) = read(&path).ok()?;
+        (description.toolchain == *toolchain).then_some(Entry { path, description, content })
     }
 
     /// Puts a file in its place, whole or not at all.
@@ -110,6 +154,9 @@ impl Cache {
         let path = self.path(key, extension, &description.toolchain);
         let whole = build.folder().join("entry");
         fs::write(&whole, encode(description, content)).map_err(|e| problem(&whole, e))?;
+        if path.is_dir() {
+            remove(&path).map_err(|e| problem(&path, e))?;
+        }
         fs::rename(&whole, &path).map_err(|e| problem(&path, e))?;
         self.prune(&path);
         Ok(path)
@@ -132,17 +179,20 @@ impl Cache {
 
     /// Creates the folder; no other user may write there.
     fn create(&self) -> Result<(), GpuError> {
-        let failed = |e: io::Error| problem(&self.folder, e);
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed)?;
-        let metadata = fs::metadata(&self.folder).map_err(failed)?;
-        // SAFETY: geteuid has no preconditions.
-        let user = unsafe { libc::geteuid() };
-        if metadata.uid() == user {
-            if metadata.mode() & 0o077 != 0 {
-                fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
+        created.map_err(|e| problem(&self.folder, e))?;
+        self.check()
+    }
+
+    /// From now on only `user`, its owner, may write there.
+    fn close(&self, user: u32) -> io::Result<()> {
+        tracing::warn!("other users could write to {}: from now on they can't", self.folder.display());
+        fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700))?;
+        for (path, _, metadata) in self.files()? {
+            if metadata.uid() != user {
+                tracing::warn!("{} belongs to user {} and is removed", path.display(), metadata.uid());
+                remove(&path)?;
             }
-        } else if user != 0 {
-            return Err(problem(&self.folder, format!("belongs to user {}", metadata.uid())));
         }
         Ok(())
     }
@@ -281,9 +331,17 @@ fn problem(path: &Path, problem: impl ToString) -> GpuError {
     GpuError::Cache { path: path.to_path_buf(), problem: problem.to_string() }
 }
 
-/// Removes a folder that may not be there.
-fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
+fn read(path: &Path) -> io::Result<(Description, Vec<u8>)> {
+    decode(fs::read(path)?).ok_or_else(|| io::Error::other("it is damaged"))
+}
+
+/// Removes a file or folder that may not be there.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
+        removed => removed,
+    };
+    match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

@@ -92,7 +92,7 @@ pub(super) fn cached(
     let toolchain = toolchain?;
     let build: Build = cache.build(key)?;
     let identity = toolchain.identity();
-    if let Some(entry) = cache.find(key, extension, Some(&identity))? {
+    if let Some(entry) = cache.made_meanwhile(key, extension, &identity) {
         return Ok((entry, true));
     }
     let (content, log) = make(&toolchain, build.folder())?;

@@ -3,7 +3,7 @@
 use super::compile::compile_with;
 use super::*;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
@@ -133,6 +133,45 @@ fn a_damaged_entry_is_made_again() {
         assert_eq!(fs::read(&made.path).unwrap(), whole);
         assert_eq!(setting.runs(), number + 2);
     }
+}
+
+#[test]
+fn what_cant_be_read_is_made_again() {
+    let setting = Setting::new();
+    let options = setting.options(&[]);
+    let made = setting.compile(&options, toolchain("a")).unwrap();
+    fs::remove_file(&made.path).unwrap();
+    fs::create_dir_all(made.path.join("a/folder")).unwrap();
+    assert!(!setting.compile(&options, toolchain("a")).unwrap().from_cache);
+    assert!(setting.compile(&options, toolchain("a")).unwrap().from_cache);
+}
+
+#[test]
+fn no_other_user_may_write_where_the_code_comes_from() {
+    let setting = Setting::new();
+    let options = setting.options(&[]);
+    let made = setting.compile(&options, toolchain("a")).unwrap();
+    let folder = setting.cache().folder().to_path_buf();
+    let change = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+    let mode = || fs::metadata(&folder).unwrap().permissions().mode() & 0o777;
+    for toolchain in [toolchain("a"), no_toolchain()] {
+        change(0o777);
+        assert!(setting.compile(&options, toolchain).unwrap().from_cache);
+        assert_eq!(mode(), 0o700);
+    }
+    // Only root can give files away.
+    const NOBODY: Option<u32> = Some(65534);
+    if chown(&made.path, NOBODY, None).is_err() {
+        return;
+    }
+    change(0o777);
+    assert!(!setting.compile(&options, toolchain("a")).unwrap().from_cache, "another user's file was used");
+    chown(&folder, NOBODY, None).unwrap();
+    assert!(setting.compile(&options, no_toolchain()).unwrap().from_cache, "a copied cache");
+    change(0o770);
+    let error = setting.compile(&options, toolchain("a")).unwrap_err();
+    assert_eq!(error.exit_status(), 3);
+    assert!(error.to_string().contains("user 65534") && error.to_string().contains("770"), "{error}");
 }
 
 #[test]
