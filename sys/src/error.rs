@@ -10,8 +10,13 @@ pub enum Error {
     /// The host library is at none of the places where it was looked for.
     #[error(
         "NVSHMEM's host library was not found. Looked at:\n{}\n\
-         Set NVSHMEM_HOME to the folder that holds lib/{}, or run scripts/setup.sh --nvshmem",
+         {} the folder that holds lib/{}, or run scripts/setup.sh --nvshmem",
         Probe::list(.probes),
+        if Probe::of_variable(.probes) {
+            "Unset NVSHMEM_HOME, which excludes all other places, or set it to"
+        } else {
+            "Set NVSHMEM_HOME to"
+        },
         crate::locate::FILE_NAME
     )]
     NotFound {

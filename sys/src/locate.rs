@@ -14,6 +14,9 @@ pub const FILE_NAME: &str = "libnvshmem_host.so.3";
 /// The set-up's folder, below the repository that this crate was built from.
 const SETUP_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.setup/nvidia/nvshmem");
 
+/// The variable that names the library's folder.
+const VARIABLE: &str = "NVSHMEM_HOME";
+
 /// One place where the library may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
@@ -39,6 +42,11 @@ impl fmt::Display for Probe {
 }
 
 impl Probe {
+    /// Whether the variable alone decided where to look.
+    pub(crate) fn of_variable(probes: &[Self]) -> bool {
+        probes.iter().any(|probe| probe.candidate.origin == VARIABLE)
+    }
+
     /// One indented line for each probe.
     pub(crate) fn list(probes: &[Self]) -> String {
         probes.iter().map(|probe| format!("  {probe}")).collect::<Vec<_>>().join("\n")
@@ -54,7 +62,7 @@ pub fn candidates(nvshmem_home: Option<OsString>) -> Vec<Candidate> {
             .into_iter()
     };
     match nvshmem_home {
-        Some(home) if !home.is_empty() => below(home.into(), "NVSHMEM_HOME").collect(),
+        Some(home) if !home.is_empty() => below(home.into(), VARIABLE).collect(),
         _ => below(SETUP_FOLDER.into(), "scripts/setup.sh")
             .take(1)
             .chain([Candidate { path: FILE_NAME.into(), origin: "the loader's search" }])
@@ -76,6 +84,17 @@ mod tests {
                 PathBuf::from("/opt/nvshmem/lib64/libnvshmem_host.so.3")
             ]
         );
+    }
+
+    #[test]
+    fn the_error_names_the_variable_only_where_it_decided() {
+        let text = |home| {
+            let probe = |candidate| Probe { candidate, problem: "is not there".into() };
+            crate::Error::NotFound { probes: candidates(home).into_iter().map(probe).collect() }.to_string()
+        };
+        let (set, unset) = (text(Some("/opt/nvshmem".into())), text(None));
+        assert!(set.contains("Unset NVSHMEM_HOME"), "{set}");
+        assert!(!unset.contains("Unset") && unset.contains("Set NVSHMEM_HOME to"), "{unset}");
     }
 
     #[test]
