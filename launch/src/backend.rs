@@ -275,8 +275,10 @@ fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<Coll
         }
     };
     let own = if first && !exported { build() } else { None };
-    world.barrier();
-    if first || exported { own } else { build() }
+    // All ranks launch in the same way: where one can't have it, the others don't try to build it again.
+    let lacks = first && !exported && own.is_none();
+    let lacks = world.max(&[u64::from(lacks)])[0] != 0;
+    if first || exported || lacks { own } else { build() }
 }
 
 /// A cubin compiled without a GPU.

@@ -274,6 +274,20 @@ fn stdout_has_only_the_results() {
     assert_eq!(finished.expect(3).stdout, "");
 }
 
+/// What the node's first rank can't build, the others don't try to.
+#[test]
+fn a_shim_that_cant_be_built_is_tried_once() {
+    let model = ModelFile::of_fixture("mistral");
+    let log = FAKE.path("shared libraries");
+    let job = two(&model, "nvshmem")
+        .env("FAKE_GPU_COUNT", "2")
+        .env("MPK_CACHE_DIR", &FAKE.path("no-shim").display().to_string())
+        .env("FAKE_NVCC_LOG", &log.display().to_string());
+    let finished = job.run().expect(0);
+    assert!(finished.stderr.contains("launch by cuLaunchCooperativeKernel"), "{}", finished.stderr);
+    assert_eq!(fs::read_to_string(&log).expect("a log").lines().count(), 1);
+}
+
 /// What is wrong with NVSHMEM ends all ranks with status 3, also where only one has met it.
 #[test]
 fn what_is_wrong_with_nvshmem_is_named() {
