@@ -7,7 +7,7 @@ use kernels_cu::gpu::{Architecture, Cache, CompileOptions, Expression, Toolchain
 
 /// Whether there is a toolchain.
 fn toolchain() -> bool {
-    match Toolchain::find(true) {
+    match Toolchain::find(Architecture::Sm90a, true) {
         Ok(_) => true,
         Err(error) => {
             assert!(std::env::var_os("MPK_REQUIRE_CUDA").is_none(), "MPK_REQUIRE_CUDA is set, but {error}");
@@ -60,7 +60,7 @@ fn the_programs_of_the_gpu_check_compile() {
     if !toolchain() {
         return;
     }
-    let nvcc = Toolchain::find(false).unwrap().nvcc.path;
+    let nvcc = Toolchain::find(Architecture::Sm90a, false).unwrap().nvcc.path;
     let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     for program in ["litmus", "stream_read"] {

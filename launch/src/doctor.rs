@@ -10,9 +10,10 @@ use crate::model_json::ModelJson;
 use crate::model_source::ModelSource;
 use crate::session::check_ranks;
 use distributed::cuda::{Driver, Found, Gpu, driver, gibibytes, memory_needed};
-use kernels_cu::gpu::{Cache, Nvcc, NvshmemFiles};
+use kernels_cu::gpu::{Architecture, Cache, GpuError, Nvcc, NvshmemFiles};
+use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use taskgraph::builder::BuildOptions;
 use taskgraph::target::{self, Device};
 
@@ -95,14 +96,14 @@ impl Table {
 pub fn run(args: &DoctorArgs) -> i32 {
     let mut table = Table::default();
     let gpus = check_gpus(&mut table);
-    check_toolkit(&mut table, gpus.as_ref().map(|(driver, _)| *driver));
+    check_toolkit(&mut table, gpus.as_ref());
     check_nvshmem(&mut table, args.ranks);
     check_mpi(&mut table, args.ranks);
     if let Some((_, gpus)) = &gpus {
         check_peers(&mut table, gpus);
     }
     check_shared_memory(&mut table);
-    check_cache(&mut table);
+    check_cache(&mut table, Cache::from_environment());
     let rows = gpus.as_ref().map(|(_, gpus)| gpus.as_slice()).unwrap_or_default();
     if let Some(path) = &args.model
         && let Err(error) = check_model(&mut table, path, args.ranks, rows)
@@ -134,6 +135,7 @@ fn print(table: &Table) {
 
 const DRIVER: &str = "NVIDIA driver";
 const NVCC: &str = "CUDA toolkit";
+const HOST_COMPILER: &str = "C++ compiler for nvcc";
 const NVSHMEM_DEVICE: &str = "NVSHMEM headers, device library";
 const NVSHMEM_HOST: &str = "NVSHMEM host library";
 const CACHE: &str = "cache of compiled kernels";
@@ -182,19 +184,48 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
     Some((driver, gpus))
 }
 
-fn check_toolkit(table: &mut Table, driver: Option<Driver>) {
-    match Nvcc::find() {
+fn check_toolkit(table: &mut Table, gpus: Option<&(Driver, Vec<Gpu>)>) {
+    // What serves the newest GPU serves all.
+    let architectures = gpus.iter().flat_map(|(_, gpus)| gpus).filter_map(|gpu| {
+        let (major, minor) = gpu.capability;
+        Architecture::from_compute_capability(major, minor)
+    });
+    match Nvcc::find(architectures.max()) {
         Ok(nvcc) => {
             let found = format!("nvcc {}.{} ({})", nvcc.release.0, nvcc.release.1, nvcc.path.display());
-            match driver.map_or(Ok(()), |driver| driver.serves(nvcc.release)) {
+            match gpus.map_or(Ok(()), |(driver, _)| driver.serves(nvcc.release)) {
                 Ok(()) => table.good(NVCC, found),
                 Err(error) => table.missing(NVCC, found, error.to_string()),
             }
+            check_host_compiler(table, std::env::var_os("NVCC_CCBIN"));
         }
         Err(error) => table.note(
             NVCC,
             "nvcc was not found: only models whose kernels are in the cache run on a GPU",
             error.to_string(),
+        ),
+    }
+}
+
+/// What nvcc calls for the host's part: `NVCC_CCBIN`, a program or the folder of one, else gcc.
+fn check_host_compiler(table: &mut Table, named: Option<OsString>) {
+    let program = match named.map(PathBuf::from) {
+        Some(folder) if folder.is_dir() => folder.join("gcc"),
+        Some(program) => program,
+        None => "gcc".into(),
+    };
+    match std::process::Command::new(&program).arg("--version").output() {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            table.good(HOST_COMPILER, text.lines().next().unwrap_or_default());
+        }
+        _ => table.note(
+            HOST_COMPILER,
+            format!(
+                "{} can't be run: only models whose kernels are in the cache run on a GPU",
+                program.display()
+            ),
+            "sudo apt-get install g++; where NVCC_CCBIN is set, unset it or name another compiler",
         ),
     }
 }
@@ -302,15 +333,18 @@ fn check_shared_memory(table: &mut Table) {
     }
 }
 
-fn check_cache(table: &mut Table) {
+fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
     let mend = "set MPK_CACHE_DIR to a folder that you may write";
-    let cache = match Cache::from_environment() {
+    let cache = match cache {
         Ok(cache) => cache,
         Err(error) => return table.missing(CACHE, error.to_string(), mend),
     };
     let folder = cache.folder();
-    // The nearest folder that exists decides whether it can be made.
-    let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    if let Err(error) = cache.check() {
+        return table.error(CACHE, &error);
+    }
+    // What exists of its path decides whether it can be made.
+    let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     if !writable(existing) {
         return table.missing(CACHE, format!("{} can't be written", folder.display()), mend);
     }
@@ -419,6 +453,37 @@ mod tests {
         table.error("x", &"no memory; use less");
         assert_eq!(table.checks[0].found, "no memory");
         assert_eq!(table.checks[0].mend.as_deref(), Some("use less"));
+    }
+
+    #[test]
+    fn the_cache_is_judged_as_a_run_judges_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink("/no/such/folder", folder.path().join("nowhere")).unwrap();
+        for (name, good) in [("new/folder", true), ("file", false), ("file/below", false), ("nowhere", false)]
+        {
+            let mut table = Table::default();
+            check_cache(&mut table, Ok(Cache::new(folder.path().join(name))));
+            assert_eq!(table.has(CACHE), good, "{name}: {}", table.text());
+            assert_eq!(table.text().contains("MPK_CACHE_DIR"), !good, "{name}: {}", table.text());
+        }
+        assert!(Cache::new("below/this/folder").folder().is_absolute());
+    }
+
+    #[test]
+    fn the_compiler_that_nvcc_calls_is_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let table_for = |named: &Path| {
+            let mut table = Table::default();
+            check_host_compiler(&mut table, Some(named.into()));
+            table
+        };
+        for named in [folder.path(), Path::new("/no/such/compiler")] {
+            assert!(table_for(named).text().contains("sudo apt-get install g++"));
+        }
+        std::os::unix::fs::symlink("/bin/true", folder.path().join("gcc")).unwrap();
+        assert_eq!(table_for(folder.path()).checks[0].state, State::Good);
     }
 
     #[test]

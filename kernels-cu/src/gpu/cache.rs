@@ -5,6 +5,7 @@
 //! checksum. While something is compiled, `KEY.lock` is locked and `KEY.build` holds the pieces: the lock ends with
 //! its process, and whoever gets it removes what another one left.
 
+use super::interrupt::Held;
 use super::{GpuError, ToolchainIdentity};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -166,11 +167,12 @@ impl Cache {
     pub(super) fn build(&self, key: &str) -> Result<Build, GpuError> {
         self.create()?;
         let lock = Lock::wait(self.folder.join(format!("{key}.lock")))?;
+        let signals = Held::new();
         self.remove_abandoned();
         let folder = self.folder.join(format!("{key}.build"));
         remove(&folder).map_err(|e| problem(&folder, e))?;
         DirBuilder::new().mode(0o700).create(&folder).map_err(|e| problem(&folder, e))?;
-        Ok(Build { folder, _lock: lock })
+        Ok(Build { folder, _lock: lock, _signals: signals })
     }
 
     fn path(&self, key: &str, extension: &str, toolchain: &ToolchainIdentity) -> PathBuf {
@@ -253,11 +255,13 @@ impl Cache {
     }
 }
 
-/// The right to compile a key, and a folder to do it in that goes with it.
+/// The right to compile a key, and a folder to do it in that goes with it; a signal waits until both are gone.
 #[derive(Debug)]
 pub(super) struct Build {
     folder: PathBuf,
     _lock: Lock,
+    // Last: fields are dropped in this order.
+    _signals: Held,
 }
 
 impl Build {

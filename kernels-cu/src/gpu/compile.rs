@@ -2,9 +2,10 @@
 
 use super::cache::{Build, Description, Entry};
 use super::{
-    Cache, CompileOptions, Expression, GpuError, NvshmemFiles, Toolchain, ToolchainIdentity, embedded,
-    identity, nvcc, source,
+    Architecture, Cache, CompileOptions, Expression, GpuError, NvshmemFiles, Toolchain, ToolchainIdentity,
+    embedded, identity, nvcc, source,
 };
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ pub fn compile(
     cache: &Cache,
 ) -> Result<Cubin, GpuError> {
     let started = Instant::now();
-    let toolchain = Toolchain::find(options.nvshmem);
+    let toolchain = Toolchain::find(options.architecture, options.nvshmem);
     let cubin = compile_with(expressions, options, cache, toolchain)?;
     Ok(Cubin { took: started.elapsed(), ..cubin })
 }
@@ -53,19 +54,8 @@ pub(super) fn compile_with(
     let started = Instant::now();
     let text = source(expressions, options);
     let key = identity::key("cubin", &text, &flags(options), Some(options));
-    let (entry, from_cache) = cached(cache, &key, "cubin", toolchain, |toolchain, build| {
-        let newest = options.architecture.oldest_cuda();
-        if toolchain.nvcc.release < newest {
-            return Err(GpuError::NotFound {
-                what: format!(
-                    "nvcc of CUDA {}.{} or later, for {}",
-                    newest.0, newest.1, options.architecture
-                ),
-                probes: format!("  {}: too old", toolchain.nvcc.path.display()),
-            });
-        }
-        make(&text, options, toolchain, build)
-    })?;
+    let (entry, from_cache) =
+        cached(cache, &key, "cubin", toolchain, |toolchain, build| make(&text, options, toolchain, build))?;
     Ok(Cubin {
         bytes: entry.content,
         from_cache,
@@ -96,6 +86,14 @@ pub(super) fn cached(
         return Ok((entry, true));
     }
     let (content, log) = make(&toolchain, build.folder())?;
+    if !content.starts_with(b"\x7fELF") {
+        return Err(GpuError::Compile {
+            command: toolchain.nvcc.path.display().to_string(),
+            status: "it ended well".to_string(),
+            output: format!("  but its {extension} file of {} bytes is no ELF file\n{log}", content.len()),
+            mend: None,
+        });
+    }
     let description = Description { toolchain: identity, log };
     let path = cache.store(key, extension, &description, &content, &build)?;
     Ok((Entry { path, description, content }, false))
@@ -103,10 +101,9 @@ pub(super) fn cached(
 
 /// nvcc's options that decide the code, but for the macros, which are in the source.
 fn flags(options: &CompileOptions) -> Vec<String> {
-    let architecture = options.architecture;
     let mut flags: Vec<String> =
         embedded::INCLUDE_FOLDERS.iter().map(|folder| format!("-I{folder}")).collect();
-    flags.push(format!("-gencode=arch={},code={architecture}", architecture.virtual_name()));
+    flags.push(code_flag(options.architecture));
     for flag in [
         "-std=c++17",
         "-O3",
@@ -122,6 +119,11 @@ fn flags(options: &CompileOptions) -> Vec<String> {
     flags
 }
 
+/// What nvcc makes code for.
+pub(super) fn code_flag(architecture: Architecture) -> String {
+    format!("-gencode=arch={},code={architecture}", architecture.virtual_name())
+}
+
 /// Runs nvcc in `folder`: the cubin, and what was said.
 fn make(
     text: &str,
@@ -134,21 +136,20 @@ fn make(
     embedded::write(folder).map_err(|e| failed(folder, e))?;
     let (model, cubin) = (folder.join("model.cu"), folder.join("model.cubin"));
     fs::write(&model, text).map_err(|e| failed(&model, e))?;
-    let run = |arguments: &[&str], more: &[String]| {
-        let mut list: Vec<String> = arguments.iter().map(|argument| argument.to_string()).collect();
+    let run = |arguments: &[&str], more: &[OsString]| {
+        let mut list: Vec<OsString> = arguments.iter().map(OsString::from).collect();
         list.extend_from_slice(more);
         nvcc::run(&toolchain.nvcc.path, &list, folder)
     };
-    let mut flags = flags(options);
+    let mut flags: Vec<OsString> = flags(options).into_iter().map(OsString::from).collect();
     let log = match &toolchain.nvshmem {
         None => run(&["-cubin", "-o", "model.cubin", "model.cu"], &flags)?,
         Some(NvshmemFiles { include, lib, .. }) => {
-            let architecture = flags.iter().find(|flag| flag.starts_with("-gencode")).cloned();
-            flags.push(format!("-I{}", include.display()));
+            flags.push(nvcc::joined("-I", include));
             // Device code alone: NVSHMEM's host side takes seconds.
             let compiled = run(&["-cubin", "-rdc=true", "-o", "relocatable.cubin", "model.cu"], &flags)?;
-            let mut link: Vec<String> = architecture.into_iter().collect();
-            link.extend([format!("-L{}", lib.display()), "-lnvshmem_device".to_string()]);
+            let link =
+                [code_flag(options.architecture).into(), nvcc::joined("-L", lib), "-lnvshmem_device".into()];
             compiled + &run(&["-dlink", "-cubin", "-o", "model.cubin", "relocatable.cubin"], &link)?
         }
     };

@@ -2,10 +2,15 @@
 
 use super::compile::compile_with;
 use super::*;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
+use std::time::Duration;
 
 struct Setting {
     root: tempfile::TempDir,
@@ -59,7 +64,7 @@ fn toolchain(build: &str) -> Result<Toolchain, GpuError> {
 }
 
 fn no_toolchain() -> Result<Toolchain, GpuError> {
-    Err(GpuError::NotFound { what: "nvcc".to_string(), probes: "  nowhere".to_string() })
+    Err(GpuError::NotFound { what: "nvcc".to_string(), probes: "  nowhere".to_string(), variable: None })
 }
 
 #[test]
@@ -106,12 +111,6 @@ fn what_decides_the_code_decides_the_file() {
     fs::File::options().write(true).open(&first.path).unwrap().set_modified(time).unwrap();
     let found = setting.compile(&options, no_toolchain()).unwrap();
     assert_eq!(found.toolchain.nvcc, "a");
-    // An architecture that the compiler does not know yet.
-    let mut old = toolchain("a");
-    old.as_mut().unwrap().nvcc.release = (12, 6);
-    let blackwell = CompileOptions::new(Architecture::Sm100a, false);
-    let error = setting.compile(&blackwell, old).unwrap_err();
-    assert!(error.to_string().contains("nvcc of CUDA 12.8 or later, for sm_100a"), "{error}");
 }
 
 #[test]
@@ -206,11 +205,83 @@ fn failure_leaves_nothing_and_says_what_was_run() {
     }
     assert_eq!(error.exit_status(), 4);
     assert!(setting.compile(&setting.options(&[("FORGETS", "1")]), toolchain("a")).is_err());
+    let error = setting.compile(&setting.options(&[("MAKES", "nothing")]), toolchain("a")).unwrap_err();
+    assert!(error.to_string().contains("cubin file of 0 bytes is no ELF file"), "{error}");
     assert_eq!(setting.files(), Vec::<String>::new());
     let mut absent = toolchain("a");
     absent.as_mut().unwrap().nvcc.path = "/no/such/nvcc".into();
-    let text = setting.compile(&setting.options(&[]), absent).unwrap_err().to_string();
-    assert!(text.contains("/no/such/nvcc"), "{text}");
+    let error = setting.compile(&setting.options(&[]), absent).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("/no/such/nvcc") && text.contains("CUDA_HOME"), "{text}");
+    assert_eq!(error.exit_status(), 3);
+}
+
+#[test]
+fn a_missing_host_compiler_is_the_environments_fault() {
+    let setting = Setting::new();
+    let error = setting.compile(&setting.options(&[("LACKS_GCC", "1")]), toolchain("a")).unwrap_err();
+    assert!(error.to_string().contains("sudo apt-get install g++"), "{error}");
+    assert_eq!(error.exit_status(), 3);
+}
+
+#[test]
+fn folders_of_any_name_reach_nvcc() {
+    let setting = Setting::new();
+    let folder = setting.root.path().join(OsStr::from_bytes(b"\xff\xfe name"));
+    fs::create_dir(&folder).unwrap();
+    let mut found = toolchain("a").unwrap();
+    found.nvshmem = Some(NvshmemFiles {
+        include: folder.clone(),
+        lib: folder,
+        version: NvshmemVersion { major: 3, minor: 4, patch: 5 },
+        device_bytes: 1,
+    });
+    let mut options = setting.options(&[]);
+    options.nvshmem = true;
+    setting.compile(&options, Ok(found)).unwrap();
+    assert_eq!(setting.runs(), 2);
+}
+
+/// A signal ends the process as if nothing were compiled, but nvcc and its folder do not outlive it. The process is
+/// this program again, since a signal meets all of it.
+#[test]
+fn a_signal_ends_nvcc_and_leaves_nothing() {
+    const CHILD: &str = "MPK_TEST_COMPILES_IN";
+    if let Some(root) = std::env::var_os(CHILD) {
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            // SAFETY: the default action needs nothing of ours; who started the tests may have them ignored.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        let codes = [Expression { task_type: "linear".to_string(), code: "Linear<1>".to_string() }];
+        let mut options = CompileOptions::new(Architecture::Sm90a, false);
+        let log = Path::new(&root).join("log").display().to_string();
+        for (name, value) in [("STAND_IN_LOG", log.as_str()), ("STAND_IN_SLEEPS", "30")] {
+            options.defines.push((name.to_string(), value.to_string()));
+        }
+        let _ = compile_with(&codes, &options, &Cache::new(Path::new(&root).join("cache")), toolchain("a"));
+        return;
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let setting = Setting::new();
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "gpu::compile_test::a_signal_ends_nvcc_and_leaves_nothing"])
+            .env(CHILD, setting.root.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        while !fs::read_to_string(setting.log()).is_ok_and(|log| log.ends_with('\n')) {
+            assert!(process.try_wait().unwrap().is_none(), "it ended early");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let log = fs::read_to_string(setting.log()).unwrap();
+        let nvcc = Path::new("/proc").join(log.trim().strip_prefix("run ").unwrap());
+        assert!(nvcc.exists());
+        // SAFETY: the process is our child and has not been waited for.
+        unsafe { libc::kill(process.id() as libc::pid_t, signal) };
+        assert_eq!(process.wait().unwrap().signal(), Some(signal));
+        assert!(!nvcc.exists());
+        assert_eq!(setting.files(), Vec::<String>::new());
+    }
 }
 
 #[test]

@@ -19,15 +19,20 @@ pub enum GpuError {
         reason: String,
     },
     /// No toolchain, not all of it, or an old one.
-    #[error("{what} was not found; looked at\n{probes}\nto install it: scripts/setup.sh --cuda")]
+    #[error(
+        "{what} was not found; looked at\n{probes}\n{}to install it: scripts/setup.sh --cuda",
+        variable.map(|name| format!("unset {name}, which excludes all other places; ")).unwrap_or_default()
+    )]
     NotFound {
         /// What was looked for.
         what: String,
         /// A line for each place.
         probes: String,
+        /// The variable because of which no other place was looked at.
+        variable: Option<&'static str>,
     },
-    /// nvcc refused the source.
-    #[error("nvcc failed ({status})\n  {command}\n{output}")]
+    /// nvcc refused the source, or could not work.
+    #[error("nvcc failed ({status})\n  {command}\n{output}{}", mend.unwrap_or_default())]
     Compile {
         /// The command, to type again.
         command: String,
@@ -35,6 +40,8 @@ pub enum GpuError {
         status: String,
         /// The last lines that it printed.
         output: String,
+        /// Where the machine lacks something: what to do.
+        mend: Option<&'static str>,
     },
     /// The cache's folder can't be used.
     #[error("the folder of compiled kernels, {}: {problem}; MPK_CACHE_DIR names another", path.display())]
@@ -51,7 +58,7 @@ impl GpuError {
     pub fn exit_status(&self) -> u8 {
         match self {
             GpuError::Unsupported { .. } => 2,
-            GpuError::Compile { .. } => 4,
+            GpuError::Compile { mend: None, .. } => 4,
             _ => 3,
         }
     }

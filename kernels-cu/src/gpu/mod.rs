@@ -15,6 +15,7 @@ mod compile_test;
 mod embedded;
 mod error;
 mod identity;
+mod interrupt;
 mod nvcc;
 mod shim;
 mod source;

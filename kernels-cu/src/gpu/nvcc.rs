@@ -1,32 +1,138 @@
 //! Running nvcc.
 
-use super::GpuError;
+use super::{GpuError, interrupt};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 /// Lines of nvcc's output that an error shows.
 const SHOWN_LINES: usize = 40;
+/// How often is looked whether nvcc has ended or the user wants it to.
+const TICK: Duration = Duration::from_millis(10);
+
+/// They change the code, and the cache does not know them.
+const HIDDEN_VARIABLES: [&str; 5] =
+    ["NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
+
+const NO_START: &str =
+    "set CUDA_HOME to a CUDA toolkit whose bin/nvcc can be run, or run scripts/setup.sh --cuda";
+const NO_HOST_COMPILER: &str =
+    "nvcc needs a C++ compiler: sudo apt-get install g++; where NVCC_CCBIN is set, unset it or name another";
+const NO_ROOM: &str =
+    "set TMPDIR (nvcc's own files) and MPK_CACHE_DIR to folders with room that you may write";
+
+/// `option` with its value attached, e.g. `-I/folder`.
+pub(super) fn joined(option: &str, value: &Path) -> OsString {
+    let mut joined = OsString::from(option);
+    joined.push(value);
+    joined
+}
 
 /// Runs `program` in `folder` and gives what it printed.
-pub(super) fn run(program: &Path, arguments: &[String], folder: &Path) -> Result<String, GpuError> {
-    let command = format!("cd {} && {} {}", folder.display(), program.display(), arguments.join(" "));
+pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Result<String, GpuError> {
+    let line = arguments.join(OsStr::new(" "));
+    let command = format!("cd {} && {} {}", folder.display(), program.display(), line.display());
     tracing::debug!("{command}");
-    let failed = |status: String, output: &str| {
+    let failed = |status: String, output: &str, mend| {
         let lines: Vec<&str> = output.lines().collect();
         let first = lines.len().saturating_sub(SHOWN_LINES);
         GpuError::Compile {
             command: command.clone(),
             status,
             output: lines[first..].iter().map(|line| format!("  {line}\n")).collect(),
+            mend,
         }
     };
-    let output = Command::new(program)
-        .args(arguments)
-        .current_dir(folder)
-        .stdin(std::process::Stdio::null())
-        .output()
-        .map_err(|e| failed(e.to_string(), ""))?;
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text += &String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(text) } else { Err(failed(output.status.to_string(), &text)) }
+    let (status, output) =
+        finish(prepare(program, arguments, folder)).map_err(|e| failed(e.to_string(), "", Some(NO_START)))?;
+    let text = String::from_utf8_lossy(&output).into_owned();
+    match status {
+        None => Err(failed("interrupted".to_string(), &text, None)),
+        Some(status) if status.success() => Ok(text),
+        Some(status) => Err(failed(status.to_string(), &text, mend(&text))),
+    }
+}
+
+/// In a process group of its own, so that what nvcc starts ends with it.
+fn prepare(program: &Path, arguments: &[OsString], folder: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(folder).stdin(Stdio::null()).process_group(0);
+    for variable in HIDDEN_VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Runs it to its end: how it ended, without that where it was interrupted; and what it printed.
+fn finish(mut command: Command) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
+    let (mut output, input) = io::pipe()?;
+    let mut child = command.stdout(input.try_clone()?).stderr(input).spawn()?;
+    // Holds the pipe's other end too.
+    drop(command);
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        output.read_to_end(&mut text).map(|_| text)
+    });
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break Some(status),
+            None if interrupt::requested() => {
+                kill_group(&mut child)?;
+                break None;
+            }
+            None => std::thread::sleep(TICK),
+        }
+    };
+    let text = reader.join().unwrap_or_else(|_| Err(io::Error::other("its output could not be read")))?;
+    Ok((status, text))
+}
+
+/// Kills it and all that it has started.
+fn kill_group(child: &mut Child) -> io::Result<()> {
+    // SAFETY: the child leads its group and has not been waited for, so the number is still its own.
+    unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+    child.wait().map(|_| ())
+}
+
+/// What to do about this output, where it is the machine that lacks something.
+fn mend(output: &str) -> Option<&'static str> {
+    let has = |words: &[&str]| words.iter().any(|word| output.contains(word));
+    if has(&["host compiler", "Host compiler", "cc1plus"]) {
+        Some(NO_HOST_COMPILER)
+    } else if has(&["No space left", "Could not open output file"]) {
+        Some(NO_ROOM)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_would_change_the_code_are_kept_from_nvcc() {
+        let command = prepare(Path::new("nvcc"), &[], Path::new("/"));
+        for variable in HIDDEN_VARIABLES {
+            assert!(
+                command.get_envs().any(|(name, value)| name == variable && value.is_none()),
+                "{variable}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_the_machine_lacks_is_told_from_errors_in_the_source() {
+        for (output, word) in [
+            ("gcc: No such file\nnvcc fatal   : Failed to preprocess host compiler properties.", "g++"),
+            ("nvcc fatal   : Could not open output file '/nonexistent/tmpxft_1'", "TMPDIR"),
+            ("model.ptx: No space left on device", "TMPDIR"),
+        ] {
+            assert!(mend(output).is_some_and(|mend| mend.contains(word)), "{output}");
+        }
+        assert_eq!(mend("model.cu(7): error: this is what is wrong"), None);
+    }
 }

@@ -2,6 +2,7 @@
 //! `libnvshmem_device.a`, with C++ linkage.
 
 use super::{Architecture, Cache, GpuError, NvshmemVersion, Toolchain, compile, identity, nvcc};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +35,7 @@ extern "C" __attribute__((visibility("default"))) int mpk_collective_launch(
 /// There is no toolchain, or it can't be built.
 pub fn collective_shim(architecture: Architecture, cache: &Cache) -> Result<CollectiveShim, GpuError> {
     let flags = [
-        format!("-gencode=arch={},code={architecture}", architecture.virtual_name()),
+        compile::code_flag(architecture),
         "-rdc=true".to_string(),
         "-O2".to_string(),
         "-std=c++17".to_string(),
@@ -42,9 +43,9 @@ pub fn collective_shim(architecture: Architecture, cache: &Cache) -> Result<Coll
         "-allow-unsupported-compiler".to_string(),
     ];
     let key = identity::key("collective launch", SOURCE, &flags, None);
-    let (entry, _) = compile::cached(cache, &key, "so", Toolchain::find(true), |toolchain, folder| {
-        make(toolchain, &flags, folder)
-    })?;
+    let toolchain = Toolchain::find(architecture, true);
+    let (entry, _) =
+        compile::cached(cache, &key, "so", toolchain, |toolchain, folder| make(toolchain, &flags, folder))?;
     Ok(CollectiveShim { path: entry.path, nvshmem: entry.description.toolchain.nvshmem })
 }
 
@@ -53,20 +54,20 @@ fn make(toolchain: &Toolchain, flags: &[String], folder: &Path) -> Result<(Vec<u
         |path: &Path, e: std::io::Error| GpuError::Cache { path: path.to_path_buf(), problem: e.to_string() };
     let (source, object) = (folder.join("collective_launch.cu"), folder.join("collective_launch.so"));
     fs::write(&source, SOURCE).map_err(|e| failed(&source, e))?;
-    let mut arguments = vec!["-shared".to_string()];
-    arguments.extend_from_slice(flags);
+    let mut arguments = vec![OsString::from("-shared")];
+    arguments.extend(flags.iter().map(OsString::from));
     // A toolkit from Python packages has its libraries where its own nvcc does not look.
     if let Some(root) = toolchain.nvcc.path.parent().and_then(Path::parent) {
-        arguments.push(format!("-L{}", root.join("lib").display()));
+        arguments.push(nvcc::joined("-L", &root.join("lib")));
     }
     if let Some(files) = &toolchain.nvshmem {
-        arguments.push(format!("-L{}", files.lib.display()));
+        arguments.push(nvcc::joined("-L", &files.lib));
     }
     for argument in ["-o", "collective_launch.so", "collective_launch.cu", "-lnvshmem_device"] {
-        arguments.push(argument.to_string());
+        arguments.push(argument.into());
     }
     // nvlink does not know this form, the linker does; the name without the version may not be there.
-    arguments.push("-Xlinker=-l:libnvshmem_host.so.3".to_string());
+    arguments.push("-Xlinker=-l:libnvshmem_host.so.3".into());
     let log = nvcc::run(&toolchain.nvcc.path, &arguments, folder)?;
     Ok((fs::read(&object).map_err(|e| failed(&object, e))?, log))
 }

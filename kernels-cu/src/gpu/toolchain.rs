@@ -1,10 +1,12 @@
 //! Where nvcc and NVSHMEM's files for it are.
 
-use super::{GpuError, NvshmemVersion, ToolchainIdentity};
+use super::{Architecture, GpuError, NvshmemVersion, ToolchainIdentity};
 use std::env;
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The oldest CUDA release that compiles the sources.
 const OLDEST_CUDA: (u32, u32) = (12, 4);
@@ -14,6 +16,9 @@ const OLDEST_NVSHMEM: NvshmemVersion = NvshmemVersion { major: 3, minor: 4, patc
 /// The set-up's folder, below the repository that this crate was built from.
 const SETUP_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.setup/nvidia");
 const SETUP: &str = "scripts/setup.sh";
+
+/// Longest that `nvcc --version` may take.
+const VERSION_LIMIT: Duration = Duration::from_secs(20);
 
 /// A CUDA compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +54,13 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Looks for nvcc, and for NVSHMEM if it is wanted.
+    /// Looks for an nvcc that compiles for `architecture`, and for NVSHMEM if it is wanted.
     ///
     /// # Errors
     /// What is missing or too old, where it was looked for, and the command that installs it.
-    pub fn find(nvshmem: bool) -> Result<Self, GpuError> {
-        Ok(Toolchain { nvcc: Nvcc::find()?, nvshmem: nvshmem.then(NvshmemFiles::find).transpose()? })
+    pub fn find(architecture: Architecture, nvshmem: bool) -> Result<Self, GpuError> {
+        let nvcc = Nvcc::find(Some(architecture))?;
+        Ok(Toolchain { nvcc, nvshmem: nvshmem.then(NvshmemFiles::find).transpose()? })
     }
 
     /// What of it decides the code that it makes.
@@ -69,31 +75,57 @@ impl Toolchain {
 
 impl Nvcc {
     /// The first of `$CUDA_HOME`, `$CUDA_PATH`, `$PATH`, `/usr/local/cuda` and the set-up's folder that works and is
-    /// new enough.
+    /// new enough for `architecture`, or without that for any.
     ///
     /// # Errors
     /// There is none.
-    pub fn find() -> Result<Self, GpuError> {
-        let (major, minor) = OLDEST_CUDA;
-        let what = format!("nvcc of CUDA {major}.{minor} or later");
-        let candidates = nvcc_candidates(&|name| env::var_os(name));
-        first(what, candidates, PathBuf::as_path, |path| Nvcc::at(path))
+    pub fn find(architecture: Option<Architecture>) -> Result<Self, GpuError> {
+        Nvcc::first(nvcc_candidates(&|name| env::var_os(name)), architecture)
     }
 
-    /// The one at `path`.
-    fn at(path: &Path) -> Result<Self, String> {
+    fn first(
+        candidates: Vec<Candidate<PathBuf>>,
+        architecture: Option<Architecture>,
+    ) -> Result<Self, GpuError> {
+        let oldest = architecture.map_or(OLDEST_CUDA, Architecture::oldest_cuda);
+        let reason = architecture.map(|architecture| format!(", for {architecture}")).unwrap_or_default();
+        let what = format!("nvcc of CUDA {}.{} or later{reason}", oldest.0, oldest.1);
+        first(what, None, candidates, PathBuf::as_path, |path| Nvcc::at(path, oldest))
+    }
+
+    /// The one at `path`, no older than `oldest`.
+    fn at(path: &Path, oldest: (u32, u32)) -> Result<Self, String> {
         if !path.is_file() {
             return Err("is not there".to_string());
         }
-        let output = Command::new(path).arg("--version").output().map_err(|e| e.to_string())?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let (release, build) =
-            parse_version(&text).ok_or_else(|| format!("--version gives no release ({})", output.status))?;
-        if release < OLDEST_CUDA {
+        let text = version_text(path, VERSION_LIMIT)?;
+        let (release, build) = parse_version(&text).ok_or("--version gives no release")?;
+        if release < oldest {
             return Err(format!("is of CUDA {}.{}: too old", release.0, release.1));
         }
         Ok(Nvcc { path: path.to_path_buf(), release, build })
     }
+}
+
+/// What `program --version` prints, if it ends within `limit`.
+fn version_text(program: &Path, limit: Duration) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|e| e.to_string())?;
+    let end = Instant::now() + limit;
+    while child.try_wait().map_err(|e| e.to_string())?.is_none() {
+        if Instant::now() >= end {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("--version does not end within {} s", limit.as_secs_f32()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut bytes = Vec::new();
+    if let Some(mut output) = child.stdout.take() {
+        output.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// `Cuda compilation tools, release 13.0, V13.0.88` and `Build cuda_13.0.r13.0/compiler.36424714_0`.
@@ -114,8 +146,10 @@ impl NvshmemFiles {
     /// They are not there, or too old.
     pub fn find() -> Result<Self, GpuError> {
         let what = format!("NVSHMEM {OLDEST_NVSHMEM} or later (headers and libnvshmem_device.a)");
-        let candidates = nvshmem_candidates(env::var_os("NVSHMEM_HOME"));
-        first(what, candidates, |place| &place.0, |(include, lib)| NvshmemFiles::at(include, lib))
+        let home = env::var_os("NVSHMEM_HOME").filter(|home| !home.is_empty());
+        let variable = home.is_some().then_some("NVSHMEM_HOME");
+        let candidates = nvshmem_candidates(home);
+        first(what, variable, candidates, |place| &place.0, |(include, lib)| NvshmemFiles::at(include, lib))
     }
 
     /// Those at these folders.
@@ -149,23 +183,36 @@ struct Candidate<P> {
 /// Folders of the headers and of the library.
 type NvshmemPlace = (PathBuf, PathBuf);
 
+/// The first place that serves; `variable` is the one that names them all.
 fn first<P, T>(
     what: String,
+    variable: Option<&'static str>,
     candidates: Vec<Candidate<P>>,
     path: impl Fn(&P) -> &Path,
     at: impl Fn(&P) -> Result<T, String>,
 ) -> Result<T, GpuError> {
-    let mut probes = Vec::new();
+    let mut probes: Vec<String> = Vec::new();
     for Candidate { place, origin } in candidates {
         match at(&place) {
             Ok(found) => {
                 tracing::debug!("{what}: {} ({origin})", path(&place).display());
                 return Ok(found);
             }
-            Err(problem) => probes.push(format!("  {} ({origin}): {problem}", path(&place).display())),
+            Err(problem) => {
+                let probe = format!("  {} ({origin}): {problem}", path(&place).display());
+                // A missing header is met once for each folder of the library.
+                if !probes.contains(&probe) {
+                    probes.push(probe);
+                }
+            }
         }
     }
-    Err(GpuError::NotFound { what, probes: probes.join("\n") })
+    Err(GpuError::NotFound { what, probes: probes.join("\n"), variable })
+}
+
+/// A folder that a variable names: nvcc works in another folder than we do.
+fn named(folder: OsString) -> PathBuf {
+    std::path::absolute(&folder).unwrap_or_else(|_| folder.into())
 }
 
 fn nvcc_candidates(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate<PathBuf>> {
@@ -173,7 +220,7 @@ fn nvcc_candidates(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate
     let mut add = |place: PathBuf, origin| list.push(Candidate { place, origin });
     for name in ["CUDA_HOME", "CUDA_PATH"] {
         if let Some(home) = variable(name).filter(|home| !home.is_empty()) {
-            add(Path::new(&home).join("bin/nvcc"), name);
+            add(named(home).join("bin/nvcc"), name);
         }
     }
     let in_path = env::split_paths(&variable("PATH").unwrap_or_default())
@@ -191,8 +238,8 @@ fn nvshmem_candidates(home: Option<OsString>) -> Vec<Candidate<NvshmemPlace>> {
     let mut add = |include: PathBuf, lib: PathBuf, origin| {
         list.push(Candidate { place: (include, lib), origin });
     };
-    if let Some(home) = home.filter(|home| !home.is_empty()) {
-        let home = PathBuf::from(home);
+    if let Some(home) = home {
+        let home = named(home);
         for lib in ["lib", "lib64"] {
             add(home.join("include"), home.join(lib), "NVSHMEM_HOME");
         }
@@ -266,10 +313,60 @@ mod tests {
         assert_eq!(list[0].place, Path::new("/a/bin/nvcc"));
         assert!(list[3].place.ends_with(".setup/nvidia/cu13/bin/nvcc"));
         let nothing: Result<(), GpuError> =
-            first("nvcc".to_string(), list, PathBuf::as_path, |_| Err("is not there".to_string()));
+            first("nvcc".to_string(), None, list, PathBuf::as_path, |_| Err("is not there".to_string()));
         let text = nothing.unwrap_err().to_string();
         assert!(text.contains("/a/bin/nvcc (CUDA_HOME): is not there"), "{text}");
         assert!(text.contains("scripts/setup.sh --cuda"), "{text}");
-        assert!(nvshmem_candidates(Some("/n".into())).iter().all(|c| c.origin == "NVSHMEM_HOME"));
+    }
+
+    #[test]
+    fn a_variable_that_excludes_the_other_places_is_named_first_and_each_problem_once() {
+        let list = nvshmem_candidates(Some("/n".into()));
+        assert!(list.iter().all(|c| c.origin == "NVSHMEM_HOME"));
+        let at = |place: &NvshmemPlace| NvshmemFiles::at(&place.0, &place.1);
+        let error =
+            first("NVSHMEM".to_string(), Some("NVSHMEM_HOME"), list, |place| &place.0, at).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("\nunset NVSHMEM_HOME, which excludes all other places; to install"), "{text}");
+        assert_eq!(text.matches("nvshmem_version.h").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn relative_folders_of_variables_become_absolute() {
+        let list = nvcc_candidates(&|_| Some("some/cuda".into()));
+        assert_eq!(list[0].place, env::current_dir().unwrap().join("some/cuda/bin/nvcc"));
+        let list = nvshmem_candidates(Some("some/nvshmem".into()));
+        assert!(list.iter().all(|c| c.place.0.is_absolute() && c.place.1.is_absolute()));
+    }
+
+    /// The stand-in for nvcc that behaves as its name says.
+    fn stand_in(folder: &Path, name: &str) -> Candidate<PathBuf> {
+        let place = folder.join(name);
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/testdata/nvcc");
+        std::os::unix::fs::symlink(own, &place).unwrap();
+        Candidate { place, origin: "PATH" }
+    }
+
+    #[test]
+    fn the_search_goes_on_behind_an_nvcc_that_is_too_old_for_the_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = ["nvcc-12.6", "nvcc-12.8"].map(|name| stand_in(folder.path(), name).place);
+        let list = || places.clone().map(|place| Candidate { place, origin: "PATH" });
+        let found = |architecture| Nvcc::first(list().into(), architecture).unwrap().release;
+        assert_eq!(found(None), (12, 6));
+        assert_eq!(found(Some(Architecture::Sm90a)), (12, 6));
+        assert_eq!(found(Some(Architecture::Sm100a)), (12, 8));
+        let [old, _] = list();
+        let error = Nvcc::first(vec![old], Some(Architecture::Sm100a)).unwrap_err().to_string();
+        assert!(error.contains("nvcc of CUDA 12.8 or later, for sm_100a"), "{error}");
+        assert!(error.contains("is of CUDA 12.6: too old"), "{error}");
+    }
+
+    #[test]
+    fn an_nvcc_that_does_not_end_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let hangs = stand_in(folder.path(), "nvcc-hangs");
+        let error = version_text(&hangs.place, Duration::from_millis(100)).unwrap_err();
+        assert!(error.contains("does not end within 0.1 s"), "{error}");
     }
 }
