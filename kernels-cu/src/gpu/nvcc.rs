@@ -56,10 +56,10 @@ pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Resu
     }
 }
 
-/// In a process group of its own, so that what nvcc starts ends with it.
+/// In a process group of its own, so that what nvcc starts ends with it; its temporary files go with the folder.
 fn prepare(program: &Path, arguments: &[OsString], folder: &Path) -> Command {
     let mut command = Command::new(program);
-    command.args(arguments).current_dir(folder).stdin(Stdio::null()).process_group(0);
+    command.args(arguments).current_dir(folder).stdin(Stdio::null()).process_group(0).env("TMPDIR", ".");
     for variable in HIDDEN_VARIABLES {
         command.env_remove(variable);
     }
@@ -114,8 +114,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_that_would_change_the_code_are_kept_from_nvcc() {
+    fn variables_that_would_change_the_code_are_kept_from_nvcc_and_its_files_in_the_folder() {
         let command = prepare(Path::new("nvcc"), &[], Path::new("/"));
+        assert!(command.get_envs().any(|(name, value)| name == "TMPDIR" && value.is_some_and(|v| v == ".")));
         for variable in HIDDEN_VARIABLES {
             assert!(
                 command.get_envs().any(|(name, value)| name == variable && value.is_none()),
@@ -128,8 +129,8 @@ mod tests {
     fn what_the_machine_lacks_is_told_from_errors_in_the_source() {
         for (output, word) in [
             ("gcc: No such file\nnvcc fatal   : Failed to preprocess host compiler properties.", "g++"),
-            ("nvcc fatal   : Could not open output file '/nonexistent/tmpxft_1'", "TMPDIR"),
-            ("model.ptx: No space left on device", "TMPDIR"),
+            ("nvcc fatal   : Could not open output file './tmpxft_1'", "MPK_CACHE_DIR"),
+            ("model.ptx: No space left on device", "MPK_CACHE_DIR"),
         ] {
             assert!(mend(output).is_some_and(|mend| mend.contains(word)), "{output}");
         }
