@@ -70,7 +70,6 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
     if gpu_possible {
         keep_stdout_for_results();
     }
-    let warm_up = gpu_possible.then(WarmUp::begin);
     let world = match World::init() {
         Ok(world) => world,
         Err(error) => {
@@ -78,6 +77,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
             return error.exit_status();
         }
     };
+    let warm_up = gpu_possible.then(|| WarmUp::begin(&world));
     let status = match run_on(&world, args, warm_up, report) {
         Ok(()) => 0,
         Err(Exit(status)) => status,

@@ -10,6 +10,7 @@
  * block, FAKE_GPU_CAPABILITY the compute capability (90), FAKE_GPU_REFUSES=1 makes it refuse cubins.
  * FAKE_GPU_RANK_1_SEES_ONE=1 hides the first GPU from rank 1. FAKE_GPU_DUMP names a file that gets the packed matrices of the
  * first graph: a line of values for each row, in the order of addresses. */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,13 @@ std::string setting(const char* name, const char* otherwise) {
   return value != nullptr ? value : otherwise;
 }
 long number(const char* name, long otherwise) { return atol(setting(name, std::to_string(otherwise).c_str()).c_str()); }
+
+/* MPI is there but not up: a driver reads the environment, which MPI's start changes. */
+bool beside_mpi() {
+  const auto initialized = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "MPI_Initialized"));
+  int up = 0;
+  return getenv("OMPI_COMM_WORLD_SIZE") != nullptr && initialized != nullptr && initialized(&up) == 0 && up == 0;
+}
 
 /* GPUs that are not shown to this rank, before its first. */
 int hidden() { return number("FAKE_GPU_RANK_1_SEES_ONE", 0) != 0 && number("OMPI_COMM_WORLD_RANK", 0) == 1; }
@@ -114,6 +122,10 @@ void finish() {
 extern "C" {
 
 int cuInit(unsigned) {
+  if (beside_mpi()) {
+    fprintf(stderr, "fake libcuda: cuInit while MPI comes up\n");
+    abort();
+  }
   if (number("FAKE_GPU_COUNT", 1) == 0) return kNoDevice;
   initialised = true;
   return 0;

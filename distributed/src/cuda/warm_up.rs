@@ -1,14 +1,10 @@
-//! The slow parts of a GPU's start, done while MPI comes up.
+//! The slow parts of a GPU's start, done while the model's files are read.
 
 use super::device::{Context, Gpu};
 use super::driver::{self, Found};
-use crate::world::launched_by_mpi;
+use crate::world::World;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-
-/// Variables in which launchers put a process's number among those of its node.
-const NODE_RANK_VARIABLES: [&str; 4] =
-    ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK", "SLURM_LOCALID"];
 
 /// A start that is under way in a thread of its own.
 pub struct WarmUp(Option<JoinHandle<Option<Arc<Context>>>>);
@@ -16,12 +12,15 @@ pub struct WarmUp(Option<JoinHandle<Option<Arc<Context>>>>);
 impl WarmUp {
     /// Begins to bring up the driver, the context of the GPU that this process will probably use, and NVSHMEM's
     /// library. What fails is met again, and told, where it is needed.
-    pub fn begin() -> WarmUp {
-        let Some(rank) = node_rank() else { return WarmUp(None) };
+    ///
+    /// MPI is up by then, and must be: its start sets variables of the environment, of which the driver's start reads
+    /// many, and until 2.41 glibc's `getenv` beside a `setenv` may read what has been freed.
+    pub fn begin(world: &World) -> WarmUp {
+        let (rank, several) = (world.node_rank(), world.size() > 1);
         let start = move || {
             let Ok(Found::Driver(driver)) = driver::find() else { return None };
             let context = Context::new(Gpu::open(driver, rank % driver.devices()).ok()?).ok();
-            if launched_by_mpi() {
+            if several {
                 // Stays loaded. Its initialisation comes later, with all ranks.
                 let _ = nvshmem_sys::Library::load();
             }
@@ -43,12 +42,4 @@ impl Drop for WarmUp {
             drop(thread.join());
         }
     }
-}
-
-/// This process's number on its node, where that is known before MPI is up.
-fn node_rank() -> Option<u32> {
-    if !launched_by_mpi() {
-        return Some(0);
-    }
-    NODE_RANK_VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
