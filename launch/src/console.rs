@@ -43,7 +43,7 @@ pub fn print(text: &str) -> Result<bool, AppError> {
 /// Prints one line to standard output.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_line(line: &str) -> Result<(), AppError> {
     print(&format!("{line}\n")).map(|_| ())
 }
