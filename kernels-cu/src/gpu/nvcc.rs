@@ -6,12 +6,12 @@ use std::io::{self, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Lines of nvcc's output that an error shows.
 const SHOWN_LINES: usize = 40;
 /// How often is looked whether nvcc has ended or the user wants it to.
-const TICK: Duration = Duration::from_millis(10);
+const TICK: Duration = Duration::from_millis(2);
 
 /// They change the code, and the cache does not know them.
 const HIDDEN_VARIABLES: [&str; 5] =
@@ -21,8 +21,7 @@ const NO_START: &str =
     "set CUDA_HOME to a CUDA toolkit whose bin/nvcc can be run, or run scripts/setup.sh --cuda";
 const NO_HOST_COMPILER: &str =
     "nvcc needs a C++ compiler: sudo apt-get install g++; where NVCC_CCBIN is set, unset it or name another";
-const NO_ROOM: &str =
-    "set TMPDIR (nvcc's own files) and MPK_CACHE_DIR to folders with room that you may write";
+const NO_ROOM: &str = "set MPK_CACHE_DIR to a folder with room that you may write";
 
 /// `option` with its value attached, e.g. `-I/folder`.
 pub(super) fn joined(option: &str, value: &Path) -> OsString {
@@ -46,13 +45,22 @@ pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Resu
             mend,
         }
     };
-    let (status, output) =
-        finish(prepare(program, arguments, folder)).map_err(|e| failed(e.to_string(), "", Some(NO_START)))?;
-    let text = String::from_utf8_lossy(&output).into_owned();
+    let (status, text) = finish(prepare(program, arguments, folder), None)
+        .map_err(|e| failed(e.to_string(), "", Some(NO_START)))?;
     match status {
         None => Err(failed("interrupted".to_string(), &text, None)),
         Some(status) if status.success() => Ok(text),
         Some(status) => Err(failed(status.to_string(), &text, mend(&text))),
+    }
+}
+
+/// What `program --version` prints, if it ends within `limit`.
+pub(super) fn version_text(program: &Path, limit: Duration) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).process_group(0);
+    match finish(command, Some(limit)).map_err(|e| e.to_string())? {
+        (Some(_), text) => Ok(text),
+        (None, _) => Err(format!("--version does not end within {} s", limit.as_secs_f32())),
     }
 }
 
@@ -66,8 +74,10 @@ fn prepare(program: &Path, arguments: &[OsString], folder: &Path) -> Command {
     command
 }
 
-/// Runs it to its end: how it ended, without that where it was interrupted; and what it printed.
-fn finish(mut command: Command) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
+/// Runs it to its end: how it ended, without that where it was interrupted or took longer than `limit`; and what it
+/// printed. It must be in a process group of its own.
+fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<ExitStatus>, String)> {
+    let begin = Instant::now();
     let (mut output, input) = io::pipe()?;
     let mut child = command.stdout(input.try_clone()?).stderr(input).spawn()?;
     // Holds the pipe's other end too.
@@ -79,7 +89,7 @@ fn finish(mut command: Command) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),
-            None if interrupt::requested() => {
+            None if interrupt::requested() || limit.is_some_and(|limit| begin.elapsed() >= limit) => {
                 kill_group(&mut child)?;
                 break None;
             }
@@ -87,7 +97,7 @@ fn finish(mut command: Command) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
         }
     };
     let text = reader.join().unwrap_or_else(|_| Err(io::Error::other("its output could not be read")))?;
-    Ok((status, text))
+    Ok((status, String::from_utf8_lossy(&text).into_owned()))
 }
 
 /// Kills it and all that it has started.

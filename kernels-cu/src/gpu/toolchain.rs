@@ -1,12 +1,10 @@
 //! Where nvcc and NVSHMEM's files for it are.
 
-use super::{Architecture, GpuError, NvshmemVersion, ToolchainIdentity};
+use super::{Architecture, GpuError, NvshmemVersion, ToolchainIdentity, nvcc};
 use std::env;
 use std::ffi::OsString;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The oldest CUDA release that compiles the sources.
 const OLDEST_CUDA: (u32, u32) = (12, 4);
@@ -98,34 +96,13 @@ impl Nvcc {
         if !path.is_file() {
             return Err("is not there".to_string());
         }
-        let text = version_text(path, VERSION_LIMIT)?;
+        let text = nvcc::version_text(path, VERSION_LIMIT)?;
         let (release, build) = parse_version(&text).ok_or("--version gives no release")?;
         if release < oldest {
             return Err(format!("is of CUDA {}.{}: too old", release.0, release.1));
         }
         Ok(Nvcc { path: path.to_path_buf(), release, build })
     }
-}
-
-/// What `program --version` prints, if it ends within `limit`.
-fn version_text(program: &Path, limit: Duration) -> Result<String, String> {
-    let mut command = Command::new(program);
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|e| e.to_string())?;
-    let end = Instant::now() + limit;
-    while child.try_wait().map_err(|e| e.to_string())?.is_none() {
-        if Instant::now() >= end {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("--version does not end within {} s", limit.as_secs_f32()));
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let mut bytes = Vec::new();
-    if let Some(mut output) = child.stdout.take() {
-        output.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-    }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// `Cuda compilation tools, release 13.0, V13.0.88` and `Build cuda_13.0.r13.0/compiler.36424714_0`.
@@ -366,7 +343,7 @@ mod tests {
     fn an_nvcc_that_does_not_end_is_given_up() {
         let folder = tempfile::tempdir().unwrap();
         let hangs = stand_in(folder.path(), "nvcc-hangs");
-        let error = version_text(&hangs.place, Duration::from_millis(100)).unwrap_err();
+        let error = nvcc::version_text(&hangs.place, Duration::from_millis(100)).unwrap_err();
         assert!(error.contains("does not end within 0.1 s"), "{error}");
     }
 }

@@ -1,0 +1,65 @@
+use super::*;
+
+#[test]
+fn the_table_is_aligned_and_names_the_mend() {
+    let mut table = Table::default();
+    table.good("MPI", "Open MPI 4.1.6");
+    table.missing(NVCC, "not found", "scripts/setup.sh --cuda");
+    let text = table.text();
+    assert!(text.contains("MPI           ok      Open MPI 4.1.6\n"), "{text}");
+    assert!(text.contains("CUDA toolkit  MISSING not found\n"), "{text}");
+    assert!(text.contains("-> scripts/setup.sh --cuda\n"), "{text}");
+    assert!(table.has("MPI") && !table.has(NVCC));
+}
+
+#[test]
+fn error_texts_are_split_at_their_mend() {
+    let mut table = Table::default();
+    table.error("x", &"no memory; use less");
+    assert_eq!(table.checks[0].found, "no memory");
+    assert_eq!(table.checks[0].mend.as_deref(), Some("use less"));
+}
+
+#[test]
+fn the_cache_is_judged_as_a_run_judges_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    std::os::unix::fs::symlink("/no/such/folder", folder.path().join("nowhere")).unwrap();
+    for (name, good) in [("new/folder", true), ("file", false), ("file/below", false), ("nowhere", false)] {
+        let mut table = Table::default();
+        check_cache(&mut table, Ok(Cache::new(folder.path().join(name))));
+        assert_eq!(table.has(CACHE), good, "{name}: {}", table.text());
+        assert_eq!(table.text().contains("MPK_CACHE_DIR"), !good, "{name}: {}", table.text());
+    }
+    assert!(Cache::new("below/this/folder").folder().is_absolute());
+}
+
+#[test]
+fn the_compiler_that_nvcc_calls_is_looked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let table_for = |named: &Path| {
+        let mut table = Table::default();
+        check_host_compiler(&mut table, Some(named.into()));
+        table
+    };
+    for named in [folder.path(), Path::new("/no/such/compiler")] {
+        assert!(table_for(named).text().contains("sudo apt-get install g++"));
+    }
+    std::os::unix::fs::symlink("/bin/true", folder.path().join("gcc")).unwrap();
+    assert_eq!(table_for(folder.path()).checks[0].state, State::Good);
+}
+
+#[test]
+fn a_gpu_run_of_several_ranks_needs_nvshmem() {
+    let mut table = Table::default();
+    for what in [DRIVER, "GPU 0", NVCC, CACHE] {
+        table.good(what, "there");
+    }
+    assert!(cuda_possible(&table, 1) && !cuda_possible(&table, 2));
+    table.good(NVSHMEM_HOST, "there");
+    table.good("MPI", "there");
+    assert!(cuda_possible(&table, 2));
+    table.missing(MEMORY, "too little", "more GPUs");
+    assert!(!cuda_possible(&table, 1));
+}
