@@ -28,7 +28,25 @@ fn grids_of_four_and_six_meet_in_two_events() {
     assert_eq!(graphs[0].events.len(), 5);
     assert_eq!(graphs[0].events[3].num_triggers, 2);
     assert_eq!(graphs[0].events[4].num_triggers, 2);
-    assert_eq!(graphs[0].events[2].num_triggers, 6);
+    assert_eq!(graphs[0].events[2].num_triggers, 4, "one for each worker");
+}
+
+#[test]
+fn a_workers_list_tells_the_end_once() {
+    let graph = decoder(2, 64, 40, 50, "linear", 2);
+    for placement in [Placement::Static, Placement::Dynamic] {
+        let o = BuildOptions { allreduce: Allreduce::OneShot, placement, ..options(2, 3) };
+        for g in check(&graph, &o) {
+            let end = EventId::local(g.rank as u16, EventId::END_OF_GRAPH);
+            let silent = g.tasks[2..].iter().filter(|t| t.trigger.is_none()).count();
+            // The pushes, which words without event tell of.
+            assert_eq!(silent > 0, placement == Placement::Static);
+            for list in &g.worker_lists {
+                let ends = list.iter().filter(|&&t| g.tasks[t as usize].trigger == Some(end)).count();
+                assert!(ends <= 1, "{ends}");
+            }
+        }
+    }
 }
 
 #[test]

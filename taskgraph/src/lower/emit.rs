@@ -332,6 +332,21 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
+    /// Static placement: a worker's list is an order, so of its tasks that nobody waits for only the last one tells the end.
+    /// A trigger costs the worker's next task most of a microsecond.
+    fn drop_implied_ends(&mut self, end: EventId) {
+        let tasks = &mut self.graph.tasks;
+        for list in &self.graph.worker_lists {
+            let mut told = false;
+            for &task in list.iter().rev() {
+                let trigger = &mut tasks[task as usize].trigger;
+                if *trigger == Some(end) && std::mem::replace(&mut told, true) {
+                    *trigger = None;
+                }
+            }
+        }
+    }
+
     /// The end of the iteration: what nobody waits for triggers event 2.
     fn finish(mut self, analysis: &Analysis, closing: bool) -> Result<TaskGraph, BuildError> {
         let rank = self.rank as u16;
@@ -348,6 +363,7 @@ impl<'a> Emitter<'a> {
         }
         if closing {
             // Ranks tell each other that they are through; each ends when all are.
+            self.drop_implied_ends(end);
             self.graph.ops.push("end_of_iteration".into());
             let (world, own) = (self.plan.options.world, self.rank);
             let done = self.new_event(0, false);
@@ -390,6 +406,7 @@ impl<'a> Emitter<'a> {
                 self.add_task(empty_task(EMPTY, empty_variant, SmallVec::new(), end, on(worker), last_op));
             }
         }
+        self.drop_implied_ends(end);
         let triggers = self.graph.tasks.iter().filter(|t| t.trigger == Some(end)).count();
         self.graph.events[EventId::END_OF_GRAPH as usize].num_triggers = triggers as u32;
         if !is_static {
