@@ -158,9 +158,9 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
   for (uint32_t first_row = 0; first_row < reread(p.rows); first_row += reread(p.row_block)) {
     const uint32_t rows = min(reread(p.row_block), reread(p.rows) - first_row), stride = row_bytes(reread(p.segment));
     bool done = false;
-    if constexpr (N8 == 1) {
+    if constexpr (N8 <= 2) {
       if ((reread(p.traits) & kCarries) == 0) {
-        if (const int code = left.put_held(first_row, rows, rows_at, stride, done); code != MPK_OK) return code;
+        if (const int code = left.template put_held<kColumns>(first_row, rows, rows_at, stride, done); code != MPK_OK) return code;
       }
     }
     if (!done) {

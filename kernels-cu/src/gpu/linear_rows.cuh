@@ -175,14 +175,15 @@ class LeftSide {
   }
 
   /* Puts rows [first, first + rows) whole at `to`, if a row's x fits the registers of the warps that share it: `done`
-   * tells. Each x is read once. */
+   * tells. Each x is read once. At most MostRows. */
+  template <uint32_t MostRows>
   __device__ __forceinline__ int put_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, bool& done) {
     done = false;
     if constexpr (Source == kRmsNorm && kCanHold<kComputeWarps>) {
       if (!wide_ || k() == 0) return MPK_OK;
       done = true;
-      if (rows == 1) return norm_held<8, 1>(first, rows, to, row_bytes);
-      return norm_held<kFewWarps, kFewWarps>(first, rows, to, row_bytes);
+      if (rows == 1) return norm_held<8, 1, 1>(first, rows, to, row_bytes);
+      return norm_held<kFewWarps, kFewWarps, MostRows>(first, rows, to, row_bytes);
     }
     return MPK_OK;
   }
@@ -284,13 +285,13 @@ class LeftSide {
   }
 
   /* `Warps` warps to a row, and so kRound rows in a round; the loads of as many rounds at once as 128 registers hold, up to
-   * `Rounds`. At most 8 rows. */
-  template <uint32_t Warps, uint32_t Rounds>
+   * `Rounds`. At most MostRows rows. */
+  template <uint32_t Warps, uint32_t Rounds, uint32_t MostRows>
   __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
     constexpr uint32_t kFitting = 512 / (kCount * sizeof(Piece));
     constexpr uint32_t kTogether = kFitting < 1 ? 1 : kFitting >= Rounds ? Rounds : kFitting < 4 ? kFitting : 4;
-    constexpr bool kOneSet = kTogether * kRound >= 8;
+    constexpr bool kOneSet = kTogether * kRound >= MostRows;
     static_assert((kOneSet ? 1 : 2) * kTogether * kComputeWarps <= kNormFloats, "the sums of two sets of rounds");
     using Counts = std::make_integer_sequence<uint32_t, kCount>;
     /* Read anew: what follows from the thread's index would be computed before the loops over rows, and spilled. */

@@ -17,9 +17,6 @@ class Loader {
   const TaskSlot* slot = nullptr;
   uint32_t slot_index = 0;
 
-  /* This is the prefetch warp: what a task streams need not be, and other things that it will read may be brought near. */
-  __device__ __forceinline__ bool prefetches() const { return prefetches_; }
-
   /* Brings `bytes` (a multiple of 16, at most kStageBytes) from `source` (aligned to 16) into the next stage. False
    * when the compute warps have left: the loader stops. */
   __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {

@@ -41,33 +41,6 @@ struct Attention : TaskCode {
     }
   }
 
-  /* Keys and values of earlier iterations into the L2 cache, long before the task's turn. Only a hint: what looks wrong here
-   * is left to `run`. */
-  static __device__ bool load(Loader& loader) {
-#if __CUDA_ARCH__ >= 900
-    if (!loader.prefetches()) return true;
-    constexpr uint32_t kPlaneBytes = PageSize * Dim * static_cast<uint32_t>(sizeof(Element)); /* of a head in a page */
-    const TaskSlot& slot = *loader.slot;
-    const uint32_t active = static_cast<uint32_t>(slot.task.args[0]);
-    if (kPlaneBytes % 16 != 0 || active >= slot.num_active) return true;
-    const Context::Active numbers = Context::active(active);
-    const mpk_operand& cache = slot.operands[3];
-    const uint32_t kv_heads = cache.dims[1] / 2, split = static_cast<uint32_t>(slot.task.args[2]);
-    const uint32_t splits = reinterpret_cast<const mpk_attention_params*>(slot.params)->splits;
-    const uint32_t pages = (numbers.context + numbers.num_rows + PageSize - 1) / PageSize;
-    if (pages > Context::pages_per_slot() || (cache.addr & 15) != 0) return true;
-    const int32_t* table = shared_state().batch.page_table + static_cast<uint64_t>(numbers.slot) * Context::pages_per_slot();
-    for (uint32_t i = pages * split / splits, end = pages * (split + 1) / splits; i < end && i * PageSize < numbers.context; ++i) {
-      const uint32_t page = static_cast<uint32_t>(table[i]);
-      if (page >= cache.dims[0]) return true;
-      const uint64_t plane = static_cast<uint64_t>(page) * 2 * kv_heads + static_cast<uint32_t>(slot.task.args[1]);
-      prefetch_l2(reinterpret_cast<const void*>(cache.addr + plane * kPlaneBytes), kPlaneBytes);
-      prefetch_l2(reinterpret_cast<const void*>(cache.addr + (plane + kv_heads) * kPlaneBytes), kPlaneBytes);
-    }
-#endif
-    return true;
-  }
-
  private:
   enum : int { kFound, kNothing, kImpossible };
 
