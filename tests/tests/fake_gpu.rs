@@ -296,6 +296,7 @@ fn what_is_wrong_with_nvshmem_is_named() {
         ("FAKE_NVSHMEM_VERSION", "3.6.1", &[][..], &["3.6.1", "3.4.5", "NVSHMEM_HOME"][..]),
         ("FAKE_NVSHMEM_VERSION", "3.3.9", &[], &["3.3.9", "3.4.0"]),
         ("NVSHMEM_SYMMETRIC_SIZE", "1K", &[], &["NVSHMEM_SYMMETRIC_SIZE=1K", "unset"]),
+        ("NVSHMEM_SYMMETRIC_SIZE", "-5", &[], &["NVSHMEM_SYMMETRIC_SIZE=-5", "unset"]),
         ("FAKE_NVSHMEM_FAILS", "1", &[], &["rank 1", "failed with status 7"]),
         ("FAKE_NVSHMEM_VERSION", "3.6.1", &["--transport", "nvshmem"], &["3.6.1", "3.4.5", "NVSHMEM_HOME"]),
         ("FAKE_NVSHMEM_PEERS", "0", &[], &["by stores", "--transport nvshmem"]),

@@ -258,9 +258,12 @@ fn set_variables(options: &HeapOptions) -> Result<()> {
     Ok(())
 }
 
-/// A size as NVSHMEM writes it: a number with K, M, G or T behind it.
+/// A size as NVSHMEM writes it: a number with K, M, G or T behind it; 0 of a negative one.
 fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
+    if let Some(number) = text.strip_prefix('-') {
+        return parse_size(number).map(|_| 0);
+    }
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
     let shift = match text[digits..].trim().to_ascii_uppercase().as_str() {
@@ -315,6 +318,7 @@ mod tests {
         assert_eq!(parse_size("1073741824"), Some(1 << 30));
         assert_eq!(parse_size("1.5G"), Some(3 << 29));
         assert_eq!(parse_size(" 64m "), Some(64 << 20));
+        assert_eq!(parse_size("-5"), Some(0));
         assert_eq!(parse_size("many"), None);
     }
 
