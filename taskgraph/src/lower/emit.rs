@@ -333,7 +333,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Static placement: a worker's list is an order, so of its tasks that nobody waits for only the last one tells the end.
-    /// A trigger costs the worker's next task most of a microsecond.
+    /// On a GPU a trigger is a release, for which the worker's next task waits too.
     fn drop_implied_ends(&mut self, end: EventId) {
         let tasks = &mut self.graph.tasks;
         for list in &self.graph.worker_lists {
