@@ -13,7 +13,8 @@ Runs prebuilt binaries; needs no network and no cargo. Prints a line a check: `o
   --only PARTS  in the order given: doctor, litmus, operators, golden, bits, stall, abort, shared, sanitizer, start,
                 skeleton, decode (default: all of them)
                 compile[,PART...] fills the cubin cache with what the parts (default: all) launch, and runs none; it
-                needs nvcc but no GPU, so it can be done on another machine
+                needs nvcc but no GPU, so it can be done on another machine, for an H200. On a GPU every run of parts
+                compiles first what its cache lacks, before the parts' time begins
   --binary FILE mpk-run (default: target/release/mpk-run)
   --cache DIR   the cubin cache (default: $MPK_CACHE_DIR, else mpk-run's own)
   --seed S      of the operators' inputs (default: drawn; the report has it)
@@ -63,4 +64,4 @@ if ! command -v nvcc >/dev/null && [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc 
 fi
 
 # Each part and each command has its own limit; this one is for what they do not see.
-exec timeout --signal=TERM --kill-after=10 "${MPK_CHECK_LIMIT:-1500}" "$python" "$here/gpu/check.py" "$@"
+exec timeout --signal=TERM --kill-after=10 "${MPK_CHECK_LIMIT:-2400}" "$python" "$here/gpu/check.py" "$@"

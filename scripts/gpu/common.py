@@ -44,6 +44,14 @@ class Done:
         return f"{how}: {' / '.join(errors[:3])[:600]}   [{self.command[:400]}]"
 
 
+def find_nvcc():
+    """The CUDA compiler, or None."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None and "CUDA_HOME" in os.environ:
+        nvcc = Path(os.environ["CUDA_HOME"]) / "bin/nvcc"
+    return nvcc
+
+
 def session_processes(session):
     """Ids of the processes of a session."""
     found = []
@@ -245,9 +253,7 @@ class Check:
     def cuda_program(self, name, environment=None, timeout=60):
         """Builds scripts/gpu/NAME.cu for the GPU here and runs it: what it printed, a JSON object a line, and the command
         that ended it. None where there is no nvcc."""
-        nvcc = shutil.which("nvcc")
-        if nvcc is None and "CUDA_HOME" in os.environ:
-            nvcc = Path(os.environ["CUDA_HOME"]) / "bin/nvcc"
+        nvcc = find_nvcc()
         if nvcc is None:
             return None
         program, kernels = self.work / name, REPOSITORY / "kernels-cu"

@@ -1,4 +1,6 @@
-"""Fills the cubin cache with what the other parts launch, as many compilers at once as there are cores."""
+"""Fills the cubin cache with what the other parts launch, as many compilers at once as there are cores.
+
+The cubins are for this machine's GPU, or for an H200 where there is none."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,7 @@ def run(check, jobs):
         needed.setdefault((str(job.model), job.ranks, *job.shape_options(), *job.environment), job)
 
     def one(job):
-        command = [check.binary, job.model, "--ranks", job.ranks, "--device", "h200", "--compile-only",
-                   *job.shape_options()]
+        command = [check.binary, job.model, "--ranks", job.ranks, "--compile-only", *job.shape_options()]
         try:
             return job, check.command(command, 300, dict(job.environment))
         except OutOfTime:

@@ -1,12 +1,19 @@
-"""`mpk-run doctor`, and what a bad environment is told: exit status 3 and the mend."""
+"""`mpk-run doctor`, and what a bad environment is told: exit status 3 and the fix."""
 
 import models
 from common import Job, parsed
 
 
 def jobs(check):
-    """All launches' code."""
-    return [job for _, job in route_jobs(check)]
+    """All launches, so that their kernels are compiled before the part's time begins."""
+    return [*environment_jobs(check), *(job for _, job in route_jobs(check))]
+
+
+def environment_jobs(check):
+    """One rank, two ranks, and a model that no GPU has room for."""
+    tiny = models.fixture_model(check, "tiny")
+    large = models.shape_model(check, "llama3-70b", 16, 40960)
+    return Job(tiny, 1, logprobs=models.LOGPROBS), Job(tiny, 2, logprobs=models.LOGPROBS), Job(large, 1)
 
 
 def route_jobs(check):
@@ -40,10 +47,8 @@ def run(check):
     if not check.cuda:
         check.skipped("doctor bad environments", "needs a GPU")
         return
-    tiny = models.fixture_model(check, "tiny")
-    command = check.mpk_run(Job(tiny, 1, logprobs=models.LOGPROBS))
-    large = [*check.mpk_run(Job(models.shape_model(check, "llama3-70b", 16, 40960), 1)), "--prompt-tokens", "1,2,3"]
-    two = check.mpk_run(Job(tiny, 2, logprobs=models.LOGPROBS))
+    command, two, large = map(check.mpk_run, environment_jobs(check))
+    large += ["--prompt-tokens", "1,2,3"]
     cases = [("no GPU visible", command, {"CUDA_VISIBLE_DEVICES": ""}, []),
              ("NVSHMEM missing", two, {"NVSHMEM_HOME": "/nonexistent"}, ["nvshmem"]),
              ("not enough GPU memory", large, {"CUDA_VISIBLE_DEVICES": "0"}, ["memory"])]
