@@ -4,7 +4,7 @@ use crate::memory::Layout;
 use crate::world::World;
 use kernels_cu::abi;
 use taskgraph::Placement;
-use taskgraph::task_graph::{Space, TaskGraph};
+use taskgraph::task_graph::{Area, Space, TaskGraph};
 
 const COUNTER_BYTES: u64 = abi::MPK_COUNTER_STRIDE as u64 * 8;
 
@@ -19,7 +19,8 @@ pub struct HeapLayout {
     pub ring_bytes: u64,
     /// Entries of a ring.
     pub ring_capacity: u64,
-    /// For each graph, the offset of each symmetric tensor (0 for the others).
+    /// For each graph, the offset of each symmetric tensor (0 for the others). Graphs share the areas in which tensors
+    /// lie over each other.
     pub tensors: Vec<Vec<u64>>,
     /// Size.
     pub bytes: u64,
@@ -55,12 +56,20 @@ impl HeapLayout {
             0
         };
         let rings = layout.reserve(ring_bytes * u64::from(world.size()), 256);
+        let areas = Area::ALL.map(|area| match area.space() {
+            Space::Symmetric => {
+                let bytes = graphs.iter().map(|graph| graph.area_bytes(area)).max().unwrap_or(0);
+                layout.reserve(bytes, 256)
+            }
+            Space::Device => 0,
+        });
         let tensors = graphs
             .iter()
             .map(|graph| {
-                let offset = |t: &taskgraph::task_graph::TensorEntry| match t.space {
-                    Space::Symmetric => layout.reserve(t.bytes, 256),
-                    Space::Device => 0,
+                let offset = |t: &taskgraph::task_graph::TensorEntry| match (t.space, t.overlay) {
+                    (Space::Device, _) => 0,
+                    (Space::Symmetric, Some(overlay)) => areas[overlay.area as usize] + overlay.offset,
+                    (Space::Symmetric, None) => layout.reserve(t.bytes, 256),
                 };
                 graph.tensors.iter().map(offset).collect()
             })

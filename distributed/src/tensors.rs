@@ -64,6 +64,8 @@ impl TensorLayout {
     pub fn new(graphs: &[TaskGraph], heap: &HeapLayout) -> Result<TensorLayout> {
         let (mut constants, mut persistent, mut activations) =
             (Layout::default(), Layout::default(), Layout::default());
+        let overlaid = graphs.iter().map(|g| g.area_bytes(taskgraph::task_graph::Area::Device)).max();
+        let overlaid = activations.reserve(overlaid.unwrap_or(0), ALIGN);
         let mut shared: HashMap<&str, Place> = HashMap::new();
         let mut places = Vec::new();
         for (graph, heap_offsets) in graphs.iter().zip(&heap.tensors) {
@@ -79,7 +81,11 @@ impl TensorLayout {
                     (Role::Persistent { .. }, _) => share(Area::Persistent, &mut persistent),
                     (_, Space::Symmetric) => Place { area: Area::Heap, offset: heap_offset, bytes },
                     (_, Space::Device) => {
-                        Place { area: Area::Activations, offset: activations.reserve(bytes, ALIGN), bytes }
+                        let offset = match tensor.overlay {
+                            Some(overlay) => overlaid + overlay.offset,
+                            None => activations.reserve(bytes, ALIGN),
+                        };
+                        Place { area: Area::Activations, offset, bytes }
                     }
                 };
                 if place.bytes != bytes {

@@ -25,6 +25,13 @@ pub fn digest(graph: &TaskGraph) -> u64 {
             h.count(list.len());
             h.words(list);
         }
+        match t.overlay {
+            None => h.words(&[0]),
+            Some(overlay) => {
+                h.words(&[1 + overlay.area as u32]);
+                h.long(overlay.offset);
+            }
+        }
         h.role(&t.role);
         h.count(t.parts.len());
         for part in &t.parts {

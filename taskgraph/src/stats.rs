@@ -1,7 +1,7 @@
 //! What a set of task graphs is made of, for `--check`.
 
 use crate::op_graph::Role;
-use crate::task_graph::{EventType, Space, TaskGraph};
+use crate::task_graph::{Area, EventType, Space, TaskGraph, TensorEntry};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
@@ -28,8 +28,12 @@ pub struct Stats {
     pub persistent_bytes: u64,
     /// Bytes of other tensors in a rank's own memory, on the rank that has most.
     pub device_bytes: u64,
+    /// Of these, what the graph has for itself; the rest lies in areas that all graphs of a model share.
+    pub device_bytes_of_its_own: u64,
     /// Bytes of other tensors in the symmetric heap.
     pub symmetric_bytes: u64,
+    /// Of these, what the graph has for itself.
+    pub symmetric_bytes_of_its_own: u64,
     /// Most triggers that one rank sends to one other in an iteration: what a remote scheduler queue must hold
     /// for each epoch in flight.
     pub remote_triggers: usize,
@@ -60,17 +64,26 @@ pub fn stats(graphs: &[TaskGraph]) -> Stats {
         for event in &graph.events {
             *stats.events_by_type.entry(event_name(event.event_type).into()).or_default() += 1;
         }
-        let bytes = |wanted: &dyn Fn(&Role, Space) -> bool| {
-            let tensors = graph.tensors.iter().filter(|t| wanted(&t.role, t.space));
+        let bytes = |wanted: &dyn Fn(&TensorEntry) -> bool| {
+            let tensors = graph.tensors.iter().filter(|t| wanted(t));
             tensors.fold(0u64, |sum, t| sum.saturating_add(t.bytes))
         };
-        let constant = |role: &Role| matches!(role, Role::Weight { .. } | Role::Constant);
-        let persistent = |role: &Role| matches!(role, Role::Persistent { .. });
-        let other = |role: &Role| !constant(role) && !persistent(role);
-        stats.constant_bytes = stats.constant_bytes.max(bytes(&|r, _| constant(r)));
-        stats.persistent_bytes = stats.persistent_bytes.max(bytes(&|r, _| persistent(r)));
-        stats.device_bytes = stats.device_bytes.max(bytes(&|r, s| other(r) && s == Space::Device));
-        stats.symmetric_bytes = stats.symmetric_bytes.max(bytes(&|r, s| other(r) && s == Space::Symmetric));
+        let constant = |t: &TensorEntry| matches!(t.role, Role::Weight { .. } | Role::Constant);
+        let persistent = |t: &TensorEntry| matches!(t.role, Role::Persistent { .. });
+        stats.constant_bytes = stats.constant_bytes.max(bytes(&constant));
+        stats.persistent_bytes = stats.persistent_bytes.max(bytes(&persistent));
+        let in_space = |space: Space| {
+            let own =
+                |t: &TensorEntry| !constant(t) && !persistent(t) && t.space == space && t.overlay.is_none();
+            let areas = Area::ALL.iter().filter(|area| area.space() == space);
+            (bytes(&own), areas.map(|&area| graph.area_bytes(area)).sum::<u64>())
+        };
+        let (own, shared) = in_space(Space::Device);
+        stats.device_bytes = stats.device_bytes.max(own.saturating_add(shared));
+        stats.device_bytes_of_its_own = stats.device_bytes_of_its_own.max(own);
+        let (own, shared) = in_space(Space::Symmetric);
+        stats.symmetric_bytes = stats.symmetric_bytes.max(own.saturating_add(shared));
+        stats.symmetric_bytes_of_its_own = stats.symmetric_bytes_of_its_own.max(own);
     }
     stats.remote_triggers = remote.into_values().max().unwrap_or(0);
     stats
@@ -99,13 +112,15 @@ impl fmt::Display for Stats {
         write!(
             f,
             "  each rank at most: {} tasks, {} in one worker's list; weights and constants {:.1} MiB, persistent {:.1} MiB, \
-             activations {:.1} MiB, symmetric {:.1} MiB; {} remote triggers between two ranks",
+             activations {:.1} MiB ({:.1} its own), symmetric {:.1} MiB ({:.1} its own); {} remote triggers between two ranks",
             self.most_tasks,
             self.longest_list,
             mib(self.constant_bytes),
             mib(self.persistent_bytes),
             mib(self.device_bytes),
+            mib(self.device_bytes_of_its_own),
             mib(self.symmetric_bytes),
+            mib(self.symmetric_bytes_of_its_own),
             self.remote_triggers
         )
     }

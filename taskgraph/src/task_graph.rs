@@ -65,6 +65,41 @@ pub enum Space {
     Symmetric,
 }
 
+/// A piece of memory in which tensors may lie over each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Area {
+    /// The rank's own memory, one area for all graphs.
+    Device,
+    /// Symmetric, one area for all graphs: what every rank is done with before any rank ends the iteration.
+    Settled,
+    /// Symmetric, one area for all graphs: what peers write only after every rank has begun the iteration.
+    Awaited,
+}
+
+impl Area {
+    /// All areas.
+    pub const ALL: [Area; 3] = [Area::Device, Area::Settled, Area::Awaited];
+
+    /// The memory that the area is part of.
+    pub fn space(self) -> Space {
+        match self {
+            Area::Device => Space::Device,
+            Area::Settled | Area::Awaited => Space::Symmetric,
+        }
+    }
+}
+
+/// Where a tensor lies that shares its memory with others, of its own graph and of those that follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Overlay {
+    /// In which area.
+    pub area: Area,
+    /// Bytes from the area's start to the tensor's.
+    pub offset: u64,
+}
+
 /// What an event does when it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -121,6 +156,8 @@ pub struct TensorEntry {
     pub output: bool,
     /// What the first dimension counts, for the host that reads an output.
     pub rows: crate::op_graph::Rows,
+    /// Where it lies over other tensors; `None`: in memory of its own.
+    pub overlay: Option<Overlay>,
 }
 
 /// Whose memory an operand lies in.
@@ -242,6 +279,14 @@ pub struct TaskGraph {
 }
 
 impl TaskGraph {
+    /// Bytes of an area that the tensors of this graph take.
+    pub fn area_bytes(&self, area: Area) -> u64 {
+        let end = |t: &TensorEntry| {
+            t.overlay.filter(|o| o.area == area).map_or(0, |o| o.offset.saturating_add(t.bytes))
+        };
+        self.tensors.iter().map(end).max().unwrap_or(0)
+    }
+
     /// Inputs of a task.
     pub fn inputs(&self, task: &Task) -> &[Operand] {
         let first = task.first_operand as usize;

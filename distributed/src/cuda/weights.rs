@@ -336,6 +336,7 @@ mod tests {
             tiled: true,
             output: false,
             rows: Rows::Fixed,
+            overlay: None,
         }
     }
 

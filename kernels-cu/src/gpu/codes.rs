@@ -303,6 +303,7 @@ mod tests {
             tiled,
             output: false,
             rows: Rows::Fixed,
+            overlay: None,
         };
         let operand = |tensor, dims: [u32; 2], place| Operand {
             tensor,

@@ -91,6 +91,7 @@ fn tensor_to_file(tensor: &TensorEntry) -> FileTensor<'_> {
         tiled: tensor.tiled,
         output: tensor.output,
         rows: tensor.rows,
+        overlay: tensor.overlay,
     }
 }
 
@@ -345,6 +346,7 @@ fn tensor_from_file(tensor: FileTensor<'_>) -> Result<TensorEntry, GraphFileErro
         tiled: tensor.tiled,
         output: tensor.output,
         rows: tensor.rows,
+        overlay: tensor.overlay,
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use crate::op_graph::{Capacity, Role, Rows};
 use crate::target::Backend;
-use crate::task_graph::{EventType, Placement, Space};
+use crate::task_graph::{EventType, Overlay, Placement, Space};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -85,6 +85,9 @@ pub(super) struct FileTensor<'a> {
     pub(super) output: bool,
     /// What the first dimension counts.
     pub(super) rows: Rows,
+    /// Where it lies over other tensors; absent: in memory of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) overlay: Option<Overlay>,
 }
 
 /// One piece of a weight.

@@ -6,7 +6,8 @@ use crate::dtype::DType;
 use crate::op_graph::{Role, Rows, Tensor};
 use crate::region::MAX_DIMS;
 use crate::split::Sharding;
-use crate::task_graph::{LocalPart, Space, TensorEntry};
+use crate::task_graph::{LocalPart, Overlay, Space, TensorEntry};
+use std::collections::HashSet;
 
 /// Entries of one rank, and for each tensor of the plan its entry ([`NONE`]: none).
 pub(crate) struct Entries {
@@ -26,10 +27,15 @@ pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
         strides: Vec::new(),
         tile_k: plan.options.target.backend.tile_k(),
     };
+    // A temporary may be named like a tensor of the user's.
+    let mut names: HashSet<String> = HashSet::new();
     for (index, tensor) in plan.tensors.iter().enumerate() {
-        let wanted = memory.used[index] && memory.buffer_of[index] == NONE && tensor.alias.is_none();
-        if !wanted {
+        if !memory.used[index] || tensor.alias.is_some() {
             continue;
+        }
+        let mut name = tensor.name.clone();
+        while !names.insert(name.clone()) {
+            name.push('~');
         }
         let dims = tensor.dims[rank as usize];
         let source = tensor.source.map(|s| &plan.graph.tensors[s as usize]);
@@ -39,7 +45,7 @@ pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
         let region = tensor.region_dims.unwrap_or(dims);
         entries.of[index] = entries.list.len() as u32;
         entries.push(Described {
-            name: tensor.name.clone(),
+            name,
             dtype: tensor.dtype,
             dims,
             space: tensor.space,
@@ -49,27 +55,7 @@ pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
             tiled,
             output: tensor.output,
             rows: tensor.rows,
-        });
-    }
-    for (number, buffer) in memory.buffers.iter().enumerate() {
-        let first = &plan.tensors[buffer.tensors[0] as usize];
-        let dims = first.dims[rank as usize];
-        let shape: Vec<String> = dims.as_slice().iter().map(u32::to_string).collect();
-        let prefix = if first.space == Space::Symmetric { "sym" } else { "act" };
-        for &tensor in &buffer.tensors {
-            entries.of[tensor as usize] = entries.list.len() as u32;
-        }
-        entries.push(Described {
-            name: format!("{prefix}{number}.{}.{}", first.dtype, shape.join("x")),
-            dtype: first.dtype,
-            dims,
-            space: first.space,
-            role: Role::Activation,
-            parts: Vec::new(),
-            region: first.region_dims.unwrap_or(dims),
-            tiled: false,
-            output: false,
-            rows: first.rows,
+            overlay: memory.overlay[index],
         });
     }
     entries
@@ -86,6 +72,7 @@ struct Described {
     tiled: bool,
     output: bool,
     rows: Rows,
+    overlay: Option<Overlay>,
 }
 
 impl Entries {
@@ -115,6 +102,7 @@ impl Entries {
             tiled: d.tiled,
             output: d.output,
             rows: d.rows,
+            overlay: d.overlay,
         });
         self.strides.push(strides);
     }

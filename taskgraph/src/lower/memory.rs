@@ -1,23 +1,23 @@
-//! Buffers: which activations share memory, and whether ranks must tell each other that they are through.
+//! Memory: where activations lie over each other, and whether ranks must tell each other that they are through.
+//!
+//! Two tensors may have bytes in common where everything that touches the one is done before anything writes the
+//! other. Between iterations of any graphs, areas settle it ([`Area`]): a rank's own memory by the rank's own end;
+//! of the symmetric tensors one area has those that are done with before any rank ends, the other those that peers
+//! write only after all ranks have begun.
 
-use super::{Dims, NONE, Plan, PlanTensor, SlotKind};
+use super::{Plan, PlanTensor, SlotKind};
 use crate::dtype::DType;
 use crate::lower::order::Order;
-use crate::task_graph::{Placement, Space};
-use std::collections::HashMap;
+use crate::task_graph::{Area, Overlay, Placement, Space};
 
-/// A buffer and the tensors that lie in it, one after the other.
-#[derive(Debug)]
-pub(crate) struct Buffer {
-    pub tensors: Vec<u32>,
-}
+/// Alignment of tensors in an area, bytes.
+const ALIGN: u64 = 256;
 
 /// Where activations lie. The same on all ranks.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    pub buffers: Vec<Buffer>,
-    /// For each tensor its buffer, or [`NONE`] where it has memory of its own (or none).
-    pub buffer_of: Vec<u32>,
+    /// For each tensor its place among others, where it shares memory.
+    pub overlay: Vec<Option<Overlay>>,
     /// For each tensor: some slot touches it.
     pub used: Vec<bool>,
     /// Order alone does not make the next iteration safe: ranks end it together.
@@ -35,46 +35,11 @@ struct Access {
     first_writer: u32,
 }
 
-/// Tensors of one kind may share a buffer: element type, memory, index space, each rank's dimensions.
-type Kind<'a> = (DType, Space, Option<Dims>, &'a [Dims]);
-
 pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
-    let world = plan.options.world;
     let accesses = accesses(plan);
     let used: Vec<bool> = accesses.iter().map(|a| !a.slots.is_empty()).collect();
-    let mut shared: Vec<u32> = (0..plan.tensors.len() as u32)
-        .filter(|&t| used[t as usize] && shareable(&plan.tensors[t as usize]))
-        .collect();
-    shared.sort_by_key(|&t| (accesses[t as usize].first_writer, t));
-    let mut buffers: Vec<Buffer> = Vec::new();
-    let mut buffer_of = vec![NONE; plan.tensors.len()];
-    let mut by_kind: HashMap<Kind<'_>, Vec<u32>> = HashMap::new();
-    for tensor in shared {
-        let t = &plan.tensors[tensor as usize];
-        let candidates = by_kind.entry((t.dtype, t.space, t.region_dims, &t.dims)).or_default();
-        let free = candidates.iter().copied().find(|&b| {
-            buffers[b as usize].tensors.last().is_some_and(|&last| {
-                may_follow(plan, order, &accesses[last as usize], &accesses[tensor as usize])
-            })
-        });
-        let buffer = free.unwrap_or_else(|| {
-            buffers.push(Buffer { tensors: Vec::new() });
-            candidates.push(buffers.len() as u32 - 1);
-            buffers.len() as u32 - 1
-        });
-        buffers[buffer as usize].tensors.push(tensor);
-        buffer_of[tensor as usize] = buffer;
-    }
-
-    let own: Vec<[u32; 1]> = (0..plan.tensors.len() as u32)
-        .filter(|&t| used[t as usize] && buffer_of[t as usize] == NONE)
-        .map(|t| [t])
-        .collect();
-    let unsafe_reuse = buffers
-        .iter()
-        .map(|b| b.tensors.as_slice())
-        .chain(own.iter().map(|t| t.as_slice()))
-        .any(|tensors| !next_iteration_is_safe(plan, order, &accesses, tensors));
+    let all = || (0..plan.tensors.len()).filter(|&t| used[t]);
+    let unsafe_reuse = all().any(|t| !awaited(order, &accesses[t]) && !settled(plan, order, &accesses[t]));
     // With static placement a worker's list orders a copy before the end; without it only its arrival does.
     let open_copy = plan.options.placement == Placement::Dynamic
         && plan
@@ -82,7 +47,62 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
             .iter()
             .enumerate()
             .any(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1));
-    Memory { buffers, buffer_of, used, closing: world > 1 && (unsafe_reuse || open_copy) }
+    let closing = plan.options.world > 1 && (unsafe_reuse || open_copy);
+
+    let mut of_area: [Vec<Sized>; Area::ALL.len()] = Default::default();
+    for t in all().filter(|&t| shareable(&plan.tensors[t])) {
+        let tensor = &plan.tensors[t];
+        let area = match tensor.space {
+            Space::Device => Area::Device,
+            Space::Symmetric if closing || settled(plan, order, &accesses[t]) => Area::Settled,
+            Space::Symmetric => Area::Awaited,
+        };
+        let elements = tensor.dims.iter().map(|d| d.volume()).max().unwrap_or(0);
+        let bytes = (elements * tensor.dtype.size()).next_multiple_of(ALIGN);
+        of_area[area as usize].push(Sized { tensor: t, bytes, first_writer: accesses[t].first_writer });
+    }
+    let mut overlay = vec![None; plan.tensors.len()];
+    for (area, tensors) in Area::ALL.into_iter().zip(of_area) {
+        for (tensor, offset) in pack(tensors, |a, b| may_follow(plan, order, &accesses[a], &accesses[b])) {
+            overlay[tensor] = Some(Overlay { area, offset });
+        }
+    }
+    Memory { overlay, used, closing }
+}
+
+/// A tensor that is to get a place.
+struct Sized {
+    tensor: usize,
+    bytes: u64,
+    first_writer: u32,
+}
+
+/// Gives each tensor an offset, the largest first, at the lowest place where it meets none that it may not lie over.
+/// `free(a, b)`: a, which is written first, is done with before b is written.
+fn pack(mut tensors: Vec<Sized>, free: impl Fn(usize, usize) -> bool) -> Vec<(usize, u64)> {
+    tensors.sort_by_key(|t| (std::cmp::Reverse(t.bytes), t.first_writer, t.tensor));
+    let mut placed: Vec<(u64, Sized)> = Vec::with_capacity(tensors.len());
+    for new in tensors {
+        let mut taken: Vec<(u64, u64)> = placed
+            .iter()
+            .filter(|(_, other)| {
+                let new_first = (new.first_writer, new.tensor) < (other.first_writer, other.tensor);
+                let (a, b) = if new_first { (&new, other) } else { (other, &new) };
+                !free(a.tensor, b.tensor)
+            })
+            .map(|(offset, other)| (*offset, offset + other.bytes))
+            .collect();
+        taken.sort_unstable();
+        let mut offset = 0;
+        for (start, end) in taken {
+            if start >= offset + new.bytes {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        placed.push((offset, new));
+    }
+    placed.into_iter().map(|(offset, t)| (t.tensor, offset)).collect()
 }
 
 fn shareable(tensor: &PlanTensor) -> bool {
@@ -91,7 +111,8 @@ fn shareable(tensor: &PlanTensor) -> bool {
 }
 
 fn accesses(plan: &Plan) -> Vec<Access> {
-    let mut all: Vec<Access> = vec![Access { first_writer: NONE, ..Access::default() }; plan.tensors.len()];
+    let mut all: Vec<Access> =
+        vec![Access { first_writer: u32::MAX, ..Access::default() }; plan.tensors.len()];
     for (index, slot) in plan.slots.iter().enumerate() {
         let index = index as u32;
         if (0..plan.options.world).all(|r| plan.part(r, index as usize).is_none()) {
@@ -126,7 +147,8 @@ fn is_copy(plan: &Plan, slot: u32) -> bool {
 /// All that touches the one is done, here, before anything writes the other. A copy is known to be done once its
 /// arrival is.
 fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bool {
-    before.slots.iter().all(|&a| {
+    // The latest access first: it is the one that is most often not done.
+    before.slots.iter().rev().all(|&a| {
         let (copy, arrival) = (is_copy(plan, a), a as usize + 1);
         after
             .local_writers
@@ -142,15 +164,12 @@ fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bo
     })
 }
 
-/// A peer that is an iteration ahead writes this memory only after this rank is through with it: because that
-/// peer's writer waits for this rank to have begun, or because the peer could not end before.
-fn next_iteration_is_safe(plan: &Plan, order: &Order, accesses: &[Access], tensors: &[u32]) -> bool {
-    let of = |t: &u32| &accesses[*t as usize];
-    let writers_wait =
-        tensors.iter().flat_map(|t| &of(t).remote_writers).all(|&w| order.begin_elsewhere(w as usize));
-    writers_wait
-        || tensors
-            .iter()
-            .flat_map(|t| &of(t).slots)
-            .all(|&a| order.before_end(if is_copy(plan, a) { a as usize + 1 } else { a as usize }))
+/// A peer that is an iteration ahead writes this memory only after this rank has begun that iteration.
+fn awaited(order: &Order, access: &Access) -> bool {
+    access.remote_writers.iter().all(|&w| order.begin_elsewhere(w as usize))
+}
+
+/// No rank can end the iteration before this rank is through with this memory.
+fn settled(plan: &Plan, order: &Order, access: &Access) -> bool {
+    access.slots.iter().all(|&a| order.before_end(if is_copy(plan, a) { a as usize + 1 } else { a as usize }))
 }

@@ -75,6 +75,14 @@ impl Order {
                     for &(from, flagged, flags) in &incoming[index] {
                         follow(&mut k, from as usize, &known[from as usize], flagged, flags);
                     }
+                    for &(from, _, flags) in &incoming[index] {
+                        let sum = (from as usize).wrapping_sub(2);
+                        let sums = |&(f, _, flags): &(u32, bool, u8)| f as usize == sum && flags & ALL != 0;
+                        if flags & ALL != 0 && second_arrival(plan, from) && incoming[index].iter().any(sums)
+                        {
+                            after_two_shot(&mut k, plan, &known, from as usize);
+                        }
+                    }
                 }
                 _ => {}
             }
@@ -101,6 +109,32 @@ impl Order {
     /// `earlier` is on every other rank before the end of the iteration on this one.
     pub fn before_end(&self, earlier: usize) -> bool {
         self.end.contains(earlier)
+    }
+}
+
+/// The slot is what arrives in the second half of a two-shot allreduce.
+fn second_arrival(plan: &Plan, slot: u32) -> bool {
+    matches!(plan.slots[slot as usize].kind, SlotKind::Arrive { exchange, stage: 1 }
+        if plan.exchanges[exchange as usize].lowering == Lowering::TwoShot)
+}
+
+/// What follows from all sums of a two-shot allreduce, the own and those that arrived (slot `arrival`). Each tile was
+/// summed from all ranks' partial ones: so on every rank whatever wrote a partial tile is done, and all copies of
+/// the first half have arrived. No single slot tells: the tiles are dealt to the ranks.
+fn after_two_shot(k: &mut Known, plan: &Plan, known: &[Known], arrival: usize) {
+    let first_copy = arrival - 4;
+    for of_first in first_copy..=arrival - 2 {
+        k.own.insert(of_first);
+        k.other.insert(of_first);
+    }
+    let source = |slot: &usize| plan.slots[*slot].outputs.contains(&plan.slots[first_copy].inputs[0]);
+    for writer in (0..first_copy).filter(source) {
+        let before = &known[writer];
+        for all in [&mut k.own, &mut k.other] {
+            all.insert(writer);
+            all.add(&before.own_covered);
+            all.add(&before.other_covered);
+        }
     }
 }
 

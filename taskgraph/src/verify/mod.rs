@@ -10,8 +10,8 @@
 //!    no answer.
 //! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
 //! 5. *Memory*: no two accesses of one region of any rank's memory, of which one writes, are unordered, in one
-//!    iteration or between an iteration and the next; nothing is read that nobody wrote; a flagged word has
-//!    exactly one writer.
+//!    iteration or between an iteration and the next, and what lies over another tensor's bytes is written only after
+//!    all accesses to that tensor; nothing is read that nobody wrote; a flagged word has exactly one writer.
 //! 6. *Counters*: no trigger of the next iteration can be counted before all of this one's are in.
 //!
 //! Iterations of one rank are separated by its end event, the batch step and the next begin event; ranks are
@@ -24,6 +24,7 @@ mod flagged;
 mod grid;
 mod memory;
 mod order;
+mod overlay;
 mod parallel;
 mod report;
 mod structure;
@@ -115,6 +116,7 @@ fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Vio
             sweep.tensor(tensor);
         }
         let mut violations = std::mem::take(&mut sweep.violations);
+        violations.extend(overlay::check(&order, &memory, &mut sweep.search));
         violations.extend(counters(&order, rank, &mut sweep.search));
         (memory.len(), sweep.search.searches, violations)
     });

@@ -1,5 +1,6 @@
 //! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
 
+use super::overlay;
 use super::report::{Names, Violation, ViolationKind};
 use super::views::{last_byte, view_in_region};
 use crate::dtype::DType;
@@ -85,6 +86,7 @@ fn symmetric_tensors(graphs: &[TaskGraph], violations: &mut Vec<Violation>) {
                     && a.strides == b.strides
                     && a.bytes == b.bytes
                     && a.region_dims == b.region_dims
+                    && a.overlay == b.overlay
             };
             if !same(a, b) {
                 violations.push(Violation::new(
@@ -168,6 +170,8 @@ impl RankCheck<'_> {
             }
             if tensor.dims.len() > MAX_DIMS || tensor.region_dims.len() > MAX_DIMS {
                 self.say(format!("tensor '{}' has more than {MAX_DIMS} dimensions", tensor.name));
+            } else if let Some(problem) = overlay::problem(tensor) {
+                self.say(format!("tensor '{}' {problem}", tensor.name));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' has not one stride for each dimension", tensor.name));
             } else if !tensor.tiled

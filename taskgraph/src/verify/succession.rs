@@ -4,6 +4,7 @@
 use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
 use super::order::{Bound, Order};
+use super::overlay;
 use super::report::{Names, Violation, ViolationKind};
 use crate::op_graph::Role;
 use crate::task_graph::{Space, TaskGraph, TensorEntry};
@@ -31,6 +32,8 @@ pub(super) fn check(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
     for rank in 0..world {
         // Within one rank its barrier orders everything; only what other ranks write needs a look.
         let mut remote: std::collections::HashSet<&str> = std::collections::HashSet::new();
+        // What lies over other tensors is compared by its bytes.
+        let by_name = |t: &TensorEntry| t.overlay.is_none();
         let shared = |t: &TensorEntry| keeps(t) || t.space == Space::Symmetric;
         let memories: Vec<Memory<'_>> = classes
             .iter()
@@ -46,7 +49,12 @@ pub(super) fn check(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
             .collect();
         for ((order, _), memory) in classes.iter().zip(&memories) {
             let tensors = order.graphs[rank].tensors.iter().enumerate();
-            remote.extend(tensors.filter(|(t, _)| memory.is_remote(*t)).map(|(_, t)| t.name.as_str()));
+            let tensors = tensors.filter(|(t, tensor)| memory.is_remote(*t) && by_name(tensor));
+            remote.extend(tensors.map(|(_, t)| t.name.as_str()));
+        }
+        violations.extend(overlay::across(classes, &memories));
+        if violations.len() >= 16 {
+            return violations;
         }
         let tables: Vec<HashMap<&str, Shared<'_>>> = classes
             .iter()
@@ -54,7 +62,8 @@ pub(super) fn check(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
             .map(|((order, _), memory)| {
                 let mut table = HashMap::new();
                 for (t, tensor) in order.graphs[rank].tensors.iter().enumerate() {
-                    if remote.contains(tensor.name.as_str()) && !memory.accesses(t).is_empty() {
+                    let compared = by_name(tensor) && remote.contains(tensor.name.as_str());
+                    if compared && !memory.accesses(t).is_empty() {
                         let mut bound = order.no_tasks();
                         for a in memory.accesses(t) {
                             order.add(&mut bound, order.task_number(a.rank.into(), a.task));

@@ -4,7 +4,7 @@
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Arc;
-use taskgraph::task_graph::{EventType, Place, Task, core_types};
+use taskgraph::task_graph::{Area, EventType, Place, Task, core_types};
 use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, Fusion, LocalOp, Need, OpError, OpView, Partition,
     Registry, ShardRule, TaskSpec, TaskType, Temporary, TensorType,
@@ -530,6 +530,7 @@ impl<'a> Unrolled<'a> {
                 }
             }
         }
+        assert_eq!(self.overlay_race(), None);
         for ((rank, name), list) in &touched {
             for (i, a) in list.iter().enumerate() {
                 for b in &list[..i] {
@@ -546,6 +547,59 @@ impl<'a> Unrolled<'a> {
                 }
             }
         }
+    }
+
+    /// Tensors with bytes in common: what touches these bytes through the one and what writes them through the other
+    /// is ordered. A pair that is not.
+    pub fn overlay_race(&self) -> Option<String> {
+        struct Bytes {
+            node: Node,
+            write: bool,
+            tensor: u32,
+            first: u64,
+            end: u64,
+        }
+        let mut touched: HashMap<(usize, Area), Vec<Bytes>> = HashMap::new();
+        for node in 0..self.next.len() {
+            let Some((_, rank, task)) = self.task(node) else { continue };
+            let g = &self.graphs[rank];
+            for (write, operands) in [(false, g.inputs(task)), (true, g.outputs(task))] {
+                for o in operands {
+                    let entry = &g.tensors[o.tensor as usize];
+                    let dims = &o.dims[..o.ndim as usize];
+                    let Some(overlay) = entry.overlay.filter(|_| !dims.contains(&0)) else { continue };
+                    let last: u64 =
+                        dims.iter().zip(o.strides).map(|(&d, s)| u64::from(d - 1) * u64::from(s)).sum();
+                    let first = overlay.offset + o.offset;
+                    let end = first + (last + 1) * entry.dtype.size();
+                    for place in self.places(rank, o.place) {
+                        // Tensors have the same numbers on all ranks where they are symmetric.
+                        touched.entry((place, overlay.area)).or_default().push(Bytes {
+                            node,
+                            write,
+                            tensor: o.tensor,
+                            first,
+                            end,
+                        });
+                    }
+                }
+            }
+        }
+        for ((rank, area), list) in &touched {
+            for (i, a) in list.iter().enumerate() {
+                for b in list[..i].iter().filter(|b| b.tensor != a.tensor) {
+                    let meet = (a.write || b.write) && a.first < b.end && b.first < a.end && a.node != b.node;
+                    if meet && !self.before(a.node, b.node) && !self.before(b.node, a.node) {
+                        return Some(format!(
+                            "rank {rank} {area:?}: {} and {} are not ordered",
+                            self.describe(a.node),
+                            self.describe(b.node),
+                        ));
+                    }
+                }
+            }
+        }
+        None
     }
 
     fn describe(&self, node: Node) -> String {

@@ -76,6 +76,7 @@ impl RankBuilder {
             tiled: false,
             output: false,
             rows: Rows::Tokens,
+            overlay: None,
         });
         self.graph.tensors.len() as u32 - 1
     }

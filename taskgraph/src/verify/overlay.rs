@@ -1,0 +1,289 @@
+//! Tensors that lie over each other: whatever touches the one is done before anything writes the other.
+//!
+//! Decided for whole tensors, in one rank's memory. Where several tensors have a byte in common, the order of their
+//! first writes is the only one in which they can take turns. It is enough to look at neighbours: each tensor is
+//! written, so what comes before its writes comes before everything that follows. The last one before the first
+//! of the next iteration closes the ring. What a tensor's readers read has been written in the iteration (see
+//! `memory`), so they come after its own writes.
+
+use super::access::{Access, Memory, Symmetric};
+use super::memory::across_message;
+use super::order::{Bound, Order, Proof, Search};
+use super::report::{Names, Violation, ViolationKind};
+use crate::op_graph::Role;
+use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
+use std::collections::HashSet;
+
+/// Violations kept of each rank's memory.
+const KEEP: usize = 16;
+
+/// Why a tensor can't lie where it says.
+pub(super) fn problem(tensor: &TensorEntry) -> Option<String> {
+    let overlay = tensor.overlay?;
+    if overlay.area.space() != tensor.space {
+        return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
+    }
+    if tensor.role != Role::Activation || tensor.output {
+        return Some("shares memory, but its value is wanted beyond the tasks that use it".into());
+    }
+    if overlay.offset % 16 != 0 || overlay.offset.checked_add(tensor.bytes).is_none() {
+        return Some(format!("lies at byte {}, which is no multiple of 16 or too far", overlay.offset));
+    }
+    None
+}
+
+fn end(tensor: &TensorEntry, overlay: Overlay) -> u64 {
+    overlay.offset + tensor.bytes
+}
+
+/// Tensors of one graph that share memory with others: number, bytes.
+fn overlaid(graph: &TaskGraph, area: Area) -> impl Iterator<Item = (usize, u64, u64)> + '_ {
+    graph.tensors.iter().enumerate().filter_map(move |(number, tensor)| {
+        let overlay = tensor.overlay.filter(|o| o.area == area && tensor.bytes > 0)?;
+        Some((number, overlay.offset, end(tensor, overlay)))
+    })
+}
+
+/// One graph, one rank's memory: in an iteration, and from one to the next.
+pub(super) fn check(order: &Order<'_>, memory: &Memory<'_>, search: &mut Search) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for area in Area::ALL {
+        let turns = Turns::new(order, memory, area);
+        for (first, second) in turns.neighbours {
+            turns_in_iteration(order, memory, (first, second), search, &mut violations);
+        }
+        for (last, first) in turns.rings {
+            if memory.is_remote(last) || memory.is_remote(first) {
+                turns_across(order, memory, (last, first), search, &mut violations);
+            }
+        }
+        if violations.len() >= KEEP {
+            break;
+        }
+    }
+    violations
+}
+
+/// Who follows whom at some byte of an area.
+struct Turns {
+    neighbours: Vec<(usize, usize)>,
+    /// Last and first.
+    rings: Vec<(usize, usize)>,
+}
+
+impl Turns {
+    fn new(order: &Order<'_>, memory: &Memory<'_>, area: Area) -> Turns {
+        let graph = &order.graphs[memory.owner];
+        // By their first writes; what nobody writes is nobody's to read either.
+        let mut tensors: Vec<(u32, usize, u64, u64)> = overlaid(graph, area)
+            .filter_map(|(tensor, start, end)| {
+                let writes = memory.accesses(tensor).iter().filter(|a| a.write);
+                let first =
+                    writes.map(|a| order.position[(order.events() + number(order, a)) as usize]).min()?;
+                Some((first, tensor, start, end))
+            })
+            .collect();
+        tensors.sort_unstable();
+        let mut cuts: Vec<u64> = tensors.iter().flat_map(|t| [t.2, t.3]).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        // At each piece between two cuts, who came last and who came first.
+        let mut last: Vec<Option<usize>> = vec![None; cuts.len()];
+        let mut first: Vec<Option<usize>> = vec![None; cuts.len()];
+        let mut neighbours = HashSet::new();
+        for &(_, tensor, start, end) in &tensors {
+            let pieces = cuts.partition_point(|&c| c < start)..cuts.partition_point(|&c| c < end);
+            for piece in pieces {
+                match last[piece].replace(tensor) {
+                    Some(before) => drop(neighbours.insert((before, tensor))),
+                    None => first[piece] = Some(tensor),
+                }
+            }
+        }
+        let rings: HashSet<(usize, usize)> =
+            last.into_iter().zip(first).filter_map(|(l, f)| Some((l?, f?))).filter(|(l, f)| l != f).collect();
+        let sorted = |set: HashSet<(usize, usize)>| {
+            let mut list: Vec<_> = set.into_iter().collect();
+            list.sort_unstable();
+            list
+        };
+        Turns { neighbours: sorted(neighbours), rings: sorted(rings) }
+    }
+}
+
+fn number(order: &Order<'_>, access: &Access) -> u32 {
+    order.task_number(usize::from(access.rank), access.task)
+}
+
+fn bound<'m>(order: &Order<'_>, accesses: impl IntoIterator<Item = &'m Access>) -> Bound {
+    let mut bound = order.no_tasks();
+    accesses.into_iter().for_each(|a| order.add(&mut bound, number(order, a)));
+    bound
+}
+
+fn turns_in_iteration(
+    order: &Order<'_>,
+    memory: &Memory<'_>,
+    (first, second): (usize, usize),
+    search: &mut Search,
+    violations: &mut Vec<Violation>,
+) {
+    let before = memory.accesses(first);
+    let all = bound(order, before);
+    for write in memory.accesses(second).iter().filter(|a| a.write) {
+        let later = number(order, write);
+        if order.all_before(&all, later) {
+            continue;
+        }
+        let unordered = |a: &&Access| order.before(number(order, a), later, search) == Proof::Missing;
+        if let Some(access) = before.iter().find(unordered) {
+            let message = format!(
+                "{} and {} are not ordered: {}",
+                Names { graphs: order.graphs }.task(access.place()),
+                Names { graphs: order.graphs }.task(write.place()),
+                both(order, memory, (first, second), access)
+            );
+            violations.push(Violation::new(
+                ViolationKind::Unordered,
+                &[access.place(), write.place()],
+                message,
+            ));
+            return;
+        }
+    }
+}
+
+fn turns_across(
+    order: &Order<'_>,
+    memory: &Memory<'_>,
+    (last, first): (usize, usize),
+    search: &mut Search,
+    violations: &mut Vec<Violation>,
+) {
+    let writes = || memory.accesses(first).iter().filter(|a| a.write);
+    if bound(order, memory.accesses(last)).all_cross_barrier(&bound(order, writes())) {
+        return;
+    }
+    for access in memory.accesses(last) {
+        let earlier = number(order, access);
+        if let Some(write) = writes().find(|w| !order.before_in_next(earlier, number(order, w), search)) {
+            let names = Names { graphs: order.graphs };
+            let (a, b) = (names.task(access.place()), names.task(write.place()));
+            let message = across_message(order, order, earlier, number(order, write), (&a, &b))
+                + &format!(": {}", both(order, memory, (last, first), access));
+            violations.push(Violation::new(
+                ViolationKind::UnorderedAcrossEpochs,
+                &[access.place(), write.place()],
+                message,
+            ));
+            return;
+        }
+    }
+}
+
+fn both(order: &Order<'_>, memory: &Memory<'_>, pair: (usize, usize), access: &Access) -> String {
+    let tensors = &order.graphs[memory.owner].tensors;
+    format!(
+        "the former {} '{}', the latter writes '{}', which lies over it in rank {}'s memory",
+        if access.write { "writes" } else { "reads" },
+        tensors[pair.0].name,
+        tensors[pair.1].name,
+        memory.owner
+    )
+}
+
+/// Accesses of a graph to an area of one rank's memory.
+struct Use {
+    /// Of each rank's tasks, where it has any.
+    all: Vec<Option<Bound>>,
+    writes: Vec<Option<Bound>>,
+}
+
+impl Use {
+    fn new<'m>(order: &Order<'_>, accesses: impl Iterator<Item = &'m Access>) -> Use {
+        let world = order.graphs.len();
+        let none = || (0..world).map(|_| None).collect::<Vec<Option<Bound>>>();
+        let mut found = Use { all: none(), writes: none() };
+        for access in accesses {
+            let (rank, task) = (usize::from(access.rank), number(order, access));
+            order.add(found.all[rank].get_or_insert_with(|| order.no_tasks()), task);
+            if access.write {
+                order.add(found.writes[rank].get_or_insert_with(|| order.no_tasks()), task);
+            }
+        }
+        found
+    }
+
+    /// All of this is done before the graph that follows writes.
+    fn before(&self, next: &Use) -> bool {
+        self.all
+            .iter()
+            .flatten()
+            .all(|first| next.writes.iter().flatten().all(|second| first.all_cross_barrier(second)))
+    }
+}
+
+/// Graphs that follow each other, one rank's memory (`memories` has one for each graph). Only symmetric memory needs
+/// a look: the rest is the rank's own, whose iterations its barrier separates.
+pub(super) fn across(classes: &[(Order<'_>, Symmetric)], memories: &[Memory<'_>]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for area in Area::ALL.into_iter().filter(|&area| area != Area::Device) {
+        let uses: Vec<Use> = classes
+            .iter()
+            .zip(memories)
+            .map(|((order, _), memory)| {
+                let tensors = overlaid(&order.graphs[memory.owner], area);
+                Use::new(order, tensors.flat_map(|(tensor, _, _)| memory.accesses(tensor)))
+            })
+            .collect();
+        for (from, before) in uses.iter().enumerate() {
+            for (to, after) in uses.iter().enumerate() {
+                if from != to && !before.before(after) && violations.len() < KEEP {
+                    let orders = (&classes[from].0, &classes[to].0);
+                    violations.extend(pair(orders, (&memories[from], &memories[to]), area));
+                }
+            }
+        }
+    }
+    violations
+}
+
+/// The first unordered pair of accesses to bytes that two graphs share.
+fn pair(
+    (order, next): (&Order<'_>, &Order<'_>),
+    (first, second): (&Memory<'_>, &Memory<'_>),
+    area: Area,
+) -> Option<Violation> {
+    let graphs = (&order.graphs[first.owner], &next.graphs[second.owner]);
+    for (a, a_start, a_end) in overlaid(graphs.0, area) {
+        let before = Use::new(order, first.accesses(a).iter());
+        for (b, _, _) in overlaid(graphs.1, area).filter(|&(_, start, end)| start < a_end && a_start < end) {
+            if before.before(&Use::new(next, second.accesses(b).iter())) {
+                continue;
+            }
+            for access in first.accesses(a) {
+                for write in second.accesses(b).iter().filter(|w| w.write) {
+                    let (earlier, later) = (number(order, access), number(next, write));
+                    if order.crosses_barrier(earlier, next, later) {
+                        continue;
+                    }
+                    let named = |graphs: &[TaskGraph], x: &Access| {
+                        format!("{} in graph '{}'", Names { graphs }.task(x.place()), graphs[0].name)
+                    };
+                    let names = (named(order.graphs, access), named(next.graphs, write));
+                    let message = across_message(order, next, earlier, later, (&names.0, &names.1))
+                        + &format!(
+                            ": '{}' and '{}' lie over each other in rank {}'s memory",
+                            graphs.0.tensors[a].name, graphs.1.tensors[b].name, first.owner
+                        );
+                    return Some(Violation::new(
+                        ViolationKind::UnorderedAcrossEpochs,
+                        &[access.place(), write.place()],
+                        message,
+                    ));
+                }
+            }
+        }
+    }
+    None
+}
