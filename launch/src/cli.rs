@@ -1,7 +1,9 @@
 //! The command line of `mpk-run`.
 
+use crate::app_error::AppError;
 use crate::model_json::{Allreduce, Placement};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, ValueEnum};
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// Most workers of a rank.
@@ -72,7 +74,8 @@ pub enum LaunchChoice {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "mpk-run", version, max_term_width = 110, after_help = DOCTOR_HELP)]
 pub struct Args {
-    /// What to run (schema mpk-model/1).
+    /// A model.json (schema mpk-model/1), a Hugging Face folder, or a hub name such as Qwen/Qwen3-8B that is in the
+    /// Hugging Face cache.
     pub model: PathBuf,
     /// A prompt; replaces those of model.json. May be given several times.
     #[arg(long, value_name = "TEXT")]
@@ -80,6 +83,13 @@ pub struct Args {
     /// A prompt as token ids, separated by commas. May be given several times.
     #[arg(long, value_name = "IDS")]
     pub prompt_tokens: Vec<String>,
+    /// Treat each text prompt as the user's message and apply the checkpoint's chat template.
+    #[arg(long)]
+    pub chat: bool,
+    /// An argument of the chat template, such as enable_thinking=false. VALUE is JSON, or else text. May be given
+    /// several times.
+    #[arg(long, value_name = "NAME=VALUE", requires = "chat")]
+    pub template_argument: Vec<String>,
     /// All of these in the order of the command line; filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub prompts: Vec<GivenPrompt>,
@@ -164,7 +174,7 @@ pub struct Args {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "mpk-run doctor", version, max_term_width = 110)]
 pub struct DoctorArgs {
-    /// Also check that the memory of this model's ranks fits (schema mpk-model/1).
+    /// Also check that the memory of this model's ranks fits: a model.json, a Hugging Face folder, or a hub name.
     pub model: Option<PathBuf>,
     /// Ranks of the job that is planned.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
@@ -227,6 +237,23 @@ impl Args {
         Ok(args)
     }
 
+    /// The arguments of `--template-argument`.
+    ///
+    /// # Errors
+    /// One is not of the form NAME=VALUE.
+    pub fn template_arguments(&self) -> Result<Map<String, Value>, AppError> {
+        let pairs = self.template_argument.iter().map(|argument| {
+            let (name, value) = argument.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+                AppError::input(format!(
+                    "--template-argument {argument}: expected NAME=VALUE, such as enable_thinking=false"
+                ))
+            })?;
+            let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
+            Ok((name.to_string(), value))
+        });
+        pairs.collect()
+    }
+
     /// True where nothing is run: graphs are built for `--ranks` ranks without MPI.
     pub fn builds_only(&self) -> bool {
         self.check || self.emit_graph.is_some() || self.compile_only
@@ -259,6 +286,18 @@ impl Args {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn template_arguments_are_json_or_text() {
+        let args = |words: &[&str]| {
+            let line = ["mpk-run", "m.json", "--chat"].iter().chain(words);
+            Args::from_matches(&Args::command().try_get_matches_from(line).unwrap()).unwrap()
+        };
+        let given = args(&["--template-argument", "enable_thinking=false", "--template-argument", "date=1 May=x"]);
+        let arguments = given.template_arguments().unwrap();
+        assert_eq!(Value::Object(arguments), serde_json::json!({"enable_thinking": false, "date": "1 May=x"}));
+        assert!(args(&["--template-argument", "=1"]).template_arguments().is_err());
+    }
 
     #[test]
     fn prompts_of_both_kinds_keep_their_order() {

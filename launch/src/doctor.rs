@@ -6,7 +6,7 @@ use crate::cli::{BackendChoice, DoctorArgs};
 use crate::console::tell;
 use crate::families::{self, GraphOptions};
 use crate::graphs::build_one;
-use crate::model_json::ModelJson;
+use crate::model_path;
 use crate::model_source::ModelSource;
 use crate::session::check_ranks;
 use distributed::cuda::{Driver, Found, Gpu, driver, gibibytes, memory_needed};
@@ -364,7 +364,7 @@ fn writable(folder: &Path) -> bool {
 
 /// Whether each GPU holds the ranks of the model that would be on it.
 fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Result<(), AppError> {
-    let model = ModelJson::read(path)?;
+    let model = model_path::open(path)?;
     let ModelSource::Model(source) = ModelSource::open(&model)? else {
         table.good("model", "an op graph of its own");
         return Ok(());

@@ -75,6 +75,14 @@ pub enum InputError {
         /// What is wrong.
         problem: String,
     },
+    /// A chat template that can't be read, or that refuses the messages.
+    #[error("{}: {problem}", path.display())]
+    ChatTemplate {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// A prompt that can't be run.
     #[error("{place}: {problem}; {mend}")]
     Prompt {

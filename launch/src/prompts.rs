@@ -1,6 +1,8 @@
 //! Prompts of the command line and model.json, checked and turned into requests of token ids.
 
+use crate::chat_template::{ChatTemplate, Rendering};
 use crate::{error::InputError, model_json::Sizes, tokenizer::Tokenizer};
+use serde_json::json;
 
 /// A prompt as the user gave it.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +18,8 @@ pub struct PromptSource {
 pub enum Prompt {
     /// Encoded by the tokenizer's defaults.
     Text(String),
+    /// Text of a chat template, which holds its special tokens already.
+    Rendered(String),
     /// Taken as they are.
     Tokens(Vec<u32>),
 }
@@ -24,6 +28,17 @@ impl PromptSource {
     /// A prompt of text.
     pub fn text(place: impl Into<String>, text: impl Into<String>) -> Self {
         Self { place: place.into(), prompt: Prompt::Text(text.into()) }
+    }
+
+    /// The same prompt as the first message of a conversation, as `template` words it. Token ids stay as they are.
+    ///
+    /// # Errors
+    /// The template refuses the message.
+    pub fn as_chat(self, template: &ChatTemplate, rendering: &Rendering) -> Result<Self, InputError> {
+        let Prompt::Text(text) = &self.prompt else { return Ok(self) };
+        let message = json!({"role": "user", "content": text});
+        let prompt = Prompt::Rendered(template.render(&[message], rendering)?);
+        Ok(Self { prompt, ..self })
     }
 
     /// A prompt of token ids.
@@ -109,7 +124,7 @@ fn resolve_one(
 ) -> Result<Request, InputError> {
     let place = &source.place;
     let tokens = match &source.prompt {
-        Prompt::Text(text) => {
+        Prompt::Text(text) | Prompt::Rendered(text) => {
             let Some(tokenizer) = tokenizer else {
                 return Err(error(
                     place,
@@ -121,7 +136,10 @@ fn resolve_one(
             if text.is_empty() {
                 return Err(error(place, "the prompt is empty", "give at least one character"));
             }
-            tokenizer.encode(text)?
+            match source.prompt {
+                Prompt::Rendered(_) => tokenizer.encode_rendered(text)?,
+                _ => tokenizer.encode(text)?,
+            }
         }
         Prompt::Tokens(tokens) => tokens.clone(),
     };

@@ -2,6 +2,7 @@
 
 use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
+use crate::chat_template::{ChatTemplate, Rendering};
 use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
 use crate::console::{keep_stdout_for_results, print_line, tell};
 use crate::error::InputError;
@@ -10,6 +11,7 @@ use crate::fill::ModelValues;
 use crate::graphs::{self, build_together};
 use crate::logging::is_first_rank;
 use crate::model_json::{ModelJson, Sizes};
+use crate::model_path;
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Start, Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
@@ -143,7 +145,7 @@ fn check_writable(path: &Path) -> std::io::Result<()> {
 
 /// Opens model.json with the command line's overrides, and what it names.
 pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
-    let mut model = ModelJson::read(&args.model)?;
+    let mut model = model_path::open(&args.model)?;
     if let Some(placement) = args.placement {
         model.runtime.placement = placement;
     }
@@ -239,8 +241,28 @@ fn requests(args: &Args, model: &ModelJson, source: &Model) -> Result<Vec<Reques
     if sources.is_empty() {
         sources = model.prompt_sources();
     }
+    if args.chat {
+        sources = as_chats(args, model, sources)?;
+    }
     let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
     Ok(resolve(&sources, source.tokenizer.as_ref(), &limits)?)
+}
+
+/// Each text as the first message of a conversation (`--chat`).
+fn as_chats(
+    args: &Args,
+    model: &ModelJson,
+    sources: Vec<PromptSource>,
+) -> Result<Vec<PromptSource>, AppError> {
+    let folder = model.checkpoint_folder();
+    let template = folder.as_deref().map(ChatTemplate::open).transpose()?.flatten().ok_or_else(|| {
+        AppError::input(
+            "--chat: the checkpoint has no chat template (chat_template.jinja, or `chat_template` in \
+             tokenizer_config.json); an instruction-tuned checkpoint has one",
+        )
+    })?;
+    let rendering = Rendering { arguments: args.template_arguments()?, ..Rendering::default() };
+    Ok(sources.into_iter().map(|source| source.as_chat(&template, &rendering)).collect::<Result<_, _>>()?)
 }
 
 /// What the batch step is told.

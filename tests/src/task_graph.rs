@@ -1,4 +1,4 @@
-//! Emitted task graphs, read as design.md lays them down and without the code that wrote them: what all ranks'
+//! Emitted task graphs, read as the format lays them down and without the code that wrote them: what all ranks'
 //! graphs must fulfil together, and a simulation of one iteration.
 
 use crate::{Job, ModelFile};
@@ -135,7 +135,7 @@ impl Emitted {
     /// Reads a folder that `--emit-graph` wrote.
     ///
     /// # Panics
-    /// A file has another name or shape than design.md says.
+    /// A file has another name or shape than the format says.
     pub fn read(folder: &Path, ranks: u32) -> Self {
         let mut by_class: BTreeMap<String, Vec<Graph>> = BTreeMap::new();
         let mut names: Vec<String> = std::fs::read_dir(folder)
@@ -183,7 +183,7 @@ impl Emitted {
 /// Emits the graphs of a model.
 ///
 /// # Panics
-/// It fails, or writes something else than design.md says.
+/// It fails, or writes something else than the format says.
 pub fn emit(model: &ModelFile, ranks: u32, arguments: &[&str]) -> Emitted {
     let folder = tempfile::Builder::new().prefix("mpk-graph").tempdir().expect("a temporary folder");
     let target = folder.path().join("graphs");

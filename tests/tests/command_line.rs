@@ -1,4 +1,4 @@
-//! Proves that the command line keeps its contract (design.md, "mpk-run"): what `--json` and text print, ends of
+//! Proves that the command line keeps its contract: what `--json` and text print, ends of
 //! sequence, prompts and their order, traces, and exit status 0 where it is due. Bad input is in `bad_input.rs`,
 //! emitted graphs in `emitted_graphs.rs`.
 

@@ -1,4 +1,4 @@
-//! Proves that emitted task graphs keep design.md's contract, read without the code that wrote them: files and field
+//! Proves that emitted task graphs keep the format's contract, read without the code that wrote them: files and field
 //! names, triggers of all ranks that add up, copies and their owners, placement, and an iteration that comes to its
 //! end; for the fixtures on the CPU, and for real shapes on a described GPU. Also what `--check` prints.
 

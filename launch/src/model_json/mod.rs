@@ -179,6 +179,25 @@ impl ModelJson {
         Self::parse(path, &json::read_bytes(path)?)
     }
 
+    /// The model of a Hugging Face folder, with the defaults of all other fields.
+    pub fn of_checkpoint(folder: &Path) -> Self {
+        ModelJson {
+            schema: SCHEMA.into(),
+            name: folder.file_name().map(|name| name.to_string_lossy().into_owned()),
+            // Absolute, so that it is not looked for beside the folder.
+            checkpoint: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
+            config: None,
+            weights: None,
+            graph: None,
+            max_batch: None,
+            max_seq_len: None,
+            page_size: None,
+            runtime: Runtime::default(),
+            generate: Generate::default(),
+            path: folder.into(),
+        }
+    }
+
     /// Checks the text of a model.json; `path` is for messages and relative paths.
     ///
     /// # Errors

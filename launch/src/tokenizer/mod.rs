@@ -77,6 +77,17 @@ impl Tokenizer {
         }
     }
 
+    /// The ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
+    ///
+    /// # Errors
+    /// The tokenizer can't encode the text.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, InputError> {
+        match self.tokenizer.encode(text, false) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(e) => Err(self.error(format!("cannot encode {text:?}: {e}"))),
+        }
+    }
+
     /// The text of `ids`, special tokens left out. Ids that the vocabulary lacks have no text.
     ///
     /// # Errors
