@@ -243,11 +243,12 @@ impl Args {
     /// One is not of the form NAME=VALUE.
     pub fn template_arguments(&self) -> Result<Map<String, Value>, AppError> {
         let pairs = self.template_argument.iter().map(|argument| {
-            let (name, value) = argument.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
-                AppError::input(format!(
-                    "--template-argument {argument}: expected NAME=VALUE, such as enable_thinking=false"
-                ))
-            })?;
+            let (name, value) =
+                argument.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+                    AppError::input(format!(
+                        "--template-argument {argument}: expected NAME=VALUE, such as enable_thinking=false"
+                    ))
+                })?;
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
             Ok((name.to_string(), value))
         });
@@ -293,9 +294,13 @@ mod tests {
             let line = ["mpk-run", "m.json", "--chat"].iter().chain(words);
             Args::from_matches(&Args::command().try_get_matches_from(line).unwrap()).unwrap()
         };
-        let given = args(&["--template-argument", "enable_thinking=false", "--template-argument", "date=1 May=x"]);
+        let given =
+            args(&["--template-argument", "enable_thinking=false", "--template-argument", "date=1 May=x"]);
         let arguments = given.template_arguments().unwrap();
-        assert_eq!(Value::Object(arguments), serde_json::json!({"enable_thinking": false, "date": "1 May=x"}));
+        assert_eq!(
+            Value::Object(arguments),
+            serde_json::json!({"enable_thinking": false, "date": "1 May=x"})
+        );
         assert!(args(&["--template-argument", "=1"]).template_arguments().is_err());
     }
 

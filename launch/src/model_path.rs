@@ -66,8 +66,9 @@ fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> 
         return Err(missing("no such file, and there is no Hugging Face cache (HF_HOME is not set)".into()));
     };
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
-    let revision = std::fs::read_to_string(repository.join("refs/main"))
-        .map_err(|_| missing(format!("no such file, and not in the Hugging Face cache {}", cache.display())))?;
+    let revision = std::fs::read_to_string(repository.join("refs/main")).map_err(|_| {
+        missing(format!("no such file, and not in the Hugging Face cache {}", cache.display()))
+    })?;
     let snapshot = repository.join("snapshots").join(revision.trim());
     if !snapshot.join("config.json").exists() {
         return Err(missing(format!("{} is incomplete: it has no config.json", snapshot.display())));
@@ -84,7 +85,9 @@ mod tests {
         for name in ["Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "a/b_c.d"] {
             assert_eq!(hub_name(Path::new(name)), Some(name));
         }
-        for other in ["model.json", "dir/model.json", "/abs/dir", "a/b/c", "./x", "../x", "a/", "a/b c", "a/.b"] {
+        for other in
+            ["model.json", "dir/model.json", "/abs/dir", "a/b/c", "./x", "../x", "a/", "a/b c", "a/.b"]
+        {
             assert_eq!(hub_name(Path::new(other)), None, "{other}");
         }
     }

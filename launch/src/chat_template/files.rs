@@ -48,7 +48,8 @@ fn choose(path: &Path, value: &Value) -> Result<String, InputError> {
             let default = list.iter().find(named).and_then(|entry| entry["template"].as_str());
             default.map(String::from).ok_or_else(|| {
                 let names: Vec<&str> = list.iter().filter_map(|entry| entry["name"].as_str()).collect();
-                let problem = format!("`chat_template` has no template named default, only {}", names.join(", "));
+                let problem =
+                    format!("`chat_template` has no template named default, only {}", names.join(", "));
                 error(path, problem)
             })
         }

@@ -168,7 +168,11 @@ impl Formatter for Dumps {
         writer.write_all(float(value).as_bytes())
     }
 
-    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
         if !self.ensure_ascii {
             return writer.write_all(fragment.as_bytes());
         }

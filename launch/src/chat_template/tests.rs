@@ -40,7 +40,9 @@ fn compare(expected: &Json, text_of: impl Fn(&str) -> String) -> Comparison {
         match (template.render(messages, &rendering), case["text"].as_str()) {
             (Ok(text), Some(wanted)) if text == wanted => all.texts += 1,
             (Err(_), None) => all.refusals += 1,
-            (ours, Some(wanted)) => all.differences.push(format!("{place}\n  ours   {ours:?}\n  wanted {wanted:?}")),
+            (ours, Some(wanted)) => {
+                all.differences.push(format!("{place}\n  ours   {ours:?}\n  wanted {wanted:?}"))
+            }
             (Ok(_), None) => all.lenient.push(format!("{place}: transformers: {}", case["error"])),
         }
     }
@@ -64,23 +66,31 @@ fn renders_what_transformers_renders_of_other_templates() {
     let expected: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let text_of = |folder: &str| {
         let mut files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        std::fs::read_to_string(files.find(|path| path.extension().is_some_and(|e| e == "jinja")).unwrap()).unwrap()
+        std::fs::read_to_string(files.find(|path| path.extension().is_some_and(|e| e == "jinja")).unwrap())
+            .unwrap()
     };
     let all = compare(&expected, text_of);
     let (lenient, different) = (all.lenient.len(), all.differences.len());
-    println!("{} texts and {} refusals agree, {lenient} only we render, {different} differ", all.texts, all.refusals);
+    println!(
+        "{} texts and {} refusals agree, {lenient} only we render, {different} differ",
+        all.texts, all.refusals
+    );
     println!("{}", all.lenient.join("\n"));
     assert!(all.differences.is_empty(), "{}", all.differences.join("\n"));
 }
 
 #[test]
 fn refusals_carry_the_templates_words_and_line() {
-    let template = ChatTemplate::parse(Path::new("x/t.jinja"), "a\n{{ raise_exception('no ' + messages[0].role) }}");
+    let template =
+        ChatTemplate::parse(Path::new("x/t.jinja"), "a\n{{ raise_exception('no ' + messages[0].role) }}");
     let refusal = template.unwrap().render(&[json!({"role": "critic"})], &Rendering::default()).unwrap_err();
     assert_eq!(refusal.exit_status(), 2);
     assert_eq!(refusal.to_string(), "x/t.jinja: the messages cannot be rendered: no critic (line 2)");
     let broken = ChatTemplate::parse(Path::new("x/t.jinja"), "{% for %}").unwrap_err().to_string();
-    assert!(broken.starts_with("x/t.jinja: not a template that can be read: ") && broken.ends_with("(line 1)"), "{broken}");
+    assert!(
+        broken.starts_with("x/t.jinja: not a template that can be read: ") && broken.ends_with("(line 1)"),
+        "{broken}"
+    );
 }
 
 #[test]
@@ -102,10 +112,17 @@ fn templates_are_found_where_checkpoints_have_them() {
     assert_eq!(render(), None);
     write("tokenizer_config.json", r#"{"bos_token": {"content": "<b>"}, "eos_token": null}"#);
     assert_eq!(render(), None);
-    let list = r#"[{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}list"}]"#;
-    write("tokenizer_config.json", &format!(r#"{{"bos_token": {{"content": "<b>"}}, "chat_template": {list}}}"#));
+    let list =
+        r#"[{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}list"}]"#;
+    write(
+        "tokenizer_config.json",
+        &format!(r#"{{"bos_token": {{"content": "<b>"}}, "chat_template": {list}}}"#),
+    );
     assert_eq!(render().unwrap(), "<b>list");
-    write("tokenizer_config.json", r#"{"bos_token": "<c>", "chat_template": "{{ bos_token }}text{{ unk_token }}"}"#);
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": "<c>", "chat_template": "{{ bos_token }}text{{ unk_token }}"}"#,
+    );
     write("special_tokens_map.json", r#"{"bos_token": "<old>", "unk_token": {"content": "<u>"}}"#);
     assert_eq!(render().unwrap(), "<c>text<u>");
     write("chat_template.json", r#"{"chat_template": "processor"}"#);
