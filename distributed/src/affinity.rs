@@ -1,6 +1,7 @@
 //! Which cores a rank may use. mpirun's binding is ignored: it ties a rank to one core.
 
-use crate::world::{World, launched_by_mpi};
+use crate::launcher::launched_by_mpi;
+use crate::world::World;
 
 /// Cores of this rank, and whether ranks must share them.
 #[derive(Clone, Debug, PartialEq, Eq)]

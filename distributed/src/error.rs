@@ -35,6 +35,14 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
+    /// MPI refuses the shared memory.
+    #[error(
+        "MPI could not make the ranks' shared memory: {reason}; check the room and the rights in /dev/shm (`df /dev/shm`)"
+    )]
+    SharedWindow {
+        /// What MPI says.
+        reason: String,
+    },
     /// Memory could not be had.
     #[error(
         "rank {rank}: no memory for {what} ({bytes} bytes): {reason}; use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
@@ -191,6 +199,20 @@ pub enum Error {
         /// Bytes needed.
         needed: u64,
     },
+    /// Some GPUs have more ranks than others.
+    #[error(
+        "{ranks} ranks share {gpus} GPUs unevenly ({} ranks on them), and NVSHMEM starts only where every GPU has the same number; use {} ranks (as far as the model allows), or show mpk-run fewer or more GPUs (CUDA_VISIBLE_DEVICES)",
+        list(.shares),
+        even_ranks(*.gpus)
+    )]
+    UnevenGpus {
+        /// Ranks of the job.
+        ranks: u32,
+        /// GPUs that they are on.
+        gpus: u32,
+        /// Ranks of each GPU.
+        shares: Vec<u32>,
+    },
     /// A peer's memory is out of reach.
     #[error(
         "rank {rank} can't reach the memory of rank {peer} by stores, which this run needs; leave out --transport p2p if it was given, else use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
@@ -257,6 +279,7 @@ impl Error {
             | Error::SeveralNodes { .. }
             | Error::OutOfMemory { .. }
             | Error::SharedMemory { .. }
+            | Error::SharedWindow { .. }
             | Error::Driver { .. }
             | Error::NoGpu { .. }
             | Error::DriverTooOld { .. }
@@ -268,6 +291,7 @@ impl Error {
             | Error::Nvshmem(_)
             | Error::NvshmemVersions { .. }
             | Error::SymmetricSize { .. }
+            | Error::UnevenGpus { .. }
             | Error::PeerAccess { .. }
             | Error::Thread { .. } => 3,
             Error::Graph { .. } => 2,
@@ -276,6 +300,16 @@ impl Error {
             Error::AtRank { status, .. } => *status,
         }
     }
+}
+
+fn list(numbers: &[u32]) -> String {
+    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The numbers of ranks that fill this many GPUs evenly.
+fn even_ranks(gpus: u32) -> String {
+    let few: Vec<u32> = (1..=gpus).collect();
+    format!("{}, or {} ...", list(&few), list(&[2 * gpus, 3 * gpus, 4 * gpus]))
 }
 
 impl From<nvshmem_sys::Error> for Error {

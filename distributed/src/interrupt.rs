@@ -1,24 +1,49 @@
-//! Ctrl-C and SIGTERM as a flag that the watching host looks at.
+//! Ctrl-C and SIGTERM while the kernel runs: the first is a flag that the watching host looks at, the second ends the
+//! process. At other times they do what they do by default: they end it.
 
+use crate::world::World;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The run failed.
+const STATUS: libc::c_int = 4;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_interrupt(_signal: libc::c_int) {
-    INTERRUPTED.store(true, Ordering::Relaxed);
+    if INTERRUPTED.swap(true, Ordering::Relaxed) {
+        // SAFETY: may be called in a signal handler, and ends the process.
+        unsafe { libc::_exit(STATUS) };
+    }
 }
 
-/// From now on the signals are noted, and end the process no more.
-pub(crate) fn watch() {
-    // SAFETY: the handler only stores to an atomic.
-    unsafe {
-        let handler = on_interrupt as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        libc::signal(libc::SIGINT, handler);
-        libc::signal(libc::SIGTERM, handler);
+/// As long as it lives, the first of the signals is noted.
+pub(crate) struct Noted([libc::sighandler_t; 2]);
+
+const SIGNALS: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+
+/// From now on, until the result goes, the first of the signals is noted.
+pub(crate) fn note() -> Noted {
+    let handler = on_interrupt as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: the handler only touches an atomic and ends the process.
+    Noted(SIGNALS.map(|signal| unsafe { libc::signal(signal, handler) }))
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        for (signal, before) in SIGNALS.into_iter().zip(self.0) {
+            // SAFETY: what was there before.
+            unsafe { libc::signal(signal, before) };
+        }
     }
 }
 
 /// One of them has come.
 pub(crate) fn requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// What is known of a rank that is lost, if one is. The launcher ends the others when one has died, so a signal is first
+/// taken for that.
+pub(crate) fn lost_rank(world: &World) -> Option<String> {
+    if requested() { world.find_lost() } else { world.lost() }
 }

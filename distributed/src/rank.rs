@@ -176,7 +176,7 @@ impl Rank {
     pub fn free(self, world: &World) -> Result<()> {
         match self {
             Rank::Cpu(rank) => {
-                rank.free();
+                rank.free(world);
                 Ok(())
             }
             Rank::Cuda(rank) => rank.free(world),

@@ -1,19 +1,23 @@
 //! The ranks of a job: MPI where mpirun started us, a single rank without MPI otherwise.
 
 use crate::error::{Error, Result};
-use mpi::collective::SystemOperation;
+use crate::launcher::{Place, launched_by_mpi};
+use crate::messages::{pack, receive, send, unpack};
+use crate::watch::{Watch, WatchOptions};
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use std::mem::ManuallyDrop;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The job's ranks and what they say to each other outside the kernel.
 ///
 /// All methods that take part in communication are collective: every rank calls them in the same order, on the
-/// thread that made the world.
+/// thread that made the world. None of them waits without an end: where a rank does not come, the job ends with
+/// status 4 and the rank's name (see [`WatchOptions`]).
 pub struct World {
     mpi: Option<Mpi>,
+    watch: Option<Watch>,
 }
 
 struct Mpi {
@@ -22,36 +26,35 @@ struct Mpi {
     node: SimpleCommunicator,
 }
 
-/// Variables by which MPI launchers tell a process that it is one of several.
-const LAUNCHER_VARIABLES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"];
-
-/// True where an MPI launcher started this process.
-pub fn launched_by_mpi() -> bool {
-    LAUNCHER_VARIABLES.iter().any(|v| std::env::var_os(v).is_some())
-}
-
-/// Number of processes that the MPI launcher started, where one did and says so; known before MPI is initialised.
-pub fn launched_ranks() -> Option<u32> {
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|v| std::env::var(v).ok()?.parse().ok())
-}
-
 impl World {
     /// Initialises MPI where a launcher started this process; otherwise a world of one rank without MPI.
-    pub fn init() -> Result<World> {
+    ///
+    /// # Errors
+    /// MPI does not come up.
+    pub fn init(options: WatchOptions) -> Result<World> {
         if !launched_by_mpi() {
             return Ok(World::single());
         }
-        let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Funneled)
-            .ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
-        let world = universe.world();
-        let node = world.split_shared(world.rank());
-        abort_the_job_on_panic();
-        Ok(World { mpi: Some(Mpi { universe: ManuallyDrop::new(universe), world, node }) })
+        let watch = Watch::begin(Place::from_environment(), options);
+        let world = World { mpi: None, watch: Some(watch) };
+        world.phase("MPI's start-up");
+        let mpi = world.call(|| -> Result<Mpi> {
+            let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Funneled)
+                .ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
+            let world = universe.world();
+            let node = world.split_shared(world.rank());
+            Ok(Mpi { universe: ManuallyDrop::new(universe), world, node })
+        })?;
+        if let Some(watch) = &world.watch {
+            watch.set_mpi(true);
+            end_the_job_on_panic(watch.clone());
+        }
+        Ok(World { mpi: Some(mpi), ..world })
     }
 
     /// A world of one rank, without MPI.
     pub fn single() -> World {
-        World { mpi: None }
+        World { mpi: None, watch: None }
     }
 
     /// This rank.
@@ -82,91 +85,95 @@ impl World {
             .unwrap_or_else(|| "localhost".to_string())
     }
 
-    /// Waits until every rank is here.
-    pub fn barrier(&self) {
-        if let Some(m) = &self.mpi {
-            m.world.barrier();
+    /// Names what this rank does from now on, for the message about a rank that does not come.
+    pub fn phase(&self, name: &str) {
+        if let Some(watch) = &self.watch {
+            watch.phase(name);
         }
     }
 
-    /// Waits until every rank is here, at most `limit`; false where some rank did not come.
-    ///
-    /// After `false` the barrier is still pending: the only thing left to do is [`World::abort`].
-    pub fn barrier_within(&self, limit: Duration) -> bool {
-        let Some(m) = &self.mpi else { return true };
-        let begin = Instant::now();
-        let mut request = m.world.immediate_barrier();
-        loop {
-            match request.test() {
-                Ok(_) => return true,
-                Err(pending) if begin.elapsed() < limit => request = pending,
-                Err(pending) => {
-                    // The request may not be dropped while pending; the process is about to end.
-                    std::mem::forget(pending);
-                    return false;
-                }
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    /// Makes a call of a library that all ranks make together and that can't be interrupted: the watch ends the process
+    /// where a rank does not come to it.
+    pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _waiting = self.watch.as_ref().map(Watch::call);
+        call()
+    }
+
+    /// Runs the kernel, whose own deadline holds meanwhile.
+    pub(crate) fn run_kernel<T>(&self, run: impl FnOnce() -> T) -> T {
+        let _running = self.watch.as_ref().map(Watch::run_kernel);
+        run()
+    }
+
+    /// What is known of a rank of this node whose process has ended since the kernel began, if one has.
+    pub(crate) fn lost(&self) -> Option<String> {
+        self.watch.as_ref()?.lost()
+    }
+
+    /// As `lost`, but looks at once.
+    pub(crate) fn find_lost(&self) -> Option<String> {
+        self.watch.as_ref()?.find_lost()
+    }
+
+    /// Waits until every rank is here.
+    pub fn barrier(&self) {
+        self.exchange(Vec::new());
+    }
+
+    /// Waits until every rank is here, at most `limit`; after that the job ends.
+    pub fn barrier_within(&self, limit: Duration) {
+        self.exchange_within(Vec::new(), Some(limit));
+    }
+
+    /// Every rank's bytes on every rank, in rank order. Rank 0 collects and spreads them.
+    pub fn exchange(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
+        self.exchange_within(bytes, None)
+    }
+
+    fn exchange_within(&self, bytes: Vec<u8>, limit: Option<Duration>) -> Vec<Vec<u8>> {
+        let Some(meeting) = self.meet(limit) else { return vec![bytes] };
+        let all = meeting.collect(bytes);
+        unpack(&meeting.spread(if self.rank() == 0 { pack(&all) } else { Vec::new() }))
+    }
+
+    /// Begins a step that all ranks take; `None` where this rank is the only one.
+    fn meet(&self, limit: Option<Duration>) -> Option<Meeting<'_>> {
+        let (mpi, watch) = (self.mpi.as_ref()?, self.watch.as_ref()?);
+        let (waiting, step) = match limit {
+            Some(limit) => watch.wait_within(limit),
+            None => watch.wait(),
+        };
+        Some(Meeting { ranks: &mpi.world, watch, step, _waiting: waiting })
     }
 
     /// The largest of the ranks' values, place by place.
     pub fn max(&self, values: &[u64]) -> Vec<u64> {
-        let mut out = values.to_vec();
-        if let Some(m) = &self.mpi {
-            m.world.all_reduce_into(values, &mut out[..], SystemOperation::max());
-        }
-        out
+        let own = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let all: Vec<Vec<u64>> = self.exchange(own).iter().map(|bytes| numbers(bytes)).collect();
+        (0..values.len())
+            .map(|i| all.iter().filter_map(|v| v.get(i)).copied().max().unwrap_or(values[i]))
+            .collect()
     }
 
     /// One value of each rank, in rank order.
     pub fn all_gather(&self, value: u64) -> Vec<u64> {
-        let mut out = vec![value; self.size() as usize];
-        if let Some(m) = &self.mpi {
-            m.world.all_gather_into(&value, &mut out[..]);
-        }
-        out
+        let all = self.exchange(value.to_ne_bytes().to_vec());
+        all.iter().map(|bytes| numbers(bytes).first().copied().unwrap_or(value)).collect()
     }
 
     /// Bytes of rank `root`, on every rank.
     pub fn broadcast(&self, root: u32, bytes: Vec<u8>) -> Vec<u8> {
-        let Some(m) = &self.mpi else { return bytes };
-        let process = m.world.process_at_rank(root as i32);
-        let mut length = bytes.len() as u64;
-        process.broadcast_into(&mut length);
-        let mut buffer = bytes;
-        buffer.resize(length as usize, 0);
-        // MPI counts are 32-bit.
-        for piece in buffer.chunks_mut(1 << 30) {
-            process.broadcast_into(piece);
-        }
-        buffer
+        let Some(meeting) = self.meet(None) else { return bytes };
+        let mut all = meeting.collect(if self.rank() == root { bytes } else { Vec::new() });
+        meeting.spread(if self.rank() == 0 { all.swap_remove(root as usize) } else { Vec::new() })
     }
 
     /// Every rank's bytes at rank 0, in rank order; empty elsewhere.
     pub fn gather(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
-        let Some(m) = &self.mpi else { return vec![bytes] };
-        const TAG: i32 = 1;
-        if self.rank() != 0 {
-            for piece in bytes.chunks((1 << 30).min(bytes.len().max(1))) {
-                m.world.process_at_rank(0).send_with_tag(piece, TAG);
-            }
-            m.world.process_at_rank(0).send_with_tag(&[0u8; 0][..], TAG);
-            return Vec::new();
+        match self.meet(None) {
+            Some(meeting) => meeting.collect(bytes),
+            None => vec![bytes],
         }
-        let mut all = vec![bytes];
-        for rank in 1..self.size() {
-            let mut whole = Vec::new();
-            loop {
-                let (piece, _) = m.world.process_at_rank(rank as i32).receive_vec_with_tag::<u8>(TAG);
-                if piece.is_empty() {
-                    break;
-                }
-                whole.extend_from_slice(&piece);
-            }
-            all.push(whole);
-        }
-        all
     }
 
     /// Agreement on how a step went: the status is 0 where it went well here. Returns, on every rank, the first
@@ -192,38 +199,70 @@ impl World {
         self.mpi.as_ref().map(|m| &m.node)
     }
 
-    /// Finalises MPI. Collective.
+    /// Finalises MPI and waits for the node's other ranks to have done so. Collective. The process should end at once:
+    /// nobody watches it any more.
     pub fn finalize(mut self) {
+        self.phase("MPI's end");
         if let Some(mut m) = self.mpi.take() {
-            drop(m.node);
-            // SAFETY: the universe is dropped once, here; `self` is consumed.
-            unsafe { ManuallyDrop::drop(&mut m.universe) };
+            if let Some(watch) = &self.watch {
+                watch.set_mpi(false);
+            }
+            self.call(|| {
+                drop(m.node);
+                // SAFETY: the universe is dropped once, here; `self` is consumed.
+                unsafe { ManuallyDrop::drop(&mut m.universe) };
+            });
         }
+        if let Some(watch) = &self.watch {
+            watch.leave();
+        }
+    }
+}
+
+/// A step that all ranks take together.
+struct Meeting<'a> {
+    ranks: &'a SimpleCommunicator,
+    watch: &'a Watch,
+    step: u64,
+    _waiting: crate::watch::Waiting<'a>,
+}
+
+impl Meeting<'_> {
+    /// Every rank's bytes at rank 0, in rank order; empty elsewhere.
+    fn collect(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
+        if self.ranks.rank() != 0 {
+            send(self.ranks, self.watch, 0, self.step, &bytes);
+            return Vec::new();
+        }
+        let others =
+            (1..self.ranks.size() as u32).map(|rank| receive(self.ranks, self.watch, rank, self.step));
+        std::iter::once(bytes).chain(others).collect()
     }
 
-    /// Ends the whole job with `status`, also where other ranks no longer answer.
-    pub fn abort(&self, status: i32) -> ! {
-        match &self.mpi {
-            Some(m) => m.world.abort(status),
-            None => std::process::exit(status),
+    /// Rank 0's bytes, on every rank.
+    fn spread(&self, bytes: Vec<u8>) -> Vec<u8> {
+        if self.ranks.rank() != 0 {
+            return receive(self.ranks, self.watch, 0, self.step);
         }
+        (1..self.ranks.size() as u32).for_each(|rank| send(self.ranks, self.watch, rank, self.step, &bytes));
+        bytes
     }
+}
+
+fn numbers(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
+}
+
+/// A rank that panics would leave the others waiting: print, then end the job.
+fn end_the_job_on_panic(watch: Watch) {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        print(info);
+        watch.give_up(None);
+    }));
 }
 
 /// Name and version of the MPI library.
 pub fn mpi_library() -> String {
     mpi::environment::library_version().unwrap_or_else(|_| "unknown".into()).trim().to_string()
-}
-
-/// A rank that panics would leave the others waiting: print, then end the job.
-fn abort_the_job_on_panic() {
-    let print = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        print(info);
-        // SAFETY: MPI is initialised (this hook is installed after) and MPI_Abort may be called from any thread
-        // of a process that is about to end.
-        unsafe {
-            mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, 4);
-        }
-    }));
 }

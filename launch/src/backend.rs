@@ -208,6 +208,7 @@ fn code(
     device_library: bool,
     graphs: &[TaskGraph],
 ) -> Result<Code, Exit> {
+    world.phase("compilation");
     let begin = Instant::now();
     let codes = task_codes(graphs).map_err(|e| AppError::from(distributed::Error::Code(e)));
     let mut codes = together(world, codes)?;

@@ -12,7 +12,7 @@ use crate::user_graph;
 use distributed::World;
 use distributed::affinity::cores_of_rank;
 use distributed::cuda::{Found, Gpu, check_limits, driver};
-use distributed::world::launched_ranks;
+use distributed::launcher::launched_ranks;
 use std::io::Write;
 use std::path::Path;
 use taskgraph::json::write_json;

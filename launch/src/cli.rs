@@ -168,6 +168,13 @@ pub struct Args {
     /// Debug: RANK:OP:MILLISECONDS delays worker 0 (on a GPU every worker) of RANK before each task of operator OP (an index or a name).
     #[arg(long, value_name = "RANK:OP:MS", hide = true)]
     pub debug_stall: Option<String>,
+    /// Debug: RANK:STEP:KIND makes RANK stop, or end (`stop`, `kill`, `exit=STATUS`, `panic`), before it comes to step STEP:
+    /// where all ranks meet, counted from MPI's start-up, 1.
+    #[arg(long, value_name = "RANK:STEP:KIND", hide = true)]
+    pub debug_fault: Option<String>,
+    /// Every option in force with its values, as the command line has it; filled by [`Args::from_command_line`].
+    #[arg(skip)]
+    pub in_force: Vec<(String, String)>,
 }
 
 /// Check what this machine has for a run, and what is missing: `mpk-run doctor [model.json]`.
@@ -234,6 +241,14 @@ impl Args {
             .collect();
         prompts.sort_by_key(|&(place, _)| place);
         args.prompts = prompts.into_iter().map(|(_, prompt)| prompt).collect();
+        args.in_force = matches
+            .ids()
+            .filter_map(|id| {
+                let values = matches.get_raw(id.as_str())?;
+                let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+                Some((id.as_str().to_string(), values.join(" ")))
+            })
+            .collect();
         Ok(args)
     }
 

@@ -43,6 +43,7 @@ pub mod output;
 pub mod prompts;
 pub mod proofs;
 pub mod random_weights;
+pub mod same;
 pub mod session;
 pub mod tokenizer;
 pub mod user_graph;

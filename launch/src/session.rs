@@ -15,13 +15,15 @@ use crate::model_path;
 use crate::model_source::{Model, ModelSource};
 use crate::output::{Start, Streamer, json_object};
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
+use crate::same::{same_model, same_options, same_requests};
 use crate::tokenizer::Tokenizer;
 use crate::user_graph;
 use distributed::affinity::Cores;
 use distributed::cuda::WarmUp;
 use distributed::fill::TensorSource;
+use distributed::launcher::launched_by_mpi;
 use distributed::plan::{BatchPlan, Mode, RunOptions, Stall};
-use distributed::{Common, Rank, World};
+use distributed::{Common, Fault, Rank, WatchOptions, World};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, Write};
@@ -72,7 +74,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
     if gpu_possible {
         keep_stdout_for_results();
     }
-    let world = match World::init() {
+    let world = match World::init(watch_options(args)) {
         Ok(world) => world,
         Err(error) => {
             tell(format_args!("mpk-run: error: {error}"));
@@ -88,9 +90,19 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
     status
 }
 
-/// Ends the process, after a failed run on GPUs without the exit handlers of libraries, which might wait.
+/// How this rank watches the others. What is wrong with the options is told later, by all ranks together.
+fn watch_options(args: &Args) -> WatchOptions {
+    WatchOptions {
+        deadline: Duration::try_from_secs_f64(args.deadline).unwrap_or(Duration::from_secs(30)),
+        tell: |message| tell(format_args!("mpk-run: error: {message}")),
+        fault: args.debug_fault.as_deref().and_then(Fault::parse),
+    }
+}
+
+/// Ends the process. After a failed run on GPUs, and where other ranks have ended already, the exit handlers of libraries
+/// are left out: they might wait.
 pub fn exit(status: i32) -> ! {
-    if distributed::cuda::must_leave_at_once() {
+    if launched_by_mpi() || distributed::cuda::must_leave_at_once() {
         let _ = std::io::stdout().flush();
         // SAFETY: ends the process at once; nothing of it is used any more.
         unsafe { libc::_exit(status) };
@@ -111,7 +123,12 @@ fn run_on(
     report: Option<Report<'_>>,
 ) -> Result<(), Exit> {
     let begin = Instant::now();
+    world.phase("options");
+    same_options(world, args)?;
+    world.phase("the model's files");
     let prepared = together(world, prepare(args, world))?;
+    same_model(world, &prepared.model, &prepared.source)?;
+    world.phase("the backend");
     let backend = Backend::choose(world, args, warm_up)?;
     match &prepared.source {
         ModelSource::Model(source) => generate(world, args, &prepared.model, source, backend, begin, report),
@@ -125,6 +142,9 @@ fn run_on(
 fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
     if let Some(contradiction) = args.contradiction() {
         return Err(AppError::input(contradiction));
+    }
+    if let Some(text) = args.debug_fault.as_ref().filter(|text| Fault::parse(text).is_none()) {
+        return Err(AppError::input(format!("--debug-fault {text}: expected RANK:STEP:KIND")));
     }
     let (model, source) = open(args)?;
     if let ModelSource::Model(model) = &source {
@@ -319,10 +339,13 @@ fn generate(
     begin: Instant,
     report: Option<Report<'_>>,
 ) -> Result<(), Exit> {
+    world.phase("requests");
     let requests = together(world, requests(args, model, source))?;
+    same_requests(world, &requests)?;
     let sizes = together(world, model.sizes(&source.config).map_err(AppError::from))?;
     let top_k = args.logprobs.min(source.config.vocab_size);
     let target = backend.target(world, model)?;
+    world.phase("graphs");
     let building = Instant::now();
     let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target);
     let ops = families::op_graphs(&source.config, &sizes, &options);
@@ -334,7 +357,9 @@ fn generate(
     let plan = batch_plan(model, source, &sizes, top_k, &requests);
     let eos = plan.eos.clone();
     let threads = backend.readers();
+    world.phase("memory");
     let mut rank = backend.rank(world, args, graphs, plan, &run_options)?;
+    world.phase("weights");
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
     let values = ModelValues { config: &source.config, weights: &source.weights };
     let filled = load(world, &mut rank, threads, &values);
@@ -353,6 +378,7 @@ fn generate(
             streamer.look(rank);
         }
     })?;
+    world.phase("results");
     together(world, same_on_all_ranks(world, &rank, requests.len()))?;
     let done = Finished { rank: &rank, ranks: world.size(), requests: &requests, start };
     let finished = match (streamer.and_then(Streamer::error), report) {
@@ -377,6 +403,7 @@ fn generate(
         }
     }
     write_trace(world, args, &rank)?;
+    world.phase("giving memory back");
     together(world, rank.free(world).map_err(AppError::from))
 }
 
@@ -423,14 +450,14 @@ pub fn launch(
     deadline: Duration,
     look: impl FnMut(&Common),
 ) -> Result<(), Exit> {
+    world.phase("the run");
     let result = rank.run(world, look);
     if let Err(error) = &result {
         tell(format_args!("mpk-run: error: {error}"));
     }
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
-    if !world.barrier_within(limit) {
-        world.abort(4);
-    }
+    world.phase("the end of the run");
+    world.barrier_within(limit);
     match world.agree(result.map_or_else(|e| e.exit_status(), |()| 0)) {
         None => Ok(()),
         Some((_, status)) => Err(Exit(status)),
@@ -440,6 +467,7 @@ pub fn launch(
 /// Collective: writes the timeline if one is wanted.
 pub fn write_trace(world: &World, args: &Args, rank: &Rank) -> Result<(), Exit> {
     let Some(path) = &args.trace else { return Ok(()) };
+    world.phase("the trace");
     let records = together(world, rank.trace().map_err(AppError::from))?;
     let written = distributed::trace::write(world, path, rank.graphs(), &records)
         .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())));

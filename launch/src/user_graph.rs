@@ -103,6 +103,7 @@ pub fn run(
     backend: Backend,
     begin: Instant,
 ) -> Result<(), Exit> {
+    world.phase("graphs");
     let prepared = parse(model, graph).and_then(|parsed| {
         let sequence = sequence(model, &parsed.graph)?;
         Ok((parsed, sequence))
@@ -133,8 +134,10 @@ pub fn run(
         mode: Mode::Fixed(args.iterations),
     };
     let threads = backend.readers();
+    world.phase("memory");
     let mut rank = backend.rank(world, args, graphs, plan, &run_options)?;
     let weights = WeightSource::Values(values);
+    world.phase("weights");
     let place = (world.rank(), world.size());
     let source = GivenValues { graph: &ops[0], weights: &weights, place };
     let filled = load(world, &mut rank, threads, &source);
@@ -145,6 +148,7 @@ pub fn run(
     let started = Instant::now();
     launch(world, &mut rank, run_options.deadline, |_| {})?;
     let took = started.elapsed();
+    world.phase("results");
     let locals = together(world, locals(&rank, &sharded))?;
     let outputs = outputs(world, locals, &sharded);
     let printed = if world.rank() == 0 {
@@ -154,6 +158,7 @@ pub fn run(
     };
     together(world, printed)?;
     write_trace(world, args, &rank)?;
+    world.phase("giving memory back");
     together(world, rank.free(world).map_err(AppError::from))
 }
 

@@ -1,13 +1,15 @@
 /* NVSHMEM's host library for tests beside the stand-in driver: ranks know their numbers, the heap is the rank's own
  * memory. FAKE_NVSHMEM_VERSION is its version (3.4.5); FAKE_NVSHMEM_PEERS=1 makes it claim that peers are in reach;
- * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail;
+ * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_STOPS the one that stops in it, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail;
  * NVSHMEM_DEBUG makes it print to standard output. Built with EXPORT_LAUNCH it exports the collective launch. */
 #include <dlfcn.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 namespace {
 
@@ -66,6 +68,9 @@ int nvshmemx_hostlib_init_attr(unsigned flags, Attributes* attributes) {
     pes = args.nranks;
   }
   if (variable("FAKE_NVSHMEM_FAILS", -1) == pe) return 7;
+  if (variable("FAKE_NVSHMEM_STOPS", -1) == pe) raise(SIGSTOP);
+  /* As the library does, each rank waits for the others. */
+  if (variable("FAKE_NVSHMEM_STOPS", -1) >= 0) pause();
   state = 2;
   if (getenv("NVSHMEM_DEBUG") != nullptr) {
     printf("NVSHMEM INFO of PE %d\n", pe);

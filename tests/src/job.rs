@@ -26,8 +26,10 @@ const TICK: Duration = Duration::from_millis(5);
 pub struct Job {
     ranks: Option<u32>,
     arguments: Vec<OsString>,
+    others: Vec<Vec<OsString>>,
     variables: Vec<(String, String)>,
     timeout: Duration,
+    shared_memory: Option<u64>,
     stdout_unread: bool,
     stderr_unread: bool,
 }
@@ -44,8 +46,10 @@ impl Job {
         Job {
             ranks: None,
             arguments: Vec::new(),
+            others: Vec::new(),
             variables: Vec::new(),
             timeout: TIMEOUT,
+            shared_memory: None,
             stdout_unread: false,
             stderr_unread: false,
         }
@@ -66,6 +70,19 @@ impl Job {
     pub fn args<I: IntoIterator<Item: AsRef<OsStr>>>(mut self, arguments: I) -> Self {
         self.arguments.extend(arguments.into_iter().map(|a| a.as_ref().into()));
         self
+    }
+
+    /// One more rank, with a command line of its own: `: -n 1 mpk-run ...`.
+    pub fn other_rank<I: IntoIterator<Item: AsRef<OsStr>>>(mut self, arguments: I) -> Self {
+        self.others.push(arguments.into_iter().map(|a| a.as_ref().into()).collect());
+        self
+    }
+
+    /// With a /dev/shm of its own of this many bytes; `None` where that can't be had (it takes a mount namespace).
+    pub fn with_shared_memory(self, bytes: u64) -> Option<Self> {
+        let possible =
+            Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]).output();
+        possible.is_ok_and(|o| o.status.success()).then_some(Job { shared_memory: Some(bytes), ..self })
     }
 
     /// Sets an environment variable.
@@ -102,6 +119,11 @@ impl Job {
                 a.into_owned()
             }
         }));
+        words.extend(
+            self.others
+                .iter()
+                .map(|others| format!(": -n 1 mpk-run {}", others.join(OsStr::new(" ")).display())),
+        );
         words.join(" ")
     }
 
@@ -126,14 +148,28 @@ impl Job {
     /// # Panics
     /// There is no binary, or it could not be started.
     pub fn start(&self) -> Running {
+        let turn = Turn::take();
+        let shared_memory = shared_memory();
+        let mut running = self.spawn();
+        running.shared_memory = Some(shared_memory);
+        running.turn = Some(turn);
+        running
+    }
+
+    /// Starts it beside other jobs of the same turn. What it leaves in /dev/shm is not told from theirs.
+    ///
+    /// # Panics
+    /// As [`Job::start`].
+    pub fn start_in(&self, _turn: &Turn) -> Running {
+        self.spawn()
+    }
+
+    fn spawn(&self) -> Running {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let binary = binary();
-        let turn = Turn::take();
         // Short, since Open MPI puts sockets below it.
         let temporary = tempfile::Builder::new().prefix("mpk").tempdir().expect("a temporary folder");
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let shared_memory = shared_memory();
-
         let mut command = match self.ranks {
             None => Command::new(&binary),
             Some(ranks) => {
@@ -142,7 +178,19 @@ impl Job {
                 command
             }
         };
+        if let Some(bytes) = self.shared_memory {
+            let mounted = format!("mount -t tmpfs -o size={bytes} tmpfs /dev/shm && exec \"$@\"");
+            let mut inside = Command::new("unshare");
+            inside
+                .args(["-m", "sh", "-c", &mounted, "sh"])
+                .arg(command.get_program())
+                .args(command.get_args());
+            command = inside;
+        }
         command.args(&self.arguments);
+        for arguments in &self.others {
+            command.args([":", "-n", "1"]).arg(&binary).args(arguments);
+        }
         command.env(MARK, &mark).env("TMPDIR", temporary.path());
         command.envs([
             ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -173,8 +221,8 @@ impl Job {
             stdout,
             stderr,
             temporary,
-            shared_memory,
-            _turn: turn,
+            shared_memory: None,
+            turn: None,
         }
     }
 }
@@ -190,8 +238,10 @@ pub struct Running {
     stdout: Capture,
     stderr: Capture,
     temporary: TempDir,
-    shared_memory: BTreeSet<String>,
-    _turn: Turn,
+    /// What was there before, where that tells what this job leaves.
+    shared_memory: Option<BTreeSet<String>>,
+    #[allow(dead_code, reason = "held until the job is looked at no more")]
+    turn: Option<Turn>,
 }
 
 impl Running {
@@ -253,7 +303,19 @@ impl Running {
     /// # Panics
     /// The job ended before, or its time limit has passed.
     pub fn wait_for_output(&mut self, seen: impl Fn(&str) -> bool) {
-        while !seen(&self.stdout.text()) {
+        self.wait_for(|job| seen(&job.stdout.text()));
+    }
+
+    /// Waits until the log holds `text`.
+    ///
+    /// # Panics
+    /// As [`Running::wait_for_output`].
+    pub fn wait_for_log(&mut self, text: &str) {
+        self.wait_for(|job| job.stderr.text().contains(text));
+    }
+
+    fn wait_for(&mut self, seen: impl Fn(&Running) -> bool) {
+        while !seen(self) {
             assert!(self.is_running(), "{}: ended early\nstderr: {}", self.description, self.stderr.text());
             std::thread::sleep(TICK);
         }
@@ -293,7 +355,9 @@ impl Running {
         let mut foreign = BTreeSet::new();
         loop {
             orphans = self.processes();
-            in_shared_memory = shared_memory().difference(&self.shared_memory).cloned().collect::<Vec<_>>();
+            let before = self.shared_memory.as_ref();
+            in_shared_memory =
+                before.map_or(Vec::new(), |before| shared_memory().difference(before).cloned().collect());
             // What another program has made meanwhile is no leak of this one.
             in_shared_memory.retain(|name| {
                 let other =
@@ -410,13 +474,17 @@ impl Finished {
 }
 
 /// One job at a time, over all test binaries that were built to the same folder.
-struct Turn {
+pub struct Turn {
     // Closing it ends the turn.
     _lock: File,
 }
 
 impl Turn {
-    fn take() -> Self {
+    /// Waits for it.
+    ///
+    /// # Panics
+    /// The file that is locked can't be made.
+    pub fn take() -> Self {
         let path = profile_folder().join("mpk-tests.lock");
         let lock = File::create(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         // SAFETY: the descriptor is open for as long as `lock` lives.
@@ -453,7 +521,7 @@ pub fn binary() -> PathBuf {
 }
 
 /// Names in /dev/shm.
-fn shared_memory() -> BTreeSet<String> {
+pub fn shared_memory() -> BTreeSet<String> {
     let Ok(entries) = fs::read_dir("/dev/shm") else { return BTreeSet::new() };
     entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }

@@ -14,6 +14,6 @@ pub mod task_graph;
 mod capture;
 mod processes;
 
-pub use job::{Finished, Job, Running};
+pub use job::{Finished, Job, Running, Turn};
 pub use model_file::ModelFile;
 pub use run_json::RunJson;

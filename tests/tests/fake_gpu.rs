@@ -258,6 +258,32 @@ fn several_ranks_come_up_through_nvshmem() {
     assert!(finished.stderr.contains("cuLaunchCooperativeKernel"), "{}", finished.stderr);
 }
 
+/// NVSHMEM waits for ever where one GPU has more ranks than another: they are refused before it starts.
+#[test]
+fn ranks_that_do_not_fill_their_gpus_evenly_are_refused() {
+    let model = ModelFile::of_fixture("mistral");
+    for (ranks, gpus, words) in [
+        (4, "3", "4 ranks share 3 GPUs unevenly (2, 1, 1 ranks on them)"),
+        (8, "6", "use 1, 2, 3, 4, 5, 6, or 12, 18, 24 ... ranks"),
+    ] {
+        let job = Job::new(ranks).arg(model.path()).args(["--prompt-tokens", "1,2", "--max-new-tokens", "2"]);
+        let home = FAKE.path("nvshmem").display().to_string();
+        let job = FAKE.around(job).env("NVSHMEM_HOME", &home).env("FAKE_GPU_COUNT", gpus);
+        let finished = job.run().expect(3).expect_nothing_left();
+        assert!(finished.stderr.contains(words), "{}", finished.stderr);
+    }
+}
+
+/// NVSHMEM's start that one rank does not come to, or that never ends.
+#[test]
+fn a_start_of_nvshmem_that_does_not_end_is_ended() {
+    let model = ModelFile::of_fixture("mistral");
+    let job = two(&model, "nvshmem").env("FAKE_NVSHMEM_STOPS", "1").args(["--deadline", "1"]);
+    let finished = job.run().expect(4).expect_nothing_left();
+    assert!(finished.stderr.contains("rank 1 did not go on in `NVSHMEM's start`"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("stopped"), "{}", finished.stderr);
+}
+
 /// With NVSHMEM_DEBUG NVSHMEM prints to standard output.
 #[test]
 fn stdout_has_only_the_results() {

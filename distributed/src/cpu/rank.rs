@@ -214,9 +214,9 @@ impl CpuRank {
     }
 
     /// Collective: gives the symmetric heap back.
-    pub fn free(self) {
+    pub fn free(self, world: &World) {
         let CpuRank { heap, .. } = self;
-        heap.free();
+        heap.free(world);
     }
 }
 

@@ -25,7 +25,7 @@ impl CpuRank {
     /// thread, and once at the end, to follow the outputs. Ends within the deadline in any case; an early end is
     /// an [`Error::Aborted`] with this rank's report.
     pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
-        interrupt::watch();
+        let _noted = interrupt::note();
         let shared = Shared(self.rank());
         // SAFETY: the rank is complete and no loop runs yet.
         let code = unsafe { abi::mpk_cpu_begin(shared.0) };
@@ -61,13 +61,22 @@ impl CpuRank {
                 }
             }
         }
-        while !handles.iter().all(|h| h.is_finished()) {
-            std::thread::sleep(LOOK);
-            look(&self.common);
-            if interrupt::requested() {
-                self.abort(abi::MPK_ABORT_INTERRUPT);
+        let lost = world.run_kernel(|| {
+            let mut lost = None;
+            while !handles.iter().all(|h| h.is_finished()) {
+                std::thread::sleep(LOOK);
+                look(&self.common);
+                if lost.is_none() {
+                    lost = interrupt::lost_rank(world);
+                }
+                match &lost {
+                    Some(_) => self.abort(abi::MPK_ABORT_PEER),
+                    None if interrupt::requested() => self.abort(abi::MPK_ABORT_INTERRUPT),
+                    None => {}
+                }
             }
-        }
+            lost
+        });
         for handle in handles {
             if handle.join().is_err() {
                 self.abort(abi::MPK_ABORT_KERNEL);
@@ -78,7 +87,7 @@ impl CpuRank {
         if code != 0 {
             let text =
                 report(world.rank(), code, first, &self.common.graphs, &self.statuses(), workers as u32);
-            return Err(Error::Aborted(text));
+            return Err(Error::Aborted(lost.map_or_else(|| text.clone(), |lost| format!("{lost}\n{text}"))));
         }
         Ok(())
     }

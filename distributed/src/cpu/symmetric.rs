@@ -1,10 +1,14 @@
 //! The symmetric heap of the CPU target: an MPI shared-memory window within a node.
 
+use crate::agreement::agreed;
 use crate::error::{Error, Result};
 use crate::memory::HugeBuffer;
 use crate::world::World;
 use mpi::ffi;
 use mpi::traits::*;
+
+/// What MPI takes of the file system beside the heaps, at most about.
+const MPI_SHARE: u64 = 1 << 20;
 
 /// Memory at the same offset on every rank, reachable by stores from every rank of the node.
 pub struct SymmetricHeap {
@@ -27,24 +31,14 @@ impl SymmetricHeap {
             let own = HugeBuffer::new(0, "the symmetric heap", bytes)?;
             return Ok(SymmetricHeap { bases: vec![own.as_ptr()], rank, backing: Backing::Own(own) });
         };
-        if world.node_size() != world.size() {
-            return Err(Error::SeveralNodes {
-                ranks: world.size(),
-                here: world.node_size(),
-                node: world.node_name(),
-            });
-        }
-        // A full file system would end the job inside MPI, or by a bus error at the first store.
-        if let Some(free) = shared_memory_free()
-            && (bytes as u64).saturating_mul(u64::from(world.node_size())) > free
-        {
-            return Err(Error::SharedMemory { bytes: bytes as u64, ranks: world.node_size(), free });
-        }
+        agreed(world, check(world, bytes as u64))?;
         let mut window = std::mem::MaybeUninit::uninit();
         let mut own: *mut u8 = std::ptr::null_mut();
-        // SAFETY: a collective call on the node's communicator with valid out-pointers; the window is freed in
-        // `free`. Errors are fatal by MPI's default handler, so the results are set when it returns.
-        unsafe {
+        world.phase("the shared window");
+        // SAFETY: a collective call on the node's communicator with valid out-pointers; the window is freed in `free`.
+        // Errors of this communicator come back from now on; by MPI's default they would end the job.
+        let code = world.call(|| unsafe {
+            ffi::MPI_Comm_set_errhandler(node.as_raw(), ffi::RSMPI_ERRORS_RETURN);
             ffi::MPI_Win_allocate_shared(
                 bytes as ffi::MPI_Aint,
                 1,
@@ -52,9 +46,10 @@ impl SymmetricHeap {
                 node.as_raw(),
                 (&raw mut own).cast(),
                 window.as_mut_ptr(),
-            );
-        }
-        // SAFETY: set by the call above.
+            )
+        });
+        agreed(world, if code == 0 { Ok(()) } else { Err(Error::SharedWindow { reason: describe(code) }) })?;
+        // SAFETY: set by the call above, which went well.
         let window = unsafe { window.assume_init() };
         let bases = (0..world.size())
             .map(|peer| {
@@ -89,12 +84,37 @@ impl SymmetricHeap {
     }
 
     /// Collective: gives the memory back. Not in `Drop`, since a rank that unwinds alone would wait for the rest.
-    pub fn free(self) {
+    pub fn free(self, world: &World) {
         if let Backing::Window(mut window) = self.backing {
             // SAFETY: the window is live and freed once; no worker runs any more.
-            unsafe { ffi::MPI_Win_free(&mut window) };
+            world.call(|| unsafe { ffi::MPI_Win_free(&mut window) });
         }
     }
+}
+
+/// Refuses what there is no room for: a full file system would end the job inside MPI, or by a bus error at the first
+/// store.
+fn check(world: &World, bytes: u64) -> Result<()> {
+    let (ranks, here) = (world.size(), world.node_size());
+    if here != ranks {
+        return Err(Error::SeveralNodes { ranks, here, node: world.node_name() });
+    }
+    match shared_memory_free() {
+        Some(free) if bytes.saturating_mul(u64::from(ranks)).saturating_add(MPI_SHARE) > free => {
+            Err(Error::SharedMemory { bytes, ranks, free })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What MPI says of an error.
+fn describe(code: i32) -> String {
+    // Longer than any MPI's MPI_MAX_ERROR_STRING.
+    let mut text = [0u8; 4096];
+    let mut length = 0;
+    // SAFETY: the buffer has room for every message, and the length is set.
+    unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    String::from_utf8_lossy(&text[..(length.max(0) as usize).min(text.len())]).into_owned()
 }
 
 /// Bytes free where MPI puts shared windows, where that is known.

@@ -13,6 +13,7 @@ use crate::queues::Queues;
 use crate::tensors::TensorLayout;
 use crate::world::World;
 use kernels_cu::abi;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use taskgraph::Placement;
 use taskgraph::task_graph::{Task, TaskGraph};
@@ -59,6 +60,8 @@ impl Machine {
         // Launchers may show each rank other GPUs, so their numbers do not tell which ones are the same.
         let all = world.all_gather(gpus[ordinal as usize].identity);
         let sharing = all.iter().filter(|&&gpu| gpu == all[world.rank() as usize]).count() as u32;
+        // All ranks come to the same result.
+        check_even(&all)?;
         let used: Vec<&Gpu> = gpus.iter().filter(|gpu| all.contains(&gpu.identity)).collect();
         let reach = agreed(world, all_reach(&used))?;
         let seen = all.iter().all(|identity| gpus.iter().any(|gpu| gpu.identity == *identity));
@@ -96,6 +99,29 @@ impl Machine {
         world.barrier();
         agreed(world, budget.check(&self.context, self.sharing, free))
     }
+}
+
+/// Refuses ranks that do not fill their GPUs evenly: NVSHMEM's start waits for ever where one GPU has more of them than
+/// another. `gpus` are the ranks' GPUs, in rank order.
+fn check_even(gpus: &[u64]) -> Result<()> {
+    let mut ranks_of: BTreeMap<u64, u32> = BTreeMap::new();
+    gpus.iter().for_each(|&gpu| *ranks_of.entry(gpu).or_default() += 1);
+    let (most, least) = (ranks_of.values().max().copied(), ranks_of.values().min().copied());
+    if most == least {
+        return Ok(());
+    }
+    let count = ranks_of.len() as u32;
+    let shares = gpus.iter().fold(Vec::new(), |mut seen: Vec<u64>, gpu| {
+        if !seen.contains(gpu) {
+            seen.push(*gpu);
+        }
+        seen
+    });
+    Err(Error::UnevenGpus {
+        ranks: gpus.len() as u32,
+        gpus: count,
+        shares: shares.iter().filter_map(|gpu| ranks_of.get(gpu)).copied().collect(),
+    })
 }
 
 /// Each GPU reads and writes the memory of every other.
@@ -213,6 +239,20 @@ impl Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_must_fill_their_gpus_evenly() {
+        for even in [&[7][..], &[7, 9], &[7, 9, 7, 9], &[7, 7], &[1, 2, 3, 1, 2, 3]] {
+            assert!(check_even(even).is_ok(), "{even:?}");
+        }
+        let text = |gpus: &[u64]| check_even(gpus).expect_err("uneven").to_string();
+        let three = text(&[9, 7, 9]);
+        assert!(three.contains("3 ranks share 2 GPUs unevenly (2, 1 ranks on them)"), "{three}");
+        assert!(three.contains("use 1, 2, or 4, 6, 8 ... ranks"), "{three}");
+        let six = text(&[1, 2, 3, 4, 1, 2]);
+        assert!(six.contains("(2, 2, 1, 1 ranks on them)"), "{six}");
+        assert!(six.contains("use 1, 2, 3, 4, or 8, 12, 16 ... ranks"), "{six}");
+    }
 
     #[test]
     fn the_deferred_list_lies_directly_before_the_scratch() {

@@ -129,7 +129,7 @@ impl CudaRank {
         let (library, kernel, weight_kernels) = agreed(world, loaded)?;
         if let Some(nvshmem) = heap.linked() {
             // SAFETY: just loaded; the cubin is linked with NVSHMEM's device library (its version was compared).
-            let ready = unsafe { nvshmem.culibrary_init(library.raw().cast()) };
+            let ready = world.call(|| unsafe { nvshmem.culibrary_init(library.raw().cast()) });
             agreed(world, ready.map_err(Error::from))?;
         }
         // NVSHMEM's collective launch wants all PEs' kernels on the device at once.

@@ -34,6 +34,8 @@ struct Watch {
     copied: Instant,
     /// When the kernel was told to end.
     told: Option<Instant>,
+    /// What is known of a rank that is lost, if one is.
+    lost: Option<String>,
 }
 
 impl CudaRank {
@@ -43,7 +45,7 @@ impl CudaRank {
     /// # Errors
     /// [`Error::Aborted`] with this rank's report for an early end, [`Error::Device`] where the GPU failed.
     pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
-        interrupt::watch();
+        let _noted = interrupt::note();
         self.machine.context.make_current()?;
         let argument = self.control.image.address(self.control.rank);
         // Every rank's memory is set up before the first put.
@@ -74,31 +76,42 @@ impl CudaRank {
             copying: None,
             copied: now,
             told: failed.then_some(now),
+            lost: None,
         };
+        world.run_kernel(|| self.wait(world, &mut watch, &mut look))?;
+        look(&self.common);
+        self.end(world).map_err(|error| match (error, &watch.lost) {
+            (error @ Error::Cuda { .. }, _) => self.device_error(world, &error, &watch),
+            (Error::Aborted(text), Some(lost)) => Error::Aborted(format!("{lost}\n{text}")),
+            (other, _) => other,
+        })
+    }
+
+    /// Waits for the kernel's end.
+    fn wait(&self, world: &World, watch: &mut Watch, look: &mut impl FnMut(&Common)) -> Result<()> {
         loop {
             match self.stream.is_done() {
-                Ok(true) => break,
+                Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(error) => return Err(self.device_error(world, &error, &watch)),
+                Err(error) => return Err(self.device_error(world, &error, watch)),
             }
             std::thread::sleep(LOOK);
             look(&self.common);
-            if watch.told.is_none() && interrupt::requested() {
-                self.abort(abi::MPK_ABORT_INTERRUPT);
-                watch.told = Some(Instant::now());
+            if watch.told.is_none() {
+                watch.lost = interrupt::lost_rank(world);
+                if watch.lost.is_some() || interrupt::requested() {
+                    let lost = watch.lost.is_some();
+                    self.abort(if lost { abi::MPK_ABORT_PEER } else { abi::MPK_ABORT_INTERRUPT });
+                    watch.told = Some(Instant::now());
+                }
             }
-            if let Err(error) = self.follow(&mut watch) {
-                return Err(self.device_error(world, &error, &watch));
+            if let Err(error) = self.follow(watch) {
+                return Err(self.device_error(world, &error, watch));
             }
             if watch.told.is_some_and(|told| told.elapsed() > GRACE) {
-                return Err(self.give_up(world, &watch));
+                return Err(self.give_up(world, watch));
             }
         }
-        look(&self.common);
-        self.end(world).map_err(|error| match error {
-            Error::Cuda { .. } => self.device_error(world, &error, &watch),
-            other => other,
-        })
     }
 
     /// Starts the kernel on the `mpk_rank` at this address of the device.
@@ -197,10 +210,15 @@ impl CudaRank {
             0 => abi::MPK_ABORT_DEADLINE,
             code => code,
         };
-        let code = if interrupt::requested() { abi::MPK_ABORT_INTERRUPT } else { code };
+        let code = match watch.lost {
+            Some(_) => abi::MPK_ABORT_PEER,
+            None if interrupt::requested() => abi::MPK_ABORT_INTERRUPT,
+            None => code,
+        };
         let statuses = self.statuses_within(COPY_LIMIT).unwrap_or_default();
         set_stuck();
-        let mut text = self.report(world, code, world.rank(), &statuses);
+        let mut text = watch.lost.as_ref().map(|lost| format!("{lost}\n")).unwrap_or_default();
+        text.push_str(&self.report(world, code, world.rank(), &statuses));
         text.push_str(&format!(
             "\n  rank {}: the kernel did not end within {} s of being told to{}; the process ends without it",
             world.rank(),

@@ -131,11 +131,15 @@ impl SymmetricHeap {
                     .try_into()
                     .map_err(|_| Error::Nvshmem("rank 0 sent a unique id of another length".into()));
                 let id = UniqueId::from_bytes(agreed(world, id)?);
-                library.init_with_unique_id(world.rank(), world.size(), &id).map_err(Error::from)
+                world.phase("NVSHMEM's start");
+                let init = || library.init_with_unique_id(world.rank(), world.size(), &id);
+                world.call(init).map_err(Error::from)
             }
             Bootstrap::Mpi => world.with_communicator(|communicator| {
+                world.phase("NVSHMEM's start");
                 // SAFETY: MPI is initialised (the world has several ranks), and the pointer is valid for the call.
-                unsafe { library.init_with_mpi_communicator(communicator) }.map_err(Error::from)
+                let init = || unsafe { library.init_with_mpi_communicator(communicator) };
+                world.call(init).map_err(Error::from)
             }),
         };
         if initialised.is_ok() {
@@ -145,7 +149,8 @@ impl SymmetricHeap {
         agreed(world, check_ranks(&library, world))?;
         // NVSHMEM may have changed it.
         context.make_current()?;
-        let address = library.align(ALIGN, options.bytes.max(1) as usize).map_err(Error::from);
+        world.phase("the symmetric heap");
+        let address = world.call(|| library.align(ALIGN, options.bytes.max(1) as usize)).map_err(Error::from);
         let address = agreed(world, address)?;
         let base = address.as_ptr() as u64;
         // SAFETY: this rank's own part of the heap; no peer writes to it before the agreement below.
@@ -193,13 +198,15 @@ impl SymmetricHeap {
         let begin = Instant::now();
         if linked {
             // SAFETY: the library was given to culibrary_init, and no kernel of it runs any more.
-            let ended = unsafe { library.culibrary_finalize(code.raw().cast()) }.map_err(Error::from);
+            let ended = world.call(|| unsafe { library.culibrary_finalize(code.raw().cast()) });
+            let ended = ended.map_err(Error::from);
             agreed(world, ended)?;
         }
         // SAFETY: allocated above and freed once; every rank's kernel has ended (the caller agreed on it).
-        agreed(world, unsafe { library.free(address) }.map_err(Error::from))?;
+        agreed(world, world.call(|| unsafe { library.free(address) }).map_err(Error::from))?;
+        world.phase("NVSHMEM's end");
         // SAFETY: no symmetric memory is left, and no kernel runs.
-        unsafe { library.finalize() }?;
+        world.call(|| unsafe { library.finalize() })?;
         tracing::info!("symmetric heap given back, NVSHMEM ended: {:.2} s", begin.elapsed().as_secs_f64());
         LIVE.store(false, Ordering::Relaxed);
         Ok(())

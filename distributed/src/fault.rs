@@ -1,0 +1,73 @@
+//! Faults on demand, for tests: what a rank may do wrong at a step.
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The process stops (SIGSTOP).
+    Stop,
+    /// It is killed (SIGKILL).
+    Kill,
+    /// It exits with this status.
+    Exit(i32),
+    /// It panics.
+    Panic,
+}
+
+/// A fault of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The rank.
+    pub rank: u32,
+    /// The step, from 1: a place where all ranks meet. It happens before the rank gets there.
+    pub step: u64,
+    /// What happens.
+    pub kind: FaultKind,
+}
+
+impl Fault {
+    /// Reads RANK:STEP:KIND, where KIND is `stop`, `kill`, `exit`, `exit=STATUS` or `panic`.
+    pub fn parse(text: &str) -> Option<Fault> {
+        let mut fields = text.splitn(3, ':');
+        let rank = fields.next()?.parse().ok()?;
+        let step = fields.next()?.parse().ok()?;
+        let kind = match fields.next()? {
+            "stop" => FaultKind::Stop,
+            "kill" => FaultKind::Kill,
+            "exit" => FaultKind::Exit(0),
+            "panic" => FaultKind::Panic,
+            other => FaultKind::Exit(other.strip_prefix("exit=")?.parse().ok()?),
+        };
+        Some(Fault { rank, step, kind })
+    }
+
+    /// Happens, where `rank` is to have it at `step`.
+    pub(crate) fn at(self, rank: u32, step: u64) {
+        if (rank, step) != (self.rank, self.step) {
+            return;
+        }
+        // SAFETY: raise has no preconditions.
+        let raise = |signal| unsafe { libc::raise(signal) };
+        match self.kind {
+            FaultKind::Stop => drop(raise(libc::SIGSTOP)),
+            FaultKind::Kill => drop(raise(libc::SIGKILL)),
+            FaultKind::Exit(status) => std::process::exit(status),
+            FaultKind::Panic => panic!("--debug-fault"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read() {
+        let fault = |kind| Some(Fault { rank: 1, step: 12, kind });
+        assert_eq!(Fault::parse("1:12:stop"), fault(FaultKind::Stop));
+        assert_eq!(Fault::parse("1:12:exit"), fault(FaultKind::Exit(0)));
+        assert_eq!(Fault::parse("1:12:exit=3"), fault(FaultKind::Exit(3)));
+        for text in ["", "1", "1:2", "1:2:burn", "x:2:stop", "1:2:exit=x"] {
+            assert_eq!(Fault::parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Bounds every wait of a rank for the others, outside the kernel.
+//!
+//! A thread of each rank notes that the rank is alive in a table that the ranks of a node share, and looks at the
+//! others there. While its rank waits for them, in a message or inside a library's call that can't be interrupted, it
+//! decides whether the wait still has an end ([`observer`]); if not, it has the cause told and ends the process.
+
+mod ending;
+mod observer;
+mod process;
+mod share;
+mod table;
+
+use crate::fault::Fault;
+use crate::launcher::Place;
+use observer::{Observer, Verdict, lost};
+use process::{Fate, fate, own_namespace};
+use share::{Search, Table};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+use table::{Seen, Slot, State};
+
+/// How often the thread looks.
+const TICK: Duration = Duration::from_millis(50);
+/// The same while the ranks of the node come together.
+const FIRST_TICKS: Duration = Duration::from_millis(5);
+/// No limit of its own.
+const NO_LIMIT: u64 = u64::MAX;
+
+/// What a job's ranks need to know before they meet.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchOptions {
+    /// A wait for other ranks ends the job when one of them gives no sign of life for this long.
+    pub deadline: Duration,
+    /// Tells the user why the job ends.
+    pub tell: fn(&str),
+    /// For tests: what this rank does wrong.
+    pub fault: Option<Fault>,
+}
+
+/// The watch over one rank's waits; a copy is the same watch.
+#[derive(Clone, Debug)]
+pub(crate) struct Watch(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    place: Place,
+    options: WatchOptions,
+    /// Where this rank stands. Written by its main thread; the beats by the watch's thread.
+    own: Slot,
+    table: OnceLock<Table>,
+    /// Nanoseconds that this rank's wait may last at most.
+    limit: AtomicU64,
+    /// The other rank that is lost, and what is known of it.
+    lost: Mutex<Option<String>>,
+    is_lost: AtomicBool,
+    /// MPI can be called: it has been initialised, and not been finalised.
+    mpi: AtomicBool,
+}
+
+/// As long as it lives, the rank waits for others.
+pub(crate) struct Waiting<'a> {
+    watch: &'a Watch,
+    before: State,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.watch.0.limit.store(NO_LIMIT, Ordering::Relaxed);
+        self.watch.set_state(self.before);
+    }
+}
+
+impl Watch {
+    /// Begins to watch this process, which is at this place of its job.
+    pub(crate) fn begin(place: Place, options: WatchOptions) -> Watch {
+        let own = Slot::default();
+        own.take(place.rank, std::process::id(), own_namespace());
+        let watch = Watch(Arc::new(Shared {
+            place,
+            options,
+            own,
+            table: OnceLock::new(),
+            limit: AtomicU64::new(NO_LIMIT),
+            lost: Mutex::new(None),
+            is_lost: AtomicBool::new(false),
+            mpi: AtomicBool::new(false),
+        }));
+        let of_thread = watch.clone();
+        // Without it the waits have no bound, which is better than no run.
+        if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(move || of_thread.run()) {
+            tracing::warn!("no watch over the other ranks: {error}");
+        }
+        watch
+    }
+
+    /// Names what the rank does from now on.
+    pub(crate) fn phase(&self, name: &str) {
+        self.0.own.set_phase(name);
+        self.publish();
+    }
+
+    /// The name of what the rank does.
+    pub(crate) fn phase_name(&self) -> String {
+        self.0.own.phase()
+    }
+
+    /// The rank waits for the others' messages; gives the step's number, which is the same on all ranks.
+    pub(crate) fn wait(&self) -> (Waiting<'_>, u64) {
+        let step = self.step();
+        (self.enter(State::Waits), step)
+    }
+
+    /// As [`Watch::wait`], for no longer than `limit`.
+    pub(crate) fn wait_within(&self, limit: Duration) -> (Waiting<'_>, u64) {
+        self.0.limit.store(limit.as_nanos().min(u128::from(NO_LIMIT - 1)) as u64, Ordering::Relaxed);
+        self.wait()
+    }
+
+    /// The rank is in a call that all ranks make together and that can't be interrupted.
+    pub(crate) fn call(&self) -> Waiting<'_> {
+        self.step();
+        self.enter(State::Calls)
+    }
+
+    /// The rank runs the kernel: it is the kernel's deadline that holds, and who runs it asks for [`Watch::lost`].
+    pub(crate) fn run_kernel(&self) -> Waiting<'_> {
+        self.enter(State::Runs)
+    }
+
+    fn enter(&self, state: State) -> Waiting<'_> {
+        let before = self.0.own.state();
+        self.set_state(state);
+        Waiting { watch: self, before }
+    }
+
+    fn step(&self) -> u64 {
+        if let Some(fault) = self.0.options.fault {
+            fault.at(self.0.place.rank, self.0.own.step() + 1);
+        }
+        let step = self.0.own.next_step();
+        self.publish();
+        tracing::debug!("step {step}: {}", self.phase_name());
+        step
+    }
+
+    /// A message, or a piece of one, has come or gone.
+    pub(crate) fn moved(&self) {
+        self.0.own.moved();
+        self.publish();
+    }
+
+    fn set_state(&self, state: State) {
+        self.0.own.set_state(state);
+        self.publish();
+    }
+
+    /// MPI can be called from now on, or no more.
+    pub(crate) fn set_mpi(&self, up: bool) {
+        self.0.mpi.store(up, Ordering::Relaxed);
+    }
+
+    /// What is known of a rank of this node whose process has ended in the run, if one has.
+    pub(crate) fn lost(&self) -> Option<String> {
+        if !self.0.is_lost.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.0.lost.lock().ok()?.clone()
+    }
+
+    /// As [`Watch::lost`], but looks at once.
+    pub(crate) fn find_lost(&self) -> Option<String> {
+        let namespace = own_namespace();
+        let ended = |seen: &Seen| {
+            !matches!(seen.state, State::Left | State::Ended) && fate(seen, namespace) == Fate::Gone
+        };
+        self.lost().or_else(|| self.others().unwrap_or_default().iter().find(|seen| ended(seen)).map(lost))
+    }
+
+    /// The rank has done everything: waits until all ranks of the node have, so that one which does not end is named,
+    /// and leaves.
+    pub(crate) fn leave(&self) {
+        self.phase("end");
+        let (waiting, step) = self.wait();
+        while self
+            .others()
+            .unwrap_or_default()
+            .iter()
+            .any(|other| other.step < step && other.state != State::Ended)
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(waiting);
+        self.set_state(State::Left);
+    }
+
+    /// Ends this process and the job with status 4; `message` is told.
+    pub(crate) fn give_up(&self, message: Option<String>) -> ! {
+        self.set_state(State::Ended);
+        let tell = self.0.options.tell;
+        let mpi = self.0.mpi.load(Ordering::Relaxed);
+        ending::end(move || message.iter().for_each(|message| tell(message)), mpi)
+    }
+
+    /// Notes in the common table where this rank stands.
+    fn publish(&self) {
+        if let Some(slot) = self.shared_slot() {
+            slot.copy(&self.0.own);
+        }
+    }
+
+    fn shared_slot(&self) -> Option<&'static Slot> {
+        self.0.table.get()?.slots.get(self.0.place.local_rank? as usize)
+    }
+
+    /// The other ranks of this node that have come; `None` where there is no table of them.
+    fn others(&self) -> Option<Vec<Seen>> {
+        let slots = self.0.table.get()?.slots;
+        let own = self.0.place.local_rank? as usize;
+        Some(
+            slots.iter().enumerate().filter(|(i, _)| *i != own).filter_map(|(_, slot)| slot.look()).collect(),
+        )
+    }
+
+    fn run(&self) {
+        let place = &self.0.place;
+        let (mut search, table) = Search::begin(place);
+        self.found(table);
+        let all_here = place.local_rank.is_some() && place.local_size == Some(place.size);
+        let everybody = all_here.then_some(place.size);
+        let mut observer = Observer::new(self.0.options.deadline, everybody);
+        let namespace = own_namespace();
+        let mut last = Instant::now();
+        loop {
+            self.0.own.beat();
+            self.publish();
+            let found = search.go_on(place, self.0.table.get());
+            self.found(found);
+            let moment = last.elapsed();
+            last = Instant::now();
+            let Some(own) = self.0.own.look() else { return };
+            // Whoever brought it there does the rest.
+            if matches!(own.state, State::Left | State::Ended) {
+                return;
+            }
+            let others = self.others();
+            let limit = match self.0.limit.load(Ordering::Relaxed) {
+                NO_LIMIT => None,
+                limit => Some(Duration::from_nanos(limit)),
+            };
+            let verdict = observer.look(moment, &own, others.as_deref(), limit, |seen| fate(seen, namespace));
+            if let Some(verdict) = verdict {
+                self.act(verdict, own.state);
+            }
+            let all_here = everybody.is_none_or(|all| others.is_some_and(|o| o.len() as u32 + 1 >= all));
+            std::thread::sleep(if all_here { TICK } else { FIRST_TICKS });
+        }
+    }
+
+    fn found(&self, table: Option<Table>) {
+        let Some(table) = table else { return };
+        if self.0.table.set(table).is_ok()
+            && let Some(slot) = self.shared_slot()
+        {
+            slot.copy(&self.0.own);
+            slot.take(self.0.place.rank, std::process::id(), own_namespace());
+        }
+    }
+
+    fn act(&self, verdict: Verdict, state: State) {
+        let (message, tells) = match verdict {
+            Verdict::Lost { text, .. } => (text, true),
+            Verdict::GivenUp { rank } => (format!("rank {rank} has ended the job"), false),
+            Verdict::Overdue { text } => (text, true),
+        };
+        if state == State::Runs {
+            // Who runs the kernel asks.
+            if let Ok(mut lost) = self.0.lost.lock() {
+                lost.get_or_insert(message);
+            }
+            self.0.is_lost.store(true, Ordering::Relaxed);
+            return;
+        }
+        let first = self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
+        // In a run that has ended with a lost rank this was told.
+        let told = self.0.is_lost.load(Ordering::Relaxed);
+        if tells && first && !told {
+            self.give_up(Some(message));
+        }
+        if !told {
+            // The rank that tells needs a moment for it: the launcher ends the others with the first.
+            std::thread::sleep(ending::PATIENCE);
+        }
+        self.give_up(None);
+    }
+}

@@ -1,0 +1,341 @@
+//! Decides when a wait for other ranks has no end: from where they stand, moment by moment.
+
+use super::process::Fate;
+use super::table::{Seen, State};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Shorter deadlines are for the kernel: processes that share cores may not run for longer.
+const LEAST_DEADLINE: Duration = Duration::from_secs(1);
+/// Ranks that all wait for each other's messages have this long, beyond the deadline, to get them.
+const DELIVERY: Duration = Duration::from_secs(2);
+/// A call that all ranks are in, and all of them alive, has this long at least.
+const LEAST_CALL: Duration = Duration::from_secs(60);
+/// Ranks that can't be seen, as those of other nodes, give no sign of life but their messages, and may compile for
+/// minutes.
+const LEAST_ELSEWHERE: Duration = Duration::from_secs(900);
+/// After this long without a sign of life the system is asked.
+const DOUBTFUL: Duration = Duration::from_millis(150);
+/// A moment counts for no more than this: a job that was stopped as a whole goes on where it was.
+const LONGEST_MOMENT: Duration = Duration::from_millis(250);
+
+/// Why the job has to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// A rank's process has ended without the others.
+    Lost { rank: u32, text: String },
+    /// A rank has given up; it, or another, tells why.
+    GivenUp { rank: u32 },
+    /// A wait has lasted too long.
+    Overdue { text: String },
+}
+
+/// What is known of one rank.
+#[derive(Debug, Default)]
+struct Life {
+    beats: u64,
+    /// How long it has given no sign of life.
+    silent: Duration,
+}
+
+/// Watches the ranks of this node for one of them.
+#[derive(Debug)]
+pub(crate) struct Observer {
+    deadline: Duration,
+    /// All ranks, where all are on this node.
+    everybody: Option<u32>,
+    lives: BTreeMap<u32, Life>,
+    /// The step and the state of this rank, and how long it has been there.
+    place: (u64, Option<State>),
+    waited: Duration,
+    /// Where all ranks stood at the last look, and how long they have been there.
+    standing: Vec<(u32, State, u64, u64)>,
+    still: Duration,
+    /// Since the beginning.
+    age: Duration,
+}
+
+impl Observer {
+    /// For a rank whose waits have this deadline; `everybody` is the number of ranks, where all are on this node.
+    pub(crate) fn new(deadline: Duration, everybody: Option<u32>) -> Observer {
+        Observer {
+            deadline: deadline.max(LEAST_DEADLINE),
+            everybody,
+            lives: BTreeMap::new(),
+            place: (0, None),
+            waited: Duration::ZERO,
+            standing: Vec::new(),
+            still: Duration::ZERO,
+            age: Duration::ZERO,
+        }
+    }
+
+    /// One look, `moment` after the last: at this rank (`own`) and at the others of its node, which are not known where
+    /// it has found no table of theirs. `limit`: this wait may not last longer, whatever the others do.
+    pub(crate) fn look(
+        &mut self,
+        moment: Duration,
+        own: &Seen,
+        others: Option<&[Seen]>,
+        limit: Option<Duration>,
+        fate: impl Fn(&Seen) -> Fate,
+    ) -> Option<Verdict> {
+        let known = others.is_some();
+        let others = others.unwrap_or_default();
+        let moment = moment.min(LONGEST_MOMENT);
+        self.age += moment;
+        let place = (own.step, Some(own.state));
+        self.waited = if place == self.place { self.waited + moment } else { Duration::ZERO };
+        self.place = place;
+        let standing: Vec<_> =
+            others.iter().chain([own]).map(|seen| (seen.rank, seen.state, seen.step, seen.moves)).collect();
+        self.still = if standing == self.standing { self.still + moment } else { Duration::ZERO };
+        self.standing = standing;
+        let mut silent = Vec::new();
+        for seen in others {
+            let life = self.lives.entry(seen.rank).or_default();
+            life.silent = if life.beats == seen.beats { life.silent + moment } else { Duration::ZERO };
+            life.beats = seen.beats;
+            match seen.state {
+                State::Left => continue,
+                State::Ended => return Some(Verdict::GivenUp { rank: seen.rank }),
+                _ => {}
+            }
+            if life.silent < DOUBTFUL {
+                continue;
+            }
+            let fate = fate(seen);
+            if fate == Fate::Gone {
+                return Some(Verdict::Lost { rank: seen.rank, text: lost(seen) });
+            }
+            if life.silent >= self.deadline {
+                silent.push((seen, fate));
+            }
+        }
+        if !own.state.awaits() {
+            return None;
+        }
+        let overdue = |missing: String, limit: Duration| {
+            let text = format!("{missing} within {} s (--deadline {})", whole(limit), seconds(self.deadline));
+            Some(Verdict::Overdue { text })
+        };
+        if let Some(limit) = limit {
+            let late = |seen: &&Seen| seen.step < own.step && seen.state != State::Left;
+            let late: Vec<_> = others.iter().filter(late).map(|seen| (seen, fate(seen))).collect();
+            return if self.waited < limit { None } else { overdue(missing(own, &late), limit) };
+        }
+        if !silent.is_empty() {
+            return overdue(missing(own, &silent), self.deadline);
+        }
+        let absent: Vec<u32> = match self.everybody {
+            Some(all) if known => {
+                (0..all).filter(|r| *r != own.rank && !self.lives.contains_key(r)).collect()
+            }
+            // The first rank makes the table before it starts MPI.
+            Some(_) if own.step <= 1 => vec![0],
+            _ => Vec::new(),
+        };
+        if !absent.is_empty() && self.age >= self.deadline && self.waited >= self.deadline {
+            let none = format!("{} did not start, or did not get as far as MPI's start-up,", ranks(&absent));
+            return overdue(none, self.deadline);
+        }
+        if self.everybody.is_none() || !known {
+            let limit = self.deadline.max(LEAST_ELSEWHERE);
+            let text =
+                format!("`{}` did not end: no message from ranks that can't be seen from here", own.phase);
+            return if self.waited < limit { None } else { overdue(text, limit) };
+        }
+        // All of them are alive. One that works on will come.
+        if others.iter().any(|seen| !seen.state.awaits() && seen.state != State::Left) {
+            return None;
+        }
+        let calls = others.iter().chain([own]).any(|seen| seen.state == State::Calls);
+        let limit = if calls { self.deadline.max(LEAST_CALL) } else { self.deadline + DELIVERY };
+        if self.still.min(self.waited) < limit {
+            return None;
+        }
+        let elsewhere: Vec<_> =
+            others.iter().filter(|seen| seen.step != own.step).map(|seen| (seen, Fate::Alive)).collect();
+        match elsewhere.is_empty() {
+            true => overdue(
+                format!("`{}` did not end, although all ranks are in it and alive,", own.phase),
+                limit,
+            ),
+            false => overdue(missing(own, &elsewhere), limit),
+        }
+    }
+}
+
+/// A rank whose process has ended.
+pub(crate) fn lost(seen: &Seen) -> String {
+    format!("rank {} is lost: its process has ended; it was last in `{}`", seen.rank, seen.phase)
+}
+
+/// Who did not come to where this rank waits.
+fn missing(own: &Seen, late: &[(&Seen, Fate)]) -> String {
+    let mut text = String::new();
+    for (seen, fate) in late {
+        let why = match fate {
+            Fate::Stopped => "its process is stopped",
+            Fate::Gone => "its process has ended",
+            Fate::Alive | Fate::Unknown if seen.state.awaits() => "it waits there",
+            Fate::Alive | Fate::Unknown => "its process gives no sign of life",
+        };
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        let rank = seen.rank;
+        text.push_str(&match seen.step < own.step {
+            true if seen.phase != own.phase => {
+                format!("rank {rank} did not reach `{}` ({why}; last in `{}`)", own.phase, seen.phase)
+            }
+            _ if seen.phase == own.phase => format!("rank {rank} did not go on in `{}` ({why})", own.phase),
+            _ => format!("rank {rank} did not get through `{}` ({why}; last in `{}`)", own.phase, seen.phase),
+        });
+    }
+    if text.is_empty() { format!("`{}` did not end", own.phase) } else { text }
+}
+
+fn ranks(numbers: &[u32]) -> String {
+    let list: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    format!("rank{} {}", if list.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
+fn whole(time: Duration) -> u64 {
+    time.as_secs_f64().round() as u64
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(50);
+
+    fn rank(rank: u32, state: State, step: u64, phase: &str) -> Seen {
+        Seen { pid: 100 + rank, pid_namespace: 1, rank, state, step, moves: 0, beats: 0, phase: phase.into() }
+    }
+
+    /// Looks until there is a verdict; gives it and when it came. `alive`: ranks whose beats go on.
+    fn verdict(
+        deadline: u64,
+        own: &Seen,
+        mut others: Vec<Seen>,
+        alive: &[u32],
+        limit: Option<Duration>,
+        fate: Fate,
+    ) -> Option<(Duration, Verdict)> {
+        let mut observer = Observer::new(Duration::from_secs(deadline), Some(others.len() as u32 + 1));
+        (1..=4000).find_map(|tick| {
+            for other in &mut others {
+                other.beats += u64::from(alive.contains(&other.rank));
+            }
+            observer.look(TICK, own, Some(&others), limit, |_| fate).map(|verdict| (TICK * tick, verdict))
+        })
+    }
+
+    fn text(verdict: Verdict) -> String {
+        match verdict {
+            Verdict::Overdue { text } => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_stopped_rank_is_named_after_the_deadline() {
+        let own = rank(0, State::Waits, 7, "graphs");
+        let others = vec![rank(1, State::Works, 6, "backend"), rank(2, State::Waits, 7, "graphs")];
+        let (when, verdict) = verdict(3, &own, others, &[2], None, Fate::Stopped).expect("a verdict");
+        assert!(when > Duration::from_secs(3) && when < Duration::from_secs(4), "{when:?}");
+        assert_eq!(
+            text(verdict),
+            "rank 1 did not reach `graphs` (its process is stopped; last in `backend`) within 3 s (--deadline 3)"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_works_is_waited_for() {
+        let own = rank(0, State::Waits, 7, "graphs");
+        let others = vec![rank(1, State::Works, 6, "compilation"), rank(2, State::Waits, 7, "graphs")];
+        assert_eq!(verdict(1, &own, others, &[1, 2], None, Fate::Alive), None);
+    }
+
+    #[test]
+    fn a_rank_whose_process_has_ended_is_lost_at_once() {
+        for state in [State::Works, State::Waits, State::Runs] {
+            let own = rank(0, state, 7, "graphs");
+            let others = vec![rank(1, State::Works, 6, "backend")];
+            let (when, verdict) = verdict(30, &own, others, &[], None, Fate::Gone).expect("a verdict");
+            assert!(when < Duration::from_secs(1), "{when:?}");
+            let text = "rank 1 is lost: its process has ended; it was last in `backend`".into();
+            assert_eq!(verdict, Verdict::Lost { rank: 1, text });
+        }
+        // One that has done everything is not.
+        let own = rank(0, State::Waits, 7, "end");
+        assert!(
+            verdict(30, &own, vec![rank(1, State::Left, 7, "end")], &[], None, Fate::Gone)
+                .is_some_and(|(_, verdict)| matches!(verdict, Verdict::Overdue { .. }),)
+        );
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_in_different_places_end() {
+        let own = rank(0, State::Waits, 12, "trace");
+        let others = vec![rank(1, State::Waits, 13, "release")];
+        let (when, verdict) = verdict(2, &own, others, &[1], None, Fate::Alive).expect("a verdict");
+        assert!(when > Duration::from_secs(4) && when < Duration::from_secs(5), "{when:?}");
+        let text = text(verdict);
+        assert!(
+            text.starts_with("rank 1 did not get through `trace` (it waits there; last in `release`)"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_call_that_does_not_end_has_a_minute() {
+        let own = rank(0, State::Calls, 12, "NVSHMEM's start");
+        let others = vec![rank(1, State::Calls, 12, "NVSHMEM's start")];
+        let (when, verdict) = verdict(2, &own, others, &[1], None, Fate::Alive).expect("a verdict");
+        assert!(when > Duration::from_secs(59) && when < Duration::from_secs(62), "{when:?}");
+        let text = text(verdict);
+        assert!(text.contains("`NVSHMEM's start` did not end, although all ranks are in it"), "{text}");
+    }
+
+    #[test]
+    fn ranks_that_never_came_are_named() {
+        let own = rank(0, State::Calls, 1, "MPI's start-up");
+        let mut observer = Observer::new(Duration::from_secs(1), Some(4));
+        let others = [Seen { beats: 0, ..rank(2, State::Calls, 1, "MPI's start-up") }];
+        let verdict = (0..100).find_map(|tick| {
+            let others: Vec<Seen> = others.iter().map(|o| Seen { beats: tick, ..o.clone() }).collect();
+            observer.look(TICK, &own, Some(&others), None, |_| Fate::Alive)
+        });
+        let text = text(verdict.expect("a verdict"));
+        assert!(text.starts_with("ranks 1, 3 did not start"), "{text}");
+    }
+
+    #[test]
+    fn a_job_that_was_stopped_as_a_whole_goes_on() {
+        let own = rank(0, State::Waits, 7, "graphs");
+        let mut observer = Observer::new(Duration::from_secs(1), Some(2));
+        for tick in 0..1000 {
+            let other = Seen { beats: tick, ..rank(1, State::Works, 6, "graphs") };
+            // Every tenth moment seems to last an hour.
+            let moment = if tick % 10 == 9 { Duration::from_secs(3600) } else { TICK };
+            assert_eq!(observer.look(moment, &own, Some(&[other]), None, |_| Fate::Alive), None);
+        }
+    }
+
+    #[test]
+    fn a_limit_holds_whatever_the_others_do() {
+        let own = rank(0, State::Waits, 7, "results");
+        let others = vec![rank(1, State::Runs, 6, "run")];
+        let limit = Some(Duration::from_secs(2));
+        let (when, verdict) = verdict(30, &own, others, &[1], limit, Fate::Alive).expect("a verdict");
+        assert!(when > Duration::from_secs(1) && when < Duration::from_secs(3), "{when:?}");
+        assert!(text(verdict).starts_with("rank 1 did not reach `results`"));
+    }
+}
