@@ -50,7 +50,8 @@ impl CudaRank {
         let argument = self.control.image.address(self.control.rank);
         // Every rank's memory is set up before the first put.
         world.barrier();
-        let mut launched = self.launch(argument);
+        // NVSHMEM's collective launch waits for all ranks.
+        let mut launched = world.call(|| self.launch(argument));
         let failed = |launched: &Result<()>| {
             world.all_gather(launched.as_ref().err().map_or(0, |error| error.exit_status() as u64))
         };
@@ -60,7 +61,7 @@ impl CudaRank {
                 tracing::warn!("{error}; launching by cuLaunchCooperativeKernel");
             }
             self.launcher = Launcher::Cooperative;
-            launched = self.launch(argument);
+            launched = world.call(|| self.launch(argument));
             statuses = failed(&launched);
         }
         launched?;
