@@ -36,6 +36,7 @@ pub mod graphs;
 pub mod hf_config;
 mod json;
 pub mod logging;
+mod mapped;
 pub mod model_json;
 pub mod model_path;
 pub mod model_source;

@@ -47,6 +47,7 @@ pub fn same_model(world: &World, model: &ModelJson, source: &ModelSource) -> Res
     file.checkpoint = file.checkpoint.map(|_| "checkpoint".into());
     let mut values = vec![(model_file_name(model), serde_json::to_string(&file).unwrap_or_default())];
     if let ModelSource::Model(model) = source {
+        let _reads = model.weights.reads(world.rank());
         values.push(("config.json".into(), format!("{:?}", model.config)));
         values.push(("the weights (digest of names, shapes and samples)".into(), weights(&model.weights)));
     }

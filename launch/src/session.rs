@@ -362,7 +362,9 @@ fn generate(
     world.phase("weights");
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
     let values = ModelValues { config: &source.config, weights: &source.weights };
+    let reads = source.weights.reads(world.rank());
     let filled = load(world, &mut rank, threads, &values);
+    drop(reads);
     let weights = together(world, filled)?;
     let start = Start {
         load: begin.elapsed(),

@@ -7,6 +7,7 @@ use crate::{
     checkpoint::{Checkpoint, TensorView},
     error::InputError,
     hf_config::WeightDtype,
+    mapped::Reads,
     random_weights::RandomWeights,
 };
 
@@ -19,6 +20,16 @@ pub enum WeightSource {
     Random(RandomWeights),
     /// Given values by name, row-major.
     Values(HashMap<String, Vec<f32>>),
+}
+
+impl WeightSource {
+    /// As long as the result lives, read errors of mapped files end the process with a message.
+    pub(crate) fn reads(&self, rank: u32) -> Option<Reads> {
+        match self {
+            WeightSource::Checkpoint(checkpoint) => Some(Reads::of(checkpoint.folder(), rank)),
+            _ => None,
+        }
+    }
 }
 
 impl WeightSource {

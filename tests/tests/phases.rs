@@ -185,6 +185,30 @@ fn a_small_shared_memory_is_an_error_that_says_so() {
     assert_eq!(found, [true; 2]);
 }
 
+/// A read error: a mapped checkpoint of which a part is gone when it is read.
+#[test]
+fn a_checkpoint_that_can_not_be_read_any_more_ends_the_job() {
+    let model = ModelFile::copy_of_fixture("tiny");
+    let weights = model.checkpoint().join("model.safetensors");
+    // Rank 1 stops before its memory is made, so nobody reads weights yet.
+    let mut running = job(&model, 2).args(["--debug-fault", "1:20:stop", "--deadline", "20"]).start();
+    running.wait_for_log("graphs built");
+    std::thread::sleep(Duration::from_millis(500));
+    let file = std::fs::OpenOptions::new().write(true).open(&weights).expect("the checkpoint's copy");
+    file.set_len(file.metadata().expect("its length").len() / 4).expect("a shorter file");
+    running.signal_process(&running.ranks()[1], libc::SIGCONT);
+    let finished = running.wait();
+    let what = format!("{}\nstderr: {}", finished.description, finished.stderr);
+    // The other rank may be the first to end.
+    assert!(matches!(finished.status, Some(2 | 4)), "{what}");
+    assert!(finished.elapsed < SOON && finished.stdout.is_empty(), "{what}");
+    assert!(
+        finished.stderr.contains("cannot read") && finished.stderr.contains("has become shorter"),
+        "{what}"
+    );
+    finished.expect_nothing_left();
+}
+
 /// Ctrl-C twice ends a process whose kernel does not end.
 #[test]
 fn a_second_interrupt_ends_the_process_at_once() {
