@@ -7,7 +7,6 @@ use crate::tensors::Slot;
 use kernels_cu::abi;
 use kernels_cu::layout::packed_layout;
 use kernels_cu::registry::type_number;
-use taskgraph::DType;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
 use taskgraph::{EventId, Placement};
 
@@ -85,11 +84,16 @@ impl GraphArrays {
                 }
             })
             .collect();
+        let flag_numbers = graph.flag_numbers();
+        let flag_count = flag_numbers.iter().flatten().count() as u32;
         for (index, task) in graph.tasks.iter().enumerate() {
-            let flagged = graph
-                .inputs(task)
-                .iter()
-                .any(|o| graph.tensors[o.tensor as usize].dtype == DType::F32Flagged);
+            let flag_of = |o: &taskgraph::task_graph::Operand| flag_numbers[o.tensor as usize];
+            let flagged = graph.inputs(task).iter().any(|o| flag_of(o).is_some());
+            let mut flags = graph.inputs(task).iter().chain(graph.outputs(task)).filter_map(flag_of);
+            let flag = flags.next();
+            if flags.any(|other| Some(other) != flag) {
+                return Err(problem(format!("task {index} touches flagged words of two tensors")));
+            }
             let first_dependency = arrays.dependencies.len() as u32;
             let now = task.dependencies.iter().map(|&event| (event, 0));
             arrays.dependencies.extend(
@@ -109,6 +113,8 @@ impl GraphArrays {
                 worker: task.worker.unwrap_or(u32::MAX),
                 op: task.op,
                 args: task.args,
+                flag_count: if flag.is_some() { flag_count } else { 0 },
+                flag_number: flag.unwrap_or(0),
                 code: codes.get(index).copied().unwrap_or(abi::MPK_NO_CODE),
             });
         }

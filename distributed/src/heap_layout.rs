@@ -56,16 +56,20 @@ impl HeapLayout {
             0
         };
         let rings = layout.reserve(ring_bytes * u64::from(world.size()), 256);
-        let areas = Area::ALL.map(|area| match area.space() {
-            Space::Symmetric => {
-                let bytes = graphs.iter().map(|graph| graph.area_bytes(area)).max().unwrap_or(0);
-                layout.reserve(bytes, 256)
+        let areas = Area::ALL.map(|area| {
+            if area.space() == Space::Device || !area.is_shared() {
+                return 0;
             }
-            Space::Device => 0,
+            let bytes = graphs.iter().map(|graph| graph.area_bytes(area)).max().unwrap_or(0);
+            layout.reserve(bytes, 256)
         });
         let tensors = graphs
             .iter()
             .map(|graph| {
+                let mut areas = areas;
+                for area in Area::ALL.into_iter().filter(|area| !area.is_shared()) {
+                    areas[area as usize] = layout.reserve(graph.area_bytes(area), 256);
+                }
                 let offset = |t: &taskgraph::task_graph::TensorEntry| match (t.space, t.overlay) {
                     (Space::Device, _) => 0,
                     (Space::Symmetric, Some(overlay)) => areas[overlay.area as usize] + overlay.offset,

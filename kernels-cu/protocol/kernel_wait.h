@@ -1,15 +1,15 @@
 /* For task kernels that read flagged tensors (MPK_F32_FLAGGED): 8-byte words with an f32 in the low half and, in
- * the high half, the epoch of the graph that wrote it. A word is written and read whole, so the value needs no
- * other flag. Ready is a test of the epoch's bits; the float is never compared. */
+ * the high half, the tag of its write (MPK_FLAG_TAG). A word is written and read whole, so the value needs no other
+ * flag. Ready is a test of the tag's bits; the float is never compared. */
 #ifndef MPK_PROTOCOL_KERNEL_WAIT_H
 #define MPK_PROTOCOL_KERNEL_WAIT_H
 
 #include "wait.h"
 
 /* Writes one word, here or in a peer's memory (its address as platform::peer_address gives it). */
-MPK_DEVICE void mpk_flagged_store(uint64_t* word, float value, uint32_t epoch) {
+MPK_DEVICE void mpk_flagged_store(uint64_t* word, float value, uint32_t tag) {
   /* Release: pairs with mpk_flagged_load, so that a reader may also rely on what was written before. */
-  mpk::platform::store<mpk::platform::Scope::kSystem>(word, (static_cast<uint64_t>(epoch) << 32) | mpk::platform::float_bits(value), mpk::platform::kRelease);
+  mpk::platform::store<mpk::platform::Scope::kSystem>(word, (static_cast<uint64_t>(tag) << 32) | mpk::platform::float_bits(value), mpk::platform::kRelease);
 }
 
 /* One word, whole. Acquire: pairs with mpk_flagged_store. */
@@ -17,38 +17,43 @@ MPK_DEVICE uint64_t mpk_flagged_load(const uint64_t* word) {
   return mpk::platform::load<mpk::platform::Scope::kSystem>(word, mpk::platform::kAcquire);
 }
 
-/* The epoch half has reached `epoch` (the difference, so that it may wrap). */
-MPK_DEVICE bool mpk_flagged_arrived(uint64_t word, uint32_t epoch) {
-  return static_cast<int32_t>(static_cast<uint32_t>(word >> 32) - epoch) >= 0;
+/* The word is that of the write with this tag. A later tag would be a word lost, and is waited for until the deadline. */
+MPK_DEVICE bool mpk_flagged_arrived(uint64_t word, uint32_t tag) {
+  return static_cast<uint32_t>(word >> 32) == tag;
+}
+
+/* Tag of the flagged words that the running task touches. */
+MPK_DEVICE uint32_t mpk_flagged_tag(const mpk_kernel_args* args) {
+  return MPK_FLAG_TAG(*args->task, args->batch->epoch);
 }
 
 MPK_DEVICE float mpk_flagged_value(uint64_t word) {
   return mpk::platform::float_from_bits(static_cast<uint32_t>(word));
 }
 
-/* 1 when words[0..count) have all arrived in the current epoch; does not wait. For a kernel's `ready`. */
+/* 1 when words[0..count) have all arrived with the task's tag; does not wait. For a kernel's `ready`. */
 MPK_DEVICE int mpk_flagged_ready(const mpk_kernel_args* args, const uint64_t* words, uint32_t count) {
-  const uint32_t epoch = args->batch->epoch;
+  const uint32_t tag = mpk_flagged_tag(args);
   for (uint32_t i = 0; i < count; ++i) {
-    if (!mpk_flagged_arrived(mpk_flagged_load(words + i), epoch)) return 0;
+    if (!mpk_flagged_arrived(mpk_flagged_load(words + i), tag)) return 0;
   }
   return 1;
 }
 
-/* Waits until words[0..count) have all arrived in the current epoch (args->batch->epoch). Bounded, and ends with
+/* Waits until words[0..count) have all arrived with the task's tag. Bounded, and ends with
  * the rank's abort; the kernel returns the code that is not MPK_OK. Once it returns MPK_OK the words may be read
- * as plain memory. In the report, `wanted` is the epoch and `seen` that of the first word that is missing. */
+ * as plain memory. In the report, `wanted` is the tag and `seen` that of the first word that is missing. */
 MPK_DEVICE int mpk_wait_flagged(const mpk_kernel_args* args, const uint64_t* words, uint32_t count) {
-  const uint32_t epoch = args->batch->epoch;
+  const uint32_t tag = mpk_flagged_tag(args);
   uint32_t i = 0;
-  while (i < count && mpk_flagged_arrived(mpk_flagged_load(words + i), epoch)) ++i;
+  while (i < count && mpk_flagged_arrived(mpk_flagged_load(words + i), tag)) ++i;
   if (i == count) return MPK_OK;
   mpk_status* status = args->rank->status + args->worker;
-  mpk::report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, epoch, mpk_flagged_load(words + i) >> 32);
+  mpk::report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, tag, mpk_flagged_load(words + i) >> 32);
   mpk::Wait wait(args->rank, status);
   while (i < count) {
     const uint64_t word = mpk_flagged_load(words + i);
-    if (mpk_flagged_arrived(word, epoch)) {
+    if (mpk_flagged_arrived(word, tag)) {
       ++i;
       wait.reset();
       continue;

@@ -12,7 +12,7 @@ pub const MPK_EVENT_INVALID: u64 = u64::MAX;
 const _: () = {
     assert!(size_of::<mpk_operand>() == 48);
     assert!(size_of::<mpk_dependency>() == 8);
-    assert!(size_of::<mpk_task>() == 72);
+    assert!(size_of::<mpk_task>() == 80);
     assert!(size_of::<mpk_event>() == 16);
     assert!(size_of::<mpk_variant>() == 128);
     assert!(size_of::<mpk_status>() == 64);

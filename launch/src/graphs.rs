@@ -169,3 +169,7 @@ pub fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError
 pub fn digests(graphs: &[TaskGraph]) -> Vec<u64> {
     graphs.iter().map(digest).collect()
 }
+
+#[cfg(test)]
+#[path = "graphs_test.rs"]
+mod tests;

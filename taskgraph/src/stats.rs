@@ -75,8 +75,11 @@ pub fn stats(graphs: &[TaskGraph]) -> Stats {
         let in_space = |space: Space| {
             let own =
                 |t: &TensorEntry| !constant(t) && !persistent(t) && t.space == space && t.overlay.is_none();
-            let areas = Area::ALL.iter().filter(|area| area.space() == space);
-            (bytes(&own), areas.map(|&area| graph.area_bytes(area)).sum::<u64>())
+            let areas = |shared: bool| {
+                let wanted = Area::ALL.into_iter().filter(|a| a.space() == space && a.is_shared() == shared);
+                wanted.map(|area| graph.area_bytes(area)).sum::<u64>()
+            };
+            (bytes(&own).saturating_add(areas(false)), areas(true))
         };
         let (own, shared) = in_space(Space::Device);
         stats.device_bytes = stats.device_bytes.max(own.saturating_add(shared));

@@ -75,17 +75,25 @@ pub enum Area {
     Settled,
     /// Symmetric, one area for all graphs: what peers write only after every rank has begun the iteration.
     Awaited,
+    /// Symmetric, of one graph: flagged words. Their tags tell the writes of one graph apart; another graph may not run
+    /// for so long that a tag comes round.
+    Flagged,
 }
 
 impl Area {
+    /// All graphs of a model have it together.
+    pub fn is_shared(self) -> bool {
+        self != Area::Flagged
+    }
+
     /// All areas.
-    pub const ALL: [Area; 3] = [Area::Device, Area::Settled, Area::Awaited];
+    pub const ALL: [Area; 4] = [Area::Device, Area::Settled, Area::Awaited, Area::Flagged];
 
     /// The memory that the area is part of.
     pub fn space(self) -> Space {
         match self {
             Area::Device => Space::Device,
-            Area::Settled | Area::Awaited => Space::Symmetric,
+            Area::Settled | Area::Awaited | Area::Flagged => Space::Symmetric,
         }
     }
 }
@@ -279,6 +287,13 @@ pub struct TaskGraph {
 }
 
 impl TaskGraph {
+    /// For each tensor its number among the flagged ones. A word of it carries epoch x flagged tensors + number, so that
+    /// no two writes of a word have the same tag, whatever lies over what.
+    pub fn flag_numbers(&self) -> Vec<Option<u32>> {
+        let mut next = 0..;
+        self.tensors.iter().map(|t| if t.dtype == DType::F32Flagged { next.next() } else { None }).collect()
+    }
+
     /// Bytes of an area that the tensors of this graph take.
     pub fn area_bytes(&self, area: Area) -> u64 {
         let end = |t: &TensorEntry| {

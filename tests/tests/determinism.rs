@@ -81,3 +81,47 @@ fn a_stalled_rank_of_four_changes_no_bit() {
         assert!(found.result() == undisturbed, "{placement}, {lowering}, stalled by {stall}: other bits");
     }
 }
+
+/// Two layers in turn have the same flagged words. Ranks that run ahead, or lag, write none of them too early.
+#[test]
+fn flagged_words_that_layers_share_survive_stalls() {
+    let fixture = Fixture::open("qwen3");
+    let some: Vec<_> = fixture.expected.requests.iter().take(3).cloned().collect();
+    let model = fixture.model_of(&some).set("generate.max_new_tokens", 4);
+    let undisturbed = job(&model, 2, "static", "copy-reduce").run_json().result();
+    let mut turn = 0u32;
+    for placement in ["static", "dynamic"] {
+        let options = ["--placement", placement, "--allreduce", "one-shot"];
+        let graphs = emit(&model, 2, &options);
+        let sums = sums(&graphs.main()[0].ops);
+        for &operator in sums.iter().step_by(2) {
+            // Sums and the operators that push, by turns; delays from far below an iteration to above it.
+            turn += 1;
+            let stall =
+                format!("{}:{}:{}", turn % 2, operator as u32 - turn / 2 % 2, [0, 1, 7][turn as usize % 3]);
+            let found = job(&model, 2, placement, "one-shot").args(["--debug-stall", &stall]).run_json();
+            assert!(found.result() == undisturbed, "{placement}, stalled by {stall}: other bits");
+        }
+    }
+}
+
+/// The control for the test above: one place for all flagged words. The verifier refuses such graphs; run all the same,
+/// a rank that lags finds its words overwritten.
+#[test]
+fn flagged_words_in_one_place_are_refused_and_lost() {
+    let fixture = Fixture::open("qwen3");
+    let some: Vec<_> = fixture.expected.requests.iter().take(1).cloned().collect();
+    let model = fixture.model_of(&some).set("generate.max_new_tokens", 2);
+    let options = ["--placement", "static", "--allreduce", "one-shot"];
+    let sums = sums(&emit(&model, 2, &options).main()[0].ops);
+    let stall = format!("1:{}:300", sums[0]);
+    let run = job(&model, 2, "static", "one-shot").args(["--debug-unprotected", "--deadline", "2"]);
+    let finished = run.args(["--debug-stall", &stall]).run();
+    assert_eq!(finished.status, Some(4), "{}", finished.stderr);
+    assert!(finished.stderr.contains("waited for flagged words"), "{}", finished.stderr);
+}
+
+/// Indices of the allreduces among the operators.
+fn sums(ops: &[String]) -> Vec<usize> {
+    (0..ops.len()).filter(|&op| ops[op].contains("allreduce")).collect()
+}

@@ -54,7 +54,7 @@ enum mpk_dtype {
   MPK_I32 = 3,
   MPK_U32 = 4,
   MPK_U8 = 5,
-  /* 8-byte words: an f32 in the low half, the epoch of the graph that wrote it in the high half. */
+  /* 8-byte words: an f32 in the low half, the tag of its write in the high half (MPK_FLAG_TAG). */
   MPK_F32_FLAGGED = 6,
 };
 
@@ -118,7 +118,19 @@ typedef struct mpk_task {
   uint32_t op;      /* index of the operator it came from, for the timeline */
   int32_t args[MPK_MAX_ARGS]; /* constants of this one task, meaning fixed by its task type */
   uint32_t code;               /* GPU: index of its specialised code in the cubin's jump table, or MPK_NO_CODE */
+  uint32_t flag_count;         /* flagged tensors of the graph; 0: the task touches none */
+  uint32_t flag_number;        /* which of them the task touches, from 0 */
 } mpk_task;
+
+/* Tag of the flagged words that a task writes or waits for: epoch x flagged tensors + number, which may wrap. Flagged
+ * tensors of a graph may share memory, so a word may hold what another tensor, or an earlier epoch, wrote. Each word of
+ * a tensor is written once an epoch, so tags of one word differ. They are compared for equality: a reader sees the tag that
+ * it waits for or an older one, since the next write comes after its read (which the verifier proves). An old tag
+ * must not come round: rows that are not in use keep theirs. So every MPK_FLAG_REFRESH_EPOCHS epochs all rows count as
+ * in use for the tasks that write and read flagged words, and no tag is older than 2^14 epochs of at most 2^16 writes. */
+#define MPK_FLAG_TAG(task, epoch) ((epoch) * (task).flag_count + (task).flag_number)
+#define MPK_FLAG_REFRESH_EPOCHS 16384u
+#define MPK_FLAG_REFRESH(task, epoch) ((task).flag_count != 0 && (epoch) % MPK_FLAG_REFRESH_EPOCHS == 0)
 
 #define MPK_NO_CODE 0xFFFFFFFFu /* begin, terminate, empty, nvshmem_signal: nothing to run */
 
@@ -379,7 +391,7 @@ typedef struct mpk_kernel_args {
 #endif
 MPK_ASSERT_SIZE(mpk_operand, 48);
 MPK_ASSERT_SIZE(mpk_dependency, 8);
-MPK_ASSERT_SIZE(mpk_task, 72);
+MPK_ASSERT_SIZE(mpk_task, 80);
 MPK_ASSERT_SIZE(mpk_event, 16);
 MPK_ASSERT_SIZE(mpk_variant, 128);
 MPK_ASSERT_SIZE(mpk_status, 64);

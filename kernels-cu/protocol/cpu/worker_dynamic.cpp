@@ -56,7 +56,8 @@ void report_deferred(const Worker& worker, const Iteration& iteration, uint32_t 
     const uint64_t seen = event_count(graph, event);
     if (seen < wanted) return report_wait(worker.status, MPK_WORKER_WAITS_EVENT, own_event_id(worker.rank, graph, event), wanted, seen);
   }
-  report_wait(worker.status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, iteration.epoch, iteration.epoch - 1);
+  const uint32_t tag = MPK_FLAG_TAG(*task, iteration.epoch);
+  report_wait(worker.status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, tag, tag - task->flag_count);
 }
 
 bool pop_any(const Worker& worker, uint64_t* id) {

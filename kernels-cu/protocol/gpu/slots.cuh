@@ -8,8 +8,9 @@
 namespace mpk {
 namespace gpu {
 
-static_assert(sizeof(mpk_task) == 72 && offsetof(mpk_task, first_operand) == 8 && offsetof(mpk_task, num_inputs) == 16 &&
-                  offsetof(mpk_task, num_dependencies) == 20 && offsetof(mpk_task, variant) == 24,
+static_assert(sizeof(mpk_task) == 80 && offsetof(mpk_task, first_operand) == 8 && offsetof(mpk_task, num_inputs) == 16 &&
+                  offsetof(mpk_task, num_dependencies) == 20 && offsetof(mpk_task, variant) == 24 && offsetof(mpk_task, flag_count) == 72 &&
+                  offsetof(mpk_task, flag_number) == 76,
               "SlotWriter::fill reads the task as words");
 
 /* The iteration as the fetch warp carries it in registers. */
@@ -97,6 +98,9 @@ class SlotWriter {
     const uint32_t first_operand = __shfl_sync(kAll, word, 2), first_dependency = __shfl_sync(kAll, word, 3);
     const uint32_t counts = __shfl_sync(kAll, word, 4), num_dependencies = __shfl_sync(kAll, word, 5) & 0xFFFFu;
     const uint32_t variant = __shfl_sync(kAll, word, 6) & 0xFFFFu;
+    struct {
+      uint32_t flag_count, flag_number;
+    } const flagged = {__shfl_sync(kAll, word, 18), __shfl_sync(kAll, word, 19)};
     uint32_t num_operands = (counts & 0xFFFFu) + (counts >> 16);
     if (num_operands > kSlotOperands) num_operands = kSlotOperands; /* the host refuses such a task */
 
@@ -131,8 +135,10 @@ class SlotWriter {
       to.graph_index = iteration.index;
       to.iteration = iteration.number;
       to.epoch = iteration.epoch;
-      to.num_rows = iteration.num_rows;
-      to.num_samples = iteration.num_samples;
+      to.tag = MPK_FLAG_TAG(flagged, iteration.epoch);
+      const bool refresh = MPK_FLAG_REFRESH(flagged, iteration.epoch);
+      to.num_rows = refresh ? iteration.graph->rows : iteration.num_rows;
+      to.num_samples = refresh ? iteration.graph->samples : iteration.num_samples;
       to.num_active = iteration.num_active;
       to.batch_hash = iteration.batch_hash;
       to.graph = iteration.graph;

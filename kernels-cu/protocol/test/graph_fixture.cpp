@@ -49,7 +49,7 @@ int produce(const mpk_kernel_args* args) {
       }
       uint64_t* word = receive_slot(args, args->rank->rank) + row * kColumns + c;
       for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
-        mpk_flagged_store(mpk::platform::peer_address(args->rank, pe, word), v, batch->epoch);
+        mpk_flagged_store(mpk::platform::peer_address(args->rank, pe, word), v, mpk_flagged_tag(args));
       }
     }
   }
@@ -221,6 +221,7 @@ void Job::build_graph(Rank& rank, uint32_t index, uint64_t* words) {
     task.worker = UINT32_MAX;
     std::copy(draft.args, draft.args + 3, task.args);
     task.flags = draft.type == kReduceFlagged ? MPK_TASK_FLAGGED_INPUTS : 0;
+    task.flag_count = draft.type == kReduceFlagged || draft.type == kProduceFlagged;
     task.first_dependency = static_cast<uint32_t>(graph.dependencies.size());
     if (dynamic) {
       graph.dependencies.push_back({draft.launcher, 0});

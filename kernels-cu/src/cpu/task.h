@@ -9,9 +9,10 @@ namespace mpk {
 // Which rows of an activation are in use: the values of a `rows_kind` word in a params struct.
 enum RowsKind : uint32_t { ROWS_TOKENS = 0, ROWS_SAMPLES = 1, ROWS_FIXED = 2 };
 
-// The rows in use out of `capacity`.
+// The rows in use out of `capacity`. All of them where flagged words are refreshed (MPK_FLAG_REFRESH).
 static inline uint32_t rows_in_use(const mpk_kernel_args* args, uint32_t rows_kind, uint32_t capacity) {
   uint32_t rows = capacity;
+  if (MPK_FLAG_REFRESH(*args->task, args->batch->epoch)) return rows;
   if (rows_kind == ROWS_TOKENS) rows = args->batch->num_rows;
   if (rows_kind == ROWS_SAMPLES) rows = args->batch->num_samples;
   return rows < capacity ? rows : capacity;

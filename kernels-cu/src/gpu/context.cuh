@@ -154,15 +154,15 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
   return code;
 }
 
-__device__ __forceinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_status* status, const uint64_t* word, uint32_t epoch, int* code) {
+__device__ __forceinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mpk_status* status, const uint64_t* word, uint32_t tag, int* code) {
   Wait wait(rank, status);
   uint64_t seen = 0;
   for (;;) {
     seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
-    if (mpk_flagged_arrived(seen, epoch)) return seen;
+    if (mpk_flagged_arrived(seen, tag)) return seen;
     *code = wait.poll(seen >> 32);
     if (*code != MPK_OK) {
-      report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, epoch, seen >> 32);
+      report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, tag, seen >> 32);
       return seen;
     }
   }
@@ -173,10 +173,10 @@ __device__ inline float Context::wait_flagged(const uint64_t* word) const {
   for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
     /* Relaxed: the word carries its value, nothing else is read on the strength of it. */
     seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
-    if (mpk_flagged_arrived(seen, slot->epoch)) return mpk_flagged_value(seen);
+    if (mpk_flagged_arrived(seen, slot->tag)) return mpk_flagged_value(seen);
   }
   int code = MPK_OK;
-  seen = wait_flagged_slowly(rank(), status(), word, slot->epoch, &code);
+  seen = wait_flagged_slowly(rank(), status(), word, slot->tag, &code);
   if (code != MPK_OK) fail(code);
   return mpk_flagged_value(seen);
 }

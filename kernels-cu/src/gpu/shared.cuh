@@ -33,7 +33,7 @@ struct alignas(16) TaskSlot {
   uint32_t kind;
   uint32_t task_index, graph_index, iteration;
   uint32_t epoch;
-  uint32_t num_rows, num_samples, num_active; /* of the batch */
+  uint32_t num_rows, num_samples, num_active; /* of the batch; all rows where flagged words are refreshed */
   uint64_t batch_hash;
   const mpk_graph* graph;
   uint32_t num_waits;     /* in `waits`; of more dependencies the rest is read from the graph */
@@ -41,6 +41,7 @@ struct alignas(16) TaskSlot {
   uint64_t fetched_ns;    /* trace */
   uint64_t* trigger;      /* static placement: the counter that the task triggers, here or at a peer; else NULL */
   uint32_t trigger_system; /* 1: with system scope */
+  uint32_t tag;           /* of the flagged words that the task writes or waits for */
   uint32_t trigger_steps; /* 1: by the protocol's trigger_event, */
   mpk_event triggered;    /* of which this is the event, if this rank owns it */
   mpk_task task;

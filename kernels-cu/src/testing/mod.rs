@@ -19,6 +19,8 @@ use taskgraph::{Capacity, DType, Sharding, Target};
 pub struct TestBatch {
     pub iteration: u32,
     pub epoch: u32,
+    /// Of a task with flagged operands: `flag_count`, `flag_number`. Where the count is 0: one tensor, number 0.
+    pub flags: [u32; 2],
     pub num_rows: u32,
     pub num_samples: u32,
     pub num_active: u32,
@@ -175,12 +177,15 @@ pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestR
         ..Default::default()
     };
     let c_graph = abi::mpk_graph { num_events: 8, counters: counters.as_mut_ptr(), ..Default::default() };
+    let flagged = task.inputs.iter().chain(&task.outputs).any(|o| u32::from(o.dtype) == abi::MPK_F32_FLAGGED);
     let c_task = abi::mpk_task {
         trigger_event: abi::MPK_EVENT_INVALID,
         num_inputs: task.inputs.len() as u16,
         num_outputs: task.outputs.len() as u16,
         task_type: number,
         args: task.args,
+        flag_count: if flagged { pad.flags[0].max(1) } else { 0 },
+        flag_number: pad.flags[1],
         ..Default::default()
     };
     let mut params = task.params.clone();

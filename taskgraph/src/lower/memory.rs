@@ -53,6 +53,7 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     for t in all().filter(|&t| shareable(&plan.tensors[t])) {
         let tensor = &plan.tensors[t];
         let area = match tensor.space {
+            _ if tensor.dtype == DType::F32Flagged => Area::Flagged,
             Space::Device => Area::Device,
             Space::Symmetric if closing || settled(plan, order, &accesses[t]) => Area::Settled,
             Space::Symmetric => Area::Awaited,
@@ -63,7 +64,17 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     }
     let mut overlay = vec![None; plan.tensors.len()];
     for (area, tensors) in Area::ALL.into_iter().zip(of_area) {
-        for (tensor, offset) in pack(tensors, |a, b| may_follow(plan, order, &accesses[a], &accesses[b])) {
+        // Between iterations: by the area, but for flagged words by the two tensors.
+        let next_is_safe = |a: usize, b: usize| {
+            area != Area::Flagged
+                || closing
+                || settled(plan, order, &accesses[a])
+                || awaited(order, &accesses[b])
+        };
+        let free = |a: usize, b: usize| {
+            may_follow(plan, order, &accesses[a], &accesses[b]) && next_is_safe(a, b) && next_is_safe(b, a)
+        };
+        for (tensor, offset) in pack(tensors, free) {
             overlay[tensor] = Some(Overlay { area, offset });
         }
     }
@@ -106,8 +117,7 @@ fn pack(mut tensors: Vec<Sized>, free: impl Fn(usize, usize) -> bool) -> Vec<(us
 }
 
 fn shareable(tensor: &PlanTensor) -> bool {
-    // Flags tell epochs apart, not two tensors of one epoch.
-    tensor.activation && !tensor.output && tensor.dtype != DType::F32Flagged && tensor.alias.is_none()
+    tensor.activation && !tensor.output && tensor.alias.is_none()
 }
 
 fn accesses(plan: &Plan) -> Vec<Access> {

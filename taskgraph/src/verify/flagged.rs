@@ -1,4 +1,12 @@
 //! Edges from flagged writes to their reads, on every rank: each word that is read must have exactly one writer.
+//!
+//! Flagged tensors of a graph may lie over each other, so that a word holds one tensor's value after another's. A word's
+//! tag is epoch x flagged tensors + number of the tensor ([`TaskGraph::flag_numbers`]): with one writer for each word
+//! of a tensor, no two writes of a word have the same tag. A reader takes the tag that it waits for, no other. So it
+//! is enough that a word is not written again before its reader has read it, and that is proven like any other reuse
+//! (see `overlay`): a flagged edge orders, for reuse, what follows its read. Tags have 32 bits and come round; rows that
+//! are out of use keep old ones. All words are refreshed every 2^14 epochs, and a graph has at most 2^16 flagged
+//! tensors, so that no tag gets as old as 2^32 writes.
 
 use super::access::{Memory, Symmetric};
 use super::grid::{Grid, uncovered};
@@ -6,6 +14,9 @@ use super::order::{Lists, bases};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::task_graph::TaskGraph;
+
+/// Most flagged tensors of a graph: see the module's page.
+const MOST: usize = 1 << 16;
 
 /// Flagged edges between tasks, numbered over all ranks.
 #[derive(Default)]
@@ -25,6 +36,16 @@ pub(super) fn edges(
     let flagged = |g: &TaskGraph| g.tensors.iter().any(|t| t.dtype == DType::F32Flagged);
     if !graphs.iter().any(flagged) {
         return FlagEdges::default();
+    }
+    for graph in graphs {
+        let count = graph.flag_numbers().into_iter().flatten().count();
+        if count > MOST {
+            violations.push(Violation::new(
+                ViolationKind::Structure,
+                &[],
+                format!("rank {} has {count} flagged tensors; tags tell {MOST} apart", graph.rank),
+            ));
+        }
     }
     let (_, task_base) = bases(graphs);
     let tasks = task_base[graphs.len()] as usize;

@@ -10,8 +10,9 @@ use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
 use super::order::{Bound, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
+use crate::dtype::DType;
 use crate::op_graph::Role;
-use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
+use crate::task_graph::{Area, Overlay, Space, TaskGraph, TensorEntry};
 use std::collections::HashSet;
 
 /// Violations kept of each rank's memory.
@@ -20,6 +21,9 @@ const KEEP: usize = 16;
 /// Why a tensor can't lie where it says.
 pub(super) fn problem(tensor: &TensorEntry) -> Option<String> {
     let overlay = tensor.overlay?;
+    if (overlay.area == Area::Flagged) != (tensor.dtype == DType::F32Flagged) {
+        return Some("is flagged, but does not lie among flagged words, or the other way round".into());
+    }
     if overlay.area.space() != tensor.space {
         return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
     }
@@ -115,12 +119,6 @@ fn number(order: &Order<'_>, access: &Access) -> u32 {
     order.task_number(usize::from(access.rank), access.task)
 }
 
-fn bound<'m>(order: &Order<'_>, accesses: impl IntoIterator<Item = &'m Access>) -> Bound {
-    let mut bound = order.no_tasks();
-    accesses.into_iter().for_each(|a| order.add(&mut bound, number(order, a)));
-    bound
-}
-
 fn turns_in_iteration(
     order: &Order<'_>,
     memory: &Memory<'_>,
@@ -129,7 +127,8 @@ fn turns_in_iteration(
     violations: &mut Vec<Violation>,
 ) {
     let before = memory.accesses(first);
-    let all = bound(order, before);
+    let mut all = order.no_tasks();
+    before.iter().for_each(|a| order.add(&mut all, number(order, a)));
     for write in memory.accesses(second).iter().filter(|a| a.write) {
         let later = number(order, write);
         if order.all_before(&all, later) {
@@ -161,7 +160,7 @@ fn turns_across(
     violations: &mut Vec<Violation>,
 ) {
     let writes = || memory.accesses(first).iter().filter(|a| a.write);
-    if bound(order, memory.accesses(last)).all_cross_barrier(&bound(order, writes())) {
+    if Use::new(order, memory.accesses(last).iter()).before(&Use::new(order, writes())) {
         return;
     }
     for access in memory.accesses(last) {
@@ -227,7 +226,7 @@ impl Use {
 /// a look: the rest is the rank's own, whose iterations its barrier separates.
 pub(super) fn across(classes: &[(Order<'_>, Symmetric)], memories: &[Memory<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
-    for area in Area::ALL.into_iter().filter(|&area| area != Area::Device) {
+    for area in Area::ALL.into_iter().filter(|area| area.space() == Space::Symmetric && area.is_shared()) {
         let uses: Vec<Use> = classes
             .iter()
             .zip(memories)

@@ -102,6 +102,10 @@ pub const MAX_SPLITS: u32 = 16;
 /// 8 compute warps. Shorter ones leave warps idle and the merge more to do.
 const SPLIT_POSITIONS: u64 = 128;
 
+/// Most bytes of a rank's partial results, by default: of many rows each split writes and reads that much more, which is
+/// soon worse than idle workers, and they decide how much memory the activations take.
+const PARTIAL_BYTES: u64 = 256 << 20;
+
 /// Sharding of `qkv` (and of the weight that makes it, on its dimension 0 with `dim` = 0).
 pub fn qkv_sharding(dim: usize, heads: u64, kv_heads: u64, head_dim: u64) -> Sharding {
     let queries = Part { len: heads * head_dim, split: Split::Queries { heads, head_dim } };
@@ -215,13 +219,16 @@ impl Attention {
             return Ok(splits);
         }
         let sharding = op.global.inputs[0].sharding;
-        let mut fewest = u64::MAX;
+        let (mut fewest, mut most_partial) = (u64::MAX, 1);
         for rank in 0..op.world {
-            fewest = fewest.min(Heads::local(op.global.attrs, sharding, rank, op.world)?.num_key_values());
+            let heads = Heads::local(op.global.attrs, sharding, rank, op.world)?;
+            fewest = fewest.min(heads.num_key_values());
+            most_partial = most_partial.max(op.outputs[0].dims[0] * heads.num_queries() * heads.head_dim * 4);
         }
         let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
         let (max_seq_len, page_size) = (op.inputs[2].dims[0], op.inputs[1].dims[2].max(1));
         let most = max_seq_len.div_ceil(page_size.max(SPLIT_POSITIONS)).clamp(1, u64::from(MAX_SPLITS));
+        let most = most.min(PARTIAL_BYTES / most_partial).max(1);
         // No more tasks than workers: a second round would take as long as the first.
         Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)
     }

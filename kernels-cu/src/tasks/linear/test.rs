@@ -107,7 +107,7 @@ fn unused_rows_are_left_alone_and_samples_are_gathered() {
 }
 
 #[test]
-fn pushed_words_reach_every_rank_with_the_epoch() {
+fn pushed_words_reach_every_rank_with_their_tag() {
     let (rows, k, n) = (3u32, 50u32, 37u32);
     let x = random_values(1, (rows * k) as usize);
     let w = random_values(2, (n * k) as usize);
@@ -138,13 +138,20 @@ fn pushed_words_reach_every_rank_with_the_epoch() {
         }],
         scratch_bytes: partition.scratch_bytes,
     };
-    let mut batch = TestBatch { epoch: 7, ..TestBatch::rows(rows) };
-    assert_eq!(run_task("linear", &task, &mut batch, &TestRank { rank: 1, sym }, Call::Run), 0);
-    for heap in &heaps {
-        for (i, word) in heap.bytes()[offset as usize..].chunks_exact(8).enumerate() {
-            let (value, epoch) = (&word[..4], &word[4..]);
-            assert_eq!(value, plain[i].to_ne_bytes());
-            assert_eq!(epoch, 7u32.to_ne_bytes());
+    // The last time words are refreshed: all rows, though one is in use.
+    for (epoch, used) in [(7, rows), (8, 1), (abi::MPK_FLAG_REFRESH_EPOCHS, 1)] {
+        heaps.iter_mut().for_each(|heap| heap.bytes_mut().fill(0xff));
+        let mut batch = TestBatch { epoch, flags: [161, 5], ..TestBatch::rows(used) };
+        let rank = TestRank { rank: 1, sym: sym.clone() };
+        assert_eq!(run_task("linear", &task, &mut batch, &rank, Call::Run), 0);
+        let pushed = if epoch == abi::MPK_FLAG_REFRESH_EPOCHS { rows } else { used };
+        for heap in &heaps {
+            for (i, word) in heap.bytes()[offset as usize..].chunks_exact(8).enumerate() {
+                let (value, tag) = (&word[..4], &word[4..]);
+                let live = i < (pushed * n) as usize;
+                assert_eq!(tag, if live { epoch * 161 + 5 } else { u32::MAX }.to_ne_bytes());
+                assert!(!live || value == plain[i].to_ne_bytes());
+            }
         }
     }
 }

@@ -78,7 +78,7 @@ struct Reduce : TaskCode {
       }
       bool all = true;
 #pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) all = all && mpk_flagged_arrived(seen[b], slot.epoch);
+      for (uint32_t b = 0; b < kBatch; ++b) all = all && mpk_flagged_arrived(seen[b], slot.tag);
       if (!__all_sync(0xFFFFFFFFu, all)) return false;
     }
     return true;
@@ -153,7 +153,7 @@ struct Reduce : TaskCode {
   template <uint32_t Width>
   static __device__ __forceinline__ void flagged(Context& context, uint32_t rows, uint32_t columns) {
     const mpk_operand& in = receive(context);
-    const uint32_t epoch = context.slot->epoch;
+    const uint32_t tag = context.slot->tag;
     const uint32_t pieces = columns / Width;
     for (Walk walk(context.thread, rows, pieces); walk.row < rows; walk.next()) {
       const uint32_t row = walk.row, c = walk.at * Width;
@@ -171,7 +171,7 @@ struct Reduce : TaskCode {
 #pragma unroll
         for (uint32_t r = 0; r < World; ++r)
 #pragma unroll
-          for (uint32_t e = 0; e < Width; ++e) all = all && mpk_flagged_arrived(seen[r][e], epoch);
+          for (uint32_t e = 0; e < Width; ++e) all = all && mpk_flagged_arrived(seen[r][e], tag);
       }
       float sum[Width] = {}; /* see nvshmem_copy/gpu.cuh: an undefined value stays alive */
       if (all) {

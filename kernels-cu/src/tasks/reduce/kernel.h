@@ -26,22 +26,22 @@ MPK_INLINE float value_of(uint64_t word) {
   return value;
 }
 
-// The values of 16 flagged words; false where one has not the epoch `epoch`, which the caller then waits for.
-// Each 8-byte lane of a vector load is read whole, so a lane that has the epoch has its value too.
-MPK_INLINE bool flagged16(const uint64_t* words, uint32_t epoch, F32x16& values) {
+// The values of 16 flagged words; false where one has not the tag `tag`, which the caller then waits for.
+// Each 8-byte lane of a vector load is read whole, so a lane that has the tag has its value too.
+MPK_INLINE bool flagged16(const uint64_t* words, uint32_t tag, F32x16& values) {
 #if defined(MPK_SIMD_512) && !defined(__SANITIZE_THREAD__)
   const __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 8);
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
   values.v = _mm512_castsi512_ps(_mm512_permutex2var_epi32(a, even, b));
-  const __m512i epochs = _mm512_permutex2var_epi32(a, odd, b);
-  return _mm512_cmpneq_epi32_mask(epochs, _mm512_set1_epi32(static_cast<int32_t>(epoch))) == 0;
+  const __m512i tags = _mm512_permutex2var_epi32(a, odd, b);
+  return _mm512_cmpneq_epi32_mask(tags, _mm512_set1_epi32(static_cast<int32_t>(tag))) == 0;
 #else
   float lanes[16];
   bool arrived = true;
   for (uint32_t i = 0; i < 16; ++i) {
     const uint64_t word = __atomic_load_n(words + i, __ATOMIC_ACQUIRE);
-    arrived &= static_cast<uint32_t>(word >> 32) == epoch;
+    arrived &= static_cast<uint32_t>(word >> 32) == tag;
     lanes[i] = value_of(word);
   }
   values = load(lanes);
@@ -82,7 +82,7 @@ int reduce(const mpk_kernel_args* args) {
   const Tile tile(args);
   const mpk_operand& out = args->outputs[0];
   const uint64_t bytes = element_bytes(out.dtype);
-  const uint32_t epoch = args->batch->epoch;
+  const uint32_t tag = MPK_FLAG_TAG(*args->task, args->batch->epoch);
   for (uint32_t row = 0; row < tile.rows; ++row) {
     for (uint32_t c = 0; c < tile.columns; c += 16) {
       const uint32_t n = tile.columns - c < 16 ? tile.columns - c : 16;
@@ -94,7 +94,7 @@ int reduce(const mpk_kernel_args* args) {
           part = n == 16 ? load(from) : load_first(from, n);
         } else {
           const uint64_t* words = tile.words(rank, row) + c;
-          if (n < 16 || !flagged16(words, epoch, part)) {
+          if (n < 16 || !flagged16(words, tag, part)) {
             const int code = mpk_reduce_wait(args, words, n);
             if (code != MPK_OK) return code;
             float lanes[16] = {};

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use taskgraph::task_type::Access;
 use taskgraph::{DType, Region};
 
-const EPOCH: u32 = 9;
+const EPOCH: u32 = 0x4000_0001;
+/// The fourth of five flagged tensors: epoch x 5 + 3 has come round.
+const FLAGS: [u32; 2] = [5, 3];
+const TAG: u32 = EPOCH.wrapping_mul(5) + 3;
 
 struct Setup {
     world: u32,
@@ -52,7 +55,7 @@ impl Setup {
             TestTensor::poisoned(if self.flagged { DType::F32Flagged } else { DType::F32 }, &dims);
         if self.flagged {
             for (word, value) in receive.data.bytes_mut().chunks_exact_mut(8).zip(&parts) {
-                word.copy_from_slice(&(u64::from(EPOCH) << 32 | u64::from(value.to_bits())).to_ne_bytes());
+                word.copy_from_slice(&(u64::from(TAG) << 32 | u64::from(value.to_bits())).to_ne_bytes());
             }
         } else {
             received[self.rank as usize * r * 2 * c..][..r * 2 * c].fill(f32::NAN); // the own slot is not read
@@ -86,7 +89,7 @@ impl Setup {
     }
 
     fn batch(&self) -> TestBatch {
-        TestBatch { epoch: EPOCH, ..TestBatch::rows(self.used) }
+        TestBatch { epoch: EPOCH, flags: FLAGS, ..TestBatch::rows(self.used) }
     }
 
     fn check(&self, operands: &Operands) {
@@ -141,7 +144,7 @@ fn words(tensor: &mut TestTensor) -> &[AtomicU64] {
 }
 
 #[test]
-fn waits_for_every_word_of_the_epoch() {
+fn waits_for_every_word_of_its_own_write() {
     for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
         isa.with(|| {
             let setup = Setup {
@@ -159,7 +162,7 @@ fn waits_for_every_word_of_the_epoch() {
             let mut receive =
                 std::mem::replace(&mut operands.receive, TestTensor::poisoned(DType::F32, &[1]));
             let words = words(&mut receive);
-            // Last epoch's words, some of which have the right value but for the epoch.
+            // Words of the write before, some of which have the right value but for the tag.
             let arriving: Vec<u64> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
             for word in words {
                 word.fetch_sub(1 << 32, Ordering::Relaxed);
@@ -180,10 +183,46 @@ fn waits_for_every_word_of_the_epoch() {
             });
             setup.check(&operands);
             assert_eq!(ready(), 1);
-            // One word behind is enough.
-            words[37 + 2 * 37 * 2 + 5].fetch_sub(1 << 32, Ordering::Relaxed);
-            assert_eq!(ready(), 0);
+            // One word of an older write is enough, or of a later one: its own would be lost.
+            let word = &words[37 + 2 * 37 * 2 + 5];
+            for other in [-1i64, 1, -5, 5, i64::from(i32::MIN)] {
+                let tag = (i64::from(TAG) + other) as u32;
+                let value = word.load(Ordering::Relaxed);
+                word.store(u64::from(tag) << 32 | u64::from(value as u32), Ordering::Relaxed);
+                assert_eq!(ready(), 0, "tag {tag}");
+                word.store(value, Ordering::Relaxed);
+                assert_eq!(ready(), 1);
+            }
         });
+    }
+}
+
+/// Rows that are not in use keep old tags, which must not come round.
+#[test]
+fn all_rows_count_where_words_are_refreshed() {
+    let setup = Setup {
+        world: 2,
+        rank: 0,
+        rows: 3,
+        used: 3,
+        columns: 16,
+        dtype: DType::F32,
+        flagged: true,
+        residual: false,
+    };
+    let mut operands = setup.operands();
+    let task = setup.task(&mut operands);
+    for (refresh, first_missing) in [(false, 1), (true, 0)] {
+        // One row in use; of the others no word has come.
+        let epoch = if refresh { EPOCH - 1 } else { EPOCH };
+        let tag = epoch.wrapping_mul(5) + 3;
+        for (i, word) in words(&mut operands.receive).iter().enumerate() {
+            let tag = if i / 32 % 3 == 0 { tag } else { tag.wrapping_sub(5) };
+            word.store(u64::from(tag) << 32, Ordering::Relaxed);
+        }
+        let mut batch = TestBatch { epoch, flags: FLAGS, ..TestBatch::rows(1) };
+        let ready = run_task("reduce", &task, &mut batch, &TestRank::default(), Call::Ready);
+        assert_eq!(ready, first_missing, "refresh {refresh}");
     }
 }
 
