@@ -18,6 +18,15 @@ pub fn packed_layout(backend: Backend) -> u8 {
     layout as u8
 }
 
+/// Element of `MPK_LAYOUT_WIDE` that holds (row, column) of a matrix with `columns` columns.
+pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
+    let (tile_rows, width) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_COLUMNS as usize);
+    let tile = row / tile_rows * columns.div_ceil(width) + column / width;
+    let (row, c) = (row % tile_rows, column % width);
+    let place = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2;
+    tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ (row % 8)) * 8 + place % 8
+}
+
 /// Elements of one row, padding included (`strides[0]` of a tiled operand).
 pub fn tiled_stride(k: usize) -> usize {
     k.next_multiple_of(abi::MPK_TILE_K as usize)

@@ -39,6 +39,45 @@ fn the_kernel_compiles_without_tasks_and_errors_come_with_the_compilers_words() 
     assert!(text.contains("tasks/no_such_task/gpu.cuh") && text.contains("compute_80"), "{text}");
 }
 
+/// What the tensor cores' speed hangs on, and what no result would tell: the assembler says where it serialises products or
+/// ignores the division of registers, and the listing whether the loop over k touches memory for its sums.
+#[test]
+fn wide_products_run_on_the_tensor_cores_without_pauses() {
+    if !toolchain() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let codes = [Expression {
+        task_type: "wide_linear".to_string(),
+        code: "mpk::gpu::WideLinear<MPK_BF16, mpk::gpu::wide::kGated, 2, 1, 128>".to_string(),
+    }];
+    let options = CompileOptions::new(Architecture::Sm90a, false);
+    let made = compile(&codes, &options, &Cache::new(folder.path())).unwrap();
+    println!("{:?}\n{}", made.took, made.log);
+    assert!(!made.log.contains("(C75"), "{}", made.log);
+
+    // Of the toolkit, or one in the path; the set-up brings none.
+    let nvcc = Toolchain::find(Architecture::Sm90a, false).unwrap().nvcc.path;
+    let cubin = folder.path().join("wide.cubin");
+    std::fs::write(&cubin, &made.bytes).unwrap();
+    let listing = [nvcc.with_file_name("nvdisasm"), "nvdisasm".into()]
+        .iter()
+        .find_map(|program| std::process::Command::new(program).arg("-c").arg(&cubin).output().ok());
+    let Some(listing) = listing.filter(|output| output.status.success()) else {
+        eprintln!("no nvdisasm here: the listing is not looked at");
+        return;
+    };
+    let text = String::from_utf8_lossy(&listing.stdout);
+    let lines: Vec<&str> = text.lines().collect();
+    let products: Vec<usize> =
+        (0..lines.len()).filter(|&i| lines[i].contains("HGMMA.64x128x16.F32.BF16")).collect();
+    // Two halves of a step of two tiles of rows, and the loop over the rest of k.
+    assert!(products.len() >= 10, "{} products", products.len());
+    let of_sums = &lines[products[0]..products[products.len() - 1]];
+    let local = of_sums.iter().find(|line| line.contains("LDL") || line.contains("STL"));
+    assert!(local.is_none(), "{local:?}");
+}
+
 #[test]
 fn the_collective_launch_is_built_and_loads_its_symbol() {
     if !toolchain() {

@@ -25,6 +25,7 @@ import environment
 import golden
 import litmus
 import operators
+import prefill
 import sanitizer
 import shared_gpus
 import skeleton
@@ -47,6 +48,7 @@ PARTS = {
     "start": (start, 100, 120),
     "skeleton": (skeleton, 40, 150),
     "decode": (decode, 300, 300),
+    "prefill": (prefill, 300, 300),
 }
 COMPILE_LIMIT = 560  # seconds for all compilers together
 

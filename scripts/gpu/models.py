@@ -80,7 +80,7 @@ def shape_model(check, name, max_batch, max_seq_len, chunk=256):
         "schema": "mpk-model/1", "name": name, "config": config, "weights": {"random": {"seed": 1}},
         "max_batch": max_batch, "max_seq_len": max_seq_len, "runtime": {"prefill_chunk": chunk},
     }
-    return write(check, f"{name}-{max_batch}", document)
+    return write(check, f"{name}-{max_batch}-{chunk}", document)
 
 
 def bytes_read(name, ranks, batch, context):

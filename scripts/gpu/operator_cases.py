@@ -10,6 +10,9 @@ DTYPES = ["bf16", "f16", "f32"]
 # k, n of a weight: odd, tiny, wide and long ones
 SHAPES = [(37, 45), (1024, 130), (171, 64), (4096, 96), (64, 1000), (1, 17), (2048, 24), (16, 3), (256, 513), (93, 211),
           (12288, 40), (15, 1), (128, 384), (72, 107), (1000, 33), (8, 16)]
+# The same of products of many rows, which GPUs with wide tiles do in those: tails of k, rows and columns
+WIDE_SHAPES = [(4096, 96), (200, 1000), (72, 331), (1000, 130), (256, 513), (136, 4112), (12288, 72), (64, 64)]
+WIDE_GATED = [(61, 48), (1000, 272), (128, 528), (2048, 2128), (4096, 64), (1032, 80)]
 NORM_SIZES = [61, 128, 4096, 5, 224, 1000]
 HEADS = [(8, 2, 128), (4, 4, 64), (8, 4, 16), (6, 1, 32), (8, 2, 8), (16, 8, 128)]  # query heads, KV heads, head size
 VOCABULARIES = [1000, 4001, 151936, 17]
@@ -25,9 +28,9 @@ def even(dim):
     return {"dim": dim, "kind": "even"}
 
 
-def linears(g, index):
+def linears(g, index, shapes=SHAPES, count=8):
     """`linear` alone, with and without bias, types of input and output, and rows gathered for samples."""
-    for i, (k, n) in enumerate(rotated(SHAPES, 5 * index, 8)):
+    for i, (k, n) in enumerate(rotated(shapes, 5 * index, count)):
         dtype, x_dtype = DTYPES[(i + index) % 3], DTYPES[(i + index) % 3] if i % 2 else "f32"
         out = "f32" if i % 4 == 3 else dtype
         bias, gather = i % 3 == 0, i % 4 == 1
@@ -73,10 +76,12 @@ def norms(g, index):
             g.expect_values(g.named("y"), values, spread, "f32" if gather else dtype)
 
 
-def gated_products(g, index):
+GATED = [(61, 48), (1000, 272), (4096, 16), (128, 528), (224, 97), (2048, 2128), (5, 32), (1032, 64)]
+
+
+def gated_products(g, index, shapes=GATED, count=4):
     """`rmsnorm`, `linear` and `silu_mul`, which GPUs do in one task type where the ups begin at a tile of 16 rows."""
-    shapes = [(61, 48), (1000, 272), (4096, 16), (128, 528), (224, 97), (2048, 2128), (5, 32), (1032, 64)]
-    for i, (k, n) in enumerate(rotated(shapes, 3 * index, 4)):
+    for i, (k, n) in enumerate(rotated(shapes, 3 * index, count)):
         dtype, bias, gather = DTYPES[(i + index) % 3], (i + index) % 2 == 1, i == 2
         if not g.begin(f"rmsnorm_linear_silu_mul {dtype} k={k} n={n} bias={bias} gather={gather}"):
             continue
@@ -100,9 +105,9 @@ def gated_products(g, index):
         g.expect_values(g.named("y"), values, own + 1.1 * spread[:, :n] * (np.abs(up) + spread[:, n:]) + silu * spread[:, n:], dtype)
 
 
-def gated(g, index):
+def gated(g, index, shapes=SHAPES, count=3):
     """`silu_mul` alone, before a `linear`, and before a `linear` with residual; `linear` with residual; `add`."""
-    for i, (k, n) in enumerate(rotated([(29, 19), (496, 224), (101, 128), (3072, 40), (1, 7), (93, 64)], index, 3)):
+    for i, (k, n) in enumerate(rotated([(29, 19), (496, 224), (101, 128), (3072, 40), (1, 7), (93, 64)], index, count)):
         dtype = DTYPES[(i + index) % 3]
         if g.begin(f"silu_mul {dtype} n={k}"):
             x, xv = g.tensor("x", "input", dtype, g.normal(g.rows, 2 * k, scale=2.0))
@@ -123,7 +128,7 @@ def gated(g, index):
             else:
                 g.op("linear", [g.named("s"), w], g.named("y"))
             g.expect_values(g.named("y"), values, spread, "f32" if residual else dtype)
-    for i, (k, n) in enumerate(rotated(SHAPES, 3 * index, 3)):
+    for i, (k, n) in enumerate(rotated(shapes, 3 * index, count)):
         dtype = DTYPES[(i + index) % 3]
         if g.begin(f"linear_with_residual {dtype} k={k} n={n}"):
             x, xv = g.tensor("x", "input", dtype, g.normal(g.rows, k))

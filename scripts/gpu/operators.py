@@ -15,6 +15,8 @@ from common import Job, covering, every_choice, parsed
 from op_graph import Graph
 
 ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
+# Rows of wide products, and how many shapes of each kind of operator; the outputs of many rows are long
+WIDE_ROWS = {65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
 POISON = (("MPK_DEBUG_POISON", "1"),)
 
@@ -43,6 +45,13 @@ def graphs(check, worlds):
         alone.attentions(g, index, page)
         alone.sampling(g, index)
         found.append((g, 1))
+    for index, (rows, count) in enumerate(WIDE_ROWS.items() if check.cuda and 1 in worlds else []):
+        g = Graph(f"operators-{rows}", rows, 2, np.random.default_rng([check.seed, rows]), lambda case: bool(pattern.search(case)))
+        alone.linears(g, index, alone.WIDE_SHAPES, 2 * count)
+        alone.norms(g, index)
+        alone.gated_products(g, index, alone.WIDE_GATED, count)
+        alone.gated(g, index, alone.WIDE_SHAPES, count)
+        found.append((g, 1))
     for world in [n for n in worlds if n > 1]:
         for index, rows in enumerate(SHARED_ROWS):
             index += world // 2 - 1
@@ -66,7 +75,7 @@ def choices(check, g, world):
     if check.thorough:
         return every_choice(world)
     if world == 1:
-        return [{"placement": "static"}] + ([{"placement": "dynamic"}] if g.rows in (2, 33) else [])
+        return [{"placement": "static"}] + ([{"placement": "dynamic"}] if g.rows in (2, 33, 130) else [])
     table = covering(world, 0) + covering(world, 1)
     first = 2 * SHARED_ROWS.index(g.rows) + world // 4
     return [table[(first + step) % len(table)] for step in (0, 1, 2)]

@@ -99,18 +99,26 @@ pub struct Target {
     pub column_unit: u32,
     /// Most tasks that one operator's columns are cut into.
     pub max_tiles: u32,
+    /// Products of many rows run as wide tiles: on tensor cores that multiply 64 rows at once (Hopper's).
+    pub wide: bool,
 }
 
 impl Target {
     /// The CPU target with `workers` threads a rank.
     pub fn cpu(workers: u32) -> Self {
         let workers = workers.max(1);
-        Target { backend: Backend::Cpu, workers, column_unit: 16, max_tiles: workers }
+        Target { backend: Backend::Cpu, workers, column_unit: 16, max_tiles: workers, wide: false }
     }
 
     /// A GPU of the hardware table: one worker for each multiprocessor.
     pub fn cuda(device: &Device) -> Self {
-        Target { backend: Backend::Cuda, workers: device.sms, column_unit: 16, max_tiles: device.sms }
+        Target {
+            backend: Backend::Cuda,
+            workers: device.sms,
+            column_unit: 16,
+            max_tiles: device.sms,
+            wide: device.architecture == "sm_90a",
+        }
     }
 
     /// Column ranges that an operator with `columns` outputs is cut into: at most `max_tiles`, multiples of

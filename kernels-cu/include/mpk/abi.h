@@ -74,6 +74,14 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
  *                 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ...: so a lane needs four neighbours of the right side;
  *   f32:          (k % 8 * 2 + k / 8) * 16 + row: of two half warps one has the first 8 k, the other the rest. */
 #define MPK_FRAGMENT_K 16u
+/* MPK_LAYOUT_WIDE: activations of 2-byte types as wide products read them, a strided tensor [row tiles, column tiles,
+ * MPK_WIDE_ROWS, MPK_WIDE_COLUMNS] whose last dimension is in an order of its own, so that 128 rows x 64 columns are one copy
+ * and lie in shared memory as wgmma takes its right side (swizzled by 128 bytes). Columns are padded with zeros. Column c, 0..63,
+ * of row r stands in that row, 128 bytes, as element
+ *   ((c / 16 * 2 + j / 8) ^ r % 8) * 8 + j % 8, where j = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2 is c's place in its 16:
+ * MPK_LAYOUT_FRAGMENT's order of k. */
+#define MPK_WIDE_ROWS 128u
+#define MPK_WIDE_COLUMNS 64u
 
 /* ---- the task graph ----------------------------------------------------------------------------------- */
 

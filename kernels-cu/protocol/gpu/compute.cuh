@@ -8,7 +8,10 @@ namespace gpu {
 
 __device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
-  if (lane != 0) return; /* one thread starts bulk copies */
+  if (!elect_one()) return; /* one thread starts bulk copies */
+  constexpr bool first = true;
+#else
+  const bool first = lane == 0;
 #endif
   Shared& shared = shared_state();
   Loader loader(lane, prefetches);
@@ -20,11 +23,12 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
     if (slot.kind == kSlotStop) break;
     loader.slot = &slot;
     loader.slot_index = place.index;
+    loader.next_task();
     go_on = slot.task.code == MPK_NO_CODE || load_code(slot.task.code, loader);
 #if __CUDA_ARCH__ < 900
     __syncwarp();
 #endif
-    if (lane == 0) mbarrier_arrive(&shared.slot_empty[place.index]);
+    if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
   if (!prefetches) loader.drain();
 }

@@ -31,6 +31,10 @@ static_assert(kStagesAhead > 0 && kStagesAhead <= kStagesInFlight && kStagesInFl
 /* Shared memory that a task's code may use as it likes while it runs. */
 constexpr uint32_t kWorkBytes = MPK_WORK_BYTES;
 
+/* The ring of places at the work area's start: activations of wide products. */
+constexpr uint32_t kPlaces = 5;
+constexpr uint32_t kPlaceBytes = 16 * 1024;
+
 /* Arrivals that complete a stage: the loader's one thread, or without bulk copies all its lanes. */
 #if __CUDA_ARCH__ >= 900
 constexpr uint32_t kStageArrivals = 1;

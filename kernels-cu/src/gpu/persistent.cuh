@@ -35,13 +35,18 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   if (thread == 0) {
     shared.code = MPK_OK;
     shared.left = 0;
-    shared.next_slot = shared.next_stage = {0, 0};
+    shared.next_slot = shared.next_stage = shared.next_place = {0, 0};
+    shared.wide_begun = 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.pages_per_slot = description->batch_config->pages_per_slot;
     for (uint32_t i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.stage_full[i], kStageArrivals);
       mbarrier_init(&shared.stage_empty[i], kEmptyArrivals);
+    }
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+      mbarrier_init(&shared.place_full[i], kStageArrivals);
+      mbarrier_init(&shared.place_empty[i], kEmptyArrivals);
     }
     for (uint32_t i = 0; i < kSlots; ++i) {
       mbarrier_init(&shared.slot_full[i], kSlotFullArrivals);

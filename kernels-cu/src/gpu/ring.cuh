@@ -55,9 +55,29 @@ class Loader {
     return true;
   }
 
+  /* It is the prefetch warp's. */
+  __device__ __forceinline__ bool prefetches() const { return prefetches_; }
+  /* The prefetch warp leaves out `stages`. */
+  __device__ __forceinline__ void skip(uint32_t stages) { count_ += stages; }
+  /* Before each task. */
+  __device__ __forceinline__ void next_task() {
+    after_wide_ = wide_now_;
+    wide_now_ = false;
+  }
+
   /* Waits until no copy is on its way: before the block ends. */
   __device__ void drain() {
     Shared& shared = shared_state();
+#if __CUDA_ARCH__ >= 900
+    for (uint32_t back = 0; back < places_used_; ++back) {
+      if (wide_place_.index == 0) {
+        wide_place_.index = kPlaces;
+        wide_place_.parity ^= 1;
+      }
+      --wide_place_.index;
+      while (!mbarrier_test(&shared.place_full[wide_place_.index], wide_place_.parity)) {}
+    }
+#endif
     RingPlace at = place_;
     for (uint32_t back = 0; back < used_; ++back) {
       if (at.index == 0) {
@@ -71,6 +91,8 @@ class Loader {
   }
 
  private:
+  friend class WideLoader;
+
   /* Copies end by themselves: this wait needs no way out. */
   __device__ __forceinline__ void wait_for_oldest(Shared& shared) {
     while (!mbarrier_test(&shared.stage_full[oldest_.index], oldest_.parity)) {}
@@ -112,6 +134,11 @@ class Loader {
   RingPlace oldest_ = {0, 0}; /* of the copies counted as in flight */
   uint32_t in_flight_ = 0;
   uint32_t used_ = 0; /* stages that have been filled once */
+  /* Of wide products (wide_loader.cuh): */
+  RingPlace wide_place_ = {0, 0}; /* where the next activations go */
+  uint32_t places_used_ = 0;      /* places that have been filled once */
+  uint32_t wide_tasks_ = 0;       /* so far, wraps */
+  bool wide_now_ = false, after_wide_ = false; /* the task, and the one before, are wide: the work area is theirs */
 };
 
 /* The compute warps' end, while a task runs: every warp takes every stage. Barriers and stages as 32-bit shared addresses,

@@ -54,12 +54,15 @@ struct alignas(16) TaskSlot {
 struct alignas(128) Shared {
   uint64_t stage_full[kStages];  /* loader -> compute */
   uint64_t stage_empty[kStages]; /* compute -> loader, one arrival of each compute warp */
+  uint64_t place_full[kPlaces];  /* of wide products: loader -> compute */
+  uint64_t place_empty[kPlaces]; /* compute -> loader */
   uint64_t slot_full[kSlots];    /* fetch -> loader, prefetch, compute */
   uint64_t slot_empty[kSlots];   /* all three -> fetch */
   int32_t code;                  /* compute warps: an abort code once one of them failed */
   /* The compute warps' next slot and stage, between two tasks. Not in registers: those would be spilled around the codes,
    * and to read back what was spilled takes a microsecond while the memory is busy. */
-  RingPlace next_slot, next_stage;
+  RingPlace next_slot, next_stage, next_place;
+  uint32_t wide_begun;           /* wide products that the compute warps have come to since the launch, wraps */
   uint64_t ready_ns;             /* trace: of the task that runs */
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
   uint32_t streamed;             /* stages that the loader has started since the launch */

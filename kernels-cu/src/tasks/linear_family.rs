@@ -16,9 +16,11 @@
 use crate::abi::{self, mpk_linear_params, params_words};
 use crate::registry::GpuSite;
 use crate::tasks::contract;
+use crate::tasks::wide::{self, Product};
 use taskgraph::split::Part;
 use taskgraph::task_type::{
-    Access, LocalOp, Need, OpError, OpView, OperandView, Partition, ShardRule, TaskSpec, TensorType,
+    Access, Expansion, LocalOp, Need, OpError, OpView, OperandView, Partition, ShardRule, TaskSpec,
+    TensorType,
 };
 use taskgraph::{DType, Region, Rows, Sharding, Target};
 
@@ -295,6 +297,15 @@ impl Family {
         aligned && target.max_tiles >= GATING_WORKERS
     }
 
+    /// For [`taskgraph::TaskType::expand`]: products of many rows on a GPU that has wide ones.
+    pub fn expand(self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
+        let at = self.operands(op.inputs.len())?;
+        let gathers = contract::attr_bool(op.global.attrs, "gather_samples")?;
+        let Operands { weight, bias, residual, .. } = at;
+        let product = Product { source: self.source, gated: self.gated, weight, bias, residual, gathers };
+        Ok(wide::expand(&product, op, target))
+    }
+
     /// Tasks, for [`taskgraph::TaskType::partition`].
     pub fn partition(self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let at = self.operands(op.inputs.len())?;
@@ -450,6 +461,13 @@ macro_rules! member {
                 target: &taskgraph::Target,
             ) -> Result<taskgraph::task_type::Partition, taskgraph::task_type::OpError> {
                 $family.partition(op, target)
+            }
+            fn expand(
+                &self,
+                op: &taskgraph::task_type::LocalOp<'_>,
+                target: &taskgraph::Target,
+            ) -> Result<Option<taskgraph::task_type::Expansion>, taskgraph::task_type::OpError> {
+                $family.expand(op, target)
             }
             fn constant_inputs(&self) -> &'static [usize] {
                 $constants

@@ -18,6 +18,9 @@ pub mod rmsnorm_linear_silu_mul;
 pub mod silu_mul;
 pub mod silu_mul_linear;
 pub mod silu_mul_linear_with_residual;
+pub mod wide_linear;
+pub mod wide_rows;
 
 pub(crate) mod contract;
 pub(crate) mod linear_family;
+pub(crate) mod wide;

@@ -53,8 +53,12 @@ pub fn op_graph(
     }
 }
 
+/// Rows of the prefill graphs for prompts, or rests of prompts, shorter than the largest chunk: an iteration takes about the
+/// time of its graph's rows.
+const SMALLER_CHUNKS: [u32; 3] = [256, 512, 1024];
+
 /// The graphs that a run needs, smallest first: decode by batch class (powers of two up to `max_batch`, and
-/// `max_batch`), then prefill by chunk.
+/// `max_batch`), then prefill by chunk: [`SMALLER_CHUNKS`] and the largest.
 pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
     let max = sizes.max_batch;
     let mut classes: Vec<u32> =
@@ -67,9 +71,11 @@ pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) ->
             op_graph(config, sizes, options, &format!("decode-{n}"), capacity)
         })
         .collect();
-    if sizes.prefill_chunk > max {
-        let capacity = Capacity { rows: sizes.prefill_chunk, samples: max, active: max };
-        graphs.push(op_graph(config, sizes, options, &format!("prefill-{}", sizes.prefill_chunk), capacity));
+    let chunk = sizes.prefill_chunk;
+    let smaller = SMALLER_CHUNKS.into_iter().filter(|&rows| rows > max && rows < chunk);
+    for rows in smaller.chain((chunk > max).then_some(chunk)) {
+        let capacity = Capacity { rows, samples: max, active: max };
+        graphs.push(op_graph(config, sizes, options, &format!("prefill-{rows}"), capacity));
     }
     graphs
 }
@@ -119,6 +125,10 @@ mod tests {
             let rows: Vec<u32> = graphs.iter().map(|g| g.capacity.rows).collect();
             assert!(rows.is_sorted() && rows.contains(&max_batch) && rows.last() == Some(&32), "{rows:?}");
             assert!(graphs.iter().any(|g| g.name == main_graph_name(&sizes)));
+            let sizes = Sizes { prefill_chunk: 700, ..sizes };
+            let rows: Vec<u32> =
+                op_graphs(&config, &sizes, &options).iter().map(|g| g.capacity.rows).collect();
+            assert!(rows.ends_with(&[max_batch, 256, 512, 700]), "{rows:?}");
         }
     }
 }

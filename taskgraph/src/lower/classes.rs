@@ -188,11 +188,15 @@ impl<'a> Classes<'a> {
                 world: local.world,
             };
             let partition = step_type.partition(&step_op, self.target).map_err(|e| Failure::Message(e.0))?;
+            let pushed = push
+                && task_type
+                    .pushable_output()
+                    .is_some_and(|o| expanded.outputs.contains(&ExpansionOperand::Output(o)));
             let part = self.add_part(
                 step_type,
                 &step_op,
                 partition,
-                false,
+                pushed,
                 earlier_part(earlier, steps.len()),
                 parts,
             )?;

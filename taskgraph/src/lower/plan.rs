@@ -221,10 +221,15 @@ impl Plan {
                     .collect()
             };
             let mut outputs = resolve(&step.outputs);
-            if let (Some(o), Some(receive)) = (pushed, receive) {
-                outputs[o as usize] = receive;
+            // Of several steps the one that writes the operator's output pushes.
+            let push = pushed.and_then(|pushed| {
+                let output = ExpansionOperand::Output(usize::from(pushed));
+                step.outputs.iter().position(|&operand| operand == output).map(|at| at as u8)
+            });
+            if let (Some(at), Some(receive)) = (push, receive) {
+                outputs[usize::from(at)] = receive;
             }
-            self.add_slot(SlotKind::Compute { push: pushed }, resolve(&step.inputs), outputs, |rank| {
+            self.add_slot(SlotKind::Compute { push }, resolve(&step.inputs), outputs, |rank| {
                 class[rank as usize].steps[i].part
             });
         }

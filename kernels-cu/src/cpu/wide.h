@@ -1,0 +1,14 @@
+// MPK_LAYOUT_WIDE on the CPU target.
+#pragma once
+
+#include "mpk/abi.h"
+
+namespace mpk {
+
+// Place of column `column` of 64 in its row, row `row` of a tile.
+static inline uint32_t wide_place(uint32_t row, uint32_t column) {
+  const uint32_t c = column % 16, in_group = c % 4 / 2 * 8 + c / 4 * 2 + c % 2;
+  return ((column / 16 * 2 + in_group / 8) ^ (row % 8)) * 8 + in_group % 8;
+}
+
+} // namespace mpk

@@ -1,0 +1,124 @@
+/* The loader's end of a wide product: weights into the ring of stages ahead of the task's events, as always; activations into
+ * the ring of places once they are there.
+ *
+ * Places lie in the work area, which tasks of other types use as they like. The loader may fill them for the next task while
+ * the last one still runs only if that is a wide product too; otherwise it waits until the compute warps have begun this one.
+ *
+ * Bulk copies read and write through the async proxy what others wrote with ordinary stores: activations in global memory,
+ * and the work area. Both were handed over by a release that this thread has acquired (the events' counters, `wide_begun`), and
+ * its fence.proxy.async behind that orders its copies after them; the writers need none. In the other direction the barriers
+ * do it: a copy's bytes are visible to who has seen its barrier, and a place is filled anew after all warps' arrivals. */
+#pragma once
+
+#include "gpu/context.cuh"
+
+namespace mpk {
+namespace gpu {
+
+#if __CUDA_ARCH__ >= 900
+
+class WideLoader {
+ public:
+  __device__ __forceinline__ explicit WideLoader(Loader& loader) : loader_(loader) {}
+
+  /* First of all. `loads`: the task has anything to load. */
+  __device__ __forceinline__ void begin(bool loads) {
+    Shared& shared = shared_state();
+    ++loader_.wide_tasks_;
+    loader_.wide_now_ = loads || loader_.after_wide_;
+    if (!loads) return;
+    while (loader_.in_flight_ != 0) loader_.wait_for_oldest(shared);
+  }
+  /* At last, where something was loaded. */
+  __device__ __forceinline__ void end() {
+    loader_.oldest_ = loader_.place_;
+    poke(shared_state().streamed, loader_.count_);
+  }
+
+  /* `rows` (at most 8) tiles of 16 rows of a weight, `pitch` bytes apart, of each the next `bytes`, into the next stage. False
+   * when the compute warps have left. */
+  __device__ __forceinline__ bool stream_rows(const uint8_t* source, uint32_t pitch, uint32_t rows, uint32_t bytes) {
+    Shared& shared = shared_state();
+    RingPlace& at = loader_.place_;
+    while (!mbarrier_test(&shared.stage_empty[at.index], at.parity ^ 1)) {
+      if (peek(shared.left) != 0) return false;
+    }
+    ++loader_.count_;
+    uint64_t* const full = &shared.stage_full[at.index];
+    uint8_t* const to = stage_at(at.index);
+    mbarrier_arrive_expect(full, rows * bytes);
+    if (rows == 8) {
+#pragma unroll
+      for (uint32_t row = 0; row < 8; ++row) bulk_copy(to + row * bytes, source + static_cast<uint64_t>(row) * pitch, bytes, full);
+    } else {
+#pragma unroll 1
+      for (uint32_t row = 0; row < rows; ++row) bulk_copy(to + row * bytes, source + static_cast<uint64_t>(row) * pitch, bytes, full);
+    }
+    at.next<kStages>();
+    loader_.used_ = loader_.used_ < kStages ? loader_.used_ + 1 : kStages;
+    return true;
+  }
+
+  /* Whether the events that the task waits for have happened. */
+  __device__ __forceinline__ bool inputs_ready() const {
+    const TaskSlot& slot = *loader_.slot;
+    for (uint32_t d = 0; d < slot.num_waits; ++d) {
+      if (platform::load<platform::Scope::kSystem>(slot.waits[d].counter, platform::kRelaxed) < slot.waits[d].wanted) return false;
+    }
+    for (uint32_t d = kSlotWaits; d < slot.task.num_dependencies; ++d) {
+      const mpk_dependency& dependency = slot.graph->dependencies[slot.task.first_dependency + d];
+      if (!event_test(slot.graph, dependency.event, slot.epoch, dependency.epochs_back)) return false;
+    }
+    return true;
+  }
+  /* Waits for the work area, and acquires what the events, which have happened, tell. False when the compute warps have left. */
+  __device__ __forceinline__ bool acquire_inputs() const {
+    Shared& shared = shared_state();
+    if (!loader_.after_wide_) {
+      while (static_cast<int32_t>(load_acquire(shared.wide_begun) - loader_.wide_tasks_) < 0) {
+        if (peek(shared.left) != 0) return false;
+      }
+    }
+    const TaskSlot& slot = *loader_.slot;
+    /* Acquire, system scope where a peer may have triggered: as in wait_inputs. Those beyond kSlotWaits event_test acquired. */
+    for (uint32_t d = 0; d < slot.num_waits; ++d) platform::load<platform::Scope::kSystem>(slot.waits[d].counter, platform::kAcquire);
+    asm volatile("fence.proxy.async;" ::: "memory");
+    return true;
+  }
+
+  /* `bytes` of activations into the next place. False when the compute warps have left. */
+  __device__ __forceinline__ bool stream_place(const uint8_t* source, uint32_t bytes) {
+    Shared& shared = shared_state();
+    RingPlace& at = loader_.wide_place_;
+    while (!mbarrier_test(&shared.place_empty[at.index], at.parity ^ 1)) {
+      if (peek(shared.left) != 0) return false;
+    }
+    uint64_t* const full = &shared.place_full[at.index];
+    mbarrier_arrive_expect(full, bytes);
+    bulk_copy(work_area() + at.index * kPlaceBytes, source, bytes, full);
+    at.next<kPlaces>();
+    loader_.places_used_ = loader_.places_used_ < kPlaces ? loader_.places_used_ + 1 : kPlaces;
+    return true;
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t load_acquire(const uint32_t& word) {
+    uint32_t value;
+    asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(&word)) : "memory");
+    return value;
+  }
+
+  Loader& loader_;
+};
+
+/* The compute warps' end: one thread, at the start of every wide task. All are through with the task before; release: pairs
+ * with acquire_inputs. */
+__device__ __forceinline__ void begin_wide() {
+  uint32_t& word = shared_state().wide_begun;
+  asm volatile("st.release.cta.shared.u32 [%0],%1;" ::"r"(shared_address(&word)), "r"(peek(word) + 1) : "memory");
+}
+
+#endif
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,59 @@
+/* From the sums of a wide product, which lie with 8 tokens x 16 rows of the weight in a warp's registers, to rows of tokens. */
+#pragma once
+
+#include "gpu/barrier.cuh"
+#include "gpu/loads.cuh"
+#include "gpu/numbers.cuh"
+
+namespace mpk {
+namespace gpu {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Shared memory that a warp turns its sums around in. */
+constexpr uint32_t kTurnBytes = 1024;
+
+/* Two numbers of 2 bytes, the first in the low half. */
+template <uint32_t Dtype>
+__device__ __forceinline__ uint32_t pair_of(float low, float high) {
+  uint32_t both;
+  if constexpr (Dtype == MPK_BF16) asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(both) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+/* All lanes of a warp. `pairs`: of four groups of 8 tokens the rows 0..7, then 8..15, as pairs of neighbouring tokens. A lane
+ * gets of the tokens lane / 2 and lane / 2 + 16 the rows lane % 2 * 8 .. + 8. */
+__device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint32_t (&pairs)[8], uint4 (&pieces)[2]) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t token = i * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    const uint32_t to = buffer + token * 32 + (half ^ (token / 4 & 1u)) * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(pairs[i * 4]), "r"(pairs[i * 4 + 1]),
+                 "r"(pairs[i * 4 + 2]), "r"(pairs[i * 4 + 3])
+                 : "memory");
+  }
+  __syncwarp();
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t token = i * 16 + lane / 2, half = lane % 2;
+    pieces[i] = load_shared16(buffer + token * 32 + (half ^ (token / 4 & 1u)) * 16);
+  }
+  __syncwarp();
+}
+
+/* All lanes of a warp: from 8 neighbouring columns of 16 to those that MPK_LAYOUT_WIDE keeps together. */
+__device__ __forceinline__ uint4 wide_order(const uint4& piece, uint32_t lane) {
+  const bool second = (lane & 1u) != 0;
+  const uint32_t x = __shfl_xor_sync(0xFFFFFFFFu, second ? piece.x : piece.y, 1);
+  const uint32_t y = __shfl_xor_sync(0xFFFFFFFFu, second ? piece.z : piece.w, 1);
+  return second ? uint4{x, y, piece.y, piece.w} : uint4{piece.x, piece.z, x, y};
+}
+
+/* A row's 16 columns `group` of 4 in a tile of MPK_LAYOUT_WIDE: bytes from the row's start to its piece `half`. */
+__device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row & 7u)) * 16; }
+
+#endif
+
+}  // namespace gpu
+}  // namespace mpk

@@ -1,0 +1,188 @@
+//! Products of many rows: when the linear family becomes `wide_rows` and `wide_linear`, and how these are cut.
+//!
+//! Both are apart so that a norm, an activation function or a change of layout is done once for a row and not by each of the
+//! tasks that read it.
+
+use crate::abi;
+use crate::tasks::linear_family::Source;
+use serde_json::json;
+use taskgraph::op_graph::Attrs;
+use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
+use taskgraph::{DType, Rows, Target};
+
+/// Fewest rows of an iteration that products become wide for.
+pub const LEAST_ROWS: u64 = 65;
+
+/// Fewest rows and columns of a weight; each rank has at least 16 of those that are dealt.
+const LEAST_WEIGHT: u64 = 64;
+
+/// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
+pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
+    let (tile, width) = (u64::from(abi::MPK_WIDE_ROWS), u64::from(abi::MPK_WIDE_COLUMNS));
+    vec![rows.div_ceil(tile), columns.div_ceil(width), tile, width]
+}
+
+/// What of a member of the linear family decides its expansion.
+#[derive(Debug)]
+pub struct Product {
+    /// How the left side is made.
+    pub source: Source,
+    /// The output is silu(gate) * up.
+    pub gated: bool,
+    /// Index of the weight among the inputs.
+    pub weight: usize,
+    /// Index of the bias.
+    pub bias: Option<usize>,
+    /// Index of the residual.
+    pub residual: Option<usize>,
+    /// Rows are gathered for samples.
+    pub gathers: bool,
+}
+
+/// The rows, made once, and their product; `None` where the product is not wide. The same on all ranks.
+pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Expansion> {
+    let (x, weight, out) = (&op.inputs[0], &op.inputs[product.weight], &op.outputs[0]);
+    let rows = *out.dims.first()?;
+    let whole = &op.global.inputs[product.weight].ty.dims;
+    let fits = target.wide
+        && rows >= LEAST_ROWS
+        && !product.gathers
+        && whole.iter().all(|&d| d >= LEAST_WEIGHT && d / u64::from(op.world) >= 16)
+        && weight.dtype.size() == 2
+        && (out.dtype == weight.dtype || out.dtype == DType::F32 && !product.gated)
+        && (product.source != Source::SiluMul || x.dtype == weight.dtype);
+    if !fits {
+        return None;
+    }
+    let (source, normed) = match product.source {
+        Source::Plain => ("plain", None),
+        Source::RmsNorm => ("norm", Some(1)),
+        Source::SiluMul => ("silu_mul", None),
+    };
+    let input = ExpansionOperand::Input;
+    let optional = [product.bias, product.residual].into_iter().flatten().map(input);
+    Some(Expansion {
+        temporaries: vec![Temporary {
+            suffix: ".wide",
+            ty: TensorType {
+                dtype: weight.dtype,
+                dims: wide_dims(rows, *weight.dims.get(1)?),
+                rows: Rows::Fixed,
+            },
+        }],
+        ops: vec![
+            ExpandedOp {
+                op_type: "wide_rows",
+                suffix: ".rows",
+                inputs: std::iter::once(0).chain(normed).map(input).collect(),
+                outputs: vec![ExpansionOperand::Temporary(0)],
+                attrs: attrs(json!({"source": source, "act_dtype": weight.dtype.name()})),
+            },
+            ExpandedOp {
+                op_type: "wide_linear",
+                suffix: "",
+                inputs: [ExpansionOperand::Temporary(0), input(product.weight)]
+                    .into_iter()
+                    .chain(optional)
+                    .collect(),
+                outputs: vec![ExpansionOperand::Output(0)],
+                attrs: attrs(json!({"gated": product.gated, "has_bias": product.bias.is_some(),
+                    "has_residual": product.residual.is_some()})),
+            },
+        ],
+    })
+}
+
+fn attrs(value: serde_json::Value) -> Attrs {
+    match value {
+        serde_json::Value::Object(fields) => fields,
+        _ => Attrs::new(),
+    }
+}
+
+/// A tile: `columns` times 128 rows of the weight (of a gated product half of them gates), `tokens` times `width` rows of x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Tiles of 128 rows of the weight.
+    pub columns: u32,
+    /// Tiles of rows of x.
+    pub tokens: u32,
+    /// Rows of x in one of them.
+    pub width: u32,
+    /// Clocks that 64 k take: the tensor cores or, where that is more, the reads and writes of shared memory.
+    clocks: u64,
+}
+
+/// What the GPU code can do, best first. Two warpgroups share a tile; each has 64 rows of each 128 of the weight.
+const TILES: [Tile; 4] = [
+    Tile { columns: 1, tokens: 2, width: 128, clocks: 1024 },
+    Tile { columns: 2, tokens: 1, width: 128, clocks: 1152 },
+    Tile { columns: 1, tokens: 1, width: 128, clocks: 640 },
+    Tile { columns: 1, tokens: 1, width: 64, clocks: 448 },
+];
+/// Of gated products: a warp has the gates and the ups of its outputs.
+const GATED_TILES: [Tile; 2] = [
+    Tile { columns: 2, tokens: 1, width: 128, clocks: 1152 },
+    Tile { columns: 2, tokens: 1, width: 64, clocks: 832 },
+];
+
+impl Tile {
+    /// Columns of the output.
+    pub fn output_columns(&self, gated: bool) -> u32 {
+        self.columns * 128 / (1 + u32::from(gated))
+    }
+
+    /// Tiles of columns that go through all rows together, so that a wave of tasks reads each weight and each row from memory
+    /// once.
+    pub fn group(&self, _gated: bool) -> u32 {
+        8 * self.tokens.max(1)
+    }
+}
+
+/// The tile with which `workers` are done first.
+pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
+    let tiles: &[Tile] = if gated { &GATED_TILES } else { &TILES };
+    let time = |tile: &&Tile| {
+        let count =
+            u64::from(columns.div_ceil(tile.output_columns(gated)) * rows.div_ceil(tile.tokens * tile.width));
+        count.div_ceil(u64::from(workers.max(1))) * tile.clocks
+    };
+    *tiles.iter().min_by_key(time).unwrap_or(&tiles[0])
+}
+
+/// All tiles (of columns, of rows) in the order of tasks: groups of column tiles, in a group all row tiles, the columns first.
+/// Every other group begins in the middle of the rows: where only the first rows are in use, the workers still share them.
+pub fn in_order(columns: u32, rows: u32, group: u32) -> impl Iterator<Item = (u32, u32)> {
+    let group = group.max(1);
+    (0..columns.div_ceil(group)).flat_map(move |g| {
+        let (first, end) = (g * group, ((g + 1) * group).min(columns));
+        let shift = if g % 2 == 1 { rows / 2 } else { 0 };
+        (0..rows).flat_map(move |row| (first..end).map(move |column| (column, (row + shift) % rows)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_comes_once() {
+        for (columns, rows, group) in [(1, 1, 8), (16, 8, 8), (17, 3, 4), (96, 16, 8), (5, 2, 16)] {
+            let mut all: Vec<(u32, u32)> = in_order(columns, rows, group).collect();
+            assert_eq!(all.len() as u32, columns * rows);
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len() as u32, columns * rows);
+            assert_eq!(all.last(), Some(&(columns - 1, rows - 1)));
+        }
+    }
+
+    #[test]
+    fn few_rows_take_smaller_tiles_so_that_all_workers_have_one() {
+        let shape = |t: Tile| (t.columns, t.tokens, t.width);
+        assert_eq!(shape(choose(2048, 6144, false, 132)), (1, 2, 128));
+        assert_eq!(shape(choose(512, 4096, false, 132)), (1, 1, 128));
+        assert_eq!(shape(choose(256, 4096, false, 132)), (1, 1, 64));
+        assert_eq!(shape(choose(2048, 12288, true, 132)), (2, 1, 128));
+    }
+}

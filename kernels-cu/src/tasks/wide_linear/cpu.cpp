@@ -1,0 +1,53 @@
+#include "cpu/linear.h"
+#include "cpu/wide.h"
+#include "tasks/wide_linear/params.h"
+
+#include <cstring>
+
+// Brings the tile's rows back into rows, and runs the task of the linear family that it stands for.
+extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
+  const auto* params = reinterpret_cast<const mpk_wide_linear_params*>(args->params);
+  const mpk_operand& x = args->inputs[0];
+  const mpk_operand& weight = args->inputs[1];
+  const mpk_operand& out = args->outputs[0];
+  const uint32_t all = mpk::rows_in_use(args, params->rows_kind, params->rows), first = static_cast<uint32_t>(args->task->args[0]);
+  uint32_t rows = all > first ? all - first : 0;
+  if (rows > out.dims[0]) rows = out.dims[0];
+  const uint32_t k = weight.dims[1];
+  uint16_t* const to = reinterpret_cast<uint16_t*>(args->scratch);
+  const uint16_t* const from = reinterpret_cast<const uint16_t*>(x.addr);
+  for (uint32_t r = 0; r < rows; ++r)
+    for (uint32_t i = 0; i < k; ++i)
+      to[static_cast<uint64_t>(r) * k + i] =
+          from[static_cast<uint64_t>(r / params->width) * x.strides[0] + static_cast<uint64_t>(i / MPK_WIDE_COLUMNS) * x.strides[1] +
+               r % params->width * MPK_WIDE_COLUMNS + mpk::wide_place((first + r) % MPK_WIDE_ROWS, i % MPK_WIDE_COLUMNS)];
+
+  mpk_operand inputs[6], output = out;
+  const uint32_t count = 2 + params->gated + params->has_bias * (1 + params->gated) + params->has_residual;
+  for (uint32_t i = 0; i < count && i < 6; ++i) inputs[i] = args->inputs[i];
+  mpk_operand& plain = inputs[0];
+  plain = mpk_operand{};
+  plain.addr = reinterpret_cast<uint64_t>(to);
+  plain.dims[0] = output.dims[0] = rows;
+  plain.dims[1] = k;
+  plain.strides[0] = k;
+  plain.strides[1] = 1;
+  plain.dtype = x.dtype;
+  plain.ndim = 2;
+  plain.pe = -1;
+  mpk_linear_params linear{};
+  linear.push = params->push;
+  linear.rows_kind = 2;
+  linear.has_bias = params->has_bias;
+  linear.add_bias = params->add_bias;
+  linear.has_residual = params->has_residual;
+  linear.chunk_rows = MPK_WIDE_ROWS;
+  linear.gated = params->gated;
+  mpk_kernel_args inner = *args;
+  inner.inputs = inputs;
+  inner.outputs = &output;
+  inner.params = reinterpret_cast<const uint32_t*>(&linear);
+  inner.scratch = args->scratch + (static_cast<uint64_t>(out.dims[0]) * k * 2 + 63) / 64 * 64;
+  if (params->gated) return mpk::run_gated_linear_task(&inner, mpk::RowSource::PLAIN);
+  return mpk::run_linear_task(&inner, mpk::RowSource::PLAIN);
+}

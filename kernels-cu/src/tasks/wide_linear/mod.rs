@@ -1,0 +1,158 @@
+//! `wide_linear`: a product of many rows in tiles, of which Hopper's tensor cores do one at their full speed.
+//!
+//! x in `MPK_LAYOUT_WIDE` (made by `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
+//! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, as `linear`, `linear_with_residual` or, with
+//! `gated`, `linear` and `silu_mul` give it. Attributes: `gated`, `has_bias`, `has_residual`. The expansion of the linear
+//! family (`src/tasks/wide.rs`) makes it.
+
+use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
+use crate::registry::{GpuSite, Registration};
+use crate::tasks::contract;
+use crate::tasks::linear_family::gpu_float;
+use crate::tasks::wide::{Tile, choose, in_order};
+use std::sync::Arc;
+use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::{Region, Target, TaskType};
+
+#[cfg(test)]
+mod test;
+
+/// Registry entry.
+pub const REGISTRATION: Registration = Registration {
+    name: "wide_linear",
+    core_number: None,
+    contract: Some(|| Arc::new(WideLinear)),
+    run: mpk_task_wide_linear,
+    ready: None,
+    gpu: Some(gpu),
+};
+
+/// Index of the params word `push`.
+const PUSH_PARAM: usize = 0;
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let words = size_of::<mpk_wide_linear_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let params: mpk_wide_linear_params = bytemuck::pod_read_unaligned(bytes);
+    let ([x, weight, ..], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have x, a weight and one output".to_string());
+    };
+    if u32::from(weight.layout) != abi::MPK_LAYOUT_FRAGMENT
+        || weight.strides[0] != weight.dims[1].next_multiple_of(abi::MPK_FRAGMENT_K)
+    {
+        return Err(format!("its weight {:?} is not packed for the GPU", weight.dims));
+    }
+    let weight = gpu_float(weight)?;
+    if weight == "MPK_F32" || u32::from(x.dtype) != u32::from(site.inputs[1].dtype) {
+        return Err("x and weight must be of one type of 2 bytes".to_string());
+    }
+    let out = match u32::from(out.dtype) {
+        abi::MPK_F32_FLAGGED => "kFlagged",
+        abi::MPK_F32 => "kFloat",
+        other if other == u32::from(x.dtype) && params.gated != 0 => "kGated",
+        other if other == u32::from(x.dtype) => "kHalf",
+        other => return Err(format!("an output of type {other} of weights of another")),
+    };
+    let mpk_wide_linear_params { columns, tokens, width, .. } = params;
+    Ok(format!("mpk::gpu::WideLinear<{weight}, mpk::gpu::wide::{out}, {columns}, {tokens}, {width}>"))
+}
+
+/// Contract of `wide_linear`.
+#[derive(Debug)]
+pub struct WideLinear;
+
+impl TaskType for WideLinear {
+    fn name(&self) -> &'static str {
+        "wide_linear"
+    }
+
+    fn infer(&self, _op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        Err(OpError("is made where a `linear` has many rows; write `linear`".to_string()))
+    }
+
+    fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
+        Ok(contract::replicated(op.inputs.len(), 1))
+    }
+
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let attr = |name| contract::attr_bool(op.global.attrs, name);
+        let (gated, has_bias, has_residual) = (attr("gated")?, attr("has_bias")?, attr("has_residual")?);
+        let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
+        let (weight_rows, k) = contract::local_matrix(&op.inputs[1])?;
+        let halves = 1 + u32::from(gated);
+        let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
+        if weight_rows != halves * columns
+            || op.inputs[0].dims != super::wide::wide_dims(rows.into(), k.into())
+        {
+            return Err(OpError(format!(
+                "on rank {} x is {dims:?} and the output [{rows}, {columns}], but the weight [{weight_rows}, {k}]",
+                op.rank
+            )));
+        }
+        let partial = op.world > 1 && contract::split_columns(op.global.inputs[1].sharding).is_some();
+        let tile = choose(rows, columns, gated, target.workers);
+        let params = mpk_wide_linear_params {
+            push: 0,
+            rows_kind: contract::rows_kind(op.outputs[0].rows),
+            rows,
+            has_bias: u32::from(has_bias),
+            add_bias: u32::from(!partial || op.rank == 0),
+            has_residual: u32::from(has_residual),
+            gated: u32::from(gated),
+            columns: tile.columns,
+            tokens: tile.tokens,
+            width: tile.width,
+        };
+        let Tile { width, tokens, .. } = tile;
+        let (high, wide) = (tile.output_columns(gated), tokens * width);
+        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group(gated))
+            .map(|(column_tile, token_tile)| {
+                let (first, end) = (column_tile * high, ((column_tile + 1) * high).min(columns));
+                let (first_row, end_row) = (token_tile * wide, ((token_tile + 1) * wide).min(rows));
+                let mut task = TaskSpec::default();
+                let x = Region::whole(&dims);
+                let (tile_rows, in_tile) = (abi::MPK_WIDE_ROWS, first_row % abi::MPK_WIDE_ROWS);
+                let x = x.with(0, first_row / tile_rows, (end_row - 1) / tile_rows + 1);
+                let x = if width < tile_rows { x.with(2, in_tile, in_tile + width) } else { x };
+                task.reads.push(Access::new(0, x));
+                let ranges = (0..halves).map(|h| (h * columns + first, h * columns + end));
+                for (lo, hi) in ranges.clone() {
+                    task.reads.push(Access::new(1, Region::whole(&[weight_rows, k]).with(0, lo, hi)));
+                }
+                if has_bias {
+                    for (lo, hi) in ranges {
+                        task.reads.push(Access::new(2, Region::whole(&[weight_rows]).with(0, lo, hi)));
+                    }
+                }
+                let out = Region::whole(&[rows, columns]).with(0, first_row, end_row).with(1, first, end);
+                if has_residual {
+                    task.reads.push(Access::new(2 + u8::from(has_bias), out));
+                }
+                task.writes.push(Access::new(0, out));
+                task.args[0] = first_row as i32;
+                // All alike: their order serves the L2 cache, and workers take them in turn.
+                task.cost = u64::from(tile.columns * 128 + wide) * u64::from(k) * 2;
+                task
+            })
+            .collect();
+        // On the CPU target: the tile's rows, and what the linear family takes for them.
+        let k_padded = u64::from(k).next_multiple_of(2);
+        let as_rows = (u64::from(wide) * u64::from(k) * 2).next_multiple_of(64);
+        let scratch_bytes =
+            as_rows + (4 * k_padded).next_multiple_of(64) + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
+        Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
+    }
+
+    fn constant_inputs(&self) -> &'static [usize] {
+        &[1]
+    }
+
+    fn pushable_output(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn push_param(&self) -> Option<usize> {
+        Some(PUSH_PARAM)
+    }
+}

@@ -1,0 +1,195 @@
+//! Graphs with wide products, on the CPU target: the builder, the verifier, and the tile's operands.
+
+use crate::registry::registry;
+use crate::tasks::wide::LEAST_ROWS;
+use crate::testing::{
+    Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded,
+    run_task,
+};
+use serde_json::json;
+use taskgraph::op_graph::{Attrs, Tensor, WeightPart};
+use taskgraph::split::Part;
+use taskgraph::task_type::{LocalOp, OpView, OperandView, TaskType, TensorType};
+use taskgraph::verify::verify;
+use taskgraph::{
+    Allreduce, BuildOptions, Capacity, DType, OpGraph, Placement, Role, Rows, Sharding, Split, Target,
+    TaskGraph, TensorId, build_all,
+};
+
+fn attrs(value: serde_json::Value) -> Attrs {
+    value.as_object().cloned().unwrap_or_default()
+}
+
+/// A norm, a gated MLP and its residual, as in a decoder's layer.
+fn mlp(rows: u32) -> OpGraph {
+    let (hidden, intermediate) = (128u64, 520u64);
+    let mut graph = OpGraph::new("mlp", Capacity { rows, samples: 1, active: 1 });
+    let mut add = |name: &str, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
+        graph.add_tensor(Tensor {
+            name: name.into(),
+            dtype,
+            dims: dims.to_vec(),
+            rows,
+            role,
+            sharding,
+            output: false,
+        })
+    };
+    let even = Split::Even { unit: 16 };
+    let x = add("x", DType::F32, &[rows.into(), hidden], Rows::Tokens, Role::Input, Sharding::Replicated);
+    let part = Part { len: intermediate, split: even };
+    let both = Sharding::Split { dim: 0, parts: vec![part, part] };
+    let parts = ["gate", "up"].map(|p| WeightPart { source: p.into(), dims: vec![intermediate, hidden] });
+    let role = Role::Weight { parts: parts.to_vec() };
+    let gate_up = add("gate_up", DType::Bf16, &[2 * intermediate, hidden], Rows::Fixed, role, both);
+    let norm = graph.weight("norm", DType::Bf16, &[hidden], None);
+    let down = graph.weight("down", DType::Bf16, &[hidden, intermediate], Some((1, even)));
+    let normed = graph.op("normed", "rmsnorm", &[x, norm], Attrs::new());
+    let product = graph.op("product", "linear", &[normed, gate_up], Attrs::new());
+    let gated = graph.op("gated", "silu_mul", &[product], Attrs::new());
+    let branch = graph.op("branch", "linear", &[gated, down], attrs(json!({"output_dtype": "f32"})));
+    let out = graph.op("out", "add", &[branch, x], Attrs::new());
+    graph.tensor_mut(out).output = true;
+    graph
+}
+
+fn count(graph: &TaskGraph, name: &str) -> usize {
+    graph.tasks.iter().filter(|t| graph.type_name(t) == name).count()
+}
+
+#[test]
+fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
+    let wide = |workers| Target { wide: true, ..Target::cpu(workers) };
+    for world in [1, 2, 4] {
+        for workers in [1, 7, 132] {
+            for rows in [64, 65, 300, 2048] {
+                for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
+                    for placement in [Placement::Static, Placement::Dynamic] {
+                        if (placement == Placement::Dynamic) != (workers == 7)
+                            || (world == 1 && allreduce != Allreduce::OneShot)
+                        {
+                            continue;
+                        }
+                        let mut options = BuildOptions::new(world, wide(workers));
+                        (options.allreduce, options.placement) = (allreduce, placement);
+                        let what = format!(
+                            "{world} ranks, {workers} workers, {rows} rows, {allreduce:?}, {placement:?}"
+                        );
+                        let graphs = build_all(&mlp(rows), &registry(), &options)
+                            .unwrap_or_else(|e| panic!("{what}: {e}"));
+                        if let Err(violations) = verify(&graphs) {
+                            panic!("{what}: {}", violations[0]);
+                        }
+                        let wanted = u64::from(rows) >= LEAST_ROWS;
+                        for graph in &graphs {
+                            assert_eq!(count(graph, "wide_linear") > 0, wanted, "{what}");
+                            assert_eq!(count(graph, "wide_rows") > 0, wanted, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn other_machines_keep_their_products() {
+    let options = BuildOptions::new(1, Target::cpu(2));
+    let graphs = build_all(&mlp(2048), &registry(), &options).unwrap();
+    assert_eq!(count(&graphs[0], "wide_linear"), 0);
+}
+
+/// What the tasks of the linear family give for the same operands, bit for bit: each of them has the same rows, whole.
+#[test]
+fn tiles_give_the_bits_of_the_family() {
+    for dtype in [DType::Bf16, DType::F16] {
+        for (rows, used, k, n, workers) in
+            [(70u32, 70u32, 72u32, 331u32, 5), (300, 201, 130, 80, 132), (513, 513, 64, 272, 2)]
+        {
+            let x = rounded(dtype, &random_values(1, (rows * k) as usize));
+            let weights = rounded(dtype, &random_values(2, (2 * n * k) as usize));
+            let bias = rounded(dtype, &random_values(3, 2 * n as usize));
+            let residual = random_values(4, (rows * n) as usize);
+            for (gated, has_bias, has_residual) in
+                [(false, true, false), (false, false, true), (true, true, false), (true, false, false)]
+            {
+                if gated && n % 16 != 0 {
+                    continue;
+                }
+                let weight_rows = n * (1 + u32::from(gated));
+                let out_dtype = if has_residual { DType::F32 } else { dtype };
+                let mut batch = TestBatch::rows(used);
+                let mut inputs = vec![
+                    TestTensor::new(dtype, &[rows, k], &x),
+                    TestTensor::weight(dtype, &[weight_rows, k], &weights[..(weight_rows * k) as usize]),
+                ];
+                if has_bias {
+                    inputs.push(TestTensor::weight(dtype, &[weight_rows], &bias[..weight_rows as usize]));
+                }
+                if has_residual {
+                    inputs.push(TestTensor::new(DType::F32, &[rows, n], &residual));
+                }
+                let name = if has_residual { "linear_with_residual" } else { "linear" };
+                let plain = TestOp::new(name, json!({"output_dtype": out_dtype.name()}), rows);
+                let mut expected = plain.run(&mut inputs, &mut batch).unwrap().remove(0);
+                if gated {
+                    let gate = TestOp::new("silu_mul", json!({}), rows);
+                    expected = gate.run(&mut [expected], &mut batch).unwrap().remove(0);
+                }
+
+                let pack = TestOp::new("wide_rows", json!({"act_dtype": dtype.name()}), rows);
+                inputs[0] = pack.run(&mut inputs[..1], &mut batch).unwrap().remove(0);
+                let attrs =
+                    attrs(json!({"gated": gated, "has_bias": has_bias, "has_residual": has_residual}));
+                let what =
+                    format!("{dtype} [{rows}, {k}] x [{n}, {k}], gated {gated}, residual {has_residual}");
+                let got = run_tiles(&attrs, &mut inputs, out_dtype, &[rows, n], workers, &mut batch);
+                let live = (used * n) as usize * out_dtype.size() as usize;
+                assert_eq!(got.data.bytes()[..live], expected.data.bytes()[..live], "{what}");
+                assert!(got.data.bytes()[live..].iter().all(|b| *b == 0xff), "{what}: unused rows");
+            }
+        }
+    }
+}
+
+/// All tasks of a wide product cut for `workers` workers.
+fn run_tiles(
+    attrs: &Attrs,
+    inputs: &mut [TestTensor],
+    dtype: DType,
+    dims: &[u32],
+    workers: u32,
+    batch: &mut TestBatch,
+) -> TestTensor {
+    let operand =
+        |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
+    let mut out = TestTensor::poisoned(dtype, dims);
+    let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
+    let view = OpView {
+        name: "test",
+        attrs,
+        inputs: inputs.iter().zip(&roles).map(|(t, role)| operand(t.ty(), role)).collect(),
+        outputs: vec![operand(out.ty(), &Role::Activation)],
+        capacity: Capacity { rows: dims[0], samples: 1, active: 1 },
+    };
+    let local = LocalOp {
+        global: &view,
+        inputs: inputs.iter().map(TestTensor::ty).collect(),
+        outputs: vec![out.ty()],
+        rank: 0,
+        world: 1,
+    };
+    let partition = super::WideLinear.partition(&local, &Target::cpu(workers)).unwrap();
+    assert_covered_once(&partition, 0, dims);
+    for spec in &partition.tasks {
+        let task = TestTask {
+            params: partition.params.clone(),
+            args: spec.args,
+            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
+            outputs: spec.writes.iter().map(|w| out.view(w)).collect(),
+            scratch_bytes: partition.scratch_bytes,
+        };
+        assert_eq!(run_task("wide_linear", &task, batch, &TestRank::default(), Call::Run), 0);
+    }
+    out
+}

@@ -1,0 +1,35 @@
+#include "cpu/ops.h"
+#include "cpu/wide.h"
+#include "tasks/wide_rows/params.h"
+
+#include <cstring>
+
+// Makes a row in the output's type, then deals its columns out.
+extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
+  const auto* params = reinterpret_cast<const mpk_wide_rows_params*>(args->params);
+  const mpk_operand& x = args->inputs[0];
+  const mpk_operand& out = args->outputs[0];
+  const mpk::VectorOps& ops = mpk::vector_ops();
+  const uint32_t used = mpk::rows_in_use(args, params->rows_kind, params->rows), k = params->columns;
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]), padded = out.dims[1] * MPK_WIDE_COLUMNS;
+  float* const values = reinterpret_cast<float*>(args->scratch);
+  uint16_t* const row = reinterpret_cast<uint16_t*>(values + k);
+  for (uint32_t r = 0; r < x.dims[0] && first + r < used; ++r) {
+    const uint8_t* from = mpk::row_address(x, r);
+    memset(row, 0, padded * sizeof(uint16_t));
+    if (params->source == 1) {
+      const mpk_operand& norm = args->inputs[1];
+      ops.rmsnorm(row, out.dtype, from, x.dtype, reinterpret_cast<const void*>(norm.addr), norm.dtype, params->eps, values, k);
+    } else if (params->source == 2) {
+      ops.silu_mul(row, from, from + k * mpk::element_bytes(x.dtype), out.dtype, values, k);
+    } else {
+      ops.to_f32(values, from, x.dtype, k);
+      ops.from_f32(row, out.dtype, values, k);
+    }
+    uint16_t* const to = reinterpret_cast<uint16_t*>(out.addr);
+    for (uint32_t column = 0; column < padded; ++column)
+      to[static_cast<uint64_t>(column / MPK_WIDE_COLUMNS) * out.strides[1] + r * MPK_WIDE_COLUMNS +
+         mpk::wide_place((first + r) % MPK_WIDE_ROWS, column % MPK_WIDE_COLUMNS)] = row[column];
+  }
+  return MPK_OK;
+}

@@ -1,0 +1,140 @@
+//! `wide_rows`: rows of x in `MPK_LAYOUT_WIDE` (`abi.h`), for `wide_linear`.
+//!
+//! x `[rows, k]`, rounded to `act_dtype`; with `source` `norm` normed with the norm weight `[k]` first, with `silu_mul`
+//! silu(gate) * up of x `[rows, 2k]` = `[gate | up]`. Output `[row tiles, column tiles, 128, 64]` of `act_dtype`; columns
+//! from k on are 0, rows that are not in use stay as they were. A task takes a block of rows.
+//!
+//! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm. The expansion of the linear family makes it.
+
+use crate::abi::{self, mpk_task_wide_rows, mpk_wide_rows_params, params_words};
+use crate::registry::{GpuSite, Registration};
+use crate::tasks::contract::{self, replicated};
+use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
+use crate::tasks::wide::wide_dims;
+use std::sync::Arc;
+use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
+use taskgraph::{DType, Region, Rows, Target, TaskType};
+
+#[cfg(test)]
+mod test;
+
+/// Registry entry.
+pub const REGISTRATION: Registration = Registration {
+    name: "wide_rows",
+    core_number: None,
+    contract: Some(|| Arc::new(WideRows)),
+    run: mpk_task_wide_rows,
+    ready: None,
+    gpu: Some(gpu),
+};
+
+/// The GPU code.
+fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    let ([x, norm @ ..], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have inputs and one output".to_string());
+    };
+    gpu_rows_contiguous(site.inputs)?;
+    let source = match site.params.first() {
+        Some(0) => "kPlain",
+        Some(1) => "kRmsNorm",
+        Some(2) => "kSiluMul",
+        other => return Err(format!("its source is {other:?}")),
+    };
+    let norm = norm.first().map_or(Ok("MPK_F32"), gpu_float)?;
+    Ok(format!("mpk::gpu::WideRows<mpk::gpu::{source}, {}, {norm}, {}>", gpu_float(x)?, gpu_float(out)?))
+}
+
+/// How the rows are made: the attribute's value and the params word.
+fn source(op: &OpView<'_>) -> Result<u32, OpError> {
+    match op.attrs.get("source").map(|v| v.as_str()) {
+        None | Some(Some("plain")) => Ok(0),
+        Some(Some("norm")) => Ok(1),
+        Some(Some("silu_mul")) => Ok(2),
+        Some(_) => Err(OpError("`source` must be plain, norm or silu_mul".to_string())),
+    }
+}
+
+/// Contract of `wide_rows`.
+#[derive(Debug)]
+pub struct WideRows;
+
+impl TaskType for WideRows {
+    fn name(&self) -> &'static str {
+        "wide_rows"
+    }
+
+    fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
+        let source = source(op)?;
+        contract::num_inputs(op, 1 + usize::from(source == 1), 1 + usize::from(source == 1))?;
+        let (rows, columns) = contract::matrix(&op.inputs[0])?;
+        contract::float(&op.inputs[0])?;
+        let dtype = contract::attr_dtype(op.attrs, "act_dtype")?.unwrap_or(op.inputs[0].ty.dtype);
+        if dtype.size() != 2 || !dtype.is_float() {
+            return Err(OpError(format!("`act_dtype` must be f16 or bf16, not {dtype}")));
+        }
+        if source == 2 && (columns % 2 != 0 || op.inputs[0].ty.dtype != dtype) {
+            return Err(OpError(format!(
+                "`{}` must be gate and up of {dtype} side by side",
+                op.inputs[0].name
+            )));
+        }
+        let columns = if source == 2 { columns / 2 } else { columns };
+        if let Some(norm) = op.inputs.get(1) {
+            contract::vector(norm, columns)?;
+            contract::float(norm)?;
+            eps(op)?;
+        }
+        Ok(vec![TensorType { dtype, dims: wide_dims(rows, columns), rows: Rows::Fixed }])
+    }
+
+    fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
+        Ok(replicated(op.inputs.len(), 1))
+    }
+
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let source = source(op.global)?;
+        let (rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
+        let columns = if source == 2 { x_columns / 2 } else { x_columns };
+        let dims: Vec<u32> = op.outputs[0].dims.iter().map(|d| *d as u32).collect();
+        if op.outputs[0].dims != wide_dims(u64::from(rows), u64::from(columns)) {
+            return Err(OpError(format!("[{rows}, {columns}] are not the wide rows {dims:?}")));
+        }
+        let params = mpk_wide_rows_params {
+            source,
+            rows_kind: contract::rows_kind(op.inputs[0].rows),
+            rows,
+            columns,
+            eps: if source == 1 { eps(op.global)? } else { 0.0 },
+        };
+        // Blocks of a power of two, so that none lies in two row tiles.
+        let tile = abi::MPK_WIDE_ROWS;
+        let block = (0..7).map(|b| 1 << b).find(|b| rows.div_ceil(*b) <= target.workers).unwrap_or(tile);
+        let bytes = op.inputs[0].dtype.size() * u64::from(x_columns) + 2 * u64::from(columns);
+        let tasks = (0..rows)
+            .step_by(block as usize)
+            .map(|first| {
+                let end = (first + block).min(rows);
+                // The last block has the rest of its tile.
+                let (in_tile, end_in_tile) =
+                    (first % tile, if end == rows { tile } else { (end - 1) % tile + 1 });
+                let mut task = TaskSpec::default();
+                task.reads.push(Access::new(0, Region::whole(&[rows, x_columns]).with(0, first, end)));
+                if source == 1 {
+                    task.reads.push(Access::new(1, Region::whole(&[columns])));
+                }
+                let region = Region::whole(&dims).with(0, first / tile, first / tile + 1);
+                task.writes.push(Access::new(0, region.with(2, in_tile, end_in_tile)));
+                task.args[0] = first as i32;
+                task.cost = u64::from(block) * bytes;
+                task
+            })
+            .collect();
+        let padded = u64::from(columns).next_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS));
+        let scratch_bytes = 4 * u64::from(columns) + DType::Bf16.size() * padded;
+        Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
+    }
+
+    fn constant_inputs(&self) -> &'static [usize] {
+        &[1]
+    }
+}
