@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
             check_ranks(source, ranks)?;
-            let sizes = model.sizes(&source.config)?;
+            let sizes = model.sizes_on(&source.config, &target)?;
             let top_k = args.logprobs.min(source.config.vocab_size);
             let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, ranks, &target);
             (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))

@@ -342,9 +342,9 @@ fn generate(
     world.phase("requests");
     let requests = together(world, requests(args, model, source))?;
     same_requests(world, &requests)?;
-    let sizes = together(world, model.sizes(&source.config).map_err(AppError::from))?;
-    let top_k = args.logprobs.min(source.config.vocab_size);
     let target = backend.target(world, model)?;
+    let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
+    let top_k = args.logprobs.min(source.config.vocab_size);
     world.phase("graphs");
     let building = Instant::now();
     let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target);

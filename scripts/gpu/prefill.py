@@ -44,6 +44,8 @@ def differs(found, expected):
     """The largest distance of log-probabilities as a share of what may differ."""
     worst = 0.0
     for ours, theirs in zip(found, expected):
+        if None in (*ours.values(), *theirs.values()):
+            return float("inf")  # not a number
         for token, logprob in theirs.items():
             # A token that is not among ours lies below our last.
             off = abs(ours[token] - logprob) if token in ours else max(0.0, logprob - min(ours.values()))

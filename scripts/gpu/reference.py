@@ -25,14 +25,19 @@ def stored(values, spread, dtype):
     return spread * (1 + 2 * UNIT[dtype]) + UNIT[dtype] * np.abs(values) * 1.001 + smallest + TINY
 
 
-def linear(x, x_spread, weight, bias=None, act=None):
+def linear(x, x_spread, weight, bias=None, act=None, wide=False):
     """x [rows, k], off by up to `x_spread` (None: exact), times weight [n, k] transposed, plus bias; `act`: type to
-    which x is rounded before, where it is computed and not given. Returns the values and how far off they may be."""
+    which x is rounded before, where it is computed and not given; `wide`: a wide product. Returns the values and how far
+    off they may be."""
     if act:
         x = rounded(x, act)
     values = x @ weight.T
     magnitude = np.abs(x) @ np.abs(weight).T
     spread = SUM * magnitude
+    if wide:
+        # One chain of sums over all of k, 16 at a time, each of them cut off at 24 bits by the tensor core: always towards 0.
+        partial = 2 * np.sqrt((x**2) @ (weight**2).T)
+        spread = spread + x.shape[1] / 16 * 2.0**-24 * np.maximum(partial, np.abs(values))
     if act:
         # Single elements of x may have been rounded to the other side, all of them in the worst case by chance.
         spread = spread + UNIT[act] * 2 * np.sqrt((x**2) @ (weight**2).T)

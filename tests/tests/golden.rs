@@ -194,6 +194,29 @@ fn tokens_do_not_depend_on_chunks_and_pages() {
     }
 }
 
+/// Prompts of more than 64 rows through the wide products of Hopper's graphs, which the CPU target cuts and runs as well.
+#[test]
+fn wide_products_give_the_same_tokens() {
+    for (name, ranks, choice, workers) in [
+        ("llama", 1, ("static", "copy-reduce"), 7),
+        ("qwen2", 1, ("dynamic", "copy-reduce"), 2),
+        ("qwen3", 1, ("static", "copy-reduce"), 40),
+        ("llama", 2, ("static", "one-shot"), 3),
+        ("llama", 2, ("dynamic", "two-shot"), 3),
+        ("llama", 2, ("static", "copy-reduce"), 5),
+    ] {
+        let fixture = Fixture::open(name);
+        let model = fixture.model().set("runtime.prefill_chunk", 300).set("runtime.workers", workers);
+        let (placement, lowering) = choice;
+        let found = Job::new(ranks)
+            .arg(model.path())
+            .args(["--logprobs", "5", "--placement", placement, "--allreduce", lowering])
+            .env("MPK_DEBUG_WIDE", "1")
+            .run_json();
+        fixture.check(&found, &format!("{name}, {ranks} ranks, {choice:?}, wide products"));
+    }
+}
+
 /// More and fewer workers than cores, the embedding on every rank.
 #[test]
 fn tokens_do_not_depend_on_workers_and_embedding() {

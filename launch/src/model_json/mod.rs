@@ -28,6 +28,8 @@ pub const DEFAULT_PAGE_SIZE: u32 = 64;
 pub const DEFAULT_MAX_SEQ_LEN: u32 = 4096;
 /// `runtime.prefill_chunk` where it is not given (but at least `max_batch`).
 pub const DEFAULT_PREFILL_CHUNK: u32 = 256;
+/// The same on a GPU whose tensor cores take wide tiles (Hopper): enough of them for whole waves.
+pub const DEFAULT_WIDE_PREFILL_CHUNK: u32 = 2048;
 
 /// A model.json file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,7 +1,10 @@
 //! The sizes that model.json and the model's configuration give together.
 
-use super::{DEFAULT_MAX_SEQ_LEN, DEFAULT_PAGE_SIZE, DEFAULT_PREFILL_CHUNK, ModelJson};
+use super::{
+    DEFAULT_MAX_SEQ_LEN, DEFAULT_PAGE_SIZE, DEFAULT_PREFILL_CHUNK, DEFAULT_WIDE_PREFILL_CHUNK, ModelJson,
+};
 use crate::{error::InputError, hf_config::ModelConfig};
+use taskgraph::Target;
 
 /// Batch, sequence and KV cache sizes of a run. All products that the runtime computes from them have been checked
 /// to fit their integers.
@@ -56,6 +59,22 @@ impl ModelJson {
         }
         let sizes = self.sizes_for(max_seq_len)?;
         self.check_products(&sizes, config)?;
+        Ok(sizes)
+    }
+
+    /// [`ModelJson::sizes`] on `target`: where products of many rows run in wide tiles, a chunk is longer by default, but
+    /// not longer than all requests together.
+    ///
+    /// # Errors
+    /// As [`ModelJson::sizes`].
+    pub fn sizes_on(&self, config: &ModelConfig, target: &Target) -> Result<Sizes, InputError> {
+        let mut sizes = self.sizes(config)?;
+        if target.wide && self.runtime.prefill_chunk.is_none() {
+            let useful = u64::from(sizes.max_batch) * u64::from(sizes.max_seq_len);
+            let chunk = useful.next_power_of_two().min(u64::from(DEFAULT_WIDE_PREFILL_CHUNK)) as u32;
+            sizes.prefill_chunk = chunk.max(sizes.prefill_chunk);
+            self.check_products(&sizes, config)?;
+        }
         Ok(sizes)
     }
 

@@ -241,3 +241,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn chunks_are_longer_where_products_are_wide_but_not_longer_than_all_requests() {
+    let chunk = |more: &str, wide| {
+        let model = parse(&format!(r#"{{"schema": "mpk-model/1", "checkpoint": "/abs"{more}}}"#)).unwrap();
+        let target = taskgraph::Target { wide, ..taskgraph::Target::cpu(2) };
+        model.sizes_on(&config(json!({})), &target).unwrap().prefill_chunk
+    };
+    assert_eq!(chunk("", true), 2048);
+    assert_eq!(chunk("", false), 256);
+    assert_eq!(chunk(r#", "max_batch": 2, "max_seq_len": 300"#, true), 1024);
+    assert_eq!(chunk(r#", "max_batch": 1, "max_seq_len": 64"#, true), 256);
+    assert_eq!(chunk(r#", "runtime": {"prefill_chunk": 100}"#, true), 100);
+}

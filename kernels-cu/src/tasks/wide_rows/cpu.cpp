@@ -11,11 +11,12 @@ extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
   const mpk_operand& out = args->outputs[0];
   const mpk::VectorOps& ops = mpk::vector_ops();
   const uint32_t used = mpk::rows_in_use(args, params->rows_kind, params->rows), k = params->columns;
-  const uint32_t first = static_cast<uint32_t>(args->task->args[0]), padded = out.dims[1] * MPK_WIDE_COLUMNS;
+  const uint32_t first = static_cast<uint32_t>(args->task->args[0]), in_x = static_cast<uint32_t>(args->task->args[1]);
+  const uint32_t rows = static_cast<uint32_t>(args->task->args[2]), padded = out.dims[1] * MPK_WIDE_COLUMNS;
   float* const values = reinterpret_cast<float*>(args->scratch);
   uint16_t* const row = reinterpret_cast<uint16_t*>(values + k);
-  for (uint32_t r = 0; r < x.dims[0] && first + r < used; ++r) {
-    const uint8_t* from = mpk::row_address(x, r);
+  for (uint32_t r = 0; r < rows && first + r < used; ++r) {
+    const uint8_t* from = mpk::row_address(x, in_x + r);
     memset(row, 0, padded * sizeof(uint16_t));
     if (params->source == 1) {
       const mpk_operand& norm = args->inputs[1];

@@ -19,14 +19,16 @@ struct WideRows : TaskCode {
     const mpk_wide_rows_params& params = context.params<mpk_wide_rows_params>();
     const mpk_operand &x = context.input(0), &out = context.output(0);
     const uint32_t used = context.rows_in_use(params.rows_kind, params.rows), first = static_cast<uint32_t>(context.slot->task.args[0]);
-    const uint32_t rows = used > first ? min(used - first, x.dims[0]) : 0, columns = params.columns;
+    const int32_t* const args = context.slot->task.args;
+    const uint32_t rows = used > first ? min(used - first, static_cast<uint32_t>(args[2])) : 0, columns = params.columns;
     const uint32_t units = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * 4;
     const uint64_t norm = Source == kRmsNorm ? context.input(1).addr : 0;
     const uint64_t row_bytes = static_cast<uint64_t>(x.strides[0]) * sizeof(typename Number<X>::Type);
+    const uint64_t from_x = x.addr + static_cast<uint32_t>(args[1]) * row_bytes;
     /* Whole units can be loaded 16 bytes at a time. */
     const bool aligned = ((x.addr | row_bytes | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
     for (uint32_t row = context.warp; row < rows; row += kComputeWarps) {
-      const uint64_t from = x.addr + row * row_bytes;
+      const uint64_t from = from_x + row * row_bytes;
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;

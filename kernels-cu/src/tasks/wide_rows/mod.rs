@@ -118,13 +118,17 @@ impl TaskType for WideRows {
                 let (in_tile, end_in_tile) =
                     (first % tile, if end == rows { tile } else { (end - 1) % tile + 1 });
                 let mut task = TaskSpec::default();
-                task.reads.push(Access::new(0, Region::whole(&[rows, x_columns]).with(0, first, end)));
+                // Rows of attention are named by slot, not by place, so who reads some of them waits for all. Nothing that is
+                // normed or gated is attention's.
+                let whole = Region::whole(&[rows, x_columns]);
+                let (read, in_x) = if source == 0 { (whole, first) } else { (whole.with(0, first, end), 0) };
+                task.reads.push(Access::new(0, read));
                 if source == 1 {
                     task.reads.push(Access::new(1, Region::whole(&[columns])));
                 }
                 let region = Region::whole(&dims).with(0, first / tile, first / tile + 1);
                 task.writes.push(Access::new(0, region.with(2, in_tile, end_in_tile)));
-                task.args[0] = first as i32;
+                task.args[..3].copy_from_slice(&[first as i32, in_x as i32, (end - first) as i32]);
                 task.cost = u64::from(block) * bytes;
                 task
             })

@@ -3,7 +3,8 @@
 
 #include <stdint.h>
 
-/* Operands: x, and of normed rows the norm weight; then the rows in MPK_LAYOUT_WIDE. args[0]: first row of the task's block. */
+/* Operands: x, and of normed rows the norm weight; then the rows in MPK_LAYOUT_WIDE. args[0]: first row of the task's block,
+ * args[1]: its place in the view of x, args[2]: its rows. */
 typedef struct mpk_wide_rows_params {
   uint32_t source;    /* 0: x as it is, 1: normed, 2: silu(first half) * second half */
   uint32_t rows_kind; /* 0: token rows, 1: sample rows, 2: all rows are in use */
