@@ -2,6 +2,7 @@
 
 use crate::op_graph::Role;
 use crate::task_graph::{Place, TaskGraph};
+use crate::trust::Trust;
 use xxhash_rust::xxh3::Xxh3;
 
 /// XXH3 over all of a graph, field by field in a fixed order; the same on every machine and in every build.
@@ -61,6 +62,11 @@ pub fn digest(graph: &TaskGraph) -> u64 {
         for list in [&o.dims, &o.strides, &o.region.lo, &o.region.hi] {
             h.words(list);
         }
+        h.words(&match o.trust {
+            None => [0, 0, 0],
+            Some(Trust::PagesOfSlot) => [1, 0, 0],
+            Some(Trust::RowsOfSlot { slot, of }) => [2, slot, of],
+        });
     }
     h.count(graph.tasks.len());
     for t in &graph.tasks {

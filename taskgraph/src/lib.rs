@@ -15,6 +15,7 @@ pub mod stats;
 pub mod target;
 pub mod task_graph;
 pub mod task_type;
+pub mod trust;
 pub mod verify;
 
 pub use builder::{BuildError, BuildOptions, Builder, build_all, build_rank};
@@ -26,3 +27,4 @@ pub use split::{Sharding, Split};
 pub use target::{Backend, Target};
 pub use task_graph::{Allreduce, Placement, TaskGraph};
 pub use task_type::{Registry, TaskType};
+pub use trust::Trust;

@@ -5,6 +5,7 @@ use crate::ids::EventId;
 use crate::op_graph::{Capacity, Role};
 use crate::region::{MAX_DIMS, Region};
 use crate::target::Backend;
+use crate::trust::Trust;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -194,8 +195,10 @@ pub struct Operand {
     pub ndim: u8,
     /// Whose memory.
     pub place: Place,
-    /// What is touched, in the tensor's region space.
+    /// What is touched, in the tensor's region space. Without a trust it is what the view covers.
     pub region: Region,
+    /// The bytes are known at run time only: what `region` then stands for.
+    pub trust: Option<Trust>,
 }
 
 /// A task.

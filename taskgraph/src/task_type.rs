@@ -8,6 +8,7 @@ use crate::op_graph::{Attrs, Capacity, Role, Rows};
 use crate::region::Region;
 use crate::split::Sharding;
 use crate::target::Target;
+use crate::trust::Trust;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -105,18 +106,24 @@ pub struct Access {
     pub operand: u8,
     /// The box, in the operand's region space (its local dimensions unless its role names another).
     pub region: Region,
-    /// The view that the kernel gets, where it is not the region (a key-value cache: the whole tensor).
-    pub whole_view: bool,
+    /// The kernel gets the whole tensor, since the bytes are known at run time only: what the region stands for.
+    pub trust: Option<Trust>,
 }
 
 impl Access {
     /// The kernel's view is the region itself.
     pub fn new(operand: u8, region: Region) -> Self {
-        Access { operand, region, whole_view: false }
+        Access { operand, region, trust: None }
     }
-    /// The kernel sees the whole tensor, but touches only what `region` stands for.
-    pub fn within_whole(operand: u8, region: Region) -> Self {
-        Access { operand, region, whole_view: true }
+    /// The kernel sees the whole tensor, but touches only the rows of active slot `slot` of `of`. In `region` the rows
+    /// (dimension 0) are the slot's *share*, R slot/of .. R (slot + 1)/of of R; it stands for rows known at run time.
+    pub fn rows_of_slot(operand: u8, region: Region, slot: u32, of: u32) -> Self {
+        Access { operand, region, trust: Some(Trust::RowsOfSlot { slot, of }) }
+    }
+    /// The kernel sees the whole cache, but touches only the pages that `region`, in the cache's own index space,
+    /// stands for.
+    pub fn pages_of_slot(operand: u8, region: Region) -> Self {
+        Access { operand, region, trust: Some(Trust::PagesOfSlot) }
     }
 }
 
@@ -177,6 +184,12 @@ pub trait TaskType: Debug + Send + Sync {
 
     /// Inputs that never change while the kernel runs, so that a loader may fetch them before the task's events.
     fn constant_inputs(&self) -> &'static [usize] {
+        &[]
+    }
+
+    /// Outputs that are written in place: (input, output) pairs that must be the same tensor. The kernel may write the
+    /// output through the input's view. No other output of an operator may be one of its inputs.
+    fn in_place(&self) -> &'static [(usize, usize)] {
         &[]
     }
 

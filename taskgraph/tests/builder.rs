@@ -458,3 +458,55 @@ mod random {
         }
     }
 }
+
+/// `y = x W`, W split over its columns, written into a persistent tensor: each rank would keep its own summand.
+#[test]
+fn sums_and_blocks_of_ranks_do_not_go_into_persistent_tensors_unseen() {
+    let persistent = |g: &mut OpGraph, name: &str, sharding: Sharding| {
+        g.add_tensor(op_graph::Tensor {
+            name: name.into(),
+            dtype: DType::F32,
+            dims: vec![4, 8],
+            rows: Rows::Tokens,
+            role: Role::Persistent { region_dims: None },
+            sharding,
+            output: false,
+        })
+    };
+    let build = |g: &OpGraph, world: u32| {
+        build_all(g, &registry(), &BuildOptions::new(world, Target::cpu(2))).map_err(|e| e.to_string())
+    };
+    let even = Split::Even { unit: 1 };
+    let mut g = OpGraph::new("g", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[8, 16], Some((1, even)));
+    let y = persistent(&mut g, "y", Sharding::Replicated);
+    g.op_into("down", "linear", &[x, w], &[y], attrs(json!({})));
+    assert!(build(&g, 1).is_ok());
+    let error = build(&g, 2).unwrap_err();
+    assert!(error.contains("`down`") && error.contains("`y`, which is persistent"), "{error}");
+
+    let mut g = OpGraph::new("g", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[8, 16], Some((0, even)));
+    let h = g.op("h", "linear", &[x, w], attrs(json!({})));
+    let y = persistent(&mut g, "y", Sharding::Replicated);
+    g.op_into("gather", "allgather", &[h], &[y], attrs(json!({})));
+    let error = build(&g, 2).unwrap_err();
+    assert!(error.contains("`gather`") && error.contains("`y`, which is persistent"), "{error}");
+
+    // A sum over ranks may go there: `reduce` writes the rank's own memory, whatever the lowering asked for.
+    let mut g = OpGraph::new("g", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[8, 16], Some((1, even)));
+    let h = g.op("h", "linear", &[x, w], attrs(json!({})));
+    let y = persistent(&mut g, "y", Sharding::Replicated);
+    g.op_into("sum", "allreduce", &[h], &[y], attrs(json!({})));
+    for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
+        let options = BuildOptions { allreduce, ..BuildOptions::new(2, Target::cpu(2)) };
+        let graphs = build_all(&g, &registry(), &options).unwrap();
+        verify::verify(&graphs).unwrap();
+        let y = graphs[0].tensors.iter().find(|t| t.name == "y").unwrap();
+        assert_eq!(y.space, task_graph::Space::Device);
+    }
+}

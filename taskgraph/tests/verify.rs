@@ -150,18 +150,17 @@ fn one_allreduce_alone_needs_a_buffer_free_edge() {
     if let Err(found) = verify(&freed) {
         panic!("{}", found[0]);
     }
-    let copy = find(&freed[0], "l0.copy", 0);
-    freed[0].tasks[copy as usize].carried.clear();
+    let (copy, linear) = (find(&freed[0], "l0.copy", 0), find(&freed[0], "l0.linear", 0));
+    freed[0].tasks[linear as usize].carried.clear();
     let found = verify(&freed).expect_err("the copy no longer waits");
     expect(&found, ViolationKind::UnorderedAcrossEpochs, &[(0, copy), (1, reduce)], &["carried event"]);
 
     let mut late = buffer_free_chain();
-    late[0].tasks[copy as usize].carried[0].1 = 2;
+    late[0].tasks[linear as usize].carried[0].1 = 2;
     assert!(verify(&late).is_err(), "waiting for two epochs back is not enough");
 }
 
-/// One allreduce of two ranks and one worker each, whose copies wait for the peer's "buffer free" of the
-/// previous epoch.
+/// One allreduce of two ranks and one worker each, which waits for the peer's "buffer free" of the previous epoch.
 fn buffer_free_chain() -> Vec<TaskGraph> {
     let mut graphs = chain(2, 1, 2, 1, Lowering::Copy);
     for graph in &mut graphs {
@@ -183,10 +182,9 @@ fn buffer_free_chain() -> Vec<TaskGraph> {
         let index = graph.tasks.len() as u32 - 1;
         let at = graph.worker_lists[0].len() - 1;
         graph.worker_lists[0].insert(at, index);
-        for nth in 0..2 {
-            let copy = find(graph, "l0.copy", nth);
-            graph.tasks[copy as usize].carried.push((free, 1));
-        }
+        // The first of the list: what it writes is the source of a put, and all copies come after it.
+        let linear = find(graph, "l0.linear", 0);
+        graph.tasks[linear as usize].carried.push((free, 1));
     }
     count_triggers(&mut graphs);
     graphs
@@ -248,16 +246,12 @@ fn out_of_range() {
         g[0].operands[at].offset -= 4;
     });
     expect(&found, ViolationKind::Structure, &[(0, reduce)], &["leaves its region"]);
-    // A task may take what its operator writes as a whole, but nothing beyond that.
+    // Not even within what its operator writes as a whole.
     let first = find(&graphs[0], "l1.reduce", 0);
     let found = broken(2, 2, Lowering::Copy, |g| {
-        let output = |t: u32| {
-            let task = &g[0].tasks[t as usize];
-            task.first_operand as usize + usize::from(task.num_inputs)
-        };
-        let (mine, other) = (output(first), output(reduce));
-        g[0].operands[other] = g[0].operands[mine];
-        g[0].operands[mine].dims[1] += 1;
+        let task = &g[0].tasks[first as usize];
+        let output = task.first_operand as usize + usize::from(task.num_inputs);
+        g[0].operands[output].dims[1] += 1;
     });
     expect(&found, ViolationKind::Structure, &[(0, first)], &["output 0", "leaves its region"]);
     let found = broken(2, 2, Lowering::Copy, |g| {
@@ -342,8 +336,9 @@ fn reading_what_nobody_wrote() {
     let found = broken(2, 2, Lowering::Copy, |g| {
         // Reads its own slot of the receive tensor, which nobody sends.
         let at = g[1].tasks[reduce as usize].first_operand as usize + 2;
-        let region = &mut g[1].operands[at].region;
-        (region.lo[0], region.hi[0]) = (0, 2);
+        let operand = &mut g[1].operands[at];
+        (operand.offset, operand.dims[0]) = (0, 2);
+        (operand.region.lo[0], operand.region.hi[0]) = (0, 2);
     });
     expect(
         &found,
@@ -503,4 +498,161 @@ fn statistics() {
     assert_eq!(stats.symmetric_bytes, 2 * 3 * 2 * 8 * 4);
     assert_eq!(stats.remote_triggers, 2 * 2, "tiles x layers to each peer");
     assert!(stats.to_string().contains("24 tasks of type nvshmem_copy"));
+}
+
+/// Two ranks' copies into the same bytes of a third one's memory.
+#[test]
+fn copies_of_two_ranks_into_the_same_bytes_are_refused() {
+    let graphs = chain(3, 2, 2, 2, Lowering::Copy);
+    let (one, two) = (find(&graphs[1], "l0.copy", 0), find(&graphs[2], "l0.copy", 0));
+    let found = broken(3, 2, Lowering::Copy, |g| {
+        let at = |g: &TaskGraph, t: u32| g.tasks[t as usize].first_operand as usize + 1;
+        let (from, to) = (at(&g[1], one), at(&g[2], two));
+        assert_eq!((g[1].operands[from].place, g[2].operands[to].place), (Place::Peer(0), Place::Peer(0)));
+        g[2].operands[to] = g[1].operands[from];
+    });
+    expect(
+        &found,
+        ViolationKind::Unordered,
+        &[(1, one), (2, two)],
+        &[
+            "'l0.receive' [1..2, 0..2, 0..4] in rank 0's memory",
+            "'l0.copy') of rank 1",
+            "'l0.copy') of rank 2",
+        ],
+    );
+}
+
+/// Views count, not what the region says: a region that is too small does not hide bytes.
+#[test]
+fn a_view_beyond_its_region_is_refused() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let (a, b) = (find(&graphs[0], "l0.linear", 0), find(&graphs[0], "l0.linear", 1));
+    let output = |g: &TaskGraph, t: u32| g.tasks[t as usize].first_operand as usize + 2;
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = output(&g[0], a);
+        g[0].operands[at].dims[1] = 8;
+    });
+    expect(&found, ViolationKind::Structure, &[(0, a)], &["leaves its region"]);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = output(&g[0], a);
+        g[0].operands[at].dims[1] = 8;
+        g[0].operands[at].region.hi[1] = 8;
+    });
+    expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..2, 4..8]"]);
+    // Every second row of both tiles: no box, but bytes all the same.
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = output(&g[0], a);
+        (g[0].operands[at].dims, g[0].operands[at].strides) = ([2, 2, 1, 1], [8, 6, 1, 1]);
+        g[0].operands[at].region.hi[1] = 8;
+    });
+    expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..1, 6..7]"]);
+}
+
+#[test]
+fn a_copy_into_another_shape_is_refused() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let copy = find(&graphs[0], "l0.copy", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = g[0].tasks[copy as usize].first_operand as usize + 1;
+        g[0].operands[at].dims[1] = 2;
+    });
+    expect(
+        &found,
+        ViolationKind::Structure,
+        &[(0, copy)],
+        &["f32 [2, 4] of 'l0.partial' into f32 [2, 2] of 'l0.receive'"],
+    );
+}
+
+/// A put is done when the event that it triggers is, not when its worker goes on.
+#[test]
+fn the_source_of_a_put_may_not_be_written_before_it_is_done() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let copy = find(&graphs[0], "l0.copy", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        for graph in g.iter_mut() {
+            // The task after the copy in its list writes the copy's source.
+            let list = &mut graph.worker_lists[0];
+            let at = list.iter().position(|&t| t == copy).unwrap();
+            let next = list[at + 1];
+            let source = graph.operands[graph.tasks[copy as usize].first_operand as usize];
+            let task = &graph.tasks[next as usize];
+            let output = task.first_operand as usize + usize::from(task.num_inputs);
+            graph.operands[output] = source;
+        }
+    });
+    expect(&found, ViolationKind::Unordered, &[(0, copy)], &["'l0.copy') of rank 0 reads 'l0.partial'"]);
+}
+
+/// Two ranks: each writes `data`, then pushes a flagged word; whoever has polled the words reads `data`. A second round
+/// of words tells the peers that the first was read.
+fn published_by_a_word(event: bool) -> Vec<TaskGraph> {
+    let mut graphs: Vec<TaskGraph> = (0..2)
+        .map(|rank| {
+            let mut b = RankBuilder::new(rank, 2, 2);
+            let own = rank as u16;
+            let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
+            let data = b.tensor("data", DType::F32, &[4], Space::Device, Role::Activation);
+            let words = |b: &mut RankBuilder, name: &str| {
+                b.tensor(name, DType::F32Flagged, &[2, 4], Space::Symmetric, Role::Activation)
+            };
+            let (words, answer) = (words(&mut b, "words"), words(&mut b, "answer"));
+            let (written, end) = (b.event(false), Some(EventId::local(own, 2)));
+            let slot = Region::whole(&[2, 4]).with(0, rank, rank + 1);
+            let input = [b.all(x)];
+            let output = [b.all(data)];
+            b.task(0, LINEAR, "write", &input, &output, &[1], Some(EventId::local(own, written)));
+            let push = [b.at(words, slot, Place::All)];
+            b.task(0, LINEAR, "push", &input, &push, &[1], None);
+            let poll = [b.all(words)];
+            b.task(1, LINEAR, "poll", &poll, &[], &[1], None);
+            let read = [b.all(data)];
+            b.task(1, LINEAR, "read", &read, &[], &[if event { written } else { 1 }], None);
+            let push = [b.at(answer, slot, Place::All)];
+            b.task(1, LINEAR, "answer", &input, &push, &[1], end);
+            let poll = [b.all(answer)];
+            b.task(0, LINEAR, "end", &poll, &[], &[written], end);
+            b.graph
+        })
+        .collect();
+    count_triggers(&mut graphs);
+    graphs
+}
+
+#[test]
+fn a_flagged_word_publishes_nothing_but_itself() {
+    if let Err(found) = verify(&published_by_a_word(true)) {
+        panic!("{}", found[0]);
+    }
+    let graphs = published_by_a_word(false);
+    let found = verify(&graphs).expect_err("the word is relaxed: `data` may not be there yet");
+    let (write, read) = (find(&graphs[0], "write", 0), find(&graphs[0], "read", 0));
+    expect(&found, ViolationKind::Unordered, &[(0, write), (0, read)], &["'data'", "nothing orders"]);
+}
+
+/// What comes after the read of a flagged word comes after the reads of whoever wrote it.
+#[test]
+fn a_flagged_word_orders_reuse() {
+    let mut graphs = published_by_a_word(true);
+    for graph in &mut graphs {
+        // `push` reads the data, `read` writes it.
+        let (push, read) = (find(graph, "push", 0) as usize, find(graph, "read", 0) as usize);
+        let data = graph.tensors.iter().position(|t| t.name == "data").unwrap();
+        let b = RankBuilder { graph: graph.clone() };
+        graph.operands[graph.tasks[push].first_operand as usize] = b.all(data as u32);
+        graph.tasks[push].dependencies = graph.tasks[find(graph, "end", 0) as usize].dependencies.clone();
+        (graph.tasks[read].num_inputs, graph.tasks[read].num_outputs) = (0, 1);
+    }
+    if let Err(found) = verify(&graphs) {
+        panic!("{}", found[0]);
+    }
+    for graph in &mut graphs {
+        // Without the poll nothing orders the two.
+        let poll = find(graph, "poll", 0) as usize;
+        graph.tasks[poll].num_inputs = 0;
+    }
+    let found = verify(&graphs).unwrap_err();
+    let (push, read) = (find(&graphs[0], "push", 0), find(&graphs[0], "read", 0));
+    expect(&found, ViolationKind::Unordered, &[(0, push), (0, read)], &["'data'"]);
 }

@@ -30,10 +30,10 @@ impl Random {
     }
 }
 
-/// A word of memory: rank, tensor, index.
-type Word = (usize, u32, u32);
+/// An element of memory: rank, tensor, index.
+type Word = (usize, u32, u64);
 
-/// Words that an operand touches.
+/// Elements that an operand's view touches, one by one.
 fn words(graphs: &[TaskGraph], rank: usize, operand: &Operand) -> Vec<Word> {
     let owners = match operand.place {
         Place::Own => rank..rank + 1,
@@ -41,22 +41,16 @@ fn words(graphs: &[TaskGraph], rank: usize, operand: &Operand) -> Vec<Word> {
         Place::All => 0..graphs.len(),
     };
     // All ranks of these tests have the same tensors with the same numbers.
-    let dims = &graphs[rank].tensors[operand.tensor as usize].dims;
-    let at = |d: usize| dims.get(d).copied().unwrap_or(1);
-    let r = &operand.region;
-    let mut found = Vec::new();
-    for owner in owners {
-        for a in r.lo[0]..r.hi[0] {
-            for b in r.lo[1]..r.hi[1] {
-                for c in r.lo[2]..r.hi[2] {
-                    for d in r.lo[3]..r.hi[3] {
-                        found.push((owner, operand.tensor, ((a * at(1) + b) * at(2) + c) * at(3) + d));
-                    }
-                }
-            }
-        }
+    let size = graphs[rank].tensors[operand.tensor as usize].dtype.size();
+    let mut found = vec![operand.offset / size];
+    for d in 0..usize::from(operand.ndim) {
+        let step = u64::from(operand.strides[d]);
+        found = found
+            .iter()
+            .flat_map(|&at| (0..u64::from(operand.dims[d])).map(move |i| at + i * step))
+            .collect();
     }
-    found
+    owners.flat_map(|owner| found.iter().map(move |&at| (owner, operand.tensor, at))).collect()
 }
 
 /// Nodes of two iterations and who comes before whom.
@@ -113,6 +107,7 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
     }
     let nobody = Vec::new();
     let mut edges = Vec::new();
+    let mut polled = Vec::new();
     for (word, readers) in &reads {
         if flagged(word.1) {
             let writers = writes.get(word).unwrap_or(&nobody);
@@ -121,7 +116,8 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
             }
             for epoch in 0..2 {
                 for reader in readers {
-                    edges.push((task(epoch, writers[0].0, writers[0].1), task(epoch, reader.0, reader.1)));
+                    let edge = (task(epoch, writers[0].0, writers[0].1), task(epoch, reader.0, reader.1));
+                    polled.push(edge);
                 }
             }
         }
@@ -152,16 +148,48 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
             }
         }
     }
+    // Without what flagged words order, and with it.
+    let mut firm = edges.clone();
+    edges.extend(polled);
     let explicit = Closure::new(2 * size, &edges);
-    for (rank, graph) in graphs.iter().enumerate() {
-        edges.push((event(0, rank, 2), event(1, rank, 1)));
-        for index in 2..graph.tasks.len() as u32 {
-            for epoch in 0..2 {
-                edges.push((event(epoch, rank, 1), task(epoch, rank, index)));
+    let barriers = |edges: &mut Vec<(usize, usize)>| {
+        for (rank, graph) in graphs.iter().enumerate() {
+            edges.push((event(0, rank, 2), event(1, rank, 1)));
+            for index in 2..graph.tasks.len() as u32 {
+                for epoch in 0..2 {
+                    edges.push((event(epoch, rank, 1), task(epoch, rank, index)));
+                }
             }
         }
-    }
-    let all = Closure::new(2 * size, &edges);
+    };
+    barriers(&mut firm);
+    let strong = Closure::new(2 * size, &firm);
+    barriers(&mut edges);
+    let weak = Closure::new(2 * size, &edges);
+    let is_put = |(rank, index): (usize, u32)| {
+        let t = &graphs[rank].tasks[index as usize];
+        matches!(t.task_type, COPY | SIGNAL)
+    };
+    // Where all that a task does is done.
+    let done = |epoch: usize, (rank, index): (usize, u32)| match graphs[rank].tasks[index as usize].trigger {
+        Some(e) if is_put((rank, index)) => event(epoch, e.owner().into(), e.index()),
+        _ => task(epoch, rank, index),
+    };
+    let is_event = |node: usize| {
+        (0..graphs.len()).any(|r| {
+            let at = node % size;
+            at >= base[r].0 && at < base[r].1
+        })
+    };
+    let at = |epoch: usize, (rank, index): (usize, u32)| task(epoch, rank, index);
+    let seen = |e0: usize, w: (usize, u32), e1: usize, r: (usize, u32)| strong.before[done(e0, w)][at(e1, r)];
+    let reused = |e0: usize, r: (usize, u32), e1: usize, w: (usize, u32)| weak.before[done(e0, r)][at(e1, w)];
+    let overwritten = |e0: usize, b: (usize, u32), e1: usize, a: (usize, u32)| {
+        let from = done(e0, b);
+        strong.before[from][at(e1, a)]
+            || (0..2 * size)
+                .any(|e| is_event(e) && (e == from || strong.before[from][e]) && weak.before[e][at(e1, a)])
+    };
     if (0..size).any(|n| explicit.before[n][n]) {
         return Some("cycle");
     }
@@ -171,7 +199,9 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
             if !(0..graphs.len()).any(|r| explicit.before[event(0, r, 1)][node]) {
                 return Some("not reached from begin");
             }
-            if !all.before[node][event(0, rank, 2)] {
+            let writes = graph.tasks[index as usize].num_outputs > 0 && !is_put((rank, index));
+            let known = if writes { &strong } else { &weak };
+            if !known.before[node][event(0, rank, 2)] {
                 return Some("not done at the end");
             }
         }
@@ -187,7 +217,7 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
     for tasks in triggers.values() {
         for b in tasks {
             for a in tasks {
-                if a != b && a.1 > 1 && !all.before[task(0, b.0, b.1)][task(1, a.0, a.1)] {
+                if a != b && a.1 > 1 && !reused(0, *b, 1, *a) {
                     return Some("counter across epochs");
                 }
             }
@@ -195,25 +225,32 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
     }
     for (word, writers) in &writes {
         let readers = reads.get(word).unwrap_or(&nobody);
-        for w in writers {
-            for other in writers.iter().chain(readers) {
-                let (w0, w1) = (task(0, w.0, w.1), task(1, w.0, w.1));
-                let (o0, o1) = (task(0, other.0, other.1), task(1, other.0, other.1));
-                if w != other && !all.before[w0][o0] && !all.before[o0][w0] {
+        for &w in writers {
+            for &r in readers {
+                // A task may read what it writes; a flagged word orders its own read.
+                if w != r && !flagged(word.1) && !seen(0, w, 0, r) && !reused(0, r, 0, w) {
                     return Some("unordered");
                 }
-                if !all.before[w0][o1] || !all.before[o0][w1] {
+                if !flagged(word.1) && !seen(0, w, 1, r) || !reused(0, r, 1, w) {
+                    return Some("unordered across epochs");
+                }
+            }
+            for &other in writers {
+                if w != other && !overwritten(0, w, 0, other) && !overwritten(0, other, 0, w) {
+                    return Some("unordered");
+                }
+                let observed = flagged(word.1) && !readers.is_empty();
+                if !observed && !overwritten(0, w, 1, other) {
                     return Some("unordered across epochs");
                 }
             }
         }
     }
     for (word, readers) in &reads {
-        if matches!(graphs[0].tensors[word.1 as usize].role, Role::Activation) {
+        if matches!(graphs[0].tensors[word.1 as usize].role, Role::Activation) && !flagged(word.1) {
             let writers = writes.get(word).unwrap_or(&nobody);
-            for r in readers {
-                let written = writers.iter().any(|w| all.before[task(0, w.0, w.1)][task(0, r.0, r.1)]);
-                if !written {
+            for &r in readers {
+                if !writers.iter().any(|&w| seen(0, w, 0, r)) {
                     return Some("read of what nobody wrote");
                 }
             }
@@ -288,17 +325,21 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
             let (lo, hi) = span(random);
             if remote {
                 let peer = (rank + 1 + random.below(world as usize - 1) as u32) % world;
-                if random.chance(80) {
-                    let tensor = if random.chance(70) { 2 } else { 3 };
-                    let region = if tensor == 2 {
-                        Region::whole(&[world, width]).with(0, rank, rank + 1).with(1, lo, hi)
-                    } else {
-                        a_box(random)
-                    };
-                    outputs.push(b.at(tensor, region, Place::Peer(peer as u16)));
-                }
                 let trigger = Some(EventId::nvshmem(peer as u16, local(level) + 1));
-                b.task(worker, COPY, "copy", &inputs, &outputs, &deps, trigger);
+                let place = Place::Peer(peer as u16);
+                if random.chance(20) {
+                    b.task(worker, SIGNAL, "signal", &[], &[], &deps, trigger);
+                } else if random.chance(70) {
+                    let slot = |r: u32| Region::whole(&[world, width]).with(0, r, r + 1).with(1, lo, hi);
+                    let source = b.inner(2, slot(random.below(world as usize) as u32), Place::Own);
+                    let target = b.inner(2, slot(rank), place);
+                    b.task(worker, COPY, "copy", &[source], &[target], &deps, trigger);
+                } else {
+                    let region = a_box(random);
+                    let source = b.at([0, 1, 3][random.below(3)], region, Place::Own);
+                    let target = b.at(3, region, place);
+                    b.task(worker, COPY, "copy", &[source], &[target], &deps, trigger);
+                }
             } else {
                 if random.chance(60) {
                     let tensor = if random.chance(70) { 1 } else { 3 };

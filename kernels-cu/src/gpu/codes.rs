@@ -313,6 +313,7 @@ mod tests {
             ndim: 2,
             place,
             region: Region::whole(&dims),
+            trust: None,
         };
         let mut graph = TaskGraph {
             name: "g".to_string(),

@@ -192,7 +192,7 @@ impl TestTensor {
         }
         let mut offset = 0u64;
         for d in 0..self.dims.len() {
-            let (lo, hi) = if access.whole_view {
+            let (lo, hi) = if access.trust.is_some() {
                 (0, self.dims[d])
             } else {
                 (access.region.lo[d], access.region.hi[d])

@@ -130,6 +130,7 @@ fn operand_to_file<'g>(graph: &'g TaskGraph, operand: &Operand) -> std::io::Resu
         view,
         data_type: tensor.dtype,
         region: (0..used).map(|d| [region.lo[d], region.hi[d]]).collect(),
+        trust: operand.trust,
         place: match operand.place {
             Place::Own => None,
             Place::Peer(peer) => Some(FilePlace::Peer(peer)),
@@ -487,6 +488,6 @@ impl Context<'_> {
             Some(FilePlace::Peer(peer)) => Place::Peer(peer),
             Some(FilePlace::All) => Place::All,
         };
-        Ok(Operand { tensor, offset, dims, strides, ndim: ndim as u8, place, region })
+        Ok(Operand { tensor, offset, dims, strides, ndim: ndim as u8, place, region, trust: operand.trust })
     }
 }

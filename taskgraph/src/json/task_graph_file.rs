@@ -4,6 +4,7 @@ use crate::dtype::DType;
 use crate::op_graph::{Capacity, Role, Rows};
 use crate::target::Backend;
 use crate::task_graph::{EventType, Overlay, Placement, Space};
+use crate::trust::Trust;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -134,6 +135,9 @@ pub(super) struct FileOperand<'a> {
     pub(super) data_type: DType,
     /// `[first, one past the last]` index touched in each dimension of the tensor's region space.
     pub(super) region: Vec<[u32; 2]>,
+    /// What the region stands for, where the bytes are known at run time only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) trust: Option<Trust>,
     /// Rank whose memory is meant, or `"all"`; absent: this rank's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) place: Option<FilePlace>,

@@ -10,6 +10,7 @@ use crate::target::Target;
 use crate::task_type::{
     ExpansionOperand, LocalOp, OpView, OperandView, Partition, Registry, TaskType, TensorType,
 };
+use crate::trust::Trust;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -317,9 +318,10 @@ fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
                         dims.as_slice()
                     )));
                 }
-                if *named && !access.whole_view {
+                if *named != (access.trust == Some(Trust::PagesOfSlot)) {
                     return Err(Failure::Message(format!(
-                        "a task {what}s operand {} by a region of its own index space; use `Access::within_whole`",
+                        "a task {what}s operand {}: `Access::pages_of_slot` is for persistent tensors with an index \
+                         space of their own, and only it",
                         access.operand
                     )));
                 }

@@ -12,6 +12,8 @@ use crate::builder::BuildError;
 use crate::ids::EventId;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Event, EventType, Operand, Place, Placement, Task, TaskGraph, Variant, core_types};
+use crate::task_type::Access;
+use crate::trust::Trust;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 
@@ -30,6 +32,12 @@ enum View {
     Inner,
     /// With a first dimension of one index.
     Stacked,
+}
+
+impl View {
+    fn of(access: &Access) -> View {
+        if access.trust.is_some() { View::Whole } else { View::Region }
+    }
 }
 
 pub(crate) fn emit(
@@ -194,12 +202,8 @@ impl<'a> Emitter<'a> {
                 // One rank alone: its own partial tile stands for the received ones.
                 let stacked = matches!(slot.kind, SlotKind::Reduce { exchange }
                     if access.operand == 1 && self.plan.exchanges[exchange as usize].lowering == Lowering::Alone);
-                let view = match (stacked, access.whole_view) {
-                    (true, _) => View::Stacked,
-                    (_, true) => View::Whole,
-                    _ => View::Region,
-                };
-                self.operand(tensor, access.region, view, Place::Own)?;
+                let view = if stacked { View::Stacked } else { View::of(access) };
+                self.operand(tensor, access.region, view, Place::Own, access.trust)?;
             }
             match slot.kind {
                 SlotKind::Copy { exchange, stage } => {
@@ -212,7 +216,7 @@ impl<'a> Emitter<'a> {
                         Some(piece) => {
                             let (region, view) = copy_target(exchange, stage, self.rank, piece);
                             let tensor = if stage == 1 { exchange.output } else { exchange.receive };
-                            self.operand(tensor, region, view, Place::Peer(peer as u16))?;
+                            self.operand(tensor, region, view, Place::Peer(peer as u16), None)?;
                             task.num_outputs = 1;
                         }
                         None => {
@@ -228,10 +232,9 @@ impl<'a> Emitter<'a> {
                         let tensor = slot.outputs[access.operand as usize];
                         if kind == (SlotKind::Compute { push: Some(access.operand) }) {
                             let region = access.region.with(0, self.rank, self.rank + 1);
-                            self.operand(tensor, region, View::Inner, Place::All)?;
+                            self.operand(tensor, region, View::Inner, Place::All, None)?;
                         } else {
-                            let view = if access.whole_view { View::Whole } else { View::Region };
-                            self.operand(tensor, access.region, view, Place::Own)?;
+                            self.operand(tensor, access.region, View::of(access), Place::Own, access.trust)?;
                         }
                     }
                 }
@@ -257,6 +260,7 @@ impl<'a> Emitter<'a> {
         mut region: Region,
         view: View,
         place: Place,
+        trust: Option<Trust>,
     ) -> Result<(), BuildError> {
         let plan_tensor = &self.plan.tensors[tensor as usize];
         let (root, (dim, shift)) = self.plan.root(tensor, self.rank);
@@ -310,16 +314,6 @@ impl<'a> Emitter<'a> {
             dims[d] = 1;
             strides[d] = 1;
         }
-        if plan_tensor.activation && plan_tensor.region_dims.is_some() {
-            (region.lo[0], region.hi[0]) = match place {
-                // Slots of a receive buffer are counted without the receiver's own.
-                Place::Peer(peer) => {
-                    let slot = self.rank - u32::from(self.rank > u32::from(peer));
-                    (slot, slot + 1)
-                }
-                Place::Own | Place::All => (0, self.plan.options.world - 1),
-            };
-        }
         self.graph.operands.push(Operand {
             tensor: number,
             offset: offset * size,
@@ -328,6 +322,7 @@ impl<'a> Emitter<'a> {
             ndim: ndim as u8,
             place,
             region,
+            trust,
         });
         Ok(())
     }

@@ -40,17 +40,32 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     let used: Vec<bool> = accesses.iter().map(|a| !a.slots.is_empty()).collect();
     let all = || (0..plan.tensors.len()).filter(|&t| used[t]);
     let unsafe_reuse = all().any(|t| !awaited(order, &accesses[t]) && !settled(plan, order, &accesses[t]));
-    // With static placement a worker's list orders a copy before the end; without it only its arrival does.
-    let open_copy = plan.options.placement == Placement::Dynamic
-        && plan
-            .slots
-            .iter()
-            .enumerate()
-            .any(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1));
+    // A copy is known to be done once its arrival is. Where that is not before this rank's end, the copy and whoever
+    // writes its source must wait in the next iteration until the peers have begun it.
+    let open_copies = || {
+        let slots = plan.slots.iter().enumerate();
+        slots.filter(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1))
+    };
+    let waits = |source: u32| {
+        let access = &accesses[plan.root(source, 0).0 as usize];
+        access.local_writers.iter().chain(&access.remote_writers).all(|&w| order.begin_elsewhere(w as usize))
+    };
+    let open_copy = open_copies().any(|(i, slot)| {
+        plan.options.placement == Placement::Dynamic
+            || !order.begin_elsewhere(i)
+            || !slot.inputs.iter().all(|&source| waits(source))
+    });
     let closing = plan.options.world > 1 && (unsafe_reuse || open_copy);
+    // The sources of such copies share no memory: another tensor's writers would have to wait too.
+    let mut in_flight = vec![false; plan.tensors.len()];
+    if !closing {
+        for (_, slot) in open_copies() {
+            slot.inputs.iter().for_each(|&source| in_flight[plan.root(source, 0).0 as usize] = true);
+        }
+    }
 
     let mut of_area: [Vec<Sized>; Area::ALL.len()] = Default::default();
-    for t in all().filter(|&t| shareable(&plan.tensors[t])) {
+    for t in all().filter(|&t| shareable(&plan.tensors[t]) && !in_flight[t]) {
         let tensor = &plan.tensors[t];
         let area = match tensor.space {
             _ if tensor.dtype == DType::F32Flagged => Area::Flagged,

@@ -2,6 +2,8 @@
 
 use super::Part;
 use crate::region::{MAX_DIMS, Region};
+use crate::task_type::{Access, TaskSpec};
+use crate::trust::Trust;
 
 /// Whether a slot's reads or writes are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,22 +31,38 @@ impl Overlap {
 /// A shift of regions along one dimension.
 pub(crate) type Shift = (usize, u32);
 
-fn boxes(part: &Part, side: Side, shift: Shift) -> Vec<(Region, u32)> {
+/// The boxes of one operand of a part. `any_row`: rows stand for those of any slot where no slot is named.
+fn boxes(part: &Part, side: Side, shift: Shift, any_row: bool) -> Vec<(Region, u32)> {
     let mut all = Vec::with_capacity(part.tasks.len());
     for (index, task) in part.tasks.iter().enumerate() {
-        let mut push = |operand: u8, wanted: u8, mut region: Region| {
-            if operand == wanted && !region.is_empty() {
-                region.lo[shift.0] += shift.1;
-                region.hi[shift.0] += shift.1;
-                all.push((region, index as u32));
+        for access in touching(task, side) {
+            let mut region = access.region;
+            if region.is_empty() {
+                continue;
             }
-        };
-        match side {
-            Side::Read(o) => task.reads.iter().for_each(|a| push(a.operand, o, a.region)),
-            Side::Write(o) => task.writes.iter().for_each(|a| push(a.operand, o, a.region)),
+            region.lo[shift.0] += shift.1;
+            region.hi[shift.0] += shift.1;
+            if any_row && access.trust.is_none() {
+                (region.lo[0], region.hi[0]) = (0, u32::MAX);
+            }
+            all.push((region, index as u32));
         }
     }
     all
+}
+
+fn touching(task: &TaskSpec, side: Side) -> impl Iterator<Item = &Access> {
+    let (list, wanted) = match side {
+        Side::Read(o) => (&task.reads[..], o),
+        Side::Write(o) => (&task.writes[..], o),
+    };
+    list.iter().filter(move |a| a.operand == wanted)
+}
+
+/// The tasks name rows by slot.
+fn by_slot(part: &Part, side: Side) -> bool {
+    let of_slot = |a: &Access| matches!(a.trust, Some(Trust::RowsOfSlot { .. }));
+    part.tasks.iter().any(|task| touching(task, side).any(of_slot))
 }
 
 /// Overlaps between one operand of an earlier slot and one of a later slot.
@@ -56,8 +74,9 @@ pub(crate) fn overlap(
     later_side: Side,
     later_shift: Shift,
 ) -> Overlap {
-    let mut producers = boxes(earlier, earlier_side, earlier_shift);
-    let consumers = boxes(later, later_side, later_shift);
+    let any_row = by_slot(earlier, earlier_side) || by_slot(later, later_side);
+    let mut producers = boxes(earlier, earlier_side, earlier_shift, any_row);
+    let consumers = boxes(later, later_side, later_shift, any_row);
     let mut bounds = Region { lo: [u32::MAX; MAX_DIMS], hi: [0; MAX_DIMS] };
     let mut present = vec![false; earlier.tasks.len()];
     for (region, task) in &producers {

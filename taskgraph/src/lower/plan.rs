@@ -156,6 +156,14 @@ impl Plan {
                     ));
                     wanted = Lowering::CopyReduce;
                 }
+                let target = &graph.tensors[op.outputs[0] as usize];
+                if wanted == Lowering::TwoShot && target.role != Role::Activation {
+                    self.notes.push(format!(
+                        "`{}`: `{}` is persistent and not in symmetric memory, so copy-reduce takes the place of two-shot",
+                        op.name, target.name
+                    ));
+                    wanted = Lowering::CopyReduce;
+                }
                 if wanted == Lowering::TwoShot && tiles < world as usize {
                     self.notes.push(format!(
                         "`{}`: {tiles} column tiles are fewer than {world} ranks, so copy-reduce takes the place of two-shot",
@@ -237,9 +245,6 @@ impl Plan {
 
     fn add_receive(&mut self, of: &str, dtype: DType, dims: &[u64]) -> u32 {
         let world = self.options.world;
-        // Of summed copies the own slot stays empty, so regions count the peers only.
-        let region = [u64::from(world) - 1, dims[0], dims[1]];
-        let region_dims = (dtype != DType::F32Flagged).then(|| Dims::new(&region));
         let dims = Dims::new(&[u64::from(world), dims[0], dims[1]]);
         self.add_tensor(PlanTensor {
             name: format!("{of}.received"),
@@ -251,7 +256,7 @@ impl Plan {
             output: false,
             alias: None,
             dims: vec![dims; world as usize],
-            region_dims,
+            region_dims: None,
         })
     }
 

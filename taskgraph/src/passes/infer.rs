@@ -3,7 +3,7 @@
 use super::collective_ops::{ALLGATHER, ALLREDUCE, infer_collective};
 use super::view::op_view;
 use crate::builder::BuildError;
-use crate::op_graph::{OpGraph, Role, Tensor};
+use crate::op_graph::{Op, OpGraph, Role, Tensor};
 use crate::region::MAX_DIMS;
 use crate::split::{Sharding, Split};
 use crate::task_type::Registry;
@@ -44,6 +44,7 @@ pub fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError>
                 format!("`{}` has {} outputs, {} are given", op.op_type, inferred.len(), op.outputs.len()),
             ));
         }
+        check_in_place(graph, op, registry)?;
         let (name, outputs) = (op.name.clone(), op.outputs.clone());
         for (&output, ty) in outputs.iter().zip(inferred) {
             let tensor = &mut graph.tensors[output as usize];
@@ -59,6 +60,42 @@ pub fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError>
                 ));
             }
             check_tensor(tensor)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the type writes in place is the tensor that it reads; nothing else is both.
+fn check_in_place(graph: &OpGraph, op: &Op, registry: &Registry) -> Result<(), BuildError> {
+    let pairs = registry.get(&op.op_type).map_or(&[][..], |t| t.in_place());
+    let name = |t: u32| graph.tensors[t as usize].name.as_str();
+    for &(input, output) in pairs {
+        if let (Some(&read), Some(&written)) = (op.inputs.get(input), op.outputs.get(output))
+            && read != written
+        {
+            return Err(BuildError::op(
+                &op.name,
+                format!(
+                    "`{}` writes input {input}, `{}`, in place; output {output} must be the same tensor, not `{}`",
+                    op.op_type,
+                    name(read),
+                    name(written)
+                ),
+            ));
+        }
+    }
+    for (input, read) in op.inputs.iter().enumerate() {
+        if let Some(output) = op.outputs.iter().position(|written| written == read)
+            && !pairs.contains(&(input, output))
+        {
+            return Err(BuildError::op(
+                &op.name,
+                format!(
+                    "reads and writes `{}`, but `{}` does not work in place; write a tensor of its own",
+                    name(*read),
+                    op.op_type
+                ),
+            ));
         }
     }
     Ok(())

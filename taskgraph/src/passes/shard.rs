@@ -87,6 +87,19 @@ impl Pass {
             }
             for (&output, sharding) in op.outputs.iter().zip(rule.outputs) {
                 let tensor = &mut graph.tensors[output as usize];
+                if tensor.role != Role::Activation && self.world > 1 && tensor.sharding != sharding {
+                    return Err(BuildError::op(
+                        &op.name,
+                        format!(
+                            "writes `{}`, which is persistent and {}, but on {} ranks its output is {}; write an \
+                             activation instead",
+                            tensor.name,
+                            in_words(&tensor.sharding),
+                            self.world,
+                            in_words(&sharding)
+                        ),
+                    ));
+                }
                 if tensor.role == Role::Activation {
                     tensor.sharding = match sharding {
                         Sharding::Partial if self.world == 1 => Sharding::Replicated,
@@ -100,6 +113,24 @@ impl Pass {
     }
 
     fn explicit(&mut self, graph: &mut OpGraph, op: &mut Op) -> Result<(), BuildError> {
+        let output = &graph.tensors[op.outputs[0] as usize];
+        if output.role != Role::Activation
+            && (op.op_type == ALLGATHER || output.sharding != Sharding::Replicated)
+        {
+            return Err(BuildError::op(
+                &op.name,
+                format!(
+                    "writes `{}`, which is persistent; `{}` {}",
+                    output.name,
+                    op.op_type,
+                    if op.op_type == ALLGATHER {
+                        "needs an output in symmetric memory: write an activation instead"
+                    } else {
+                        "gives every rank the whole: leave the tensor replicated"
+                    }
+                ),
+            ));
+        }
         let input = &graph.tensors[op.inputs[0] as usize];
         let fits = match op.op_type.as_str() {
             ALLREDUCE => self.world == 1 || input.sharding == Sharding::Partial,
@@ -190,6 +221,14 @@ impl Pass {
             graph.tensors[whole].name = std::mem::replace(&mut graph.tensors[id].name, local);
         }
         Ok(())
+    }
+}
+
+fn in_words(sharding: &Sharding) -> String {
+    match sharding {
+        Sharding::Replicated => "whole on every rank".into(),
+        Sharding::Partial => "a partial sum".into(),
+        Sharding::Split { dim, .. } => format!("split in dimension {dim}"),
     }
 }
 

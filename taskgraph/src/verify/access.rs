@@ -1,7 +1,10 @@
-//! Who touches which tensor of a rank's memory: the rank's own tasks, and the tasks of others that write there.
+//! Who touches which bytes of a rank's memory: the rank's own tasks, and the tasks of others that write there.
 
+use super::boxes::{Scattered, boxes, hole, without};
+use super::structure::is_put;
 use crate::region::Region;
-use crate::task_graph::{Place, Space, TaskGraph};
+use crate::task_graph::{Operand, Place, Space, TaskGraph};
+use crate::trust::Trust;
 
 /// The symmetric tensors of each rank, in the order in which they lie in the heap.
 pub(super) struct Symmetric {
@@ -70,13 +73,14 @@ impl Symmetric {
 /// One access to a tensor.
 #[derive(Clone, Copy)]
 pub(super) struct Access {
+    /// What it touches.
+    pub(super) region: Region,
     /// Rank of the task.
     pub(super) rank: u16,
     /// It writes.
     pub(super) write: bool,
     /// Index of the task on its rank.
     pub(super) task: u32,
-    operand: u32,
 }
 
 impl Access {
@@ -92,7 +96,12 @@ pub(super) struct Memory<'g> {
     graphs: &'g [TaskGraph],
     offsets: Vec<u32>,
     accesses: Vec<Access>,
+    /// For each tensor: something happens to it at a time that this rank's barrier does not bound.
     remote: Vec<bool>,
+    /// For each tensor: some task takes its rows by slot.
+    by_slot: Vec<bool>,
+    wanted: Vec<bool>,
+    found: Vec<(u32, Access)>,
 }
 
 impl<'g> Memory<'g> {
@@ -106,60 +115,95 @@ impl<'g> Memory<'g> {
         wanted: impl Fn(usize) -> bool,
     ) -> Self {
         let own = &graphs[owner];
-        let wanted: Vec<bool> = (0..own.tensors.len()).map(wanted).collect();
+        let tensors = own.tensors.len();
         let mut memory = Memory {
             owner,
             graphs,
-            offsets: vec![0; own.tensors.len() + 1],
+            offsets: vec![0; tensors + 1],
             accesses: Vec::new(),
-            remote: vec![false; own.tensors.len()],
+            remote: vec![false; tensors],
+            by_slot: vec![false; tensors],
+            wanted: (0..tensors).map(wanted).collect(),
+            found: Vec::with_capacity(own.operands.len()),
         };
-        let each = |visit: &mut dyn FnMut(usize, Access, bool)| {
-            for &index in own_order {
-                let task = &own.tasks[index as usize];
-                let inputs = usize::from(task.num_inputs);
-                let first = task.first_operand as usize;
-                let operands = &own.operands[first..first + inputs + usize::from(task.num_outputs)];
-                for (i, operand) in operands.iter().enumerate() {
-                    let tensor = operand.tensor as usize;
-                    let elsewhere = matches!(operand.place, Place::Peer(peer) if usize::from(peer) != owner);
-                    if wanted[tensor] && !elsewhere && !operand.region.is_empty() {
-                        let access = Access {
-                            rank: owner as u16,
-                            write: i >= inputs,
-                            task: index,
-                            operand: (first + i) as u32,
-                        };
-                        visit(tensor, access, false);
-                    }
-                }
-            }
-            for entry in &symmetric.remote[owner] {
-                let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
-                let tensor = symmetric.tensor_at(owner, entry.rank as usize, operand.tensor);
-                if wanted[tensor] && !operand.region.is_empty() {
-                    let access =
-                        Access { rank: entry.rank, write: true, task: entry.task, operand: entry.operand };
-                    visit(tensor, access, true);
-                }
-            }
-        };
-        each(&mut |tensor, _, remote| {
-            memory.offsets[tensor + 1] += 1;
-            memory.remote[tensor] |= remote;
-        });
-        for tensor in 0..own.tensors.len() {
-            memory.offsets[tensor + 1] += memory.offsets[tensor];
+        let by_slot = |o: &Operand| matches!(o.trust, Some(Trust::RowsOfSlot { .. }));
+        for operand in own.operands.iter().filter(|o| by_slot(o)) {
+            memory.by_slot[operand.tensor as usize] = true;
         }
-        let nothing = Access { rank: 0, write: false, task: 0, operand: 0 };
-        let mut accesses = vec![nothing; memory.offsets[own.tensors.len()] as usize];
-        let mut next = memory.offsets.clone();
-        each(&mut |tensor, access, _| {
-            accesses[next[tensor] as usize] = access;
-            next[tensor] += 1;
-        });
-        memory.accesses = accesses;
+        for entry in &symmetric.remote[owner] {
+            let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
+            if by_slot(operand) {
+                memory.by_slot[symmetric.tensor_at(owner, entry.rank as usize, operand.tensor)] = true;
+            }
+        }
+        for &index in own_order {
+            let task = &own.tasks[index as usize];
+            let inputs = usize::from(task.num_inputs);
+            let first = task.first_operand as usize;
+            let put = is_put(task);
+            let operands = &own.operands[first..first + inputs + usize::from(task.num_outputs)];
+            for (i, operand) in operands.iter().enumerate() {
+                let tensor = operand.tensor as usize;
+                let elsewhere = matches!(operand.place, Place::Peer(peer) if usize::from(peer) != owner);
+                if !memory.wanted[tensor] || elsewhere {
+                    continue;
+                }
+                let hole = (i < inputs).then(|| hole(own, task, i)).flatten();
+                memory.add(tensor, operand, hole, (owner as u16, index, i >= inputs));
+                memory.remote[tensor] |= put;
+            }
+        }
+        for entry in &symmetric.remote[owner] {
+            let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
+            let tensor = symmetric.tensor_at(owner, entry.rank as usize, operand.tensor);
+            if memory.wanted[tensor] {
+                memory.add(tensor, operand, None, (entry.rank, entry.task, true));
+                memory.remote[tensor] = true;
+            }
+        }
+        memory.sort(tensors);
         memory
+    }
+
+    fn add(
+        &mut self,
+        tensor: usize,
+        operand: &Operand,
+        hole: Option<u32>,
+        (rank, task, write): (u16, u32, bool),
+    ) {
+        let entry = &self.graphs[self.owner].tensors[tensor];
+        let mut add = |operand: &Operand| {
+            let found = boxes(entry, operand, self.by_slot[tensor])?;
+            self.found.extend(
+                found.into_iter().map(|region| (tensor as u32, Access { region, rank, write, task })),
+            );
+            Ok::<(), Scattered>(())
+        };
+        let added = match hole {
+            None => add(operand),
+            Some(hole) => without(operand, entry.dtype.size(), hole).iter().try_for_each(add),
+        };
+        // The structure has been checked: no view is scattered.
+        debug_assert!(added.is_ok());
+    }
+
+    /// Puts what was found in order of the tensors.
+    fn sort(&mut self, tensors: usize) {
+        for (tensor, _) in &self.found {
+            self.offsets[*tensor as usize + 1] += 1;
+        }
+        for tensor in 0..tensors {
+            self.offsets[tensor + 1] += self.offsets[tensor];
+        }
+        let nothing = Access { region: Region::whole(&[]), rank: 0, write: false, task: 0 };
+        let mut next = self.offsets.clone();
+        self.accesses = vec![nothing; self.found.len()];
+        for (tensor, access) in std::mem::take(&mut self.found) {
+            let at = &mut next[tensor as usize];
+            self.accesses[*at as usize] = access;
+            *at += 1;
+        }
     }
 
     /// Accesses to a tensor.
@@ -177,7 +221,7 @@ impl<'g> Memory<'g> {
         }
     }
 
-    /// True where tasks of other ranks touch the tensor.
+    /// True where tasks of other ranks touch the tensor, or a put of this one.
     pub(super) fn is_remote(&self, tensor: usize) -> bool {
         self.remote[tensor]
     }
@@ -185,10 +229,5 @@ impl<'g> Memory<'g> {
     /// Number of accesses.
     pub(super) fn len(&self) -> usize {
         self.accesses.len()
-    }
-
-    /// The region of an access.
-    pub(super) fn region(&self, access: &Access) -> &'g Region {
-        &self.graphs[access.rank as usize].operands[access.operand as usize].region
     }
 }

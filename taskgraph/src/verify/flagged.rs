@@ -14,6 +14,7 @@ use super::order::{Lists, bases};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::task_graph::TaskGraph;
+use std::collections::HashSet;
 
 /// Most flagged tensors of a graph: see the module's page.
 const MOST: usize = 1 << 16;
@@ -25,6 +26,15 @@ pub(super) struct FlagEdges {
     pub(super) next: Lists,
     /// Writers of what a task reads.
     pub(super) previous: Lists,
+    /// Tensors, by rank and number, of which all words that are written are read.
+    pub(super) all_read: HashSet<(u32, u32)>,
+}
+
+impl FlagEdges {
+    /// Some words are flagged and read.
+    pub(super) fn any(&self) -> bool {
+        self.next.any()
+    }
 }
 
 /// All flagged edges.
@@ -56,23 +66,29 @@ pub(super) fn edges(
         let wanted = |tensor: usize| graphs[owner].tensors[tensor].dtype == DType::F32Flagged;
         let memory = Memory::new(graphs, symmetric, owner, &order[owner], wanted);
         let mut grid = Grid::default();
+        let mut all_read = Vec::new();
         for tensor in (0..graphs[owner].tensors.len()).filter(|&t| wanted(t)) {
-            tensor_edges(graphs, &memory, tensor, &mut grid, &task_base, &mut pairs, &mut violations);
+            if tensor_edges(graphs, &memory, tensor, &mut grid, &task_base, &mut pairs, &mut violations) {
+                all_read.push((owner as u32, tensor as u32));
+            }
         }
-        (pairs, violations)
+        (pairs, all_read, violations)
     });
     let mut pairs: Vec<(u32, u32)> = Vec::new();
-    for (more, reports) in found {
+    let mut all_read = HashSet::new();
+    for (more, read, reports) in found {
         pairs.extend(more);
+        all_read.extend(read);
         violations.extend(reports);
     }
     FlagEdges {
         next: Lists::new(tasks, pairs.iter().copied()),
         previous: Lists::new(tasks, pairs.iter().map(|&(writer, reader)| (reader, writer))),
+        all_read,
     }
 }
 
-/// Edges of one tensor of one rank's memory, as (writer, reader).
+/// Edges of one tensor of one rank's memory, as (writer, reader). True where all words that are written are read.
 fn tensor_edges(
     graphs: &[TaskGraph],
     memory: &Memory<'_>,
@@ -81,7 +97,7 @@ fn tensor_edges(
     task_base: &[u32],
     pairs: &mut Vec<(u32, u32)>,
     violations: &mut Vec<Violation>,
-) {
+) -> bool {
     let accesses = memory.accesses(tensor);
     let number = |rank: u16, task: u32| task_base[rank as usize] + task;
     let names = Names { graphs };
@@ -108,11 +124,11 @@ fn tensor_edges(
             ),
         )
     };
-    if !grid.build(accesses.iter().map(|a| memory.region(a))) {
+    if !grid.build(accesses.iter().map(|a| &a.region)) {
         // Too many cells: pair by pair.
         for (i, reader) in accesses.iter().enumerate() {
-            let region = memory.region(reader);
-            let over = |a: &&super::access::Access| a.write && memory.region(a).overlaps(region);
+            let region = &reader.region;
+            let over = |a: &&super::access::Access| a.write && a.region.overlaps(region);
             if reader.write {
                 if let Some(other) = accesses[..i].iter().find(over) {
                     violations.push(twice(other.place(), reader.place(), region));
@@ -121,18 +137,18 @@ fn tensor_edges(
             }
             let mut covers = Vec::new();
             for writer in accesses.iter().filter(over) {
-                covers.push(*memory.region(writer));
+                covers.push(writer.region);
                 pairs.push((number(writer.rank, writer.task), number(reader.rank, reader.task)));
             }
             if let Some(rest) = uncovered(region, &covers) {
                 violations.push(unwritten(reader.place(), &rest));
             }
         }
-        return;
+        return false;
     }
     let mut writer_of: Vec<u32> = vec![u32::MAX; grid.len()];
     for (index, writer) in accesses.iter().enumerate().filter(|(_, a)| a.write) {
-        let region = memory.region(writer);
+        let region = &writer.region;
         let mut other = None;
         grid.visit(&grid.cells(region), |cell| {
             if writer_of[cell] != u32::MAX && other.is_none() {
@@ -146,19 +162,21 @@ fn tensor_edges(
         }
     }
     let mut writers = Vec::new();
+    let mut read = vec![false; grid.len()];
     for reader in accesses.iter().filter(|a| !a.write) {
-        let region = memory.region(reader);
+        let region = &reader.region;
         writers.clear();
         let mut missing = false;
         grid.visit(&grid.cells(region), |cell| {
             missing |= writer_of[cell] == u32::MAX;
+            read[cell] = true;
             if writers.last() != Some(&writer_of[cell]) {
                 writers.push(writer_of[cell]);
             }
             true
         });
         if missing {
-            let written = accesses.iter().filter(|a| a.write).map(|a| *memory.region(a));
+            let written = accesses.iter().filter(|a| a.write).map(|a| a.region);
             let covers: Vec<_> = written.filter(|w| w.overlaps(region)).collect();
             violations.push(unwritten(reader.place(), &uncovered(region, &covers).unwrap_or(*region)));
             continue;
@@ -170,4 +188,5 @@ fn tensor_edges(
             pairs.push((number(writer.rank, writer.task), number(reader.rank, reader.task)));
         }
     }
+    read.iter().zip(&writer_of).all(|(read, writer)| *read || *writer == u32::MAX)
 }

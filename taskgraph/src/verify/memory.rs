@@ -8,8 +8,9 @@
 
 use super::access::{Access, Memory};
 use super::grid::{Grid, uncovered};
-use super::order::{Bound, NONE, Order, Proof, Search};
+use super::order::{Bound, Kind, NONE, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
+use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::Region;
 
@@ -81,7 +82,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         }
         let said = self.violations.len();
         let mut grid = std::mem::take(&mut self.grid);
-        if grid.build(accesses.iter().map(|a| memory.region(a))) {
+        if grid.build(accesses.iter().map(|a| &a.region)) {
             self.by_cells(tensor, accesses, &grid, activation);
         } else {
             self.pair_by_pair(tensor, accesses, activation);
@@ -109,8 +110,10 @@ impl<'a, 'g> Sweep<'a, 'g> {
         let mut cells = std::mem::take(&mut self.cells);
         cells.clear();
         cells.resize(grid.len(), EMPTY_CELL);
-        let mut whole = WholeReaders { tasks: Vec::new(), bound: order.no_tasks(), generation: 1, marked: 0 };
+        let mut whole =
+            WholeReaders { tasks: Vec::new(), bound: order.no_tasks(true), generation: 1, marked: 0 };
         let remote = self.memory.is_remote(tensor);
+        let flagged = self.is_flagged(tensor);
         // The last read whose order was known from events alone: others like it need no check.
         let mut proven: Option<u32> = None;
         let mut proven_region: Option<&Region> = None;
@@ -119,7 +122,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
                 break;
             }
             let task = self.number(access);
-            let region = self.memory.region(access);
+            let region = &access.region;
             let place = grid.cells(region);
             let is_whole = grid.is_whole(&place);
             let mut last_trigger = NONE;
@@ -127,12 +130,16 @@ impl<'a, 'g> Sweep<'a, 'g> {
             let mut conflict = None;
             // Whether `earlier` comes before this access; `last_trigger` holds for all tasks that trigger it.
             let search = &mut self.search;
-            let mut ordered = |earlier: u32| {
+            let mut ordered = |earlier: u32, kind: Kind| {
                 let trigger = order.trigger[earlier as usize];
                 if earlier == task || (trigger != NONE && trigger == last_trigger) {
                     return true;
                 }
-                match order.before(earlier, task, search) {
+                if flagged && kind == Kind::Data && order.polls(earlier, task) {
+                    by_events = false;
+                    return true;
+                }
+                match order.before(earlier, task, kind, search) {
                     Proof::Events => last_trigger = trigger,
                     Proof::Tasks => by_events = false,
                     Proof::Missing => return false,
@@ -153,7 +160,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
                         if remote {
                             cell.early.push(task);
                         }
-                    } else if !known && conflict.is_none() && !ordered(cell.writer) {
+                    } else if !known && conflict.is_none() && !ordered(cell.writer, Kind::Data) {
                         conflict = Some(cell.writer);
                     }
                     if !is_whole {
@@ -181,15 +188,16 @@ impl<'a, 'g> Sweep<'a, 'g> {
                 }
             } else {
                 if !whole.tasks.is_empty() && !order.all_before(&whole.bound, task) {
-                    conflict = whole.tasks.iter().copied().find(|&reader| !ordered(reader));
+                    conflict = whole.tasks.iter().copied().find(|&reader| !ordered(reader, Kind::Reuse));
                 }
                 grid.visit(&place, |cell| {
                     let cell = &mut cells[cell];
                     if conflict.is_none() {
-                        if cell.writer != NONE && !ordered(cell.writer) {
+                        if cell.writer != NONE && !ordered(cell.writer, Kind::Overwrite) {
                             conflict = Some(cell.writer);
                         } else {
-                            conflict = cell.readers.iter().copied().find(|&reader| !ordered(reader));
+                            conflict =
+                                cell.readers.iter().copied().find(|&reader| !ordered(reader, Kind::Reuse));
                         }
                     }
                     cell.writer = task;
@@ -205,7 +213,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
                 });
                 if whole.marked == cells.len() && !whole.tasks.is_empty() {
                     whole.tasks.clear();
-                    whole.bound = order.no_tasks();
+                    whole.bound = order.no_tasks(true);
                     whole.generation += 1;
                     whole.marked = 0;
                 }
@@ -224,7 +232,8 @@ impl<'a, 'g> Sweep<'a, 'g> {
     /// What is left at the end of an iteration against what comes first in the next.
     fn next_iteration(&mut self, tensor: usize, accesses: &[Access], cells: &[Cell], whole: &WholeReaders) {
         let order = self.order;
-        let (mut all, mut seen) = (order.no_tasks(), NONE);
+        let flagged = self.is_flagged(tensor);
+        let (mut all, mut seen) = (order.no_tasks(flagged), NONE);
         for access in accesses {
             let task = self.number(access);
             if task != seen {
@@ -236,12 +245,14 @@ impl<'a, 'g> Sweep<'a, 'g> {
             return;
         }
         for cell in cells.iter().filter(|c| c.writer != NONE) {
-            let last = cell.readers.iter().chain(&whole.tasks).chain(std::iter::once(&cell.writer));
-            let pairs = last
-                .map(|&earlier| (earlier, cell.first_writer))
-                .chain(cell.early.iter().map(|&later| (cell.writer, later)));
-            for (earlier, later) in pairs {
-                if !order.before_in_next(earlier, later, &mut self.search) {
+            let readers =
+                cell.readers.iter().chain(&whole.tasks).map(|&r| (r, cell.first_writer, Kind::Reuse));
+            // Who has read a flagged word has seen its write: what comes after the read comes after both.
+            let read = flagged && !(cell.readers.is_empty() && whole.tasks.is_empty());
+            let writer = (!read).then_some((cell.writer, cell.first_writer, Kind::Overwrite));
+            let early = cell.early.iter().map(|&later| (cell.writer, later, Kind::Data));
+            for (earlier, later, kind) in readers.chain(writer).chain(early) {
+                if !order.before_in_next(earlier, later, kind, &mut self.search) {
                     self.report_across(tensor, accesses, earlier, later);
                     if self.violations.len() >= KEEP {
                         return;
@@ -252,32 +263,39 @@ impl<'a, 'g> Sweep<'a, 'g> {
         }
     }
 
+    fn is_flagged(&self, tensor: usize) -> bool {
+        self.order.graphs[self.memory.owner].tensors[tensor].dtype == DType::F32Flagged
+    }
+
     /// The same by comparing boxes, for tensors whose boxes cut them into too many cells.
     fn pair_by_pair(&mut self, tensor: usize, accesses: &[Access], activation: bool) {
+        let flagged = self.is_flagged(tensor);
         let mut live: Vec<usize> = Vec::new();
         for (index, access) in accesses.iter().enumerate() {
             if self.violations.len() >= KEEP {
                 return;
             }
-            let region = self.memory.region(access);
+            let region = &access.region;
             let task = self.number(access);
             let over: Vec<usize> =
-                live.iter().copied().filter(|&b| self.memory.region(&accesses[b]).overlaps(region)).collect();
+                live.iter().copied().filter(|&b| accesses[b].region.overlaps(region)).collect();
             for &b in &over {
                 let earlier = self.number(&accesses[b]);
+                let kind = Kind::of(accesses[b].write, access.write);
                 if (access.write || accesses[b].write)
                     && earlier != task
-                    && self.order.before(earlier, task, &mut self.search) == Proof::Missing
+                    && !(flagged && kind == Kind::Data && self.order.polls(earlier, task))
+                    && self.order.before(earlier, task, kind, &mut self.search) == Proof::Missing
                 {
                     self.report_unordered(tensor, accesses, earlier, access);
                     break;
                 }
             }
             if access.write {
-                live.retain(|&b| !region.contains(self.memory.region(&accesses[b])));
+                live.retain(|&b| !region.contains(&accesses[b].region));
             } else if activation {
                 let writers = over.iter().filter(|&&b| accesses[b].write);
-                let covers: Vec<Region> = writers.map(|&b| *self.memory.region(&accesses[b])).collect();
+                let covers: Vec<Region> = writers.map(|&b| accesses[b].region).collect();
                 if uncovered(region, &covers).is_some() {
                     self.report_unwritten(tensor, &accesses[..index], access);
                 }
@@ -289,12 +307,18 @@ impl<'a, 'g> Sweep<'a, 'g> {
         }
         for &b in &live {
             let earlier = self.number(&accesses[b]);
+            let read = flagged
+                && live
+                    .iter()
+                    .any(|&r| !accesses[r].write && accesses[r].region.overlaps(&accesses[b].region));
             for access in accesses {
+                let kind = Kind::of(accesses[b].write, access.write);
                 if (access.write || accesses[b].write)
-                    && self.memory.region(access).overlaps(self.memory.region(&accesses[b]))
+                    && access.region.overlaps(&accesses[b].region)
+                    && !(flagged && (kind == Kind::Data || (kind == Kind::Overwrite && read)))
                 {
                     let later = self.number(access);
-                    if !self.order.before_in_next(earlier, later, &mut self.search) {
+                    if !self.order.before_in_next(earlier, later, kind, &mut self.search) {
                         self.report_across(tensor, accesses, earlier, later);
                         if self.violations.len() >= KEEP {
                             return;
@@ -317,7 +341,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         let mine = accesses.iter().filter(|a| self.number(a) == task && write.is_none_or(|w| a.write == w));
         let mut found = (false, *region);
         for access in mine {
-            let other = self.memory.region(access);
+            let other = &access.region;
             if other.overlaps(region) {
                 for d in 0..crate::region::MAX_DIMS {
                     found.1.lo[d] = region.lo[d].max(other.lo[d]);
@@ -333,9 +357,9 @@ impl<'a, 'g> Sweep<'a, 'g> {
     }
 
     fn report_unwritten(&mut self, tensor: usize, before: &[Access], access: &Access) {
-        let region = self.memory.region(access);
+        let region = &access.region;
         let writers = before.iter().filter(|a| a.write);
-        let covers: Vec<Region> = writers.map(|a| *self.memory.region(a)).collect();
+        let covers: Vec<Region> = writers.map(|a| a.region).collect();
         let rest = uncovered(region, &covers).unwrap_or(*region);
         let message = format!(
             "{} reads {}, which nobody writes before it in the iteration",
@@ -348,7 +372,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
     fn report_unordered(&mut self, tensor: usize, accesses: &[Access], earlier: u32, access: &Access) {
         let (place, name) = self.task_name(earlier);
         let only_writes = if access.write { None } else { Some(true) };
-        let (writes, region) = self.meets(accesses, earlier, self.memory.region(access), only_writes);
+        let (writes, region) = self.meets(accesses, earlier, &access.region, only_writes);
         let verb = |write: bool| if write { "writes" } else { "reads" };
         let trigger = match self.order.trigger[earlier as usize] {
             NONE => "which triggers no event".to_string(),
@@ -372,7 +396,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
     fn report_across(&mut self, tensor: usize, accesses: &[Access], earlier: u32, later: u32) {
         let ((first, first_name), (second, second_name)) = (self.task_name(earlier), self.task_name(later));
         let of_later = accesses.iter().find(|a| self.number(a) == later);
-        let region = of_later.map_or(Region::whole(&[]), |a| *self.memory.region(a));
+        let region = of_later.map_or(Region::whole(&[]), |a| a.region);
         let (writes, region) = self.meets(accesses, earlier, &region, None);
         let message = across_message(self.order, self.order, earlier, later, (&first_name, &second_name))
             + &format!(
@@ -400,7 +424,7 @@ pub(super) fn across_message(
         "{second} may run in the next iteration before {first} has run in this one: the latter comes before the end \
          event of ranks {:?} only, the former after the begin event of ranks {:?} only, and no carried event \
          (\"buffer free\") orders them",
-        ranks(&|r| order.reaches_end(order.events() + earlier, r)),
-        ranks(&|r| next.after_begin(next.events() + later, r)),
+        ranks(&|r| order.done_at_end(earlier, r)),
+        ranks(&|r| next.after_begin(later, r)),
     )
 }

@@ -9,9 +9,11 @@
 //!    a signal, which reads nothing of the iteration, may come later: the last message between two ranks has
 //!    no answer.
 //! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
-//! 5. *Memory*: no two accesses of one region of any rank's memory, of which one writes, are unordered, in one
+//! 5. *Memory*: no two accesses of one byte of any rank's memory, of which one writes, are unordered, in one
 //!    iteration or between an iteration and the next, and what lies over another tensor's bytes is written only after
-//!    all accesses to that tensor; nothing is read that nobody wrote; a flagged word has exactly one writer.
+//!    all accesses to that tensor; nothing is read that nobody wrote; a flagged word has exactly one writer. Bytes are
+//!    computed from the views that the kernels get; where they are known at run time only, [`crate::trust`] says what is
+//!    assumed. A flagged word orders itself and reuse, no more; a put is done when the event that it triggers is.
 //! 6. *Counters*: no trigger of the next iteration can be counted before all of this one's are in.
 //!
 //! Iterations of one rank are separated by its end event, the batch step and the next begin event; ranks are
@@ -20,6 +22,7 @@
 //! [`verify_succession`] adds that any graph of a model may follow any other.
 
 mod access;
+mod boxes;
 mod flagged;
 mod grid;
 mod memory;
@@ -30,7 +33,6 @@ mod report;
 mod structure;
 mod succession;
 mod triggers;
-mod views;
 
 pub use report::{Report, Violation, ViolationKind};
 
@@ -38,7 +40,7 @@ use crate::op_graph::Role;
 use crate::task_graph::{Placement, TaskGraph, core_types};
 use access::{Memory, Symmetric};
 use memory::{Sweep, across_message};
-use order::{Order, Search};
+use order::{Kind, Order, Search};
 use report::Names;
 
 /// Verifies one graph class: `graphs[r]` is rank r's.
@@ -142,6 +144,13 @@ fn late_signal(graphs: &[TaskGraph], rank: usize, task: u32) -> bool {
         && graph.type_name(&graph.tasks[task as usize]) == core_types::NVSHMEM_SIGNAL
 }
 
+/// The task is done before its rank's iteration ends, and what it wrote there can be seen by the next one. What a put
+/// does at another rank may end later: reuse decides about that.
+fn ends(order: &Order<'_>, task: u32, rank: usize) -> bool {
+    let writes = order.task(task).num_outputs > 0 && !structure::is_put(order.task(task));
+    order.reaches_end(task, rank, !writes)
+}
+
 /// Every task waits for something that leads back to the begin event, and leads to its rank's end event.
 fn reach(order: &Order<'_>) -> Vec<Violation> {
     let names = Names { graphs: order.graphs };
@@ -158,7 +167,7 @@ fn reach(order: &Order<'_>) -> Vec<Violation> {
                 names.task(place)
             );
             violations.push(Violation::new(ViolationKind::Unreachable, &[place], message));
-        } else if !late_signal(order.graphs, rank, index) && !order.reaches_end(order.events() + task, rank) {
+        } else if !late_signal(order.graphs, rank, index) && !ends(order, task, rank) {
             let message = format!(
                 "{} may still run when the iteration of rank {rank} has ended: nothing leads from it to event 2 of \
                  rank {rank} ({})",
@@ -213,14 +222,14 @@ fn counters(order: &Order<'_>, rank: usize, search: &mut Search) -> Vec<Violatio
         if !event.remote || tasks.len() < 2 || violations.len() >= 16 {
             continue;
         }
-        let mut all = order.no_tasks();
+        let mut all = order.no_tasks(true);
         tasks.iter().for_each(|&t| order.add(&mut all, t));
         if all.all_cross_barrier(&all) {
             continue;
         }
         let pairs = tasks.iter().flat_map(|&b| tasks.iter().map(move |&a| (b, a)));
         let mut pairs = pairs.filter(|(b, a)| b != a);
-        if let Some((b, a)) = pairs.find(|&(b, a)| !order.before_in_next(b, a, search)) {
+        if let Some((b, a)) = pairs.find(|&(b, a)| !order.before_in_next(b, a, Kind::Reuse, search)) {
             let place = |t: u32| {
                 let (rank, index) = order.task_place(t);
                 (rank as u16, index)

@@ -5,6 +5,12 @@
 //! a rank comes before all of that rank's tasks: no worker takes a task of an iteration before its own rank's
 //! batch step has published it.
 //!
+//! There are two orders. The *strong* one has no flagged edges: events release and acquire, and the tasks of a list
+//! share a worker, so what was written before is seen after. The *weak* one has them too: the pushes and polls of
+//! flagged words are relaxed, so whoever has read the word knows that the writer came as far as that, not that its
+//! other writes can be seen. See [`Kind`] for which is asked when. What a put (a copy or signal) does is done at a time
+//! of its own: it comes before what follows the event that it triggers, not before the next task of its list.
+//!
 //! Most questions are answered in constant time by *clocks*: on each rank one chain of nodes, each before the
 //! next, is chosen (a longest path from begin to end, which passes through every event that separates two
 //! operators). For each node the clocks hold the first element of each rank's chain that comes after it, and
@@ -14,6 +20,7 @@
 mod queries;
 
 use super::flagged::FlagEdges;
+use super::structure::is_put;
 use crate::ids::EventId;
 use crate::task_graph::{Task, TaskGraph};
 
@@ -49,6 +56,11 @@ impl Lists {
         Lists { offsets, items }
     }
 
+    /// There is at least one pair.
+    pub(super) fn any(&self) -> bool {
+        !self.items.is_empty()
+    }
+
     pub(super) fn get(&self, from: u32) -> &[u32] {
         match self.offsets.get(from as usize..from as usize + 2) {
             Some(range) => &self.items[range[0] as usize..range[1] as usize],
@@ -69,6 +81,37 @@ pub(super) enum Proof {
     Missing,
 }
 
+/// What two accesses to the same bytes are, and so which order they need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// A read of what was written: the strong order, since the value must be seen. Of a flagged word its own edge.
+    Data,
+    /// A write after a read: the weak order.
+    Reuse,
+    /// A write after a write: the earlier one is released by an event first; after that the weak order.
+    Overwrite,
+}
+
+impl Kind {
+    /// Of an access that writes or not, and of one after it. Two reads need no order.
+    pub(super) fn of(first_writes: bool, second_writes: bool) -> Kind {
+        match (first_writes, second_writes) {
+            (true, false) => Kind::Data,
+            (true, true) => Kind::Overwrite,
+            (false, _) => Kind::Reuse,
+        }
+    }
+}
+
+/// Clocks of one order; see the module's page.
+#[derive(Default)]
+struct Clocks {
+    /// `blocks` lane groups for each node: first chain element after it (`u16::MAX`: none).
+    first: Vec<Lanes>,
+    /// Last chain element before it (0: none); elements count from 1, the begin event.
+    last: Vec<Lanes>,
+}
+
 /// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`.
 pub(super) struct Order<'g> {
     pub(super) graphs: &'g [TaskGraph],
@@ -86,10 +129,11 @@ pub(super) struct Order<'g> {
     pub(super) sequence: Vec<u32>,
     /// Index in `sequence` of each node.
     pub(super) position: Vec<u32>,
-    /// `blocks` lane groups for each node: first chain element after it (`u16::MAX`: none).
-    first: Vec<Lanes>,
-    /// Last chain element before it (0: none); elements count from 1, the begin event.
-    last: Vec<Lanes>,
+    /// Tasks that are puts.
+    puts: Vec<bool>,
+    strong: Clocks,
+    /// `None` where no words are flagged: then the strong one.
+    weak: Option<Clocks>,
     blocks: usize,
     has_carried: bool,
 }
@@ -119,6 +163,7 @@ impl<'g> Order<'g> {
         let mut waits = vec![0u32; events + tasks];
         let mut worker_previous = vec![NONE; tasks];
         let mut worker_next = vec![NONE; tasks];
+        let mut puts = Vec::with_capacity(tasks);
         let mut has_carried = false;
         for (rank, graph) in graphs.iter().enumerate() {
             let base = task_base[rank];
@@ -126,6 +171,7 @@ impl<'g> Order<'g> {
                 let event = task.trigger.map_or(NONE, |e| event_base[e.owner() as usize] + e.index());
                 trigger.push(event);
                 task_rank.push(rank as u16);
+                puts.push(is_put(task));
                 if event != NONE {
                     waits[event as usize] += 1;
                 }
@@ -166,8 +212,9 @@ impl<'g> Order<'g> {
             flags,
             sequence: Vec::with_capacity(events + tasks),
             position: vec![NONE; events + tasks],
-            first: Vec::new(),
-            last: Vec::new(),
+            puts,
+            strong: Clocks::default(),
+            weak: None,
             blocks,
             has_carried,
         };
@@ -176,7 +223,8 @@ impl<'g> Order<'g> {
             let cycle = order.cycle();
             return (order, Some(cycle));
         }
-        order.set_clocks();
+        order.strong = order.clocks_of(false);
+        order.weak = order.flags.any().then(|| order.clocks_of(true));
         (order, None)
     }
 
@@ -215,7 +263,8 @@ impl<'g> Order<'g> {
         self.triggerers.get(event)
     }
 
-    fn successors(&self, node: u32, mut visit: impl FnMut(u32)) {
+    /// Successors; those by flagged words only where `flagged`.
+    fn successors(&self, node: u32, flagged: bool, mut visit: impl FnMut(u32)) {
         let events = self.events();
         if node < events {
             self.dependents.get(node).iter().for_each(|&t| visit(events + t));
@@ -227,11 +276,14 @@ impl<'g> Order<'g> {
             if self.worker_next[task as usize] != NONE {
                 visit(events + self.worker_next[task as usize]);
             }
-            self.flags.next.get(task).iter().for_each(|&t| visit(events + t));
+            if flagged {
+                self.flags.next.get(task).iter().for_each(|&t| visit(events + t));
+            }
         }
     }
 
-    fn predecessors(&self, node: u32, mut visit: impl FnMut(u32)) {
+    /// Predecessors; those by flagged words only where `flagged`.
+    fn predecessors(&self, node: u32, flagged: bool, mut visit: impl FnMut(u32)) {
         let events = self.events();
         if node < events {
             self.triggerers.get(node).iter().for_each(|&t| visit(events + t));
@@ -244,7 +296,9 @@ impl<'g> Order<'g> {
             if self.worker_previous[number as usize] != NONE {
                 visit(events + self.worker_previous[number as usize]);
             }
-            self.flags.previous.get(number).iter().for_each(|&t| visit(events + t));
+            if flagged {
+                self.flags.previous.get(number).iter().for_each(|&t| visit(events + t));
+            }
         }
     }
 
@@ -254,7 +308,7 @@ impl<'g> Order<'g> {
         while let Some(node) = ready.pop() {
             self.position[node as usize] = sequence.len() as u32;
             sequence.push(node);
-            self.successors(node, |next| {
+            self.successors(node, true, |next| {
                 waits[next as usize] -= 1;
                 if waits[next as usize] == 0 {
                     ready.push(next);
@@ -274,7 +328,7 @@ impl<'g> Order<'g> {
         loop {
             step[at as usize] = path.len() as u32 - 1;
             let mut before = NONE;
-            self.predecessors(at, |p| {
+            self.predecessors(at, true, |p| {
                 if before == NONE && open(p) {
                     before = p;
                 }
@@ -293,7 +347,7 @@ impl<'g> Order<'g> {
     }
 
     /// For each rank a chain of nodes, each before the next, from its begin event to its end event.
-    fn chains(&self) -> Vec<Vec<u32>> {
+    fn chains(&self, flagged: bool) -> Vec<Vec<u32>> {
         let events = self.events();
         let rank_of: Vec<u16> = (0..self.graphs.len())
             .flat_map(|r| std::iter::repeat_n(r as u16, self.graphs[r].events.len()))
@@ -303,7 +357,7 @@ impl<'g> Order<'g> {
         let mut parent = vec![NONE; self.position.len()];
         for &node in &self.sequence {
             let next_depth = depth[node as usize] + 1;
-            self.successors(node, |next| {
+            self.successors(node, flagged, |next| {
                 if depth[next as usize] < next_depth && rank_of[next as usize] == rank_of[node as usize] {
                     depth[next as usize] = next_depth;
                     parent[next as usize] = node;
@@ -335,16 +389,16 @@ impl<'g> Order<'g> {
             .collect()
     }
 
-    fn set_clocks(&mut self) {
+    fn clocks_of(&self, flagged: bool) -> Clocks {
         let blocks = self.blocks;
         let mut on_chain = vec![(0u16, 0u16); self.position.len()];
-        for (rank, chain) in self.chains().into_iter().enumerate() {
+        for (rank, chain) in self.chains(flagged).into_iter().enumerate() {
             for (index, node) in chain.into_iter().enumerate() {
                 on_chain[node as usize] = (rank as u16, index as u16 + 1);
             }
         }
         let on_chain = &on_chain;
-        let this = &*self;
+        let this = self;
         let forward = || {
             let mut last = vec![[0u16; LANES]; this.position.len() * blocks];
             let events = this.events() as usize;
@@ -360,7 +414,7 @@ impl<'g> Order<'g> {
                 }
                 for block in 0..blocks {
                     let own = last[at + block];
-                    this.successors(node, |next| {
+                    this.successors(node, flagged, |next| {
                         let lanes = &mut last[next as usize * blocks + block];
                         for (lane, value) in lanes.iter_mut().zip(own) {
                             *lane = (*lane).max(value);
@@ -376,7 +430,7 @@ impl<'g> Order<'g> {
                 let at = node as usize * blocks;
                 for block in 0..blocks {
                     let mut own = first[at + block];
-                    this.successors(node, |next| {
+                    this.successors(node, flagged, |next| {
                         for (lane, value) in own.iter_mut().zip(first[next as usize * blocks + block]) {
                             *lane = (*lane).min(value);
                         }
@@ -395,14 +449,14 @@ impl<'g> Order<'g> {
             let last = forward();
             (last, first.join())
         });
-        self.last = last;
-        self.first = first.unwrap_or_default();
+        Clocks { first: first.unwrap_or_default(), last }
     }
 }
 
 /// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
 /// the last elements before them.
 pub(super) struct Bound {
+    weak: bool,
     first: Vec<Lanes>,
     last: Vec<Lanes>,
 }
@@ -424,6 +478,8 @@ pub(super) struct Search {
     seen: Vec<u32>,
     generation: u32,
     stack: Vec<u32>,
+    /// Nodes that were reached by the weak order: the second half of a search goes on from them.
+    events: Vec<u32>,
     /// Searches made: a figure for the report.
     pub(super) searches: u64,
 }

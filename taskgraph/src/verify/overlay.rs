@@ -8,11 +8,11 @@
 
 use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
-use super::order::{Bound, Order, Proof, Search};
+use super::order::{Bound, Kind, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::op_graph::Role;
-use crate::task_graph::{Area, Overlay, Space, TaskGraph, TensorEntry};
+use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
 use std::collections::HashSet;
 
 /// Violations kept of each rank's memory.
@@ -119,6 +119,20 @@ fn number(order: &Order<'_>, access: &Access) -> u32 {
     order.task_number(usize::from(access.rank), access.task)
 }
 
+/// Adds what the access does to what must be done before others write.
+fn add(order: &Order<'_>, bound: &mut Bound, access: &Access) {
+    if access.write {
+        order.add_written(bound, number(order, access));
+    } else {
+        order.add(bound, number(order, access));
+    }
+}
+
+/// The access itself must be done. Not so a push of flagged words that are all read: their readers have seen it.
+fn counts(order: &Order<'_>, memory: &Memory<'_>, tensor: usize, access: &Access) -> bool {
+    !(access.write && order.all_read(memory.owner, tensor))
+}
+
 fn turns_in_iteration(
     order: &Order<'_>,
     memory: &Memory<'_>,
@@ -127,14 +141,20 @@ fn turns_in_iteration(
     violations: &mut Vec<Violation>,
 ) {
     let before = memory.accesses(first);
-    let mut all = order.no_tasks();
-    before.iter().for_each(|a| order.add(&mut all, number(order, a)));
+    let mut all = order.no_tasks(true);
+    before.iter().filter(|a| counts(order, memory, first, a)).for_each(|a| add(order, &mut all, a));
     for write in memory.accesses(second).iter().filter(|a| a.write) {
         let later = number(order, write);
         if order.all_before(&all, later) {
             continue;
         }
-        let unordered = |a: &&Access| order.before(number(order, a), later, search) == Proof::Missing;
+        let unordered = |a: &&Access| {
+            if !counts(order, memory, first, a) {
+                return false;
+            }
+            let kind = Kind::of(a.write, true);
+            order.before(number(order, a), later, kind, search) == Proof::Missing
+        };
         if let Some(access) = before.iter().find(unordered) {
             let message = format!(
                 "{} and {} are not ordered: {}",
@@ -160,12 +180,14 @@ fn turns_across(
     violations: &mut Vec<Violation>,
 ) {
     let writes = || memory.accesses(first).iter().filter(|a| a.write);
-    if Use::new(order, memory.accesses(last).iter()).before(&Use::new(order, writes())) {
+    if Use::new(order, memory, [last]).before(&Use::new(order, memory, [first])) {
         return;
     }
-    for access in memory.accesses(last) {
+    for access in memory.accesses(last).iter().filter(|a| counts(order, memory, last, a)) {
         let earlier = number(order, access);
-        if let Some(write) = writes().find(|w| !order.before_in_next(earlier, number(order, w), search)) {
+        let kind = Kind::of(access.write, true);
+        if let Some(write) = writes().find(|w| !order.before_in_next(earlier, number(order, w), kind, search))
+        {
             let names = Names { graphs: order.graphs };
             let (a, b) = (names.task(access.place()), names.task(write.place()));
             let message = across_message(order, order, earlier, number(order, write), (&a, &b))
@@ -199,15 +221,20 @@ struct Use {
 }
 
 impl Use {
-    fn new<'m>(order: &Order<'_>, accesses: impl Iterator<Item = &'m Access>) -> Use {
+    fn new(order: &Order<'_>, memory: &Memory<'_>, tensors: impl IntoIterator<Item = usize>) -> Use {
         let world = order.graphs.len();
         let none = || (0..world).map(|_| None).collect::<Vec<Option<Bound>>>();
         let mut found = Use { all: none(), writes: none() };
-        for access in accesses {
-            let (rank, task) = (usize::from(access.rank), number(order, access));
-            order.add(found.all[rank].get_or_insert_with(|| order.no_tasks()), task);
-            if access.write {
-                order.add(found.writes[rank].get_or_insert_with(|| order.no_tasks()), task);
+        for tensor in tensors {
+            for access in memory.accesses(tensor) {
+                let rank = usize::from(access.rank);
+                if counts(order, memory, tensor, access) {
+                    add(order, found.all[rank].get_or_insert_with(|| order.no_tasks(true)), access);
+                }
+                if access.write {
+                    let writes = found.writes[rank].get_or_insert_with(|| order.no_tasks(true));
+                    order.add(writes, number(order, access));
+                }
             }
         }
         found
@@ -222,21 +249,24 @@ impl Use {
     }
 }
 
-/// Graphs that follow each other, one rank's memory (`memories` has one for each graph). Only symmetric memory needs
-/// a look: the rest is the rank's own, whose iterations its barrier separates.
+/// Graphs that follow each other, one rank's memory (`memories` has one for each graph). Of the rank's own memory only
+/// the sources of puts need a look: its barrier separates the rest.
 pub(super) fn across(classes: &[(Order<'_>, Symmetric)], memories: &[Memory<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
-    for area in Area::ALL.into_iter().filter(|area| area.space() == Space::Symmetric && area.is_shared()) {
-        let uses: Vec<Use> = classes
-            .iter()
-            .zip(memories)
-            .map(|((order, _), memory)| {
+    for area in Area::ALL.into_iter().filter(|area| area.is_shared()) {
+        let uses = |wanted: &dyn Fn(&Memory<'_>, usize) -> bool| -> Vec<Use> {
+            let each = classes.iter().zip(memories);
+            each.map(|((order, _), memory)| {
                 let tensors = overlaid(&order.graphs[memory.owner], area);
-                Use::new(order, tensors.flat_map(|(tensor, _, _)| memory.accesses(tensor)))
+                let tensors = tensors.filter(|(tensor, _, _)| wanted(memory, *tensor));
+                Use::new(order, memory, tensors.map(|(tensor, _, _)| tensor))
             })
-            .collect();
-        for (from, before) in uses.iter().enumerate() {
-            for (to, after) in uses.iter().enumerate() {
+            .collect()
+        };
+        let all = uses(&|_, _| true);
+        let remote = uses(&|memory, tensor| looked_at(area, memory, tensor));
+        for (from, before) in remote.iter().enumerate() {
+            for (to, after) in all.iter().enumerate() {
                 if from != to && !before.before(after) && violations.len() < KEEP {
                     let orders = (&classes[from].0, &classes[to].0);
                     violations.extend(pair(orders, (&memories[from], &memories[to]), area));
@@ -247,6 +277,11 @@ pub(super) fn across(classes: &[(Order<'_>, Symmetric)], memories: &[Memory<'_>]
     violations
 }
 
+/// The rank's barrier does not bound the accesses to this tensor.
+fn looked_at(area: Area, memory: &Memory<'_>, tensor: usize) -> bool {
+    area != Area::Device || memory.is_remote(tensor)
+}
+
 /// The first unordered pair of accesses to bytes that two graphs share.
 fn pair(
     (order, next): (&Order<'_>, &Order<'_>),
@@ -254,16 +289,16 @@ fn pair(
     area: Area,
 ) -> Option<Violation> {
     let graphs = (&order.graphs[first.owner], &next.graphs[second.owner]);
-    for (a, a_start, a_end) in overlaid(graphs.0, area) {
-        let before = Use::new(order, first.accesses(a).iter());
+    for (a, a_start, a_end) in overlaid(graphs.0, area).filter(|t| looked_at(area, first, t.0)) {
+        let before = Use::new(order, first, [a]);
         for (b, _, _) in overlaid(graphs.1, area).filter(|&(_, start, end)| start < a_end && a_start < end) {
-            if before.before(&Use::new(next, second.accesses(b).iter())) {
+            if before.before(&Use::new(next, second, [b])) {
                 continue;
             }
-            for access in first.accesses(a) {
+            for access in first.accesses(a).iter().filter(|x| counts(order, first, a, x)) {
                 for write in second.accesses(b).iter().filter(|w| w.write) {
                     let (earlier, later) = (number(order, access), number(next, write));
-                    if order.crosses_barrier(earlier, next, later) {
+                    if order.crosses_barrier(earlier, next, later, Kind::of(access.write, true)) {
                         continue;
                     }
                     let named = |graphs: &[TaskGraph], x: &Access| {

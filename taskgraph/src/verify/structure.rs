@@ -1,15 +1,16 @@
 //! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
 
+use super::boxes::{Scattered, boxes, is_symbolic, last_byte, strides_nest};
 use super::overlay;
 use super::report::{Names, Violation, ViolationKind};
-use super::views::{last_byte, view_in_region};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
-use crate::region::{MAX_DIMS, Region};
+use crate::region::MAX_DIMS;
 use crate::task_graph::{
     EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
 };
+use crate::trust::Trust;
 
 /// Violations kept of each rank: more would not help anybody.
 pub(super) const KEEP: usize = 16;
@@ -19,6 +20,11 @@ const TERMINATE: u16 = 0;
 const BEGIN: u16 = 1;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
+
+/// A copy or a signal: done at a time of its own, which only the event that it triggers tells.
+pub(super) fn is_put(task: &Task) -> bool {
+    matches!(task.task_type, COPY | SIGNAL)
+}
 
 /// Checks every rank by itself, then that the ranks fit together.
 pub(super) fn check(graphs: &[TaskGraph]) -> Vec<Violation> {
@@ -110,6 +116,46 @@ struct RankCheck<'g> {
     violations: Vec<Violation>,
 }
 
+/// Why a trust does not fit its operand.
+fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<String> {
+    let name = &tensor.name;
+    let dims = &tensor.dims[..];
+    match operand.trust {
+        None => None,
+        Some(Trust::PagesOfSlot) => (!is_symbolic(tensor)).then(|| {
+            format!(
+                "of '{name}' names pages of a slot, but the tensor is no cache with an index space of its own"
+            )
+        }),
+        Some(Trust::RowsOfSlot { slot, of }) => {
+            let rows = dims.first().copied().unwrap_or(0);
+            let share = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(of.max(1))) as u32;
+            let region = &operand.region;
+            let mut rest = operand.offset / tensor.dtype.size();
+            let all_rows = usize::from(operand.ndim) == dims.len()
+                && operand.strides.get(..dims.len()) == Some(&tensor.strides[..])
+                && operand.dims[0] == rows;
+            let in_view = (0..dims.len()).all(|d| {
+                let stride = u64::from(tensor.strides[d]).max(1);
+                let lo = rest / stride;
+                rest %= stride;
+                u64::from(region.lo[d]) >= lo && u64::from(region.hi[d]) <= lo + u64::from(operand.dims[d])
+            });
+            let fits = slot < of
+                && of == active
+                && all_rows
+                && in_view
+                && (region.lo[0], region.hi[0]) == (share(slot), share(slot + 1));
+            (is_symbolic(tensor) || !fits).then(|| {
+                format!(
+                    "of '{name}' names rows of slot {slot} of {of}, the graph has {active} active slots: its view must have \
+                     all rows and its region, {region}, those rows' share"
+                )
+            })
+        }
+    }
+}
+
 impl RankCheck<'_> {
     fn graph(&self) -> &TaskGraph {
         &self.graphs[self.rank]
@@ -174,6 +220,11 @@ impl RankCheck<'_> {
                 self.say(format!("tensor '{}' {problem}", tensor.name));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' has not one stride for each dimension", tensor.name));
+            } else if !strides_nest(&tensor.dims, &tensor.strides) {
+                self.say(format!(
+                    "tensor '{}' {:?} with strides {:?} has elements in more than one place",
+                    tensor.name, tensor.dims, tensor.strides
+                ));
             } else if !tensor.tiled
                 && last_byte(0, &tensor.dims, &tensor.strides, tensor.dtype) > tensor.bytes
             {
@@ -282,6 +333,12 @@ impl RankCheck<'_> {
                 }
             }
         }
+        if task.task_type == COPY
+            && self.violations.is_empty()
+            && let Some(message) = self.copy_shape(task)
+        {
+            self.say_task(index, &message);
+        }
     }
 
     fn trigger(&self, index: u32, task: &Task) -> Option<String> {
@@ -325,18 +382,27 @@ impl RankCheck<'_> {
         }
     }
 
-    /// What the tasks of one operator write of a tensor on this rank, all together: some kernels take that whole and
-    /// find their region in it.
-    fn share(&self, task: &Task, operand: &Operand) -> Region {
+    /// A copy takes as much as it gives: one source and one target of the same type and dimensions.
+    fn copy_shape(&self, task: &Task) -> Option<String> {
         let graph = self.graph();
-        let written = graph.tasks.iter().filter(|other| other.op == task.op).flat_map(|other| {
-            // That task may not have been checked yet.
-            let first = other.first_operand as usize + usize::from(other.num_inputs);
-            let outputs =
-                graph.operands.get(first..first + usize::from(other.num_outputs)).unwrap_or_default();
-            outputs.iter().filter(|o| o.tensor == operand.tensor && o.place == Place::Own).map(|o| o.region)
-        });
-        written.reduce(|all, region| all.hull(&region)).unwrap_or(operand.region)
+        let ([source], [target]) = (graph.inputs(task), graph.outputs(task)) else {
+            return Some("must have one input and one output".into());
+        };
+        let name = |o: &Operand| graph.tensors[o.tensor as usize].name.as_str();
+        let dtype = |o: &Operand| graph.tensors[o.tensor as usize].dtype;
+        let dims = |o: &Operand| o.dims[..usize::from(o.ndim)].to_vec();
+        let same = dtype(source) == dtype(target) && dims(source) == dims(target);
+        (!same).then(|| {
+            format!(
+                "copies {} {:?} of '{}' into {} {:?} of '{}': both must have the same type and dimensions",
+                dtype(source),
+                dims(source),
+                name(source),
+                dtype(target),
+                dims(target),
+                name(target)
+            )
+        })
     }
 
     fn operand(&self, task: &Task, operand: &Operand, input: bool) -> Option<String> {
@@ -369,14 +435,34 @@ impl RankCheck<'_> {
         if !operand.offset.is_multiple_of(tensor.dtype.size()) {
             return Some(format!("of '{name}' starts at byte {}, inside an element", operand.offset));
         }
-        let inside = view_in_region(tensor, operand, region)
-            || !input && view_in_region(tensor, operand, &self.share(task, operand));
-        if !inside {
-            return Some(format!(
-                "of '{name}' has a view (offset {} bytes, dims {:?}) that leaves its region {region}",
-                operand.offset,
-                &operand.dims[..ndim]
-            ));
+        if let Some(message) = trusted(tensor, operand, graph.capacity.active) {
+            return Some(message);
+        }
+        let constant = matches!(tensor.role, Role::Weight { .. } | Role::Constant);
+        if operand.trust.is_none() && !constant && !tensor.tiled && !is_symbolic(tensor) {
+            let view = || {
+                format!(
+                    "offset {} bytes, dims {:?}, strides {:?}",
+                    operand.offset,
+                    &operand.dims[..ndim],
+                    &operand.strides[..ndim]
+                )
+            };
+            match boxes(tensor, operand, false) {
+                Err(Scattered) => {
+                    return Some(format!(
+                        "of '{name}' has a view ({}) that takes its elements in too many pieces; use the tensor's own strides",
+                        view()
+                    ));
+                }
+                Ok(found) if !found.iter().all(|b| region.contains(b)) => {
+                    return Some(format!(
+                        "of '{name}' has a view ({}) that leaves its region {region}",
+                        view()
+                    ));
+                }
+                Ok(_) => {}
+            }
         }
         let is_copy = task.task_type == COPY;
         match operand.place {

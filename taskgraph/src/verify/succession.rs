@@ -3,9 +3,10 @@
 
 use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
-use super::order::{Bound, Order};
+use super::order::{Bound, Kind, Order};
 use super::overlay;
 use super::report::{Names, Violation, ViolationKind};
+use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::task_graph::{Space, TaskGraph, TensorEntry};
 use std::collections::HashMap;
@@ -34,7 +35,7 @@ pub(super) fn check(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
         let mut remote: std::collections::HashSet<&str> = std::collections::HashSet::new();
         // What lies over other tensors is compared by its bytes.
         let by_name = |t: &TensorEntry| t.overlay.is_none();
-        let shared = |t: &TensorEntry| keeps(t) || t.space == Space::Symmetric;
+        let shared = |t: &TensorEntry| keeps(t) || t.space == Space::Symmetric || t.overlay.is_some();
         let memories: Vec<Memory<'_>> = classes
             .iter()
             .map(|(order, symmetric)| {
@@ -64,7 +65,7 @@ pub(super) fn check(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
                 for (t, tensor) in order.graphs[rank].tensors.iter().enumerate() {
                     let compared = by_name(tensor) && remote.contains(tensor.name.as_str());
                     if compared && !memory.accesses(t).is_empty() {
-                        let mut bound = order.no_tasks();
+                        let mut bound = order.no_tasks(tensor.dtype == DType::F32Flagged);
                         for a in memory.accesses(t) {
                             order.add(&mut bound, order.task_number(a.rank.into(), a.task));
                         }
@@ -105,15 +106,23 @@ fn pairs(
 ) -> Option<Violation> {
     let space = |o: &Order<'_>, s: &Shared<'_>| o.graphs[rank].tensors[s.tensor].region_dims.clone();
     let comparable = space(order, first) == space(next, second);
-    for b in first.memory.accesses(first.tensor) {
+    let flagged = order.graphs[rank].tensors[first.tensor].dtype == DType::F32Flagged;
+    let number = |o: &Order<'_>, x: &Access| o.task_number(x.rank.into(), x.task);
+    let overlap = |b: &Access, a: &Access| !comparable || b.region.overlaps(&a.region);
+    let accesses = first.memory.accesses(first.tensor);
+    for b in accesses {
+        // Who has read a flagged word has seen its write: what comes after the read comes after both.
+        let read = flagged && accesses.iter().any(|r| !r.write && overlap(b, r));
         for a in second.memory.accesses(second.tensor) {
-            let overlap = !comparable || first.memory.region(b).overlaps(second.memory.region(a));
-            if !(a.write || b.write) || !overlap {
+            if !(a.write || b.write) || !overlap(b, a) {
                 continue;
             }
-            let number = |o: &Order<'_>, x: &Access| o.task_number(x.rank.into(), x.task);
+            let kind = Kind::of(b.write, a.write);
+            if flagged && (kind == Kind::Data || kind == Kind::Overwrite && read) {
+                continue;
+            }
             let (earlier, later) = (number(order, b), number(next, a));
-            if !order.crosses_barrier(earlier, next, later) {
+            if !order.crosses_barrier(earlier, next, later, kind) {
                 let named = |graphs: &[TaskGraph], x: &Access| {
                     format!("{} in graph '{}'", Names { graphs }.task(x.place()), graphs[0].name)
                 };

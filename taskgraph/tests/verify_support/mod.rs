@@ -99,7 +99,18 @@ impl RankBuilder {
             ndim: ndim as u8,
             place,
             region,
+            trust: None,
         }
+    }
+
+    /// The same without the first dimension, of which the region has one index: what a copy gives as its target.
+    pub fn inner(&self, tensor: u32, region: Region, place: Place) -> Operand {
+        let mut operand = self.at(tensor, region, place);
+        operand.dims.rotate_left(1);
+        operand.strides.rotate_left(1);
+        operand.ndim -= 1;
+        (operand.dims[3], operand.strides[3]) = (1, 1);
+        operand
     }
 
     /// The whole tensor.
@@ -250,7 +261,7 @@ pub fn chain(world: u32, workers: u32, tiles: u32, layers: u32, lowering: Loweri
                     let Some(p) = partial else { continue };
                     for peer in (0..world as u16).filter(|&p| p != own) {
                         let source = b.at(p, columns_of, Place::Own);
-                        let target = b.at(receive, slot, Place::Peer(peer));
+                        let target = b.inner(receive, slot, Place::Peer(peer));
                         let arrival = EventId::nvshmem(peer, events[tile as usize].1);
                         let dep = [events[tile as usize].0];
                         b.task(worker, COPY, &name("copy"), &[source], &[target], &dep, Some(arrival));

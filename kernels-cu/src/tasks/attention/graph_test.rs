@@ -112,3 +112,60 @@ fn graphs_with_attention_and_argmax_pass_the_verifier() {
         }
     }
 }
+
+/// Attention, then an rmsnorm that does not fuse, for two slots.
+fn attention_then_norm() -> OpGraph {
+    let target = Target::cpu(1);
+    let mut g = graph(1, &target, 2, 8);
+    let weight = g.weight("norm.weight", DType::Bf16, &[128], None);
+    let attention = g.ops[0].outputs[0];
+    g.tensor_mut(TensorId(attention)).output = false;
+    let norm = g.op("norm", "rmsnorm", &[TensorId(attention), weight], Attrs::new());
+    g.tensor_mut(norm).output = true;
+    g
+}
+
+#[test]
+fn who_reads_rows_waits_for_the_rows_of_every_slot() {
+    // All rows may be one slot's: a row block of the norm needs every slot's attention.
+    for workers in [1, 4] {
+        let target = Target::cpu(workers);
+        let options = BuildOptions::new(1, target);
+        let mut graphs = build_all(&attention_then_norm(), &registry(), &options).unwrap();
+        verify(&graphs).unwrap();
+        let of = |name: &str| -> Vec<usize> {
+            (0..graphs[0].tasks.len())
+                .filter(|&t| graphs[0].op_name(&graphs[0].tasks[t]).starts_with(name))
+                .collect()
+        };
+        let last = if of("attention.merge").is_empty() { "attention" } else { "attention.merge" };
+        let (writers, readers) = (of(last), of("norm"));
+        assert!(writers.len() >= 4 && !readers.is_empty());
+        for &reader in &readers {
+            let [event] = graphs[0].tasks[reader].dependencies[..] else { panic!("one event") };
+            let triggers = |w: &&usize| graphs[0].tasks[**w].trigger.map(|e| e.index()) == Some(event);
+            assert_eq!(writers.iter().filter(triggers).count(), writers.len());
+        }
+        // A graph in which one slot's task no longer counts is refused.
+        let event = graphs[0].tasks[readers[0]].dependencies[0] as usize;
+        graphs[0].tasks[writers[0]].trigger = Some(taskgraph::EventId::local(0, 2));
+        graphs[0].events[event].num_triggers -= 1;
+        graphs[0].events[2].num_triggers += 1;
+        assert!(verify(&graphs).is_err() || workers == 1, "a list of one worker orders it all the same");
+    }
+}
+
+#[test]
+fn a_cache_that_is_declared_as_another_tensor_is_refused() {
+    let mut g = graph(1, &Target::cpu(1), 2, 8);
+    let cache = g.ops[0].outputs[1];
+    let mut other = g.tensor(TensorId(cache)).clone();
+    other.name = "cache2".into();
+    let other = g.add_tensor(other);
+    g.ops[0].outputs[1] = other.0;
+    let error = build_all(&g, &registry(), &BuildOptions::new(1, Target::cpu(1))).unwrap_err().to_string();
+    assert!(
+        error.contains("`attention`") && error.contains("in place") && error.contains("`cache2`"),
+        "{error}"
+    );
+}

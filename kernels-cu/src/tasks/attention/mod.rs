@@ -23,8 +23,8 @@
 //! are cut by whole pages into `splits` shares. Which rows an active slot has is known at run time only; those of
 //! different slots are disjoint. The region that stands for "the rows of active slot a" is its *row share*
 //! ([`row_share`]): the rows R a/A .. R (a+1)/A of R, for A active slots. Writers of a slot's rows name the row
-//! share and see the whole tensor; readers of other operators read all rows. The region of the cache that a task
-//! reads and writes is `[a, h, i]` in `kv_region_dims`.
+//! share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor; rows that another operator names may be any
+//! slot's. The region of the cache that a task reads and writes is `[a, h, i]` in `kv_region_dims`.
 //!
 //! With more than one split the operator expands into `attention`, which writes f32 partial results
 //! [rows, local heads, splits, head_dim] and [rows, local heads, splits, 2] (maximum, sum), and
@@ -416,7 +416,7 @@ impl TaskType for Attention {
                     task.reads.push(Access::new(0, qkv(readers.start, count)));
                     task.reads.push(Access::new(0, qkv(queries + h, 1)));
                     task.reads.push(Access::new(0, qkv(queries + key_values + h, 1)));
-                    task.reads.push(Access::within_whole(1, cache));
+                    task.reads.push(Access::pages_of_slot(1, cache));
                     task.reads.extend((2..op.inputs.len()).map(whole));
                     let (first, last) = (readers.start as u32, readers.end as u32);
                     if partial {
@@ -425,17 +425,17 @@ impl TaskType for Attention {
                                 .with(0, share.start, share.end)
                                 .with(1, first, last)
                                 .with(2, i, i + 1);
-                            task.writes.push(Access::within_whole(operand, region));
+                            task.writes.push(Access::rows_of_slot(operand, region, a, active));
                         }
-                        task.writes.push(Access::within_whole(2, cache));
+                        task.writes.push(Access::pages_of_slot(2, cache));
                     } else {
                         let region = Region::whole(&[rows, 0]).with(0, share.start, share.end).with(
                             1,
                             first * dim as u32,
                             last * dim as u32,
                         );
-                        task.writes.push(Access::within_whole(0, region));
-                        task.writes.push(Access::within_whole(1, cache));
+                        task.writes.push(Access::rows_of_slot(0, region, a, active));
+                        task.writes.push(Access::pages_of_slot(1, cache));
                     }
                     tasks.push(task);
                 }
@@ -446,6 +446,10 @@ impl TaskType for Attention {
 
     fn constant_inputs(&self) -> &'static [usize] {
         &[2, 3, 4]
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(1, 1)]
     }
 }
 

@@ -99,7 +99,7 @@ fn positions_beyond_the_slot_s_pages_are_refused() {
     let mut cache = TestTensor::poisoned(DType::F32, &[4, 2, 16, 16]);
     let whole = |t: &mut TestTensor| {
         let region = taskgraph::Region::whole(&t.dims);
-        t.view(&taskgraph::task_type::Access::within_whole(0, region))
+        t.view(&taskgraph::task_type::Access::rows_of_slot(0, region, 0, 1))
     };
     let (view, cache) = (whole(&mut tensor), whole(&mut cache));
     let task = TestTask {

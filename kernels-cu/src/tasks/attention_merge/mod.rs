@@ -104,14 +104,14 @@ impl TaskType for AttentionMerge {
                     let region = Region::whole(&[rows, queries, splits, width])
                         .with(0, share.start, share.end)
                         .with(1, first, last);
-                    task.reads.push(Access::within_whole(operand, region));
+                    task.reads.push(Access::rows_of_slot(operand, region, a, active));
                 }
                 let region = Region::whole(&[rows, 0]).with(0, share.start, share.end).with(
                     1,
                     first * dim,
                     last * dim,
                 );
-                task.writes.push(Access::within_whole(0, region));
+                task.writes.push(Access::rows_of_slot(0, region, a, active));
                 tasks.push(task);
             }
         }
