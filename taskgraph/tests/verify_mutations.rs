@@ -1,0 +1,340 @@
+//! Hostile graphs: valid ones, changed in one place. What the verifier accepts must be harmless, which the machine shows
+//! by executing a small instance on bytes in every order; and valid graphs are all accepted.
+//!
+//! A short run is part of CI; `MPK_MUTATIONS=12000 MPK_VALID_GRAPHS=2000` is the long one. Both print their counts.
+
+#[allow(dead_code)]
+mod builder_support;
+mod machine;
+mod verify_support;
+
+use builder_support::{attrs, registry};
+use machine::{Machine, Outcome};
+use serde_json::json;
+use std::collections::BTreeMap;
+use taskgraph::task_graph::{Place, TaskGraph};
+use taskgraph::verify::{verify, verify_succession};
+use taskgraph::*;
+use verify_support::{Lowering, chain, count_triggers};
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
+}
+
+/// A random small graph of operators: chains of products, sums over ranks, residuals, norms that need whole rows.
+fn op_graph(random: &mut Random, world: u32, name: &str) -> OpGraph {
+    let rows = 1 + random.below(2) as u64;
+    let capacity = Capacity { rows: rows as u32, samples: rows as u32, active: 1 };
+    let mut g = OpGraph::new(name, capacity);
+    let width = random.pick(&[4, 6, 8]);
+    let even = Split::Even { unit: 1 };
+    let none = || attrs(json!({}));
+    let mut x = g.input("x", DType::F32, &[rows, width]);
+    let mut known = vec![x];
+    for layer in 0..1 + random.below(2) {
+        match random.below(4) {
+            0 => x = g.op(&format!("scale{layer}"), "scale", &[x], none()),
+            1 => x = g.op(&format!("twice{layer}"), "twice", &[x], none()),
+            _ => {
+                let inner = random.pick(&[4, 6]);
+                let linear = if random.chance(70) { "linear" } else { "linear_plain" };
+                let up = g.weight(&format!("{name}.up{layer}"), DType::F32, &[inner, width], Some((0, even)));
+                let down =
+                    g.weight(&format!("{name}.down{layer}"), DType::F32, &[width, inner], Some((1, even)));
+                let h = g.op(&format!("h{layer}"), "linear", &[x, up], none());
+                let p = g.op(&format!("p{layer}"), linear, &[h, down], none());
+                let residual = known[random.below(known.len())];
+                x = g.op(&format!("x{layer}"), "add", &[p, residual], none());
+            }
+        }
+        known.push(x);
+    }
+    if random.chance(30) {
+        let head = g.weight(&format!("{name}.head"), DType::F32, &[6, width], Some((0, even)));
+        let logits = g.op("logits", "linear", &[x, head], none());
+        let records = g.op("records", "records", &[logits], attrs(json!({"world": [world]})));
+        let whole = attrs(json!({"dims": [rows, 2], "write": [1, 1], "read": [[1, 1, 1, 1]]}));
+        x = g.op("best", "grid", &[records], whole);
+    }
+    g.tensor_mut(x).output = true;
+    g
+}
+
+/// A valid graph of all ranks, by the builder or by hand.
+fn valid(
+    random: &mut Random,
+    name: &str,
+    like: Option<&BuildOptions>,
+) -> Option<(Vec<TaskGraph>, BuildOptions)> {
+    let mut options = BuildOptions::new(1 + random.below(3) as u32, Target::cpu(1 + random.below(2) as u32));
+    options.placement = random.pick(&[Placement::Static, Placement::Dynamic]);
+    options.allreduce = random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot]);
+    if let Some(like) = like {
+        options = like.clone();
+    }
+    let op_graph = op_graph(random, options.world, name);
+    let graphs = build_all(&op_graph, &registry(), &options).ok()?;
+    Some((graphs, options))
+}
+
+fn by_hand(random: &mut Random) -> Vec<TaskGraph> {
+    let lowering = random.pick(&[Lowering::Copy, Lowering::Flagged]);
+    chain(2 + random.below(2) as u32, 1 + random.below(2) as u32, 1 + random.below(2) as u32, 2, lowering)
+}
+
+/// Changes one thing of one rank. The name of the kind, or `None` where there was nothing to change.
+fn mutate(graphs: &mut [TaskGraph], random: &mut Random) -> Option<&'static str> {
+    let rank = random.below(graphs.len());
+    let world = graphs.len() as u16;
+    let events: Vec<u32> = graphs.iter().map(|g| g.events.len() as u32).collect();
+    let graph = &mut graphs[rank];
+    if graph.tasks.len() < 3 {
+        return None;
+    }
+    let task = 2 + random.below(graph.tasks.len() - 2);
+    let kind = match random.below(14) {
+        0 => {
+            let deps = &mut graph.tasks[task].dependencies;
+            deps.first()?;
+            deps.remove(random.below(deps.len()));
+            "drop a dependency"
+        }
+        1 => {
+            let event = 3 + random.below(events[rank].saturating_sub(3) as usize) as u32;
+            let deps = &mut graph.tasks[task].dependencies;
+            let at = random.below(deps.len());
+            *deps.get_mut(at)? = event.min(events[rank] - 1);
+            "redirect a dependency"
+        }
+        2 => {
+            let event = 1 + random.below(events[rank] as usize - 1) as u32;
+            graph.tasks[task].dependencies.push(event);
+            "add a dependency"
+        }
+        3 => {
+            graph.tasks[task].trigger.take()?;
+            "drop a trigger"
+        }
+        4 => {
+            let old = graph.tasks[task].trigger?;
+            let owner = if old.is_nvshmem() { random.below(world.into()) as u16 } else { rank as u16 };
+            let index = 2 + random.below(events[usize::from(owner)] as usize - 2) as u32;
+            graph.tasks[task].trigger = Some(if old.is_nvshmem() {
+                EventId::nvshmem(owner, index)
+            } else {
+                EventId::local(owner, index)
+            });
+            "redirect a trigger"
+        }
+        5 => {
+            let event = &mut graph.events[2 + random.below(events[rank] as usize - 2)];
+            event.num_triggers =
+                if random.chance(50) { event.num_triggers + 1 } else { event.num_triggers.saturating_sub(1) };
+            return Some("another count of triggers");
+        }
+        6 => {
+            let lists = graph.worker_lists.len();
+            let at = random.below(lists);
+            let list = graph.worker_lists.get_mut(at)?;
+            (list.len() > 1).then_some(())?;
+            let at = random.below(list.len() - 1);
+            list.swap(at, at + 1);
+            "reorder a list"
+        }
+        7 => {
+            (!graph.worker_lists.is_empty()).then_some(())?;
+            let to = random.below(graph.worker_lists.len());
+            graph.worker_lists.iter_mut().for_each(|l| l.retain(|&t| t != task as u32));
+            let at = random.below(graph.worker_lists[to].len() + 1);
+            graph.worker_lists[to].insert(at, task as u32);
+            graph.tasks[task].worker = Some(to as u32);
+            "move a task to another list"
+        }
+        8 => {
+            // Two tensors that took turns, or were apart, at one place.
+            let placed: Vec<usize> =
+                (0..graph.tensors.len()).filter(|&t| graph.tensors[t].overlay.is_some()).collect();
+            (placed.len() > 1).then_some(())?;
+            let (a, b) = (random.pick(&placed), random.pick(&placed));
+            let (from, to) = (graph.tensors[a].overlay?, graph.tensors[b].overlay?);
+            (from.area == to.area && from != to).then_some(())?;
+            let name = graph.tensors[b].name.clone();
+            // Symmetric memory is the same everywhere.
+            for other in graphs.iter_mut() {
+                for t in other.tensors.iter_mut().filter(|t| t.name == name) {
+                    t.overlay = Some(from);
+                }
+            }
+            "drop a double buffer"
+        }
+        9 => {
+            let t = graph.tasks[task].clone();
+            let count = usize::from(t.num_inputs + t.num_outputs);
+            (count > 1).then_some(())?;
+            let first = t.first_operand as usize;
+            let (a, b) = (first + random.below(count), first + random.below(count));
+            graph.operands.swap(a, b);
+            "swap two views"
+        }
+        kind => {
+            let t = graph.tasks[task].clone();
+            let count = usize::from(t.num_inputs + t.num_outputs);
+            (count > 0).then_some(())?;
+            let at = t.first_operand as usize + random.below(count);
+            let mut operand = graph.operands[at];
+            let tensor = graph.tensors[operand.tensor as usize].clone();
+            let d = random.below(usize::from(operand.ndim));
+            let name = match kind {
+                10 => {
+                    operand.dims[d] = operand.dims[d].saturating_sub(1);
+                    "shrink a view"
+                }
+                11 => {
+                    let step = u64::from(operand.strides[d]) * tensor.dtype.size();
+                    operand.offset = if random.chance(50) {
+                        operand.offset + step
+                    } else {
+                        operand.offset.checked_sub(step)?
+                    };
+                    "shift a view"
+                }
+                12 => {
+                    operand.dims[d] += 1;
+                    "grow a view"
+                }
+                _ => {
+                    // The same view of another tensor of this shape.
+                    let same = |t: &usize| {
+                        let other = &graph.tensors[*t];
+                        other.dims == tensor.dims
+                            && other.dtype == tensor.dtype
+                            && *t != operand.tensor as usize
+                    };
+                    let others: Vec<usize> = (0..graph.tensors.len()).filter(same).collect();
+                    (!others.is_empty()).then_some(())?;
+                    operand.tensor = random.pick(&others) as u32;
+                    "alias a view"
+                }
+            };
+            // The region says what the view covers, so that it hides nothing.
+            if operand.place == Place::Own || tensor.dims.len() == usize::from(operand.ndim) {
+                operand.region = Region::whole(&tensor.region_dims);
+            }
+            graph.operands[at] = operand;
+            name
+        }
+    };
+    if random.chance(90) {
+        count_triggers(graphs);
+    }
+    Some(kind)
+}
+
+#[test]
+fn what_is_accepted_of_hostile_graphs_is_harmless() {
+    let wanted = number("MPK_MUTATIONS", 400);
+    let states = number("MPK_STATES", if wanted > 1000 { 3000 } else { 500 }) as usize;
+    // Kind: refused, accepted, of which explored to the end.
+    let mut counts: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
+    let mut seed = number("MPK_SEED", 1);
+    let mut done = 0;
+    while done < wanted {
+        seed += 1;
+        let mut random = Random(seed);
+        // Two graphs that follow each other, or one that follows itself.
+        let two = random.chance(20);
+        let mut classes = Vec::new();
+        if random.chance(20) {
+            classes.push(by_hand(&mut random));
+        } else {
+            let Some((graphs, options)) = valid(&mut random, "first", None) else { continue };
+            classes.push(graphs);
+            if two {
+                let Some((graphs, _)) = valid(&mut random, "second", Some(&options)) else { continue };
+                classes.push(graphs);
+            }
+        }
+        let check = |classes: &[Vec<TaskGraph>]| match classes {
+            [one] => verify(one).map(drop).map_err(|v| v[0].to_string()),
+            all => verify_succession(all).map(drop).map_err(|v| v[0].to_string()),
+        };
+        if let Err(why) = check(&classes) {
+            panic!("seed {seed}: a valid graph is refused: {why}");
+        }
+        let which = random.below(classes.len());
+        let Some(kind) = mutate(&mut classes[which], &mut random) else { continue };
+        done += 1;
+        let entry = counts.entry(kind).or_default();
+        if check(&classes).is_err() {
+            entry[0] += 1;
+            continue;
+        }
+        entry[1] += 1;
+        let all: Vec<&[TaskGraph]> = classes.iter().map(Vec::as_slice).collect();
+        let program: &[usize] = if all.len() == 2 { &[0, 1, 0] } else { &[0, 0] };
+        let machine = Machine::new(&all, program);
+        match machine.explore(states, 20, || random.next()) {
+            Outcome::Same { all, .. } => entry[2] += u64::from(all),
+            outcome => panic!("seed {seed}, {kind}: accepted, but an execution ends as {outcome:?}"),
+        }
+    }
+    let sum = |i: usize| counts.values().map(|c| c[i]).sum::<u64>();
+    println!(
+        "{done} mutations: {} refused, {} accepted and harmless ({} in all orders)",
+        sum(0),
+        sum(1),
+        sum(2)
+    );
+    for (kind, [refused, accepted, all]) in &counts {
+        println!("  {kind}: {refused} refused, {accepted} harmless ({all} in all orders)");
+    }
+    assert!(sum(0) > wanted / 4 && sum(1) > wanted / 50, "{counts:?}");
+}
+
+#[test]
+fn valid_graphs_are_accepted_and_give_what_a_sequential_run_gives() {
+    let wanted = number("MPK_VALID_GRAPHS", 100);
+    let mut seed = number("MPK_SEED", 1) << 32;
+    let mut done = 0;
+    while done < wanted {
+        seed += 1;
+        let mut random = Random(seed);
+        let Some((graphs, _)) = valid(&mut random, "graph", None) else { continue };
+        if let Err(found) = verify(&graphs) {
+            panic!("seed {seed}: a valid graph is refused: {}", found[0]);
+        }
+        done += 1;
+        let machine = Machine::new(&[&graphs], &[0, 0, 0]);
+        // The first thread that can go on always does: one order of many. Then others, some threads slow.
+        let reference = machine.walk(false, &mut || 0);
+        assert!(reference.is_some(), "seed {seed}: stuck");
+        for lazy in [false, true] {
+            for _ in 0..3 {
+                assert_eq!(machine.walk(lazy, &mut || random.next()), reference, "seed {seed}");
+            }
+        }
+    }
+    println!("{done} valid graphs: all accepted, each the same in 6 random orders as in sequence");
+}
