@@ -16,13 +16,14 @@ in this order, and stops at the first that fails:
   protocol   the protocol's C++ tests under ThreadSanitizer
   build      the binaries, in release mode
   doctest    the examples in the documentation
+  sanitize   operators and model families on the CPU target under the region sanitizer (needs cargo-nextest)
   test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
 
 All is built in release mode, so that dependencies are built once. The last line is the test runner's.
 END
 }
 
-all_steps=(format lint doc deny protocol build doctest test)
+all_steps=(format lint doc deny protocol build doctest sanitize test)
 steps=()
 for argument in "$@"; do
     case $argument in
@@ -83,6 +84,15 @@ step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level w
 step_protocol() { bash kernels-cu/protocol/test/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
+# Every task's reads and writes against what it declared: kernels one by one, then whole graphs of several ranks.
+step_sanitize() {
+    if ! cargo nextest --version >/dev/null 2>&1; then
+        echo "    skipped: cargo-nextest is not installed"
+        return
+    fi
+    MPK_SANITIZE=1 cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci \
+        -E 'package(kernels-cu) & test(/^(tasks|sanitizer)::/) | binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'
+}
 step_test() {
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci

@@ -82,6 +82,11 @@ impl Control {
                 arrays.write(graph, places, own_heap + counters, &mut image)
             })
             .collect();
+        if parts.kernels != 0 && kernels_cu::sanitizer::enabled() {
+            for (graph, arrays) in parts.graphs.iter().zip(&graphs) {
+                kernels_cu::sanitizer::declare(graph, arrays.operands)?;
+            }
+        }
         image.put(graphs_at, &graphs);
         image.put(sym_at, parts.sym);
         image.put(scratch_at, parts.scratch);

@@ -23,6 +23,9 @@ pub enum Error {
         /// This node's name.
         node: String,
     },
+    /// `MPK_SANITIZE` asks for what this machine lacks.
+    #[error(transparent)]
+    Sanitizer(#[from] kernels_cu::sanitizer::SanitizerError),
     /// The symmetric heaps do not fit.
     #[error(
         "/dev/shm has {free} bytes free, but the symmetric heaps of {ranks} ranks take {bytes} bytes each; enlarge it (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk"
@@ -293,6 +296,7 @@ impl Error {
             | Error::SymmetricSize { .. }
             | Error::UnevenGpus { .. }
             | Error::PeerAccess { .. }
+            | Error::Sanitizer(_)
             | Error::Thread { .. } => 3,
             Error::Graph { .. } => 2,
             Error::Digest { .. } | Error::Cuda { .. } | Error::Device { .. } | Error::Aborted(_) => 4,

@@ -6,6 +6,7 @@ pub mod gpu;
 pub mod isa;
 pub mod layout;
 pub mod registry;
+pub mod sanitizer;
 pub mod tasks;
 pub mod testing;
 

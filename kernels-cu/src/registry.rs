@@ -5,6 +5,7 @@
 //! others count from `MPK_TASK_TYPE_FIRST_REGISTERED` in the order of the lines.
 
 use crate::abi;
+use crate::sanitizer::{self, SanitizerError};
 use std::sync::Arc;
 use taskgraph::{Registry, TaskType};
 
@@ -97,15 +98,20 @@ pub fn type_name(number: u16) -> Option<&'static str> {
     core.or_else(|| numbered().find(|(n, _)| *n == number).map(|(_, r)| r.name))
 }
 
-/// CPU kernels by task type number; entries of types without code are null.
-pub fn kernel_table() -> Vec<abi::mpk_kernel> {
+/// CPU kernels by task type number; entries of types without code are null. With `MPK_SANITIZE=1` they are checked
+/// ([`crate::sanitizer`]).
+///
+/// # Errors
+/// The sanitizer can't be had.
+pub fn kernel_table() -> Result<Vec<abi::mpk_kernel>, SanitizerError> {
     let size = numbered().map(|(number, _)| usize::from(number) + 1).max().unwrap_or(0);
     let mut table = vec![abi::mpk_kernel { run: None, ready: None }; size];
     for (number, registration) in numbered() {
+        let checked = if sanitizer::enabled() { sanitizer::kernel(registration.name)? } else { None };
         table[usize::from(number)] =
-            abi::mpk_kernel { run: Some(registration.run), ready: registration.ready };
+            abi::mpk_kernel { run: Some(checked.unwrap_or(registration.run)), ready: registration.ready };
     }
-    table
+    Ok(table)
 }
 
 #[cfg(test)]

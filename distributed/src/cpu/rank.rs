@@ -76,7 +76,7 @@ impl CpuRank {
         let trace_capacity = if options.trace { TRACE_RECORDS } else { 0 };
         let trace_bytes = trace_capacity as usize * workers * size_of::<abi::mpk_trace_record>();
         let trace = HugeBuffer::new(me, "the trace", trace_bytes)?;
-        let kernels = kernels_cu::registry::kernel_table();
+        let kernels = kernels_cu::registry::kernel_table()?;
         let in_place = |what: &'static str| {
             move |bytes: u64| HugeBuffer::new(me, what, bytes as usize).map(Image::in_place)
         };

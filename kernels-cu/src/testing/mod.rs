@@ -7,11 +7,12 @@ pub use tensor::{AlignedBytes, TestTensor, decode, encode, rounded};
 
 use crate::abi;
 use crate::isa::Isa;
-use crate::registry::{kernel_table, registry, type_number};
+use crate::registry::{KernelFn, kernel_table, registry, type_number};
+use crate::sanitizer;
 use std::fmt::Debug;
 use taskgraph::op_graph::{Attrs, Role};
-use taskgraph::task_type::{LocalOp, OpError, OpView, OperandView, Partition, TensorType};
-use taskgraph::{Capacity, DType, Sharding, Target};
+use taskgraph::task_type::{Access, LocalOp, OpError, OpView, OperandView, Partition, TensorType};
+use taskgraph::{Capacity, DType, Region, Sharding, Target};
 
 /// What an iteration works on, in a test. Arrays are padded with 0 as needed.
 #[derive(Clone, Debug, Default)]
@@ -88,6 +89,8 @@ pub struct TestTask {
     pub outputs: Vec<abi::mpk_operand>,
     /// Scratch that it is given; filled with 0xff.
     pub scratch_bytes: u64,
+    /// Memory around its operands, which it must leave alone: for the region sanitizer.
+    pub memory: Vec<abi::mpk_operand>,
 }
 
 /// Which of a kernel's functions to call.
@@ -105,10 +108,28 @@ pub enum Call {
 /// Where the type or the function does not exist.
 pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestRank, call: Call) -> i32 {
     let number = type_number(name).unwrap_or_else(|| panic!("no task type {name}"));
-    let kernel = kernel_table()[usize::from(number)];
+    let table = kernel_table().unwrap_or_else(|e| panic!("{e}"));
+    let kernel = table[usize::from(number)];
     let function = if call == Call::Run { kernel.run } else { kernel.ready };
     let function = function.unwrap_or_else(|| panic!("{name} has no function for {call:?}"));
+    if sanitizer::enabled() {
+        sanitizer::forget(task.memory.as_ptr(), task.memory.len()).unwrap_or_else(|e| panic!("{e}"));
+    }
+    call_kernel(function, name, task, batch, rank)
+}
 
+/// The same with this function.
+///
+/// # Panics
+/// Where the kernel writes beyond its scratch memory.
+pub fn call_kernel(
+    function: KernelFn,
+    name: &str,
+    task: &TestTask,
+    batch: &mut TestBatch,
+    rank: &TestRank,
+) -> i32 {
+    let number = type_number(name).unwrap_or_default();
     let mut pad = batch.clone();
     let room = 1 + batch.num_rows.max(batch.num_samples).max(batch.num_active) as usize;
     for array in [
@@ -176,7 +197,13 @@ pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestR
         batch: &raw mut c_batch_for_rank,
         ..Default::default()
     };
-    let c_graph = abi::mpk_graph { num_events: 8, counters: counters.as_mut_ptr(), ..Default::default() };
+    let c_graph = abi::mpk_graph {
+        num_events: 8,
+        counters: counters.as_mut_ptr(),
+        num_operands: task.memory.len() as u32,
+        operands: task.memory.as_ptr(),
+        ..Default::default()
+    };
     let flagged = task.inputs.iter().chain(&task.outputs).any(|o| u32::from(o.dtype) == abi::MPK_F32_FLAGGED);
     let c_task = abi::mpk_task {
         trigger_event: abi::MPK_EVENT_INVALID,
@@ -333,6 +360,8 @@ impl<'a> TestOp<'a> {
                 };
                 task.outputs.push(tensor.view(write));
             }
+            let whole = |t: &mut TestTensor| t.view(&Access::new(0, Region::whole(&t.dims.clone())));
+            task.memory = inputs.iter_mut().chain(&mut outputs).map(whole).collect();
             let code = run_task(self.name, &task, batch, &TestRank::default(), Call::Run);
             assert_eq!(code, 0, "{} failed", self.name);
         }

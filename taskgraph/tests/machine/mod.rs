@@ -9,8 +9,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use taskgraph::EventId;
 use taskgraph::task_graph::{Operand, Place, Placement, Task, TaskGraph, core_types};
-use taskgraph::{DType, EventId};
 
 /// What ended an exploration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +37,9 @@ fn hash(value: impl Hash) -> u64 {
 
 /// A task with its words worked out.
 struct Step {
-    reads: Vec<(Word, bool)>,
-    writes: Vec<(Word, bool)>,
+    /// With the number of the flagged tensor, counted from 1; 0: not flagged.
+    reads: Vec<(Word, u64)>,
+    writes: Vec<(Word, u64)>,
     put: bool,
     copy: bool,
     trigger: Option<EventId>,
@@ -53,6 +54,13 @@ struct Class {
     launches: Vec<Vec<(u32, u32)>>,
     dynamic: bool,
     counters: usize,
+    flagged: u64,
+}
+
+impl Class {
+    fn tag(&self, epoch: u32, number: u64) -> u64 {
+        u64::from(epoch) * self.flagged + number
+    }
 }
 
 pub struct Machine {
@@ -107,6 +115,7 @@ impl Machine {
                 launches: Vec::new(),
                 dynamic: graphs[0].placement == Placement::Dynamic,
                 counters,
+                flagged: graphs[0].flag_numbers().into_iter().flatten().count() as u64,
             };
             let mut place = |graph: &TaskGraph, tensor: usize| {
                 let t = &graph.tensors[tensor];
@@ -278,8 +287,8 @@ impl Machine {
         let (all, values) = t.read.take().unwrap_or_default();
         for (i, &(word, flagged)) in step.writes.iter().enumerate() {
             let value = if step.copy { values.get(i).copied().unwrap_or(0) } else { hash((all, i)) };
-            if flagged {
-                next.memory[word as usize] = value & !0xff | u64::from(epoch + 1);
+            if flagged > 0 {
+                next.memory[word as usize] = value & !0xff | self.classes[class].tag(epoch, flagged);
             } else if lazy && !step.put {
                 t.hidden.push((word, value));
             } else {
@@ -394,9 +403,10 @@ fn step(
     let graph = &graphs[rank];
     let name = graph.type_name(task);
     let copy = name == core_types::NVSHMEM_COPY;
-    let mut words = |operand: &Operand, skip: Option<u32>| -> Vec<(Word, bool)> {
+    let numbers = graph.flag_numbers();
+    let mut words = |operand: &Operand, skip: Option<u32>| -> Vec<(Word, u64)> {
         let tensor = &graph.tensors[operand.tensor as usize];
-        let flagged = tensor.dtype == DType::F32Flagged;
+        let flagged = numbers[operand.tensor as usize].map_or(0, |n| u64::from(n) + 1);
         // Elements of less than four bytes are rounded up: they would share a word with others.
         let size = (tensor.dtype.size() / 4).max(1);
         let mut offsets = vec![operand.offset / 4];
@@ -419,7 +429,7 @@ fn step(
             let (piece, start) = starts[owner][there.unwrap_or(operand.tensor as usize)];
             for at in &offsets {
                 // A flagged word is one word of eight bytes.
-                for half in 0..if flagged { 1 } else { size } {
+                for half in 0..if flagged > 0 { 1 } else { size } {
                     let next = known.len() as Word;
                     let word = *known.entry((owner, piece, start + at + half)).or_insert(next);
                     found.push((word, flagged));
