@@ -208,18 +208,17 @@ mod tests {
             params: crate::abi::params_words(&crate::abi::mpk_add_params { rows_kind: 0 }),
             inputs: declared[..2].to_vec(),
             outputs: declared[2..].to_vec(),
-            memory,
             ..TestTask::default()
         };
         let kernel = super::kernel("add").unwrap().unwrap();
-        super::forget(task.memory.as_ptr(), task.memory.len()).unwrap();
+        super::forget(memory.as_ptr(), memory.len()).unwrap();
         super::forget(task.outputs.as_ptr(), 1).unwrap();
         if let Some(slot) = slot {
             let declare = super::library().unwrap().declare;
             // SAFETY: as in `declare`.
             unsafe { declare(task.outputs.as_ptr(), 0, slot, [0; 4].as_ptr(), [4, 8, 1, 1].as_ptr()) };
         }
-        call_kernel(kernel, "add", &task, &mut TestBatch::rows(4), &TestRank::default())
+        call_kernel(kernel, "add", &task, &memory, &mut TestBatch::rows(4), &TestRank::default())
     }
 
     #[test]

@@ -118,7 +118,6 @@ fn run_ranks(
                 inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
                 outputs: vec![output.view(&spec.writes[0])],
                 scratch_bytes: partition.scratch_bytes,
-                memory: Vec::new(),
             };
             assert_eq!(
                 run_task("linear", &task, &mut TestBatch::rows(rows), &TestRank::default(), Call::Run),

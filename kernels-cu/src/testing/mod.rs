@@ -89,8 +89,6 @@ pub struct TestTask {
     pub outputs: Vec<abi::mpk_operand>,
     /// Scratch that it is given; filled with 0xff.
     pub scratch_bytes: u64,
-    /// Memory around its operands, which it must leave alone: for the region sanitizer.
-    pub memory: Vec<abi::mpk_operand>,
 }
 
 /// Which of a kernel's functions to call.
@@ -107,18 +105,16 @@ pub enum Call {
 /// # Panics
 /// Where the type or the function does not exist.
 pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestRank, call: Call) -> i32 {
-    let number = type_number(name).unwrap_or_else(|| panic!("no task type {name}"));
     let table = kernel_table().unwrap_or_else(|e| panic!("{e}"));
+    let number = type_number(name).unwrap_or_else(|| panic!("no task type {name}"));
     let kernel = table[usize::from(number)];
     let function = if call == Call::Run { kernel.run } else { kernel.ready };
     let function = function.unwrap_or_else(|| panic!("{name} has no function for {call:?}"));
-    if sanitizer::enabled() {
-        sanitizer::forget(task.memory.as_ptr(), task.memory.len()).unwrap_or_else(|e| panic!("{e}"));
-    }
-    call_kernel(function, name, task, batch, rank)
+    call_kernel(function, name, task, &[], batch, rank)
 }
 
-/// The same with this function.
+/// Calls this function of the task type `name`. `memory`: views of what lies around the operands, which the region
+/// sanitizer is to watch too.
 ///
 /// # Panics
 /// Where the kernel writes beyond its scratch memory.
@@ -126,9 +122,13 @@ pub fn call_kernel(
     function: KernelFn,
     name: &str,
     task: &TestTask,
+    memory: &[abi::mpk_operand],
     batch: &mut TestBatch,
     rank: &TestRank,
 ) -> i32 {
+    if sanitizer::enabled() {
+        sanitizer::forget(memory.as_ptr(), memory.len()).unwrap_or_else(|e| panic!("{e}"));
+    }
     let number = type_number(name).unwrap_or_default();
     let mut pad = batch.clone();
     let room = 1 + batch.num_rows.max(batch.num_samples).max(batch.num_active) as usize;
@@ -200,8 +200,8 @@ pub fn call_kernel(
     let c_graph = abi::mpk_graph {
         num_events: 8,
         counters: counters.as_mut_ptr(),
-        num_operands: task.memory.len() as u32,
-        operands: task.memory.as_ptr(),
+        num_operands: memory.len() as u32,
+        operands: memory.as_ptr(),
         ..Default::default()
     };
     let flagged = task.inputs.iter().chain(&task.outputs).any(|o| u32::from(o.dtype) == abi::MPK_F32_FLAGGED);
@@ -342,6 +342,9 @@ impl<'a> TestOp<'a> {
                 assert_covered_once(&partition, index as u8, &output.dims);
             }
         }
+        let table = kernel_table().unwrap_or_else(|e| panic!("{e}"));
+        let kernel = type_number(self.name).and_then(|number| table[usize::from(number)].run);
+        let kernel = kernel.unwrap_or_else(|| panic!("no kernel {}", self.name));
         for spec in &partition.tasks {
             let mut task = TestTask {
                 params: partition.params.clone(),
@@ -361,8 +364,8 @@ impl<'a> TestOp<'a> {
                 task.outputs.push(tensor.view(write));
             }
             let whole = |t: &mut TestTensor| t.view(&Access::new(0, Region::whole(&t.dims.clone())));
-            task.memory = inputs.iter_mut().chain(&mut outputs).map(whole).collect();
-            let code = run_task(self.name, &task, batch, &TestRank::default(), Call::Run);
+            let memory: Vec<_> = inputs.iter_mut().chain(&mut outputs).map(whole).collect();
+            let code = call_kernel(kernel, self.name, &task, &memory, batch, &TestRank::default());
             assert_eq!(code, 0, "{} failed", self.name);
         }
         let mut index = 0;

@@ -77,7 +77,6 @@ fn exchange(
                 inputs: spec.reads.iter().map(|r| input.view(r)).collect(),
                 outputs: spec.writes.iter().map(|w| slice.view(w)).collect(),
                 scratch_bytes: partition.scratch_bytes,
-                memory: Vec::new(),
             };
             let code = run_task("argmax_partial", &task, &mut batch, &TestRank::default(), Call::Run);
             assert_eq!(code, 0);

@@ -108,7 +108,6 @@ fn positions_beyond_the_slot_s_pages_are_refused() {
         inputs: vec![view, view, view, cache, view],
         outputs: vec![view, cache],
         scratch_bytes: 1 << 20,
-        memory: Vec::new(),
     };
     let code = run_task("attention", &task, &mut batch, &TestRank::default(), Call::Run);
     assert_eq!(code, crate::abi::MPK_ABORT_KERNEL as i32);

@@ -68,7 +68,6 @@ fn shares_of_the_vocabulary_add_up() {
                     inputs: vec![input.view(&spec.reads[0])],
                     outputs: vec![output.view(&spec.writes[0])],
                     scratch_bytes: partition.scratch_bytes,
-                    memory: Vec::new(),
                 };
                 let mut batch = TestBatch { row_token: tokens.clone(), ..TestBatch::rows(rows) };
                 assert_eq!(run_task("embedding", &task, &mut batch, &TestRank::default(), Call::Run), 0);

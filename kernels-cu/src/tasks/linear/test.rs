@@ -137,7 +137,6 @@ fn pushed_words_reach_every_rank_with_their_tag() {
             pe: -2,
         }],
         scratch_bytes: partition.scratch_bytes,
-        memory: Vec::new(),
     };
     // The last time words are refreshed: all rows, though one is in use.
     for (epoch, used) in [(7, rows), (8, 1), (abi::MPK_FLAG_REFRESH_EPOCHS, 1)] {
