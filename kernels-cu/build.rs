@@ -223,9 +223,16 @@ fn compile(out: &Path) -> Result<(), Box<dyn Error>> {
             build.define("MPK_X86", "1");
         }
         build.try_compile(&format!("mpk_cpu_{name}")).map_err(|e| {
-            format!(
-                "C++ ({name}): {e}\nA C++20 compiler is needed (g++ 12 or clang 15, or newer); CXX names it."
-            )
+            // The compiler's own messages stand above; without one there are none.
+            match e.to_string() {
+                text if text.contains("ToolNotFound") || text.contains("not found") => format!(
+                    "C++ ({name}): {e}\nA C++20 compiler is needed (g++ 12 or clang 15, or newer); CXX names it."
+                ),
+                _ => format!(
+                    "C++ ({name}): the compiler found errors in the sources; its messages are above (\"cargo:warning\" \
+                     lines). A compiler older than g++ 12 or clang 15 does not know C++20; CXX names another."
+                ),
+            }
         })?;
     }
     fs::write(&stamp, inputs)?;

@@ -17,13 +17,14 @@ in this order, and stops at the first that fails:
   build      the binaries, in release mode
   doctest    the examples in the documentation
   sanitize   operators and model families on the CPU target under the region sanitizer (needs cargo-nextest)
+  extension  another crate's additions to the open sets (tests/extension)
   test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
 
 All is built in release mode, so that dependencies are built once. The last line is the test runner's.
 END
 }
 
-all_steps=(format lint doc deny protocol build doctest sanitize test)
+all_steps=(format lint doc deny protocol build doctest extension sanitize test)
 steps=()
 for argument in "$@"; do
     case $argument in
@@ -84,6 +85,10 @@ step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level w
 step_protocol() { bash kernels-cu/protocol/test/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
+# No member of the workspace; what it needs is built there already.
+step_extension() {
+    CARGO_TARGET_DIR="$PWD/target" cargo test --quiet --release --locked --manifest-path tests/extension/Cargo.toml
+}
 # Every task's reads and writes against what it declared: kernels one by one, then whole graphs of several ranks.
 step_sanitize() {
     if ! cargo nextest --version >/dev/null 2>&1; then

@@ -6,7 +6,7 @@
 
 use crate::abi;
 use crate::sanitizer::{self, SanitizerError};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use taskgraph::{Registry, TaskType};
 
 /// A task's code on the CPU target, as the ABI has it.
@@ -41,8 +41,8 @@ pub struct Registration {
     pub core_number: Option<u16>,
     /// Makes its contract; `None` where taskgraph makes the tasks itself.
     pub contract: Option<fn() -> Arc<dyn TaskType>>,
-    /// CPU code.
-    pub run: KernelFn,
+    /// CPU code; `None` where a type only composes others, or has nothing to run.
+    pub run: Option<KernelFn>,
     /// CPU code that tells whether every flagged word that the task reads is there.
     pub ready: Option<KernelFn>,
     /// GPU code; `None` where a task has nothing to run.
@@ -58,22 +58,48 @@ const PROTOCOL_TYPES: &[(&str, u16)] = &[
     ("empty", abi::MPK_TASK_TYPE_EMPTY as u16),
 ];
 
+/// Task types of other crates, in the order in which they were added.
+static ADDED: RwLock<Vec<&'static Registration>> = RwLock::new(Vec::new());
+
+/// Adds a task type of another crate, for this process: every rank adds the same ones in the same order before it
+/// builds a graph. It has CPU code only: GPU code is compiled from the folders of this crate.
+///
+/// # Errors
+/// The name is taken, or the type claims a number or GPU code.
+pub fn add(registration: &'static Registration) -> Result<(), String> {
+    let Registration { name, core_number, gpu, .. } = registration;
+    if type_number(name).is_some() {
+        return Err(format!("task type `{name}` is registered already; choose another name"));
+    }
+    if core_number.is_some() || gpu.is_some() {
+        return Err(format!("task type `{name}`: only a folder of kernels-cu has a core number or GPU code"));
+    }
+    ADDED.write().unwrap_or_else(PoisonError::into_inner).push(registration);
+    Ok(())
+}
+
+/// Every registration.
+fn registrations() -> Vec<&'static Registration> {
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner);
+    REGISTRATIONS.iter().chain(added.iter()).copied().collect()
+}
+
 /// Every registration with its number.
 fn numbered() -> impl Iterator<Item = (u16, &'static Registration)> {
     let mut next = abi::MPK_TASK_TYPE_FIRST_REGISTERED as u16;
-    REGISTRATIONS.iter().map(move |registration| {
+    registrations().into_iter().map(move |registration| {
         let number = registration.core_number.unwrap_or_else(|| {
             next += 1;
             next - 1
         });
-        (number, *registration)
+        (number, registration)
     })
 }
 
 /// All contracts, for the graph builder.
 pub fn registry() -> Registry {
     let mut registry = Registry::default();
-    for registration in REGISTRATIONS {
+    for registration in registrations() {
         if let Some(contract) = registration.contract {
             registry.register(contract());
         }
@@ -89,7 +115,7 @@ pub fn type_number(name: &str) -> Option<u16> {
 
 /// What the folder of the task type `name` registers.
 pub fn registration(name: &str) -> Option<&'static Registration> {
-    REGISTRATIONS.iter().find(|registration| registration.name == name).copied()
+    registrations().into_iter().find(|registration| registration.name == name)
 }
 
 /// The name of the task type with this number.
@@ -109,7 +135,7 @@ pub fn kernel_table() -> Result<Vec<abi::mpk_kernel>, SanitizerError> {
     for (number, registration) in numbered() {
         let checked = if sanitizer::enabled() { sanitizer::kernel(registration.name)? } else { None };
         table[usize::from(number)] =
-            abi::mpk_kernel { run: Some(checked.unwrap_or(registration.run)), ready: registration.ready };
+            abi::mpk_kernel { run: checked.or(registration.run), ready: registration.ready };
     }
     Ok(table)
 }

@@ -9,6 +9,7 @@ use crate::backend::Backend;
 use crate::cli::Args;
 use crate::console::print_line;
 use crate::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
+use crate::fold::fold;
 use crate::graphs::build_together;
 use crate::hf_config::WeightDtype;
 use crate::model_json::ModelJson;
@@ -93,6 +94,9 @@ struct Sequence {
     tokens: Vec<i32>,
 }
 
+/// A wanted tensor at the end: name, element type, global dimensions, values.
+pub type Output = (String, DType, Vec<u64>, Vec<f64>);
+
 /// Runs the graph on all ranks (once, unless `--iterations` asks for more) and prints its outputs.
 pub fn run(
     world: &World,
@@ -103,6 +107,27 @@ pub fn run(
     backend: Backend,
     begin: Instant,
 ) -> Result<(), Exit> {
+    run_with(world, args, model, graph, random, backend, begin, &mut |backend, outputs, loaded, took| {
+        print(args, (backend, world.size()), outputs, loaded, took)
+    })
+}
+
+/// What is done with the outputs, on rank 0: backend, outputs, time to load, time to run.
+pub type Report<'a> =
+    &'a mut dyn FnMut(&'static str, Vec<Output>, Duration, Duration) -> Result<(), AppError>;
+
+/// [`run`] with another report.
+#[expect(clippy::too_many_arguments, reason = "what a run is made of")]
+pub fn run_with(
+    world: &World,
+    args: &Args,
+    model: &ModelJson,
+    graph: &Value,
+    random: Option<&RandomWeights>,
+    backend: Backend,
+    begin: Instant,
+    report: Report<'_>,
+) -> Result<(), Exit> {
     world.phase("graphs");
     let prepared = parse(model, graph).and_then(|parsed| {
         let sequence = sequence(model, &parsed.graph)?;
@@ -112,7 +137,7 @@ pub fn run(
     let target = backend.target(world, model)?;
     let options = build_options(args, model, world.size(), target);
     let Parsed { graph, sources } = parsed;
-    let ops = [graph];
+    let mut ops = [graph];
     let registry = kernels_cu::registry::registry();
     let sharded = Builder::new(&ops[0], &registry, &options).map_err(AppError::from).and_then(|builder| {
         check_batch_rows(model, builder.op_graph())?;
@@ -120,7 +145,8 @@ pub fn run(
     });
     let sharded = together(world, sharded)?;
     // Only now, when the shapes are known to fit each other, memory is taken for them.
-    let values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
+    let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
+    ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options))?;
     let graphs = build_together(world, &ops, &options)?;
     let run_options = together(world, run_options(args, &graphs[0].ops))?;
     let plan = BatchPlan {
@@ -151,11 +177,7 @@ pub fn run(
     world.phase("results");
     let locals = together(world, locals(&rank, &sharded))?;
     let outputs = outputs(world, locals, &sharded);
-    let printed = if world.rank() == 0 {
-        print(args, (rank.backend(), world.size()), outputs, loaded, took)
-    } else {
-        Ok(())
-    };
+    let printed = if world.rank() == 0 { report(rank.backend(), outputs, loaded, took) } else { Ok(()) };
     together(world, printed)?;
     write_trace(world, args, &rank)?;
     world.phase("giving memory back");
@@ -408,11 +430,7 @@ fn locals(rank: &Rank, graph: &OpGraph) -> Result<Vec<Vec<f64>>, AppError> {
 }
 
 /// Collective: the wanted outputs, whole, at rank 0.
-fn outputs(
-    world: &World,
-    locals: Vec<Vec<f64>>,
-    graph: &OpGraph,
-) -> Vec<(String, DType, Vec<u64>, Vec<f64>)> {
+fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> Vec<Output> {
     let mut all = Vec::new();
     for (tensor, local) in graph.tensors.iter().filter(|t| t.output).zip(locals) {
         let gathered = world.gather(bytemuck::cast_slice(&local).to_vec());
@@ -475,7 +493,7 @@ fn as_f64(dtype: DType, bytes: &[u8], count: usize) -> Vec<f64> {
 fn print(
     args: &Args,
     (backend, ranks): (&str, u32),
-    outputs: Vec<(String, DType, Vec<u64>, Vec<f64>)>,
+    outputs: Vec<Output>,
     loaded: Duration,
     took: Duration,
 ) -> Result<(), AppError> {

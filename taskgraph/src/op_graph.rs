@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::split::{Sharding, Split};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Attributes of an operator by name.
 pub type Attrs = serde_json::Map<String, serde_json::Value>;
@@ -121,12 +122,21 @@ pub struct OpGraph {
     pub tensors: Vec<Tensor>,
     /// All operators, in an order in which every tensor is written before it is read.
     pub ops: Vec<Op>,
+    /// Tensors that may take the memory of another one: (this one, the other). Passes fill it in.
+    #[serde(default)]
+    pub overwrites: BTreeMap<u32, u32>,
 }
 
 impl OpGraph {
     /// An empty graph.
     pub fn new(name: impl Into<String>, capacity: Capacity) -> Self {
-        OpGraph { name: name.into(), capacity, tensors: Vec::new(), ops: Vec::new() }
+        OpGraph {
+            name: name.into(),
+            capacity,
+            tensors: Vec::new(),
+            ops: Vec::new(),
+            overwrites: BTreeMap::new(),
+        }
     }
 
     /// Adds a tensor as it is.
@@ -143,6 +153,34 @@ impl OpGraph {
             dims: dims.to_vec(),
             rows: Rows::Tokens,
             role: Role::Input,
+            sharding: Sharding::Replicated,
+            output: false,
+        })
+    }
+
+    /// Adds a constant that the host gives, the same on every rank; identified by its name.
+    pub fn constant(&mut self, name: impl Into<String>, dtype: DType, dims: &[u64]) -> TensorId {
+        self.with_role(name, dtype, dims, Role::Constant)
+    }
+
+    /// Adds a tensor that lives across iterations and graphs; identified by its name. It keeps its value until an
+    /// operator writes it ([`OpGraph::op_into`]).
+    pub fn persistent(&mut self, name: impl Into<String>, dtype: DType, dims: &[u64]) -> TensorId {
+        self.with_role(name, dtype, dims, Role::Persistent { region_dims: None })
+    }
+
+    /// Marks a tensor as wanted: its value can be read at the end of an iteration.
+    pub fn output(&mut self, tensor: TensorId) {
+        self.tensor_mut(tensor).output = true;
+    }
+
+    fn with_role(&mut self, name: impl Into<String>, dtype: DType, dims: &[u64], role: Role) -> TensorId {
+        self.add_tensor(Tensor {
+            name: name.into(),
+            dtype,
+            dims: dims.to_vec(),
+            rows: Rows::Fixed,
+            role,
             sharding: Sharding::Replicated,
             output: false,
         })

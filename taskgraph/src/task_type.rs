@@ -3,6 +3,7 @@
 //! Operators and task types share their names: after fusion each operator is carried out by tasks of the type
 //! of the same name (and, for collectives, by copy, signal and reduce tasks, which this crate makes itself).
 
+use crate::attribute::Attribute;
 use crate::dtype::DType;
 use crate::op_graph::{Attrs, Capacity, Role, Rows};
 use crate::region::Region;
@@ -10,15 +11,10 @@ use crate::split::Sharding;
 use crate::target::Target;
 use crate::trust::Trust;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::Arc;
 
-/// An operator's operands or attributes do not fit together. The pass that meets it adds the operator's name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct OpError(pub String);
+pub use crate::error::OpError;
 
 /// Type and dimensions of a tensor, as inference sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +62,8 @@ pub enum Need {
     AsIs,
     /// All of it on every rank: a partial input is allreduced, a split one gathered.
     Replicated,
+    /// This split: a replicated input is sliced, one that is split otherwise exchanged, a partial one summed.
+    Split(Sharding),
 }
 
 /// How an operator behaves under the shardings of its inputs.
@@ -173,14 +171,40 @@ pub trait TaskType: Debug + Send + Sync {
     /// Name of the operator and of the task type, e.g. `rmsnorm_linear`.
     fn name(&self) -> &'static str;
 
+    /// The attributes that the operator takes; others are refused with this list.
+    fn attributes(&self) -> &'static [Attribute] {
+        &[]
+    }
+
     /// Checks operands and attributes; gives the outputs' types with global dimensions.
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError>;
 
-    /// How the operator behaves under the shardings of its inputs, on `world` ranks.
-    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError>;
+    /// The operators that this one only composes, if it does: they replace it before sharding and fusion, so that
+    /// each is sharded and fused like any other. Such a type has no tasks of its own, so `infer` is all else it needs.
+    fn compose(&self, op: &OpView<'_>) -> Result<Option<Expansion>, OpError> {
+        let _ = op;
+        Ok(None)
+    }
 
-    /// Cuts one rank's share into tasks.
-    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError>;
+    /// How the operator behaves under the shardings of its inputs, on `world` ranks. By default every rank does all
+    /// of it.
+    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
+        let _ = world;
+        Ok(ShardRule {
+            inputs: vec![Need::Replicated; op.inputs.len()],
+            outputs: vec![Sharding::Replicated; op.outputs.len()],
+        })
+    }
+
+    /// Cuts one rank's share into tasks. An operator that is always replaced by others ([`TaskType::compose`],
+    /// [`TaskType::expand`]) needs none.
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let _ = (op, target);
+        Err(OpError(format!(
+            "`{}` has no tasks of its own, and was not replaced by other operators",
+            self.name()
+        )))
+    }
 
     /// Inputs that never change while the kernel runs, so that a loader may fetch them before the task's events.
     fn constant_inputs(&self) -> &'static [usize] {
@@ -201,6 +225,28 @@ pub trait TaskType: Debug + Send + Sync {
     /// Index in the parameters of the word that is 1 where the output is pushed flagged, if it can be.
     fn push_param(&self) -> Option<usize> {
         None
+    }
+
+    /// The output is the sum of the two inputs: a collective that sums may take it on.
+    fn is_sum(&self) -> bool {
+        false
+    }
+
+    /// The outputs follow from the inputs' values alone, not from the batch (tokens, positions, rows in use): of
+    /// constants they may be computed once.
+    fn is_pure(&self) -> bool {
+        false
+    }
+
+    /// Whether running the operator has an effect besides its outputs, so that it is kept where nobody reads them.
+    fn has_effects(&self) -> bool {
+        false
+    }
+
+    /// Pairs of an input and an output that may share memory where nobody reads the input afterwards: a task reads of
+    /// that input only what it writes of that output, each element before it is written.
+    fn may_overwrite(&self) -> &'static [(usize, usize)] {
+        &[]
     }
 
     /// Fusions that end in this type.
@@ -227,7 +273,7 @@ pub trait TaskType: Debug + Send + Sync {
 pub struct Temporary {
     /// Added to the operator's name.
     pub suffix: &'static str,
-    /// Local type.
+    /// Type: of [`TaskType::expand`] with one rank's dimensions, of [`TaskType::compose`] with global ones.
     pub ty: TensorType,
 }
 
@@ -253,7 +299,8 @@ pub struct ExpandedOp {
     pub inputs: Vec<ExpansionOperand>,
     /// Outputs.
     pub outputs: Vec<ExpansionOperand>,
-    /// Added to the attributes of the operator that is replaced.
+    /// Attributes: of [`TaskType::expand`] added to those of the operator that is replaced, of [`TaskType::compose`]
+    /// all.
     pub attrs: Attrs,
 }
 
@@ -264,25 +311,4 @@ pub struct Expansion {
     pub temporaries: Vec<Temporary>,
     /// In order.
     pub ops: Vec<ExpandedOp>,
-}
-
-/// The task types that a graph may use, by name.
-#[derive(Clone, Debug, Default)]
-pub struct Registry {
-    types: BTreeMap<&'static str, Arc<dyn TaskType>>,
-}
-
-impl Registry {
-    /// Adds a type; a second one of the same name replaces the first.
-    pub fn register(&mut self, task_type: Arc<dyn TaskType>) {
-        self.types.insert(task_type.name(), task_type);
-    }
-    /// The type named `name`.
-    pub fn get(&self, name: &str) -> Option<&Arc<dyn TaskType>> {
-        self.types.get(name)
-    }
-    /// All types, by name.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn TaskType>> {
-        self.types.values()
-    }
 }

@@ -3,6 +3,7 @@
 
 #include "cpu/simd.h"
 #include "mpk/abi.h"
+#include "tasks/silu_mul/params.h"
 
 namespace mpk {
 namespace MPK_ISA {
@@ -88,11 +89,25 @@ static inline void rmsnorm_row(float* out, const void* x, uint32_t x_dtype, cons
   });
 }
 
-// out = gate / (1 + e^-gate) * up, in f32
-static inline void silu_mul_row(float* out, const void* gate, const void* up, uint32_t dtype, uint64_t count) {
+// x through an activation (enum mpk_activation), in f32
+MPK_INLINE F32x16 activated(uint32_t activation, F32x16 x) {
+  if (activation == MPK_ACTIVATION_GELU) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (float& v : lanes) v = 0.5f * v * (1.0f + __builtin_erff(v * 0.70710678118654752f));
+    return load(lanes);
+  }
+  F32x16 t = x;
+  if (activation == MPK_ACTIVATION_GELU_TANH) // 2 sqrt(2 / pi) (x + 0.044715 x^3)
+    t = mul(x, fma(mul(x, x), splat(0.0713548162726f), splat(1.5957691216057308f)));
+  return div(x, add(splat(1.0f), exp(sub(zero(), t))));
+}
+
+// out = activation(gate) * up, in f32
+static inline void gate_row(float* out, uint32_t activation, const void* gate, const void* up, uint32_t dtype,
+                            uint64_t count) {
   for_lanes(count, [&](uint64_t i, uint32_t n) {
-    const F32x16 g = load_n(gate, dtype, i, n);
-    const F32x16 gated = div(g, add(splat(1.0f), exp(sub(zero(), g))));
+    const F32x16 gated = activated(activation, load_n(gate, dtype, i, n));
     store_n(out, MPK_F32, i, mul(gated, load_n(up, dtype, i, n)), n);
   });
 }

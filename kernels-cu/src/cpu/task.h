@@ -33,8 +33,10 @@ static inline uint8_t* row_address(const mpk_operand& view, uint64_t row) {
   return reinterpret_cast<uint8_t*>(view.addr) + row * view.strides[0] * element_bytes(view.dtype);
 }
 
-// Picks the function of the level in use from those that were compiled, e.g.
-//   static const auto run = MPK_PICK(mpk_vector_ops);   // mpk_vector_ops_scalar, _avx2, ...
+// Picks the function of the level in use from those that were compiled; in cpu.cpp, for a kernel.h that defines
+// MPK_LEVEL_NAME(mpk_x) and is compiled by cpu_scalar.cpp, cpu_avx2.cpp and cpu_avx512.cpp:
+//   namespace mpk { MPK_DECLARE_LEVELS(int, mpk_x, const mpk_kernel_args*) }
+//   extern "C" int mpk_task_x(const mpk_kernel_args* args) { using namespace mpk; return MPK_PICK(mpk_x)(args); }
 #ifdef MPK_X86
 #define MPK_DECLARE_LEVELS(result, name, ...)                                                              \
   extern "C" result name##_scalar(__VA_ARGS__);                                                            \

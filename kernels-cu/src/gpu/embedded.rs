@@ -1,7 +1,8 @@
 //! The GPU sources that are part of this binary: a model is compiled where no repository is.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 // `FILES`: path below `kernels-cu` and content, sorted by path (see `build.rs`).
 include!(concat!(env!("OUT_DIR"), "/gpu_sources.rs"));
@@ -9,14 +10,34 @@ include!(concat!(env!("OUT_DIR"), "/gpu_sources.rs"));
 /// Folders that `#include` searches, below the one that [`write`] filled.
 pub(super) const INCLUDE_FOLDERS: &[&str] = &["include", "protocol", "src"];
 
-/// Every source: its path and its content.
+/// For development: the folder `kernels-cu` of a checkout, whose sources are read instead of the embedded ones. A change
+/// of a kernel then needs no build of this crate. A new file still does.
+const OVERRIDE: &str = "MPK_GPU_SOURCES";
+
+fn override_folder() -> Option<&'static PathBuf> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOLDER.get_or_init(|| std::env::var_os(OVERRIDE).filter(|v| !v.is_empty()).map(PathBuf::from)).as_ref()
+}
+
+/// Every source: its path and its content. One that the override's folder lacks is empty here, and an error in [`write`].
 pub(super) fn files() -> &'static [(&'static str, &'static [u8])] {
-    FILES
+    static READ: OnceLock<Vec<(&'static str, &'static [u8])>> = OnceLock::new();
+    let Some(folder) = override_folder() else { return FILES };
+    READ.get_or_init(|| {
+        let read = |path: &str| std::fs::read(folder.join(path)).unwrap_or_default();
+        FILES.iter().map(|&(path, _)| (path, &*read(path).leak())).collect()
+    })
 }
 
 /// Writes all sources below `folder`.
 pub(super) fn write(folder: &Path) -> io::Result<()> {
-    for (path, content) in FILES {
+    for &(path, content) in files() {
+        if let Some(from) = override_folder()
+            && content.is_empty()
+        {
+            let problem = format!("{OVERRIDE} names {}, which has no {path}", from.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+        }
         let path = folder.join(path);
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;

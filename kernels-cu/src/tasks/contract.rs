@@ -1,9 +1,10 @@
 //! What the contracts of the task types share: checks with messages that name the operand.
 
+use crate::abi;
 use taskgraph::op_graph::Attrs;
 use taskgraph::split::Part;
 use taskgraph::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
-use taskgraph::{DType, Rows, Sharding};
+use taskgraph::{Attribute, AttributeKind, DType, Rows, Sharding};
 
 /// Exactly `N` inputs.
 pub fn inputs<'a, 'b, const N: usize>(op: &'b OpView<'a>) -> Result<[&'b OperandView<'a>; N], OpError> {
@@ -134,4 +135,19 @@ pub fn attr_dtype(attrs: &Attrs, name: &str) -> Result<Option<DType>, OpError> {
             })
         })
         .transpose()
+}
+
+/// What a gate goes through before it is multiplied: `silu`, the default, or a GELU.
+pub const ACTIVATION: Attribute =
+    Attribute::new("activation", AttributeKind::Name(&["silu", "gelu-tanh", "gelu"]));
+
+/// Attribute `activation` as `enum mpk_activation`.
+pub fn activation(attrs: &Attrs) -> Result<u32, OpError> {
+    let Some(value) = attrs.get(ACTIVATION.name) else { return Ok(abi::MPK_ACTIVATION_SILU) };
+    match value.as_str() {
+        Some("silu") => Ok(abi::MPK_ACTIVATION_SILU),
+        Some("gelu-tanh") => Ok(abi::MPK_ACTIVATION_GELU_TANH),
+        Some("gelu") => Ok(abi::MPK_ACTIVATION_GELU),
+        _ => Err(OpError(format!("attribute {ACTIVATION} cannot be {value}"))),
+    }
 }

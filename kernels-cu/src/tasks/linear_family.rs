@@ -4,9 +4,11 @@
 //! weight's type; the weight `[n, k]` is tiled; bias `[n]` and residual `[rows, n]` (f32) are added to the f32 sums.
 //!
 //! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1)
-//! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias.
+//! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias. An operand that is spread
+//! otherwise is resharded.
 //!
-//! Of a gated product `[gate | up]` the output is silu(gate) * up, half as wide.
+//! Of a gated product `[gate | up]` the output is silu(gate) * up, half as wide; attribute `activation` names another
+//! gate than SiLU, as of `silu_mul`.
 //!
 //! Attributes: `output_dtype` (default: f32 with a row-parallel weight, else the weight's type; with a residual the
 //! output is f32 in any case, the product is not rounded before), `gather_samples` (output row s is made of the
@@ -18,11 +20,11 @@ use crate::registry::GpuSite;
 use crate::tasks::contract;
 use crate::tasks::wide::{self, Product};
 use taskgraph::split::Part;
+use taskgraph::target::Backend;
 use taskgraph::task_type::{
-    Access, Expansion, LocalOp, Need, OpError, OpView, OperandView, Partition, ShardRule, TaskSpec,
-    TensorType,
+    Access, Expansion, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
-use taskgraph::{DType, Region, Rows, Sharding, Target};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Sharding, Target};
 
 /// How the left side is made of `x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,15 @@ const GPU_COLUMNS_STEP: u32 = 4096;
 
 /// So many workers gate their own outputs rather than all inputs.
 const GATING_WORKERS: u32 = 32;
+
+/// The attributes that all members take; `eps` is the norm's.
+pub const ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("output_dtype", AttributeKind::DType),
+    Attribute::new("gather_samples", AttributeKind::Bool),
+    Attribute::new("align", AttributeKind::Whole),
+    Attribute::new("eps", AttributeKind::Number),
+    contract::ACTIVATION,
+];
 
 /// Positions of the operands.
 struct Operands {
@@ -168,12 +179,9 @@ impl Family {
             Sharding::Partial => return Err(OpError(format!("weight `{}` can't be partial", weight.name))),
             Sharding::Split { dim: 0, parts } => {
                 for (index, dim) in [(at.bias, 0), (at.residual, 1)] {
-                    let Some(index) = index else { continue };
-                    let operand = &op.inputs[index];
-                    if contract::split_parts(operand.sharding, dim) != Some(parts) {
-                        return Err(differs(operand, weight));
+                    if let Some(index) = index {
+                        inputs[index] = Need::Split(Sharding::Split { dim, parts: parts.clone() });
                     }
-                    inputs[index] = Need::AsIs;
                 }
                 match &parts[..] {
                     [gate, up] if self.gated && gate == up => Sharding::Split { dim: 1, parts: vec![*gate] },
@@ -199,11 +207,7 @@ impl Family {
                         weight.name
                     )));
                 }
-                let x = &op.inputs[0];
-                if contract::split_columns(x.sharding) != Some(&self.columns_of_x(parts)[..]) {
-                    return Err(differs(x, weight));
-                }
-                inputs[0] = Need::AsIs;
+                inputs[0] = Need::Split(Sharding::Split { dim: 1, parts: self.columns_of_x(parts) });
                 Sharding::Partial
             }
         };
@@ -279,6 +283,14 @@ impl Family {
     /// are so many that each of them gating all of its input would cost more than the few gates of its own output.
     /// Packed weights are cut at multiples of 16 rows, so that is where the ups must begin.
     pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
+        let gates = self.gated || self.source == Source::SiluMul;
+        // The GPU's products gate by SiLU only.
+        if gates
+            && target.backend == Backend::Cuda
+            && contract::activation(op.attrs) != Ok(abi::MPK_ACTIVATION_SILU)
+        {
+            return false;
+        }
         if !self.gated {
             return true;
         }
@@ -300,6 +312,9 @@ impl Family {
     /// For [`taskgraph::TaskType::expand`]: products of many rows on a GPU that has wide ones.
     pub fn expand(self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
         let at = self.operands(op.inputs.len())?;
+        if contract::activation(op.global.attrs)? != abi::MPK_ACTIVATION_SILU {
+            return Ok(None); // the wide products gate by SiLU only
+        }
         let gathers = contract::attr_bool(op.global.attrs, "gather_samples")?;
         let Operands { weight, bias, residual, .. } = at;
         let product = Product { source: self.source, gated: self.gated, weight, bias, residual, gathers };
@@ -335,6 +350,7 @@ impl Family {
             chunk_rows: chunk_rows as u32,
             gated: u32::from(self.gated),
             eps: if at.norm.is_some() { eps(op.global)? } else { 0.0 },
+            activation: contract::activation(attrs)?,
         };
         let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);
         let row_bytes = |i: usize| u64::from(k) * op.inputs[i].dtype.size();
@@ -414,13 +430,6 @@ pub fn gpu_rows_contiguous<'a>(
     Ok(())
 }
 
-fn differs(operand: &OperandView<'_>, weight: &OperandView<'_>) -> OpError {
-    OpError(format!(
-        "`{}` must be split over the ranks as the weight `{}` is: {:?} against {:?}",
-        operand.name, weight.name, operand.sharding, weight.sharding
-    ))
-}
-
 /// Writes a member's contract and registration: name, struct, source, residual, constant inputs, fusions.
 macro_rules! member {
     ($name:literal, $type:ident, $run:ident, $family:expr, $constants:expr, $fusions:expr) => {
@@ -429,7 +438,7 @@ macro_rules! member {
             name: $name,
             core_number: None,
             contract: Some(|| std::sync::Arc::new($type)),
-            run: crate::abi::$run,
+            run: Some(crate::abi::$run),
             ready: None,
             gpu: Some(|site: &crate::registry::GpuSite<'_>| $family.gpu(site)),
         };
@@ -441,6 +450,9 @@ macro_rules! member {
         impl taskgraph::TaskType for $type {
             fn name(&self) -> &'static str {
                 $name
+            }
+            fn attributes(&self) -> &'static [taskgraph::Attribute] {
+                crate::tasks::linear_family::ATTRIBUTES
             }
             fn infer(
                 &self,
@@ -471,6 +483,10 @@ macro_rules! member {
             }
             fn constant_inputs(&self) -> &'static [usize] {
                 $constants
+            }
+            fn may_overwrite(&self) -> &'static [(usize, usize)] {
+                // The residual, which is the last input.
+                if $family.residual { &[(2, 0), (3, 0)] } else { &[] }
             }
             fn pushable_output(&self) -> Option<usize> {
                 // A gated product is never partial.

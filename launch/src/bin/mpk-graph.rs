@@ -1,8 +1,10 @@
-//! Looks at task graphs that `mpk-run --emit-graph` wrote: verifies them, counts what they hold.
+//! Looks at graphs: verifies and counts task graphs that `mpk-run --emit-graph` wrote, shows what passes leave of an op
+//! graph.
 
 use clap::{Parser, Subcommand};
 use launch::app_error::AppError;
 use launch::console::{print_line, tell};
+use launch::passes::{Wanted, passes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use taskgraph::TaskGraph;
@@ -10,7 +12,7 @@ use taskgraph::json::from_json;
 use taskgraph::stats::stats;
 use taskgraph::verify::verify_succession;
 
-/// Verify and describe task_graph.json files.
+/// Verify and describe task_graph.json files; show what passes leave of an op graph.
 #[derive(Parser)]
 #[command(name = "mpk-graph", version)]
 struct Args {
@@ -24,6 +26,26 @@ enum What {
     Check {
         /// Folder with `rank-R.task_graph.json` files.
         folder: PathBuf,
+    },
+    /// Runs the passes on a model's op graph and says what each leaves.
+    Passes {
+        /// model.json.
+        model: PathBuf,
+        /// Writes the op graph after each pass into this folder: NN-PASS.json, and NN-PASS.dot for Graphviz.
+        #[arg(long, value_name = "DIR")]
+        dump: Option<PathBuf>,
+        /// Number of ranks.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+        ranks: u32,
+        /// Row of the hardware table, such as h200; the CPU target without one.
+        #[arg(long)]
+        device: Option<String>,
+        /// Workers of the CPU target.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+        workers: u32,
+        /// Graph class, such as decode-1; by default the decode graph of max_batch.
+        #[arg(long)]
+        graph: Option<String>,
     },
     /// Prints the JSON schema of a file format.
     Schema {
@@ -71,6 +93,10 @@ fn check(folder: &Path) -> Result<(), AppError> {
 fn main() {
     let result = match Args::parse().what {
         What::Check { folder } => check(&folder),
+        What::Passes { model, dump, ranks, device, workers, graph } => {
+            let wanted = Wanted { model, dump, ranks, device, workers, graph };
+            passes(&wanted).and_then(|lines| lines.iter().try_for_each(|line| print_line(line)))
+        }
         What::Schema { format: Format::Model } => {
             print_line(include_str!("../../schema/model.schema.json").trim_end())
         }

@@ -1,16 +1,14 @@
 //! Op graphs from and to JSON.
 
-use super::GraphFileError;
+use super::error::GraphFileError;
 use super::op_graph_file::{
-    DataSource, DataSources, NamedShard, OpGraphFile, OpGraphOp, OpGraphTensor, PartsShard, RandomData,
-    Shard, SplitShard, TensorKind,
+    DataSource, DataSources, OpGraphFile, OpGraphOp, OpGraphTensor, RandomData, TensorKind,
 };
+use super::shard::{parse, shard_from_value, shard_to_value};
 use crate::dtype::DType;
 use crate::op_graph::{Capacity, Op, OpGraph, Role, Rows, Tensor, WeightPart};
 use crate::region::MAX_DIMS;
-use crate::split::{Sharding, Split};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use crate::split::Sharding;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -87,10 +85,6 @@ pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataS
         }
     }
     Ok((graph, sources))
-}
-
-fn parse<T: DeserializeOwned>(value: Value, place: &str) -> Result<T, GraphFileError> {
-    serde_json::from_value(value).map_err(|e| GraphFileError::at(place, e.to_string()))
 }
 
 fn add_ops(
@@ -223,7 +217,7 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
     };
     let by_kind = if matches!(role, Role::Input | Role::Activation) { Rows::Tokens } else { Rows::Fixed };
     let sharding = match &file.shard {
-        Some(shard) => sharding(shard, &file.dims, &format!("{place}.shard"))?,
+        Some(shard) => shard_from_value(shard, &file.dims, &format!("{place}.shard"))?,
         None => Sharding::Replicated,
     };
     let tensor = Tensor {
@@ -236,67 +230,6 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
         output: false,
     };
     Ok((tensor, source))
-}
-
-fn sharding(value: &Value, dims: &[u64], place: &str) -> Result<Sharding, GraphFileError> {
-    let fields = match value {
-        Value::String(name) if name == "replicated" => return Ok(Sharding::Replicated),
-        Value::String(name) if name == "partial" => return Ok(Sharding::Partial),
-        Value::Object(fields) => fields,
-        _ => {
-            return Err(GraphFileError::at(
-                place,
-                r#"must be "replicated", "partial" or {"dim": .., "kind": ..}"#,
-            ));
-        }
-    };
-    let shard = if fields.contains_key("parts") {
-        parse::<PartsShard>(value.clone(), place)?
-    } else {
-        let mut split = fields.clone();
-        let dim = match split.remove("dim") {
-            Some(dim) => usize::deserialize(dim)
-                .map_err(|e| GraphFileError::at(format!("{place}.dim"), e.to_string()))?,
-            None => {
-                return Err(GraphFileError::at(
-                    place,
-                    "needs `dim`, the dimension that is dealt to the ranks",
-                ));
-            }
-        };
-        let split = parse::<Split>(Value::Object(split), place)?;
-        let len = dims.get(dim).copied().unwrap_or(0);
-        PartsShard { dim, parts: vec![crate::split::Part { len, split }] }
-    };
-    let Some(&len) = dims.get(shard.dim) else {
-        return Err(GraphFileError::at(
-            format!("{place}.dim"),
-            format!("there is no dimension {} in {dims:?}", shard.dim),
-        ));
-    };
-    let sum = shard.parts.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len));
-    if sum != Some(len) {
-        return Err(GraphFileError::at(
-            format!("{place}.parts"),
-            format!("do not add up to the {len} indices of dimension {}", shard.dim),
-        ));
-    }
-    for part in &shard.parts {
-        let fits = match part.split {
-            Split::Even { unit } => unit > 0,
-            Split::Queries { heads, head_dim } => heads > 0 && heads.checked_mul(head_dim) == Some(part.len),
-            Split::KeyValues { heads, kv_heads, head_dim } => {
-                kv_heads > 0 && heads % kv_heads == 0 && kv_heads.checked_mul(head_dim) == Some(part.len)
-            }
-        };
-        if !fits {
-            return Err(GraphFileError::at(
-                place,
-                format!("{:?} does not make up {} indices: heads x head_dim must", part.split, part.len),
-            ));
-        }
-    }
-    Ok(Sharding::Split { dim: shard.dim, parts: shard.parts })
 }
 
 fn data_source(value: &Value, count: u64, place: &str) -> Result<DataSource, GraphFileError> {
@@ -343,14 +276,6 @@ pub fn op_graph_to_value(graph: &OpGraph, sources: &DataSources) -> Result<Value
         if matches!(tensor.role, Role::Activation) && tensor.dims.is_empty() {
             continue;
         }
-        let shard = match &tensor.sharding {
-            Sharding::Replicated => None,
-            Sharding::Partial => Some(Shard::Named(NamedShard::Partial)),
-            Sharding::Split { dim, parts } => Some(match parts.as_slice() {
-                [part] => Shard::Split(SplitShard { dim: *dim, split: part.split }),
-                _ => Shard::Parts(PartsShard { dim: *dim, parts: parts.clone() }),
-            }),
-        };
         let (kind, region_dims, parts) = match &tensor.role {
             Role::Input => (TensorKind::Input, None, None),
             Role::Constant => (TensorKind::Constant, None, None),
@@ -368,7 +293,7 @@ pub fn op_graph_to_value(graph: &OpGraph, sources: &DataSources) -> Result<Value
             dims: tensor.dims.clone(),
             kind,
             rows: Some(tensor.rows),
-            shard: shard.map(serde_json::to_value).transpose().map_err(json)?,
+            shard: shard_to_value(&tensor.sharding),
             data: sources.get(&tensor.name).map(serde_json::to_value).transpose().map_err(json)?,
             region_dims,
             parts,

@@ -1,6 +1,6 @@
 //! Writing and reading `task_graph.json`.
 
-use super::GraphFileError;
+use super::error::GraphFileError;
 use super::task_graph_file::{
     FileEvent, FileGraph, FileOperand, FilePart, FilePlace, FileTask, FileTensor, FileVariant, FileView,
     TASK_GRAPH_SCHEMA,

@@ -1,15 +1,14 @@
 //! Cuts operators into tasks. Operators that look the same (the layers of a model) are cut once for each rank.
 
-use super::{Dims, NONE, Part};
-use crate::builder::BuildError;
+use super::types::{Dims, NONE, Part};
+use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::passes::op_view;
 use crate::region::Region;
+use crate::registry::Registry;
 use crate::split::Sharding;
 use crate::target::Target;
-use crate::task_type::{
-    ExpansionOperand, LocalOp, OpView, OperandView, Partition, Registry, TaskType, TensorType,
-};
+use crate::task_type::{ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
 use crate::trust::Trust;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -251,6 +250,8 @@ impl<'a> Classes<'a> {
         let part = Part {
             type_name: task_type.name().to_string(),
             params: partition.params,
+            rank_param: None,
+            stacked: None,
             scratch_bytes,
             tasks: partition.tasks,
         };

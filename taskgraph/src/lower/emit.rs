@@ -1,14 +1,13 @@
 //! One rank's finished task graph.
 
-use super::collective::{copy_targets, remote_event};
 use super::dynamic::{empty_task, launch_by_one_event};
 use super::entries::{Entries, TILE_ROWS, entries};
 use super::events::Analysis;
 use super::memory::Memory;
 use super::place::Dealer;
-use super::plan::{CLOSING_EVENT, FIRST_EVENT};
-use super::{Exchange, Lowering, NONE, Part, Plan, SlotKind};
-use crate::builder::BuildError;
+use super::plan::Plan;
+use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
+use crate::error::BuildError;
 use crate::ids::EventId;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Event, EventType, Operand, Place, Placement, Task, TaskGraph, Variant, core_types};
@@ -21,6 +20,7 @@ use std::collections::HashMap;
 const TERMINATE: u16 = 0;
 const BEGIN: u16 = 1;
 const EMPTY: u16 = 2;
+const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
 
 /// How an operand's view relates to its region.
@@ -55,7 +55,7 @@ pub(crate) fn emit(
         let follow = match slot.kind {
             SlotKind::Arrive { .. } => continue,
             SlotKind::Compute { .. } => false,
-            SlotKind::Copy { .. } | SlotKind::Reduce { .. } => true,
+            SlotKind::Copy { .. } | SlotKind::Collective => true,
         };
         let workers = match plan.options.placement {
             Placement::Static => dealer.deal(part, follow),
@@ -70,12 +70,14 @@ struct Emitter<'a> {
     plan: &'a Plan,
     rank: u32,
     entries: Entries,
+    /// Whose memory each tensor of the plan takes.
+    home: &'a [u32],
     graph: TaskGraph,
     variants: HashMap<Variant, u16>,
 }
 
 impl<'a> Emitter<'a> {
-    fn new(plan: &'a Plan, memory: &Memory, rank: u32) -> Self {
+    fn new(plan: &'a Plan, memory: &'a Memory, rank: u32) -> Self {
         let mut type_names: Vec<String> = core_types::ALL.iter().map(|s| s.to_string()).collect();
         let mut registered: Vec<&str> =
             plan.parts.iter().map(|p| p.type_name.as_str()).filter(|n| !n.is_empty()).collect();
@@ -104,8 +106,14 @@ impl<'a> Emitter<'a> {
                 Placement::Dynamic => Vec::new(),
             },
         };
-        let mut emitter =
-            Emitter { plan, rank, entries: entries(plan, memory, rank), graph, variants: HashMap::new() };
+        let mut emitter = Emitter {
+            plan,
+            rank,
+            entries: entries(plan, memory, rank),
+            home: &memory.home,
+            graph,
+            variants: HashMap::new(),
+        };
         for core in [TERMINATE, BEGIN, EMPTY] {
             let variant = emitter.variant(core, Vec::new(), 0);
             emitter.graph.tasks.push(Task {
@@ -173,15 +181,10 @@ impl<'a> Emitter<'a> {
         let task_type =
             self.graph.type_names.iter().position(|n| *n == part.type_name).unwrap_or(EMPTY as usize) as u16;
         let mut params = part.params.clone();
-        if let SlotKind::Reduce { .. } = slot.kind {
-            params[1] = self.rank;
+        if let Some(word) = part.rank_param {
+            params[word] = self.rank;
         }
         let variant = self.variant(task_type, params, part.scratch_bytes);
-        let mut targets = Vec::new();
-        if let SlotKind::Copy { exchange, stage } = slot.kind {
-            let exchange = &self.plan.exchanges[exchange as usize];
-            targets = copy_targets(exchange, stage, self.rank, self.plan.options.world);
-        }
         for (i, spec) in part.tasks.iter().enumerate() {
             let first_operand = self.graph.operands.len() as u32;
             let mut task = Task {
@@ -199,24 +202,28 @@ impl<'a> Emitter<'a> {
             };
             for access in &spec.reads {
                 let tensor = slot.inputs[access.operand as usize];
-                // One rank alone: its own partial tile stands for the received ones.
-                let stacked = matches!(slot.kind, SlotKind::Reduce { exchange }
-                    if access.operand == 1 && self.plan.exchanges[exchange as usize].lowering == Lowering::Alone);
+                let stacked = part.stacked == Some(access.operand);
                 let view = if stacked { View::Stacked } else { View::of(access) };
                 self.operand(tensor, access.region, view, Place::Own, access.trust)?;
             }
             match slot.kind {
-                SlotKind::Copy { exchange, stage } => {
+                SlotKind::Copy { exchange } => {
                     let exchange = &self.plan.exchanges[exchange as usize];
-                    let (piece, peer) = targets[i];
-                    let number = exchange.first_event[peer as usize]
-                        + remote_event(exchange, stage, piece, peer, self.plan.options.world);
-                    task.trigger = Some(EventId::nvshmem(peer as u16, number));
-                    match piece {
-                        Some(piece) => {
-                            let (region, view) = copy_target(exchange, stage, self.rank, piece);
-                            let tensor = if stage == 1 { exchange.output } else { exchange.receive };
-                            self.operand(tensor, region, view, Place::Peer(peer as u16), None)?;
+                    let send = &exchange.table.sends[self.rank as usize][i];
+                    let number = exchange.first_event[send.to as usize] + send.event;
+                    task.trigger = Some(EventId::nvshmem(send.to as u16, number));
+                    match send.source {
+                        Some(_) => {
+                            let dims = |tensor: u32| self.plan.tensors[tensor as usize].dims[0].n;
+                            let stacked = dims(exchange.target) > dims(slot.inputs[0]);
+                            let view = if stacked { View::Inner } else { View::Region };
+                            self.operand(
+                                exchange.target,
+                                send.target,
+                                view,
+                                Place::Peer(send.to as u16),
+                                None,
+                            )?;
                             task.num_outputs = 1;
                         }
                         None => {
@@ -264,7 +271,7 @@ impl<'a> Emitter<'a> {
     ) -> Result<(), BuildError> {
         let plan_tensor = &self.plan.tensors[tensor as usize];
         let (root, (dim, shift)) = self.plan.root(tensor, self.rank);
-        let number = self.entries.of[root as usize];
+        let number = self.entries.of[self.home[root as usize] as usize];
         let entry = &self.entries.list[number as usize];
         let size = entry.dtype.size();
         let mut strides = self.entries.strides[number as usize];
@@ -334,8 +341,8 @@ impl<'a> Emitter<'a> {
         for list in &self.graph.worker_lists {
             let mut told = false;
             for &task in list.iter().rev() {
-                let trigger = &mut tasks[task as usize].trigger;
-                if *trigger == Some(end) && std::mem::replace(&mut told, true) {
+                let Task { trigger, task_type, .. } = &mut tasks[task as usize];
+                if *trigger == Some(end) && *task_type != COPY && std::mem::replace(&mut told, true) {
                     *trigger = None;
                 }
             }
@@ -412,21 +419,5 @@ impl<'a> Emitter<'a> {
         self.graph.tasks[..2].iter_mut().for_each(|t| t.op = none);
         self.graph.tensors = self.entries.list;
         Ok(self.graph)
-    }
-}
-
-/// Where a copy of `piece` from `rank` goes at the peer.
-fn copy_target(exchange: &Exchange, stage: u8, rank: u32, piece: usize) -> (Region, View) {
-    if exchange.lowering == Lowering::Gather {
-        return (exchange.pieces[rank as usize][piece].target, View::Region);
-    }
-    let tile = &exchange.tiles[piece];
-    if stage == 1 {
-        (Region::whole(&[exchange.rows]).with(1, tile.start, tile.end), View::Region)
-    } else {
-        (
-            Region::whole(&[1, exchange.rows]).with(0, rank, rank + 1).with(2, tile.start, tile.end),
-            View::Inner,
-        )
     }
 }

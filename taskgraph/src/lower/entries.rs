@@ -1,7 +1,8 @@
 //! Tensors of the finished graph: layout, size and origin of each piece of memory.
 
 use super::memory::Memory;
-use super::{Dims, NONE, Plan};
+use super::plan::Plan;
+use super::types::{Dims, NONE};
 use crate::dtype::DType;
 use crate::op_graph::{Role, Rows, Tensor};
 use crate::region::MAX_DIMS;

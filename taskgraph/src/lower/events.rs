@@ -4,10 +4,9 @@
 //! of another slot needs both. What comes out is the coarsest-needed partition, for two regular grids that of
 //! their greatest common divisor.
 
-use super::collective::arrive_triggers;
 use super::overlap::{Overlap, Shift, Side, overlap};
-use super::plan::{CLOSING_EVENT, FIRST_EVENT};
-use super::{NONE, Plan, SlotKind};
+use super::plan::Plan;
+use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, SlotKind};
 use crate::dtype::DType;
 use crate::ids::EventId;
 use crate::task_graph::Placement;
@@ -124,7 +123,6 @@ impl Analysis {
 
 /// Works out the dependencies of one rank.
 pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
-    let world = plan.options.world;
     let num_slots = plan.slots.len();
     let mut first_task = Vec::with_capacity(num_slots + 1);
     let mut total = 0u32;
@@ -141,9 +139,9 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
     let mut event_slot = vec![0u32; FIRST_EVENT as usize];
     let mut arrival_event = vec![NONE; num_slots];
     for (index, slot) in plan.slots.iter().enumerate() {
-        if let SlotKind::Arrive { exchange, stage } = slot.kind {
+        if let SlotKind::Arrive { exchange } = slot.kind {
             arrival_event[index] = num_triggers.len() as u32;
-            num_triggers.extend(arrive_triggers(&plan.exchanges[exchange as usize], stage, rank, world));
+            num_triggers.extend(&plan.exchanges[exchange as usize].table.triggers[rank as usize]);
             event_slot.resize(num_triggers.len(), index as u32);
         }
     }

@@ -5,9 +5,10 @@
 //! of the symmetric tensors one area has those that are done with before any rank ends, the other those that peers
 //! write only after all ranks have begun.
 
-use super::{Plan, PlanTensor, SlotKind};
+use super::order::Order;
+use super::plan::Plan;
+use super::types::{PlanTensor, SlotKind};
 use crate::dtype::DType;
-use crate::lower::order::Order;
 use crate::task_graph::{Area, Overlay, Placement, Space};
 
 /// Alignment of tensors in an area, bytes.
@@ -20,6 +21,8 @@ pub(crate) struct Memory {
     pub overlay: Vec<Option<Overlay>>,
     /// For each tensor: some slot touches it.
     pub used: Vec<bool>,
+    /// For each tensor the one whose memory it takes, itself where it has its own.
+    pub home: Vec<u32>,
     /// Order alone does not make the next iteration safe: ranks end it together.
     pub closing: bool,
 }
@@ -36,7 +39,8 @@ struct Access {
 }
 
 pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
-    let accesses = accesses(plan);
+    let mut accesses = accesses(plan);
+    let home = in_place(plan, order, &mut accesses);
     let used: Vec<bool> = accesses.iter().map(|a| !a.slots.is_empty()).collect();
     let all = || (0..plan.tensors.len()).filter(|&t| used[t]);
     let unsafe_reuse = all().any(|t| !awaited(order, &accesses[t]) && !settled(plan, order, &accesses[t]));
@@ -93,7 +97,57 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
             overlay[tensor] = Some(Overlay { area, offset });
         }
     }
-    Memory { overlay, used, closing }
+    Memory { overlay, used, home, closing }
+}
+
+/// Results that take the memory of an operand, as the graph allows: what else touches the operand is done before,
+/// and each task writes what it alone reads. The operand's accesses then include those of the result.
+fn in_place(plan: &Plan, order: &Order, accesses: &mut [Access]) -> Vec<u32> {
+    let mut home: Vec<u32> = (0..plan.tensors.len() as u32).collect();
+    let mut pairs: Vec<(u32, u32)> = plan.graph.overwrites.iter().map(|(&to, &from)| (from, to)).collect();
+    pairs.sort_by_key(|&(_, to)| accesses[to as usize].first_writer);
+    for (from, to) in pairs {
+        let (a, b) = (&plan.tensors[from as usize], &plan.tensors[to as usize]);
+        let place = home[from as usize] as usize;
+        let alike = a.dims == b.dims && a.dtype == b.dtype && a.rows == b.rows && a.space == b.space;
+        let plain = |t: &PlanTensor| shareable(t) && t.space == Space::Device && t.region_dims.is_none();
+        let [writer] = accesses[to as usize].local_writers[..] else { continue };
+        let mut others = accesses[place].clone();
+        others.slots.retain(|&s| s != writer);
+        if !alike
+            || !plain(a)
+            || !plain(b)
+            || !accesses[to as usize].remote_writers.is_empty()
+            || !may_follow(plan, order, &others, &accesses[to as usize])
+            || !writes_what_it_reads(plan, writer, from, to)
+        {
+            continue;
+        }
+        home[to as usize] = place as u32;
+        let result = std::mem::take(&mut accesses[to as usize]);
+        let operand = &mut accesses[place];
+        operand.slots.extend(result.slots);
+        operand.slots.sort_unstable();
+        operand.slots.dedup();
+        operand.local_writers.extend(result.local_writers);
+    }
+    home
+}
+
+/// Every task of the slot reads of one tensor just the region that it writes of the other.
+fn writes_what_it_reads(plan: &Plan, slot: u32, from: u32, to: u32) -> bool {
+    let operands = &plan.slots[slot as usize];
+    (0..plan.options.world).filter_map(|rank| plan.part(rank, slot as usize)).all(|part| {
+        part.tasks.iter().all(|task| {
+            let reads = task.reads.iter().filter(|a| operands.inputs[usize::from(a.operand)] == from);
+            let mut writes = task.writes.iter().filter(|a| operands.outputs[usize::from(a.operand)] == to);
+            let write = writes.next();
+            write.is_some_and(|w| {
+                writes.next().is_none()
+                    && reads.into_iter().chain([w]).all(|a| a.region == w.region && a.trust.is_none())
+            })
+        })
+    })
 }
 
 /// A tensor that is to get a place.

@@ -5,7 +5,8 @@
 //! words only. Everything here holds on all ranks, so that all ranks draw the same conclusions.
 
 use super::events::{ALL, Analysis, COVERED, Links, SOME};
-use super::{Lowering, Plan, SlotKind};
+use super::plan::Plan;
+use super::types::{SlotKind, Table};
 
 /// A set of slots.
 #[derive(Clone, Debug)]
@@ -66,9 +67,9 @@ impl Order {
             };
             let everywhere = (0..plan.options.world).all(|r| plan.part(r, index).is_some());
             match slot.kind {
-                SlotKind::Arrive { exchange, stage } => {
-                    let lowering = plan.exchanges[exchange as usize].lowering;
-                    arrive(&mut k, &known[index - 1], lowering, stage, plan.options.world);
+                SlotKind::Arrive { exchange } => {
+                    let table = &plan.exchanges[exchange as usize].table;
+                    arrive(&mut k, &known[index - 1], table, plan.options.world);
                 }
                 _ if everywhere => {
                     k.own.insert(begin);
@@ -78,9 +79,11 @@ impl Order {
                     for &(from, _, flags) in &incoming[index] {
                         let sum = (from as usize).wrapping_sub(2);
                         let sums = |&(f, _, flags): &(u32, bool, u8)| f as usize == sum && flags & ALL != 0;
-                        if flags & ALL != 0 && second_arrival(plan, from) && incoming[index].iter().any(sums)
+                        if flags & ALL != 0
+                            && let Some(first_copy) = completes(plan, from)
+                            && incoming[index].iter().any(sums)
                         {
-                            after_two_shot(&mut k, plan, &known, from as usize);
+                            after_both_halves(&mut k, plan, &known, first_copy, from as usize);
                         }
                     }
                 }
@@ -112,17 +115,16 @@ impl Order {
     }
 }
 
-/// The slot is what arrives in the second half of a two-shot allreduce.
-fn second_arrival(plan: &Plan, slot: u32) -> bool {
-    matches!(plan.slots[slot as usize].kind, SlotKind::Arrive { exchange, stage: 1 }
-        if plan.exchanges[exchange as usize].lowering == Lowering::TwoShot)
+/// The first copies of the exchange that this arrival completes ([`crate::collective::Exchange::completes`]).
+fn completes(plan: &Plan, slot: u32) -> Option<usize> {
+    let SlotKind::Arrive { exchange } = plan.slots[slot as usize].kind else { return None };
+    plan.exchanges[exchange as usize].completes.map(|first_copy| first_copy as usize)
 }
 
 /// What follows from all sums of a two-shot allreduce, the own and those that arrived (slot `arrival`). Each tile was
 /// summed from all ranks' partial ones: so on every rank whatever wrote a partial tile is done, and all copies of
 /// the first half have arrived. No single slot tells: the tiles are dealt to the ranks.
-fn after_two_shot(k: &mut Known, plan: &Plan, known: &[Known], arrival: usize) {
-    let first_copy = arrival - 4;
+fn after_both_halves(k: &mut Known, plan: &Plan, known: &[Known], first_copy: usize, arrival: usize) {
     for of_first in first_copy..=arrival - 2 {
         k.own.insert(of_first);
         k.other.insert(of_first);
@@ -170,23 +172,21 @@ fn follow(k: &mut Known, from: usize, p: &Known, flagged: bool, flags: u8) {
 
 /// What an arrival knows from the peers' copies `c`. What a peer's copy follows on the ranks other than its own
 /// includes this rank, and, with three ranks or more, every other one.
-fn arrive(k: &mut Known, c: &Known, lowering: Lowering, stage: u8, world: u32) {
-    if world == 1 {
-        k.own.add(&c.own_covered);
-        return;
+fn arrive(k: &mut Known, c: &Known, table: &Table, world: u32) {
+    if !table.from_all {
+        return; // of some peer an event may know nothing
     }
     k.other.add(&c.own);
     k.own.add(&c.other);
     if world >= 3 {
         k.other.add(&c.other);
     }
-    if lowering == Lowering::TwoShot && stage == 0 {
+    if !table.to_all {
         return; // a peer's copies to this rank are but some of its tiles
     }
     k.other_covered.add(&c.own_covered);
     k.own_covered.add(&c.other_covered);
-    if lowering == Lowering::Gather || stage == 1 {
-        // One event for all of them.
+    if table.one_event {
         k.other.add(&c.own_covered);
         k.own.add(&c.other_covered);
     }

@@ -1,6 +1,6 @@
 //! Which tasks of one slot touch what which tasks of another touch.
 
-use super::Part;
+use super::types::Part;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_type::{Access, TaskSpec};
 use crate::trust::Trust;

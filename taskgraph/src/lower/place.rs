@@ -1,6 +1,6 @@
 //! Static placement: which worker runs which task.
 
-use super::Part;
+use super::types::Part;
 
 /// Deals the tasks of slots to workers. Lists are in slot order, which is one topological order for all ranks, so
 /// a worker never waits for something that stands behind it.

@@ -1,28 +1,18 @@
 //! The plan that all ranks share.
 
 use super::classes::{Classes, LocalClass};
-use super::collective::{arrive_part, copy_part, gather_pieces, num_remote_events, reduce_part, tiles};
-use super::{Dims, Exchange, Lowering, Part, PlanTensor, Slot, SlotKind};
-use crate::builder::{BuildError, BuildOptions};
-use crate::dtype::DType;
-use crate::op_graph::{OpGraph, Role, Rows};
-use crate::passes::{ALLGATHER, ALLREDUCE};
+use super::collectives::{Cut, CutStep, Uses, cut_collectives};
+use super::types::{Dims, FIRST_EVENT, NONE, Part, PlanExchange, PlanTensor, Slot, SlotKind};
+use crate::collective::{Buffer, Operand, Placed, Step, local_copies, moves, rows_kind};
+use crate::error::BuildError;
+use crate::op_graph::{OpGraph, Role, Rows, Tensor};
+use crate::options::BuildOptions;
+use crate::registry::Registry;
 use crate::split::Sharding;
-use crate::target::Backend;
-use crate::task_graph::{Allreduce, Space};
-use crate::task_type::{ExpansionOperand, Registry};
+use crate::task_graph::Space;
+use crate::task_type::ExpansionOperand;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Events below are the same in every graph: termination, begin, end.
-pub(crate) const FIRST_EVENT: u32 = 3;
-/// Where ranks end the iteration together: the event that peers trigger when they are through.
-pub(crate) const CLOSING_EVENT: u32 = FIRST_EVENT;
-
-/// An op graph after sharding and fusion, with the operators' share of the plan still to come.
-pub(crate) struct Prepared {
-    pub graph: OpGraph,
-}
 
 /// What all ranks share; see the module's page.
 #[derive(Debug)]
@@ -31,17 +21,17 @@ pub(crate) struct Plan {
     pub options: BuildOptions,
     pub tensors: Vec<PlanTensor>,
     pub slots: Vec<Slot>,
-    pub exchanges: Vec<Exchange>,
+    pub exchanges: Vec<PlanExchange>,
     pub parts: Vec<Part>,
-    /// For each rank and slot, the part, or [`super::NONE`].
+    /// For each rank and slot, the part, or [`NONE`].
     pub part_of: Vec<Vec<u32>>,
     pub op_names: Vec<String>,
     pub notes: Vec<String>,
 }
 
 impl Plan {
-    pub fn new(prepared: Prepared, registry: &Registry, options: &BuildOptions) -> Result<Plan, BuildError> {
-        let graph = prepared.graph;
+    /// The plan of a graph that has been sharded and fused.
+    pub fn new(graph: OpGraph, registry: &Registry, options: &BuildOptions) -> Result<Plan, BuildError> {
         let world = options.world;
         let mut plan = Plan {
             tensors: graph.tensors.iter().enumerate().map(|(i, t)| plan_tensor(i, t, world)).collect(),
@@ -55,26 +45,29 @@ impl Plan {
             notes: Vec::new(),
         };
         let uses = Uses::new(&graph);
-        let lowerings = plan.choose_lowerings(&graph, registry, &uses);
+        let cuts = cut_collectives(&graph, registry, options, &uses, &mut plan.parts)?;
+        plan.notes.extend(cuts.iter().flatten().flat_map(|cut| cut.lowered.notes.clone()));
         let mut classes = Classes::new(&graph, registry, &options.target, world);
-        let mut core_parts: HashMap<CoreKey, u32> = HashMap::new();
-        // The exchange and receive buffer of a one-shot allreduce exist before the operator that pushes.
+        // Buffers of collectives whose input is pushed: they exist before the operator that pushes.
+        let mut pushed_into: HashMap<usize, Vec<u32>> = HashMap::new();
         for (index, op) in graph.ops.iter().enumerate() {
-            match op.op_type.as_str() {
-                ALLREDUCE => {
-                    plan.op_names.push(op.name.clone());
-                    plan.add_allreduce(&graph, index, lowerings[index], &mut core_parts)?;
-                }
-                ALLGATHER => {
-                    plan.op_names.push(op.name.clone());
-                    plan.add_allgather(&graph, index, &uses)?;
-                }
-                _ => {
-                    let pushed = uses.pushed_by(&graph, index, &lowerings);
-                    let class = classes.cut(op, pushed.is_some(), &mut plan.parts)?;
-                    plan.add_compute(&graph, index, &class, pushed);
-                }
+            if let Some(cut) = &cuts[index] {
+                plan.op_names.push(op.name.clone());
+                let buffers = pushed_into.remove(&index);
+                plan.add_collective(&graph, index, cut, buffers)?;
+                continue;
             }
+            let pushed = uses.pushed_by(&graph, index, &cuts);
+            let class = classes.cut(op, pushed.is_some(), &mut plan.parts)?;
+            plan.add_compute(&graph, index, &class, |plan| {
+                let (output, reader) = pushed?;
+                let cut = cuts[reader].as_ref()?;
+                let source = &graph.tensors[graph.ops[reader].inputs[0] as usize];
+                let buffers = plan.add_buffers(source, &cut.lowered.buffers);
+                let into = *buffers.get(cut.lowered.push?)?;
+                pushed_into.insert(reader, buffers);
+                Some((output, into))
+            });
         }
         plan.number_remote_events()?;
         plan.graph = graph;
@@ -101,79 +94,16 @@ impl Plan {
             .is_some_and(|s| matches!(self.graph.tensors[s as usize].role, Role::Persistent { .. }))
     }
 
-    /// Both ranks are cut into the same tasks.
+    /// Both ranks are cut into the same tasks, and what they touch lies at the same places.
     pub fn same_cut(&self, a: u32, b: u32) -> bool {
+        let placed = |(_, _, first): &(u32, usize, Vec<u32>)| first[a as usize] == first[b as usize];
         self.part_of[a as usize] == self.part_of[b as usize]
+            && self.tensors.iter().filter_map(|t| t.alias.as_ref()).all(placed)
     }
 
     /// Makes room for [`CLOSING_EVENT`] on every rank.
     pub fn add_closing_event(&mut self) {
         self.exchanges.iter_mut().flat_map(|e| &mut e.first_event).for_each(|e| *e += 1);
-    }
-
-    fn choose_lowerings(
-        &mut self,
-        graph: &OpGraph,
-        registry: &Registry,
-        uses: &Uses,
-    ) -> Vec<Option<Lowering>> {
-        let (options, world) = (self.options.clone(), self.options.world);
-        graph
-            .ops
-            .iter()
-            .map(|op| {
-                if op.op_type != ALLREDUCE {
-                    return None;
-                }
-                if world == 1 {
-                    return Some(Lowering::Alone);
-                }
-                let source = &graph.tensors[op.inputs[0] as usize];
-                let bytes = source.dims.iter().product::<u64>() * 4;
-                let pushable = uses.writer[op.inputs[0] as usize].is_some_and(|w| {
-                    let producer = &graph.ops[w];
-                    registry.get(&producer.op_type).is_some_and(|t| {
-                        t.push_param().is_some()
-                            && t.pushable_output()
-                                .is_some_and(|o| producer.outputs.get(o) == Some(&op.inputs[0]))
-                    })
-                }) && uses.readers[op.inputs[0] as usize] == 1
-                    && !source.output
-                    && source.role == Role::Activation;
-                let tiles = tiles(Lowering::TwoShot, &options.target, source.dims[1] as u32, world).len();
-                let mut wanted = match options.allreduce {
-                    Allreduce::CopyReduce => Lowering::CopyReduce,
-                    Allreduce::OneShot => Lowering::OneShot,
-                    Allreduce::TwoShot => Lowering::TwoShot,
-                    Allreduce::Auto if bytes <= options.one_shot_bytes && pushable => Lowering::OneShot,
-                    Allreduce::Auto if options.target.backend == Backend::Cuda => Lowering::TwoShot,
-                    Allreduce::Auto => Lowering::CopyReduce,
-                };
-                if wanted == Lowering::OneShot && !pushable {
-                    self.notes.push(format!(
-                        "`{}`: `{}` can't be pushed by its producer, so copy-reduce takes the place of one-shot",
-                        op.name, source.name
-                    ));
-                    wanted = Lowering::CopyReduce;
-                }
-                let target = &graph.tensors[op.outputs[0] as usize];
-                if wanted == Lowering::TwoShot && target.role != Role::Activation {
-                    self.notes.push(format!(
-                        "`{}`: `{}` is persistent and not in symmetric memory, so copy-reduce takes the place of two-shot",
-                        op.name, target.name
-                    ));
-                    wanted = Lowering::CopyReduce;
-                }
-                if wanted == Lowering::TwoShot && tiles < world as usize {
-                    self.notes.push(format!(
-                        "`{}`: {tiles} column tiles are fewer than {world} ranks, so copy-reduce takes the place of two-shot",
-                        op.name
-                    ));
-                    wanted = Lowering::CopyReduce;
-                }
-                Some(wanted)
-            })
-            .collect()
     }
 
     fn add_tensor(&mut self, tensor: PlanTensor) -> u32 {
@@ -189,12 +119,13 @@ impl Plan {
         }
     }
 
+    /// `push` makes the buffer that an output goes to, where it is pushed: (output, buffer).
     fn add_compute(
         &mut self,
         graph: &OpGraph,
         index: usize,
         class: &Arc<Vec<LocalClass>>,
-        pushed: Option<u8>,
+        push: impl FnOnce(&mut Self) -> Option<(u8, u32)>,
     ) {
         let op = &graph.ops[index];
         let mut temporaries = Vec::new();
@@ -212,10 +143,7 @@ impl Plan {
                 region_dims: None,
             }));
         }
-        let receive = pushed.map(|o| {
-            let source = &graph.tensors[op.outputs[o as usize] as usize];
-            self.add_receive(&source.name, DType::F32Flagged, &source.dims)
-        });
+        let pushed = push(self);
         for (i, step) in class[0].steps.iter().enumerate() {
             self.op_names.push(format!("{}{}", op.name, step.suffix));
             let resolve = |operands: &[ExpansionOperand]| -> Vec<u32> {
@@ -230,182 +158,148 @@ impl Plan {
             };
             let mut outputs = resolve(&step.outputs);
             // Of several steps the one that writes the operator's output pushes.
-            let push = pushed.and_then(|pushed| {
+            let push = pushed.and_then(|(pushed, buffer)| {
                 let output = ExpansionOperand::Output(usize::from(pushed));
-                step.outputs.iter().position(|&operand| operand == output).map(|at| at as u8)
+                let at = step.outputs.iter().position(|&operand| operand == output)?;
+                outputs[at] = buffer;
+                Some(at as u8)
             });
-            if let (Some(at), Some(receive)) = (push, receive) {
-                outputs[usize::from(at)] = receive;
-            }
-            self.add_slot(SlotKind::Compute { push }, resolve(&step.inputs), outputs, |rank| {
-                class[rank as usize].steps[i].part
-            });
+            let kind = SlotKind::Compute { push };
+            self.add_slot(kind, resolve(&step.inputs), outputs, |rank| class[rank as usize].steps[i].part);
         }
     }
 
-    fn add_receive(&mut self, of: &str, dtype: DType, dims: &[u64]) -> u32 {
+    /// Memory in the symmetric heap for a collective whose first input is `of`.
+    fn add_buffers(&mut self, of: &Tensor, buffers: &[Buffer]) -> Vec<u32> {
         let world = self.options.world;
-        let dims = Dims::new(&[u64::from(world), dims[0], dims[1]]);
-        self.add_tensor(PlanTensor {
-            name: format!("{of}.received"),
-            dtype,
-            rows: Rows::Fixed,
-            source: None,
-            activation: true,
-            space: Space::Symmetric,
-            output: false,
-            alias: None,
-            dims: vec![dims; world as usize],
-            region_dims: None,
-        })
+        buffers
+            .iter()
+            .map(|buffer| {
+                let dims: Vec<u64> = buffer.dims.iter().map(|&d| u64::from(d)).collect();
+                self.add_tensor(PlanTensor {
+                    name: format!("{}{}", of.name, buffer.suffix),
+                    dtype: buffer.dtype,
+                    rows: Rows::Fixed,
+                    source: None,
+                    activation: true,
+                    space: Space::Symmetric,
+                    output: false,
+                    alias: None,
+                    dims: vec![Dims::new(&dims); world as usize],
+                    region_dims: None,
+                })
+            })
+            .collect()
     }
 
-    fn add_allreduce(
+    fn add_collective(
         &mut self,
         graph: &OpGraph,
         index: usize,
-        lowering: Option<Lowering>,
-        core_parts: &mut HashMap<CoreKey, u32>,
+        cut: &Cut,
+        buffers: Option<Vec<u32>>,
     ) -> Result<(), BuildError> {
-        let (op, world) = (&graph.ops[index], self.options.world);
-        let lowering = lowering.unwrap_or(Lowering::CopyReduce);
-        let (source, output, residual) = (op.inputs[0], op.outputs[0], op.inputs.get(1).copied());
-        let tensor = &graph.tensors[source as usize];
-        let (rows, columns) = (tensor.dims[0] as u32, tensor.dims[1] as u32);
-        let receive = match lowering {
-            // The operator that pushes made it.
-            Lowering::OneShot => self
-                .slots
-                .iter()
-                .rev()
-                .flat_map(|s| &s.outputs)
-                .copied()
-                .find(|&t| self.tensors[t as usize].name == format!("{}.received", tensor.name))
-                .ok_or_else(|| BuildError::op(&op.name, "has no producer that pushes"))?,
-            Lowering::Alone => source,
-            _ => self.add_receive(&tensor.name, DType::F32, &tensor.dims),
+        let (op, lowered) = (&graph.ops[index], &cut.lowered);
+        let (source, output) =
+            (&graph.tensors[op.inputs[0] as usize], &graph.tensors[op.outputs[0] as usize]);
+        let buffers = buffers.unwrap_or_else(|| self.add_buffers(source, &lowered.buffers));
+        let arrives =
+            |operand| lowered.steps.iter().any(|s| matches!(s, Step::Exchange(e) if e.target == operand));
+        // Peers write into the symmetric heap only: what lives elsewhere gets its value from there.
+        let staged = output.role != Role::Activation
+            && (arrives(Operand::Output)
+                || lowered.output_in_input.is_some()
+                || lowered.output_in_buffer.is_some());
+        let written = match staged {
+            false => op.outputs[0],
+            true => {
+                let tensor = Tensor {
+                    name: format!("{}.staged", output.name),
+                    role: Role::Activation,
+                    output: false,
+                    ..output.clone()
+                };
+                let mut tensor = plan_tensor(index, &tensor, self.options.world);
+                tensor.source = None;
+                self.add_tensor(tensor)
+            }
         };
-        let exchange = Exchange {
-            lowering,
-            receive,
-            output,
-            rows,
-            tiles: tiles(lowering, &self.options.target, columns, world),
-            rows_kind: rows_kind(tensor.rows),
-            pieces: Vec::new(),
-            to_self: false,
-            first_event: Vec::new(),
-        };
-        let number = self.exchanges.len() as u32;
-        self.exchanges.push(exchange);
-        let key = |what: u8, rank: u32| CoreKey {
-            what,
-            lowering,
-            rows,
-            columns,
-            rows_kind: rows_kind(tensor.rows),
-            rank,
-            residual: residual.is_some(),
-        };
-        let mut core = |plan: &mut Plan, what: u8| -> Vec<u32> {
-            (0..world)
-                .map(|rank| {
-                    // Only two-shot deals tiles by rank; emission fills in a reduce's own rank.
-                    let of = if lowering == Lowering::TwoShot { rank } else { 0 };
-                    *core_parts.entry(key(what, of)).or_insert_with(|| {
-                        let exchange = &plan.exchanges[number as usize];
-                        let part = match what {
-                            0 | 1 => copy_part(exchange, what, of, world),
-                            2 | 3 => arrive_part(exchange, what - 2, of, world),
-                            _ => reduce_part(exchange, residual.is_some(), of, world),
-                        };
-                        plan.parts.push(part);
-                        plan.parts.len() as u32 - 1
-                    })
-                })
-                .collect()
-        };
-        let copies = matches!(lowering, Lowering::CopyReduce | Lowering::TwoShot);
-        if copies {
-            let (copy, arrive) = (core(self, 0), core(self, 2));
-            self.add_slot(SlotKind::Copy { exchange: number, stage: 0 }, vec![source], vec![], |r| {
-                copy[r as usize]
-            });
-            self.add_slot(SlotKind::Arrive { exchange: number, stage: 0 }, vec![], vec![receive], |r| {
-                arrive[r as usize]
-            });
+        if arrives(Operand::Output) {
+            self.tensors[written as usize].space = Space::Symmetric;
         }
-        let reduce = core(self, 4);
-        let mut inputs = if lowering == Lowering::OneShot { vec![receive] } else { vec![source, receive] };
-        inputs.extend(residual);
-        self.add_slot(SlotKind::Reduce { exchange: number }, inputs, vec![output], |r| reduce[r as usize]);
-        if lowering == Lowering::TwoShot {
-            self.tensors[output as usize].space = Space::Symmetric;
-            let (copy, arrive) = (core(self, 1), core(self, 3));
-            self.add_slot(SlotKind::Copy { exchange: number, stage: 1 }, vec![output], vec![], |r| {
-                copy[r as usize]
-            });
-            self.add_slot(SlotKind::Arrive { exchange: number, stage: 1 }, vec![], vec![output], |r| {
-                arrive[r as usize]
-            });
+        let alias = |of: u32, placed: &Placed| Some((of, placed.dim, placed.first.clone()));
+        if let Some(placed) = &lowered.input_in_output {
+            self.tensors[op.inputs[0] as usize].alias = alias(written, placed);
+        }
+        if let Some(placed) = &lowered.output_in_input {
+            self.tensors[written as usize].alias = alias(op.inputs[0], placed);
+        }
+        if let Some((buffer, placed)) = &lowered.output_in_buffer {
+            self.tensors[written as usize].alias = alias(buffers[*buffer], placed);
+        }
+        let resolve = |operand: &Operand| match *operand {
+            Operand::Input(i) => op.inputs[i],
+            Operand::Output => written,
+            Operand::Buffer(b) => buffers[b],
+        };
+        let mut first_slot: Vec<u32> = Vec::with_capacity(lowered.steps.len());
+        for (step, parts) in lowered.steps.iter().zip(&cut.steps) {
+            match (step, parts) {
+                (Step::Exchange(step), CutStep::Exchange { table, copy, arrive }) => {
+                    let exchange = self.exchanges.len() as u32;
+                    let target = resolve(&step.target);
+                    let completes = step.completes.and_then(|s| first_slot.get(s).copied());
+                    first_slot.push(self.slots.len() as u32);
+                    let (table, first_event) = (table.clone(), Vec::new());
+                    self.exchanges.push(PlanExchange { table, target, first_event, completes });
+                    let kind = SlotKind::Copy { exchange };
+                    self.add_slot(kind, vec![resolve(&step.source)], vec![], |r| copy[r as usize]);
+                    let kind = SlotKind::Arrive { exchange };
+                    self.add_slot(kind, vec![], vec![target], |r| arrive[r as usize]);
+                }
+                (Step::Tasks(step), CutStep::Tasks { part }) => {
+                    first_slot.push(self.slots.len() as u32);
+                    let inputs = step.inputs.iter().map(resolve).collect();
+                    let outputs = step.outputs.iter().map(resolve).collect();
+                    self.add_slot(SlotKind::Collective, inputs, outputs, |r| part[r as usize]);
+                }
+                _ => return Err(BuildError::op(&op.name, "has steps without parts")),
+            }
+        }
+        if staged {
+            self.add_copy(output, written, op.outputs[0]);
         }
         Ok(())
     }
 
-    fn add_allgather(&mut self, graph: &OpGraph, index: usize, uses: &Uses) -> Result<(), BuildError> {
-        let (op, world) = (&graph.ops[index], self.options.world);
-        let (source, output) = (op.inputs[0], op.outputs[0]);
-        let tensor = &graph.tensors[source as usize];
-        let pieces = gather_pieces(&tensor.dims, &tensor.sharding, world).ok_or_else(|| {
-            BuildError::op(
-                &op.name,
-                format!("`{}` can't be gathered: ranks hold the same indices of it", tensor.name),
-            )
-        })?;
-        self.tensors[output as usize].space = Space::Symmetric;
-        let mut split_dim = 0;
-        let mut alias = false;
-        if let Sharding::Split { dim, parts } = &tensor.sharding {
-            split_dim = *dim;
-            // The producer writes its block in place, where that is one block of a tensor of this graph.
-            alias = parts.len() == 1
-                && tensor.role == Role::Activation
-                && uses.writer[source as usize].is_some()
-                && self.tensors[source as usize].alias.is_none()
-                && self.tensors[source as usize].space == Space::Device
-                && !tensor.output;
-            if alias {
-                let first = tensor.sharding.ranges(0, world).len();
-                debug_assert_eq!(first, 1);
-                let starts = (0..world)
-                    .map(|r| tensor.sharding.ranges(r, world).first().map_or(0, |x| x.start as u32))
-                    .collect();
-                self.tensors[source as usize].alias = Some((output, *dim, starts));
-            }
-        }
-        let exchange = Exchange {
-            lowering: Lowering::Gather,
-            receive: output,
-            output,
-            rows: 0,
-            tiles: Vec::new(),
-            rows_kind: if tensor.dims.len() == 2 && split_dim != 0 { rows_kind(tensor.rows) } else { 2 },
-            pieces,
-            to_self: !alias,
-            first_event: Vec::new(),
+    /// Each rank copies all that it holds of `like` from one tensor to another.
+    fn add_copy(&mut self, like: &Tensor, from: u32, to: u32) {
+        let world = self.options.world;
+        let kind = if like.dims.len() == 2 { like.rows } else { Rows::Fixed };
+        let own = |rank| {
+            let dims = like.sharding.local_dims(&like.dims, rank, world);
+            moves(&dims, &Sharding::Replicated, &Sharding::Replicated, 1).swap_remove(0)
         };
-        let number = self.exchanges.len() as u32;
+        let lists: Vec<_> = (0..world).map(own).collect();
+        let operands = (Operand::Input(0), Operand::Output);
+        let target = self.options.target.clone();
+        let step = local_copies(&lists, operands, like.dims.len() - 1, rows_kind(kind), &target);
         let first = self.parts.len() as u32;
-        for rank in 0..world {
-            self.parts.push(copy_part(&exchange, 0, rank, world));
-            self.parts.push(arrive_part(&exchange, 0, rank, world));
+        for tasks in step.tasks {
+            self.parts.push(Part {
+                type_name: step.task_type.into(),
+                params: step.params.clone(),
+                rank_param: None,
+                stacked: None,
+                scratch_bytes: 0,
+                tasks,
+            });
         }
-        self.exchanges.push(exchange);
-        self.add_slot(SlotKind::Copy { exchange: number, stage: 0 }, vec![source], vec![], |r| first + 2 * r);
-        self.add_slot(SlotKind::Arrive { exchange: number, stage: 0 }, vec![], vec![output], |r| {
-            first + 2 * r + 1
-        });
-        Ok(())
+        let parts = &self.parts;
+        let numbers: Vec<u32> = (first..first + world)
+            .map(|part| if parts[part as usize].tasks.is_empty() { NONE } else { part })
+            .collect();
+        self.add_slot(SlotKind::Collective, vec![from], vec![to], |rank| numbers[rank as usize]);
     }
 
     fn number_remote_events(&mut self) -> Result<(), BuildError> {
@@ -414,8 +308,9 @@ impl Plan {
             let mut next = FIRST_EVENT;
             for exchange in &mut self.exchanges {
                 exchange.first_event.push(next);
-                next = num_remote_events(exchange, rank, world)
-                    .checked_add(next)
+                next = u32::try_from(exchange.table.triggers[rank as usize].len())
+                    .ok()
+                    .and_then(|events| events.checked_add(next))
                     .ok_or_else(|| BuildError::Graph("more than 2^32 events; use fewer tiles".into()))?;
             }
         }
@@ -423,26 +318,7 @@ impl Plan {
     }
 }
 
-#[derive(PartialEq, Eq, Hash, Clone, Copy)]
-struct CoreKey {
-    what: u8,
-    lowering: Lowering,
-    rows: u32,
-    columns: u32,
-    rows_kind: u32,
-    rank: u32,
-    residual: bool,
-}
-
-fn rows_kind(rows: Rows) -> u32 {
-    match rows {
-        Rows::Tokens => 0,
-        Rows::Samples => 1,
-        Rows::Fixed => 2,
-    }
-}
-
-fn plan_tensor(index: usize, tensor: &crate::op_graph::Tensor, world: u32) -> PlanTensor {
+fn plan_tensor(index: usize, tensor: &Tensor, world: u32) -> PlanTensor {
     let region_dims = match &tensor.role {
         Role::Persistent { region_dims: Some(dims) } => Some(Dims::new(dims)),
         _ => None,
@@ -463,39 +339,5 @@ fn plan_tensor(index: usize, tensor: &crate::op_graph::Tensor, world: u32) -> Pl
         alias: None,
         dims,
         region_dims,
-    }
-}
-
-/// Who writes and reads each tensor of an op graph.
-struct Uses {
-    writer: Vec<Option<usize>>,
-    readers: Vec<u32>,
-    only_reader: Vec<Option<usize>>,
-}
-
-impl Uses {
-    fn new(graph: &OpGraph) -> Self {
-        let n = graph.tensors.len();
-        let mut uses = Uses { writer: vec![None; n], readers: vec![0; n], only_reader: vec![None; n] };
-        for (index, op) in graph.ops.iter().enumerate() {
-            op.outputs.iter().for_each(|&t| uses.writer[t as usize] = Some(index));
-            for &t in &op.inputs {
-                uses.readers[t as usize] += 1;
-                uses.only_reader[t as usize] = Some(index);
-            }
-        }
-        uses
-    }
-
-    /// The output of an operator that a one-shot allreduce reads.
-    fn pushed_by(&self, graph: &OpGraph, index: usize, lowerings: &[Option<Lowering>]) -> Option<u8> {
-        graph.ops[index]
-            .outputs
-            .iter()
-            .position(|&t| {
-                self.only_reader[t as usize]
-                    .is_some_and(|r| lowerings[r] == Some(Lowering::OneShot) && graph.ops[r].inputs[0] == t)
-            })
-            .map(|o| o as u8)
     }
 }

@@ -1,13 +1,15 @@
 //! What ranks share, and the ranks themselves, built on as many threads as there are cores.
 
+use super::emit::emit;
 use super::events::{Analysis, Links, analyse};
 use super::memory::{Memory, plan_memory};
 use super::order::Order;
-use super::{Plan, Prepared, emit};
-use crate::builder::{BuildError, BuildOptions};
+use super::plan::Plan;
+use crate::error::BuildError;
 use crate::op_graph::OpGraph;
+use crate::options::BuildOptions;
+use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
-use crate::task_type::Registry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -22,8 +24,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(prepared: Prepared, registry: &Registry, options: &BuildOptions) -> Result<Self, BuildError> {
-        let mut plan = Plan::new(prepared, registry, options)?;
+    pub fn new(graph: OpGraph, registry: &Registry, options: &BuildOptions) -> Result<Self, BuildError> {
+        let mut plan = Plan::new(graph, registry, options)?;
         let links = Links::new(&plan);
         let mut leaders: Vec<u32> = Vec::new();
         let analysis_of: Vec<usize> = (0..options.world)

@@ -1,22 +1,46 @@
-//! Fusion of operators, by the rules of the task types.
+//! Fusion of operators, by the rules of the task types and collectives.
 
-use super::collective_ops::{ADD, ALLREDUCE, infer_collective};
+use super::infer::infer_op;
+use super::pass::{Context, Pass, Property};
 use super::view::op_view;
-use crate::builder::BuildError;
-use crate::dtype::DType;
+use crate::collective::Consumer;
+use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
-use crate::split::Sharding;
+use crate::registry::Registry;
 use crate::target::Target;
-use crate::task_type::{Fusion, Registry};
+use crate::task_type::Fusion;
 use std::collections::HashMap;
 
-/// Fuses operators by [`crate::TaskType::fusions`] where [`crate::TaskType::fuses`], and an `add` behind an allreduce into that allreduce as its
-/// residual, until nothing more fits. A tensor that is wanted or has several users keeps its operator. The fused
-/// operator has the name and place of the absorbing one.
-///
-/// # Errors
-/// A rule whose result does not accept the operands, or gives another type than before.
-pub fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Target) -> Result<(), BuildError> {
+/// Fuses operators by [`crate::TaskType::fusions`] where [`crate::TaskType::fuses`], and lets collectives take on what
+/// they can ([`crate::Collective::absorb`]: a residual that is added to an allreduce), until nothing more fits. A
+/// tensor that is wanted or has several users keeps its operator. The fused operator has the name and place of the
+/// absorbing one.
+#[derive(Clone, Copy, Debug)]
+pub struct Fuse;
+
+impl Pass for Fuse {
+    fn name(&self) -> &'static str {
+        "fuse"
+    }
+
+    fn needs(&self) -> &'static [Property] {
+        &[Property::Typed, Property::Composed, Property::Sharded]
+    }
+
+    fn gives(&self) -> &'static [Property] {
+        &[Property::Fused]
+    }
+
+    fn keeps(&self) -> &'static [Property] {
+        &[Property::Typed, Property::Composed, Property::Sharded, Property::Live]
+    }
+
+    fn run(&self, graph: &mut OpGraph, context: &Context<'_>) -> Result<(), BuildError> {
+        fuse(graph, context.registry, context.options.world, &context.options.target)
+    }
+}
+
+fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Target) -> Result<(), BuildError> {
     let mut rules: HashMap<&'static str, Vec<Fusion>> = HashMap::new();
     for fusion in registry.iter().flat_map(|t| t.fusions()) {
         if registry.get(fusion.fused).is_some() {
@@ -31,7 +55,7 @@ pub fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Targe
     }
     let mut alive = vec![true; graph.ops.len()];
     let absorbable =
-        |graph: &OpGraph, alive: &[bool], tensor: u32, op_type: &str, at: usize| -> Option<usize> {
+        |graph: &OpGraph, alive: &[bool], tensor: u32, op_type: Option<&str>, at: usize| -> Option<usize> {
             let t = &graph.tensors[tensor as usize];
             let index = producer[tensor as usize].filter(|&p| alive[p])?;
             let op = &graph.ops[index];
@@ -39,7 +63,7 @@ pub fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Targe
                 matches!(graph.tensors[i as usize].role, Role::Persistent { .. })
                     && producer[i as usize].is_some_and(|w| index < w && w < at)
             });
-            (op.op_type == op_type
+            (op_type.is_none_or(|wanted| op.op_type == wanted)
                 && op.outputs.as_slice() == [tensor]
                 && uses[tensor as usize] == 1
                 && t.role == Role::Activation
@@ -49,17 +73,15 @@ pub fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Targe
         };
     for index in 0..graph.ops.len() {
         // A fused operator may be absorbed in turn; its producers come before it, so one sweep sees all.
-        while let Some((absorbed, fused)) = find(graph, &rules, &alive, index, &absorbable) {
+        while let Some((absorbed, fused)) = find(graph, registry, &rules, &alive, index, &absorbable) {
             let view = op_view(graph, &fused);
             if registry.get(&fused.op_type).is_some_and(|t| !t.fuses(&view, world, target)) {
                 break;
             }
-            let inferred = match (infer_collective(&fused.op_type, &view), registry.get(&fused.op_type)) {
-                (Some(result), _) => result,
-                (None, Some(task_type)) => task_type.infer(&view),
-                (None, None) => break,
-            }
-            .map_err(|e| BuildError::op(&fused.name, format!("fused into `{}`: {}", fused.op_type, e.0)))?;
+            let Some(inferred) = infer_op(registry, &fused.op_type, &view) else { break };
+            let inferred = inferred.map_err(|e| {
+                BuildError::op(&fused.name, format!("fused into `{}`: {}", fused.op_type, e.0))
+            })?;
             let same = inferred.len() == fused.outputs.len()
                 && inferred.iter().zip(&fused.outputs).all(|(ty, &o)| {
                     let tensor = &graph.tensors[o as usize];
@@ -80,10 +102,11 @@ pub fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Targe
     Ok(())
 }
 
-type Absorbable<'a> = dyn Fn(&OpGraph, &[bool], u32, &str, usize) -> Option<usize> + 'a;
+type Absorbable<'a> = dyn Fn(&OpGraph, &[bool], u32, Option<&str>, usize) -> Option<usize> + 'a;
 
 fn find(
     graph: &OpGraph,
+    registry: &Registry,
     rules: &HashMap<&'static str, Vec<Fusion>>,
     alive: &[bool],
     index: usize,
@@ -92,7 +115,7 @@ fn find(
     let op = &graph.ops[index];
     for rule in rules.get(op.op_type.as_str()).into_iter().flatten() {
         let Some(&tensor) = op.inputs.get(rule.consumer_input) else { continue };
-        let Some(absorbed) = absorbable(graph, alive, tensor, rule.producer, index) else { continue };
+        let Some(absorbed) = absorbable(graph, alive, tensor, Some(rule.producer), index) else { continue };
         let first = &graph.ops[absorbed];
         let mut inputs = first.inputs.clone();
         inputs
@@ -108,33 +131,23 @@ fn find(
         };
         return Some((absorbed, fused));
     }
-    if op.op_type == ADD && op.inputs.len() == 2 && op.outputs.len() == 1 {
-        // a + b = b + a bit for bit, so the allreduce may stand on either side.
-        for branch in 0..2 {
-            let (tensor, residual) = (op.inputs[branch], op.inputs[1 - branch]);
-            let Some(absorbed) = absorbable(graph, alive, tensor, ALLREDUCE, index) else { continue };
-            let (sum, other) = (&graph.tensors[tensor as usize], &graph.tensors[residual as usize]);
-            let output = &graph.tensors[op.outputs[0] as usize];
-            if graph.ops[absorbed].inputs.len() != 1
-                || sum.dtype != DType::F32
-                || other.dtype != DType::F32
-                || other.sharding != Sharding::Replicated
-                || other.dims != sum.dims
-                || !output.dtype.is_float()
-            {
-                continue;
-            }
-            let mut attrs = graph.ops[absorbed].attrs.clone();
-            attrs.insert("dtype".into(), output.dtype.name().into());
-            let fused = Op {
-                name: graph.ops[absorbed].name.clone(),
-                op_type: ALLREDUCE.into(),
-                inputs: vec![graph.ops[absorbed].inputs[0], residual],
-                outputs: op.outputs.clone(),
-                attrs,
-            };
-            return Some((absorbed, fused));
-        }
+    let is_sum = registry.get(&op.op_type).is_some_and(|t| t.is_sum());
+    for (input, &tensor) in op.inputs.iter().enumerate() {
+        let Some(absorbed) = absorbable(graph, alive, tensor, None, index) else { continue };
+        let first = &graph.ops[absorbed];
+        let Some(collective) = registry.collective(&first.op_type) else { continue };
+        let view = op_view(graph, op);
+        let consumer = Consumer { view: &view, input, is_sum };
+        let Some(attrs) = collective.absorb(&op_view(graph, first), &consumer) else { continue };
+        let others = op.inputs.iter().enumerate().filter(|(i, _)| *i != input).map(|(_, &t)| t);
+        let fused = Op {
+            name: first.name.clone(),
+            op_type: first.op_type.clone(),
+            inputs: first.inputs.iter().copied().chain(others).collect(),
+            outputs: op.outputs.clone(),
+            attrs,
+        };
+        return Some((absorbed, fused));
     }
     None
 }

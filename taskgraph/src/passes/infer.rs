@@ -1,21 +1,54 @@
 //! Validation and inference of types.
 
-use super::collective_ops::{ALLGATHER, ALLREDUCE, infer_collective};
+use super::pass::{Context, Pass, Property};
 use super::view::op_view;
-use crate::builder::BuildError;
+use crate::attribute::check_attributes;
+use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role, Tensor};
 use crate::region::MAX_DIMS;
+use crate::registry::Registry;
 use crate::split::{Sharding, Split};
-use crate::task_type::Registry;
+use crate::task_type::{OpError, OpView, TensorType};
 use std::collections::HashSet;
 
-/// Checks the graph (names, order, single assignment, sizes) and fills in the types of activations.
+/// Checks the graph (names, order, single assignment, attributes, sizes) and fills in the types of activations.
 ///
 /// An activation whose dimensions are declared must agree with what its operator infers.
-///
-/// # Errors
-/// Names the operator or tensor, and what would mend it.
-pub fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError> {
+#[derive(Clone, Copy, Debug)]
+pub struct Infer;
+
+impl Pass for Infer {
+    fn name(&self) -> &'static str {
+        "infer"
+    }
+
+    fn gives(&self) -> &'static [Property] {
+        &[Property::Typed]
+    }
+
+    fn keeps(&self) -> &'static [Property] {
+        &[Property::Composed, Property::Sharded, Property::Live, Property::Fused]
+    }
+
+    fn run(&self, graph: &mut OpGraph, context: &Context<'_>) -> Result<(), BuildError> {
+        infer(graph, context.registry)
+    }
+}
+
+/// Types of the outputs of an operator; `None` where its type is not registered.
+pub(super) fn infer_op(
+    registry: &Registry,
+    op_type: &str,
+    view: &OpView<'_>,
+) -> Option<Result<Vec<TensorType>, OpError>> {
+    match registry.collective(op_type) {
+        Some(collective) => Some(collective.infer(view).map(|ty| vec![ty])),
+        None => registry.get(op_type).map(|t| t.infer(view)),
+    }
+}
+
+/// [`Infer`], for passes that add operators.
+pub(super) fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError> {
     check_names(graph)?;
     check_order(graph)?;
     for tensor in graph.tensors.iter().filter(|t| t.role != Role::Activation) {
@@ -24,20 +57,17 @@ pub fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), BuildError>
     for index in 0..graph.ops.len() {
         let op = &graph.ops[index];
         let view = op_view(graph, op);
-        let inferred = match infer_collective(&op.op_type, &view) {
-            Some(result) => result,
-            None => match registry.get(&op.op_type) {
-                Some(task_type) => task_type.infer(&view),
-                None => {
-                    return Err(BuildError::UnknownOp {
-                        op: op.name.clone(),
-                        op_type: op.op_type.clone(),
-                        known: known_ops(registry),
-                    });
-                }
-            },
+        let collective = registry.collective(&op.op_type).map(|c| c.attributes());
+        if let Some(declared) = collective.or_else(|| registry.get(&op.op_type).map(|t| t.attributes())) {
+            check_attributes(&op.op_type, declared, &op.attrs).map_err(|e| BuildError::op(&op.name, e.0))?;
         }
-        .map_err(|e| BuildError::op(&op.name, e.0))?;
+        let inferred = infer_op(registry, &op.op_type, &view)
+            .ok_or_else(|| BuildError::UnknownOp {
+                op: op.name.clone(),
+                op_type: op.op_type.clone(),
+                known: known_ops(registry),
+            })?
+            .map_err(|e| BuildError::op(&op.name, e.0))?;
         if inferred.len() != op.outputs.len() {
             return Err(BuildError::op(
                 &op.name,
@@ -103,7 +133,7 @@ fn check_in_place(graph: &OpGraph, op: &Op, registry: &Registry) -> Result<(), B
 
 fn known_ops(registry: &Registry) -> String {
     let mut names: Vec<&str> = registry.iter().map(|t| t.name()).collect();
-    names.extend([ALLREDUCE, ALLGATHER]);
+    names.extend(registry.collectives().map(|c| c.name()));
     names.sort_unstable();
     names.dedup();
     names.join(", ")

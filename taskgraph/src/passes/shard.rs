@@ -1,20 +1,47 @@
 //! Sharding: what of each tensor lives where, and the collectives that follow from it.
 
-use super::collective_ops::{ADD, ALLGATHER, ALLREDUCE};
+use super::compose::fresh;
+use super::pass::{Context, Pass, Property};
 use super::view::op_view;
-use crate::builder::BuildError;
-use crate::op_graph::{Attrs, Op, OpGraph, Role, Tensor};
+use crate::collective::Alone;
+use crate::error::BuildError;
+use crate::op_graph::{Op, OpGraph, Role, Tensor};
+use crate::registry::Registry;
 use crate::split::{Sharding, Split};
-use crate::task_type::{Need, Registry};
+use crate::task_type::{Need, OpView, ShardRule};
 use std::collections::{HashMap, HashSet};
 
-/// Fills in the sharding of activations and inserts an `allreduce` (partial to replicated) or `allgather` (split
-/// to replicated) where an operator needs all of a tensor; once for each tensor, shared by all its users. A
-/// wanted output is made whole too, under its own name. With one rank collectives disappear.
-///
-/// # Errors
-/// A contract's own, with the operator's name; a number of ranks that does not divide the heads.
-pub fn shard(graph: &mut OpGraph, registry: &Registry, world: u32) -> Result<(), BuildError> {
+/// Fills in the sharding of activations, and inserts a collective where an operator needs a tensor in another
+/// sharding: `allreduce` (partial to replicated), `allgather` (split to replicated), `slice` (replicated to split),
+/// `all_to_all` (one split to another), `reduce_scatter` (partial to split), or one that a user registered; once for
+/// each tensor and sharding, shared by all users. A wanted output is made whole too, under its own name. With one
+/// rank collectives disappear.
+#[derive(Clone, Copy, Debug)]
+pub struct Shard;
+
+impl Pass for Shard {
+    fn name(&self) -> &'static str {
+        "shard"
+    }
+
+    fn needs(&self) -> &'static [Property] {
+        &[Property::Typed, Property::Composed]
+    }
+
+    fn gives(&self) -> &'static [Property] {
+        &[Property::Sharded]
+    }
+
+    fn keeps(&self) -> &'static [Property] {
+        &[Property::Typed, Property::Composed, Property::Live]
+    }
+
+    fn run(&self, graph: &mut OpGraph, context: &Context<'_>) -> Result<(), BuildError> {
+        shard(graph, context.registry, context.options.world)
+    }
+}
+
+fn shard(graph: &mut OpGraph, registry: &Registry, world: u32) -> Result<(), BuildError> {
     check_splits(graph, world)?;
     if world == 1 {
         // A split over one rank, and a sum over one rank, are the whole. Weights keep theirs: a contract may
@@ -24,179 +51,141 @@ pub fn shard(graph: &mut OpGraph, registry: &Registry, world: u32) -> Result<(),
         }
         remove_collectives(graph, registry);
     }
-    let mut pass = Pass {
+    let mut pass = Sharder {
         world,
+        registry,
         names: graph.tensors.iter().map(|t| t.name.clone()).collect(),
         op_names: graph.ops.iter().map(|o| o.name.clone()).collect(),
-        whole: HashMap::new(),
+        resharded: HashMap::new(),
         ops: Vec::with_capacity(graph.ops.len() * 2),
     };
-    for mut op in std::mem::take(&mut graph.ops) {
-        match op.op_type.as_str() {
-            ALLREDUCE | ALLGATHER => pass.explicit(graph, &mut op)?,
-            _ => pass.operator(graph, registry, &mut op)?,
-        }
-        pass.ops.push(op);
+    for op in std::mem::take(&mut graph.ops) {
+        pass.operator(graph, op)?;
     }
     pass.wanted_outputs(graph)?;
     graph.ops = pass.ops;
     Ok(())
 }
 
-struct Pass {
+struct Sharder<'a> {
     world: u32,
+    registry: &'a Registry,
     names: HashSet<String>,
     op_names: HashSet<String>,
-    /// The replicated tensor of each tensor that has been made whole.
-    whole: HashMap<u32, u32>,
+    /// What a tensor has become in another sharding.
+    resharded: HashMap<(u32, Sharding), u32>,
     ops: Vec<Op>,
 }
 
-impl Pass {
-    fn operator(&mut self, graph: &mut OpGraph, registry: &Registry, op: &mut Op) -> Result<(), BuildError> {
-        let Some(task_type) = registry.get(&op.op_type) else {
-            return Err(BuildError::op(&op.name, "has an unknown type; run `infer` first"));
+impl Sharder<'_> {
+    fn rule(&self, op: &Op, view: &OpView<'_>) -> Result<ShardRule, BuildError> {
+        let rule = match (self.registry.collective(&op.op_type), self.registry.get(&op.op_type)) {
+            (Some(collective), _) => collective.shard(view, self.world),
+            (None, Some(task_type)) => task_type.shard(view, self.world),
+            (None, None) => return Err(BuildError::op(&op.name, "has an unknown type; run `infer` first")),
         };
-        loop {
-            let rule = task_type
-                .shard(&op_view(graph, op), self.world)
-                .map_err(|e| BuildError::op(&op.name, e.0))?;
-            if rule.inputs.len() != op.inputs.len() || rule.outputs.len() != op.outputs.len() {
-                return Err(BuildError::op(
-                    &op.name,
-                    format!(
-                        "the contract of `{}` answers for {} inputs and {} outputs, the operator has {} and {}",
-                        op.op_type,
-                        rule.inputs.len(),
-                        rule.outputs.len(),
-                        op.inputs.len(),
-                        op.outputs.len()
-                    ),
-                ));
-            }
+        let rule = rule.map_err(|e| BuildError::op(&op.name, e.0))?;
+        if rule.inputs.len() != op.inputs.len() || rule.outputs.len() != op.outputs.len() {
+            return Err(BuildError::op(
+                &op.name,
+                format!(
+                    "the contract of `{}` answers for {} inputs and {} outputs, the operator has {} and {}",
+                    op.op_type,
+                    rule.inputs.len(),
+                    rule.outputs.len(),
+                    op.inputs.len(),
+                    op.outputs.len()
+                ),
+            ));
+        }
+        Ok(rule)
+    }
+
+    fn operator(&mut self, graph: &mut OpGraph, mut op: Op) -> Result<(), BuildError> {
+        let rule = loop {
+            let rule = self.rule(&op, &op_view(graph, &op))?;
             let mut changed = false;
             for (input, need) in op.inputs.iter_mut().zip(&rule.inputs) {
-                let is_whole = graph.tensors[*input as usize].sharding == Sharding::Replicated;
-                if *need == Need::Replicated && self.world > 1 && !is_whole {
-                    *input = self.replicate(graph, *input)?;
+                let wanted = match need {
+                    Need::AsIs => continue,
+                    Need::Replicated => &Sharding::Replicated,
+                    Need::Split(sharding) => sharding,
+                };
+                if self.world > 1 && graph.tensors[*input as usize].sharding != *wanted {
+                    *input = self.reshard(graph, *input, wanted)?;
                     changed = true;
                 }
             }
-            if changed {
-                continue;
+            if !changed {
+                break rule;
             }
-            for (&output, sharding) in op.outputs.iter().zip(rule.outputs) {
-                let tensor = &mut graph.tensors[output as usize];
-                if tensor.role != Role::Activation && self.world > 1 && tensor.sharding != sharding {
-                    return Err(BuildError::op(
-                        &op.name,
-                        format!(
-                            "writes `{}`, which is persistent and {}, but on {} ranks its output is {}; write an \
-                             activation instead",
-                            tensor.name,
-                            in_words(&tensor.sharding),
-                            self.world,
-                            in_words(&sharding)
-                        ),
-                    ));
-                }
-                if tensor.role == Role::Activation {
-                    tensor.sharding = match sharding {
-                        Sharding::Partial if self.world == 1 => Sharding::Replicated,
-                        other => other,
-                    };
-                    check_split(tensor, self.world)?;
-                }
-            }
-            return Ok(());
-        }
-    }
-
-    fn explicit(&mut self, graph: &mut OpGraph, op: &mut Op) -> Result<(), BuildError> {
-        let output = &graph.tensors[op.outputs[0] as usize];
-        if output.role != Role::Activation
-            && (op.op_type == ALLGATHER || output.sharding != Sharding::Replicated)
-        {
-            return Err(BuildError::op(
-                &op.name,
-                format!(
-                    "writes `{}`, which is persistent; `{}` {}",
-                    output.name,
-                    op.op_type,
-                    if op.op_type == ALLGATHER {
-                        "needs an output in symmetric memory: write an activation instead"
-                    } else {
-                        "gives every rank the whole: leave the tensor replicated"
-                    }
-                ),
-            ));
-        }
-        let input = &graph.tensors[op.inputs[0] as usize];
-        let fits = match op.op_type.as_str() {
-            ALLREDUCE => self.world == 1 || input.sharding == Sharding::Partial,
-            _ => self.world == 1 || matches!(input.sharding, Sharding::Split { .. }),
         };
-        if !fits {
-            let wanted = if op.op_type == ALLREDUCE { "a partial" } else { "a split" };
-            return Err(BuildError::op(
-                &op.name,
-                format!(
-                    "`{}` takes {wanted} tensor, `{}` is not; leave the operator out",
-                    op.op_type, input.name
-                ),
-            ));
-        }
-        if op.inputs.len() == 2 && self.world > 1 {
-            if graph.tensors[op.inputs[1] as usize].sharding != Sharding::Replicated {
-                op.inputs[1] = self.replicate(graph, op.inputs[1])?;
+        for (place, sharding) in rule.outputs.into_iter().enumerate() {
+            let output = op.outputs[place];
+            let sharding = if self.world == 1 { Sharding::Replicated } else { sharding };
+            let tensor = &mut graph.tensors[output as usize];
+            if tensor.role == Role::Activation {
+                tensor.sharding = sharding;
+                check_split(tensor, self.world)?;
+            } else if self.world > 1 && tensor.sharding != sharding {
+                return Err(BuildError::op(
+                    &op.name,
+                    format!(
+                        "writes `{}`, which is persistent and {}, but on {} ranks its output is {}; write an \
+                         activation instead",
+                        tensor.name,
+                        in_words(&tensor.sharding),
+                        self.world,
+                        in_words(&sharding)
+                    ),
+                ));
             }
-        } else if op.inputs.len() == 1 && self.world > 1 {
-            let dtype_differs =
-                graph.tensors[op.outputs[0] as usize].dtype != graph.tensors[op.inputs[0] as usize].dtype;
-            if !dtype_differs {
-                self.whole.entry(op.inputs[0]).or_insert(op.outputs[0]);
+        }
+        let reusable = self.registry.collective(&op.op_type).is_some() && op.inputs.len() == 1;
+        if reusable && self.world > 1 {
+            let (input, output) = (op.inputs[0], op.outputs[0]);
+            let (from, to) = (&graph.tensors[input as usize], &graph.tensors[output as usize]);
+            if from.dtype == to.dtype && to.role == Role::Activation {
+                self.resharded.entry((input, to.sharding.clone())).or_insert(output);
             }
         }
-        graph.tensors[op.outputs[0] as usize].sharding = Sharding::Replicated;
+        self.ops.push(op);
         Ok(())
     }
 
-    fn replicate(&mut self, graph: &mut OpGraph, tensor: u32) -> Result<u32, BuildError> {
-        if let Some(&whole) = self.whole.get(&tensor) {
-            return Ok(whole);
+    /// `tensor` in another sharding, by the first collective that can do it.
+    fn reshard(&mut self, graph: &mut OpGraph, tensor: u32, to: &Sharding) -> Result<u32, BuildError> {
+        if let Some(&known) = self.resharded.get(&(tensor, to.clone())) {
+            return Ok(known);
         }
         let source = &graph.tensors[tensor as usize];
-        let op_type = match source.sharding {
-            Sharding::Partial => ALLREDUCE,
-            _ => ALLGATHER,
+        let read = Op {
+            name: String::new(),
+            op_type: String::new(),
+            inputs: vec![tensor],
+            outputs: Vec::new(),
+            attrs: Default::default(),
         };
-        if op_type == ALLREDUCE && (source.dims.len() != 2 || source.dtype != crate::DType::F32) {
-            return Err(BuildError::tensor(
-                &source.name,
-                format!(
-                    "must be summed over the ranks, which needs f32 [rows, columns]; it is {} {:?}",
-                    source.dtype, source.dims
-                ),
-            ));
-        }
+        let view = op_view(graph, &read);
+        let found =
+            self.registry.collectives().find_map(|c| Some((c.name(), c.reshards(&view.inputs[0], to)?)));
+        let Some((op_type, attrs)) = found else {
+            return Err(BuildError::tensor(&source.name, no_way(source, to)));
+        };
         let name = fresh(&mut self.names, format!("{}.{op_type}", source.name));
         let op_name = fresh(&mut self.op_names, name.clone());
-        let whole = Tensor {
-            name,
-            role: Role::Activation,
-            sharding: Sharding::Replicated,
-            output: false,
-            ..source.clone()
-        };
-        let id = graph.add_tensor(whole).0;
+        let changed =
+            Tensor { name, role: Role::Activation, sharding: to.clone(), output: false, ..source.clone() };
+        check_split(&changed, self.world)?;
+        let id = graph.add_tensor(changed).0;
         self.ops.push(Op {
             name: op_name,
             op_type: op_type.into(),
             inputs: vec![tensor],
             outputs: vec![id],
-            attrs: Attrs::new(),
+            attrs,
         });
-        self.whole.insert(tensor, id);
+        self.resharded.insert((tensor, to.clone()), id);
         Ok(id)
     }
 
@@ -211,7 +200,7 @@ impl Pass {
             {
                 continue;
             }
-            let whole = self.replicate(graph, id as u32)? as usize;
+            let whole = self.reshard(graph, id as u32, &Sharding::Replicated)? as usize;
             graph.tensors[id].output = false;
             if graph.tensors[whole].output {
                 continue;
@@ -232,14 +221,18 @@ fn in_words(sharding: &Sharding) -> String {
     }
 }
 
-fn fresh(taken: &mut HashSet<String>, wanted: String) -> String {
-    let mut name = wanted.clone();
-    let mut number = 1;
-    while !taken.insert(name.clone()) {
-        number += 1;
-        name = format!("{wanted}.{number}");
+fn no_way(tensor: &Tensor, to: &Sharding) -> String {
+    let place = if *to == Sharding::Replicated { "on every rank" } else { "split over the ranks" };
+    match (&tensor.sharding, &tensor.role) {
+        (Sharding::Partial, _) => format!(
+            "must be summed over the ranks, which needs f32 [rows, columns]; it is {} {:?}",
+            tensor.dtype, tensor.dims
+        ),
+        (_, Role::Weight { .. }) => {
+            format!("is needed {place}, but is loaded as its `shard` says; change that to {to:?}")
+        }
+        _ => format!("is needed {place} ({to:?}), and no collective makes that of {:?}", tensor.sharding),
     }
-    name
 }
 
 fn check_splits(graph: &OpGraph, world: u32) -> Result<(), BuildError> {
@@ -266,7 +259,7 @@ fn check_split(tensor: &Tensor, world: u32) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// With one rank an allreduce or allgather is its input: users read that instead, where names allow it.
+/// With one rank most collectives are their input: users read that instead, where names allow it.
 fn remove_collectives(graph: &mut OpGraph, registry: &Registry) {
     let mut replaced: HashMap<u32, u32> = HashMap::new();
     let mut kept = Vec::with_capacity(graph.ops.len());
@@ -276,17 +269,18 @@ fn remove_collectives(graph: &mut OpGraph, registry: &Registry) {
                 *input = other;
             }
         }
-        if op.op_type == ALLREDUCE && op.inputs.len() == 2 && registry.get(ADD).is_some() {
-            op.op_type = ADD.into();
+        let alone = registry.collective(&op.op_type).map(|c| c.alone(&op_view(graph, &op)));
+        if alone == Some(Alone::Sum)
+            && let Some(sum) = registry.iter().find(|t| t.is_sum())
+        {
+            op.op_type = sum.name().into();
+            op.attrs.clear();
         }
-        let collective = op.op_type == ALLREDUCE || op.op_type == ALLGATHER;
-        if collective && op.inputs.len() == 1 {
+        if alone == Some(Alone::Identity) {
             let (input, output) = (op.inputs[0] as usize, op.outputs[0] as usize);
-            let same_type = graph.tensors[input].dtype == graph.tensors[output].dtype
-                && graph.tensors[output].role == Role::Activation;
             let wanted = graph.tensors[output].output;
             let producible = graph.tensors[input].role == Role::Activation && !graph.tensors[input].output;
-            if same_type && (!wanted || producible) {
+            if graph.tensors[output].role == Role::Activation && (!wanted || producible) {
                 if wanted {
                     let (name, other) =
                         (graph.tensors[output].name.clone(), graph.tensors[input].name.clone());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use taskgraph::task_graph::{Area, EventType, Place, Task, core_types};
 use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, Fusion, LocalOp, Need, OpError, OpView, Partition,
-    Registry, ShardRule, TaskSpec, TaskType, Temporary, TensorType,
+    ShardRule, TaskSpec, Temporary, TensorType,
 };
 use taskgraph::*;
 
@@ -40,8 +40,8 @@ impl TaskType for Linear {
         inputs[1] = Need::AsIs;
         let output = match op.inputs[1].sharding {
             Sharding::Split { dim: 0, parts } => Sharding::Split { dim: 1, parts: parts.clone() },
-            Sharding::Split { .. } => {
-                inputs[0] = Need::AsIs;
+            Sharding::Split { parts, .. } => {
+                inputs[0] = Need::Split(Sharding::Split { dim: 1, parts: parts.clone() });
                 Sharding::Partial
             }
             _ => Sharding::Replicated,
@@ -95,6 +95,15 @@ impl TaskType for Elementwise {
     fn name(&self) -> &'static str {
         self.0
     }
+    fn is_sum(&self) -> bool {
+        self.0 == "add"
+    }
+    fn is_pure(&self) -> bool {
+        true
+    }
+    fn may_overwrite(&self) -> &'static [(usize, usize)] {
+        &[(1, 0), (0, 0)]
+    }
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         Ok(vec![op.inputs[0].ty.clone()])
     }
@@ -128,6 +137,14 @@ impl TaskType for Elementwise {
 #[derive(Debug)]
 pub struct Grid;
 
+const GRID_ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("dims", AttributeKind::Any),
+    Attribute::new("write", AttributeKind::Any),
+    Attribute::new("read", AttributeKind::Any),
+    Attribute::new("partial", AttributeKind::Any),
+];
+const RECORDS_ATTRIBUTES: &[Attribute] = &[Attribute::new("world", AttributeKind::Any)];
+
 fn numbers(op: &OpView<'_>, name: &str) -> Vec<u64> {
     serde_json::from_value(op.attrs.get(name).cloned().unwrap_or_default()).unwrap_or_default()
 }
@@ -142,6 +159,9 @@ fn cell(len: u32, cells: u32, at: u32) -> (u32, u32) {
 impl TaskType for Grid {
     fn name(&self) -> &'static str {
         "grid"
+    }
+    fn attributes(&self) -> &'static [Attribute] {
+        GRID_ATTRIBUTES
     }
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let dims = numbers(op, "dims");
@@ -212,6 +232,9 @@ pub struct Records;
 impl TaskType for Records {
     fn name(&self) -> &'static str {
         "records"
+    }
+    fn attributes(&self) -> &'static [Attribute] {
+        RECORDS_ATTRIBUTES
     }
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let world = numbers(op, "world")[0];
@@ -368,8 +391,13 @@ impl<'a> Unrolled<'a> {
                     let event = &graphs[e.owner() as usize].events[e.index() as usize];
                     assert_eq!(event.remote, e.is_nvshmem(), "local and remote triggers never mix");
                     assert!(e.is_nvshmem() || e.owner() as usize == r, "only copies and signals cross ranks");
-                    let remote = [core_types::NVSHMEM_COPY, core_types::NVSHMEM_SIGNAL];
-                    assert_eq!(e.is_nvshmem(), remote.contains(&g.type_name(task)));
+                    // A copy may be to the rank's own memory.
+                    let own = g.outputs(task).first().is_some_and(|o| o.place == Place::Own);
+                    let remote = match g.type_name(task) {
+                        core_types::NVSHMEM_COPY => !own,
+                        name => name == core_types::NVSHMEM_SIGNAL,
+                    };
+                    assert_eq!(e.is_nvshmem(), remote);
                     triggers.entry((e.owner() as usize, e.index())).or_default().push((r, t));
                 } else {
                     // The order of its worker's list leads on to one that does.
@@ -643,7 +671,7 @@ impl<'a> Unrolled<'a> {
         // Gathered tensors hold what their source's writer wrote.
         let tag_of = |mut tensor: u32| {
             while let Some(&w) = writer.get(&tensor) {
-                if ops.ops[w].op_type != "allgather" {
+                if !["allgather", "all_to_all", "slice"].contains(&ops.ops[w].op_type.as_str()) {
                     break;
                 }
                 tensor = ops.ops[w].inputs[0];
@@ -690,7 +718,7 @@ impl<'a> Unrolled<'a> {
                     }
                     _ => op.inputs[i],
                 };
-                if ops.tensors[logical as usize].role != Role::Activation {
+                if ops.tensors[tag_of(logical) as usize].role != Role::Activation {
                     continue;
                 }
                 for cell in cells(&input.region) {

@@ -17,7 +17,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "add",
     core_number: None,
     contract: Some(|| Arc::new(Add)),
-    run: mpk_task_add,
+    run: Some(mpk_task_add),
     ready: None,
     gpu: Some(gpu),
 };
@@ -41,6 +41,18 @@ pub struct Add;
 impl TaskType for Add {
     fn name(&self) -> &'static str {
         "add"
+    }
+
+    fn is_sum(&self) -> bool {
+        true
+    }
+
+    fn may_overwrite(&self) -> &'static [(usize, usize)] {
+        &[(1, 0), (0, 0)]
+    }
+
+    fn is_pure(&self) -> bool {
+        true
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

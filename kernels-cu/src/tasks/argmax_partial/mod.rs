@@ -23,14 +23,14 @@ use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
-use taskgraph::{DType, Region, Rows, Sharding, Split, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Sharding, Split, Target, TaskType};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
     name: "argmax_partial",
     core_number: None,
     contract: Some(|| Arc::new(ArgmaxPartial)),
-    run: mpk_task_argmax_partial,
+    run: Some(mpk_task_argmax_partial),
     ready: None,
     gpu: Some(gpu),
 };
@@ -88,6 +88,13 @@ fn numbers(attrs: &Attrs) -> Result<Numbers, OpError> {
     Ok(numbers)
 }
 
+const ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("top_k", AttributeKind::Whole),
+    Attribute::new("slices", AttributeKind::Whole),
+    Attribute::new("tiles", AttributeKind::Whole),
+    Attribute::new("vocab_size", AttributeKind::Whole),
+];
+
 /// Contract of `argmax_partial`.
 #[derive(Debug)]
 pub struct ArgmaxPartial;
@@ -95,6 +102,10 @@ pub struct ArgmaxPartial;
 impl TaskType for ArgmaxPartial {
     fn name(&self) -> &'static str {
         "argmax_partial"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

@@ -18,14 +18,14 @@ use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
-use taskgraph::{DType, Region, Rows, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Target, TaskType};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
     name: "argmax_reduce",
     core_number: None,
     contract: Some(|| Arc::new(ArgmaxReduce)),
-    run: mpk_task_argmax_reduce,
+    run: Some(mpk_task_argmax_reduce),
     ready: None,
     gpu: Some(gpu),
 };
@@ -40,6 +40,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     }
 }
 
+const ATTRIBUTES: &[Attribute] = &[Attribute::new("top_k", AttributeKind::Whole)];
+
 /// Contract of `argmax_reduce`.
 #[derive(Debug)]
 pub struct ArgmaxReduce;
@@ -47,6 +49,10 @@ pub struct ArgmaxReduce;
 impl TaskType for ArgmaxReduce {
     fn name(&self) -> &'static str {
         "argmax_reduce"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

@@ -43,14 +43,14 @@ use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, Need, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
 };
-use taskgraph::{DType, Region, Sharding, Split, Target, TaskType, split::Part};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split, Target, TaskType, split::Part};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
     name: "attention",
     core_number: None,
     contract: Some(|| Arc::new(Attention)),
-    run: mpk_task_attention,
+    run: Some(mpk_task_attention),
     ready: None,
     gpu: Some(gpu),
 };
@@ -205,6 +205,16 @@ pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpEr
     }
 }
 
+const ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("heads", AttributeKind::Whole),
+    Attribute::new("kv_heads", AttributeKind::Whole),
+    Attribute::new("head_dim", AttributeKind::Whole),
+    Attribute::new("splits", AttributeKind::Whole),
+    Attribute::new("qk_norm", AttributeKind::Bool),
+    Attribute::new("eps", AttributeKind::Number),
+    Attribute::new("scale", AttributeKind::Number),
+];
+
 /// Contract of `attention`.
 #[derive(Debug)]
 pub struct Attention;
@@ -237,6 +247,10 @@ impl Attention {
 impl TaskType for Attention {
     fn name(&self) -> &'static str {
         "attention"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

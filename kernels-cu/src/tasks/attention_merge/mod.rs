@@ -17,14 +17,14 @@ use crate::tasks::contract;
 use crate::tasks::linear_family::gpu_float;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
-use taskgraph::{DType, Region, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Target, TaskType};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
     name: "attention_merge",
     core_number: None,
     contract: Some(|| Arc::new(AttentionMerge)),
-    run: mpk_task_attention_merge,
+    run: Some(mpk_task_attention_merge),
     ready: None,
     gpu: Some(gpu),
 };
@@ -41,6 +41,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     Ok(format!("mpk::gpu::AttentionMerge<{}, {dim}>", gpu_float(out)?))
 }
 
+const ATTRIBUTES: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
+
 /// Contract of `attention_merge`.
 #[derive(Debug)]
 pub struct AttentionMerge;
@@ -48,6 +50,10 @@ pub struct AttentionMerge;
 impl TaskType for AttentionMerge {
     fn name(&self) -> &'static str {
         "attention_merge"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

@@ -23,7 +23,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "embedding",
     core_number: None,
     contract: Some(|| Arc::new(Embedding)),
-    run: mpk_task_embedding,
+    run: Some(mpk_task_embedding),
     ready: None,
     gpu: Some(gpu),
 };

@@ -15,6 +15,7 @@ typedef struct mpk_linear_params {
   uint32_t chunk_rows;     /* rows that are prepared at once in scratch */
   uint32_t gated;          /* 1: two weights (and biases), gate and up, each rounded to the output's type; silu(gate) * up */
   float eps;               /* of the norm */
+  uint32_t activation;     /* enum mpk_activation, of gates */
 } mpk_linear_params;
 
 #endif

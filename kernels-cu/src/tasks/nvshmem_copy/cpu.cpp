@@ -1,12 +1,27 @@
-// Writes the rows in use of a view into the same view of a peer. The signal is the worker loop's, after this.
+// Writes the rows in use of a view into the same view of a peer, or of the rank's own memory. The signal is the worker
+// loop's, after this.
+#include <cstring>
+
 #include "cpu/task.h"
 #include "platform/platform.h"
 #include "tasks/nvshmem_copy/params.h"
 
+namespace {
+
+// Where the output lies in the rank's own memory, which need not be symmetric.
+constexpr int32_t OWN = -1;
+
+void copy_rows(uint8_t* to, uint64_t to_stride, const uint8_t* from, uint64_t from_stride, uint32_t rows, uint64_t bytes) {
+  for (uint32_t row = 0; row < rows; ++row) memcpy(to + row * to_stride, from + row * from_stride, bytes);
+}
+
+} // namespace
+
 extern "C" int mpk_task_nvshmem_copy(const mpk_kernel_args* args) {
   const auto& params = *reinterpret_cast<const mpk_nvshmem_copy_params*>(args->params);
   const mpk_operand &from = args->inputs[0], &to = args->outputs[0];
-  if (to.pe < 0 || static_cast<uint32_t>(to.pe) >= args->rank->world || from.ndim != to.ndim || from.ndim == 0 ||
+  const bool own = to.pe == OWN;
+  if ((!own && (to.pe < 0 || static_cast<uint32_t>(to.pe) >= args->rank->world)) || from.ndim != to.ndim || from.ndim == 0 ||
       from.dtype != to.dtype)
     return MPK_ABORT_KERNEL;
   const uint64_t bytes = mpk::element_bytes(from.dtype);
@@ -23,7 +38,9 @@ extern "C" int mpk_task_nvshmem_copy(const mpk_kernel_args* args) {
         if (view.ndim == 4) elements += uint64_t{j} * view.strides[1];
         return reinterpret_cast<uint8_t*>(view.addr) + elements * bytes;
       };
-      if (!mpk::platform::put_rows(args->rank, static_cast<uint32_t>(to.pe), at(to), to_stride, at(from), from_stride,
+      if (own)
+        copy_rows(at(to), to_stride, at(from), from_stride, rows, columns * bytes);
+      else if (!mpk::platform::put_rows(args->rank, static_cast<uint32_t>(to.pe), at(to), to_stride, at(from), from_stride,
                                    rows, columns * bytes))
         return MPK_ABORT_PEER;
     }

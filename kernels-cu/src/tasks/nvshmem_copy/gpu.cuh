@@ -22,7 +22,8 @@ struct NvshmemCopy : TaskCode {
     int code = context.wait_inputs();
     if (code != MPK_OK) return code;
     const mpk_operand &from = context.input(0), &to = context.output(0);
-    if (to.pe < 0 || static_cast<uint32_t>(to.pe) >= context.rank()->world || from.ndim != to.ndim || from.ndim == 0 || from.dtype != to.dtype) {
+    const bool own = to.pe == -1; /* the output lies in the rank's own memory, which need not be symmetric */
+    if ((!own && (to.pe < 0 || static_cast<uint32_t>(to.pe) >= context.rank()->world)) || from.ndim != to.ndim || from.ndim == 0 || from.dtype != to.dtype) {
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
@@ -33,8 +34,9 @@ struct NvshmemCopy : TaskCode {
       return context.sync();
     }
     const View source(from), target(to);
-    uint8_t* remote = platform::peer_address(context.rank(), pe, reinterpret_cast<uint8_t*>(to.addr));
-    if (remote == nullptr) return put(context, pe, shape, source, target, reinterpret_cast<uint8_t*>(to.addr));
+    uint8_t* const local = reinterpret_cast<uint8_t*>(to.addr);
+    uint8_t* remote = own ? local : platform::peer_address(context.rank(), pe, local);
+    if (remote == nullptr) return put(context, pe, shape, source, target, local);
 
     const uint64_t bits = source.address_bits() | target.address_bits() | reinterpret_cast<uint64_t>(remote) | shape.row_bytes;
     if ((bits & 15) == 0) copy<uint4>(context, shape, source, target, remote);

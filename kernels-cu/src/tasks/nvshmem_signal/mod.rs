@@ -9,7 +9,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "nvshmem_signal",
     core_number: Some(MPK_TASK_TYPE_NVSHMEM_SIGNAL as u16),
     contract: None,
-    run: mpk_task_nvshmem_signal,
+    run: Some(mpk_task_nvshmem_signal),
     ready: None,
     gpu: None,
 };

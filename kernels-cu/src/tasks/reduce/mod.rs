@@ -19,7 +19,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "reduce",
     core_number: Some(MPK_TASK_TYPE_REDUCE as u16),
     contract: None,
-    run: mpk_task_reduce,
+    run: Some(mpk_task_reduce),
     ready: Some(mpk_task_reduce_ready),
     gpu: Some(gpu),
 };

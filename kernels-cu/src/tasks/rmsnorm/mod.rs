@@ -9,7 +9,7 @@ use crate::tasks::contract::{self, replicated};
 use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
-use taskgraph::{Region, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, Region, Target, TaskType};
 
 #[cfg(test)]
 pub(crate) mod reference;
@@ -21,7 +21,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "rmsnorm",
     core_number: None,
     contract: Some(|| Arc::new(RmsNorm)),
-    run: mpk_task_rmsnorm,
+    run: Some(mpk_task_rmsnorm),
     ready: None,
     gpu: Some(gpu),
 };
@@ -35,6 +35,9 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     Ok(format!("mpk::gpu::RmsNorm<{}, {}, {}>", gpu_float(x)?, gpu_float(weight)?, gpu_float(out)?))
 }
 
+const ATTRIBUTES: &[Attribute] =
+    &[Attribute::new("eps", AttributeKind::Number), Attribute::new("norm_dtype", AttributeKind::DType)];
+
 /// Contract of `rmsnorm`.
 #[derive(Debug)]
 pub struct RmsNorm;
@@ -42,6 +45,14 @@ pub struct RmsNorm;
 impl TaskType for RmsNorm {
     fn name(&self) -> &'static str {
         "rmsnorm"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
+    }
+
+    fn is_pure(&self) -> bool {
+        true
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

@@ -1,5 +1,7 @@
-//! `silu_mul`: gate_up `[rows, 2n]` = `[gate | up]` to silu(gate) * up `[rows, n]` of the same type, computed in f32 and
-//! rounded once. On a rank that holds parts of gate and up, it holds the same part of both.
+//! `silu_mul`: gate_up `[rows, 2n]` = `[gate | up]` to activation(gate) * up `[rows, n]` of the same type, computed in f32
+//! and rounded once. On a rank that holds parts of gate and up, it holds the same part of both.
+//!
+//! Attribute `activation`: `silu` (the default), `gelu-tanh` or `gelu`.
 
 use crate::abi::{mpk_silu_mul_params, mpk_task_silu_mul, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -9,7 +11,7 @@ use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
-use taskgraph::{Region, Sharding, Target, TaskType};
+use taskgraph::{Attribute, Region, Sharding, Target, TaskType};
 
 #[cfg(test)]
 pub(crate) mod reference;
@@ -21,7 +23,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "silu_mul",
     core_number: None,
     contract: Some(|| Arc::new(SiluMul)),
-    run: mpk_task_silu_mul,
+    run: Some(mpk_task_silu_mul),
     ready: None,
     gpu: Some(gpu),
 };
@@ -42,15 +44,26 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
 #[derive(Debug)]
 pub struct SiluMul;
 
+const ATTRIBUTES: &[Attribute] = &[contract::ACTIVATION];
+
 impl TaskType for SiluMul {
     fn name(&self) -> &'static str {
         "silu_mul"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
+    }
+
+    fn is_pure(&self) -> bool {
+        true
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let [gate_up] = contract::inputs(op)?;
         let (rows, columns) = contract::matrix(gate_up)?;
         contract::float(gate_up)?;
+        contract::activation(op.attrs)?;
         if columns % 2 != 0 {
             return Err(OpError(format!(
                 "`{}` must be gate and up side by side, but has {columns} columns",
@@ -73,7 +86,10 @@ impl TaskType for SiluMul {
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
-        let params = mpk_silu_mul_params { rows_kind: contract::rows_kind(op.outputs[0].rows) };
+        let params = mpk_silu_mul_params {
+            rows_kind: contract::rows_kind(op.outputs[0].rows),
+            activation: contract::activation(op.global.attrs)?,
+        };
         let tiles = target.column_tiles(columns, 1);
         let widest = tiles.iter().map(|t| t.end - t.start).max().unwrap_or(0);
         let tasks = tiles

@@ -1,4 +1,4 @@
-use super::reference::silu_mul;
+use super::reference::{gated, silu_mul};
 use crate::testing::{
     TestBatch, TestOp, TestTensor, assert_close, decode, on_all_levels, random_values, rounded, rounding,
 };
@@ -44,4 +44,35 @@ fn extreme_gates_neither_overflow_nor_lose_a_nan() {
         assert_eq!((got[0], got[1], got[3], got[5]), (0.0, 0.0, 0.0, 1e30));
         assert!(got[6].is_nan());
     });
+}
+
+#[test]
+fn every_activation_agrees_with_its_definition() {
+    for activation in ["silu", "gelu-tanh", "gelu"] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let (rows, n) = (3u32, 77u32);
+            let values: Vec<f32> =
+                random_values(2, (rows * 2 * n) as usize).iter().map(|v| v * 8.0).collect();
+            let gate_up = rounded(dtype, &values);
+            let expected = gated(activation, &gate_up, n as usize);
+            let results = on_all_levels(|| {
+                let mut inputs = [TestTensor::new(dtype, &[rows, 2 * n], &gate_up)];
+                let op = TestOp::new("silu_mul", json!({"activation": activation}), rows).workers(2);
+                op.run(&mut inputs, &mut TestBatch::rows(rows)).unwrap()[0].data.bytes().to_vec()
+            });
+            for bytes in results {
+                // Where 1 + erf or 1 + tanh cancels, what is left is small against the value of the gate.
+                assert_close(
+                    &decode(dtype, &bytes),
+                    &expected,
+                    1.01 * rounding(dtype) + 2e-6,
+                    1.0,
+                    activation,
+                );
+            }
+        }
+    }
+    let op = TestOp::new("silu_mul", json!({"activation": "relu"}), 1);
+    let error = op.infer(&[TestTensor::new(DType::F32, &[1, 2], &[0.0; 2])]).unwrap_err().0;
+    assert!(error.contains("silu, gelu-tanh, gelu"), "{error}");
 }

@@ -22,7 +22,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "wide_linear",
     core_number: None,
     contract: Some(|| Arc::new(WideLinear)),
-    run: mpk_task_wide_linear,
+    run: Some(mpk_task_wide_linear),
     ready: None,
     gpu: Some(gpu),
 };

@@ -13,7 +13,7 @@ use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
 use crate::tasks::wide::wide_dims;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
-use taskgraph::{DType, Region, Rows, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Target, TaskType};
 
 #[cfg(test)]
 mod test;
@@ -23,7 +23,7 @@ pub const REGISTRATION: Registration = Registration {
     name: "wide_rows",
     core_number: None,
     contract: Some(|| Arc::new(WideRows)),
-    run: mpk_task_wide_rows,
+    run: Some(mpk_task_wide_rows),
     ready: None,
     gpu: Some(gpu),
 };
@@ -54,6 +54,12 @@ fn source(op: &OpView<'_>) -> Result<u32, OpError> {
     }
 }
 
+const ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("source", AttributeKind::Name(&["plain", "norm", "silu_mul"])),
+    Attribute::new("act_dtype", AttributeKind::DType),
+    Attribute::new("eps", AttributeKind::Number),
+];
+
 /// Contract of `wide_rows`.
 #[derive(Debug)]
 pub struct WideRows;
@@ -61,6 +67,10 @@ pub struct WideRows;
 impl TaskType for WideRows {
     fn name(&self) -> &'static str {
         "wide_rows"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        ATTRIBUTES
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

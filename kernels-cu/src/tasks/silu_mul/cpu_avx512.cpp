@@ -1,0 +1,1 @@
+#include "tasks/silu_mul/kernel.h"

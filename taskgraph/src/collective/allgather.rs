@@ -1,0 +1,100 @@
+//! `allgather`: all of a split tensor on every rank.
+
+use super::contract::{Collective, CollectiveOp, Exchange, Lowered, Operand, Placed, Send, Step};
+use super::moves::{Move, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim};
+use crate::op_graph::Attrs;
+use crate::region::Region;
+use crate::split::Sharding;
+use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
+
+/// `allgather(x)`: all of a split tensor on every rank.
+#[derive(Debug)]
+pub struct AllGather;
+
+impl Collective for AllGather {
+    fn name(&self) -> &'static str {
+        "allgather"
+    }
+
+    fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
+        match op.inputs.as_slice() {
+            [input] => Ok(input.ty.clone()),
+            other => Err(OpError(format!("allgather takes one input, {} are given", other.len()))),
+        }
+    }
+
+    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
+        let input = &op.inputs[0];
+        if world > 1 && split_dim(input.sharding).is_none() {
+            return Err(OpError(format!(
+                "`allgather` takes a split tensor, `{}` is not; leave the operator out",
+                input.name
+            )));
+        }
+        Ok(ShardRule { inputs: vec![Need::AsIs], outputs: vec![Sharding::Replicated] })
+    }
+
+    fn reshards(&self, tensor: &OperandView<'_>, to: &Sharding) -> Option<Attrs> {
+        (split_dim(tensor.sharding).is_some() && *to == Sharding::Replicated).then(Attrs::new)
+    }
+
+    fn lower(&self, op: &CollectiveOp<'_>) -> Result<Lowered, OpError> {
+        let (input, world) = (&op.view.inputs[0], op.world());
+        let dims = &input.ty.dims;
+        let lists = moves(dims, input.sharding, &Sharding::Replicated, world);
+        let rows_kind = rows_kind_of_blocks(dims, &[split_dim(input.sharding)], input.ty.rows);
+        // The producer writes its block in place, where that is one block that no other rank writes too.
+        let single = matches!(input.sharding, Sharding::Split { parts, .. } if parts.len() == 1);
+        let placed = (op.can_place && single && !overlaps(dims, input.sharding, world)).then(|| Placed {
+            dim: split_dim(input.sharding).unwrap_or(0),
+            first: (0..world)
+                .map(|r| input.sharding.ranges(r, world).first().map_or(0, |range| range.start as u32))
+                .collect(),
+        });
+        let mut steps = Vec::new();
+        if world > 1 {
+            steps.push(Step::Exchange(Exchange {
+                source: Operand::Input(0),
+                target: Operand::Output,
+                rows_kind,
+                sends: to_peers(&lists, world),
+                completes: None,
+            }));
+        }
+        if placed.is_none() {
+            let own = own_moves(&lists);
+            let last = dims.len() - 1;
+            let operands = (Operand::Input(0), Operand::Output);
+            steps.push(Step::Tasks(local_copies(&own, operands, last, rows_kind, &op.options.target)));
+        }
+        Ok(Lowered { input_in_output: placed, steps, ..Lowered::default() })
+    }
+}
+
+/// What each rank sends to others, all by one event of the receiver. A rank with nothing for a peer signals, so that
+/// every rank knows of every other one.
+pub(super) fn to_peers(lists: &[Vec<Move>], world: u32) -> Vec<Vec<Send>> {
+    let mut all = Vec::with_capacity(lists.len());
+    for (rank, list) in lists.iter().enumerate() {
+        let mut sends: Vec<Send> = list
+            .iter()
+            .filter(|m| m.to as usize != rank)
+            .map(|m| Send { to: m.to, source: Some(m.source), target: m.target, event: 0 })
+            .collect();
+        for peer in (0..world).filter(|&p| p as usize != rank) {
+            if !sends.iter().any(|s| s.to == peer) {
+                sends.push(Send { to: peer, source: None, target: Region::whole(&[]), event: 0 });
+            }
+        }
+        all.push(sends);
+    }
+    all
+}
+
+/// What each rank has itself.
+pub(super) fn own_moves(lists: &[Vec<Move>]) -> Vec<Vec<Move>> {
+    let own = |(rank, list): (usize, &Vec<Move>)| {
+        list.iter().filter(|m| m.to as usize == rank).copied().collect::<Vec<_>>()
+    };
+    lists.iter().enumerate().map(own).collect()
+}

@@ -1,0 +1,341 @@
+//! `allreduce`: the sum of a partial tensor over the ranks, on every rank.
+
+use super::contract::{
+    Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Send, Step, TaskStep,
+};
+use super::moves::rows_kind;
+use crate::attribute::{Attribute, AttributeKind};
+use crate::dtype::DType;
+use crate::op_graph::Attrs;
+use crate::region::Region;
+use crate::split::Sharding;
+use crate::target::{Backend, Target};
+use crate::task_graph::{Allreduce, core_types};
+use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
+use std::ops::Range;
+
+/// `allreduce(x [, residual])`: the sum of a partial `[rows, columns]` f32 tensor over the ranks, in rank order,
+/// plus the residual, once. Attribute `dtype` (`f32`, `bf16`, `f16`): element type of the result, f32 by default.
+///
+/// All ways to carry it out sum in rank order, so all give the same bits.
+#[derive(Debug)]
+pub struct AllReduce;
+
+/// The attribute `dtype` of sums.
+pub(super) const SUM: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
+
+/// Bits of the last parameter of a `reduce` task.
+const FLAGGED: u32 = 1;
+const RESIDUAL: u32 = 2;
+
+/// How an allreduce is carried out.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    CopyReduce,
+    OneShot,
+    TwoShot,
+    /// One rank: a sum of one summand.
+    Alone,
+}
+
+impl Collective for AllReduce {
+    fn name(&self) -> &'static str {
+        "allreduce"
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        SUM
+    }
+
+    fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
+        let Some(input) = op.inputs.first().filter(|_| op.inputs.len() <= 2) else {
+            return Err(OpError(format!(
+                "allreduce takes a tensor and possibly a residual, {} inputs are given",
+                op.inputs.len()
+            )));
+        };
+        let dtype = sum_type(self.name(), op)?;
+        if let Some(residual) = op.inputs.get(1)
+            && (residual.ty.dims != input.ty.dims || residual.ty.dtype != DType::F32)
+        {
+            return Err(OpError(format!(
+                "the residual `{}` is {} {:?}, the sum is f32 {:?}; they must agree",
+                residual.name, residual.ty.dtype, residual.ty.dims, input.ty.dims
+            )));
+        }
+        Ok(TensorType { dtype, ..input.ty.clone() })
+    }
+
+    fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
+        check_partial(self.name(), op, world)?;
+        let mut inputs = vec![Need::Replicated; op.inputs.len()];
+        inputs[0] = Need::AsIs;
+        Ok(ShardRule { inputs, outputs: vec![Sharding::Replicated] })
+    }
+
+    fn reshards(&self, tensor: &OperandView<'_>, to: &Sharding) -> Option<Attrs> {
+        (can_sum(tensor) && *to == Sharding::Replicated).then(Attrs::new)
+    }
+
+    fn alone(&self, op: &OpView<'_>) -> Alone {
+        let dtype = op.outputs.first().map(|o| o.ty.dtype);
+        match op.inputs.as_slice() {
+            [input] if dtype == Some(input.ty.dtype) => Alone::Identity,
+            [_, _] if dtype == Some(DType::F32) => Alone::Sum,
+            _ => Alone::Lowered,
+        }
+    }
+
+    /// A sum of the result and a residual: the residual is added once, after the ranks' summands.
+    fn absorb(&self, op: &OpView<'_>, consumer: &Consumer<'_>) -> Option<Attrs> {
+        // a + b = b + a bit for bit, so the allreduce may stand on either side.
+        let residual = consumer.view.inputs.get(1 - consumer.input.min(1))?;
+        let (sum, output) = (&op.outputs.first()?.ty, consumer.view.outputs.first()?);
+        let fits = consumer.is_sum
+            && consumer.view.inputs.len() == 2
+            && op.inputs.len() == 1
+            && sum.dtype == DType::F32
+            && residual.ty.dtype == DType::F32
+            && *residual.sharding == Sharding::Replicated
+            && residual.ty.dims == sum.dims
+            && output.ty.dtype.is_float();
+        fits.then(|| {
+            let mut attrs = op.attrs.clone();
+            attrs.insert("dtype".into(), output.ty.dtype.name().into());
+            attrs
+        })
+    }
+
+    fn lower(&self, op: &CollectiveOp<'_>) -> Result<Lowered, OpError> {
+        let (source, world) = (&op.view.inputs[0], op.world());
+        let mut lowered = Lowered::default();
+        let way = choose(op, &mut lowered.notes);
+        let sum = Sum {
+            rows: source.ty.dims[0] as u32,
+            tiles: tiles(way, &op.options.target, source.ty.dims[1] as u32, world),
+            rows_kind: rows_kind(source.ty.rows),
+            residual: op.view.inputs.len() == 2,
+            world,
+            way,
+        };
+        let received = |dtype, by_sender| Buffer {
+            suffix: ".received",
+            dtype,
+            dims: vec![world, source.ty.dims[0] as u32, source.ty.dims[1] as u32],
+            by_sender,
+        };
+        match way {
+            Way::Alone => lowered.steps.push(sum.reduce(Operand::Input(0))),
+            Way::OneShot => {
+                lowered.push = Some(0);
+                lowered.buffers.push(received(DType::F32Flagged, false));
+                lowered.steps.push(sum.reduce(Operand::Buffer(0)));
+            }
+            Way::CopyReduce | Way::TwoShot => {
+                lowered.buffers.push(received(DType::F32, true));
+                lowered.steps.push(sum.to_owners());
+                lowered.steps.push(sum.reduce(Operand::Buffer(0)));
+                if way == Way::TwoShot {
+                    lowered.steps.push(sum.to_others());
+                }
+            }
+        }
+        Ok(lowered)
+    }
+}
+
+/// The element type of a sum over the ranks, for collectives whose input is `[rows, columns]` f32.
+pub(super) fn sum_type(name: &str, op: &OpView<'_>) -> Result<DType, OpError> {
+    let input = &op.inputs[0];
+    if input.ty.dtype != DType::F32 {
+        return Err(OpError(format!(
+            "{name} sums f32, `{}` is {}; let its producer write f32",
+            input.name, input.ty.dtype
+        )));
+    }
+    if input.ty.dims.len() != 2 {
+        return Err(OpError(format!(
+            "{name} takes [rows, columns], `{}` is {:?}",
+            input.name, input.ty.dims
+        )));
+    }
+    let Some(value) = op.attrs.get("dtype") else { return Ok(DType::F32) };
+    serde_json::from_value::<DType>(value.clone())
+        .ok()
+        .filter(|d| d.is_float())
+        .ok_or_else(|| OpError(format!("attribute `dtype` is {value}; f32, f16 and bf16 are possible")))
+}
+
+/// A tensor that a collective can sum over the ranks.
+pub(super) fn can_sum(tensor: &OperandView<'_>) -> bool {
+    *tensor.sharding == Sharding::Partial && tensor.ty.dtype == DType::F32 && tensor.ty.dims.len() == 2
+}
+
+/// That the first input is partial.
+pub(super) fn check_partial(name: &str, op: &OpView<'_>, world: u32) -> Result<(), OpError> {
+    if world == 1 || *op.inputs[0].sharding == Sharding::Partial {
+        return Ok(());
+    }
+    Err(OpError(format!(
+        "`{name}` takes a partial tensor, `{}` is not; leave the operator out",
+        op.inputs[0].name
+    )))
+}
+
+fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
+    let (source, options, world) = (&op.view.inputs[0], op.options, op.world());
+    if world == 1 {
+        return Way::Alone;
+    }
+    let bytes = source.ty.dims.iter().product::<u64>() * 4;
+    let mut way = match options.allreduce {
+        Allreduce::CopyReduce => Way::CopyReduce,
+        Allreduce::OneShot => Way::OneShot,
+        Allreduce::TwoShot => Way::TwoShot,
+        Allreduce::Auto if bytes <= options.one_shot_bytes && op.can_push => Way::OneShot,
+        Allreduce::Auto if options.target.backend == Backend::Cuda => Way::TwoShot,
+        Allreduce::Auto => Way::CopyReduce,
+    };
+    if way == Way::OneShot && !op.can_push {
+        notes.push(format!(
+            "`{}`: `{}` can't be pushed by its producer, so copy-reduce takes the place of one-shot",
+            op.view.name, source.name
+        ));
+        way = Way::CopyReduce;
+    }
+    let tiles = tiles(Way::TwoShot, &options.target, source.ty.dims[1] as u32, world).len();
+    if way == Way::TwoShot && tiles < world as usize {
+        notes.push(format!(
+            "`{}`: {tiles} column tiles are fewer than {world} ranks, so copy-reduce takes the place of two-shot",
+            op.view.name
+        ));
+        way = Way::CopyReduce;
+    }
+    way
+}
+
+/// Column tiles. Copies are cut coarser, since each tile is copied to every peer.
+fn tiles(way: Way, target: &Target, columns: u32, world: u32) -> Vec<Range<u32>> {
+    let mut target = target.clone();
+    if way == Way::CopyReduce {
+        target.max_tiles = (2 * target.max_tiles / world.max(1)).max(1);
+    }
+    target.column_tiles(columns, 1)
+}
+
+struct Sum {
+    rows: u32,
+    tiles: Vec<Range<u32>>,
+    rows_kind: u32,
+    residual: bool,
+    world: u32,
+    way: Way,
+}
+
+impl Sum {
+    /// The rank that sums a tile where one rank does.
+    fn owner(&self, tile: usize) -> u32 {
+        tile as u32 % self.world
+    }
+
+    fn sums(&self, tile: usize, rank: u32) -> bool {
+        self.way != Way::TwoShot || self.owner(tile) == rank
+    }
+
+    fn peers(&self, rank: u32) -> impl Iterator<Item = u32> {
+        (0..self.world).filter(move |&p| p != rank)
+    }
+
+    fn tile(&self, tile: usize) -> Region {
+        Region::whole(&[self.rows]).with(1, self.tiles[tile].start, self.tiles[tile].end)
+    }
+
+    /// A rank's slot of a tile in the receive buffer.
+    fn slot(&self, tile: usize, rank: u32) -> Region {
+        let slot = Region::whole(&[1, self.rows]).with(0, rank, rank + 1);
+        slot.with(2, self.tiles[tile].start, self.tiles[tile].end)
+    }
+
+    /// Partial tiles go to those who sum them, an event for each tile.
+    fn to_owners(&self) -> Step {
+        let sends = (0..self.world).map(|rank| {
+            let mut sends = Vec::new();
+            for tile in 0..self.tiles.len() {
+                for to in self.peers(rank).filter(|&p| self.sums(tile, p)) {
+                    // The receiver counts the tiles that it sums.
+                    let event = if self.way == Way::TwoShot { tile as u32 / self.world } else { tile as u32 };
+                    let (source, target) = (Some(self.tile(tile)), self.slot(tile, rank));
+                    sends.push(Send { to, source, target, event });
+                }
+            }
+            sends
+        });
+        Step::Exchange(Exchange {
+            source: Operand::Input(0),
+            target: Operand::Buffer(0),
+            rows_kind: self.rows_kind,
+            sends: sends.collect(),
+            completes: None,
+        })
+    }
+
+    /// Sums go to all others, by one event.
+    fn to_others(&self) -> Step {
+        let sends = (0..self.world).map(|rank| {
+            let own = (0..self.tiles.len()).filter(|&tile| self.owner(tile) == rank);
+            own.flat_map(|tile| {
+                let region = self.tile(tile);
+                self.peers(rank).map(move |to| Send { to, source: Some(region), target: region, event: 0 })
+            })
+            .collect()
+        });
+        Step::Exchange(Exchange {
+            source: Operand::Output,
+            target: Operand::Output,
+            rows_kind: self.rows_kind,
+            sends: sends.collect(),
+            completes: Some(0),
+        })
+    }
+
+    /// The sums. Operands: own partial tile and received slots (or the flagged ones alone), the residual.
+    fn reduce(&self, received: Operand) -> Step {
+        let flagged = self.way == Way::OneShot;
+        let mut inputs = if flagged { vec![received] } else { vec![Operand::Input(0), received] };
+        inputs.extend(self.residual.then_some(Operand::Input(1)));
+        let tasks = (0..self.world).map(|rank| {
+            let mut tasks = Vec::new();
+            for index in (0..self.tiles.len()).filter(|&tile| self.sums(tile, rank)) {
+                let (own, tile) = (self.tile(index), &self.tiles[index]);
+                let received = match self.way {
+                    Way::Alone => own,
+                    _ => Region::whole(&[self.world, self.rows]).with(2, tile.start, tile.end),
+                };
+                let mut task = TaskSpec::default();
+                let mut read = |region: Region| task.reads.push(Access::new(task.reads.len() as u8, region));
+                if !flagged {
+                    read(own);
+                }
+                read(received);
+                if self.residual {
+                    read(own);
+                }
+                task.writes.push(Access::new(0, own));
+                task.cost = own.volume() * 4 * u64::from(self.world + 2);
+                tasks.push(task);
+            }
+            tasks
+        });
+        let flags = if flagged { FLAGGED } else { 0 } | if self.residual { RESIDUAL } else { 0 };
+        Step::Tasks(TaskStep {
+            task_type: core_types::REDUCE,
+            inputs,
+            outputs: vec![Operand::Output],
+            params: vec![self.world, 0, self.rows_kind, flags],
+            rank_param: Some(1),
+            // Its own partial tile stands for the received ones.
+            stacked: (self.way == Way::Alone).then_some(1),
+            tasks: tasks.collect(),
+        })
+    }
+}

@@ -1,0 +1,258 @@
+//! Which block goes where when a tensor's sharding changes.
+
+use super::contract::{Operand, TaskStep};
+use crate::op_graph::Rows;
+use crate::region::Region;
+use crate::split::Sharding;
+use crate::target::Target;
+use crate::task_graph::core_types;
+use crate::task_type::{Access, TaskSpec};
+
+/// A block that one rank holds and another needs, or the same rank at another place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The rank that needs it.
+    pub to: u32,
+    /// Where it lies in the holder's own tensor.
+    pub source: Region,
+    /// Where it lies in the receiver's own tensor.
+    pub target: Region,
+}
+
+/// One piece of a rank's share of a dimension.
+#[derive(Clone, Copy)]
+struct Piece {
+    local: u64,
+    global: u64,
+    len: u64,
+}
+
+/// The pieces that `rank` holds of the dimension that is split; without a split all of dimension 0.
+fn pieces(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Piece>) {
+    let Sharding::Split { dim, parts } = sharding else {
+        return (0, vec![Piece { local: 0, global: 0, len: dims[0] }]);
+    };
+    let (mut local, mut start, mut held) = (0, 0, Vec::new());
+    for (part, range) in parts.iter().zip(sharding.ranges(rank, world)) {
+        let len = range.end - range.start;
+        if len > 0 {
+            held.push(Piece { local, global: start + range.start, len });
+        }
+        local += len;
+        start += part.len;
+    }
+    (*dim, held)
+}
+
+/// The pieces that `rank` sends: what a lower rank holds too is left to that one.
+fn sent(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Piece>) {
+    let (dim, mut own) = pieces(dims, sharding, rank, world);
+    for lower in 0..rank {
+        for other in pieces(dims, sharding, lower, world).1 {
+            // Shares of a part are in the order of ranks, so a lower rank's covers the beginning.
+            for piece in &mut own {
+                let end = other.global + other.len;
+                if other.global <= piece.global && end > piece.global {
+                    let shared = (end - piece.global).min(piece.len);
+                    piece.local += shared;
+                    piece.global += shared;
+                    piece.len -= shared;
+                }
+            }
+        }
+    }
+    own.retain(|p| p.len > 0);
+    (dim, own)
+}
+
+/// True where some index of a tensor of these dimensions lies on more than one rank.
+pub(super) fn overlaps(dims: &[u64], sharding: &Sharding, world: u32) -> bool {
+    let held: u64 = (0..world).flat_map(|r| pieces(dims, sharding, r, world).1).map(|p| p.len).sum();
+    let dim = if let Sharding::Split { dim, .. } = sharding { *dim } else { 0 };
+    held != dims[dim]
+}
+
+/// For each rank what it moves where, so that a tensor of global dimensions `dims` and sharding `from` (split or
+/// replicated) gets sharding `to`. Of a replicated tensor every rank has its share already.
+pub fn moves(dims: &[u64], from: &Sharding, to: &Sharding, world: u32) -> Vec<Vec<Move>> {
+    let wanted: Vec<(usize, Vec<Piece>)> = (0..world).map(|r| pieces(dims, to, r, world)).collect();
+    (0..world)
+        .map(|rank| {
+            let replicated = *from == Sharding::Replicated;
+            let (from_dim, own) =
+                if replicated { pieces(dims, from, rank, world) } else { sent(dims, from, rank, world) };
+            let mut list = Vec::new();
+            for piece in &own {
+                for (receiver, (to_dim, pieces)) in wanted.iter().enumerate() {
+                    if replicated && receiver as u32 != rank {
+                        continue;
+                    }
+                    for other in pieces {
+                        list.extend(
+                            meet(dims, (from_dim, piece), (*to_dim, other)).map(|(source, target)| Move {
+                                to: receiver as u32,
+                                source,
+                                target,
+                            }),
+                        );
+                    }
+                }
+            }
+            list
+        })
+        .collect()
+}
+
+/// What two pieces share, as the holder and the receiver see it.
+fn meet(
+    dims: &[u64],
+    (from_dim, from): (usize, &Piece),
+    (to_dim, to): (usize, &Piece),
+) -> Option<(Region, Region)> {
+    let whole: Vec<u32> = dims.iter().map(|&d| d as u32).collect();
+    let at = |region: Region, dim: usize, start: u64, len: u64| {
+        region.with(dim, start as u32, (start + len) as u32)
+    };
+    let whole = Region::whole(&whole);
+    if from_dim == to_dim {
+        let first = from.global.max(to.global);
+        let len = (from.global + from.len).min(to.global + to.len).checked_sub(first).filter(|&l| l > 0)?;
+        let source = at(whole, from_dim, from.local + first - from.global, len);
+        return Some((source, at(whole, to_dim, to.local + first - to.global, len)));
+    }
+    let source = at(at(whole, from_dim, from.local, from.len), to_dim, to.global, to.len);
+    let target = at(at(whole, to_dim, to.local, to.len), from_dim, from.global, from.len);
+    Some((source, target))
+}
+
+/// Tasks that move each rank's own blocks (`list` holds those of each rank) from `source` to `target`, cut along the
+/// last dimension.
+pub fn local_copies(
+    list: &[Vec<Move>],
+    (source, target): (Operand, Operand),
+    last_dim: usize,
+    rows_kind: u32,
+    machine: &Target,
+) -> TaskStep {
+    let tasks = list.iter().map(|moves| {
+        let mut tasks = Vec::new();
+        for m in moves {
+            let len = m.source.hi[last_dim] - m.source.lo[last_dim];
+            for tile in machine.column_tiles(len, 1) {
+                let cut =
+                    |r: Region| r.with(last_dim, r.lo[last_dim] + tile.start, r.lo[last_dim] + tile.end);
+                let mut task = TaskSpec { cost: 8 * cut(m.source).volume(), ..TaskSpec::default() };
+                task.reads.push(Access::new(0, cut(m.source)));
+                task.writes.push(Access::new(0, cut(m.target)));
+                tasks.push(task);
+            }
+        }
+        tasks
+    });
+    TaskStep {
+        task_type: core_types::NVSHMEM_COPY,
+        inputs: vec![source],
+        outputs: vec![target],
+        params: vec![rows_kind],
+        rank_param: None,
+        stacked: None,
+        tasks: tasks.collect(),
+    }
+}
+
+/// The number by which copies and sums know which rows of a tensor are in use.
+pub fn rows_kind(rows: Rows) -> u32 {
+    match rows {
+        Rows::Tokens => 0,
+        Rows::Samples => 1,
+        Rows::Fixed => 2,
+    }
+}
+
+/// The same of blocks of a tensor of these dimensions that are cut in `dims_cut`: only whole rows can be counted.
+pub(super) fn rows_kind_of_blocks(dims: &[u64], cut: &[Option<usize>], rows: Rows) -> u32 {
+    if dims.len() == 2 && !cut.contains(&Some(0)) { rows_kind(rows) } else { rows_kind(Rows::Fixed) }
+}
+
+/// The dimension that a sharding splits.
+pub(super) fn split_dim(sharding: &Sharding) -> Option<usize> {
+    match sharding {
+        Sharding::Split { dim, .. } => Some(*dim),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::split::{Part, Split};
+
+    /// Values of a tensor are their global indices: after the moves each rank holds what its new share says.
+    fn check(dims: [u64; 2], from: &Sharding, to: &Sharding, world: u32) {
+        let locals = |sharding: &Sharding, rank: u32| -> (Vec<u64>, Vec<u64>) {
+            let (dim, held) = pieces(&dims, sharding, rank, world);
+            let local = sharding.local_dims(&dims, rank, world);
+            let index = |d: usize, i: u64| {
+                let piece = held.iter().find(|p| d == dim && p.local <= i && i < p.local + p.len);
+                piece.map_or(i, |p| p.global + i - p.local)
+            };
+            let values = (0..local[0])
+                .flat_map(|r| (0..local[1]).map(move |c| (r, c)))
+                .map(|(r, c)| index(0, r) * dims[1] + index(1, c))
+                .collect();
+            (local, values)
+        };
+        let mut got: Vec<Vec<Option<u64>>> = (0..world).map(|r| vec![None; locals(to, r).1.len()]).collect();
+        for (rank, list) in moves(&dims, from, to, world).into_iter().enumerate() {
+            let (local, values) = locals(from, rank as u32);
+            for m in list {
+                let width = locals(to, m.to).0[1];
+                assert_eq!(m.source.volume(), m.target.volume());
+                for r in 0..m.source.hi[0] - m.source.lo[0] {
+                    for c in 0..m.source.hi[1] - m.source.lo[1] {
+                        let value = values[(u64::from(m.source.lo[0] + r) * local[1]
+                            + u64::from(m.source.lo[1] + c))
+                            as usize];
+                        let place = u64::from(m.target.lo[0] + r) * width + u64::from(m.target.lo[1] + c);
+                        let slot = &mut got[m.to as usize][place as usize];
+                        assert_eq!(*slot, None, "written twice");
+                        *slot = Some(value);
+                    }
+                }
+            }
+        }
+        for (rank, got) in got.into_iter().enumerate() {
+            let wanted: Vec<Option<u64>> = locals(to, rank as u32).1.into_iter().map(Some).collect();
+            assert_eq!(got, wanted, "{from:?} to {to:?}, rank {rank} of {world}");
+        }
+    }
+
+    #[test]
+    fn every_rank_gets_its_new_share_once() {
+        let even = |unit| Split::Even { unit };
+        let heads = Split::KeyValues { heads: 4, kv_heads: 2, head_dim: 5 };
+        let dims = [6, 20];
+        let shardings = [
+            Sharding::Replicated,
+            Sharding::split(0, 6, even(1)),
+            Sharding::split(1, 20, even(1)),
+            Sharding::split(1, 20, even(4)),
+            Sharding::Split {
+                dim: 1,
+                parts: vec![Part { len: 8, split: even(1) }, Part { len: 12, split: even(2) }],
+            },
+            Sharding::Split {
+                dim: 1,
+                parts: vec![Part { len: 10, split: heads }, Part { len: 10, split: heads }],
+            },
+        ];
+        for world in [1, 2, 4] {
+            for from in &shardings {
+                for to in &shardings {
+                    check(dims, from, to, world);
+                }
+            }
+        }
+        check([3, 2], &Sharding::split(1, 2, even(1)), &Sharding::split(0, 3, even(1)), 5);
+    }
+}

@@ -1,0 +1,325 @@
+//! Collectives of a plan: the tables of their sends, cut into copies and arrivals.
+
+use super::types::{NONE, Part, Table};
+use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Step, TaskStep};
+use crate::error::BuildError;
+use crate::op_graph::{Op, OpGraph, Role};
+use crate::options::BuildOptions;
+use crate::passes::op_view;
+use crate::region::{MAX_DIMS, Region};
+use crate::registry::Registry;
+use crate::task_graph::core_types;
+use crate::task_type::{Access, OpView, TaskSpec};
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// A collective with its parts.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub lowered: Lowered,
+    /// One for each step of it.
+    pub steps: Vec<CutStep>,
+}
+
+/// The parts of a step, by rank.
+#[derive(Debug)]
+pub(crate) enum CutStep {
+    Exchange { table: Arc<Table>, copy: Vec<u32>, arrive: Vec<u32> },
+    Tasks { part: Vec<u32> },
+}
+
+/// Lowers the collectives of `graph`; those that look the same are lowered once. `None` for other operators.
+pub(crate) fn cut_collectives(
+    graph: &OpGraph,
+    registry: &Registry,
+    options: &BuildOptions,
+    uses: &Uses,
+    parts: &mut Vec<Part>,
+) -> Result<Vec<Option<Arc<Cut>>>, BuildError> {
+    let mut by_key: HashMap<String, Arc<Cut>> = HashMap::new();
+    let mut placed: HashSet<u32> = HashSet::new();
+    graph
+        .ops
+        .iter()
+        .map(|op| {
+            let Some(collective) = registry.collective(&op.op_type) else { return Ok(None) };
+            let view = op_view(graph, op);
+            let can_place = uses.can_place(graph, registry, op) && !placed.contains(&op.inputs[0]);
+            let can_push = uses.can_push(graph, registry, op);
+            let key = key(op, &view, can_place, can_push);
+            let cut = match by_key.get(&key) {
+                Some(cut) => cut.clone(),
+                None => {
+                    let lower = CollectiveOp { view: &view, options, can_push, can_place };
+                    let lowered = collective.lower(&lower).and_then(|l| check(l, &view, options.world));
+                    let lowered = lowered.map_err(|e| BuildError::op(&op.name, e.0))?;
+                    let cut = Arc::new(cut(lowered, options.world, parts));
+                    // Its notes name the operator.
+                    if cut.lowered.notes.is_empty() {
+                        by_key.insert(key, cut.clone());
+                    }
+                    cut
+                }
+            };
+            if cut.lowered.input_in_output.is_some() {
+                placed.insert(op.inputs[0]);
+            }
+            Ok(Some(cut))
+        })
+        .collect()
+}
+
+fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool) -> String {
+    let mut key = String::with_capacity(256);
+    let _ = write!(key, "{} {can_place} {can_push} {:?}", op.op_type, op.attrs);
+    for operand in view.inputs.iter().chain(&view.outputs) {
+        let activation = *operand.role == Role::Activation;
+        let _ = write!(key, "|{:?} {:?} {activation}", operand.ty, operand.sharding);
+    }
+    key
+}
+
+fn cut(lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
+    let steps = lowered
+        .steps
+        .iter()
+        .map(|step| match step {
+            Step::Exchange(exchange) => {
+                let table = Arc::new(table(exchange, world));
+                let copies: Vec<Part> = (0..world).map(|rank| copy_part(exchange, rank)).collect();
+                let slots = match exchange.target {
+                    Operand::Buffer(b) if lowered.buffers[b].by_sender => Some(world),
+                    _ => None,
+                };
+                let arrivals = (0..world).map(|rank| arrive_part(exchange, &table, rank, slots)).collect();
+                CutStep::Exchange { table, copy: add(copies, parts), arrive: add(arrivals, parts) }
+            }
+            Step::Tasks(step) => {
+                CutStep::Tasks { part: add(step.tasks.iter().map(|t| task_part(step, t)).collect(), parts) }
+            }
+        })
+        .collect();
+    Cut { lowered, steps }
+}
+
+/// Adds the ranks' parts of a step; equal ones are one. A part without tasks is none.
+fn add(ranks: Vec<Part>, parts: &mut Vec<Part>) -> Vec<u32> {
+    let first = parts.len();
+    let mut numbers = Vec::with_capacity(ranks.len());
+    for part in ranks {
+        if part.tasks.is_empty() {
+            numbers.push(NONE);
+            continue;
+        }
+        let known = parts[first..].iter().position(|p| *p == part);
+        numbers.push((first + known.unwrap_or(parts.len() - first)) as u32);
+        if known.is_none() {
+            parts.push(part);
+        }
+    }
+    numbers
+}
+
+fn task_part(step: &TaskStep, tasks: &[TaskSpec]) -> Part {
+    Part {
+        type_name: step.task_type.into(),
+        params: step.params.clone(),
+        rank_param: step.rank_param,
+        stacked: step.stacked,
+        scratch_bytes: 0,
+        tasks: tasks.to_vec(),
+    }
+}
+
+/// The copies of `rank`, one for each send. Where a rank has nothing to send, the task signals.
+fn copy_part(exchange: &Exchange, rank: u32) -> Part {
+    let tasks = exchange.sends[rank as usize].iter().map(|send| TaskSpec {
+        reads: send.source.iter().map(|r| Access::new(0, *r)).collect(),
+        cost: send.source.map_or(1, |r| 8 * r.volume()),
+        ..TaskSpec::default()
+    });
+    Part {
+        type_name: core_types::NVSHMEM_COPY.into(),
+        params: vec![exchange.rows_kind],
+        rank_param: None,
+        stacked: None,
+        scratch_bytes: 0,
+        tasks: tasks.collect(),
+    }
+}
+
+/// What arrives on `rank`: one "task" for each event that peers trigger. Of a buffer that has a slot for each sender
+/// (`slots` of them) all slots are meant at once, so that ranks are alike.
+fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: Option<u32>) -> Part {
+    let mut tasks = vec![TaskSpec::default(); table.triggers[rank as usize].len()];
+    for send in exchange.sends.iter().flatten().filter(|s| s.to == rank && s.source.is_some()) {
+        let region = slots.map_or(send.target, |n| send.target.with(0, 0, n));
+        let writes = &mut tasks[send.event as usize].writes;
+        if slots.is_none() || writes.iter().all(|w| w.region != region) {
+            writes.push(Access::new(0, region));
+        }
+    }
+    Part {
+        type_name: String::new(),
+        params: Vec::new(),
+        rank_param: None,
+        stacked: None,
+        scratch_bytes: 0,
+        tasks,
+    }
+}
+
+fn table(exchange: &Exchange, world: u32) -> Table {
+    let n = world as usize;
+    let sends = &exchange.sends;
+    let mut triggers: Vec<Vec<u32>> = vec![Vec::new(); n];
+    // For each receiver and event, who sends.
+    let mut senders: Vec<Vec<HashSet<usize>>> = vec![Vec::new(); n];
+    for (rank, list) in sends.iter().enumerate() {
+        for send in list {
+            let (to, event) = (send.to as usize, send.event as usize);
+            if triggers[to].len() <= event {
+                triggers[to].resize(event + 1, 0);
+                senders[to].resize(event + 1, HashSet::new());
+            }
+            triggers[to][event] += 1;
+            senders[to][event].insert(rank);
+        }
+    }
+    let from_all =
+        senders.iter().all(|events| !events.is_empty() && events.iter().all(|who| who.len() == n - 1));
+    let to_all = sends.iter().enumerate().all(|(rank, list)| {
+        let sources = |peer: usize| -> HashSet<Option<Region>> {
+            list.iter().filter(|s| s.to as usize == peer).map(|s| s.source).collect()
+        };
+        let mut peers = (0..n).filter(|&p| p != rank).map(sources);
+        let first = peers.next();
+        peers.all(|p| Some(&p) == first.as_ref())
+    });
+    let one_event = triggers.iter().all(|t| t.len() == 1);
+    Table { sends: sends.clone(), triggers, from_all, to_all, one_event }
+}
+
+/// That the steps make sense: ranks, operands and events that exist. Whether they are right the verifier says.
+fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, crate::task_type::OpError> {
+    let wrong = |what: String| {
+        Err(crate::task_type::OpError(format!("the collective lowers it to steps that cannot be: {what}")))
+    };
+    let exists = |operand: &Operand| match *operand {
+        Operand::Input(i) => i < view.inputs.len(),
+        Operand::Output => view.outputs.len() == 1,
+        Operand::Buffer(b) => b < lowered.buffers.len(),
+    };
+    let placed = [&lowered.input_in_output, &lowered.output_in_input];
+    let placed = placed.into_iter().flatten().chain(lowered.output_in_buffer.as_ref().map(|(_, p)| p));
+    if placed.into_iter().any(|p| p.first.len() != world as usize || p.dim >= MAX_DIMS) {
+        return wrong("a place does not name one index for each rank".into());
+    }
+    for step in &lowered.steps {
+        match step {
+            Step::Exchange(exchange) => {
+                if !exists(&exchange.source) || !exists(&exchange.target) {
+                    return wrong(format!("there is no {:?} or {:?}", exchange.source, exchange.target));
+                }
+                if matches!(exchange.target, Operand::Input(_)) {
+                    return wrong("ranks send into an input".into());
+                }
+                if exchange.sends.len() != world as usize {
+                    return wrong(format!("sends of {} ranks, not {world}", exchange.sends.len()));
+                }
+                let mut events: Vec<HashSet<u32>> = vec![HashSet::new(); world as usize];
+                for (rank, send) in
+                    exchange.sends.iter().enumerate().flat_map(|(r, l)| l.iter().map(move |s| (r, s)))
+                {
+                    if send.to >= world || send.to as usize == rank {
+                        return wrong(format!("rank {rank} sends to rank {}", send.to));
+                    }
+                    events[send.to as usize].insert(send.event);
+                }
+                if events.iter().any(|e| e.iter().any(|&i| i as usize >= e.len())) {
+                    return wrong("a receiver's events are not counted from 0 without gaps".into());
+                }
+            }
+            Step::Tasks(step) => {
+                if !step.inputs.iter().chain(&step.outputs).all(exists) || step.tasks.len() != world as usize
+                {
+                    return wrong(format!(
+                        "tasks of `{}` with operands or ranks that are not there",
+                        step.task_type
+                    ));
+                }
+                let fits =
+                    |accesses: &[Access], n: usize| accesses.iter().all(|a| usize::from(a.operand) < n);
+                let tasks = step.tasks.iter().flatten();
+                if tasks
+                    .into_iter()
+                    .any(|t| !fits(&t.reads, step.inputs.len()) || !fits(&t.writes, step.outputs.len()))
+                {
+                    return wrong(format!(
+                        "a task of `{}` has an operand that the step lacks",
+                        step.task_type
+                    ));
+                }
+                if step.rank_param.is_some_and(|p| p >= step.params.len()) {
+                    return wrong(format!("tasks of `{}` have no parameter for the rank", step.task_type));
+                }
+            }
+        }
+    }
+    Ok(lowered)
+}
+
+/// Who writes and reads each tensor of an op graph.
+pub(crate) struct Uses {
+    writer: Vec<Option<usize>>,
+    readers: Vec<u32>,
+    only_reader: Vec<Option<usize>>,
+}
+
+impl Uses {
+    pub fn new(graph: &OpGraph) -> Self {
+        let n = graph.tensors.len();
+        let mut uses = Uses { writer: vec![None; n], readers: vec![0; n], only_reader: vec![None; n] };
+        for (index, op) in graph.ops.iter().enumerate() {
+            op.outputs.iter().for_each(|&t| uses.writer[t as usize] = Some(index));
+            for &t in &op.inputs {
+                uses.readers[t as usize] += 1;
+                uses.only_reader[t as usize] = Some(index);
+            }
+        }
+        uses
+    }
+
+    /// The output of operator `index` that a collective wants pushed: (output, the collective).
+    pub fn pushed_by(&self, graph: &OpGraph, index: usize, cuts: &[Option<Arc<Cut>>]) -> Option<(u8, usize)> {
+        graph.ops[index].outputs.iter().enumerate().find_map(|(output, &tensor)| {
+            let reader = self.only_reader[tensor as usize]?;
+            let pushes = cuts[reader].as_ref().is_some_and(|c| c.lowered.push.is_some());
+            (pushes && graph.ops[reader].inputs[0] == tensor).then_some((output as u8, reader))
+        })
+    }
+
+    /// The first input's producer can push it, and nobody else needs it.
+    fn can_push(&self, graph: &OpGraph, registry: &Registry, op: &Op) -> bool {
+        let input = op.inputs[0];
+        let source = &graph.tensors[input as usize];
+        self.writer[input as usize].is_some_and(|w| {
+            let producer = &graph.ops[w];
+            registry.get(&producer.op_type).is_some_and(|t| {
+                t.push_param().is_some()
+                    && t.pushable_output().is_some_and(|o| producer.outputs.get(o) == Some(&input))
+            })
+        }) && self.readers[input as usize] == 1
+            && !source.output
+            && source.role == Role::Activation
+    }
+
+    /// A task type's tasks write the first input, and its memory is nobody's business.
+    fn can_place(&self, graph: &OpGraph, registry: &Registry, op: &Op) -> bool {
+        let source = &graph.tensors[op.inputs[0] as usize];
+        let computed = self.writer[op.inputs[0] as usize]
+            .is_some_and(|w| registry.collective(&graph.ops[w].op_type).is_none());
+        source.role == Role::Activation && computed && !source.output
+    }
+}

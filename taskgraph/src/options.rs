@@ -1,0 +1,48 @@
+//! What graphs are built for.
+
+use crate::error::BuildError;
+use crate::target::Target;
+use crate::task_graph::{Allreduce, Placement};
+
+/// What graphs are built for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BuildOptions {
+    /// Number of ranks.
+    pub world: u32,
+    /// Who places tasks.
+    pub placement: Placement,
+    /// How allreduces are carried out.
+    pub allreduce: Allreduce,
+    /// Largest payload (bytes of one rank's partial sums) that [`Allreduce::Auto`] pushes as flagged words.
+    pub one_shot_bytes: u64,
+    /// Machine.
+    pub target: Target,
+    /// False only to show what the protection is for: receive buffers are then shared without regard to the peers that
+    /// may still read them. Such graphs don't pass the verifier.
+    pub protected: bool,
+}
+
+impl BuildOptions {
+    /// Static placement, allreduces by size.
+    pub fn new(world: u32, target: Target) -> Self {
+        BuildOptions {
+            world,
+            placement: Placement::Static,
+            allreduce: Allreduce::Auto,
+            one_shot_bytes: 256 << 10,
+            target,
+            protected: true,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        let error = |message: &str| Err(BuildError::Options(message.into()));
+        if self.world == 0 || self.world > u32::from(u16::MAX) {
+            return error("the number of ranks must be 1 to 65535");
+        }
+        if self.target.workers == 0 || self.target.max_tiles == 0 || self.target.column_unit == 0 {
+            return error("the target needs at least one worker, one tile and a column unit");
+        }
+        Ok(())
+    }
+}

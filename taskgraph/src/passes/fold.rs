@@ -1,0 +1,65 @@
+//! Constant folding.
+
+use super::pass::{Context, Pass, Property};
+use crate::error::BuildError;
+use crate::op_graph::{Op, OpGraph, Role};
+use crate::task_type::OpError;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Who knows the values of constants, and can compute with them.
+pub trait Evaluate: Debug + Send + Sync {
+    /// Computes the outputs of an operator all of whose inputs are constant, and keeps their values under the names
+    /// of the output tensors. False where it cannot: the operator then stays.
+    ///
+    /// # Errors
+    /// What is wrong with the values.
+    fn evaluate(&self, graph: &OpGraph, op: &Op) -> Result<bool, OpError>;
+}
+
+/// Computes operators of constants once, when the graph is built: their results become constants. It takes operators
+/// that depend on nothing but their inputs ([`crate::TaskType::is_pure`]).
+///
+/// This crate knows no values and no kernels, so the default list lacks the pass; who has both inserts it before
+/// `shard`.
+#[derive(Clone, Debug)]
+pub struct FoldConstants(pub Arc<dyn Evaluate>);
+
+impl Pass for FoldConstants {
+    fn name(&self) -> &'static str {
+        "fold"
+    }
+
+    fn needs(&self) -> &'static [Property] {
+        &[Property::Typed, Property::Composed]
+    }
+
+    fn keeps(&self) -> &'static [Property] {
+        &[Property::Typed, Property::Composed]
+    }
+
+    fn run(&self, graph: &mut OpGraph, context: &Context<'_>) -> Result<(), BuildError> {
+        let mut index = 0;
+        while index < graph.ops.len() {
+            let op = &graph.ops[index];
+            let tensors = |ids: &[u32]| ids.iter().map(|&t| &graph.tensors[t as usize]).collect::<Vec<_>>();
+            let constant = |role: &Role| matches!(role, Role::Weight { .. } | Role::Constant);
+            let task_type = context.registry.get(&op.op_type);
+            let folds = task_type.is_some_and(|t| t.is_pure() && !t.has_effects())
+                && !op.inputs.is_empty()
+                && tensors(&op.inputs).iter().all(|t| constant(&t.role))
+                && tensors(&op.outputs).iter().all(|t| t.role == Role::Activation && !t.output);
+            let evaluated = match folds {
+                true => self.0.evaluate(graph, op).map_err(|e| BuildError::op(&op.name, e.0))?,
+                false => false,
+            };
+            if evaluated {
+                let op = graph.ops.remove(index);
+                op.outputs.iter().for_each(|&t| graph.tensors[t as usize].role = Role::Constant);
+            } else {
+                index += 1;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! The task types and collectives that a graph may use, by name.
+
+use crate::collective::{self, Collective};
+use crate::task_type::TaskType;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The operators that a graph may use: task types that are registered, and collectives, of which this crate brings
+/// its own ([`collective::built_in`]).
+#[derive(Clone, Debug)]
+pub struct Registry {
+    types: BTreeMap<&'static str, Arc<dyn TaskType>>,
+    collectives: BTreeMap<&'static str, Arc<dyn Collective>>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        let mut registry = Registry { types: BTreeMap::new(), collectives: BTreeMap::new() };
+        collective::built_in().into_iter().for_each(|c| registry.register_collective(c));
+        registry
+    }
+}
+
+impl Registry {
+    /// Adds a type; a second one of the same name replaces the first.
+    pub fn register(&mut self, task_type: Arc<dyn TaskType>) {
+        self.types.insert(task_type.name(), task_type);
+    }
+    /// The type named `name`.
+    pub fn get(&self, name: &str) -> Option<&Arc<dyn TaskType>> {
+        self.types.get(name)
+    }
+    /// All types, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn TaskType>> {
+        self.types.values()
+    }
+    /// Adds a collective; a second one of the same name replaces the first.
+    pub fn register_collective(&mut self, collective: Arc<dyn Collective>) {
+        self.collectives.insert(collective.name(), collective);
+    }
+    /// The collective named `name`.
+    pub fn collective(&self, name: &str) -> Option<&Arc<dyn Collective>> {
+        self.collectives.get(name)
+    }
+    /// All collectives, by name.
+    pub fn collectives(&self) -> impl Iterator<Item = &Arc<dyn Collective>> {
+        self.collectives.values()
+    }
+}

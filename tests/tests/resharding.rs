@@ -1,0 +1,189 @@
+//! Proves that a tensor gets to where an operator needs it, however it is spread over the ranks: collectives are inserted,
+//! and the user's own are carried out, in every element type and dimension, and gives what one rank gives.
+
+use mpk_tests::reference::{self, values};
+use mpk_tests::{Job, ModelFile};
+use serde_json::{Value, json};
+
+const ROWS: usize = 6;
+
+fn tensor(name: &str, kind: &str, dtype: &str, dims: &[usize], values: &[f64], shard: Value) -> Value {
+    json!({"name": name, "kind": kind, "dtype": dtype, "dims": dims, "data": {"values": values}, "shard": shard})
+}
+
+fn even(dim: usize) -> Value {
+    json!({"dim": dim, "kind": "even"})
+}
+
+fn op(name: &str, inputs: &[&str], outputs: &[&str], attrs: Value) -> Value {
+    json!({"op": name, "inputs": inputs, "outputs": outputs, "attrs": attrs})
+}
+
+fn graph(tensors: &[Value], ops: &[Value], outputs: &[&str]) -> ModelFile {
+    let graph = json!({"rows": ROWS, "tensors": tensors, "ops": ops, "outputs": outputs});
+    ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}))
+}
+
+/// Output `name` on some numbers of ranks, with both placements.
+fn check(model: &ModelFile, ranks: &[u32], name: &str, expected: &[f64], tolerance: f64) {
+    for &ranks in ranks {
+        for placement in ["static", "dynamic"] {
+            let run = Job::new(ranks).arg(model.path()).args(["--placement", placement]).run_json();
+            let found = &run.outputs[name].values;
+            assert_eq!(found.len(), expected.len());
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert!(
+                    (found - expected).abs() <= tolerance * (1.0 + expected.abs()),
+                    "{name} on {ranks} ranks, {placement}: element {i} is {found}, expected {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// Values that every element type holds exactly.
+fn exact(seed: u64, count: usize) -> Vec<f64> {
+    values(seed, count).iter().map(|v| (v * 64.0).round() / 64.0).collect()
+}
+
+#[test]
+fn a_split_input_feeds_a_norm() {
+    let k = 20;
+    let (x, one) = (exact(1, ROWS * k), vec![1.0; k]);
+    let expected = reference::rmsnorm(&x, &one, 1e-3);
+    for dtype in ["f32", "bf16", "f16"] {
+        for dim in [0, 1] {
+            let tensors = [
+                tensor("x", "input", dtype, &[ROWS, k], &x, even(dim)),
+                tensor("w", "weight", "f32", &[k], &one, json!("replicated")),
+            ];
+            let ops = [op("rmsnorm", &["x", "w"], &["y"], json!({"eps": 1e-3}))];
+            check(&graph(&tensors, &ops, &["y"]), &[1, 2, 3], "y", &expected, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn both_halves_of_a_gate_are_wanted() {
+    let (k, n) = (20, 9);
+    let (x, w) = (exact(2, ROWS * k), exact(3, 2 * n * k));
+    let half = json!({"len": n, "split": {"kind": "even"}});
+    for dtype in ["f32", "bf16"] {
+        let tensors = [
+            tensor("x", "input", dtype, &[ROWS, k], &x, json!("replicated")),
+            tensor("w", "weight", dtype, &[2 * n, k], &w, json!({"dim": 0, "parts": [half, half]})),
+        ];
+        let ops = [
+            op("linear", &["x", "w"], &["g"], json!({"output_dtype": "f32"})),
+            op("silu_mul", &["g"], &["y"], json!({})),
+        ];
+        let g = reference::linear(&x, &w, k, None);
+        let model = graph(&tensors, &ops, &["g", "y"]);
+        check(&model, &[1, 2, 3], "g", &g, 1e-5);
+        check(&model, &[2], "y", &reference::silu_mul(&g, n), 1e-5);
+    }
+}
+
+/// A row-parallel product takes x as it comes: replicated, split by rows, or by columns in another way.
+#[test]
+fn x_is_spread_as_the_weight_needs_it() {
+    let (k, n) = (21, 10);
+    let (x, w) = (exact(4, ROWS * k), exact(5, n * k));
+    let expected = reference::linear(&x, &w, k, None);
+    for shard in [json!("replicated"), even(0), json!({"dim": 1, "kind": "even", "unit": 4})] {
+        for dtype in ["f32", "bf16", "f16"] {
+            let tensors = [
+                tensor("x", "input", dtype, &[ROWS, k], &x, shard.clone()),
+                tensor("w", "weight", dtype, &[n, k], &w, even(1)),
+            ];
+            let ops = [op("linear", &["x", "w"], &["y"], json!({}))];
+            check(&graph(&tensors, &ops, &["y"]), &[1, 2, 3], "y", &expected, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn collectives_of_the_users_own() {
+    let (k, n) = (21, 40);
+    let (x, w) = (exact(6, ROWS * k), exact(7, n * k));
+    let expected = reference::linear(&x, &w, k, None);
+    for dim in [0, 1] {
+        let tensors = [
+            tensor("x", "input", "f32", &[ROWS, k], &x, json!("replicated")),
+            tensor("w", "weight", "f32", &[n, k], &w, even(1)),
+        ];
+        let ops = [
+            op("linear", &["x", "w"], &["sum"], json!({})),
+            op("reduce_scatter", &["sum"], &["share"], json!({"shard": even(dim)})),
+            op("all_to_all", &["share"], &["y"], json!({"shard": even(1 - dim)})),
+        ];
+        check(&graph(&tensors, &ops, &["y"]), &[1, 2, 3], "y", &expected, 1e-5);
+    }
+}
+
+/// Operators of constants are computed once, at load.
+#[test]
+fn constants_fold() {
+    let n = 7;
+    let (x, a, b) = (exact(8, ROWS * n), exact(9, ROWS * n), exact(10, ROWS * n));
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, n], &x, json!("replicated")),
+        tensor("a", "constant", "f32", &[ROWS, n], &a, json!("replicated")),
+        tensor("b", "constant", "f32", &[ROWS, n], &b, json!("replicated")),
+    ];
+    let mut tensors = tensors.to_vec();
+    tensors[0]["rows"] = json!("fixed");
+    let ops = [op("add", &["a", "b"], &["c"], json!({})), op("add", &["x", "c"], &["y"], json!({}))];
+    let expected: Vec<f64> = (0..ROWS * n).map(|i| x[i] + a[i] + b[i]).collect();
+    check(&graph(&tensors, &ops, &["y"]), &[1, 2], "y", &expected, 1e-6);
+}
+
+#[test]
+fn unknown_attributes_end_with_the_list() {
+    let x = exact(11, ROWS * 4);
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, 4], &x, json!("replicated")),
+        tensor("w", "weight", "f32", &[4], &[1.0; 4], json!("replicated")),
+    ];
+    let ops = [op("rmsnorm", &["x", "w"], &["y"], json!({"epsilon": 0.5}))];
+    let model = graph(&tensors, &ops, &["y"]);
+    let run = Job::new(1).arg(model.path()).run().expect(2).expect_nothing_left();
+    assert!(
+        run.stderr.contains("unknown attribute `epsilon`; `rmsnorm` takes `eps` (number), `norm_dtype`"),
+        "{}",
+        run.stderr
+    );
+}
+
+/// GELU gates, fused on the way like SiLU's.
+#[test]
+fn a_gated_mlp_with_gelu() {
+    let (hidden, inner) = (24, 15);
+    let (x, gate_up) = (exact(12, ROWS * hidden), exact(13, 2 * inner * hidden));
+    let down = exact(14, hidden * inner);
+    let half = json!({"len": inner, "split": {"kind": "even"}});
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, hidden], &x, json!("replicated")),
+        tensor(
+            "gate_up",
+            "weight",
+            "f32",
+            &[2 * inner, hidden],
+            &gate_up,
+            json!({"dim": 0, "parts": [half, half]}),
+        ),
+        tensor("down", "weight", "f32", &[hidden, inner], &down, even(1)),
+    ];
+    let ops = [
+        op("linear", &["x", "gate_up"], &["g"], json!({})),
+        op("silu_mul", &["g"], &["s"], json!({"activation": "gelu-tanh"})),
+        op("linear", &["s", "down"], &["y"], json!({})),
+    ];
+    let g = reference::linear(&x, &gate_up, hidden, None);
+    let gelu =
+        |v: f64| 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044715 * v.powi(3))).tanh());
+    let s: Vec<f64> =
+        g.chunks(2 * inner).flat_map(|row| (0..inner).map(|i| gelu(row[i]) * row[inner + i])).collect();
+    let expected = reference::linear(&s, &down, inner, None);
+    check(&graph(&tensors, &ops, &["y"]), &[1, 2], "y", &expected, 1e-4);
+}
