@@ -51,10 +51,11 @@ fn number(variables: &[&str]) -> Option<u32> {
 /// Made of what identifies the job and, since containers may share a network, the launcher's process on this node.
 fn job_name() -> String {
     const IDENTITY: [&str; 4] = ["PMIX_NAMESPACE", "PMIX_SERVER_URI2", "SLURM_JOB_ID", "SLURM_STEP_ID"];
-    let known: Vec<String> = IDENTITY.iter().filter_map(|v| std::env::var(v).ok()).collect();
-    if known.is_empty() {
+    // Several jobs may share an allocation.
+    const JOBS_OWN: [&str; 2] = ["PMIX_NAMESPACE", "SLURM_STEP_ID"];
+    if JOBS_OWN.iter().all(|v| std::env::var_os(v).is_none()) {
         // Launchers that name no job start the ranks of a node as children of one process.
         return format!("parent-{}", std::os::unix::process::parent_id());
     }
-    known.join("/")
+    IDENTITY.iter().filter_map(|v| std::env::var(v).ok()).collect::<Vec<_>>().join("/")
 }

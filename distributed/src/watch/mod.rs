@@ -24,6 +24,8 @@ use table::{Seen, Slot, State};
 const TICK: Duration = Duration::from_millis(50);
 /// The same while the ranks of the node come together.
 const FIRST_TICKS: Duration = Duration::from_millis(5);
+/// Steps that they have for it.
+const FIRST_STEPS: u64 = 4;
 /// No limit of its own.
 const NO_LIMIT: u64 = u64::MAX;
 
@@ -168,13 +170,15 @@ impl Watch {
         self.0.lost.lock().ok()?.clone()
     }
 
-    /// As [`Watch::lost`], but looks at once.
+    /// As [`Watch::lost`], but looks at once, and names a rank too that has given the job up.
     pub(crate) fn find_lost(&self) -> Option<String> {
         let namespace = own_namespace();
-        let ended = |seen: &Seen| {
-            !matches!(seen.state, State::Left | State::Ended) && fate(seen, namespace) == Fate::Gone
+        let cause = |seen: &Seen| match seen.state {
+            State::Left => None,
+            State::Ended => Some(given_up(seen.rank)),
+            _ => (fate(seen, namespace) == Fate::Gone).then(|| lost(seen)),
         };
-        self.lost().or_else(|| self.others().unwrap_or_default().iter().find(|seen| ended(seen)).map(lost))
+        self.lost().or_else(|| self.others().unwrap_or_default().iter().find_map(cause))
     }
 
     /// The rank has done everything: waits until all ranks of the node have, so that one which does not end is named,
@@ -253,7 +257,8 @@ impl Watch {
                 self.act(verdict, own.state);
             }
             let all_here = everybody.is_none_or(|all| others.is_some_and(|o| o.len() as u32 + 1 >= all));
-            std::thread::sleep(if all_here { TICK } else { FIRST_TICKS });
+            // Ranks that have met over MPI have come, if they can.
+            std::thread::sleep(if all_here || own.step > FIRST_STEPS { TICK } else { FIRST_TICKS });
         }
     }
 
@@ -270,7 +275,7 @@ impl Watch {
     fn act(&self, verdict: Verdict, state: State) {
         let (message, tells) = match verdict {
             Verdict::Lost { text, .. } => (text, true),
-            Verdict::GivenUp { rank } => (format!("rank {rank} has ended the job"), false),
+            Verdict::GivenUp { rank } => (given_up(rank), false),
             Verdict::Overdue { text } => (text, true),
         };
         if state == State::Runs {
@@ -282,8 +287,11 @@ impl Watch {
             return;
         }
         let first = self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
-        // In a run that has ended with a lost rank this was told.
+        // Who ran the kernel tells this in its report, before it waits for the others again.
         let told = self.0.is_lost.load(Ordering::Relaxed);
+        if told && !state.awaits() {
+            return;
+        }
         if tells && first && !told {
             self.give_up(Some(message));
         }
@@ -293,4 +301,8 @@ impl Watch {
         }
         self.give_up(None);
     }
+}
+
+fn given_up(rank: u32) -> String {
+    format!("rank {rank} has ended the job")
 }
