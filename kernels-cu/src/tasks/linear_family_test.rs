@@ -252,6 +252,7 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
         chunk_rows: 16,
         gated: 0,
         eps: 1e-6,
+        activation: abi::MPK_ACTIVATION_SILU,
     };
     let x = gpu_operand(abi::MPK_F32, 16, 203, false);
     let vector = abi::mpk_operand { ndim: 1, strides: [1; 4], ..gpu_operand(abi::MPK_F16, 203, 1, false) };
