@@ -167,7 +167,11 @@ void add_operand(Task* task, const mpk_operand& o, bool write) {
     return;
   }
   const mpk_rank* rank = args->rank;
-  const auto shift = [&](uint32_t pe) { return static_cast<int64_t>(rank->sym[pe] - rank->sym[rank->rank]); };
+  // From this rank's memory to that rank's; the same where there is no other, or it can't be reached.
+  const auto shift = [&](uint32_t pe) {
+    const bool other = rank->world > 1 && pe < rank->world && rank->sym[pe] != nullptr;
+    return other ? static_cast<int64_t>(rank->sym[pe] - rank->sym[rank->rank]) : 0;
+  };
   if (o.pe == -2) {
     for (uint32_t pe = 0; pe < rank->world; ++pe)
       if (view_box(o, nullptr, nullptr, shift(pe), &box)) task->boxes.push_back(box);
@@ -192,7 +196,8 @@ std::shared_ptr<const std::vector<Interval>> memory_of(const mpk_kernel_args* ar
     Box box;
     if (!view_box(o, nullptr, nullptr, 0, &box)) return;
     all->emplace_back(box.start, box.end);
-    for (uint32_t pe = 0; o.symmetric != 0 && rank->sym != nullptr && pe < rank->world; ++pe) {
+    for (uint32_t pe = 0; o.symmetric != 0 && rank->world > 1 && pe < rank->world; ++pe) {
+      if (rank->sym[pe] == nullptr) continue;
       const auto shift = static_cast<uintptr_t>(rank->sym[pe] - rank->sym[rank->rank]);
       all->emplace_back(box.start + shift, box.end + shift);
     }
