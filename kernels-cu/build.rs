@@ -112,7 +112,7 @@ fn gpu_sources(out: &Path) -> Result<(), Box<dyn Error>> {
     );
     files.extend(files_below(Path::new("src/gpu"), &headers)?);
     files.extend(files_below(Path::new("src/tasks"), &|path| {
-        has_extension(path, &["cuh"]) || path.ends_with("params.h")
+        has_extension(path, &["cuh"]) || path.ends_with("params.h") || path.ends_with("units.h")
     })?);
     files.sort();
     let mut table = String::from("static FILES: &[(&str, &[u8])] = &[\n");

@@ -70,6 +70,8 @@ pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(
                 (0, slot, lo, hi)
             }
             Trust::PagesOfSlot => (1, operand.region.lo[0], operand.region.lo, operand.region.hi),
+            // No narrower than the view.
+            Trust::RowsOfUnits { .. } | Trust::PagesOfRows => continue,
         };
         // SAFETY: the address is a key, nothing is read there; `lo` and `hi` are four words each.
         unsafe { (library()?.declare)(operands.wrapping_add(index), kind, slot, lo.as_ptr(), hi.as_ptr()) };

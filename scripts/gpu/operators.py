@@ -18,6 +18,7 @@ ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
 # Rows of wide products, and how many shapes of each kind of operator; the outputs of many rows are long
 WIDE_ROWS = {65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
+LONG_ROWS = {129: 1, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
 POISON = (("MPK_DEBUG_POISON", "1"),)
 
 
@@ -52,6 +53,12 @@ def graphs(check, worlds):
         alone.gated_products(g, index, alone.WIDE_GATED, count)
         alone.gated(g, index, alone.WIDE_SHAPES, count)
         found.append((g, 1))
+    for world in worlds:
+        for index, (rows, page) in enumerate(LONG_ROWS.items()):
+            g = Graph(f"attention-{world}-{rows}", rows, 1, np.random.default_rng([check.seed, world, rows]),
+                      lambda case: bool(pattern.search(case)))
+            alone.attentions(g, 2 * index, page, world)
+            found.append((g, world))
     for world in [n for n in worlds if n > 1]:
         for index, rows in enumerate(SHARED_ROWS):
             index += world // 2 - 1
@@ -77,7 +84,7 @@ def choices(check, g, world):
     if world == 1:
         return [{"placement": "static"}] + ([{"placement": "dynamic"}] if g.rows in (2, 33, 130) else [])
     table = covering(world, 0) + covering(world, 1)
-    first = 2 * SHARED_ROWS.index(g.rows) + world // 4
+    first = 2 * (SHARED_ROWS.index(g.rows) if g.rows in SHARED_ROWS else 0) + world // 4
     return [table[(first + step) % len(table)] for step in (0, 1, 2)]
 
 

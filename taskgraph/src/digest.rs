@@ -66,6 +66,8 @@ pub fn digest(graph: &TaskGraph) -> u64 {
             None => [0, 0, 0],
             Some(Trust::PagesOfSlot) => [1, 0, 0],
             Some(Trust::RowsOfSlot { slot, of }) => [2, slot, of],
+            Some(Trust::RowsOfUnits { task, of }) => [3, task, of],
+            Some(Trust::PagesOfRows) => [4, 0, 0],
         });
     }
     h.count(graph.tasks.len());

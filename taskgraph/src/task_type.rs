@@ -123,6 +123,16 @@ impl Access {
     pub fn pages_of_slot(operand: u8, region: Region) -> Self {
         Access { operand, region, trust: Some(Trust::PagesOfSlot) }
     }
+    /// The kernel sees the whole tensor, but touches only the rows of what falls to task `task` of `of`, which share the
+    /// iteration's work. In `region` the rows are the task's share, as a slot's are in [`Access::rows_of_slot`].
+    pub fn rows_of_units(operand: u8, region: Region, task: u32, of: u32) -> Self {
+        Access { operand, region, trust: Some(Trust::RowsOfUnits { task, of }) }
+    }
+    /// The kernel sees the whole cache, but touches only pages of rows that fall to it; `region`, in the cache's own
+    /// index space, stands for them.
+    pub fn pages_of_rows(operand: u8, region: Region) -> Self {
+        Access { operand, region, trust: Some(Trust::PagesOfRows) }
+    }
 }
 
 /// One task before events and placement. The kernel's operands are `reads` then `writes`, in this order.

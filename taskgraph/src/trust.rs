@@ -1,7 +1,7 @@
 //! What the proof takes on trust, all of it.
 //!
-//! The verifier decides on bytes, which it computes from the views that kernels get. Two things are known only at run
-//! time: which rows a slot has, and which pages its cache has. There a task names a [`Trust`], and its region stands
+//! The verifier decides on bytes, which it computes from the views that kernels get. Known only at run time is
+//! which rows a slot or a task has, and which pages its cache has. There a task names a [`Trust`], and its region stands
 //! for the bytes. Each trust has an invariant that something else keeps, and a check of that at run time.
 //! `docs/architecture.md` ("What is taken on trust") shows the same list to people.
 
@@ -23,6 +23,17 @@ pub enum Trust {
     /// The task touches only the cache pages of one slot; its region is in the tensor's own index space
     /// `[active slot, head, split]`.
     PagesOfSlot,
+    /// The task touches only the rows of what falls to it of the iteration's work; its region's rows are the task's
+    /// *share*, R task/of .. R (task + 1)/of of R. Whoever names rows without this trust may meet those of any task.
+    RowsOfUnits {
+        /// The task's number among those that share the work.
+        task: u32,
+        /// How many they are.
+        of: u32,
+    },
+    /// The task touches only the cache pages of rows of the iteration that fall to it; its region is in the tensor's own
+    /// index space.
+    PagesOfRows,
 }
 
 /// A trust as people read it.
@@ -37,7 +48,7 @@ pub struct Assumption {
 }
 
 /// Every assumption that the proof rests on.
-pub const ASSUMPTIONS: [Assumption; 2] = [
+pub const ASSUMPTIONS: [Assumption; 4] = [
     Assumption {
         name: "rows_of_slot",
         invariant: "in one iteration no row belongs to two active slots; the batch step deals them",
@@ -51,6 +62,17 @@ pub const ASSUMPTIONS: [Assumption; 2] = [
         checked: "by the page allocator, which gives no page twice, and whole in debug builds (MPK_DEBUG_CHECKS); by the \
                   region sanitizer, for every task: that the kernel touches pages of its slot only",
     },
+    Assumption {
+        name: "rows_of_units",
+        invariant: "the units of an iteration are disjoint: each task has what lies between two neighbouring cuts of one \
+                    order, and the cuts follow from the batch",
+        checked: "by the CPU's tasks: that their cuts are in order",
+    },
+    Assumption {
+        name: "pages_of_rows",
+        invariant: "no two rows of an iteration have the same slot and position; the batch step deals them",
+        checked: "by the kernels: that each position they touch has a page of the cache",
+    },
 ];
 
 impl Trust {
@@ -59,6 +81,18 @@ impl Trust {
         match self {
             Trust::RowsOfSlot { .. } => &ASSUMPTIONS[0],
             Trust::PagesOfSlot => &ASSUMPTIONS[1],
+            Trust::RowsOfUnits { .. } => &ASSUMPTIONS[2],
+            Trust::PagesOfRows => &ASSUMPTIONS[3],
         }
+    }
+
+    /// The region's rows stand for rows that are known at run time only.
+    pub fn of_rows(&self) -> bool {
+        matches!(self, Trust::RowsOfSlot { .. } | Trust::RowsOfUnits { .. })
+    }
+
+    /// The region is in a cache's own index space and stands for pages.
+    pub fn of_pages(&self) -> bool {
+        matches!(self, Trust::PagesOfSlot | Trust::PagesOfRows)
     }
 }

@@ -9,7 +9,6 @@ use crate::registry::Registry;
 use crate::split::Sharding;
 use crate::target::Target;
 use crate::task_type::{ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
-use crate::trust::Trust;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -319,7 +318,7 @@ fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
                         dims.as_slice()
                     )));
                 }
-                if *named != (access.trust == Some(Trust::PagesOfSlot)) {
+                if *named != access.trust.is_some_and(|t| t.of_pages()) {
                     return Err(Failure::Message(format!(
                         "a task {what}s operand {}: `Access::pages_of_slot` is for persistent tensors with an index \
                          space of their own, and only it",

@@ -3,7 +3,6 @@
 use super::types::Part;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_type::{Access, TaskSpec};
-use crate::trust::Trust;
 
 /// Whether a slot's reads or writes are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,7 +60,7 @@ fn touching(task: &TaskSpec, side: Side) -> impl Iterator<Item = &Access> {
 
 /// The tasks name rows by slot.
 fn by_slot(part: &Part, side: Side) -> bool {
-    let of_slot = |a: &Access| matches!(a.trust, Some(Trust::RowsOfSlot { .. }));
+    let of_slot = |a: &Access| a.trust.is_some_and(|t| t.of_rows());
     part.tasks.iter().any(|task| touching(task, side).any(of_slot))
 }
 

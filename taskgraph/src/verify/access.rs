@@ -4,7 +4,6 @@ use super::boxes::{Scattered, boxes, hole, without};
 use super::structure::is_put;
 use crate::region::Region;
 use crate::task_graph::{Operand, Place, Space, TaskGraph};
-use crate::trust::Trust;
 
 /// The symmetric tensors of each rank, in the order in which they lie in the heap.
 pub(super) struct Symmetric {
@@ -126,7 +125,7 @@ impl<'g> Memory<'g> {
             wanted: (0..tensors).map(wanted).collect(),
             found: Vec::with_capacity(own.operands.len()),
         };
-        let by_slot = |o: &Operand| matches!(o.trust, Some(Trust::RowsOfSlot { .. }));
+        let by_slot = |o: &Operand| o.trust.is_some_and(|t| t.of_rows());
         for operand in own.operands.iter().filter(|o| by_slot(o)) {
             memory.by_slot[operand.tensor as usize] = true;
         }

@@ -8,7 +8,6 @@ use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Operand, Task, TaskGraph, TensorEntry, core_types};
-use crate::trust::Trust;
 use smallvec::SmallVec;
 
 /// Most boxes that one view is cut into.
@@ -57,11 +56,11 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
     let mut found = Boxes::new();
     if is_symbolic(tensor) {
         let region = match operand.trust {
-            Some(Trust::PagesOfSlot) => operand.region,
+            Some(trust) if trust.of_pages() => operand.region,
             _ => Region::whole(&tensor.region_dims),
         };
         found.push(region);
-    } else if let Some(Trust::RowsOfSlot { .. }) = operand.trust {
+    } else if operand.trust.is_some_and(|t| t.of_rows()) {
         found.push(operand.region);
     } else {
         let used = 0..usize::from(operand.ndim).min(MAX_DIMS);

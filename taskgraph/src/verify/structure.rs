@@ -122,12 +122,12 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
     let dims = &tensor.dims[..];
     match operand.trust {
         None => None,
-        Some(Trust::PagesOfSlot) => (!is_symbolic(tensor)).then(|| {
+        Some(Trust::PagesOfSlot | Trust::PagesOfRows) => (!is_symbolic(tensor)).then(|| {
             format!(
                 "of '{name}' names pages of a slot, but the tensor is no cache with an index space of its own"
             )
         }),
-        Some(Trust::RowsOfSlot { slot, of }) => {
+        Some(trust @ (Trust::RowsOfSlot { slot, of } | Trust::RowsOfUnits { task: slot, of })) => {
             let rows = dims.first().copied().unwrap_or(0);
             let share = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(of.max(1))) as u32;
             let region = &operand.region;
@@ -142,14 +142,14 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
                 u64::from(region.lo[d]) >= lo && u64::from(region.hi[d]) <= lo + u64::from(operand.dims[d])
             });
             let fits = slot < of
-                && of == active
+                && (of == active || matches!(trust, Trust::RowsOfUnits { .. }))
                 && all_rows
                 && in_view
                 && (region.lo[0], region.hi[0]) == (share(slot), share(slot + 1));
             (is_symbolic(tensor) || !fits).then(|| {
                 format!(
-                    "of '{name}' names rows of slot {slot} of {of}, the graph has {active} active slots: its view must have \
-                     all rows and its region, {region}, those rows' share"
+                    "of '{name}' names {trust:?}, the graph has {active} active slots: its view must have all rows and \
+                     its region, {region}, those rows' share"
                 )
             })
         }

@@ -21,7 +21,19 @@ fn tensor(name: &str, dtype: DType, dims: &[u64], rows: Rows, role: Role, shardi
 
 /// Projections stand in as inputs that are split already.
 fn graph(world: u32, target: &Target, active: u32, rows: u32) -> OpGraph {
-    let (heads, kv_heads, head_dim, vocabulary, max_batch) = (8u64, 2u64, 16u64, 331u64, 8u64);
+    graph_of(world, target, active, rows, 16, json!({}))
+}
+
+/// With more attributes of attention.
+fn graph_of(
+    world: u32,
+    target: &Target,
+    active: u32,
+    rows: u32,
+    head_dim: u64,
+    more: serde_json::Value,
+) -> OpGraph {
+    let (heads, kv_heads, vocabulary, max_batch) = (8u64, 2u64, 331u64, 8u64);
     let mut graph = OpGraph::new("test", Capacity { rows, samples: active, active });
     let add = |graph: &mut OpGraph, name, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
         graph.add_tensor(tensor(name, dtype, dims, rows, role, sharding))
@@ -71,7 +83,9 @@ fn graph(world: u32, target: &Target, active: u32, rows: u32) -> OpGraph {
     let top_token = batch(&mut graph, "batch.top_token", DType::I32, &[max_batch, 5]);
     let top_logprob = batch(&mut graph, "batch.top_logprob", DType::F32, &[max_batch, 5]);
     let of_attention = json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim});
-    graph.op_into("attention", "attention", &[qkv, cache, rope], &[out, cache], attrs(of_attention));
+    let mut of_attention = attrs(of_attention);
+    of_attention.extend(attrs(more));
+    graph.op_into("attention", "attention", &[qkv, cache, rope], &[out, cache], of_attention);
     graph.tensor_mut(out).output = world == 1;
     let of_partial = json!({"top_k": 5, "slices": world, "tiles": tiles(vocabulary, world, target)});
     let partials = graph.op("partials", "argmax_partial", &[logits], attrs(of_partial));
@@ -168,4 +182,53 @@ fn a_cache_that_is_declared_as_another_tensor_is_refused() {
         error.contains("`attention`") && error.contains("in place") && error.contains("`cache2`"),
         "{error}"
     );
+}
+
+/// Graphs of many rows use the steps for them, on Hopper by themselves and elsewhere where they are told to.
+#[test]
+fn graphs_of_many_rows_pass_the_verifier() {
+    let device = |name| Target::cuda(taskgraph::target::device(name).unwrap());
+    for world in [1, 2, 4] {
+        for placement in [Placement::Static, Placement::Dynamic] {
+            for (target, rows, head_dim, more, prefills) in [
+                (device("h200"), 256, 64, json!({}), true),
+                (device("h200"), 300, 128, json!({}), true),
+                (device("h200"), 300, 96, json!({}), false),
+                (device("h200"), 300, 64, json!({"prefill": false}), false),
+                (device("h200"), 4, 64, json!({}), false),
+                (device("a100"), 256, 64, json!({}), false),
+                (device("b200"), 256, 64, json!({}), false),
+                (Target::cpu(5), 256, 64, json!({}), false),
+                (Target::cpu(5), 48, 16, json!({"prefill": true}), true),
+            ] {
+                let graph = graph_of(world, &target, 4, rows, head_dim, more);
+                let mut options = BuildOptions::new(world, target.clone());
+                options.placement = placement;
+                let what = format!("{world} ranks, {rows} rows of {head_dim}, {placement:?}, {target:?}");
+                let graphs =
+                    build_all(&graph, &registry(), &options).unwrap_or_else(|e| panic!("{what}: {e}"));
+                if let Err(violations) = verify(&graphs) {
+                    panic!("{what}: {}", violations[0]);
+                }
+                if target.wide {
+                    if let Err(error) = crate::gpu::task_codes(&graphs) {
+                        panic!("{what}: {error}");
+                    }
+                }
+                let of = |name| graphs[0].tasks.iter().filter(|t| graphs[0].type_name(t) == name).count();
+                assert_eq!(of("attention_append") > 0, prefills, "{what}");
+                let tasks = if prefills { (target.workers as usize).min(rows as usize) } else { 0 };
+                assert_eq!(of("attention_prefill"), tasks, "{what}");
+                assert_eq!(of("attention_prefill_merge"), tasks, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn prefill_is_refused_where_it_can_t_be() {
+    let target = Target::cuda(taskgraph::target::device("a100").unwrap());
+    let graph = graph_of(1, &target, 4, 256, 64, json!({"prefill": true}));
+    let error = build_all(&graph, &registry(), &BuildOptions::new(1, target)).unwrap_err().to_string();
+    assert!(error.contains("`prefill`") && error.contains("tensor cores"), "{error}");
 }

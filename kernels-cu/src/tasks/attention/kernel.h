@@ -1,172 +1,68 @@
-// Attention of one (active slot, local key-value head, split). Compiled once for each level of vector
-// instructions; all levels give the same bits.
-//
-// The arithmetic of a (row, query head) depends only on its position, the start of the split's share and the
-// cache: keys are taken in blocks that end at multiples of BLOCK positions, each score is one dot product of 16
-// lane sums in fixed order, and each output element is one chain over the keys. Neither the number of rows in
-// the iteration nor the tile that computes them changes a bit.
+// Attention of one (active slot, local key-value head, split).
 #pragma once
 
-#include "cpu/simd.h"
-#include "cpu/task.h"
 #include "tasks/attention/params.h"
-#include "tasks/attention/tiles.h"
+#include "tasks/attention/slot.h"
 
 namespace mpk {
 namespace MPK_ISA {
 namespace { // no other file's code of the same name may take its place
 
-constexpr uint32_t BLOCK = 64;         // keys of a block
-constexpr uint32_t QUERIES = 64;       // (row, head) pairs that share a block's conversion to f32
-constexpr uint32_t DIRECT_QUERIES = 8; // up to so many, keys and values are read from the pages as they are
-
-struct Bf16 {
-  using Element = uint16_t;
-  MPK_INLINE F32x16 load16(const uint16_t* p) { return from_bf16(p); }
-  MPK_INLINE void store16(uint16_t* p, F32x16 a) { to_bf16(p, a); }
-};
-struct F16 {
-  using Element = uint16_t;
-  MPK_INLINE F32x16 load16(const uint16_t* p) { return from_f16(p); }
-  MPK_INLINE void store16(uint16_t* p, F32x16 a) { to_f16(p, a); }
-};
-struct F32 {
-  using Element = float;
-  MPK_INLINE F32x16 load16(const float* p) { return load(p); }
-  MPK_INLINE void store16(float* p, F32x16 a) { store(p, a); }
-};
-
-// dst[0..padded) = src[0..n), zeros behind.
 template <typename T>
-MPK_INLINE void load_row(float* dst, const typename T::Element* src, uint32_t n, uint32_t padded) {
-  uint32_t c = 0;
-  for (; c + 16 <= n; c += 16) store(dst + c, T::load16(src + c));
-  if (c < padded) {
-    typename T::Element tail[16] = {};
-    memcpy(tail, src + c, (n - c) * sizeof(tail[0]));
-    store(dst + c, T::load16(tail));
-  }
-}
-template <typename T>
-MPK_INLINE void store_row(typename T::Element* dst, const float* src, uint32_t n) {
-  uint32_t c = 0;
-  for (; c + 16 <= n; c += 16) T::store16(dst + c, load(src + c));
-  if (c < n) {
-    typename T::Element tail[16];
-    T::store16(tail, load(src + c));
-    memcpy(dst + c, tail, (n - c) * sizeof(tail[0]));
-  }
-}
-
-template <typename T>
-class Attention {
-  using Element = typename T::Element;
+class Attention : SlotAttention<T> {
+  using Base = SlotAttention<T>;
+  using typename Base::Element;
+  using Base::args_, Base::dim_, Base::padded_, Base::o_, Base::max_, Base::sum_, Base::rounded_;
+  using Base::kv_head_, Base::heads_, Base::first_row_, Base::rows_, Base::context_;
+  using Base::page_size_, Base::share_first_, Base::share_last_;
 
  public:
   explicit Attention(const mpk_kernel_args* args)
-      : args_(args),
-        params_(*reinterpret_cast<const mpk_attention_params*>(args->params)),
-        dim_(params_.head_dim),
-        padded_((params_.head_dim + 15) / 16 * 16) {}
+      : Base(args, args->inputs[3], params_of(args).head_dim, params_of(args).scale), params_(params_of(args)) {}
 
   int run() {
-    const mpk_batch* batch = args_->batch;
     const int32_t* a = args_->task->args;
     const uint32_t active = static_cast<uint32_t>(a[0]);
-    if (active >= batch->num_active) return MPK_OK;
+    if (active >= args_->batch->num_active) return MPK_OK;
     kv_head_ = static_cast<uint32_t>(a[1]);
     split_ = static_cast<uint32_t>(a[2]);
     first_head_ = static_cast<uint32_t>(a[4]);
     heads_ = static_cast<uint32_t>(a[5]);
-    first_row_ = static_cast<uint32_t>(batch->active_first_row[active]);
-    rows_ = static_cast<uint32_t>(batch->active_num_rows[active]);
-    context_ = static_cast<uint32_t>(batch->active_context[active]);
+    const bool fits = this->take_slot(active);
     if (rows_ == 0) return MPK_OK;
-
-    const mpk_operand& cache = args_->inputs[3];
-    pages_ = reinterpret_cast<Element*>(cache.addr);
-    num_pages_ = cache.dims[0];
-    kv_heads_ = cache.dims[1] / 2;
-    page_size_ = cache.dims[2];
-    const uint32_t pages_per_slot = args_->rank->batch_config->pages_per_slot;
-    page_table_ = batch->page_table + static_cast<uint64_t>(batch->active_slot[active]) * pages_per_slot;
     const uint32_t total = context_ + rows_;
+    if (!fits || first_row_ + rows_ > args_->inputs[0].dims[0] || total > args_->inputs[4].dims[0]) return MPK_ABORT_KERNEL;
     const uint32_t pages = (total + page_size_ - 1) / page_size_;
-    if (first_row_ + rows_ > args_->inputs[0].dims[0] || pages > pages_per_slot ||
-        total > args_->inputs[4].dims[0])
-      return MPK_ABORT_KERNEL;
     const uint64_t splits = params_.splits;
     share_first_ = static_cast<uint32_t>(pages * uint64_t{split_} / splits) * page_size_;
     share_last_ = static_cast<uint32_t>(pages * (uint64_t{split_} + 1) / splits) * page_size_;
     if (share_last_ > total) share_last_ = total;
-    for (uint32_t page = share_first_ / page_size_; page * page_size_ < share_last_; ++page)
-      if (static_cast<uint32_t>(page_table_[page]) >= num_pages_) return MPK_ABORT_KERNEL;
+    if (!this->has_pages(share_first_, share_last_)) return MPK_ABORT_KERNEL;
 
-    lay_out_scratch();
+    this->lay_out_scratch();
     append();
     const uint64_t queries = uint64_t{rows_} * heads_;
     for (uint64_t first = 0; first < queries; first += QUERIES) {
       const uint64_t left = queries - first;
-      block(first, left < QUERIES ? static_cast<uint32_t>(left) : QUERIES);
+      const auto query = [&](uint32_t i) {
+        const uint64_t at = first + i;
+        const uint32_t row = first_row_ + static_cast<uint32_t>(at / heads_);
+        turn(this->view_row(0, row) + at % heads_ * dim_, 5, this->position_of(at));
+        return rounded_;
+      };
+      this->block(first, left < QUERIES ? static_cast<uint32_t>(left) : QUERIES, query,
+                  [&](uint32_t i) { write(first + i, i); });
     }
     return MPK_OK;
   }
 
  private:
-  void lay_out_scratch() {
-    float* at = reinterpret_cast<float*>(args_->scratch);
-    const auto take = [&at](uint64_t floats) {
-      float* start = at;
-      at += floats;
-      return start;
-    };
-    q_ = take(uint64_t{QUERIES} * padded_);
-    o_ = take(uint64_t{QUERIES} * padded_);
-    k_block_ = take(uint64_t{BLOCK} * padded_);
-    v_block_ = take(uint64_t{BLOCK} * padded_);
-    scores_ = take(uint64_t{QUERIES} * BLOCK);
-    row_ = take(2 * uint64_t{padded_});
-    rounded_ = reinterpret_cast<Element*>(take(padded_));
-    max_ = take(QUERIES);
-    sum_ = take(QUERIES);
+  static const mpk_attention_params& params_of(const mpk_kernel_args* args) {
+    return *reinterpret_cast<const mpk_attention_params*>(args->params);
   }
 
-  Element* cache_row(uint32_t position, bool value) const {
-    const uint64_t page = static_cast<uint32_t>(page_table_[position / page_size_]);
-    const uint64_t plane = page * 2 * kv_heads_ + (value ? kv_heads_ : 0) + kv_head_;
-    return pages_ + (plane * page_size_ + position % page_size_) * dim_;
-  }
-
-  const Element* view_row(uint32_t operand, uint32_t row) const {
-    return reinterpret_cast<const Element*>(row_address(args_->inputs[operand], row));
-  }
-
-  // One query or key: norm, rope, rounded to the activations' type, in rounded_.
-  void prepare(const Element* src, uint32_t norm_operand, uint32_t position) {
-    load_row<T>(row_, src, dim_, padded_);
-    if (params_.qk_norm) {
-      F32x16 squares = zero();
-      for (uint32_t c = 0; c < padded_; c += 16) {
-        const F32x16 x = load(row_ + c);
-        squares = fma(x, x, squares);
-      }
-      const float mean = sum_lanes(squares) / static_cast<float>(dim_);
-      const F32x16 inverse = splat(1.0f / sqrtf(mean + params_.eps));
-      float* weight = row_ + padded_;
-      load_row<T>(weight, reinterpret_cast<const Element*>(args_->inputs[norm_operand].addr), dim_, padded_);
-      for (uint32_t c = 0; c < padded_; c += 16) store(row_ + c, mul(mul(load(row_ + c), inverse), load(weight + c)));
-    }
-    const float* cosine = reinterpret_cast<const float*>(row_address(args_->inputs[4], position));
-    const uint32_t half = dim_ / 2;
-    const float* sine = cosine + half;
-    float* x = row_;
-    float* y = row_ + half;
-    for (uint32_t i = 0; i < half; ++i) {
-      const float first = x[i], second = y[i];
-      x[i] = __builtin_fmaf(first, cosine[i], -(second * sine[i]));
-      y[i] = __builtin_fmaf(second, cosine[i], first * sine[i]);
-    }
-    store_row<T>(rounded_, row_, dim_);
+  void turn(const Element* src, uint32_t norm_operand, uint32_t position) {
+    this->prepare(src, params_.qk_norm ? &args_->inputs[norm_operand] : nullptr, params_.eps, args_->inputs[4], position);
   }
 
   // Writes those new keys and values that fall into the share.
@@ -174,128 +70,9 @@ class Attention {
     const uint32_t first = share_first_ > context_ ? share_first_ : context_;
     for (uint32_t position = first; position < share_last_; ++position) {
       const uint32_t row = first_row_ + position - context_;
-      prepare(view_row(1, row), 6, position);
-      memcpy(cache_row(position, false), rounded_, dim_ * sizeof(Element));
-      memcpy(cache_row(position, true), view_row(2, row), dim_ * sizeof(Element));
-    }
-  }
-
-  uint32_t position_of(uint64_t query) const { return context_ + static_cast<uint32_t>(query / heads_); }
-
-  // `count` queries, counted row by row and within a row head by head.
-  void block(uint64_t first, uint32_t count) {
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint64_t query = first + i;
-      const uint32_t row = first_row_ + static_cast<uint32_t>(query / heads_);
-      prepare(view_row(0, row) + query % heads_ * dim_, 5, position_of(query));
-      float* q = q_ + uint64_t{i} * padded_;
-      load_row<T>(q, rounded_, dim_, padded_);
-      for (uint32_t c = 0; c < padded_; c += 16) store(q + c, mul(load(q + c), splat(params_.scale)));
-      float* o = o_ + uint64_t{i} * padded_;
-      for (uint32_t c = 0; c < padded_; c += 16) store(o + c, zero());
-      max_[i] = -INFINITY;
-      sum_[i] = 0.0f;
-    }
-    const uint32_t limit = position_of(first + count - 1) + 1;
-    const uint32_t last = limit < share_last_ ? limit : share_last_;
-    const bool direct = count <= DIRECT_QUERIES && dim_ == padded_;
-    for (uint32_t begin = share_first_; begin < last;) {
-      uint32_t end = (begin / BLOCK + 1) * BLOCK;
-      if (end > last) end = last;
-      keys(first, count, begin, end, direct);
-      begin = end;
-    }
-    for (uint32_t i = 0; i < count; ++i) write(first + i, i);
-  }
-
-  // The queries against the keys at positions [begin, end), which lie in one block.
-  void keys(uint64_t first, uint32_t count, uint32_t begin, uint32_t end, bool direct) {
-    // Earlier queries may end before this block.
-    uint32_t start = 0;
-    while (position_of(first + start) < begin) ++start;
-    if (direct) {
-      for_segments(begin, end, [&](uint32_t at, uint32_t n) {
-        dots<T>(q_ + uint64_t{start} * padded_, count - start, padded_, cache_row(at, false), n,
-                scores_ + uint64_t{start} * BLOCK + (at - begin), BLOCK);
-      });
-    } else {
-      for_segments(begin, end, [&](uint32_t at, uint32_t n) {
-        for (uint32_t j = 0; j < n; ++j) {
-          const uint64_t to = uint64_t{at - begin + j} * padded_;
-          load_row<T>(k_block_ + to, cache_row(at, false) + uint64_t{j} * dim_, dim_, padded_);
-          load_row<T>(v_block_ + to, cache_row(at, true) + uint64_t{j} * dim_, dim_, padded_);
-        }
-      });
-      dots<F32>(q_ + uint64_t{start} * padded_, count - start, padded_, k_block_, end - begin,
-                scores_ + uint64_t{start} * BLOCK, BLOCK);
-    }
-    for (uint32_t i = start; i < count; ++i) probabilities(i, keys_of(first + i, begin, end));
-    for (uint32_t i = start; i < count;) {
-      // Queries in groups; the keys that all of them see, then each one's own rest.
-      const uint32_t group = count - i < QUERY_TILE ? count - i : QUERY_TILE;
-      const uint32_t common = keys_of(first + i, begin, end);
-      values(i, group, begin, 0, common, direct);
-      for (uint32_t g = 1; g < group; ++g) {
-        const uint32_t own = keys_of(first + i + g, begin, end);
-        if (own > common) values(i + g, 1, begin, common, own, direct);
-      }
-      i += group;
-    }
-  }
-
-  // How many of the keys at [begin, end) a query sees; those of later queries are never fewer.
-  uint32_t keys_of(uint64_t query, uint32_t begin, uint32_t end) const {
-    const uint32_t limit = position_of(query) + 1;
-    return (limit < end ? limit : end) - begin;
-  }
-
-  template <typename F>
-  void for_segments(uint32_t begin, uint32_t end, F&& each) const {
-    while (begin < end) {
-      uint32_t stop = (begin / page_size_ + 1) * page_size_;
-      if (stop > end) stop = end;
-      each(begin, stop - begin);
-      begin = stop;
-    }
-  }
-
-  // Scores to exp(score - maximum so far); rescales what was summed under the old maximum.
-  void probabilities(uint32_t i, uint32_t n) {
-    float* s = scores_ + uint64_t{i} * BLOCK;
-    const uint32_t whole = (n + 15) / 16 * 16;
-    for (uint32_t j = n; j < whole; ++j) s[j] = -INFINITY;
-    F32x16 highest = load(s);
-    for (uint32_t j = 16; j < whole; j += 16) highest = max(load(s + j), highest);
-    const float before = max_[i];
-    const float block_max = max_lanes(highest);
-    const float now = block_max > before ? block_max : before;
-    F32x16 sum = zero();
-    for (uint32_t j = 0; j < whole; j += 16) {
-      const F32x16 p = exp(sub(load(s + j), splat(now)));
-      store(s + j, p);
-      sum = add(sum, p);
-    }
-    if (now != before) {
-      float lanes[16];
-      store(lanes, exp(sub(splat(before), splat(now))));
-      float* o = o_ + uint64_t{i} * padded_;
-      for (uint32_t c = 0; c < padded_; c += 16) store(o + c, mul(load(o + c), splat(lanes[0])));
-      sum_[i] *= lanes[0];
-      max_[i] = now;
-    }
-    sum_[i] += sum_lanes(sum);
-  }
-
-  // Adds the values of keys [from, to), counted from position `begin`, to the outputs of `group` queries.
-  void values(uint32_t i, uint32_t group, uint32_t begin, uint32_t from, uint32_t to, bool direct) {
-    float* o = o_ + uint64_t{i} * padded_;
-    const float* p = scores_ + uint64_t{i} * BLOCK;
-    if (direct) {
-      for_segments(begin + from, begin + to, [&](uint32_t at, uint32_t n) {
-        weighted<T>(o, group, padded_, p + (at - begin), BLOCK, cache_row(at, true), n);
-      });
-    } else {
-      weighted<F32>(o, group, padded_, p + from, BLOCK, v_block_ + uint64_t{from} * padded_, to - from);
+      turn(this->view_row(1, row), 6, position);
+      memcpy(this->cache_row(position, false), rounded_, dim_ * sizeof(Element));
+      memcpy(this->cache_row(position, true), this->view_row(2, row), dim_ * sizeof(Element));
     }
   }
 
@@ -319,15 +96,8 @@ class Attention {
     ml[1] = sum_[i];
   }
 
-  const mpk_kernel_args* args_;
   const mpk_attention_params params_;
-  const uint32_t dim_, padded_; // head_dim, and rounded up to whole vectors
-  uint32_t kv_head_, split_, first_head_, heads_, first_row_, rows_, context_;
-  uint32_t num_pages_, kv_heads_, page_size_, share_first_, share_last_;
-  const int32_t* page_table_;
-  Element* pages_;
-  float *q_, *o_, *k_block_, *v_block_, *scores_, *row_, *max_, *sum_;
-  Element* rounded_;
+  uint32_t split_, first_head_;
 };
 
 } // namespace

@@ -15,7 +15,7 @@
 //! input 1.
 //!
 //! Attributes: `heads`, `kv_heads`, `head_dim` (even), `qk_norm` (default false), `eps` (with `qk_norm`), `scale`
-//! (default head_dim^-0.5), `splits` (default by the target).
+//! (default head_dim^-0.5), `splits` and `prefill` (default by the target).
 //!
 //! # Tasks and regions
 //! One task for each active slot a, local key-value head h and split i; arguments
@@ -30,10 +30,15 @@
 //! [rows, local heads, splits, head_dim] and [rows, local heads, splits, 2] (maximum, sum), and
 //! `attention_merge`. A share in which a row sees no key has maximum -infinity and sum 0.
 //!
+//! In graphs of many rows it expands into `attention_append`, `attention_prefill` and `attention_prefill_merge`
+//! instead ([`super::attention_prefill`]), where the target has wide products and the GPU code takes the heads;
+//! the attribute `prefill` (true or false) overrides that choice.
+//!
 //! Queries and keys are rounded to the act dtype after norm and rope; softmax and accumulation are f32.
 
 use crate::abi::{mpk_attention_params, mpk_operand, mpk_task_attention, params_words};
 use crate::registry::{GpuSite, Registration};
+use crate::tasks::attention_prefill;
 use crate::tasks::contract;
 use crate::tasks::linear_family::gpu_float;
 use std::ops::Range;
@@ -197,6 +202,11 @@ impl Heads {
     }
 }
 
+/// Factor of the scores.
+pub(crate) fn scale(attrs: &Attrs, head_dim: u64) -> Result<f64, OpError> {
+    Ok(contract::attr_f64(attrs, "scale")?.unwrap_or((head_dim as f64).powf(-0.5)))
+}
+
 /// Rows and active slots of the graph, where each active slot can have a row.
 pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpError> {
     match u32::try_from(rows) {
@@ -213,6 +223,7 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("qk_norm", AttributeKind::Bool),
     Attribute::new("eps", AttributeKind::Number),
     Attribute::new("scale", AttributeKind::Number),
+    Attribute::new("prefill", AttributeKind::Bool),
 ];
 
 /// Contract of `attention`.
@@ -294,7 +305,8 @@ impl TaskType for Attention {
             contract::vector(norm, heads.head_dim)?;
             contract::dtype(norm, qkv.ty.dtype)?;
         }
-        contract::attr_f64(op.attrs, "scale")?;
+        scale(op.attrs, heads.head_dim)?;
+        attention_prefill::wish(op.attrs)?;
         if qk_norm && contract::attr_f64(op.attrs, "eps")?.is_none() {
             return Err(OpError("attribute `eps` must be given with `qk_norm`".to_string()));
         }
@@ -330,6 +342,9 @@ impl TaskType for Attention {
     fn expand(&self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
         if op.outputs.len() > 2 {
             return Ok(None); // writes partial results already
+        }
+        if attention_prefill::chosen(op, target)? {
+            return attention_prefill::expansion(op, target).map(Some);
         }
         let splits = Self::splits(op, target)?;
         if splits == 1 {
@@ -386,7 +401,7 @@ impl TaskType for Attention {
         local("local dimension 1 of the cache", op.inputs[1].dims[1], 2 * key_values)?;
         let partial = op.outputs.len() == 3;
         let splits = if partial { contract::attr_u32(attrs, "splits")?.unwrap_or(1) } else { 1 };
-        let scale = contract::attr_f64(attrs, "scale")?.unwrap_or((dim as f64).powf(-0.5));
+        let scale = scale(attrs, dim)?;
         let params = mpk_attention_params {
             head_dim: dim as u32,
             splits,
@@ -467,8 +482,8 @@ impl TaskType for Attention {
     }
 }
 
-/// What `lay_out_scratch` of kernel.h takes.
-fn scratch_bytes(head_dim: u64) -> u64 {
+/// What `lay_out_scratch` of slot.h takes.
+pub(crate) fn scratch_bytes(head_dim: u64) -> u64 {
     const QUERIES: u64 = 64;
     const BLOCK: u64 = 64;
     let padded = head_dim.next_multiple_of(16);
@@ -477,6 +492,8 @@ fn scratch_bytes(head_dim: u64) -> u64 {
 
 #[cfg(test)]
 mod graph_test;
+#[cfg(test)]
+mod prefill_test;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

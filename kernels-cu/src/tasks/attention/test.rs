@@ -7,7 +7,7 @@ use taskgraph::op_graph::{Attrs, Role};
 use taskgraph::task_type::{LocalOp, OpView, OperandView, TensorType};
 use taskgraph::{Capacity, DType, Rows, Sharding, Target};
 
-fn case(dtype: DType, heads: u32, kv_heads: u32, head_dim: u32) -> Case {
+pub(super) fn case(dtype: DType, heads: u32, kv_heads: u32, head_dim: u32) -> Case {
     Case {
         dtype,
         heads,
@@ -18,6 +18,7 @@ fn case(dtype: DType, heads: u32, kv_heads: u32, head_dim: u32) -> Case {
         qk_norm: false,
         slots: vec![(37, 1)],
         world: 1,
+        prefill: None,
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Case {
     /// (tokens in the cache, new rows) of each slot.
     pub(super) slots: Vec<(u32, u32)>,
     pub(super) world: u32,
+    /// The steps for many rows, dealt to this many workers.
+    pub(super) prefill: Option<u32>,
 }
 
 const EPS: f64 = 1e-5;
@@ -140,6 +142,8 @@ impl Case {
             ..TestBatch::default()
         };
         for (a, (context, rows)) in self.slots.iter().enumerate() {
+            batch.row_active.extend((0..*rows).map(|_| a as i32));
+            batch.row_position.extend((*context..context + rows).map(|p| p as i32));
             batch.active_slot.push((n - a) as i32);
             batch.active_first_row.push(first);
             batch.active_num_rows.push(*rows as i32);
@@ -161,7 +165,7 @@ impl Case {
 
     fn attrs(&self) -> Attrs {
         let attrs = json!({"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim,
-            "qk_norm": self.qk_norm, "eps": EPS, "splits": self.splits});
+            "qk_norm": self.qk_norm, "eps": EPS, "splits": self.splits, "prefill": self.prefill.is_some()});
         attrs.as_object().unwrap().clone()
     }
 
@@ -265,9 +269,9 @@ impl Case {
             rank,
             world: self.world,
         };
-        let target = Target::cpu(3);
+        let target = Target::cpu(self.prefill.unwrap_or(3));
         let expansion = attention.expand(&local, &target).unwrap();
-        assert_eq!(expansion.is_some(), self.splits > 1);
+        assert_eq!(expansion.is_some(), self.splits > 1 || self.prefill.is_some());
         let mut out = TestTensor::poisoned(
             local_out.dtype,
             &local_out.dims.iter().map(|d| *d as u32).collect::<Vec<_>>(),

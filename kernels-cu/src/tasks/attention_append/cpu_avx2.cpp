@@ -1,0 +1,1 @@
+#include "tasks/attention_append/kernel.h"

@@ -1,0 +1,17 @@
+/* Parameters of `attention_prefill` and `attention_prefill_merge`, the same for all tasks of an operator. */
+#ifndef MPK_TASK_ATTENTION_PREFILL_PARAMS_H
+#define MPK_TASK_ATTENTION_PREFILL_PARAMS_H
+
+#include <stdint.h>
+
+typedef struct mpk_attention_prefill_params {
+  uint32_t head_dim;
+  uint32_t group;    /* query heads of a key-value head, over all ranks */
+  uint32_t skipped;  /* query heads of this rank's first key-value head that an earlier rank has */
+  uint32_t queries;  /* query heads of this rank */
+  uint32_t kv_heads; /* key-value heads of this rank */
+  uint32_t tasks;    /* tasks that the units are dealt to */
+  float scale;       /* of the scores */
+} mpk_attention_prefill_params;
+
+#endif

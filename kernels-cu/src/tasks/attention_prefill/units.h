@@ -1,0 +1,150 @@
+/* How the work of an iteration is dealt to the tasks of `attention_prefill`; the same on both targets.
+ *
+ * A unit is a query tile of one slot and one key-value head: up to kTileRows rows, each a token and a query head, so that
+ * all query heads that share keys are in it. Its keys are counted in tiles of kTileKeys positions. Units stand in one order:
+ * by active slot, by head, by tile. Each has a weight: the keys that its last token sees, and kUnitKeys for what a unit costs
+ * beside them. The tasks cut the sum of all weights evenly, so a cut may fall inside a unit: then the parts of the unit are
+ * partial results, which `attention_prefill_merge` joins.
+ *
+ * The cuts are a monotone function of the task's number and of the batch alone. A task has what lies between its cut and the
+ * next, so the units of an iteration are disjoint and all of them are done. The CPU's tasks test that order. */
+#ifndef MPK_TASK_ATTENTION_PREFILL_UNITS_H
+#define MPK_TASK_ATTENTION_PREFILL_UNITS_H
+
+#include <stdint.h>
+
+/* On the CPU each level of vector instructions has functions of its own. */
+#if defined(__CUDACC__)
+#define MPK_UNITS __device__ __forceinline__
+#else
+#define MPK_UNITS static inline
+#endif
+
+namespace mpk {
+namespace prefill {
+
+constexpr uint32_t kTileRows = 128;
+constexpr uint32_t kTileKeys = 64;
+constexpr uint32_t kUnitKeys = 96;
+/* No part of a unit is smaller, in tiles of keys: to write and join a part costs more than so many. */
+constexpr uint32_t kLeastTiles = 4;
+
+/* A slot of the iteration. */
+struct Slot {
+  uint32_t rows, context;
+};
+
+struct Shape {
+  uint32_t tokens;   /* of a query tile */
+  uint32_t kv_heads;
+};
+
+MPK_UNITS Shape shape_of(uint32_t group, uint32_t kv_heads) { return {kTileRows / group, kv_heads}; }
+
+/* Where a part of a unit begins: slot, head, query tile, tile of keys. */
+struct Place {
+  uint32_t active, head, tile, key;
+};
+MPK_UNITS bool same_unit(const Place& a, const Place& b) { return a.active == b.active && a.head == b.head && a.tile == b.tile; }
+MPK_UNITS bool same_place(const Place& a, const Place& b) { return same_unit(a, b) && a.key == b.key; }
+
+MPK_UNITS uint32_t query_tiles(const Shape& shape, const Slot& slot) { return (slot.rows + shape.tokens - 1) / shape.tokens; }
+/* Tokens of the slot's first `tiles` query tiles. */
+MPK_UNITS uint32_t tokens_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
+  return tiles * shape.tokens < slot.rows ? tiles * shape.tokens : slot.rows;
+}
+/* Tiles of keys that a unit's last token sees. */
+MPK_UNITS uint32_t key_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
+  return (slot.context + tokens_before(shape, slot, tile + 1) + kTileKeys - 1) / kTileKeys;
+}
+/* Weight of the first `tiles` units of a slot and head. */
+MPK_UNITS uint64_t weight_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
+  const uint64_t fixed = static_cast<uint64_t>(tiles) * (static_cast<uint64_t>(kUnitKeys) + slot.context);
+  if (tiles * shape.tokens <= slot.rows) return fixed + static_cast<uint64_t>(shape.tokens) * (static_cast<uint64_t>(tiles) * (tiles + 1) / 2);
+  return fixed + static_cast<uint64_t>(shape.tokens) * (static_cast<uint64_t>(tiles) * (tiles - 1) / 2) + slot.rows;
+}
+MPK_UNITS uint64_t slot_weight(const Shape& shape, const Slot& slot) {
+  return weight_before(shape, slot, query_tiles(shape, slot)) * shape.kv_heads;
+}
+
+/* `Slots` has count(), the active slots; at(a), a Slot; before(a), the weight of the slots before `a`, up to count(). */
+template <typename Slots>
+MPK_UNITS Place first_from(const Slots& slots, uint32_t active) {
+  while (active < slots.count() && slots.at(active).rows == 0) ++active;
+  return {active, 0, 0, 0};
+}
+
+/* The start of the unit after the one of `place`. */
+template <typename Slots>
+MPK_UNITS Place next_unit(const Slots& slots, const Shape& shape, Place place) {
+  place.key = 0;
+  if (++place.tile < query_tiles(shape, slots.at(place.active))) return place;
+  place.tile = 0;
+  if (++place.head < shape.kv_heads) return place;
+  return first_from(slots, place.active + 1);
+}
+
+/* Where task `task` of `tasks` begins. */
+template <typename Slots>
+MPK_UNITS Place cut(const Slots& slots, const Shape& shape, uint32_t task, uint32_t tasks) {
+  if (task == 0) return first_from(slots, 0);
+  const uint64_t all = slots.before(slots.count());
+  if (task >= tasks || all == 0) return first_from(slots, slots.count());
+  uint32_t shift = 0; /* a division of 64 bits would be a call on a GPU */
+  while (all >> shift >> 32 != 0) ++shift;
+  uint64_t at = (static_cast<uint64_t>(static_cast<uint32_t>(all >> shift) / tasks) * task) << shift;
+  uint32_t active = 0;
+  for (uint32_t end = slots.count(); end - active > 1;) {
+    const uint32_t middle = active + (end - active) / 2;
+    if (slots.before(middle) <= at) active = middle;
+    else end = middle;
+  }
+  const Slot slot = slots.at(active);
+  at -= slots.before(active);
+  const uint32_t tiles = query_tiles(shape, slot);
+  const uint64_t of_head = weight_before(shape, slot, tiles);
+  Place place = {active, 0, 0, 0};
+  for (; at >= of_head && place.head + 1 < shape.kv_heads; at -= of_head) ++place.head;
+  for (uint32_t end = tiles; end - place.tile > 1;) {
+    const uint32_t middle = place.tile + (end - place.tile) / 2;
+    if (weight_before(shape, slot, middle) <= at) place.tile = middle;
+    else end = middle;
+  }
+  at -= weight_before(shape, slot, place.tile);
+  const uint32_t key = at <= kUnitKeys ? 0 : static_cast<uint32_t>(at - kUnitKeys) / kTileKeys;
+  if (key < kLeastTiles) return place;
+  if (key + kLeastTiles > key_tiles(shape, slot, place.tile)) return next_unit(slots, shape, place);
+  place.key = key;
+  return place;
+}
+
+/* Parts of units: tiles of keys [begin, end) of the `tiles` that the unit has. */
+struct Part {
+  Place place;
+  uint32_t end, tiles;
+};
+MPK_UNITS bool is_whole(const Part& part) { return part.place.key == 0 && part.end == part.tiles; }
+/* Each task has room for two partial results: one that begins inside a unit, and one that begins with a unit. */
+constexpr uint32_t kPartsOfTask = 2;
+MPK_UNITS uint32_t partial_index(const Place& begin, uint32_t task) { return task * kPartsOfTask + (begin.key == 0 ? 1 : 0); }
+
+/* The part at `place` of what ends before `end`; `place` becomes the next one's. */
+template <typename Slots>
+MPK_UNITS Part take_part(const Slots& slots, const Shape& shape, Place& place, const Place& end) {
+  Part part;
+  part.place = place;
+  part.tiles = key_tiles(shape, slots.at(place.active), place.tile);
+  part.end = part.tiles;
+  if (same_unit(place, end)) {
+    part.end = end.key;
+    place = end;
+  } else {
+    place = next_unit(slots, shape, place);
+  }
+  return part;
+}
+
+}  // namespace prefill
+}  // namespace mpk
+
+#endif

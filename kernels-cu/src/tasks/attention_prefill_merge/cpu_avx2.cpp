@@ -1,0 +1,1 @@
+#include "tasks/attention_prefill_merge/kernel.h"
