@@ -7,12 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import environment
 import models
+import stuck_report
 from common import Job, parsed, session_processes
 
 SOON = 15.0  # seconds from the fault, with a deadline of DEADLINE
 DEADLINE = 2.0
-WORDS = ["rank ", "worker ", "task ", "iteration "]
+OPERATOR = 6  # the one that a worker never ends
 
 
 def model(check):
@@ -53,16 +55,31 @@ def usable(check, ranks, after):
                 f"{done.seconds:.1f} s" if right else done.problem() if result is None else "wrong tokens")
 
 
+def graphs_of(check, job):
+    """All ranks' graphs of a job, by name."""
+    folder = check.work / f"stuck-{job.what().replace(' ', '-')}"
+    device = ["--device", environment.device_row()] if check.cuda else []
+    options = replace(job, transport=None).shape_options()
+    done = check.command([check.binary, job.model, "--ranks", job.ranks, *device, *options, "--emit-graph", folder], 60)
+    return stuck_report.load(folder, job.ranks) if done.status == 0 else {}
+
+
 def run_deadline(check, ranks):
-    """A worker that makes no progress."""
+    """A worker that makes no progress: every rank ends in time, and says what it waited for."""
     for job in stuck_jobs(check, ranks):
-        job = replace(job, deadline=DEADLINE).with_options("--debug-stall", f"{ranks - 1}:6:120000")
-        done = check.run_job(job, 60)
-        missing = [word.strip() for word in WORDS if word not in done.stderr]
-        right = done.status == 4 and not missing and not done.timed_out
+        if not check.cuda:
+            job = replace(job, workers=2)
+        job = replace(job, deadline=DEADLINE)
+        stalled = job.with_options("--debug-stall", f"{ranks - 1}:{OPERATOR}:120000")
+        done = check.run_job(stalled, 60)
+        # On GPUs every worker is held, on CPUs the first.
+        wrong = stuck_report.problems(done.stderr, graphs_of(check, job), ranks - 1, OPERATOR, None if check.cuda else [0])
+        right = done.status == 4 and not wrong and not done.timed_out
         check.judge(right, f"abort deadline {job.what()}",
-                    f"exit status 4 with a report after {done.seconds:.1f} s" if right else
-                    f"{done.problem()}; the report lacks {missing}")
+                    f"exit status 4 after {done.seconds:.1f} s, and every rank says what it waited for" if right else
+                    f"{done.problem()}; {'; '.join(wrong[:3])}")
+        if not right:
+            check.keep(f"abort-{job.what().replace(' ', '-')}.log", done.stderr)
     usable(check, ranks, "deadline")
 
 

@@ -29,6 +29,12 @@ def gpu_count():
     return len(listed.splitlines()) if listed else 0
 
 
+def device_row():
+    """Name of the first GPU's row in the hardware table, for `mpk-run --device`."""
+    name = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]) or ""
+    return next((row for row in ("a100", "h100", "h200", "b200") if row in name.lower()), "h200")
+
+
 def version(package):
     """Version of an installed Python package, or None."""
     try:

@@ -5,6 +5,7 @@ Assumes that MPK_DEBUG_UNPROTECTED=1 switches that protection off (both when com
 
 import json
 
+import environment
 import models
 from common import Job, bits, parsed
 
@@ -49,7 +50,7 @@ def jobs(check):
 def operators(check, ranks, lowering="one-shot"):
     """Names of the operators of the main graph, or None."""
     folder = check.work / f"graphs-{ranks}-{lowering}"
-    device = ["--device", "h200"] if check.cuda else []
+    device = ["--device", environment.device_row()] if check.cuda else []
     done = check.command([check.binary, model(check), "--ranks", ranks, *device, "--logprobs", models.LOGPROBS,
                           "--placement", "static", "--allreduce", lowering, "--emit-graph", folder], 60)
     path = folder / "rank-0.task_graph.json"
