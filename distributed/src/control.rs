@@ -27,6 +27,8 @@ pub(crate) struct Parts<'a> {
     pub heap: &'a HeapLayout,
     /// Each rank's heap; 0 where stores can't reach it.
     pub sym: &'a [u64],
+    /// How the counters that peers trigger are added to (`mpk_signals`): the same on all ranks.
+    pub signals: u32,
     /// Each worker's scratch.
     pub scratch: &'a [u64],
     /// Trace records, `[worker][capacity]`; capacity 0: none.
@@ -55,7 +57,8 @@ impl Control {
     /// Lays out, allocates and writes everything.
     pub fn new(parts: &Parts<'_>, allocate: impl FnOnce(u64) -> Result<Image>) -> Result<Control> {
         let workers = parts.scratch.len();
-        let statuses = workers + parts.schedulers as usize;
+        // Without schedulers one is the batch step's.
+        let statuses = workers + (parts.schedulers as usize).max(1);
         let mut layout = Layout::default();
         let rank_at = layout.reserve(size_of::<abi::mpk_rank>() as u64, 128);
         let graphs_at = layout.reserve((parts.graphs.len() * size_of::<abi::mpk_graph>()) as u64, 128);
@@ -126,7 +129,7 @@ impl Control {
             trace_capacity: parts.trace_capacity,
             stall_ns: stall.map_or(0, |s| s.time.as_nanos() as u64),
             stall_op: stall.map_or(u32::MAX, |s| s.op),
-            reserved: 0,
+            signals: parts.signals,
             host_abort: parts.host_abort as *mut _,
         };
         image.put(rank_at, &[rank]);

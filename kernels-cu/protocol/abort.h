@@ -27,17 +27,22 @@ MPK_DEVICE void set_abort(mpk_control* control, uint32_t code, uint32_t origin) 
   }
 }
 
-/* Sets the abort word here and at every rank that can be reached. */
+/* Sets the abort word here and at every rank whose memory this one reaches. Never waits. */
 MPK_DEVICE void abort_broadcast(const mpk_rank* rank, uint32_t code) {
   set_abort(rank->control, code, rank->rank);
   for (uint32_t pe = 0; pe < rank->world; ++pe) {
-    if (pe == rank->rank) continue;
-    if (rank->sym[pe] != nullptr) {
-      set_abort(reinterpret_cast<mpk_control*>(rank->sym[pe]), code, rank->rank);
-    } else {
-      /* Without a way to compare: the last cause stays there. */
-      platform::put_word(rank, pe, reinterpret_cast<uint64_t*>(rank->control), (static_cast<uint64_t>(rank->rank) << 32) | code);
-    }
+    if (pe != rank->rank && rank->sym[pe] != nullptr) set_abort(reinterpret_cast<mpk_control*>(rank->sym[pe]), code, rank->rank);
+  }
+}
+
+/* After an abort: tells the ranks that only a transport reaches. Over a link that is dead the transport may never return, so
+ * one thread of a rank calls this, as its last act, and nothing but the end of the kernel waits for it. */
+MPK_DEVICE void abort_out_of_reach(const mpk_rank* rank) {
+  /* With its origin, as the rank has it: several calls tell the same. Relaxed: see abort_code. */
+  const uint64_t word = platform::load<platform::Scope::kSystem>(reinterpret_cast<const uint64_t*>(rank->control), platform::kRelaxed);
+  for (uint32_t pe = 0; pe < rank->world; ++pe) {
+    /* Without a way to compare: the last cause stays there. */
+    if (pe != rank->rank && rank->sym[pe] == nullptr) platform::put_word(rank, pe, reinterpret_cast<uint64_t*>(rank->control), word);
   }
 }
 

@@ -71,13 +71,11 @@ MPK_DEVICE int collect(const mpk_rank* rank) {
   return MPK_OK;
 }
 
-/* Applies the entries of the admission log that take effect in iteration `iteration` or before. */
-MPK_DEVICE int read_admission_log(const mpk_rank* rank, uint32_t iteration) {
+/* Applies those of the admission log's first `entries` that take effect in iteration `iteration` or before. */
+MPK_DEVICE int read_admission_log(const mpk_rank* rank, uint32_t iteration, uint32_t entries) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
-  /* Acquire: pairs with the release of rank 0 that made the log longer. */
-  const uint32_t entries = platform::load<platform::Scope::kSystem>(config->num_admissions, platform::kAcquire);
   for (; state->next_admission < entries; ++state->next_admission) {
     const mpk_admission* admission = &config->admissions[state->next_admission];
     if (admission->iteration > iteration) break;
@@ -247,14 +245,17 @@ MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
   BatchState* state = batch_state(rank);
   Wait wait(rank, status);
   for (;;) {
-    int code = read_admission_log(rank, state->iteration);
+    /* Once a turn: an entry that came between two looks could be of an iteration that is over. Acquire: pairs with the
+     * release of rank 0 that made the log longer. */
+    const uint32_t entries = platform::load<platform::Scope::kSystem>(config->num_admissions, platform::kAcquire);
+    int code = read_admission_log(rank, state->iteration, entries);
     if (code == MPK_OK) code = admit(rank);
     if (code != MPK_OK) return code;
     share_rows(rank);
     write_batch(rank);
     if (rank->batch->num_rows != 0 || state->finished == config->num_requests) return MPK_OK;
-    /* Nothing to run now, but requests to come. The log's next entry decides the next iteration's number. */
-    const uint32_t entries = platform::load<platform::Scope::kSystem>(config->num_admissions, platform::kAcquire); /* as in read_admission_log */
+    /* Nothing to run now, but requests to come. The log's next entry decides the next iteration's number: a later one, since
+     * all up to this one have been applied. */
     if (state->next_admission < entries) {
       state->iteration = config->admissions[state->next_admission].iteration;
       continue;
@@ -303,7 +304,10 @@ MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* sta
   if (!batch->stop) {
     /* The begin event is triggered once for each run of its graph (publish), so its counter counts them. */
     const mpk_graph* graph = &rank->graphs[batch->graph];
-    batch->epoch = static_cast<uint32_t>(event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers) + 1;
+    const uint64_t epoch = event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers + 1;
+    /* All ranks come to the same end: iterations and epochs are part of the state. */
+    if (epoch > MPK_LAST_ITERATION || batch->iteration > MPK_LAST_ITERATION) return MPK_ABORT_ITERATIONS;
+    batch->epoch = static_cast<uint32_t>(epoch);
     /* Relaxed: see claim_batch_step. */
     platform::store<platform::Scope::kDevice>(&state->expected, state->expected + counted_tasks(graph), platform::kRelaxed);
   }

@@ -35,19 +35,21 @@ MPK_DEVICE bool event_test(const mpk_graph* graph, uint32_t index, uint32_t epoc
   return event_count(graph, index, event) >= event_wanted(event, epoch, epochs_back);
 }
 
-/* Triggers one of this rank's events; returns the counter's new value. Release: pairs with event_count, and has its
- * scope. */
+/* Triggers one of this rank's events that no peer triggers (or with one rank, any); returns the counter's new value.
+ * Release: pairs with event_count, and has its scope. */
 MPK_DEVICE uint64_t trigger_local(const mpk_graph* graph, uint32_t index, const mpk_event& event, uint64_t times = 1) {
   if (!event.remote_triggers) return platform::fetch_add<platform::Scope::kDevice>(event_counter(graph, index), times, platform::kRelease) + times;
   return platform::fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times, platform::kRelease) + times;
 }
 
-/* Triggers an event of rank `owner`, after everything this thread has put there. False: out of reach. */
+/* Triggers an event of rank `owner`, this rank included, after everything this thread has put there: the only way to trigger
+ * an event with remote triggers. False: out of reach. */
 MPK_DEVICE bool trigger_remote(const mpk_rank* rank, const mpk_graph* graph, uint32_t owner, uint32_t index) {
   return platform::signal_add(rank, owner, event_counter(graph, index), 1);
 }
 
-/* Waits until the event is ready in `epoch` - `epochs_back`. Returns MPK_OK or an abort code. */
+/* Waits until the event is ready in `epoch` - `epochs_back`. Returns MPK_OK or an abort code. The status names the event
+ * only while it is missing. */
 MPK_DEVICE int event_wait(const mpk_rank* rank, const mpk_graph* graph, uint32_t index, uint32_t epoch,
                           uint32_t epochs_back, mpk_status* status) {
   const uint64_t wanted = event_wanted(graph, index, epoch, epochs_back);
@@ -59,8 +61,10 @@ MPK_DEVICE int event_wait(const mpk_rank* rank, const mpk_graph* graph, uint32_t
     const int code = wait.poll(seen);
     if (code != MPK_OK) return code;
     seen = event_count(graph, index);
-    if (seen >= wanted) return MPK_OK;
+    if (seen >= wanted) break;
   }
+  report_state(status, MPK_WORKER_RUNS);
+  return MPK_OK;
 }
 
 }  // namespace mpk

@@ -3,6 +3,7 @@
 #ifndef MPK_PROTOCOL_SCHEDULER_LOOP_H
 #define MPK_PROTOCOL_SCHEDULER_LOOP_H
 
+#include "missing.h"
 #include "scheduler_step.h"
 
 namespace mpk {
@@ -26,7 +27,7 @@ MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step
         const Publication publication = read_publication(rank);
         if (scheduler->index != 0) found.stop = publication.stop;
         if (!found.stop) code = wait.poll(publication.iteration); /* which changes when the run moves on */
-        if (code != MPK_OK) report_missing_event(*scheduler);
+        if (code != MPK_OK) report_missing_event(rank, scheduler->status);
       }
     }
     /* What the leader acquired is before what the others release. */

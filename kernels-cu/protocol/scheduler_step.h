@@ -195,59 +195,6 @@ MPK_DEVICE int remote_scheduler_step(Scheduler* scheduler, uint64_t* heads, Foun
   return MPK_OK;
 }
 
-/* Whether all that the task depends on has happened in `epoch`. */
-MPK_DEVICE bool dependencies_met(const mpk_graph* graph, const mpk_task* task, uint32_t epoch) {
-  const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
-  for (uint32_t d = 0; d < task->num_dependencies; ++d) {
-    if (!event_test(graph, dependencies[d].event, epoch, dependencies[d].epochs_back)) return false;
-  }
-  return true;
-}
-
-/* An event that must happen before `held_up` can, because a task that triggers `held_up` waits for it; `held_up`
- * itself where none of its tasks waits. */
-MPK_DEVICE uint32_t event_before(const mpk_graph* graph, uint32_t held_up, uint32_t epoch) {
-  for (uint32_t index = 2; index < graph->num_tasks; ++index) {
-    const mpk_task* task = &graph->tasks[index];
-    const uint64_t trigger = task->trigger_event;
-    if (trigger == MPK_EVENT_INVALID || event_id_tag(trigger) != MPK_EVENT_TAG_LOCAL) continue;
-    if (event_id_index(trigger) != held_up) continue;
-    for (uint32_t d = 0; d < task->num_dependencies; ++d) {
-      const mpk_dependency* dependency = &graph->dependencies[task->first_dependency + d];
-      if (!event_test(graph, dependency->event, epoch, dependency->epochs_back)) return dependency->event;
-    }
-  }
-  return held_up;
-}
-
-/* For the report of a scheduler that has waited in vain: from the first event of this rank's own tasks that is not
- * ready back to the one that nothing here holds up, a peers' event or one whose task runs. The task named is the
- * last on the way that can't be launched. */
-MPK_DEVICE void report_missing_event(const Scheduler& scheduler) {
-  const mpk_rank* rank = scheduler.rank;
-  const Publication publication = read_publication(rank);
-  if (publication.iteration == 0 || publication.stop || publication.graph >= rank->num_graphs) return;
-  const mpk_graph* graph = &rank->graphs[publication.graph];
-  const uint32_t epoch = static_cast<uint32_t>(event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers);
-  uint32_t missing = MPK_EVENT_END;
-  for (uint32_t index = MPK_EVENT_END + 1; index < graph->num_events && missing == MPK_EVENT_END; ++index) {
-    if (!graph->events[index].remote_triggers && !event_test(graph, index, epoch)) missing = index;
-  }
-  uint32_t waiting = graph->events[missing].first_task;
-  for (uint32_t step = 0; step < graph->num_events; ++step) {
-    const uint32_t before = event_before(graph, missing, epoch);
-    if (before == missing) break;
-    missing = before;
-    if (graph->events[missing].remote_triggers) break;
-    waiting = graph->events[missing].first_task;
-  }
-  report(&scheduler.status->task, waiting);
-  report(&scheduler.status->graph, publication.graph);
-  report(&scheduler.status->iteration, publication.iteration);
-  report_wait(scheduler.status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, graph, missing),
-              event_wanted(graph, missing, epoch, 0), event_count(graph, missing));
-}
-
 }  // namespace mpk
 
 #endif

@@ -51,8 +51,9 @@ MPK_DEVICE bool is_own_event(const mpk_rank* rank, uint64_t event_id) {
 /* Triggers `event_id` after all that this thread has written and put. Returns MPK_OK or an abort code.
  *
  * An event that other ranks trigger belongs to the remote scheduler, whoever triggers it: this rank's own triggers
- * go through its ring to itself. All other events are completed by exactly one trigger, which queues the event;
- * the iteration can't end before that entry is handled.
+ * go through its ring to itself. Its counter takes additions of one kind only (mpk_rank.signals), this rank's own included,
+ * and the push to the ring goes the same way as the addition before it, so that it can't overtake it. All other events are
+ * completed by exactly one trigger, which queues the event; the iteration can't end before that entry is handled.
  *
  * `event`: the description of an event of this rank; of others it is not read. */
 MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, uint64_t event_id, const mpk_event& event, mpk_status* status) {
@@ -68,9 +69,12 @@ MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, u
      * for an epoch the one of the last trigger finds the event ready. */
     return dynamic ? ring_push(rank, owner, entry, status) : static_cast<int>(MPK_OK);
   }
+  if (event.remote_triggers && rank->world > 1) {
+    if (!trigger_remote(rank, graph, rank->rank, index)) return MPK_ABORT_PEER;
+    return dynamic ? ring_push(rank, rank->rank, entry, status) : static_cast<int>(MPK_OK);
+  }
   const uint64_t count = trigger_local(graph, index, event);
   if (!dynamic) return MPK_OK;
-  if (event.remote_triggers && rank->world > 1) return ring_push(rank, rank->rank, entry, status);
   if (count < event_wanted(event, iteration.epoch) || !needs_scheduler(event)) return MPK_OK;
   const uint64_t id = make_task_id(iteration.number, index);
   const uint32_t locals = num_local_schedulers(rank);

@@ -30,6 +30,14 @@ MPK_DEVICE void report_wait(mpk_status* status, uint32_t state, uint64_t event, 
   report(&status->state, state);
 }
 
+/* What the loop has in hand, and that it runs it: the first 16 bytes of its status. */
+MPK_DEVICE void report_task(mpk_status* status, uint32_t graph, uint32_t task, uint32_t iteration) {
+  static_assert(offsetof(mpk_status, state) == 0 && offsetof(mpk_status, graph) == 4 && offsetof(mpk_status, task) == 8 &&
+                    offsetof(mpk_status, iteration) == 12 && sizeof(mpk_status) % 16 == 0,
+                "stored together");
+  platform::store_four(&status->state, MPK_WORKER_RUNS, graph, task, iteration);
+}
+
 class Wait {
  public:
   /* `status` may be NULL (a caller that is neither worker nor scheduler). */
@@ -66,6 +74,7 @@ class Wait {
       return MPK_OK;
     }
     if (now - since_ns_ < deadline_ns_) return MPK_OK;
+    since_ns_ = kTimedOut;
     report_seen(seen);
     if (status_ != nullptr) report(&status_->timed_out, 1u);
     /* Here only: the loop that leaves with the code tells the others. That takes calls of NVSHMEM, which in the middle of a
@@ -74,10 +83,15 @@ class Wait {
     return abort_code(rank_);
   }
 
+  /* The last poll found that the deadline had passed. */
+  MPK_DEVICE bool timed_out() const { return since_ns_ == kTimedOut; }
+
  private:
   MPK_DEVICE void report_seen(uint64_t seen) {
     if (status_ != nullptr) report(&status_->seen, seen);
   }
+
+  static constexpr uint64_t kTimedOut = ~uint64_t{0};
 
   const mpk_rank* rank_;
   mpk_status* status_;

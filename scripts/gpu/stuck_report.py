@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 PLACE = r", iteration (?P<iteration>\d+)(?:, graph (?P<graph>[^,]+), (?:(?P<tasks>\d+) tasks, the first is )?task (?P<task>\d+) \((?P<type>\S+) of (?P<op>[^)]*)\))?"
 LINE = re.compile(r"^ *rank (?P<rank>\d+) (?P<who>.+?) (?:(?P<runs>was|were) running|waited for (?:event (?P<event>\d+) of rank (?P<owner>\d+)"
                   r"(?P<peers> \(triggered by peers\))?: count wanted (?P<wanted>\d+), count seen (?P<seen>\d+)|flagged words: "
-                  r"epoch wanted (?P<epoch>\d+), epoch seen (?P<flag_seen>\d+)|(?P<work>work)))" + PLACE + r"(?P<timed_out>  <- this wait ran out of time)?$")
+                  r"tag wanted (?P<tag>\d+), tag seen (?P<tag_seen>\d+)|(?P<work>work)))" + PLACE + r"(?P<timed_out>  <- this wait ran out of time)?$")
 
 
 def indices(who):
@@ -165,8 +165,8 @@ def rank_problems(stuck, number, lines, stderr):
         wrong.append(f"{len(lines)} lines")
     if any(line["iteration"] != "1" for line in lines):
         wrong.append("not in the first iteration")
-    if any((line["epoch"], line["flag_seen"]) not in ((None, None), ("1", "0")) for line in lines):
-        wrong.append("flagged words of another epoch than wanted 1, seen 0")
+    if any(line["tag"] and line["tag"] == line["tag_seen"] for line in lines):
+        wrong.append("a wait for flagged words that have come")
     found = told([line for line in lines if not line["work"]])
     if stuck.static:
         expected = stuck.expected(number)

@@ -95,6 +95,7 @@ impl CpuRank {
                 outputs: &outputs,
                 heap: &heap_layout,
                 sym: &bases,
+                signals: abi::MPK_SIGNALS_DIRECT,
                 scratch: &scratch_of,
                 trace: trace.as_ptr() as u64,
                 trace_capacity,

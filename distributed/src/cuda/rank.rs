@@ -158,6 +158,12 @@ impl CudaRank {
             Ok((areas, trace, host_abort, snapshot, Stream::new(&context)?))
         };
         let (areas, trace, host_abort, snapshot, watch) = agreed(world, memory())?;
+        // One kind of atomic for one counter: two ranks that can't reach each other decide for all.
+        let out_of_reach = heap.bases().contains(&0);
+        let signals = match world.all_gather(u64::from(out_of_reach)).contains(&1) {
+            true => abi::MPK_SIGNALS_NVSHMEM,
+            false => abi::MPK_SIGNALS_DIRECT,
+        };
         let slots = layout.slots(Bases {
             constants: areas[0].address(),
             persistent: areas[1].address(),
@@ -192,6 +198,7 @@ impl CudaRank {
                     outputs: &outputs,
                     heap: &heap_layout,
                     sym: heap.bases(),
+                    signals,
                     scratch: &scratch.of_workers(areas[3].address(), workers),
                     trace: trace.address(),
                     trace_capacity,

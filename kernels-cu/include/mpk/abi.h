@@ -260,6 +260,7 @@ enum mpk_abort_code {
   MPK_ABORT_INTERRUPT = 4,  /* Ctrl-C */
   MPK_ABORT_KERNEL = 5,     /* a task kernel met something impossible */
   MPK_ABORT_QUEUE = 6,      /* a proven queue bound did not hold */
+  MPK_ABORT_ITERATIONS = 7, /* the run has had as many iterations as their 32-bit numbers allow */
 };
 
 enum mpk_worker_state {
@@ -268,6 +269,17 @@ enum mpk_worker_state {
   MPK_WORKER_WAITS_FLAG = 2,
   MPK_WORKER_RUNS = 3,
   MPK_WORKER_LEFT = 4,
+};
+
+/* The last iteration of a run, and the last epoch of a graph: numbers are compared and multiplied in 32 bits, so the batch
+ * step ends the run (MPK_ABORT_ITERATIONS) rather than let them wrap. */
+#define MPK_LAST_ITERATION 0xFFFFFFFEu
+
+/* How a rank adds to the counters that peers trigger: one way for the whole job, since atomics of two kinds on one counter
+ * are not atomic together. */
+enum mpk_signals {
+  MPK_SIGNALS_DIRECT = 0,  /* all ranks reach each other's memory: atomics of this machine */
+  MPK_SIGNALS_NVSHMEM = 1, /* some do not: NVSHMEM's signals, also to ranks within reach and to this rank itself */
 };
 
 /* Where a worker or scheduler stands; written by it (relaxed), read by the host for the report. */
@@ -367,7 +379,7 @@ typedef struct mpk_rank {
   uint64_t* remote_pushed;     /* [world] entries that this rank has pushed to each peer; bit 63: a push is on */
   const mpk_kernel* kernels;   /* by task type */
   uint8_t** scratch;           /* [num_workers] */
-  mpk_status* status;          /* [num_workers + num_schedulers] */
+  mpk_status* status;          /* [num_workers + num_schedulers]; GPU, static: then one of the batch step */
   mpk_trace_record* trace;     /* [num_workers][trace_capacity] or NULL */
   uint64_t* trace_count;       /* [num_workers] */
   uint64_t trace_capacity;
@@ -375,7 +387,7 @@ typedef struct mpk_rank {
    * none). */
   uint64_t stall_ns;
   uint32_t stall_op;
-  uint32_t reserved;
+  uint32_t signals;            /* enum mpk_signals */
   uint32_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort (enum mpk_abort_code) */
 } mpk_rank;
 

@@ -24,6 +24,7 @@ void leave(const mpk_rank* rank, mpk_status* status, int code) {
     report_state(status, MPK_WORKER_LEFT);
   } else {
     abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this loop stood */
+    abort_out_of_reach(rank);
   }
 }
 
@@ -76,6 +77,9 @@ void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler) {
   mpk::cpu::leave(rank, self.status, local ? mpk::cpu::run_local_scheduler(&self) : mpk::cpu::run_remote_scheduler(&self));
 }
 
-void mpk_cpu_abort(mpk_rank* rank, uint32_t code) { mpk::abort_broadcast(rank, code); }
+void mpk_cpu_abort(mpk_rank* rank, uint32_t code) {
+  mpk::abort_broadcast(rank, code);
+  mpk::abort_out_of_reach(rank);
+}
 
 }  // extern "C"

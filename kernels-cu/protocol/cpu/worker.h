@@ -2,6 +2,7 @@
 #ifndef MPK_PROTOCOL_CPU_WORKER_H
 #define MPK_PROTOCOL_CPU_WORKER_H
 
+#include "missing.h"
 #include "scheduler_step.h"
 
 namespace mpk {

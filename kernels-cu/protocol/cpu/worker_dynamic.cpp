@@ -44,22 +44,6 @@ bool is_ready(const Worker& worker, const Iteration& iteration, uint32_t task_in
   return ready(&args) != 0;
 }
 
-/* What the worker waits for while it has only tasks put aside: for the report. */
-void report_deferred(const Worker& worker, const Iteration& iteration, uint32_t task_index) {
-  const mpk_graph* graph = iteration.graph;
-  const mpk_task* task = &graph->tasks[task_index];
-  report(&worker.status->task, task_index);
-  const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
-  for (uint32_t d = 0; d < task->num_dependencies; ++d) {
-    const uint32_t event = dependencies[d].event;
-    const uint64_t wanted = event_wanted(graph, event, iteration.epoch, dependencies[d].epochs_back);
-    const uint64_t seen = event_count(graph, event);
-    if (seen < wanted) return report_wait(worker.status, MPK_WORKER_WAITS_EVENT, own_event_id(worker.rank, graph, event), wanted, seen);
-  }
-  const uint32_t tag = MPK_FLAG_TAG(*task, iteration.epoch);
-  report_wait(worker.status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, tag, tag - task->flag_count);
-}
-
 bool pop_any(const Worker& worker, uint64_t* id) {
   for (uint32_t scheduler = 0; scheduler < worker.rank->num_schedulers; ++scheduler) {
     if (queue_pop(worker_queue(worker.rank, worker.index, scheduler), id)) return true;
@@ -104,7 +88,7 @@ int run_dynamic(const Worker& worker) {
           continue;
         }
       } else if (deferred.count != 0) {
-        report_deferred(worker, iteration, deferred.tasks[0]);
+        report_parked_task(rank, iteration.graph, deferred.tasks[0], iteration.epoch, worker.status);
         code = held.poll(worker.status->seen);
         if (code != MPK_OK) return code;
         continue;

@@ -24,16 +24,16 @@ int wait_for_publication(const Worker& worker, uint32_t seen, Publication* publi
 int finish_iteration(const Worker& worker, const Iteration& iteration) {
   const mpk_rank* rank = worker.rank;
   const uint64_t wanted = event_wanted(iteration.graph, MPK_EVENT_END, iteration.epoch, 0);
+  report_state(worker.status, MPK_WORKER_IDLE); /* the end follows from others' waits, which say more */
   Wait wait(rank, worker.status, follower_deadline_ns(rank));
-  bool reported = false;
   for (;;) {
     if (read_publication(rank).iteration != iteration.number) return MPK_OK;
     const uint64_t seen = event_count(iteration.graph, MPK_EVENT_END);
     if (seen >= wanted && claim_batch_step(rank, iteration.number)) return next_iteration(rank, worker.status);
-    if (!reported) report_wait(worker.status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, iteration.graph, MPK_EVENT_END), wanted, seen);
-    reported = true;
     const int code = wait.poll(seen);
-    if (code != MPK_OK) return code;
+    if (code == MPK_OK) continue;
+    if (wait.timed_out()) report_wait(worker.status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, iteration.graph, MPK_EVENT_END), wanted, seen);
+    return code;
   }
 }
 

@@ -78,21 +78,22 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
   return MPK_OK;
 }
 
+/* Looks for the next task before the worker is called idle: more than lie between two tasks that follow each other. */
+constexpr uint32_t kPollsUntilIdle = 16;
+
 __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t worker) {
   Shared& shared = shared_state();
   int code = MPK_OK;
   for (;;) {
     const RingPlace place = peek(shared.next_slot);
     /* The fetch warp always comes: with a task, or with a stop. */
-    while (!mbarrier_test(&shared.slot_full[place.index], place.parity)) {}
+    for (uint32_t polls = 1; !mbarrier_test(&shared.slot_full[place.index], place.parity); ++polls) {
+      if (polls == kPollsUntilIdle && Context::thread_index() == 0) report_state(&rank->status[worker], MPK_WORKER_IDLE);
+    }
     Context context(&shared.slots[place.index]);
     if (context.slot->kind == kSlotStop) break;
     if (context.thread == 0) {
-      mpk_status* const status = context.status();
-      report(&status->task, context.slot->task_index);
-      report(&status->graph, context.slot->graph_index);
-      report(&status->iteration, context.slot->iteration);
-      report_state(status, MPK_WORKER_RUNS);
+      report_task(context.status(), context.slot->graph_index, context.slot->task_index, context.slot->iteration);
       /* Every worker: which of them has tasks of the operator is the graph's affair. */
       if (rank->stall_ns != 0 && context.slot->task.op == rank->stall_op) {
         const int stalled = stall(rank);
@@ -125,8 +126,14 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
   if (threadIdx.x == 0) {
     poke(shared.left, 1u);
     if (code == MPK_OK) code = peek(shared.code);
-    if (code == MPK_OK) report_state(&rank->status[worker], MPK_WORKER_LEFT);
-    else abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
+    mpk_status* const status = &rank->status[worker];
+    if (code != MPK_OK) {
+      abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
+    } else if (abort_code(rank) == MPK_OK) {
+      report_state(status, MPK_WORKER_LEFT);
+    } else if (platform::load<platform::Scope::kSystem>(&status->state, platform::kRelaxed) == MPK_WORKER_RUNS) {
+      report_state(status, MPK_WORKER_IDLE); /* told to stop between two tasks; what the fetch warp said of parked ones stays */
+    }
   }
 }
 

@@ -118,7 +118,17 @@ __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t
   return false;
 }
 
-__device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane, mpk_status* status) {
+/* At the end: what this worker's tasks wait for. */
+__device__ __noinline__ void report_parked(const mpk_rank* rank, uint32_t worker, uint32_t task) {
+  mpk_status* const status = &rank->status[worker];
+  /* As FetchedIteration::read, from memory again: nothing is kept for this. */
+  const mpk_batch* batch = rank->batch;
+  report(&status->graph, batch->graph);
+  report(&status->iteration, batch->iteration);
+  report_parked_task(rank, &rank->graphs[batch->graph], task, batch->epoch, status);
+}
+
+__device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
   FetchedIteration iteration;
@@ -161,10 +171,13 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           if (!found) deferred.add(task, lane);
         }
       } else if (lane == 0 && ++empty % platform::kStepsBetweenPolls == 0) {
-        if (deferred.count() != 0) {
-          const uint32_t task = deferred.at(0);
-          report(&status->task, task);
-          code = held.poll(task);
+        /* The status is the compute warps' while they have a task. */
+        if (deferred.count() != 0 && writer.readers_are_done()) {
+          code = held.poll(deferred.at(0));
+          if (code != MPK_OK) {
+            report_parked(rank, worker, deferred.at(0));
+            if (held.timed_out()) report(&rank->status[worker].timed_out, 1u);
+          }
         } else {
           code = idle.poll(0);
         }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/context.cuh"
+#include "missing.h"
 #include "scheduler_step.h"
 
 namespace mpk {
@@ -71,6 +72,14 @@ class SlotWriter {
     Shared& shared = shared_state();
     while (!mbarrier_test(&shared.slot_empty[place_], parity_ ^ 1)) {
       if (peek(shared.left) != 0) return false;
+    }
+    return true;
+  }
+
+  /* Whether all slots but one that has been acquired are free now. */
+  __device__ bool readers_are_done() const {
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      if (i != place_ && !mbarrier_test(&shared_state().slot_empty[i], i < place_ ? parity_ : parity_ ^ 1)) return false;
     }
     return true;
   }
@@ -177,14 +186,18 @@ class SlotWriter {
       return;
     }
     uint64_t* counter = iteration.counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
-    if (!is_own_event(rank_, event_id)) {
-      to->trigger = platform::peer_address(rank_, event_id_owner(event_id), counter);
+    const bool own = is_own_event(rank_, event_id);
+    const mpk_event event = own ? iteration.events[index] : mpk_event{};
+    if (!own || event.remote_triggers) {
+      /* As platform::signal_add: one kind of addition for the counters that peers trigger. */
+      const uint32_t owner = own ? rank_->rank : event_id_owner(event_id);
+      to->trigger = rank_->signals == MPK_SIGNALS_DIRECT ? platform::peer_address(rank_, owner, counter) : nullptr;
       to->trigger_system = 1;
       to->trigger_steps = to->trigger == nullptr;
+      if (own) to->triggered = event;
       return;
     }
     to->trigger = counter;
-    to->trigger_system = iteration.events[index].remote_triggers;
   }
 
   const mpk_rank* rank_;

@@ -39,7 +39,16 @@ __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
       if (relay && polls % 64 == 0) relay_host_abort(rank);
       if (polls % 16 != 0) continue;
       const int code = wait.poll(seen);
-      if (code != MPK_OK) return code;
+      if (code == MPK_OK) continue;
+      /* Others' waits say more, unless it is this one that ran out of time. */
+      if (wait.timed_out()) {
+        mpk_status* const status = &rank->status[rank->num_workers];
+        report(&status->timed_out, 1u);
+        report(&status->graph, publication.graph);
+        report(&status->iteration, publication.iteration);
+        report_wait(status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, graph, MPK_EVENT_END), wanted, seen);
+      }
+      return code;
     }
     const int code = next_iteration(rank, nullptr);
     if (code != MPK_OK) return code;
@@ -80,7 +89,9 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
     else if (block == busy) relay_loop(rank);
     else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, !own_relay);
   }
-  if (code != MPK_OK && lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
+  if (lane != 0) return;
+  if (code != MPK_OK) abort_broadcast(rank, static_cast<uint32_t>(code));
+  if (block == (own_relay ? busy : 0) && abort_code(rank) != MPK_OK) abort_out_of_reach(rank);
 }
 
 }  // namespace gpu

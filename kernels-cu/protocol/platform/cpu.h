@@ -43,6 +43,14 @@ inline void store(T* address, T value, Order order) {
   else __atomic_store_n(address, value, order);
 }
 
+/* Four words side by side, each relaxed at system scope. */
+inline void store_four(uint32_t* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  store<Scope::kSystem>(address, a, kRelaxed);
+  store<Scope::kSystem>(address + 1, b, kRelaxed);
+  store<Scope::kSystem>(address + 2, c, kRelaxed);
+  store<Scope::kSystem>(address + 3, d, kRelaxed);
+}
+
 template <Scope S, typename T>
 inline T fetch_add(T* address, T value, Order order) {
   return __atomic_fetch_add(address, value, order);

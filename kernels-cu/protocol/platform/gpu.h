@@ -1,8 +1,15 @@
 /* Everything the steps of the protocol need from the machine, for the GPU target: the names of platform/cpu.h.
  *
  * Atomics are PTX with the scope and order that the step asks for. A peer's memory is reached by stores where
- * mpk_rank.sym has a pointer, otherwise through NVSHMEM's device calls (MPK_NVSHMEM=1); none of those used here waits
- * without end. */
+ * mpk_rank.sym has a pointer, otherwise through NVSHMEM's device calls (MPK_NVSHMEM=1).
+ *
+ * Those calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card;
+ * where a link is dead the room for requests runs out, and the call does not return. Nothing here can bound it. So
+ * - no thread begins such a signal once the rank is aborted (`aborted`), and no other loop of the protocol waits for a
+ *   thread that is inside one without its own deadline: the rest of the rank ends, and reports where it stood;
+ * - ranks out of reach are told of an abort by one thread, as its last act (abort_out_of_reach);
+ * - the kernel ends only when every call has returned. The host waits for that a bounded time after the abort, then reports
+ *   and ends the process without the kernel (distributed/src/cuda/run.rs). */
 #ifndef MPK_PLATFORM_GPU_H
 #define MPK_PLATFORM_GPU_H
 
@@ -127,6 +134,11 @@ __device__ inline void store(T* address, T value, Order order) {
   store_bits(ScopeTag<S>(), reinterpret_cast<Bits<T>*>(address), static_cast<Bits<T>>(value), order == kRelease);
 }
 
+/* Four words side by side, each relaxed at system scope; `address` is aligned to 16. */
+__device__ inline void store_four(uint32_t* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 template <Scope S, typename T>
 __device__ inline T fetch_add(T* address, T value, Order order) {
   return static_cast<T>(add_bits(ScopeTag<S>(), reinterpret_cast<Bits<T>*>(address), static_cast<Bits<T>>(value), order == kRelease || order == kAcquireRelease));
@@ -211,43 +223,23 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
 #endif
 }
 
-/* By one thread, for small things: words of 8 bytes where both ends and the size allow, else bytes. */
-__device__ inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
-  uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));
-  if (destination != nullptr) {
-    const uint8_t* from = static_cast<const uint8_t*>(source);
-    if (((reinterpret_cast<uintptr_t>(destination) | reinterpret_cast<uintptr_t>(from) | bytes) & 7) == 0) {
-      for (size_t i = 0; i < bytes; i += 8) *reinterpret_cast<uint64_t*>(destination + i) = *reinterpret_cast<const uint64_t*>(from + i);
-    } else {
-      for (size_t i = 0; i < bytes; ++i) destination[i] = from[i];
-    }
-    return true;
-  }
-#if MPK_NVSHMEM
-  /* Word by word: the source may lie on this thread's stack, which a network can't read. */
-  if (((reinterpret_cast<uintptr_t>(local_destination) | bytes) & 7) != 0) return false;
-  for (size_t i = 0; i < bytes; i += 8) {
-    uint64_t word = 0;
-    for (size_t b = 0; b < 8; ++b) word |= static_cast<uint64_t>(static_cast<const uint8_t*>(source)[i + b]) << (8 * b);
-    nvshmem_uint64_p(reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(local_destination) + i), word, static_cast<int>(pe));
-  }
-  return true;
-#else
-  return false;
-#endif
-}
+/* The rank has been aborted. Relaxed: as abort_code. */
+__device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK; }
 
 /* Adds to rank `pe`'s copy of a symmetric counter, after all that this thread has put there or has been told of
- * (release at system scope; NVSHMEM: fence, then signal). */
+ * (release at system scope; NVSHMEM: fence, then signal). Which of the two is the job's choice, not the peer's: NVSHMEM
+ * promises that its signals are atomic with each other, not with atomics that reach the same counter by a pointer. */
 __device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
-  uint64_t* counter = peer_address(rank, pe, local_counter);
-  if (counter != nullptr) {
+  if (rank->signals == MPK_SIGNALS_DIRECT) {
+    uint64_t* counter = peer_address(rank, pe, local_counter);
+    if (counter == nullptr) return false;
     fetch_add<Scope::kSystem>(counter, value, kRelease);
     return true;
   }
 #if MPK_NVSHMEM
-  __threadfence_system();
-  nvshmem_fence();
+  if (aborted(rank)) return false;
+  __threadfence_system(); /* what went to peers by stores, and what this thread was told of */
+  nvshmem_fence();        /* what went to `pe` by NVSHMEM */
   nvshmemx_signal_op(local_counter, value, NVSHMEM_SIGNAL_ADD, static_cast<int>(pe));
   return true;
 #else
@@ -255,9 +247,24 @@ __device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* l
 #endif
 }
 
+/* By one thread, for small things: `bytes`, a multiple of 8 as both addresses are, then the signal. Both go the same way, so
+ * neither overtakes an earlier signal of this thread. */
 __device__ inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
                                        uint64_t* local_signal, uint64_t value) {
-  return put(rank, pe, local_destination, source, bytes) && signal_add(rank, pe, local_signal, value);
+  uint64_t* to = static_cast<uint64_t*>(local_destination);
+  const uint64_t* from = static_cast<const uint64_t*>(source);
+  if (rank->signals == MPK_SIGNALS_DIRECT) {
+    to = peer_address(rank, pe, to);
+    if (to == nullptr) return false;
+    for (size_t i = 0; i < bytes / 8; ++i) to[i] = from[i];
+  } else {
+#if MPK_NVSHMEM
+    if (aborted(rank)) return false;
+    /* Word by word: the source may lie on this thread's stack, which a network can't read. */
+    for (size_t i = 0; i < bytes / 8; ++i) nvshmem_uint64_p(to + i, from[i], static_cast<int>(pe));
+#endif
+  }
+  return signal_add(rank, pe, local_signal, value);
 }
 
 }  // namespace platform

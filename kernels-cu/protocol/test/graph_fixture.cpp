@@ -243,13 +243,16 @@ void Job::build_graph(Rank& rank, uint32_t index, uint64_t* words) {
     graph.worker_tasks.insert(graph.worker_tasks.end(), list.begin(), list.end());
     graph.worker_first.push_back(static_cast<uint32_t>(graph.worker_tasks.size()));
   }
-  graph.launched.assign(events.size(), 0);
+  graph.launched.assign(events.size(), options.begun);
   graph.partial.assign(rows * kColumns, 0);
   graph.out.assign(rows * kColumns, 0);
   const uint64_t counters = *words;
   graph.receive = counters + events.size() * MPK_COUNTER_STRIDE;
   graph.hashes = graph.receive + static_cast<uint64_t>(world) * rows * kColumns;
   *words = graph.hashes + world;
+  for (size_t e = 0; e < events.size(); ++e) rank.memory[counters + e * MPK_COUNTER_STRIDE] = static_cast<uint64_t>(events[e].num_triggers) * options.begun;
+  /* Of flagged words the epoch counts; of copied floats any value will do. */
+  for (uint64_t w = graph.receive; w < graph.hashes; ++w) rank.memory[w] = static_cast<uint64_t>(options.begun) << 32;
 
   mpk_graph& abi = graph.graph;
   abi.num_tasks = static_cast<uint32_t>(graph.tasks.size());
@@ -391,6 +394,7 @@ Job::Job(const Options& given) : options(given) {
 void Job::start() {
   for (auto& rank : ranks) {
     mpk_rank* abi = &rank->rank;
+    mpk::batch_state(abi)->iteration = mpk::batch_state(abi)->claimed = options.begun;
     CHECK(mpk_cpu_begin(abi) == MPK_OK, "begin failed");
     for (uint32_t w = 0; w < abi->num_workers; ++w) threads_.emplace_back([abi, w] { mpk_cpu_worker(abi, w); });
     for (uint32_t s = 0; s < abi->num_schedulers; ++s) {

@@ -42,6 +42,7 @@ struct Options {
   uint32_t new_tokens = 0; /* 0: of random lengths */
   int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */
   int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
+  uint32_t begun = 0;         /* iterations, and epochs of each graph, that have been before the run */
   bool trace = false;
   bool teams = false; /* schedulers of several threads */
   uint64_t seed = 1;

@@ -3,9 +3,11 @@
  * into its page and reads all earlier positions of its request back, so a page with two owners, a wrong table or a
  * wrong position shows whatever the simulator thinks. */
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "batch_step.h"
@@ -352,42 +354,107 @@ Scenario random_scenario(uint64_t seed) {
   return scenario;
 }
 
-/* Requests that never come: the batch step waits for the log to grow, but not for ever. */
-void missing_admission_is_bounded() {
+/* A rank with one request of one token, of which the log says nothing yet, and `slots` slots. */
+struct OneRequest {
   mpk_request request = {0, 1, 1, 0};
-  mpk_batch_config config{};
-  config.max_batch = config.page_size = config.num_pages = config.pages_per_slot = config.max_rows = config.num_requests = config.generate = 1;
-  config.max_seq_len = 4;
-  config.requests = &request;
-  const uint32_t none = 0;
-  config.num_admissions = &none;
-  std::vector<uint64_t> batch_private(mpk_batch_private_bytes(&config) / 8 + 1, 0);
+  mpk_admission admission = {1, MPK_ADMIT, 0, 0};
+  uint32_t num_admissions = 0;
+  int32_t token = 1, row = 0;
+  std::vector<int32_t> per_slot[7];
+  mpk_request_output request_output{};
   mpk_event events[3] = {{1, 0, 0, MPK_EVENT_TERMINATION_TYPE, 0}, {1, 0, 0, MPK_EVENT_LAUNCH_DEPENDENT_TASKS, 0}, {1, 0, 0, MPK_EVENT_END_OF_TASK_GRAPH, 0}};
   uint64_t counters[3 * MPK_COUNTER_STRIDE] = {};
+  uint32_t worker_first[2] = {};
+  mpk_batch_config config{};
   mpk_graph graph{};
-  graph.num_events = 3;
-  graph.rows = graph.active = graph.samples = graph.num_workers = 1;
-  graph.events = events;
-  graph.counters = counters;
   mpk_batch batch{};
   mpk_batch_output output{};
   mpk_control control{};
   uint8_t* sym[1] = {reinterpret_cast<uint8_t*>(&control)};
+  std::vector<uint64_t> batch_private;
   mpk_rank rank{};
-  rank.abi_version = MPK_ABI_VERSION;
-  rank.world = rank.num_workers = rank.num_graphs = rank.oversubscribed = 1;
-  rank.deadline_ns = 50000000;
-  rank.sym = sym;
-  rank.control = &control;
-  rank.graphs = &graph;
-  rank.batch_config = &config;
-  rank.batch = &batch;
-  rank.batch_output = &output;
-  rank.batch_private = batch_private.data();
-  CHECK(mpk_cpu_begin(&rank) == MPK_ABORT_DEADLINE && control.abort == MPK_ABORT_DEADLINE, "an endless wait");
-  control = {};
-  rank.abi_version = MPK_ABI_VERSION + 1;
-  CHECK(mpk_cpu_begin(&rank) == MPK_ABORT_KERNEL, "a foreign ABI is accepted");
+
+  explicit OneRequest(uint32_t slots) {
+    config.max_batch = slots;
+    config.page_size = config.num_pages = config.pages_per_slot = config.max_rows = config.num_requests = config.generate = 1;
+    config.max_seq_len = 4;
+    config.page_size = 4;
+    config.prompt_tokens = &token;
+    config.requests = &request;
+    config.admissions = &admission;
+    config.num_admissions = &num_admissions;
+    batch_private.assign(mpk_batch_private_bytes(&config) / 8 + 1, 0);
+    graph.num_events = 3;
+    graph.rows = graph.active = graph.samples = graph.num_workers = 1;
+    graph.events = events;
+    graph.counters = counters;
+    graph.worker_first = worker_first;
+    for (auto& array : per_slot) array.assign(slots, 0);
+    batch.row_token = batch.row_active = batch.row_position = &row;
+    batch.active_slot = per_slot[0].data();
+    batch.active_first_row = per_slot[1].data();
+    batch.active_num_rows = per_slot[2].data();
+    batch.active_context = per_slot[3].data();
+    batch.sample_row = per_slot[4].data();
+    batch.sample_active = per_slot[5].data();
+    batch.page_table = per_slot[6].data();
+    output.requests = &request_output;
+    rank.abi_version = MPK_ABI_VERSION;
+    rank.world = rank.num_workers = rank.num_graphs = rank.oversubscribed = 1;
+    rank.deadline_ns = 50000000;
+    rank.sym = sym;
+    rank.control = &control;
+    rank.graphs = &graph;
+    rank.batch_config = &config;
+    rank.batch = &batch;
+    rank.batch_output = &output;
+    rank.batch_private = batch_private.data();
+  }
+};
+
+/* Requests that never come: the batch step waits for the log to grow, but not for ever. */
+void missing_admission_is_bounded() {
+  OneRequest one(1);
+  CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_DEADLINE && one.control.abort == MPK_ABORT_DEADLINE, "an endless wait");
+  one.control = {};
+  one.rank.abi_version = MPK_ABI_VERSION + 1;
+  CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_KERNEL, "a foreign ABI is accepted");
+}
+
+/* An entry of an iteration that is over comes while the batch step looks for work, at any moment of a turn: it is applied, and
+ * the iteration's number does not go back. Many slots make a turn long. */
+void late_admission_moves_no_iteration() {
+  for (uint32_t trial = 0; trial < 100; ++trial) {
+    OneRequest one(4096);
+    one.rank.deadline_ns = 10000000000ull;
+    CHECK(mpk::batch_begin(&one.rank) == MPK_OK, "begin");
+    mpk::batch_state(&one.rank)->iteration = 5;
+    std::thread step([&] { CHECK(mpk::compose(&one.rank, nullptr) == MPK_OK, "compose"); });
+    std::this_thread::sleep_for(std::chrono::microseconds(50 + trial * 7));
+    __atomic_store_n(&one.num_admissions, 1u, __ATOMIC_RELEASE);
+    step.join();
+    CHECK(mpk::batch_state(&one.rank)->iteration == 5 && one.batch.num_rows == 1, "trial %u: iteration %u, %u rows", trial,
+          mpk::batch_state(&one.rank)->iteration, one.batch.num_rows);
+  }
+}
+
+/* The last iteration, and the last epoch of a graph: one more ends the run with an error of its own. */
+void numbers_do_not_wrap() {
+  OneRequest one(1);
+  one.config.generate = 0;
+  one.config.fixed_iterations = UINT32_MAX;
+  CHECK(mpk::batch_begin(&one.rank) == MPK_OK, "begin");
+  mpk::batch_state(&one.rank)->iteration = MPK_LAST_ITERATION - 1;
+  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_OK && one.batch.iteration == MPK_LAST_ITERATION && one.batch.epoch == 1, "the last iteration");
+  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an iteration after the last");
+  mpk::batch_state(&one.rank)->iteration = 7;
+  one.counters[MPK_EVENT_BEGIN * MPK_COUNTER_STRIDE] = MPK_LAST_ITERATION - 1;
+  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_OK && one.batch.epoch == MPK_LAST_ITERATION, "the last epoch");
+  one.counters[MPK_EVENT_BEGIN * MPK_COUNTER_STRIDE] = MPK_LAST_ITERATION;
+  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an epoch after the last");
+  one.config.fixed_iterations = MPK_LAST_ITERATION;
+  mpk::batch_state(&one.rank)->iteration = MPK_LAST_ITERATION;
+  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_OK && one.batch.stop == 1, "a stop after the last iteration");
 }
 
 }  // namespace
@@ -409,5 +476,7 @@ int main() {
   CHECK(chunked > 100 && finishes[MPK_FINISH_LENGTH] > 100 && finishes[MPK_FINISH_EOS] > 100 && finishes[MPK_FINISH_CANCELLED] > 100, "scenarios are too tame");
   CHECK(finishes[MPK_RUNNING] == 0, "a request never ended");
   missing_admission_is_bounded();
+  late_admission_moves_no_iteration();
+  numbers_do_not_wrap();
   std::printf("batch step: ok, %lu iterations\n", iterations);
 }

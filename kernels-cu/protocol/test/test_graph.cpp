@@ -132,6 +132,21 @@ void fixed_iterations(bool dynamic) {
   std::printf("fixed iterations, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
+/* Near the last iteration and the last epochs everything is as usual, and the run ends with an error of its own. */
+void last_iterations(bool dynamic) {
+  constexpr uint32_t kLeft = 40;
+  Options options;
+  options.dynamic = dynamic;
+  options.begun = MPK_LAST_ITERATION - kLeft;
+  options.deadline_ns = 1000000000;
+  Job job(options);
+  for (auto& admission : job.admissions) admission.iteration = options.begun + 1;
+  job.run();
+  for (uint32_t r = 0; r < 2; ++r)
+    CHECK(job.abort_code(r) == MPK_ABORT_ITERATIONS && job.iterations(r) >= kLeft - 1 && job.iterations(r) <= kLeft + 1, "rank %u: code %u after %lu iterations", r, job.abort_code(r), job.iterations(r));
+  std::printf("last iterations, %s: ok\n", dynamic ? "dynamic" : "static");
+}
+
 /* No request at all: the run is over at once. */
 void nothing_to_do(bool dynamic) {
   Options options;
@@ -211,6 +226,7 @@ int main() {
     lagging_rank(dynamic);
     fixed_iterations(dynamic);
     nothing_to_do(dynamic);
+    last_iterations(dynamic);
   }
   missing_trigger(true, true);
   stall();

@@ -113,10 +113,16 @@ __device__ __forceinline__ uint8_t* row_address(const mpk_operand& view, uint32_
 /* Polls before the protocol's bounded wait takes over, which also looks at the abort word and the clock. */
 constexpr uint32_t kQuickPolls = 512;
 
-/* The slow end of wait_inputs, for one lane: bounded. */
-__device__ __forceinline__ int wait_event_slowly(const mpk_rank* rank, mpk_status* status, const TaskSlot* slot, uint32_t dependency) {
-  const mpk_dependency& d = slot->graph->dependencies[slot->task.first_dependency + dependency];
-  return event_wait(rank, slot->graph, d.event, slot->epoch, d.epochs_back, status);
+/* The slow end of wait_inputs, for one lane: bounded. One event after the other, so that the status pairs the one that is
+ * missing with its own counts. */
+__device__ __forceinline__ int wait_events_slowly(const mpk_rank* rank, mpk_status* status, const TaskSlot* slot) {
+  int code = MPK_OK;
+#pragma unroll 1
+  for (uint32_t i = 0; i < slot->task.num_dependencies && code == MPK_OK; ++i) {
+    const mpk_dependency& d = slot->graph->dependencies[slot->task.first_dependency + i];
+    code = event_wait(rank, slot->graph, d.event, slot->epoch, d.epochs_back, status);
+  }
+  return code;
 }
 
 __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
@@ -141,11 +147,14 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
       if (!__any_sync(0xFFFFFFFFu, missing)) break;
     }
     if (loads_under_way && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
-    int code = MPK_OK;
-    if (missing) code = wait_event_slowly(rank(), status(), slot, lane);
-    for (uint32_t d = kSlotWaits + lane; d < slot->task.num_dependencies && code == MPK_OK; d += 32)
-      code = wait_event_slowly(rank(), status(), slot, d);
-    if (code != MPK_OK) fail(code);
+    for (uint32_t i = kSlotWaits + lane; i < slot->task.num_dependencies; i += 32) {
+      const mpk_dependency& d = slot->graph->dependencies[slot->task.first_dependency + i];
+      missing |= !event_test(slot->graph, d.event, slot->epoch, d.epochs_back);
+    }
+    if (__any_sync(0xFFFFFFFFu, missing) && lane == 0) {
+      const int code = wait_events_slowly(rank(), status(), slot);
+      if (code != MPK_OK) fail(code);
+    }
     __syncwarp();
   }
   const int code = sync();

@@ -109,6 +109,8 @@ struct NvshmemCopy : TaskCode {
 
   static __device__ __forceinline__ int put(Context& context, uint32_t pe, const Shape& shape, const View& source, const View& target, uint8_t* symmetric) {
 #if MPK_NVSHMEM
+    /* Over a dead link a put may never return (platform/gpu.h): none is begun after an abort. */
+    if (__any_sync(0xFFFFFFFFu, platform::aborted(context.rank()))) return MPK_OK;
     for (uint32_t r = context.warp; r < shape.total; r += kComputeWarps) {
       const Place place(shape, r);
       nvshmemx_putmem_nbi_warp(symmetric + target.offset(place), reinterpret_cast<const uint8_t*>(source.addr) + source.offset(place),
