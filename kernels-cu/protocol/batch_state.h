@@ -21,31 +21,43 @@ struct BatchSlot {
   int32_t last_token;
 };
 
+/* A token that the last iteration sampled, until the host gets it. */
+struct PendingToken {
+  uint32_t request, number; /* `number` of the request's new tokens came before it */
+  int32_t token;
+};
+
 enum RequestState : uint32_t { kUnknown = 0, kWaiting = 1, kInSlot = 2, kFinished = 3 };
 
 struct BatchState {
-  uint32_t claimed;   /* last iteration whose end somebody has taken in hand (see publication.h) */
+  uint32_t open;      /* the iteration whose end may be taken in hand; 0: none, or somebody has it (see publication.h) */
   uint32_t iteration; /* the current one */
   uint32_t next_admission;
   uint32_t waiting_head, waiting_tail; /* each request waits at most once, so this never wraps */
   uint32_t finished;
   uint32_t free_pages;
   uint32_t admitted;
+  uint32_t pending;   /* tokens that the host has not got */
+  uint32_t told;      /* of the finished requests, those that the host knows of */
   uint64_t expected;  /* mpk_control.progress once all published iterations are done */
   uint64_t hash;
   uint64_t started_ns; /* when the current iteration began */
   mpk_batch_output output; /* the rank's, and its figures so far: reading the host's memory takes microseconds on a GPU */
-  /* BatchSlot slots[max_batch]; uint32_t states[num_requests], waiting[num_requests], free_list[num_pages],
-   * page_owner[num_pages] follow */
+  /* The arrays of BatchArrays follow. */
 };
 
 /* Where the arrays lie. */
 struct BatchArrays {
-  BatchSlot* slots;
-  uint32_t* states;
+  BatchSlot* slots;      /* [max_batch] */
+  PendingToken* pending; /* [max_batch] by sample */
+  int32_t* top_tokens;   /* [max_batch][top_k], of the pending tokens */
+  float* top_logprobs;
+  uint32_t* states;      /* [num_requests] */
   uint32_t* waiting;
-  uint32_t* free_list;  /* a stack: the last one is taken first */
-  uint32_t* page_owner; /* slot, or kNone */
+  uint32_t* ended;       /* requests in the order in which they finished, */
+  uint32_t* finishes;    /* and how, in the same order */
+  uint32_t* free_list;   /* [num_pages] a stack: the last one is taken first */
+  uint32_t* page_owner;  /* [num_pages] slot, or kNone */
 };
 
 MPK_DEVICE BatchState* batch_state(const mpk_rank* rank) { return static_cast<BatchState*>(rank->batch_private); }
@@ -54,25 +66,33 @@ MPK_DEVICE BatchArrays batch_arrays(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchArrays arrays;
   arrays.slots = reinterpret_cast<BatchSlot*>(batch_state(rank) + 1);
-  arrays.states = reinterpret_cast<uint32_t*>(arrays.slots + config->max_batch);
+  const uint64_t top = static_cast<uint64_t>(config->max_batch) * config->top_k;
+  arrays.pending = reinterpret_cast<PendingToken*>(arrays.slots + config->max_batch);
+  arrays.top_tokens = reinterpret_cast<int32_t*>(arrays.pending + config->max_batch);
+  arrays.top_logprobs = reinterpret_cast<float*>(arrays.top_tokens + top);
+  arrays.states = reinterpret_cast<uint32_t*>(arrays.top_logprobs + top);
   arrays.waiting = arrays.states + config->num_requests;
-  arrays.free_list = arrays.waiting + config->num_requests;
+  arrays.ended = arrays.waiting + config->num_requests;
+  arrays.finishes = arrays.ended + config->num_requests;
+  arrays.free_list = arrays.finishes + config->num_requests;
   arrays.page_owner = arrays.free_list + config->num_pages;
   return arrays;
 }
 
 MPK_DEVICE uint64_t batch_state_bytes(const mpk_batch_config* config) {
-  return sizeof(BatchState) + sizeof(BatchSlot) * static_cast<uint64_t>(config->max_batch) +
-         sizeof(uint32_t) * 2 * (static_cast<uint64_t>(config->num_requests) + config->num_pages);
+  const uint64_t slots = config->max_batch;
+  return sizeof(BatchState) + (sizeof(BatchSlot) + sizeof(PendingToken) + 8 * static_cast<uint64_t>(config->top_k)) * slots +
+         sizeof(uint32_t) * (4 * static_cast<uint64_t>(config->num_requests) + 2 * static_cast<uint64_t>(config->num_pages));
 }
 
-/* Folds a value into the hash of the batch state (the finaliser of splitmix64). */
-MPK_DEVICE void fold(BatchState* state, uint64_t value) {
-  uint64_t mixed = state->hash + 0x9E3779B97F4A7C15ull + value;
+/* A hash of the batch state with one more value (the finaliser of splitmix64). */
+MPK_DEVICE uint64_t folded(uint64_t hash, uint64_t value) {
+  uint64_t mixed = hash + 0x9E3779B97F4A7C15ull + value;
   mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
   mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
-  state->hash = mixed ^ (mixed >> 31);
+  return mixed ^ (mixed >> 31);
 }
+MPK_DEVICE void fold(BatchState* state, uint64_t value) { state->hash = folded(state->hash, value); }
 
 /* Takes `count` pages for a slot. MPK_OK, or MPK_ABORT_KERNEL when a page has an owner already: the allocator's
  * invariant is broken, and so would the KV cache be. The caller has checked that enough are free. */

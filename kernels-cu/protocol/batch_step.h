@@ -11,14 +11,15 @@
 
 namespace mpk {
 
-/* Ends a request: outputs are complete. */
+/* Ends a request; hand_out tells the host. */
 MPK_DEVICE void finish_request(const mpk_rank* rank, uint32_t request, uint32_t finish) {
   BatchState* state = batch_state(rank);
-  batch_arrays(rank).states[request] = kFinished;
+  const BatchArrays arrays = batch_arrays(rank);
+  arrays.states[request] = kFinished;
+  arrays.ended[state->finished] = request;
+  arrays.finishes[state->finished] = finish;
   ++state->finished;
   fold(state, (static_cast<uint64_t>(finish) << 32) | request);
-  /* Release: pairs with the host's acquire; the number of tokens was stored before. */
-  platform::store<platform::Scope::kSystem>(&state->output.requests[request].finish, finish, platform::kRelease);
 }
 
 MPK_DEVICE int free_slot(const mpk_rank* rank, uint32_t slot, uint32_t finish) {
@@ -30,30 +31,59 @@ MPK_DEVICE int free_slot(const mpk_rank* rank, uint32_t slot, uint32_t finish) {
   return code;
 }
 
-/* Hands a sampled token to the host and ends the request if it was the last. */
+/* Keeps a sampled token for the host and ends the request if it was the last. What the next iteration's tasks overwrite is
+ * copied: they run while the host gets it. */
 MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) {
   const mpk_batch_config* config = rank->batch_config;
   const mpk_batch* batch = rank->batch;
-  const mpk_batch_output* output = &batch_state(rank)->output;
-  BatchSlot* entry = &batch_arrays(rank).slots[slot];
-  const mpk_request* request = &config->requests[entry->request];
+  const BatchArrays arrays = batch_arrays(rank);
+  BatchSlot* entry = &arrays.slots[slot];
   const int32_t token = batch->next_token[sample];
-  const uint64_t place = static_cast<uint64_t>(request->first_output) + entry->generated;
-  output->tokens[place] = token;
-  for (uint32_t k = 0; k < config->top_k; ++k) {
-    output->top_tokens[place * config->top_k + k] = batch->top_token[static_cast<uint64_t>(sample) * config->top_k + k];
-    output->top_logprobs[place * config->top_k + k] = batch->top_logprob[static_cast<uint64_t>(sample) * config->top_k + k];
+  arrays.pending[sample] = PendingToken{entry->request, entry->generated, token};
+  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + config->top_k; k < end; ++k) {
+    arrays.top_tokens[k] = batch->top_token[k];
+    arrays.top_logprobs[k] = batch->top_logprob[k];
   }
   entry->last_token = token;
   ++entry->generated;
   fold(batch_state(rank), static_cast<uint32_t>(token));
-  /* Release: pairs with the host's acquire, which then reads the tokens below it. */
-  platform::store<platform::Scope::kSystem>(&output->requests[entry->request].num_tokens, entry->generated, platform::kRelease);
   for (uint32_t i = 0; i < config->num_eos; ++i) {
     if (config->eos[i] == token) return free_slot(rank, slot, MPK_FINISH_EOS);
   }
   if (entry->generated >= entry->limit) return free_slot(rank, slot, MPK_FINISH_LENGTH);
   return MPK_OK;
+}
+
+/* Gives the host what the last batch step found: after the next iteration has been published, since memory of the host is
+ * slow to write and no task waits for it; or before a wait for requests. */
+MPK_DEVICE void hand_out(const mpk_rank* rank) {
+  const mpk_batch_config* config = rank->batch_config;
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  const mpk_batch_output* output = &state->output;
+  const uint32_t top_k = config->top_k;
+  for (uint32_t i = 0; i < state->pending; ++i) {
+    const PendingToken pending = arrays.pending[i];
+    const uint64_t place = static_cast<uint64_t>(config->requests[pending.request].first_output) + pending.number;
+    output->tokens[place] = pending.token;
+    for (uint32_t k = 0; k < top_k; ++k) {
+      output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(i) * top_k + k];
+      output->top_logprobs[place * top_k + k] = arrays.top_logprobs[static_cast<uint64_t>(i) * top_k + k];
+    }
+    /* Release: pairs with the host's acquire, which then reads the tokens below it. */
+    platform::store<platform::Scope::kSystem>(&output->requests[pending.request].num_tokens, pending.number + 1, platform::kRelease);
+  }
+  state->pending = 0;
+  for (; state->told < state->finished; ++state->told) {
+    /* Release: pairs with the host's acquire; the number of tokens was stored before. */
+    platform::store<platform::Scope::kSystem>(&output->requests[arrays.ended[state->told]].finish, arrays.finishes[state->told], platform::kRelease);
+  }
+  /* Relaxed: figures for the host, exact once the run has ended. */
+  mpk_batch_output* figures = rank->batch_output;
+  platform::store<platform::Scope::kSystem>(&figures->prefill_ns, output->prefill_ns, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->prefill_iterations, output->prefill_iterations, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->decode_ns, output->decode_ns, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->decode_steps, output->decode_steps, platform::kRelaxed);
 }
 
 /* Takes over what the iteration that has just ended did. */
@@ -67,6 +97,7 @@ MPK_DEVICE int collect(const mpk_rank* rank) {
   for (uint32_t s = 0; s < batch->num_samples; ++s) {
     const int code = take_token(rank, static_cast<uint32_t>(batch->active_slot[batch->sample_active[s]]), s);
     if (code != MPK_OK) return code;
+    batch_state(rank)->pending = s + 1;
   }
   return MPK_OK;
 }
@@ -145,16 +176,16 @@ MPK_DEVICE void share_rows(const mpk_rank* rank) {
     if (rank->graphs[g].rows > largest->rows) largest = &rank->graphs[g];
   }
   uint32_t rows = largest->rows < config->max_rows ? largest->rows : config->max_rows;
-  uint32_t active = largest->active, samples = largest->samples;
+  uint32_t active = largest->active, samples = largest->samples, prompts = 0;
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
-    BatchSlot* entry = &arrays.slots[slot];
-    entry->rows = 0;
-    if (entry->request == kNone || entry->context < entry->prompt) continue;
-    if (rows == 0 || active == 0 || samples == 0) continue;
-    entry->rows = 1;
-    --rows, --active, --samples;
+    const BatchSlot entry = arrays.slots[slot];
+    const bool in_prompt = entry.request != kNone && entry.context < entry.prompt;
+    const bool runs = entry.request != kNone && !in_prompt && rows != 0 && active != 0 && samples != 0;
+    arrays.slots[slot].rows = runs;
+    prompts += in_prompt;
+    if (runs) --rows, --active, --samples;
   }
-  while (rows != 0 && active != 0) {
+  for (; prompts != 0 && rows != 0 && active != 0; --prompts) {
     BatchSlot* first = nullptr;
     for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
       BatchSlot* entry = &arrays.slots[slot];
@@ -177,32 +208,36 @@ MPK_DEVICE void write_batch(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   mpk_batch* batch = rank->batch;
+  const mpk_batch to = *batch; /* the arrays' addresses, and of each slot a copy: not read again after every store */
+  const uint32_t slots = config->max_batch;
+  uint64_t hash = state->hash;
   uint32_t row = 0, active = 0, samples = 0, prompt_rows = 0;
-  for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
-    const BatchSlot* entry = &arrays.slots[slot];
-    if (entry->request == kNone || entry->rows == 0) continue;
-    batch->active_slot[active] = static_cast<int32_t>(slot);
-    batch->active_first_row[active] = static_cast<int32_t>(row);
-    batch->active_num_rows[active] = static_cast<int32_t>(entry->rows);
-    batch->active_context[active] = static_cast<int32_t>(entry->context);
-    fold(state, (static_cast<uint64_t>(slot) << 32) | entry->request);
-    fold(state, (static_cast<uint64_t>(entry->rows) << 32) | entry->context);
-    const bool in_prompt = entry->context < entry->prompt;
-    const int32_t* prompt = config->prompt_tokens + config->requests[entry->request].first_prompt_token;
-    for (uint32_t i = 0; i < entry->rows; ++i, ++row) {
-      const uint32_t position = entry->context + i;
-      batch->row_token[row] = in_prompt ? prompt[position] : entry->last_token;
-      batch->row_active[row] = static_cast<int32_t>(active);
-      batch->row_position[row] = static_cast<int32_t>(position);
+  for (uint32_t slot = 0; slot < slots; ++slot) {
+    const BatchSlot entry = arrays.slots[slot];
+    if (entry.request == kNone || entry.rows == 0) continue;
+    to.active_slot[active] = static_cast<int32_t>(slot);
+    to.active_first_row[active] = static_cast<int32_t>(row);
+    to.active_num_rows[active] = static_cast<int32_t>(entry.rows);
+    to.active_context[active] = static_cast<int32_t>(entry.context);
+    hash = folded(hash, (static_cast<uint64_t>(slot) << 32) | entry.request);
+    hash = folded(hash, (static_cast<uint64_t>(entry.rows) << 32) | entry.context);
+    const bool in_prompt = entry.context < entry.prompt;
+    const int32_t* prompt = in_prompt ? config->prompt_tokens + config->requests[entry.request].first_prompt_token : nullptr;
+    for (uint32_t i = 0; i < entry.rows; ++i, ++row) {
+      const uint32_t position = entry.context + i;
+      to.row_token[row] = in_prompt ? prompt[position] : entry.last_token;
+      to.row_active[row] = static_cast<int32_t>(active);
+      to.row_position[row] = static_cast<int32_t>(position);
     }
-    if (in_prompt) prompt_rows += entry->rows;
-    if (entry->context + entry->rows >= entry->prompt) {
-      batch->sample_row[samples] = static_cast<int32_t>(row - 1);
-      batch->sample_active[samples] = static_cast<int32_t>(active);
+    if (in_prompt) prompt_rows += entry.rows;
+    if (entry.context + entry.rows >= entry.prompt) {
+      to.sample_row[samples] = static_cast<int32_t>(row - 1);
+      to.sample_active[samples] = static_cast<int32_t>(active);
       ++samples;
     }
     ++active;
   }
+  state->hash = hash;
   batch->num_rows = row;
   batch->num_active = active;
   batch->num_samples = samples;
@@ -223,17 +258,15 @@ MPK_DEVICE uint32_t choose_graph(const mpk_rank* rank) {
 
 MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
   BatchState* state = batch_state(rank);
-  mpk_batch_output* output = rank->batch_output;
   mpk_batch_output* so_far = &state->output;
   if (state->iteration != 0) {
     const uint64_t ns = now_ns - state->started_ns;
-    /* Relaxed: figures for the host, exact once the run has ended. */
     if (rank->batch->prompt_rows != 0) {
-      platform::store<platform::Scope::kSystem>(&output->prefill_ns, so_far->prefill_ns += ns, platform::kRelaxed);
-      platform::store<platform::Scope::kSystem>(&output->prefill_iterations, ++so_far->prefill_iterations, platform::kRelaxed);
+      so_far->prefill_ns += ns;
+      ++so_far->prefill_iterations;
     } else {
-      platform::store<platform::Scope::kSystem>(&output->decode_ns, so_far->decode_ns += ns, platform::kRelaxed);
-      platform::store<platform::Scope::kSystem>(&output->decode_steps, ++so_far->decode_steps, platform::kRelaxed);
+      so_far->decode_ns += ns;
+      ++so_far->decode_steps;
     }
   }
   state->started_ns = now_ns;
@@ -260,6 +293,7 @@ MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
       state->iteration = config->admissions[state->next_admission].iteration;
       continue;
     }
+    hand_out(rank); /* the wait may be long */
     code = wait.poll(entries);
     if (code != MPK_OK) return code;
   }
@@ -344,29 +378,30 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   return MPK_OK;
 }
 
-/* True for the one thread that is to run the batch step after iteration `ended`: all its tasks are done, and
- * nobody else has claimed that. The caller has found the iteration's end event ready. */
+/* True for the one thread that is to run the batch step after iteration `ended`: all its tasks are done, the host has got the
+ * results of the step before, and nobody else has claimed that. The caller has found the iteration's end event ready. */
 MPK_DEVICE bool claim_batch_step(const mpk_rank* rank, uint32_t ended) {
   BatchState* state = batch_state(rank);
   /* Relaxed: who finds the number of a later iteration here fails to claim below. */
   const uint64_t expected = platform::load<platform::Scope::kDevice>(&state->expected, platform::kRelaxed);
   /* Acquire: pairs with the release of each count_progress; the tasks are over and their work is visible. */
   if (platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire) < expected) return false;
-  uint32_t seen = platform::load<platform::Scope::kDevice>(&state->claimed, platform::kRelaxed);
-  /* Relaxed: the state of the last batch step came with read_publication. Only ever forward. */
-  return static_cast<int32_t>(ended - seen) > 0 &&
-         platform::compare_exchange<platform::Scope::kDevice>(&state->claimed, &seen, ended, platform::kRelaxed);
+  uint32_t open = platform::load<platform::Scope::kDevice>(&state->open, platform::kRelaxed);
+  /* Acquire: pairs with the release in next_iteration; hand_out has read what this thread is about to change. */
+  return open == ended && platform::compare_exchange<platform::Scope::kDevice>(&state->open, &open, 0u, platform::kAcquire);
 }
 
-/* The current iteration has ended and the caller has claimed that: next batch, published. */
+/* The current iteration has ended and the caller has claimed that: next batch, published; then the results of the one that has
+ * ended. */
 MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
   const int code = batch_step(rank, platform::clock_ns(), status);
-  if (code != MPK_OK) {
-    abort_broadcast(rank, static_cast<uint32_t>(code));
-    return code;
-  }
-  publish(rank);
-  return MPK_OK;
+  if (code == MPK_OK) publish(rank);
+  else abort_broadcast(rank, static_cast<uint32_t>(code));
+  hand_out(rank);
+  /* Release: pairs with claim_batch_step. The state is this thread's until then, whatever the tasks have done meanwhile. */
+  BatchState* state = batch_state(rank);
+  if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);
+  return code;
 }
 
 }  // namespace mpk

@@ -17,8 +17,9 @@
  * may miss words in between, but none with work for it, since such an iteration can't end without it. Hence each
  * worker takes each iteration that has work for it once and in order, without a barrier among workers.
  *
- * Exactly one thread runs a batch step: whoever finds the iteration ended exchanges BatchState.claimed, which only
- * moves forward. */
+ * Exactly one thread runs a batch step: whoever finds the iteration ended exchanges BatchState.open, the number of the
+ * iteration whose end may be claimed. It is set after the batch step has published that iteration and has given the host the
+ * results of the one before: that takes longer than some iterations, and the next batch step writes what it reads. */
 #ifndef MPK_PROTOCOL_PUBLICATION_H
 #define MPK_PROTOCOL_PUBLICATION_H
 

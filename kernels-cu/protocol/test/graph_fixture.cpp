@@ -394,7 +394,7 @@ Job::Job(const Options& given) : options(given) {
 void Job::start() {
   for (auto& rank : ranks) {
     mpk_rank* abi = &rank->rank;
-    mpk::batch_state(abi)->iteration = mpk::batch_state(abi)->claimed = options.begun;
+    mpk::batch_state(abi)->iteration = options.begun;
     CHECK(mpk_cpu_begin(abi) == MPK_OK, "begin failed");
     for (uint32_t w = 0; w < abi->num_workers; ++w) threads_.emplace_back([abi, w] { mpk_cpu_worker(abi, w); });
     for (uint32_t s = 0; s < abi->num_schedulers; ++s) {
