@@ -13,10 +13,31 @@ __device__ inline void stop_block(SlotWriter& writer) {
   writer.publish();
 }
 
+/* A worker's list in one graph. */
+struct WorkerList {
+  uint32_t graph = 0xFFFFFFFFu, first = 0, last = 0;
+  uint32_t head = 0; /* the lane's of the first 32 tasks */
+
+  __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t worker, uint32_t lane) {
+    const mpk_graph* from = rank->graphs + graph_index;
+    graph = graph_index;
+    first = last = 0;
+    if (worker >= from->num_workers) return;
+    first = from->worker_first[worker];
+    last = from->worker_first[worker + 1];
+    if (first + lane < last) head = from->worker_tasks[first + lane];
+  }
+};
+
+/* Looks for the next iteration between two looks at the abort word and the clock. */
+constexpr uint32_t kLooksBetweenPolls = 8;
+
 __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
   FetchedIteration iteration;
+  WorkerList list;
+  Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
   uint32_t seen = 0;
   for (;;) {
     Publication publication = {0, 0, false};
@@ -25,8 +46,8 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
       publication = read_publication(rank);
       /* The worker's own status is the compute warps' to write. */
       Wait wait(rank, nullptr, follower_deadline_ns(rank));
-      while (publication.iteration == seen && code == MPK_OK) {
-        code = wait.poll(seen);
+      for (uint32_t looks = 1; publication.iteration == seen && code == MPK_OK; ++looks) {
+        if (looks % kLooksBetweenPolls == 0) code = wait.poll(seen);
         publication = read_publication(rank);
       }
     }
@@ -37,21 +58,22 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     if (code != MPK_OK || stop) return stop_block(writer);
     seen = __shfl_sync(kAll, publication.iteration, 0);
     const uint32_t graph_index = __shfl_sync(kAll, publication.graph, 0);
-    const mpk_graph* graph = rank->graphs + graph_index;
-    if (worker >= graph->num_workers) continue;
-    const uint32_t first = graph->worker_first[worker], last = graph->worker_first[worker + 1];
-    if (first == last) continue;
+    const bool predicted = graph_index == list.graph;
+    if (!predicted) list.read(rank, graph_index, worker, lane);
+    if (list.first == list.last) continue;
     if (!writer.wait_for_readers()) return;
     iteration.read(rank, graph_index, seen, lane);
-    const uint32_t* list = graph->worker_tasks;
-    uint32_t ahead = 0;
-    for (uint32_t i = first; i < last; ++i) {
-      const uint32_t place = (i - first) & 31;
-      if (place == 0 && i + lane < last) ahead = list[i + lane];
-      const uint32_t index = __shfl_sync(kAll, ahead, place);
+    const uint32_t* const tasks = iteration.graph->worker_tasks;
+    if (!predicted) next.fetch(rank, iteration, __shfl_sync(kAll, list.head, 0), lane);
+    uint32_t ahead = list.head;
+    for (uint32_t i = list.first; i < list.last; ++i) {
       if (!writer.acquire()) return;
-      writer.fill(iteration, index, i + 1 == last ? last - first : 0);
+      writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
       writer.publish();
+      const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
+      if (after == list.first) ahead = list.head;
+      else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
+      next.fetch(rank, iteration, __shfl_sync(kAll, ahead, place), lane);
     }
   }
 }

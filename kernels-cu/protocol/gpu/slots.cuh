@@ -12,7 +12,7 @@ namespace gpu {
 static_assert(sizeof(mpk_task) == 80 && offsetof(mpk_task, first_operand) == 8 && offsetof(mpk_task, num_inputs) == 16 &&
                   offsetof(mpk_task, num_dependencies) == 20 && offsetof(mpk_task, variant) == 24 && offsetof(mpk_task, flag_count) == 72 &&
                   offsetof(mpk_task, flag_number) == 76,
-              "SlotWriter::fill reads the task as words");
+              "Descriptor::fetch reads the task as words");
 
 /* The iteration as the fetch warp carries it in registers. */
 struct FetchedIteration {
@@ -32,14 +32,16 @@ struct FetchedIteration {
    * block's copies while they are written. The next slot's barrier hands them over. */
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
     Shared& shared = shared_state();
-    graph = rank->graphs + graph_index;
-    tasks = graph->tasks;
-    operands = graph->operands;
-    variants = graph->variants;
-    dependencies = graph->dependencies;
-    events = graph->events;
-    counters = graph->counters;
-    dynamic = graph->placement == MPK_DYNAMIC;
+    if (graph != rank->graphs + graph_index) { /* constant for a launch, and mostly that of the iteration before */
+      graph = rank->graphs + graph_index;
+      tasks = graph->tasks;
+      operands = graph->operands;
+      variants = graph->variants;
+      dependencies = graph->dependencies;
+      events = graph->events;
+      counters = graph->counters;
+      dynamic = graph->placement == MPK_DYNAMIC;
+    }
     index = graph_index;
     number = iteration;
     const mpk_batch* batch = rank->batch;
@@ -57,6 +59,55 @@ struct FetchedIteration {
       shared.active_num_rows[a] = batch->active_num_rows[a];
       shared.active_context[a] = batch->active_context[a];
     }
+  }
+};
+
+/* What a task's slot gets from its graph, the lane's part: constant for a launch, so it can be fetched before the iteration is
+ * known. */
+struct Descriptor {
+  static constexpr uint32_t kTaskWords = sizeof(mpk_task) / 4, kOperandWords = sizeof(mpk_operand) / 4;
+
+  uint32_t index;
+  uint32_t word = 0;          /* of the task, by the first kTaskWords lanes */
+  uint32_t operands[(kSlotOperands * kOperandWords + 31) / 32];
+  uint32_t operand_words;     /* in all lanes */
+  uint32_t param = 0;         /* of the variant */
+  uint32_t num_waits;         /* of which lane i has number i: */
+  const uint64_t* counter = nullptr;
+  uint32_t num_triggers = 0, epochs_back = 0;
+  struct {
+    uint32_t flag_count, flag_number; /* as in mpk_task, for MPK_FLAG_TAG */
+  } flagged;
+  uint64_t trigger_event;
+  mpk_event triggered = {};   /* the first lane: if this rank owns it */
+
+  __device__ void fetch(const mpk_rank* rank, const FetchedIteration& graph, uint32_t task, uint32_t lane) {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    index = task;
+    word = lane < kTaskWords ? reinterpret_cast<const uint32_t*>(graph.tasks + task)[lane] : 0;
+    trigger_event = static_cast<uint64_t>(__shfl_sync(kAll, word, 1)) << 32 | __shfl_sync(kAll, word, 0);
+    const uint32_t first_operand = __shfl_sync(kAll, word, 2), first_dependency = __shfl_sync(kAll, word, 3);
+    const uint32_t counts = __shfl_sync(kAll, word, 4), num_dependencies = __shfl_sync(kAll, word, 5) & 0xFFFFu;
+    const uint32_t variant = __shfl_sync(kAll, word, 6) & 0xFFFFu;
+    flagged = {__shfl_sync(kAll, word, 18), __shfl_sync(kAll, word, 19)};
+    uint32_t num_operands = (counts & 0xFFFFu) + (counts >> 16);
+    if (num_operands > kSlotOperands) num_operands = kSlotOperands; /* the host refuses such a task */
+    operand_words = num_operands * kOperandWords;
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(graph.operands + first_operand);
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(operands) / 4; ++i) {
+      const uint32_t at = i * 32 + lane;
+      operands[i] = at < operand_words ? words[at] : 0;
+    }
+    param = lane < MPK_MAX_PARAMS ? graph.variants[variant].params[lane] : 0;
+    num_waits = num_dependencies < kSlotWaits ? num_dependencies : kSlotWaits;
+    if (lane < num_waits) {
+      const mpk_dependency dependency = graph.dependencies[first_dependency + lane];
+      counter = graph.counters + static_cast<uint64_t>(dependency.event) * MPK_COUNTER_STRIDE;
+      num_triggers = graph.events[dependency.event].num_triggers;
+      epochs_back = dependency.epochs_back;
+    }
+    if (lane == 0 && is_own_event(rank, trigger_event)) triggered = graph.events[event_id_index(trigger_event)];
   }
 };
 
@@ -98,63 +149,42 @@ class SlotWriter {
 
   /* Writes task `index` of the iteration; `finished`: see TaskSlot. */
   __device__ void fill(const FetchedIteration& iteration, uint32_t index, uint32_t finished) const {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
-    constexpr uint32_t kTaskWords = sizeof(mpk_task) / 4, kOperandWords = sizeof(mpk_operand) / 4;
+    Descriptor descriptor;
+    descriptor.fetch(rank_, iteration, index, lane_);
+    fill(iteration, descriptor, finished);
+  }
+  /* The same with the descriptor at hand. */
+  __device__ void fill(const FetchedIteration& iteration, const Descriptor& from, uint32_t finished) const {
     TaskSlot& to = slot();
-    uint32_t word = 0;
-    if (lane_ < kTaskWords) word = reinterpret_cast<const uint32_t*>(iteration.tasks + index)[lane_];
-    const uint64_t trigger_event = static_cast<uint64_t>(__shfl_sync(kAll, word, 1)) << 32 | __shfl_sync(kAll, word, 0);
-    const uint32_t first_operand = __shfl_sync(kAll, word, 2), first_dependency = __shfl_sync(kAll, word, 3);
-    const uint32_t counts = __shfl_sync(kAll, word, 4), num_dependencies = __shfl_sync(kAll, word, 5) & 0xFFFFu;
-    const uint32_t variant = __shfl_sync(kAll, word, 6) & 0xFFFFu;
-    struct {
-      uint32_t flag_count, flag_number;
-    } const flagged = {__shfl_sync(kAll, word, 18), __shfl_sync(kAll, word, 19)};
-    uint32_t num_operands = (counts & 0xFFFFu) + (counts >> 16);
-    if (num_operands > kSlotOperands) num_operands = kSlotOperands; /* the host refuses such a task */
-
-    const uint32_t* operand_words = reinterpret_cast<const uint32_t*>(iteration.operands + first_operand);
-    uint32_t operands[(kSlotOperands * kOperandWords + 31) / 32];
+    if (lane_ < Descriptor::kTaskWords) reinterpret_cast<uint32_t*>(&to.task)[lane_] = from.word;
 #pragma unroll
-    for (uint32_t i = 0; i < sizeof(operands) / 4; ++i) {
+    for (uint32_t i = 0; i < sizeof(from.operands) / 4; ++i) {
       const uint32_t at = i * 32 + lane_;
-      operands[i] = at < num_operands * kOperandWords ? operand_words[at] : 0;
+      if (at < from.operand_words) reinterpret_cast<uint32_t*>(to.operands)[at] = from.operands[i];
     }
-    const uint32_t param = lane_ < MPK_MAX_PARAMS ? iteration.variants[variant].params[lane_] : 0;
-    const uint32_t num_waits = num_dependencies < kSlotWaits ? num_dependencies : kSlotWaits;
-    SlotWait wait = {nullptr, 0};
-    if (lane_ < num_waits) {
-      const mpk_dependency dependency = iteration.dependencies[first_dependency + lane_];
-      wait.counter = iteration.counters + static_cast<uint64_t>(dependency.event) * MPK_COUNTER_STRIDE;
+    if (lane_ < MPK_MAX_PARAMS) to.params[lane_] = from.param;
+    if (lane_ < from.num_waits) {
       /* As event_wanted. */
-      if (iteration.epoch > dependency.epochs_back)
-        wait.wanted = static_cast<uint64_t>(iteration.events[dependency.event].num_triggers) * (iteration.epoch - dependency.epochs_back);
+      const bool waits = iteration.epoch > from.epochs_back;
+      to.waits[lane_] = {from.counter, waits ? static_cast<uint64_t>(from.num_triggers) * (iteration.epoch - from.epochs_back) : 0};
     }
-    if (lane_ < kTaskWords) reinterpret_cast<uint32_t*>(&to.task)[lane_] = word;
-#pragma unroll
-    for (uint32_t i = 0; i < sizeof(operands) / 4; ++i) {
-      const uint32_t at = i * 32 + lane_;
-      if (at < num_operands * kOperandWords) reinterpret_cast<uint32_t*>(to.operands)[at] = operands[i];
-    }
-    if (lane_ < MPK_MAX_PARAMS) to.params[lane_] = param;
-    if (lane_ < num_waits) to.waits[lane_] = wait;
     if (lane_ == 0) {
       to.kind = kSlotTask;
-      to.task_index = index;
+      to.task_index = from.index;
       to.graph_index = iteration.index;
       to.iteration = iteration.number;
       to.epoch = iteration.epoch;
-      to.tag = MPK_FLAG_TAG(flagged, iteration.epoch);
-      const bool refresh = MPK_FLAG_REFRESH(flagged, iteration.epoch);
+      to.tag = MPK_FLAG_TAG(from.flagged, iteration.epoch);
+      const bool refresh = MPK_FLAG_REFRESH(from.flagged, iteration.epoch);
       to.num_rows = refresh ? iteration.graph->rows : iteration.num_rows;
       to.num_samples = refresh ? iteration.graph->samples : iteration.num_samples;
       to.num_active = iteration.num_active;
       to.batch_hash = iteration.batch_hash;
       to.graph = iteration.graph;
-      to.num_waits = num_waits;
+      to.num_waits = from.num_waits;
       to.finished = finished;
       to.fetched_ns = rank_->trace != nullptr ? platform::clock_ns() : 0;
-      resolve_trigger(iteration, trigger_event, &to);
+      resolve_trigger(iteration, from.trigger_event, from.triggered, &to);
     }
   }
 
@@ -173,31 +203,27 @@ class SlotWriter {
   }
 
  private:
-  /* What trigger_event (trigger.h) does in static placement, as one address. */
-  __device__ void resolve_trigger(const FetchedIteration& iteration, uint64_t event_id, TaskSlot* to) const {
+  /* What trigger_event (trigger.h) does in static placement, as one address. `event`: as Descriptor has it. */
+  __device__ void resolve_trigger(const FetchedIteration& iteration, uint64_t event_id, const mpk_event& event, TaskSlot* to) const {
     to->trigger = nullptr;
     to->trigger_system = 0;
     to->trigger_steps = 0;
     if (event_id == MPK_EVENT_INVALID) return;
-    const uint32_t index = event_id_index(event_id);
+    const bool own = is_own_event(rank_, event_id);
+    if (own) to->triggered = event;
     if (iteration.dynamic) {
       to->trigger_steps = 1;
-      if (is_own_event(rank_, event_id)) to->triggered = iteration.events[index];
       return;
     }
-    uint64_t* counter = iteration.counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
-    const bool own = is_own_event(rank_, event_id);
-    const mpk_event event = own ? iteration.events[index] : mpk_event{};
-    if (!own || event.remote_triggers) {
-      /* As platform::signal_add: one kind of addition for the counters that peers trigger. */
-      const uint32_t owner = own ? rank_->rank : event_id_owner(event_id);
-      to->trigger = rank_->signals == MPK_SIGNALS_DIRECT ? platform::peer_address(rank_, owner, counter) : nullptr;
-      to->trigger_system = 1;
-      to->trigger_steps = to->trigger == nullptr;
-      if (own) to->triggered = event;
+    uint64_t* counter = iteration.counters + static_cast<uint64_t>(event_id_index(event_id)) * MPK_COUNTER_STRIDE;
+    if (own && !event.remote_triggers) {
+      to->trigger = counter;
       return;
     }
-    to->trigger = counter;
+    /* As platform::signal_add: one kind of addition for the counters that peers trigger. */
+    to->trigger = rank_->signals == MPK_SIGNALS_DIRECT ? platform::peer_address(rank_, own ? rank_->rank : event_id_owner(event_id), counter) : nullptr;
+    to->trigger_system = 1;
+    to->trigger_steps = to->trigger == nullptr;
   }
 
   const mpk_rank* rank_;

@@ -24,30 +24,37 @@ __device__ inline void relay_loop(const mpk_rank* rank) {
   }
 }
 
-/* Static placement: the batch step whenever an iteration has ended. */
+/* The end of an iteration did not come, and nobody else could say why. */
+__device__ __noinline__ void report_end(const mpk_rank* rank) {
+  const mpk_batch* batch = rank->batch;
+  const mpk_graph* graph = &rank->graphs[batch->graph];
+  mpk_status* const status = &rank->status[rank->num_workers];
+  report(&status->timed_out, 1u);
+  report(&status->graph, batch->graph);
+  report(&status->iteration, batch->iteration);
+  report_wait(status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, graph, MPK_EVENT_END), event_wanted(graph, MPK_EVENT_END, batch->epoch, 0),
+              event_count(graph, MPK_EVENT_END));
+}
+
+/* Static placement: the batch step whenever an iteration has ended. This thread alone runs batch steps: it knows what it has
+ * published, and what must be done until the next, so it polls one word. */
 __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
   for (;;) {
-    const Publication publication = read_publication(rank);
-    if (publication.stop) return MPK_OK;
-    const mpk_graph* graph = &rank->graphs[publication.graph];
-    /* This thread wrote the batch. */
-    const uint64_t wanted = event_wanted(graph, MPK_EVENT_END, rank->batch->epoch, 0);
+    const mpk_batch* batch = rank->batch;
+    if (batch->stop) return MPK_OK;
+    const mpk_graph* graph = &rank->graphs[batch->graph];
+    const mpk_event end = graph->events[MPK_EVENT_END];
+    const uint64_t wanted = event_wanted(end, batch->epoch), expected = batch_state(rank)->expected;
     Wait wait(rank, nullptr, follower_deadline_ns(rank));
     for (uint32_t polls = 1;; ++polls) {
-      const uint64_t seen = event_count(graph, MPK_EVENT_END);
-      if (seen >= wanted && claim_batch_step(rank, publication.iteration)) break;
+      /* As in claim_batch_step. A task's count comes after its trigger, so where no peer triggers the end it is ready then. */
+      const uint64_t done = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire);
+      if (done >= expected && (!end.remote_triggers || event_count(graph, MPK_EVENT_END, end) >= wanted)) break;
       if (relay && polls % 64 == 0) relay_host_abort(rank);
       if (polls % 16 != 0) continue;
-      const int code = wait.poll(seen);
+      const int code = wait.poll(done);
       if (code == MPK_OK) continue;
-      /* Others' waits say more, unless it is this one that ran out of time. */
-      if (wait.timed_out()) {
-        mpk_status* const status = &rank->status[rank->num_workers];
-        report(&status->timed_out, 1u);
-        report(&status->graph, publication.graph);
-        report(&status->iteration, publication.iteration);
-        report_wait(status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, graph, MPK_EVENT_END), wanted, seen);
-      }
+      if (wait.timed_out()) report_end(rank); /* of others' waits each says more */
       return code;
     }
     const int code = next_iteration(rank, nullptr);
