@@ -1,6 +1,9 @@
 #include "graph_fixture.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
 
 #include "identifiers.h"
 #include "kernel_wait.h"
@@ -134,6 +137,22 @@ int final_task(const mpk_kernel_args* args) {
     batch->next_token[s] = next_token(batch->row_token[row], batch->row_position[row]);
   }
   return MPK_OK;
+}
+
+/* A pause before some tasks, at random; each thread draws its own numbers. */
+void stall() {
+  if (!g_job->options.stalls) return;
+  static std::atomic<uint64_t> threads{0};
+  thread_local Random random(g_job->options.seed * 1000 + threads.fetch_add(1, std::memory_order_relaxed));
+  const uint32_t drawn = random.between(0, 19999);
+  if (drawn >= 100) return;
+  std::this_thread::sleep_for(std::chrono::microseconds(drawn == 0 ? 2000 : drawn));
+}
+
+template <mpk_kernel_fn Run>
+int stalled(const mpk_kernel_args* args) {
+  stall();
+  return Run(args);
 }
 
 /* A task before it has its place in the graph. */
@@ -330,7 +349,7 @@ Job::Job(const Options& given) : options(given) {
   for (uint32_t r = 0; r < options.world; ++r) {
     ranks.push_back(std::make_unique<Rank>());
     Rank& rank = *ranks.back();
-    rank.memory.assign(1 << 15, 0);
+    rank.memory.assign(1 << 16, 0);
     mpk_rank& abi = rank.rank;
     abi.abi_version = MPK_ABI_VERSION;
     abi.rank = r;
@@ -352,6 +371,15 @@ Job::Job(const Options& given) : options(given) {
     abi.batch_private = rank.batch_private.data();
     abi.remote_rings = words * 8;
     abi.remote_ring_capacity = 4 * (2 * kTiles + 1 + 2 * kTiles); /* copies, signals and the exchange; own triggers */
+    uint64_t most_events = 0;
+    if (options.shortest) abi.remote_ring_capacity = 1;
+    for (const mpk_graph& graph : rank.abi_graphs) {
+      uint64_t triggers = 0;
+      for (uint32_t e = 0; e < graph.num_events; ++e) triggers += graph.events[e].remote_triggers ? graph.events[e].num_triggers : 0;
+      /* ring.h: twice an iteration's remote triggers of all senders. */
+      if (options.shortest) abi.remote_ring_capacity = std::max(abi.remote_ring_capacity, 2 * triggers);
+      most_events = std::max<uint64_t>(most_events, graph.num_events);
+    }
     abi.remote_ring_bytes = sizeof(mpk_remote_ring) + abi.remote_ring_capacity * sizeof(mpk_remote_entry);
     CHECK(abi.remote_rings + options.world * abi.remote_ring_bytes <= rank.memory.size() * 8, "symmetric memory too small");
     rank.pushed.assign(options.world, 0);
@@ -363,16 +391,16 @@ Job::Job(const Options& given) : options(given) {
       queue.mask = capacity - 1;
       queues.push_back(queue);
     };
-    for (uint32_t q = 0; q < options.workers * schedulers; ++q) add_queue(rank.worker_queues, 4); /* often full */
-    for (uint32_t q = 0; options.dynamic && q < options.local_schedulers; ++q) add_queue(rank.scheduler_queues, 64);
+    for (uint32_t q = 0; q < options.workers * schedulers; ++q) add_queue(rank.worker_queues, options.shortest ? 1 : 4); /* often full */
+    for (uint32_t q = 0; options.dynamic && q < options.local_schedulers; ++q) add_queue(rank.scheduler_queues, options.shortest ? static_cast<uint32_t>(std::bit_ceil(most_events + 1)) : 64);
     abi.worker_queues = rank.worker_queues.data();
     abi.scheduler_queues = rank.scheduler_queues.data();
     rank.kernels.assign(kTaskTypes, {nullptr, nullptr});
-    rank.kernels[kProduce].run = rank.kernels[kProduceFlagged].run = produce;
-    rank.kernels[MPK_TASK_TYPE_NVSHMEM_COPY].run = copy;
-    rank.kernels[MPK_TASK_TYPE_REDUCE].run = reduce;
-    rank.kernels[kReduceFlagged] = {reduce_flagged, reduce_flagged_ready};
-    rank.kernels[kFinal].run = final_task;
+    rank.kernels[kProduce].run = rank.kernels[kProduceFlagged].run = stalled<produce>;
+    rank.kernels[MPK_TASK_TYPE_NVSHMEM_COPY].run = stalled<copy>;
+    rank.kernels[MPK_TASK_TYPE_REDUCE].run = stalled<reduce>;
+    rank.kernels[kReduceFlagged] = {stalled<reduce_flagged>, reduce_flagged_ready};
+    rank.kernels[kFinal].run = stalled<final_task>;
     abi.kernels = rank.kernels.data();
     rank.status.assign(options.workers + schedulers, {});
     abi.status = rank.status.data();

@@ -45,6 +45,8 @@ struct Options {
   uint32_t begun = 0;         /* iterations, and epochs of each graph, that have been before the run */
   bool trace = false;
   bool teams = false; /* schedulers of several threads */
+  bool shortest = false; /* queues and rings as short as is allowed; worker queues of one entry */
+  bool stalls = false;   /* tasks now and then take up to 0.1 ms, and rarely 2 ms */
   uint64_t seed = 1;
 };
 

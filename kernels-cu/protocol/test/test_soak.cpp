@@ -1,0 +1,41 @@
+/* Many iterations of the hand-built job with random stalls and the shortest queues, on 2, 4 and 8 ranks: every sum and every
+ * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). */
+#include <chrono>
+#include <cstdlib>
+
+#include "graph_fixture.h"
+
+using fixture::Job;
+using fixture::Lowering;
+using fixture::Options;
+
+namespace {
+
+/* A job of about `iterations` iterations. */
+void soak(uint32_t world, bool dynamic, uint64_t iterations) {
+  Options options;
+  options.world = world;
+  options.dynamic = dynamic;
+  options.stalls = options.shortest = true;
+  options.seed = world * 2 + dynamic;
+  /* Every graph keeps ranks within an iteration of each other: what the length of the rings is proven from. */
+  options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
+  options.deadline_ns = 60000000000ull;
+  options.num_requests = static_cast<uint32_t>(iterations / 7 + 1);
+  const auto start = std::chrono::steady_clock::now();
+  Job job(options);
+  job.run();
+  job.check_results();
+  const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  CHECK(job.iterations(0) * 10 > iterations * 9, "%lu iterations only", job.iterations(0));
+  std::printf("soak, %u ranks, %s: ok, %lu iterations, %.1f s\n", world, dynamic ? "dynamic" : "static", job.iterations(0), took);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main() {
+  const char* wanted = std::getenv("MPK_SOAK_ITERATIONS");
+  for (const uint32_t world : {2u, 4u, 8u})
+    for (const bool dynamic : {false, true}) soak(world, dynamic, wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1200 / world);
+}
