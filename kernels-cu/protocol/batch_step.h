@@ -208,31 +208,29 @@ MPK_DEVICE void write_batch(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   mpk_batch* batch = rank->batch;
-  const mpk_batch to = *batch; /* the arrays' addresses, and of each slot a copy: not read again after every store */
-  const uint32_t slots = config->max_batch;
-  uint64_t hash = state->hash;
+  uint64_t hash = state->hash; /* not read again after every store; nor is a slot */
   uint32_t row = 0, active = 0, samples = 0, prompt_rows = 0;
-  for (uint32_t slot = 0; slot < slots; ++slot) {
+  for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
     const BatchSlot entry = arrays.slots[slot];
     if (entry.request == kNone || entry.rows == 0) continue;
-    to.active_slot[active] = static_cast<int32_t>(slot);
-    to.active_first_row[active] = static_cast<int32_t>(row);
-    to.active_num_rows[active] = static_cast<int32_t>(entry.rows);
-    to.active_context[active] = static_cast<int32_t>(entry.context);
+    batch->active_slot[active] = static_cast<int32_t>(slot);
+    batch->active_first_row[active] = static_cast<int32_t>(row);
+    batch->active_num_rows[active] = static_cast<int32_t>(entry.rows);
+    batch->active_context[active] = static_cast<int32_t>(entry.context);
     hash = folded(hash, (static_cast<uint64_t>(slot) << 32) | entry.request);
     hash = folded(hash, (static_cast<uint64_t>(entry.rows) << 32) | entry.context);
     const bool in_prompt = entry.context < entry.prompt;
     const int32_t* prompt = in_prompt ? config->prompt_tokens + config->requests[entry.request].first_prompt_token : nullptr;
     for (uint32_t i = 0; i < entry.rows; ++i, ++row) {
       const uint32_t position = entry.context + i;
-      to.row_token[row] = in_prompt ? prompt[position] : entry.last_token;
-      to.row_active[row] = static_cast<int32_t>(active);
-      to.row_position[row] = static_cast<int32_t>(position);
+      batch->row_token[row] = in_prompt ? prompt[position] : entry.last_token;
+      batch->row_active[row] = static_cast<int32_t>(active);
+      batch->row_position[row] = static_cast<int32_t>(position);
     }
     if (in_prompt) prompt_rows += entry.rows;
     if (entry.context + entry.rows >= entry.prompt) {
-      to.sample_row[samples] = static_cast<int32_t>(row - 1);
-      to.sample_active[samples] = static_cast<int32_t>(active);
+      batch->sample_row[samples] = static_cast<int32_t>(row - 1);
+      batch->sample_active[samples] = static_cast<int32_t>(active);
       ++samples;
     }
     ++active;
