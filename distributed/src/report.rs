@@ -164,8 +164,7 @@ impl Group {
                 );
             }
             Place::Flags { tag, .. } => {
-                let _ =
-                    write!(text, " waited for flagged words: tag wanted {tag}, tag seen {}", self.seen);
+                let _ = write!(text, " waited for flagged words: tag wanted {tag}, tag seen {}", self.seen);
             }
             Place::Work => text.push_str(" waited for work"),
         }
