@@ -50,8 +50,9 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
         let slots = plan.slots.iter().enumerate();
         slots.filter(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1))
     };
+    let place = |tensor: u32| home[plan.root(tensor, 0).0 as usize] as usize;
     let waits = |source: u32| {
-        let access = &accesses[plan.root(source, 0).0 as usize];
+        let access = &accesses[place(source)];
         access.local_writers.iter().chain(&access.remote_writers).all(|&w| order.begin_elsewhere(w as usize))
     };
     let open_copy = open_copies().any(|(i, slot)| {
@@ -64,7 +65,7 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     let mut in_flight = vec![false; plan.tensors.len()];
     if !closing {
         for (_, slot) in open_copies() {
-            slot.inputs.iter().for_each(|&source| in_flight[plan.root(source, 0).0 as usize] = true);
+            slot.inputs.iter().for_each(|&source| in_flight[place(source)] = true);
         }
     }
 
