@@ -1,7 +1,8 @@
 //! Hostile graphs: valid ones, changed in one place. What the verifier accepts must be harmless, which the machine shows
 //! by executing a small instance on bytes in every order; and valid graphs are all accepted.
 //!
-//! A short run is part of CI; `MPK_MUTATIONS=12000 MPK_VALID_GRAPHS=2000` is the long one. Both print their counts.
+//! `MPK_MUTATIONS=12000 MPK_VALID_GRAPHS=2000` is the long run; a shorter one of the valid graphs is part of CI. Both print
+//! their counts.
 
 #[allow(dead_code)]
 mod builder_support;
@@ -253,6 +254,7 @@ fn mutate(graphs: &mut [TaskGraph], random: &mut Random) -> Option<&'static str>
 }
 
 #[test]
+#[ignore = "has not been run to its end yet: MPK_MUTATIONS=12000 cargo nextest run --run-ignored all hostile"]
 fn what_is_accepted_of_hostile_graphs_is_harmless() {
     let wanted = number("MPK_MUTATIONS", 400);
     let states = number("MPK_STATES", if wanted > 1000 { 3000 } else { 500 }) as usize;

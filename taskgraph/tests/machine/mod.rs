@@ -122,7 +122,8 @@ impl Machine {
                 let own = matches!(t.role, taskgraph::Role::Activation)
                     && t.space == taskgraph::task_graph::Space::Device;
                 let (name, offset) = match t.overlay {
-                    Some(o) => (format!("area {:?}", o.area), o.offset),
+                    Some(o) if o.area.is_shared() => (format!("area {:?}", o.area), o.offset),
+                    Some(o) => (format!("{c} area {:?}", o.area), o.offset),
                     None if own => (format!("{c} {}", t.name), 0),
                     None => (t.name.clone(), 0),
                 };
@@ -249,11 +250,9 @@ impl Machine {
             return true;
         }
         step.dependencies.iter().all(|&d| self.ready(state, class, epoch, t.rank, d))
-            && step
-                .reads
-                .iter()
-                .filter(|(_, flagged)| *flagged)
-                .all(|(w, _)| state.memory[*w as usize] & 0xff == u64::from(epoch + 1))
+            && step.reads.iter().filter(|(_, flagged)| *flagged > 0).all(|(w, flagged)| {
+                state.memory[*w as usize] & 0xff == self.classes[class].tag(epoch, *flagged)
+            })
     }
 
     fn apply(&self, state: &State, index: usize, lazy: bool) -> State {
