@@ -260,12 +260,22 @@ pub enum Error {
         message: String,
     },
     /// The host could not start a thread.
-    #[error("rank {rank}: could not start {what}: {reason}")]
+    #[error(
+        "rank {rank}: could not start {what}: {reason}; raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
+    )]
     Thread {
         /// This rank.
         rank: u32,
         /// Which thread.
         what: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// No thread for reading weights.
+    #[error(
+        "no thread to read weights could be started: {reason}; raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
+    )]
+    Readers {
         /// What the system said.
         reason: String,
     },
@@ -297,6 +307,7 @@ impl Error {
             | Error::UnevenGpus { .. }
             | Error::PeerAccess { .. }
             | Error::Sanitizer(_)
+            | Error::Readers { .. }
             | Error::Thread { .. } => 3,
             Error::Graph { .. } => 2,
             Error::Digest { .. } | Error::Cuda { .. } | Error::Device { .. } | Error::Aborted(_) => 4,

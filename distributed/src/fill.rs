@@ -1,6 +1,7 @@
 //! Where the values of weights and constants come from, as the targets ask for them.
 
 use std::ops::Range;
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use taskgraph::DType;
 use taskgraph::task_graph::TensorEntry;
 
@@ -70,4 +71,26 @@ pub enum Values {
     },
     /// These bytes are the tensor's, from the first on.
     Bytes(Vec<u8>),
+}
+
+/// As many threads of `run` as the system gives, of at most `wanted`; each is told its number.
+///
+/// # Errors
+/// It gives none.
+pub(crate) fn threads<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    wanted: usize,
+    run: impl Fn(usize) -> T + Copy + Send + 'scope,
+) -> crate::Result<Vec<ScopedJoinHandle<'scope, T>>> {
+    let mut handles = Vec::new();
+    for index in 0..wanted.max(1) {
+        match Builder::new().name("weights".into()).spawn_scoped(scope, move || run(index)) {
+            Ok(handle) => handles.push(handle),
+            Err(error) if handles.is_empty() => {
+                return Err(crate::Error::Readers { reason: error.to_string() });
+            }
+            Err(_) => break,
+        }
+    }
+    Ok(handles)
 }

@@ -3,20 +3,15 @@
 use crate::world::World;
 use kernels_cu::abi::mpk_trace_record;
 use serde_json::json;
-use std::io::Write;
+use std::io::{self, Write};
 use taskgraph::task_graph::TaskGraph;
 
-/// Collective: gathers all ranks' records and writes them, at rank 0, to `path`, whole or not at all.
+/// Collective: every rank's events, at rank 0, as text: one after the other, each with a comma and a line end.
 ///
 /// A process is a rank, a thread is a worker. Each task is one slice from the end of its wait to its end; its
 /// wait before that is a slice named `wait`. Times are microseconds since the rank's first record: clocks of
 /// different ranks on one node are the same clock, so the smallest of all is taken.
-pub fn write(
-    world: &World,
-    path: &std::path::Path,
-    graphs: &[TaskGraph],
-    records: &[Vec<mpk_trace_record>],
-) -> std::io::Result<()> {
+pub fn gather(world: &World, graphs: &[TaskGraph], records: &[Vec<mpk_trace_record>]) -> Vec<Vec<u8>> {
     let first = records.iter().flatten().map(|r| r.fetched_ns).min().unwrap_or(u64::MAX);
     let begin = world.all_gather(first).into_iter().min().unwrap_or(0);
     let micros = |ns: u64| ns.saturating_sub(begin) as f64 / 1000.0;
@@ -45,32 +40,20 @@ pub fn write(
                         "graph":graph.name}}));
         }
     }
-    let all = world.gather(own.into_bytes());
-    if rank != 0 {
-        return Ok(());
-    }
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = std::path::PathBuf::from(part);
-    let written = write_file(&part, all).and_then(|()| std::fs::rename(&part, path));
-    if written.is_err() {
-        // Nothing half-written stays; the first error is the one to tell.
-        let _ = std::fs::remove_file(&part);
-    }
-    written
+    world.gather(own.into_bytes())
 }
 
-/// Writes the ranks' events, each text with a comma and a line end after every event, as one JSON object.
-fn write_file(path: &std::path::Path, all: Vec<Vec<u8>>) -> std::io::Result<()> {
-    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
-    file.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
-    let last = all.len().saturating_sub(1);
-    for (index, mut events) in all.into_iter().enumerate() {
-        if index == last {
-            events.truncate(events.len().saturating_sub(2));
-        }
-        file.write_all(&events)?;
+/// Writes the events that [`gather`] gave as one JSON object.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write(events: &[Vec<u8>], out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
+    let last = events.len().saturating_sub(1);
+    for (index, events) in events.iter().enumerate() {
+        // The last event has no comma after it.
+        let length = if index == last { events.len().saturating_sub(2) } else { events.len() };
+        out.write_all(&events[..length])?;
     }
-    file.write_all(b"\n]}\n")?;
-    file.flush()
+    out.write_all(b"\n]}\n")
 }

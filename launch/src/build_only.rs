@@ -5,6 +5,7 @@ use crate::backend::{compile_all, cuda_target};
 use crate::cli::Args;
 use crate::console::print_line;
 use crate::families::{self, GraphOptions};
+use crate::files;
 use crate::graphs::{RankGraphs, build_verified};
 use crate::model_source::ModelSource;
 use crate::session::{build_options, check_ranks, open};
@@ -13,7 +14,6 @@ use distributed::World;
 use distributed::affinity::cores_of_rank;
 use distributed::cuda::{Found, Gpu, check_limits, driver};
 use distributed::launcher::launched_ranks;
-use std::io::Write;
 use std::path::Path;
 use taskgraph::json::write_json;
 use taskgraph::stats::stats;
@@ -104,25 +104,11 @@ fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
 
 /// Writes all ranks' graphs; a file appears whole or not at all.
 fn emit(folder: &Path, all: &[RankGraphs], main: &str) -> Result<(), AppError> {
-    let failed =
-        |path: &Path, e: std::io::Error| AppError::input(format!("cannot write {}: {e}", path.display()));
-    std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
+    std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
     for graph in all.iter().flatten() {
         let path = folder.join(file_name(graph, main));
-        let mut part = path.clone().into_os_string();
-        part.push(".part");
-        let part = std::path::PathBuf::from(part);
-        let write = || -> std::io::Result<()> {
-            let mut file = std::io::BufWriter::new(std::fs::File::create(&part)?);
-            write_json(graph, &mut file)?;
-            file.flush()?;
-            std::fs::rename(&part, &path)
-        };
-        write().map_err(|e| {
-            // Nothing half-written stays; the first error is the one to tell.
-            let _ = std::fs::remove_file(&part);
-            failed(&path, e)
-        })?;
+        files::write(&path, |out| write_json(graph, out))
+            .map_err(|error| files::failed(path.display(), &error))?;
     }
     Ok(())
 }

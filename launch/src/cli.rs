@@ -1,13 +1,10 @@
 //! The command line of `mpk-run`.
 
 use crate::app_error::AppError;
-use crate::model_json::{Allreduce, Placement};
+use crate::model_json::{Allreduce, LARGEST_MAX_BATCH, LARGEST_WORKERS, Placement};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-
-/// Most workers of a rank.
-pub const MAX_WORKERS: u32 = 4096;
 
 const DOCTOR_HELP: &str = "`mpk-run doctor [model.json]` checks what this machine has for a run.";
 
@@ -112,7 +109,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = LaunchChoice::Auto)]
     pub launch: LaunchChoice,
     /// Slots; replaces max_batch of model.json.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=i64::from(LARGEST_MAX_BATCH)))]
     pub max_batch: Option<u32>,
     /// Prompt and new tokens of a request; replaces max_seq_len of model.json.
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..))]
@@ -133,7 +130,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Workers of each rank; by default its share of the node's cores, or its GPU's multiprocessors.
-    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(LARGEST_WORKERS)))]
     pub workers: Option<u32>,
     /// End the run when a wait sees no progress for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]

@@ -1,6 +1,7 @@
 //! The process's standard output and standard error.
 
 use crate::app_error::AppError;
+use crate::files;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -36,7 +37,7 @@ pub fn print(text: &str) -> Result<bool, AppError> {
     match written {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(AppError::failed(format!("cannot write to standard output: {e}"))),
+        Err(e) => Err(files::failed("standard output", &e)),
     }
 }
 

@@ -1,12 +1,17 @@
 //! What can be wrong with the input: each error names the place and, where there is one, the mend.
 
+use crate::files::fix;
 use std::path::PathBuf;
 
-/// Bad input. All variants end the program with the same exit status, see [`InputError::exit_status`].
+/// Bad input, with its exit status: see [`InputError::exit_status`].
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// A file or folder that is missing or can't be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error(
+        "cannot read {}: {source}{}",
+        path.display(),
+        fix(.source).map(|fix| format!("; {fix}")).unwrap_or_default()
+    )]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
@@ -106,9 +111,13 @@ pub enum InputError {
 }
 
 impl InputError {
-    /// Exit status of a program that ends with this error: 2, bad input or usage.
+    /// Exit status of a program that ends with this error: 2, bad input or usage; 3 where the system lacks what it
+    /// takes to read the input.
     pub fn exit_status(&self) -> i32 {
-        2
+        match self {
+            Self::Unreadable { source, .. } if fix(source).is_some() => 3,
+            _ => 2,
+        }
     }
 
     pub(crate) fn unreadable(path: impl Into<PathBuf>, source: std::io::Error) -> Self {

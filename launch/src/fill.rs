@@ -3,6 +3,7 @@
 use crate::app_error::AppError;
 use crate::families::names;
 use crate::hf_config::{ModelConfig, WeightDtype, rope_table};
+use crate::not_numbers::NotNumbers;
 use crate::weights::WeightSource;
 use distributed::fill::{Piece, TensorSource, Values};
 use kernels_cu::layout::pack_rows;
@@ -20,13 +21,22 @@ pub struct ModelValues<'a> {
     pub config: &'a ModelConfig,
     /// Where weights come from.
     pub weights: &'a WeightSource,
+    /// Where weights are noted that are not numbers.
+    pub not_numbers: &'a NotNumbers,
 }
 
 impl TensorSource for ModelValues<'_> {
     type Error = AppError;
 
     fn fill(&self, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
-        fill(self.config, self.weights, tensor, bytes)
+        match tensor.role {
+            Role::Constant if tensor.name == names::ROPE => {
+                let table = rope_table(&self.config.rope, self.config.head_dim, tensor.dims[0]);
+                bytes[..table.len() * 4].copy_from_slice(bytemuck::cast_slice(&table));
+                Ok(())
+            }
+            _ => fill_weight(self.weights, self.not_numbers, tensor, bytes),
+        }
     }
 
     fn pieces(&self, tensor: &TensorEntry) -> Result<Vec<Piece>, AppError> {
@@ -37,7 +47,7 @@ impl TensorSource for ModelValues<'_> {
     }
 
     fn read(&self, piece: &Piece, rows: Range<u64>, out: &mut [u8]) -> Result<(), AppError> {
-        read_piece(self.weights, piece, rows, out)
+        read_piece(self.weights, self.not_numbers, piece, rows, out)
     }
 }
 
@@ -92,6 +102,7 @@ pub fn weight_pieces(weights: &WeightSource, tensor: &TensorEntry) -> Result<Vec
 /// Some rows of a piece, in its own type.
 pub fn read_piece(
     weights: &WeightSource,
+    not_numbers: &NotNumbers,
     piece: &Piece,
     rows: Range<u64>,
     out: &mut [u8],
@@ -101,7 +112,34 @@ pub fn read_piece(
         .ok_or_else(|| AppError::input(format!("weight {source}: values of type {dtype} can't be read")))?;
     let rows = (origin.0 + rows.start) as usize..(origin.0 + rows.end) as usize;
     let columns = origin.1 as usize..(origin.1 + piece.columns) as usize;
-    Ok(weights.read(source, shape, rows, columns, dtype, out)?)
+    read_looking(weights, not_numbers, source, shape, rows, columns, dtype, out)
+}
+
+/// [`WeightSource::read`] in steps that stay in a core's cache until they have been looked at.
+#[allow(clippy::too_many_arguments)]
+fn read_looking(
+    weights: &WeightSource,
+    not_numbers: &NotNumbers,
+    source: &str,
+    shape: &[usize],
+    rows: Range<usize>,
+    columns: Range<usize>,
+    dtype: WeightDtype,
+    out: &mut [u8],
+) -> Result<(), AppError> {
+    let row_bytes = columns.len() * dtype.size();
+    if row_bytes == 0 {
+        return Ok(());
+    }
+    let step = (PIECE_BYTES / row_bytes).max(1);
+    for (first, out) in rows.clone().step_by(step).zip(out.chunks_mut(step * row_bytes)) {
+        let last = rows.end.min(first + step);
+        weights.read(source, shape, first..last, columns.clone(), dtype, out)?;
+        if weights.may_lack_numbers() {
+            not_numbers.look(source, dtype, out);
+        }
+    }
+    Ok(())
 }
 
 fn check_dtype(tensor: &TensorEntry) -> Result<WeightDtype, AppError> {
@@ -113,29 +151,17 @@ fn check_dtype(tensor: &TensorEntry) -> Result<WeightDtype, AppError> {
     })
 }
 
-/// Fills `tensor` (zeroed `bytes`): a weight from `weights`, a constant from the configuration.
-pub fn fill(
-    config: &ModelConfig,
+/// Fills a weight part by part, each with this rank's range of it.
+pub fn fill_weight(
     weights: &WeightSource,
+    not_numbers: &NotNumbers,
     tensor: &TensorEntry,
     bytes: &mut [u8],
 ) -> Result<(), AppError> {
-    match tensor.role {
-        Role::Constant if tensor.name == names::ROPE => {
-            let table = rope_table(&config.rope, config.head_dim, tensor.dims[0]);
-            bytes[..table.len() * 4].copy_from_slice(bytemuck::cast_slice(&table));
-            Ok(())
-        }
-        _ => fill_weight(weights, tensor, bytes),
-    }
-}
-
-/// Fills a weight part by part, each with this rank's range of it.
-pub fn fill_weight(weights: &WeightSource, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
     let dtype = check_dtype(tensor)?;
     let mut first_row = 0;
     for part in &tensor.parts {
-        first_row += fill_part(weights, tensor, part, dtype, first_row, bytes)?;
+        first_row += fill_part(weights, not_numbers, tensor, part, dtype, first_row, bytes)?;
     }
     Ok(())
 }
@@ -143,6 +169,7 @@ pub fn fill_weight(weights: &WeightSource, tensor: &TensorEntry, bytes: &mut [u8
 /// Fills one part from local row (of a vector: element) `first` on; gives the number of rows.
 fn fill_part(
     weights: &WeightSource,
+    not_numbers: &NotNumbers,
     tensor: &TensorEntry,
     part: &LocalPart,
     dtype: WeightDtype,
@@ -158,7 +185,7 @@ fn fill_part(
     if let [_] = shape[..] {
         let columns = range(0);
         let out = &mut bytes[first * size..(first + columns.len()) * size];
-        weights.read(&part.source, &shape, 0..1, columns.clone(), dtype, out)?;
+        read_looking(weights, not_numbers, &part.source, &shape, 0..1, columns.clone(), dtype, out)?;
         return Ok(columns.len());
     }
     let (rows, columns) = (range(0), range(1));
@@ -168,7 +195,7 @@ fn fill_part(
     }
     if !tensor.tiled {
         let out = &mut bytes[first * row_bytes..(first + rows.len()) * row_bytes];
-        weights.read(&part.source, &shape, rows.clone(), columns, dtype, out)?;
+        read_looking(weights, not_numbers, &part.source, &shape, rows.clone(), columns, dtype, out)?;
         return Ok(rows.len());
     }
     let step = (PIECE_BYTES / row_bytes).max(1);
@@ -177,7 +204,16 @@ fn fill_part(
     while row < rows.end {
         let count = step.min(rows.end - row);
         let piece = &mut piece[..count * row_bytes];
-        weights.read(&part.source, &shape, row..row + count, columns.clone(), dtype, piece)?;
+        read_looking(
+            weights,
+            not_numbers,
+            &part.source,
+            &shape,
+            row..row + count,
+            columns.clone(),
+            dtype,
+            piece,
+        )?;
         let (k, local_row) = (columns.len(), first + row - rows.start);
         pack_rows(bytes, tensor.dtype, k, local_row, piece, tensor.dtype, k, 0..k, count);
         row += count;

@@ -1,15 +1,8 @@
-//! Reading JSON files and typed fields of Hugging Face's open-ended objects.
-
-use std::path::Path;
+//! Parsing JSON, and typed fields of Hugging Face's open-ended objects.
 
 use serde_json::{Map, Value};
 
 use crate::error::InputError;
-
-/// The bytes of `path`.
-pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, InputError> {
-    std::fs::read(path).map_err(|source| InputError::unreadable(path, source))
-}
 
 /// Parses `bytes`; a syntax error names line and column of `file`.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {

@@ -2,25 +2,40 @@
 //!
 //! A proof is an empty file whose name is a hash of the graphs' digests and of the program that proved them.
 
-use kernels_cu::gpu::Cache;
+use kernels_cu::gpu::{Cache, PrivateFolder};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Proofs of fewer tasks than this are not worth a file.
 pub const WORTHWHILE_TASKS: usize = 20_000;
 
-/// A folder of proofs, beside that of compiled kernels.
+/// A folder of proofs, beside that of compiled kernels. A file there makes this process skip the proof, so the folder
+/// must be this user's alone.
 #[derive(Clone, Debug)]
 pub struct Proofs {
-    folder: PathBuf,
+    folder: PrivateFolder,
 }
 
 impl Proofs {
-    /// Where the cache of compiled kernels is, if there can be one.
+    /// Where the cache of compiled kernels is, if there can be one that is trusted.
     pub fn from_environment() -> Option<Proofs> {
         let cache = Cache::from_environment().ok()?;
-        Some(Proofs { folder: cache.folder().parent()?.join("proofs") })
+        Proofs::below(cache.folder().parent()?)
+    }
+
+    fn below(folder: &Path) -> Option<Proofs> {
+        let folder = PrivateFolder::new(folder.join("proofs"));
+        match folder.check() {
+            Ok(()) => Some(Proofs { folder }),
+            Err(problem) => {
+                tracing::warn!(
+                    "the proofs in {} are not used: it {problem}; MPK_CACHE_DIR names another place",
+                    folder.path().display()
+                );
+                None
+            }
+        }
     }
 
     /// Whether graphs with these digests were proven by this program.
@@ -31,9 +46,9 @@ impl Proofs {
     /// Notes that they are. Where the file can't be written, they are proven again next time.
     pub fn add(&self, digests: &[u64]) {
         let Some(file) = self.file(digests) else { return };
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        if let Err(error) = made.and_then(|()| std::fs::write(&file, b"")) {
-            tracing::debug!("{}: {error}", file.display());
+        let made = self.folder.create();
+        if let Err(problem) = made.and_then(|()| std::fs::write(&file, b"").map_err(|e| e.to_string())) {
+            tracing::debug!("{}: {problem}", file.display());
         }
     }
 
@@ -46,7 +61,7 @@ impl Proofs {
             digests.hash(&mut hash);
             hash.finish()
         };
-        Some(self.folder.join(format!("{:016x}{:016x}", name(1), name(2))))
+        Some(self.folder.path().join(format!("{:016x}{:016x}", name(1), name(2))))
     }
 }
 
@@ -57,12 +72,24 @@ mod tests {
     #[test]
     fn what_was_proven_is_known_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let proofs = Proofs { folder: folder.path().join("a/proofs") };
+        let proofs = Proofs::below(&folder.path().join("a")).unwrap();
         assert!(!proofs.has(&[1, 2]));
         proofs.add(&[1, 2]);
         assert!(proofs.has(&[1, 2]));
         for other in [&[2, 1][..], &[1], &[1, 2, 0], &[]] {
             assert!(!proofs.has(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn proofs_of_another_user_are_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let proofs = Proofs::below(folder.path()).unwrap();
+        proofs.add(&[1]);
+        assert!(Proofs::below(folder.path()).is_some_and(|proofs| proofs.has(&[1])));
+        // Only root can give files away.
+        if std::os::unix::fs::chown(proofs.folder.path(), Some(65534), None).is_ok() {
+            assert!(Proofs::below(folder.path()).is_none());
         }
     }
 }

@@ -3,9 +3,8 @@
 use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
 use crate::chat_template::{ChatTemplate, Rendering};
-use crate::cli::{Args, BackendChoice, GivenPrompt, MAX_WORKERS};
+use crate::cli::{Args, BackendChoice, GivenPrompt};
 use crate::console::{keep_stdout_for_results, print_line, tell};
-use crate::error::InputError;
 use crate::families::{self, GraphOptions};
 use crate::fill::ModelValues;
 use crate::graphs::{self, build_together};
@@ -13,10 +12,13 @@ use crate::logging::is_first_rank;
 use crate::model_json::{ModelJson, Sizes};
 use crate::model_path;
 use crate::model_source::{Model, ModelSource};
+use crate::not_numbers::NotNumbers;
 use crate::output::{Start, Streamer, json_object};
+use crate::process_limits;
 use crate::prompts::{Limits, PromptSource, Request, parse_tokens, resolve};
 use crate::same::{same_model, same_options, same_requests};
 use crate::tokenizer::Tokenizer;
+use crate::trace;
 use crate::user_graph;
 use distributed::affinity::Cores;
 use distributed::cuda::WarmUp;
@@ -27,7 +29,6 @@ use distributed::{Common, Fault, Rank, WatchOptions, World};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::time::{Duration, Instant};
 use taskgraph::Target;
 use taskgraph::builder::BuildOptions;
@@ -69,6 +70,12 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
                 error.status
             }
         };
+    }
+    if let Err(error) = process_limits::check(process_limits::ranks_here()) {
+        if is_first_rank() {
+            tell(format_args!("mpk-run: error: {}", error.message));
+        }
+        return error.status;
     }
     let gpu_possible = args.backend != BackendChoice::Cpu;
     if gpu_possible {
@@ -150,17 +157,10 @@ fn prepare(args: &Args, world: &World) -> Result<Prepared, AppError> {
     if let ModelSource::Model(model) = &source {
         check_ranks(model, world.size())?;
     }
-    if let (Some(path), 0) = (&args.trace, world.rank()) {
-        check_writable(path).map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())))?;
+    if world.rank() == 0 {
+        trace::check(args)?;
     }
     Ok(Prepared { model, source })
-}
-
-/// Finds out before the run whether `path` can be written; a file that was not there is not left behind.
-fn check_writable(path: &Path) -> std::io::Result<()> {
-    let existed = path.exists();
-    std::fs::OpenOptions::new().append(true).create(true).open(path)?;
-    if existed { Ok(()) } else { std::fs::remove_file(path) }
 }
 
 /// Opens model.json with the command line's overrides, and what it names.
@@ -174,9 +174,6 @@ pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
     }
     if let Some(workers) = args.workers {
         model.runtime.workers = Some(workers);
-    } else if let Some(workers) = model.runtime.workers.filter(|&workers| workers > MAX_WORKERS) {
-        let problem = format!("must be at most {MAX_WORKERS}, found {workers}");
-        return Err(InputError::field(&model.file(), "runtime.workers", problem).into());
     }
     if let Some(tokens) = args.max_new_tokens {
         model.generate.max_new_tokens = Some(tokens);
@@ -188,6 +185,7 @@ pub fn open(args: &Args) -> Result<(ModelJson, ModelSource), AppError> {
         model.max_seq_len = Some(tokens);
     }
     model.generate.ignore_eos |= args.ignore_eos;
+    model.check()?;
     let source = ModelSource::open(&model)?;
     Ok((model, source))
 }
@@ -219,7 +217,14 @@ pub fn build_options(args: &Args, model: &ModelJson, ranks: u32, target: Target)
 /// Workers of this rank: as asked, else its share of the cores; the same on every rank.
 pub fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
     let share = world.max(&[u64::MAX - cores.own.len() as u64])[0];
-    model.runtime.workers.unwrap_or((u64::MAX - share) as u32).max(1)
+    let share = (u64::MAX - share) as u32;
+    let workers = model.runtime.workers.unwrap_or(share).max(1);
+    if workers > share.max(1) {
+        tracing::warn!(
+            "{workers} workers of each rank share {share} of the node's cores: they take turns, which is slow; leave out --workers (runtime.workers) to have one for each core"
+        );
+    }
+    workers
 }
 
 /// Run options from the command line; `ops` are the names that `--debug-stall` may use.
@@ -361,11 +366,13 @@ fn generate(
     let mut rank = backend.rank(world, args, graphs, plan, &run_options)?;
     world.phase("weights");
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
-    let values = ModelValues { config: &source.config, weights: &source.weights };
+    let not_numbers = NotNumbers::default();
+    let values = ModelValues { config: &source.config, weights: &source.weights, not_numbers: &not_numbers };
     let reads = source.weights.reads(world.rank());
     let filled = load(world, &mut rank, threads, &values);
     drop(reads);
     let weights = together(world, filled)?;
+    not_numbers.warn(world);
     let start = Start {
         load: begin.elapsed(),
         compile: rank.compile_time(),
@@ -404,7 +411,7 @@ fn generate(
             );
         }
     }
-    write_trace(world, args, &rank)?;
+    trace::write(world, args, &rank)?;
     world.phase("giving memory back");
     together(world, rank.free(world).map_err(AppError::from))
 }
@@ -464,14 +471,4 @@ pub fn launch(
         None => Ok(()),
         Some((_, status)) => Err(Exit(status)),
     }
-}
-
-/// Collective: writes the timeline if one is wanted.
-pub fn write_trace(world: &World, args: &Args, rank: &Rank) -> Result<(), Exit> {
-    let Some(path) = &args.trace else { return Ok(()) };
-    world.phase("the trace");
-    let records = together(world, rank.trace().map_err(AppError::from))?;
-    let written = distributed::trace::write(world, path, rank.graphs(), &records)
-        .map_err(|e| AppError::input(format!("--trace {}: {e}", path.display())));
-    together(world, written)
 }

@@ -8,13 +8,16 @@ use crate::app_error::{AppError, Exit, together};
 use crate::backend::Backend;
 use crate::cli::Args;
 use crate::console::print_line;
+use crate::files;
 use crate::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
 use crate::fold::fold;
 use crate::graphs::build_together;
 use crate::hf_config::WeightDtype;
 use crate::model_json::ModelJson;
+use crate::not_numbers::NotNumbers;
 use crate::random_weights::RandomWeights;
-use crate::session::{build_options, launch, load, run_options, write_trace};
+use crate::session::{build_options, launch, load, run_options};
+use crate::trace;
 use crate::weights::{WeightSource, convert};
 use distributed::fill::{Piece, TensorSource};
 use distributed::plan::{BatchPlan, Mode, Request};
@@ -165,9 +168,11 @@ pub fn run_with(
     let weights = WeightSource::Values(values);
     world.phase("weights");
     let place = (world.rank(), world.size());
-    let source = GivenValues { graph: &ops[0], weights: &weights, place };
+    let not_numbers = NotNumbers::default();
+    let source = GivenValues { graph: &ops[0], weights: &weights, not_numbers: &not_numbers, place };
     let filled = load(world, &mut rank, threads, &source);
     together(world, filled)?;
+    not_numbers.warn(world);
     let written = write_inputs(&mut rank, &ops[0], &weights, world);
     together(world, written)?;
     let loaded = begin.elapsed();
@@ -179,7 +184,7 @@ pub fn run_with(
     let outputs = outputs(world, locals, &sharded);
     let printed = if world.rank() == 0 { report(rank.backend(), outputs, loaded, took) } else { Ok(()) };
     together(world, printed)?;
-    write_trace(world, args, &rank)?;
+    trace::write(world, args, &rank)?;
     world.phase("giving memory back");
     together(world, rank.free(world).map_err(AppError::from))
 }
@@ -188,6 +193,7 @@ pub fn run_with(
 struct GivenValues<'a> {
     graph: &'a OpGraph,
     weights: &'a WeightSource,
+    not_numbers: &'a NotNumbers,
     place: (u32, u32),
 }
 
@@ -197,7 +203,7 @@ impl TensorSource for GivenValues<'_> {
     fn fill(&self, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
         match tensor.role {
             Role::Constant => fill_local(self.graph, self.weights, &tensor.name, self.place, bytes),
-            _ => fill_weight(self.weights, tensor, bytes),
+            _ => fill_weight(self.weights, self.not_numbers, tensor, bytes),
         }
     }
 
@@ -209,7 +215,7 @@ impl TensorSource for GivenValues<'_> {
     }
 
     fn read(&self, piece: &Piece, rows: Range<u64>, out: &mut [u8]) -> Result<(), AppError> {
-        read_piece(self.weights, piece, rows, out)
+        read_piece(self.weights, self.not_numbers, piece, rows, out)
     }
 }
 
@@ -273,7 +279,7 @@ fn random_values(random: &RandomWeights, tensor: &Tensor, rank: u32) -> Vec<f32>
 fn file_values(model: &ModelJson, file: &str, name: &str, tensor: &Tensor) -> Result<Vec<f32>, AppError> {
     let path = model.path.parent().unwrap_or(std::path::Path::new("")).join(file);
     let error = |problem: String| AppError::input(format!("{}: {problem}", path.display()));
-    let bytes = std::fs::read(&path).map_err(|e| error(e.to_string()))?;
+    let bytes = files::read(&path)?;
     let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| error(e.to_string()))?;
     let view = file.tensor(name).map_err(|e| error(e.to_string()))?;
     let dims: Vec<u64> = view.shape().iter().map(|&d| d as u64).collect();

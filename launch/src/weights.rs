@@ -70,6 +70,11 @@ impl WeightSource {
 }
 
 impl WeightSource {
+    /// A file may hold values that are not numbers; random ones are numbers.
+    pub fn may_lack_numbers(&self) -> bool {
+        !matches!(self, Self::Random(_))
+    }
+
     /// The element type that tensor `name` is kept in: the one that [`WeightSource::read`] gives without converting.
     ///
     /// # Errors

@@ -32,6 +32,8 @@ pub struct Job {
     shared_memory: Option<u64>,
     stdout_unread: bool,
     stderr_unread: bool,
+    stdout_file: Option<PathBuf>,
+    limits: Vec<(u32, u64)>,
 }
 
 impl Job {
@@ -52,6 +54,8 @@ impl Job {
             shared_memory: None,
             stdout_unread: false,
             stderr_unread: false,
+            stdout_file: None,
+            limits: Vec::new(),
         }
     }
 
@@ -100,6 +104,17 @@ impl Job {
     /// Its standard output is a pipe that nobody reads.
     pub fn stdout_unread(self) -> Self {
         Job { stdout_unread: true, ..self }
+    }
+
+    /// Its standard output goes to what is at this path, such as a device.
+    pub fn stdout_to(self, path: &str) -> Self {
+        Job { stdout_file: Some(path.into()), ..self }
+    }
+
+    /// Sets a limit of the process (`libc::RLIMIT_...`): of the launcher too, if there is one.
+    pub fn limit(mut self, resource: u32, value: u64) -> Self {
+        self.limits.push((resource, value));
+        self
     }
 
     /// Its standard error is a pipe that nobody reads.
@@ -201,6 +216,23 @@ impl Job {
         ]);
         command.envs(self.variables.iter().map(|(n, v)| (n, v)));
         command.stdin(Stdio::null()).stdout(pipe(self.stdout_unread)).stderr(pipe(self.stderr_unread));
+        if let Some(path) = &self.stdout_file {
+            let file = File::options().write(true).open(path);
+            command.stdout(file.unwrap_or_else(|e| panic!("{}: {e}", path.display())));
+        }
+        let limits = self.limits.clone();
+        // SAFETY: setrlimit may be called between fork and exec, and the closure allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                for &(resource, value) in &limits {
+                    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+                    if libc::setrlimit(resource, &raw const limit) != 0 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            });
+        }
         command.process_group(0);
         let begin = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|e| {

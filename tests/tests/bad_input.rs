@@ -424,3 +424,39 @@ fn what_the_environment_lacks_is_status_3() {
         assert_eq!(finished.stdout, "");
     }
 }
+
+/// What makes the tokenizers library panic, or search without end, is an error that names the file.
+#[test]
+fn tokenizers_that_panic() {
+    let tokenizer = |field: &str, value: Value| {
+        ModelFile::copy_of_fixture("llama").edit("tokenizer.json", |file| file[field] = value)
+    };
+    let template = json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {}
+    });
+    let split = json!({"type": "Split", "pattern": {"Regex": "(a|aa|a?a)*$"}, "behavior": "Isolated", "invert": false});
+    for (index, (field, value)) in [
+        ("post_processor", template),
+        ("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "CAAAAP////8AAAAA"})),
+        ("pre_tokenizer", json!({"type": "FixedLength", "length": 0})),
+        ("pre_tokenizer", split),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let what = format!("{field} {value}");
+        let model = tokenizer(field, value);
+        let prompt = "a".repeat(60) + "! \u{e9} b";
+        let path = model.path();
+        let arguments = [text(&path), "--prompt", &prompt];
+        let words = ["tokenizer.json", "the tokenizers library panics"];
+        if index == 0 {
+            refused_on_all_ranks(&what, &arguments, &words);
+        } else {
+            refused(&what, &arguments, &words);
+        }
+    }
+}

@@ -151,8 +151,7 @@ impl CpuRank {
                 crate::affinity::bind(&[cores[index % cores.len()]]);
                 worker()
             };
-            let handles: Vec<_> = (0..threads.max(1)).map(|index| scope.spawn(move || run(index))).collect();
-            handles
+            crate::fill::threads(scope, threads, run)?
                 .into_iter()
                 .try_for_each(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })

@@ -99,12 +99,18 @@ fn check(world: &World, bytes: u64) -> Result<()> {
     if here != ranks {
         return Err(Error::SeveralNodes { ranks, here, node: world.node_name() });
     }
-    match shared_memory_free() {
-        Some(free) if bytes.saturating_mul(u64::from(ranks)).saturating_add(MPI_SHARE) > free => {
-            Err(Error::SharedMemory { bytes, ranks, free })
-        }
-        _ => Ok(()),
+    if let Some(free) = shared_memory_free()
+        && bytes.saturating_mul(u64::from(ranks)).saturating_add(MPI_SHARE) > free
+    {
+        return Err(Error::SharedMemory { bytes, ranks, free });
     }
+    let all = bytes.saturating_mul(u64::from(ranks));
+    address_space(all as usize).map_err(|error| Error::OutOfMemory {
+        rank: world.rank(),
+        what: "the symmetric heaps of all ranks of this node".into(),
+        bytes: all,
+        reason: error.to_string(),
+    })
 }
 
 /// What MPI says of an error.
@@ -115,6 +121,20 @@ fn describe(code: i32) -> String {
     // SAFETY: the buffer has room for every message, and the length is set.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
     String::from_utf8_lossy(&text[..(length.max(0) as usize).min(text.len())]).into_owned()
+}
+
+/// Finds out whether this process has room for a mapping of so many bytes.
+fn address_space(bytes: usize) -> std::io::Result<()> {
+    // SAFETY: a new mapping that nothing refers to; it is removed at once.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let start = libc::mmap(std::ptr::null_mut(), bytes.max(1), libc::PROT_NONE, flags, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        libc::munmap(start, bytes.max(1));
+    }
+    Ok(())
 }
 
 /// Bytes free where MPI puts shared windows, where that is known.

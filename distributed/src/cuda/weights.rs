@@ -195,8 +195,7 @@ pub(crate) fn fill<S: TensorSource>(
     };
     let threads = threads.clamp(1, chunks.len());
     std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(reader)).collect();
-        handles
+        crate::fill::threads(scope, threads, |_| reader())?
             .into_iter()
             .try_for_each(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })?;

@@ -6,12 +6,13 @@
 //! its process, and whoever gets it removes what another one left.
 
 use super::interrupt::Held;
+use super::private_folder::{PrivateFolder, remove};
 use super::{GpuError, ToolchainIdentity};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::xxh3_128;
@@ -27,7 +28,7 @@ const TRAILER_BYTES: usize = 8 + 8 + 16 + 8;
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    folder: PathBuf,
+    folder: PrivateFolder,
 }
 
 /// What a file says of itself.
@@ -63,46 +64,20 @@ impl Cache {
 
     /// In a folder of the caller's; a relative one is below the current folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        let folder = folder.into().join(SUBFOLDER);
-        Cache { folder: std::path::absolute(&folder).unwrap_or(folder) }
+        Cache { folder: PrivateFolder::new(folder.into().join(SUBFOLDER)) }
     }
 
     /// The folder that the files lie in.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 
-    /// Code of the folder runs in this process, so nobody else may write there; a folder of ours that others may write
-    /// is closed to them, and what they left there is removed. One that is not there yet is fine.
+    /// Code of the folder runs in this process, so it must be this user's alone. One that is not there yet is fine.
     ///
     /// # Errors
-    /// It is no folder, or others may write there.
+    /// It is no folder, or another user's: see [`PrivateFolder::check`].
     pub fn check(&self) -> Result<(), GpuError> {
-        let metadata = match fs::metadata(&self.folder) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(problem(&self.folder, error)),
-        };
-        if !metadata.is_dir() {
-            return Err(problem(&self.folder, "is not a folder"));
-        }
-        // SAFETY: geteuid has no preconditions.
-        let user = unsafe { libc::geteuid() };
-        let (owner, mode) = (metadata.uid(), metadata.mode());
-        let others_write = mode & 0o022 != 0;
-        if owner == user {
-            if others_write {
-                self.close(user).map_err(|e| problem(&self.folder, e))?;
-            }
-        } else if owner != 0 && user != 0 {
-            return Err(problem(&self.folder, format!("belongs to user {owner}")));
-        } else if others_write {
-            return Err(problem(
-                &self.folder,
-                format!("belongs to user {owner} and can be written by others (mode {:o})", mode & 0o777),
-            ));
-        }
-        Ok(())
+        self.folder.check().map_err(|e| problem(self.folder(), e))
     }
 
     /// The file of `key`: the one made with `toolchain`, or without that the newest of any. One that is damaged, or
@@ -165,45 +140,26 @@ impl Cache {
 
     /// Locks `key`, waiting for another process that compiles it, and gives an empty folder to build in.
     pub(super) fn build(&self, key: &str) -> Result<Build, GpuError> {
-        self.create()?;
-        let lock = Lock::wait(self.folder.join(format!("{key}.lock")))?;
+        self.folder.create().map_err(|e| problem(self.folder(), e))?;
+        let lock = Lock::wait(self.folder().join(format!("{key}.lock")))?;
         let signals = Held::new();
         self.remove_abandoned();
-        let folder = self.folder.join(format!("{key}.build"));
+        let folder = self.folder().join(format!("{key}.build"));
         remove(&folder).map_err(|e| problem(&folder, e))?;
         DirBuilder::new().mode(0o700).create(&folder).map_err(|e| problem(&folder, e))?;
         Ok(Build { folder, _lock: lock, _signals: signals })
     }
 
     fn path(&self, key: &str, extension: &str, toolchain: &ToolchainIdentity) -> PathBuf {
-        self.folder.join(format!("{key}-{}.{extension}", toolchain.key()))
-    }
-
-    /// Creates the folder; no other user may write there.
-    fn create(&self) -> Result<(), GpuError> {
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        created.map_err(|e| problem(&self.folder, e))?;
-        self.check()
-    }
-
-    /// From now on only `user`, its owner, may write there.
-    fn close(&self, user: u32) -> io::Result<()> {
-        tracing::warn!("other users could write to {}: from now on they can't", self.folder.display());
-        fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700))?;
-        for (path, _, metadata) in self.files()? {
-            if metadata.uid() != user {
-                tracing::warn!("{} belongs to user {} and is removed", path.display(), metadata.uid());
-                remove(&path)?;
-            }
-        }
-        Ok(())
+        self.folder().join(format!("{key}-{}.{extension}", toolchain.key()))
     }
 
     fn newest_first(&self, key: &str, extension: &str) -> Result<Vec<PathBuf>, GpuError> {
         let (prefix, suffix) = (format!("{key}-"), format!(".{extension}"));
         let mut list: Vec<(SystemTime, PathBuf)> = self
+            .folder
             .files()
-            .map_err(|e| problem(&self.folder, e))?
+            .map_err(|e| problem(self.folder(), e))?
             .into_iter()
             .filter(|(_, name, _)| name.starts_with(&prefix) && name.ends_with(&suffix))
             .map(|(path, _, metadata)| (metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), path))
@@ -212,29 +168,11 @@ impl Cache {
         Ok(list.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// Path, name and metadata of all that is in the folder; nothing where there is no folder.
-    fn files(&self) -> io::Result<Vec<(PathBuf, String, fs::Metadata)>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let mut list = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            // What another process removes meanwhile is not there.
-            if let Ok(metadata) = entry.metadata() {
-                list.push((entry.path(), entry.file_name().to_string_lossy().into_owned(), metadata));
-            }
-        }
-        Ok(list)
-    }
-
     /// Removes the build folders of processes that are gone.
     fn remove_abandoned(&self) {
-        for (path, name, _) in self.files().unwrap_or_default() {
+        for (path, name, _) in self.folder.files().unwrap_or_default() {
             let Some(key) = name.strip_suffix(".build") else { continue };
-            if let Ok(Some(_lock)) = Lock::attempt(&self.folder.join(format!("{key}.lock"))) {
+            if let Ok(Some(_lock)) = Lock::attempt(&self.folder().join(format!("{key}.lock"))) {
                 let _ = remove(&path);
             }
         }
@@ -242,7 +180,7 @@ impl Cache {
 
     /// Removes the oldest files where they are too many; never `kept`.
     fn prune(&self, kept: &Path) {
-        let mut files = self.files().unwrap_or_default();
+        let mut files = self.folder.files().unwrap_or_default();
         files.retain(|(path, _, metadata)| metadata.is_file() && path != kept);
         files.sort_by_key(|(_, _, metadata)| std::cmp::Reverse(metadata.modified().ok()));
         let mut sum = 0;
@@ -337,18 +275,6 @@ fn problem(path: &Path, problem: impl ToString) -> GpuError {
 
 fn read(path: &Path) -> io::Result<(Description, Vec<u8>)> {
     decode(fs::read(path)?).ok_or_else(|| io::Error::other("it is damaged"))
-}
-
-/// Removes a file or folder that may not be there.
-fn remove(path: &Path) -> io::Result<()> {
-    let removed = match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
-        removed => removed,
-    };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// The content first, so that tools and the loader can read the file as what it is.

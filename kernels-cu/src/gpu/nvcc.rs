@@ -82,10 +82,17 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
     let mut child = command.stdout(input.try_clone()?).stderr(input).spawn()?;
     // Holds the pipe's other end too.
     drop(command);
-    let reader = std::thread::spawn(move || {
+    let reader = std::thread::Builder::new().spawn(move || {
         let mut text = Vec::new();
         output.read_to_end(&mut text).map(|_| text)
     });
+    let reader = match reader {
+        Ok(reader) => reader,
+        Err(error) => {
+            kill_group(&mut child)?;
+            return Err(error);
+        }
+    };
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),

@@ -14,9 +14,12 @@ pub fn read_rate(threads: usize, bytes: usize, repeats: usize) -> distributed::R
         let begin = Instant::now();
         std::thread::scope(|scope| {
             for part in buffer.as_slice().chunks(piece) {
-                scope.spawn(move || std::hint::black_box(read_memory(part)));
+                std::thread::Builder::new()
+                    .spawn_scoped(scope, move || std::hint::black_box(read_memory(part)))
+                    .map_err(|e| distributed::Error::Readers { reason: e.to_string() })?;
             }
-        });
+            distributed::Result::Ok(())
+        })?;
         best = best.max(bytes as f64 / begin.elapsed().as_secs_f64());
     }
     Ok(best)

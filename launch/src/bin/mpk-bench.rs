@@ -6,6 +6,7 @@ use launch::bench::{decode, graphs, memory, shapes};
 use launch::console::{print_line, tell};
 use launch::graphs::{allreduce, placement};
 use launch::model_json::{Allreduce, Placement};
+use launch::process_limits::Allocator;
 use serde_json::json;
 use taskgraph::{Target, target};
 
@@ -133,7 +134,12 @@ fn run(args: Args) -> Result<(), AppError> {
     }
 }
 
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
 fn main() {
+    ALLOCATOR.install();
+    launch::files::report_size_limits();
     launch::logging::init(false);
     if let Err(error) = run(Args::parse()) {
         tell(format_args!("mpk-bench: error: {}", error.message));

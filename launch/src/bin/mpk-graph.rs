@@ -4,7 +4,9 @@
 use clap::{Parser, Subcommand};
 use launch::app_error::AppError;
 use launch::console::{print_line, tell};
+use launch::files;
 use launch::passes::{Wanted, passes};
+use launch::process_limits::Allocator;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use taskgraph::TaskGraph;
@@ -74,7 +76,7 @@ fn check(folder: &Path) -> Result<(), AppError> {
         if !path.to_string_lossy().ends_with(".task_graph.json") {
             continue;
         }
-        let file = std::fs::File::open(&path).map_err(|e| failed(&path, &e))?;
+        let file = files::open(&path)?;
         let graph = from_json(std::io::BufReader::new(file)).map_err(|e| failed(&path, &e))?;
         classes.entry(graph.name.clone()).or_default().push(graph);
     }
@@ -90,7 +92,12 @@ fn check(folder: &Path) -> Result<(), AppError> {
     Ok(())
 }
 
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
 fn main() {
+    ALLOCATOR.install();
+    files::report_size_limits();
     let result = match Args::parse().what {
         What::Check { folder } => check(&folder),
         What::Passes { model, dump, ranks, device, workers, graph } => {

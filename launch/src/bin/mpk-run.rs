@@ -1,8 +1,14 @@
 //! `mpirun -n N mpk-run model.json`: runs a model as one persistent kernel per rank.
 
 use launch::cli::{Args, Command};
+use launch::process_limits::Allocator;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 fn main() {
+    ALLOCATOR.install();
+    launch::files::report_size_limits();
     let first = launch::logging::is_first_rank();
     let command = match Args::from_command_line() {
         Ok(command) => command,

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::{
     error::InputError,
+    files,
     hf_config::{ModelConfig, WeightDtype},
     json,
 };
@@ -182,7 +183,7 @@ impl Checkpoint {
 /// Tensor names by shard file name.
 fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, InputError> {
     let file = path.display().to_string();
-    let index = json::parse_object(&file, &json::read_bytes(path)?)?;
+    let index = json::parse_object(&file, &files::read(path)?)?;
     let map = match index.get("weight_map") {
         Some(Value::Object(map)) => map,
         Some(other) => {

@@ -13,7 +13,7 @@ use safetensors::{
 };
 
 use super::tensor::TensorView;
-use crate::{error::InputError, hf_config::WeightDtype};
+use crate::{error::InputError, files, hf_config::WeightDtype};
 
 /// Bytes before a page that a fault on it may map with it, at most (Linux: 64 KB by default, a folio where larger).
 const MAPPED_WITH_A_FAULT: usize = 2 << 20;
@@ -31,11 +31,8 @@ pub(super) struct Shard {
 
 impl Shard {
     pub(super) fn open(path: &Path) -> Result<Self, InputError> {
-        let file = File::open(path).map_err(|e| InputError::unreadable(path, e))?;
+        let file = files::open(path)?;
         let length = file.metadata().map_err(|e| InputError::unreadable(path, e))?;
-        if !length.is_file() {
-            return Err(InputError::unreadable(path, std::io::Error::other("not a file")));
-        }
         if length.len() == 0 {
             return Err(inconsistent(path, "is empty".into()));
         }

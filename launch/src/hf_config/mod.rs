@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::InputError,
+    files,
     json::{self, Fields},
 };
 
@@ -124,19 +125,15 @@ impl ModelConfig {
     ) -> Result<Self, InputError> {
         let path = folder.join("config.json");
         let file = path.display().to_string();
-        let config = json::parse_object(&file, &json::read_bytes(&path)?)?;
+        let config = json::parse_object(&file, &files::read(&path)?)?;
         let mut model = Self::parse(&file, "", &config, fallback_dtype)?;
 
         let path = folder.join("generation_config.json");
-        match std::fs::read(&path) {
-            Ok(bytes) => {
-                let file = path.display().to_string();
-                let generation = json::parse_object(&file, &bytes)?;
-                let eos = end_of_sequence(&Fields::new(&file, "", &generation), model.vocab_size)?;
-                model.eos = eos.unwrap_or(model.eos);
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(InputError::unreadable(path, e)),
+        if let Some(bytes) = files::read_if_there(&path)? {
+            let file = path.display().to_string();
+            let generation = json::parse_object(&file, &bytes)?;
+            let eos = end_of_sequence(&Fields::new(&file, "", &generation), model.vocab_size)?;
+            model.eos = eos.unwrap_or(model.eos);
         }
         Ok(model)
     }

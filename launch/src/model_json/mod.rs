@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{error::InputError, json, prompts::PromptSource};
+use crate::{error::InputError, files, json, prompts::PromptSource};
 
 mod sizes;
 #[cfg(test)]
@@ -22,6 +22,8 @@ pub const DEFAULT_MAX_NEW_TOKENS: u32 = 64;
 pub const DEFAULT_MAX_BATCH: u32 = 8;
 /// The largest `max_batch` that is taken.
 pub const LARGEST_MAX_BATCH: u32 = 4096;
+/// The largest `runtime.workers` that is taken.
+pub const LARGEST_WORKERS: u32 = 4096;
 /// `page_size` where it is not given.
 pub const DEFAULT_PAGE_SIZE: u32 = 64;
 /// `max_seq_len` where it is not given, unless the model's own limit is smaller.
@@ -151,7 +153,7 @@ pub struct Runtime {
     pub kv_pages: Option<u32>,
     /// Workers of a rank; the rank's share of the cores, or of the device, if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 4096))]
     pub workers: Option<u32>,
 }
 
@@ -178,7 +180,7 @@ impl ModelJson {
     /// The file is missing or unreadable, not JSON (with line and column), or a field is unknown, missing, of the
     /// wrong type or out of range (with its path).
     pub fn read(path: &Path) -> Result<Self, InputError> {
-        Self::parse(path, &json::read_bytes(path)?)
+        Self::parse(path, &files::read(path)?)
     }
 
     /// The model of a Hugging Face folder, with the defaults of all other fields.
@@ -231,12 +233,17 @@ impl ModelJson {
             InputError::field(&file, place, problem)
         })?;
         model.path = path.to_path_buf();
-        model.check(&file)?;
+        model.check()?;
         Ok(model)
     }
 
-    fn check(&self, file: &str) -> Result<(), InputError> {
-        let error = |place: &str, problem: String| Err(InputError::field(file, place, problem));
+    /// Checks that the fields fit each other and their limits; again after a command line has replaced some.
+    ///
+    /// # Errors
+    /// One does not.
+    pub fn check(&self) -> Result<(), InputError> {
+        let file = self.file();
+        let error = |place: &str, problem: String| Err(InputError::field(&file, place, problem));
         let sources: Vec<&str> = [
             ("checkpoint", self.checkpoint.is_some()),
             ("config", self.config.is_some()),
@@ -281,8 +288,13 @@ impl ModelJson {
                 return error(place, "must be at least 1".into());
             }
         }
-        if let Some(max_batch) = self.max_batch.filter(|&v| v > LARGEST_MAX_BATCH) {
-            return error("max_batch", format!("must be at most {LARGEST_MAX_BATCH}, found {max_batch}"));
+        for (place, value, largest) in [
+            ("max_batch", self.max_batch, LARGEST_MAX_BATCH),
+            ("runtime.workers", self.runtime.workers, LARGEST_WORKERS),
+        ] {
+            if let Some(value) = value.filter(|&value| value > largest) {
+                return error(place, format!("must be at most {largest}, found {value}"));
+            }
         }
         if let Some(page_size) = self.page_size.filter(|v| !v.is_power_of_two()) {
             return error("page_size", format!("must be a power of two, found {page_size}"));

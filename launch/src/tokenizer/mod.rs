@@ -3,12 +3,24 @@
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
 
-use crate::error::InputError;
+use tokenizers::models::ModelWrapper;
 
+use crate::error::InputError;
+use guard::{bounded, caught};
+
+mod guard;
 #[cfg(test)]
 mod tests;
+
+/// Longest that the tokenizers library may take to load a file, or to encode or decode a text. It does a megabyte a
+/// second.
+const LONGEST_CALL: Duration = Duration::from_secs(60);
+/// Characters of a text that a message quotes.
+const QUOTED: usize = 40;
 
 /// Ids that are decoded again at each step of a [`TextStream`] before older ones are dropped.
 const LONGEST_WINDOW: usize = 64;
@@ -19,9 +31,11 @@ const KEPT_CONTEXT: usize = 8;
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     path: PathBuf,
-    tokenizer: tokenizers::Tokenizer,
+    tokenizer: Arc<tokenizers::Tokenizer>,
     special: HashSet<u32>,
     byte_fallback: bool,
+    /// The decoder applies regular expressions, so that decoding may take long.
+    decodes_by_regex: bool,
 }
 
 impl Tokenizer {
@@ -31,11 +45,7 @@ impl Tokenizer {
     /// The file is unreadable or not a tokenizer.
     pub fn open(folder: &Path) -> Result<Option<Self>, InputError> {
         let path = folder.join("tokenizer.json");
-        match std::fs::read(&path) {
-            Ok(bytes) => Self::parse(&path, &bytes).map(Some),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(InputError::unreadable(path, e)),
-        }
+        crate::files::read_if_there(&path)?.map(|bytes| Self::parse(&path, &bytes)).transpose()
     }
 
     /// Reads the text of a tokenizer.json; `path` is for messages.
@@ -45,24 +55,37 @@ impl Tokenizer {
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
         // For a syntax error's line and column.
         crate::json::parse_object(&path.display().to_string(), bytes)?;
-        let invalid = |e: &dyn std::fmt::Display| InputError::Tokenizer {
+        let (own_path, own_bytes) = (path.to_path_buf(), bytes.to_vec());
+        let loaded = bounded(LONGEST_CALL, move || Self::load(own_path, &own_bytes));
+        loaded.and_then(|loaded| loaded).map_err(|problem| InputError::Tokenizer {
             path: path.into(),
-            problem: format!("not a tokenizer.json of this version of tokenizers (0.22): {e}"),
-        };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| invalid(&e))?;
+            problem: format!("not a tokenizer.json of this version of tokenizers (0.22): {problem}"),
+        })
+    }
+
+    fn load(path: PathBuf, bytes: &[u8]) -> Result<Self, String> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
         // The file may carry the last training run's truncation and padding; `tokenizer(text)` uses neither.
-        tokenizer.with_truncation(None).map_err(|e| invalid(&e))?;
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
+        // Dropout makes each call give other tokens, so every rank would run another prompt.
+        if let ModelWrapper::BPE(model) = tokenizer.get_model()
+            && model.dropout.is_some()
+        {
+            let mut model = model.clone();
+            model.dropout = None;
+            tokenizer.with_model(model);
+            tracing::warn!("{}: `model.dropout` is not applied: it is for training", path.display());
+        }
         let special = tokenizer
             .get_added_tokens_decoder()
             .iter()
             .filter_map(|(id, token)| token.special.then_some(*id))
             .collect();
-        let byte_fallback = tokenizer
-            .get_decoder()
-            .and_then(|decoder| serde_json::to_string(decoder).ok())
-            .is_some_and(|decoder| decoder.contains("\"ByteFallback\""));
-        Ok(Self { path: path.into(), tokenizer, special, byte_fallback })
+        let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_string(decoder).ok());
+        let decoder_has = |word: &str| decoder.as_ref().is_some_and(|decoder| decoder.contains(word));
+        let (byte_fallback, decodes_by_regex) = (decoder_has("\"ByteFallback\""), decoder_has("\"Regex\""));
+        Ok(Self { path, tokenizer: Arc::new(tokenizer), special, byte_fallback, decodes_by_regex })
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer adds by default (such as a leading begin-of-text)
@@ -71,10 +94,15 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer can't encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, InputError> {
-        match self.tokenizer.encode(text, true) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(self.error(format!("cannot encode {text:?}: {e}"))),
-        }
+        let (tokenizer, own_text) = (Arc::clone(&self.tokenizer), text.to_string());
+        let encoded = bounded(LONGEST_CALL, move || {
+            tokenizer.encode(own_text, true).map(|encoding| encoding.get_ids().to_vec())
+        });
+        encoded.and_then(|encoded| encoded.map_err(|e| e.to_string())).map_err(|problem| {
+            let begin: String = text.chars().take(QUOTED).collect();
+            let more = if begin.len() < text.len() { "..." } else { "" };
+            self.error(format!("cannot encode {begin:?}{more}: {problem}"))
+        })
     }
 
     /// The ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
@@ -93,7 +121,16 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer can't decode the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String, InputError> {
-        self.tokenizer.decode(ids, true).map_err(|e| self.error(format!("cannot decode: {e}")))
+        let decoded = if self.decodes_by_regex {
+            let (tokenizer, ids) = (Arc::clone(&self.tokenizer), ids.to_vec());
+            bounded(LONGEST_CALL, move || tokenizer.decode(&ids, true))
+        } else {
+            // A thread for every token would cost more than the token.
+            caught(|| self.tokenizer.decode(ids, true))
+        };
+        decoded
+            .and_then(|decoded| decoded.map_err(|e| e.to_string()))
+            .map_err(|problem| self.error(format!("cannot decode: {problem}")))
     }
 
     /// A decoder that is fed one id at a time.

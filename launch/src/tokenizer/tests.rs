@@ -109,6 +109,96 @@ fn bad_files_are_errors() {
     assert!(Tokenizer::open(folder.path()).is_err());
 }
 
+/// A word-level tokenizer with one field changed.
+fn with(field: &str, value: Value) -> Result<Tokenizer, InputError> {
+    let mut file = serde_json::json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": null,
+        "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
+    });
+    file[field] = value;
+    Tokenizer::parse(Path::new("dir/tokenizer.json"), file.to_string().as_bytes())
+}
+
+/// What makes the library panic is an error that names the file, and prints nothing else.
+#[test]
+fn files_that_the_library_panics_on_are_errors() {
+    use serde_json::json;
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let template = json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {}
+    });
+    let replace = |pattern: Value| json!({"type": "Replace", "pattern": pattern, "content": "x"});
+    let long = "a".repeat(60);
+    for (what, field, value) in [
+        ("an unknown special token in the template", "post_processor", template),
+        (
+            "a broken precompiled map",
+            "normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="}),
+        ),
+        (
+            "another one",
+            "normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": "CAAAAP////8AAAAA"}),
+        ),
+        ("a length of 0", "pre_tokenizer", json!({"type": "FixedLength", "length": 0})),
+        ("a regular expression that explodes", "pre_tokenizer", split("(a|aa|a?a)*$")),
+        ("a regular expression that explodes", "normalizer", replace(json!({"Regex": "(a+)+$"}))),
+    ] {
+        let begin = std::time::Instant::now();
+        let result = with(field, value).and_then(|tokenizer| tokenizer.encode(&format!("{long}! \u{e9} b")));
+        let error = result.err().unwrap_or_else(|| panic!("{what}: the library takes it now"));
+        assert_eq!(error.exit_status(), 2, "{what}");
+        assert!(error.to_string().starts_with("dir/tokenizer.json: "), "{what}: {error}");
+        assert!(error.to_string().contains("the tokenizers library panics: "), "{what}: {error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
+    }
+}
+
+/// Patterns that match nothing: whatever the library does with them, it is a result or an error.
+#[test]
+fn empty_patterns_are_no_end_of_the_process() {
+    use serde_json::json;
+    for pattern in
+        [json!({"String": ""}), json!({"Regex": ""}), json!({"Regex": "$"}), json!({"Regex": "(?=b)"})]
+    {
+        for content in ["", "x", "\u{e9}\u{20ac}"] {
+            let replace = json!({"type": "Replace", "pattern": pattern, "content": content});
+            for (field, value) in [("normalizer", replace.clone()), ("decoder", replace)] {
+                let Ok(tokenizer) = with(field, value) else { continue };
+                for text in ["", "a", "b\u{e9} a", "\u{20ac}\u{20ac} b"] {
+                    let _ = tokenizer.encode(text);
+                }
+                let _ = tokenizer.decode(&[0, 1, 2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_is_off() {
+    let model = serde_json::json!({
+        "type": "BPE",
+        "dropout": 0.9,
+        "vocab": {"a": 0, "aa": 1, "aaaa": 2},
+        "merges": ["a a", "aa aa"],
+    });
+    let tokenizer = with("model", model).unwrap();
+    for _ in 0..50 {
+        assert_eq!(tokenizer.encode("aaaa").unwrap(), [2]);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..Default::default() })]
     /// Any ids, also ones that the vocabulary lacks, special ones and stray bytes: the pieces are the whole.
