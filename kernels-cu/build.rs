@@ -59,13 +59,14 @@ fn registrations(names: &[String]) -> String {
     format!("static REGISTRATIONS: &[&Registration] = &[{entries}];\n")
 }
 
-/// Adds the derives that turn a params struct into words.
+/// Adds the derives by which structs are turned into bytes, and read from those that a device has written.
 #[derive(Debug)]
-struct ParamsDerives;
+struct PlainDerives;
 
-impl bindgen::callbacks::ParseCallbacks for ParamsDerives {
+impl bindgen::callbacks::ParseCallbacks for PlainDerives {
     fn add_derives(&self, info: &bindgen::callbacks::DeriveInfo<'_>) -> Vec<String> {
-        if info.name.ends_with("_params") {
+        let read = ["mpk_trace_record", "mpk_status"];
+        if info.name.ends_with("_params") || read.contains(&info.name) {
             vec!["bytemuck::Pod".to_string(), "bytemuck::Zeroable".to_string()]
         } else {
             Vec::new()
@@ -92,13 +93,65 @@ fn bind(registered: &[String], out: &Path) -> Result<(), Box<dyn Error>> {
         .blocklist_item("MPK_EVENT_INVALID") // bindgen reads it as -1
         .prepend_enum_name(false)
         .derive_default(true)
-        .layout_tests(false)
+        .generate_comments(false)
+        // Sizes and offsets as bindgen's clang sees them, asserted by rustc; `assert_layout` holds g++ and nvcc to them.
+        .layout_tests(true)
         .merge_extern_blocks(true)
-        .parse_callbacks(Box::new(ParamsDerives))
+        .parse_callbacks(Box::new(PlainDerives))
         .generate()
         .map_err(|e| format!("bindgen over include/mpk/abi.h and src/tasks/*/params.h: {e}"))?;
-    bindings.write_to_file(out.join("abi.rs"))?;
+    let text = bindings.to_string();
+    fs::write(out.join("abi.rs"), &text)?;
+    assert_layout(&header, &text, out)
+}
+
+/// Writes the layout of every struct that Rust has from the headers as assertions for the C++ compilers: those of
+/// `mpk/abi.h` as a header, for the GPU's sources too, and all of them as a source of the CPU target.
+fn assert_layout(header: &str, bindings: &str, out: &Path) -> Result<(), Box<dyn Error>> {
+    let abi = fs::read_to_string("include/mpk/abi.h")?;
+    let (mut of_abi, mut of_all, mut structs) = (String::new(), String::new(), 0);
+    for (what, number) in layout_facts(bindings) {
+        let (fact, name) = match what.split_once(' ') {
+            Some(("Size", rest)) => (format!("sizeof({})", rest.trim_start_matches("of ")), rest),
+            Some(("Offset", rest)) => {
+                let Some((name, field)) = rest.trim_start_matches("of field: ").split_once("::") else {
+                    continue;
+                };
+                (format!("offsetof({name}, {field})"), name)
+            }
+            _ => continue,
+        };
+        let name = name.trim_start_matches("of ");
+        // Unnamed members have names in Rust only.
+        if what.contains("__bindgen") {
+            continue;
+        }
+        structs += u32::from(fact.starts_with("sizeof"));
+        let assertion = format!("static_assert({fact} == {number}, \"Rust has another layout\");\n");
+        of_all += &assertion;
+        if abi.contains(&format!("}} {name};")) {
+            of_abi += &assertion;
+        }
+    }
+    if structs < 10 || of_abi.is_empty() {
+        return Err(format!("bindgen gives the layout of {structs} structs: has its output changed?").into());
+    }
+    let includes = "#include <cstddef>\n";
+    fs::write(out.join("abi_layout.h"), format!("{includes}#include \"mpk/abi.h\"\n{of_abi}"))?;
+    let types: String =
+        header.lines().filter(|line| line.starts_with("#include")).map(|l| format!("{l}\n")).collect();
+    fs::write(out.join("abi_layout.cpp"), format!("{includes}{types}{of_all}"))?;
     Ok(())
+}
+
+/// What bindgen asserts: each text in quotation marks with the number that is subtracted after it.
+fn layout_facts(bindings: &str) -> impl Iterator<Item = (&str, &str)> {
+    bindings.split('"').skip(1).step_by(2).zip(bindings.split('"').skip(2).step_by(2)).filter_map(
+        |(what, after)| {
+            let number = after.split_once("- ")?.1.split_once("usize")?.0;
+            number.bytes().all(|byte| byte.is_ascii_digit()).then_some((what, number))
+        },
+    )
 }
 
 /// Writes the table of the sources that nvcc gets: path below this folder, and content.
@@ -114,14 +167,17 @@ fn gpu_sources(out: &Path) -> Result<(), Box<dyn Error>> {
     files.extend(files_below(Path::new("src/tasks"), &|path| {
         has_extension(path, &["cuh"]) || path.ends_with("params.h") || path.ends_with("units.h")
     })?);
+    files.push("include/mpk/abi_layout.h".into());
     files.sort();
     let mut table = String::from("static FILES: &[(&str, &[u8])] = &[\n");
     for path in files {
         let path = path.to_str().ok_or("a source's name is not UTF-8")?;
-        table += &format!(
-            "    ({path:?}, include_bytes!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {:?}))),\n",
-            format!("/{path}")
-        );
+        // Written by `assert_layout`.
+        let (root, place) = match path {
+            "include/mpk/abi_layout.h" => ("OUT_DIR", "/abi_layout.h".to_string()),
+            _ => ("CARGO_MANIFEST_DIR", format!("/{path}")),
+        };
+        table += &format!("    ({path:?}, include_bytes!(concat!(env!({root:?}), {place:?}))),\n");
     }
     table += "];\n";
     fs::write(out.join("gpu_sources.rs"), table)?;
@@ -183,6 +239,7 @@ fn compile(out: &Path) -> Result<(), Box<dyn Error>> {
             None => groups.push((name.to_string(), vec![source])),
         }
     }
+    groups[0].1.push(out.join("abi_layout.cpp"));
     groups.retain(|group| !group.1.is_empty());
     println!("cargo:rustc-link-search=native={}", out.display());
     for (name, _) in &groups {

@@ -1,3 +1,4 @@
+use std::ffi::{c_char, c_int};
 use std::fmt;
 use std::mem::{size_of, zeroed};
 
@@ -15,16 +16,27 @@ impl UniqueId {
     /// The bytes to send to the other ranks.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        // SAFETY: the C struct is an int and 124 chars, 128 bytes without padding (asserted below), and
-        // every bit pattern is a valid byte.
-        unsafe { std::mem::transmute(self.0) }
+        let mut bytes = [0; Self::BYTES];
+        let (version, internal) = bytes.split_at_mut(VERSION_BYTES);
+        version.copy_from_slice(&self.0.version.to_ne_bytes());
+        for (byte, &own) in internal.iter_mut().zip(&self.0.internal) {
+            *byte = own as u8;
+        }
+        bytes
     }
 
     /// The token that rank 0 sent.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
-        // SAFETY: as in `to_bytes`; every bit pattern is a valid struct.
-        Self(unsafe { std::mem::transmute::<[u8; Self::BYTES], sys::nvshmemx_uniqueid_t>(bytes) })
+        let mut id = Self::empty();
+        let (version, internal) = bytes.split_at(VERSION_BYTES);
+        let mut number = [0; VERSION_BYTES];
+        number.copy_from_slice(version);
+        id.0.version = c_int::from_ne_bytes(number);
+        for (own, &byte) in id.0.internal.iter_mut().zip(internal) {
+            *own = byte as c_char;
+        }
+        id
     }
 
     /// An empty token with the version field set, for `nvshmemx_get_uniqueid` to fill.
@@ -42,6 +54,9 @@ impl fmt::Debug for UniqueId {
         f.debug_struct("UniqueId").field("version", &self.0.version).finish_non_exhaustive()
     }
 }
+
+/// The bytes of a token before those that say where rank 0 is.
+const VERSION_BYTES: usize = size_of::<c_int>();
 
 /// The value of an NVSHMEM struct's version field: the revision in the upper half, the size in the lower.
 pub(crate) const fn version_field<T>(revision: i32) -> i32 {
@@ -65,15 +80,26 @@ pub(crate) fn init_attributes() -> sys::nvshmemx_init_attr_t {
     attributes
 }
 
-// What g++ gives for the same structs, on every release from 3.4 to 3.7.
+// What g++ gives for the same structs, on every release from 3.4 to 3.7; `wrapper.h` asserts the same of the headers
+// that bindings are generated from.
 const _: () = {
     assert!(size_of::<sys::nvshmemx_uniqueid_t>() == 128);
+    assert!(std::mem::offset_of!(sys::nvshmemx_uniqueid_t, version) == 0);
+    assert!(std::mem::offset_of!(sys::nvshmemx_uniqueid_t, internal) == VERSION_BYTES);
     assert!(size_of::<sys::nvshmemx_uniqueid_args_t>() == 24);
+    assert!(std::mem::offset_of!(sys::nvshmemx_uniqueid_args_t, version) == 0);
+    assert!(std::mem::offset_of!(sys::nvshmemx_uniqueid_args_t, id) == 8);
+    assert!(std::mem::offset_of!(sys::nvshmemx_uniqueid_args_t, myrank) == 16);
+    assert!(std::mem::offset_of!(sys::nvshmemx_uniqueid_args_t, nranks) == 20);
     assert!(size_of::<sys::nvshmemx_init_args_t>() == 128);
     assert!(size_of::<sys::nvshmemx_init_attr_t>() == 144);
+    assert!(std::mem::offset_of!(sys::nvshmemx_init_attr_t, version) == 0);
     assert!(std::mem::offset_of!(sys::nvshmemx_init_attr_t, mpi_comm) == 8);
     assert!(std::mem::offset_of!(sys::nvshmemx_init_attr_t, args) == 16);
+    assert!(std::mem::offset_of!(sys::nvshmemx_init_args_t, version) == 0);
     assert!(std::mem::offset_of!(sys::nvshmemx_init_args_t, uid_args) == 8);
+    assert!(std::mem::offset_of!(sys::nvshmemx_init_args_t, content) == 32);
+    assert!(size_of::<crate::Dim3>() == 12);
 };
 
 #[cfg(test)]

@@ -18,9 +18,9 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Call`].
     pub unsafe fn culibrary_init(&self, library: sys::CUlibrary) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_culibrary_init";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
-        check(FUNCTION, unsafe { self.functions.nvshmemx_culibrary_init(library) })
+        check(FUNCTION, unsafe { calls.nvshmemx_culibrary_init(library) })
     }
 
     /// Undoes [`Library::culibrary_init`], before the library is unloaded.
@@ -32,9 +32,9 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Call`].
     pub unsafe fn culibrary_finalize(&self, library: sys::CUlibrary) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_culibrary_finalize";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
-        check(FUNCTION, unsafe { self.functions.nvshmemx_culibrary_finalize(library) })
+        check(FUNCTION, unsafe { calls.nvshmemx_culibrary_finalize(library) })
     }
 
     /// [`Library::culibrary_init`] for a `CUmodule`.
@@ -46,9 +46,9 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Call`].
     pub unsafe fn cumodule_init(&self, module: sys::CUmodule) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_cumodule_init";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
-        check(FUNCTION, unsafe { self.functions.nvshmemx_cumodule_init(module) })
+        check(FUNCTION, unsafe { calls.nvshmemx_cumodule_init(module) })
     }
 
     /// Undoes [`Library::cumodule_init`], before the module is unloaded.
@@ -60,9 +60,9 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Call`].
     pub unsafe fn cumodule_finalize(&self, module: sys::CUmodule) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_cumodule_finalize";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
-        check(FUNCTION, unsafe { self.functions.nvshmemx_cumodule_finalize(module) })
+        check(FUNCTION, unsafe { calls.nvshmemx_cumodule_finalize(module) })
     }
 
     /// Launches a kernel on every PE such that all blocks of all PEs run at the same time. Collective.
@@ -86,7 +86,7 @@ impl Library {
         let launch = self
             .collective_launch
             .ok_or_else(|| Error::NoCollectiveLaunch { function: FUNCTION, version: self.version() })?;
-        self.check_ready(FUNCTION)?;
+        let _turn = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
         check(FUNCTION, unsafe { launch(function, grid, block, arguments, shared_bytes, stream) })
     }

@@ -52,8 +52,13 @@
 //! NVSHMEM loads its plug-ins (`nvshmem_bootstrap_*.so.3`, `nvshmem_transport_*.so.*`) from the folder of its
 //! host library: who copies one to another machine copies all.
 //!
-//! Without the variables the folder that `scripts/setup.sh --nvshmem` fills is used, and at run time the loader's
-//! own search after it.
+//! Without the variables, a build inside the repository that this crate comes from uses the folder that its
+//! `scripts/setup.sh --nvshmem` fills. After that, and everywhere else, the loader's own search finds the library.
+//!
+//! # Threads
+//!
+//! NVSHMEM is one for the process and is initialised for serialised calls. So calls wait for each other, whichever
+//! thread and whichever [`Library`] they come through. A CUDA context must be current on the thread that calls.
 
 mod bootstrap;
 mod code;

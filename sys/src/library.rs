@@ -1,9 +1,9 @@
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::locate::{self, Candidate, Probe};
 use crate::sys;
@@ -50,14 +50,40 @@ pub(crate) type CollectiveLaunch = unsafe extern "C" fn(
 /// NVSHMEM's host library, opened, with every bound function resolved and the version checked.
 ///
 /// NVSHMEM is one per process: two `Library` values are two handles of the same state. NVSHMEM is
-/// initialised for serialised host calls, so the type is `Send` but not `Sync`. The library is never
-/// unloaded, since it keeps threads and exit handlers of its own.
+/// initialised for serialised host calls, so no two calls run at the same time, through however many handles and
+/// from however many threads: each waits for the one before it. A collective call that a peer never makes keeps
+/// all later calls of this process waiting. The library is never unloaded, since it keeps threads and exit
+/// handlers of its own.
 pub struct Library {
-    pub(crate) functions: ManuallyDrop<sys::Functions>,
+    functions: ManuallyDrop<sys::Functions>,
     pub(crate) collective_launch: Option<CollectiveLaunch>,
     path: PathBuf,
     version: Version,
-    not_sync: PhantomData<Cell<()>>,
+}
+
+/// Whose turn it is to call NVSHMEM: one for the process, as its state is.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The functions, while nobody else in this process calls one.
+pub(crate) struct Calls<'a> {
+    functions: &'a sys::Functions,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl<'a> Calls<'a> {
+    /// Waits for the turn.
+    fn of(functions: &'a sys::Functions) -> Self {
+        // The lock guards no data, so a panic of its last holder has left none half-written.
+        Calls { functions, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
+impl Deref for Calls<'_> {
+    type Target = sys::Functions;
+
+    fn deref(&self) -> &sys::Functions {
+        self.functions
+    }
 }
 
 impl fmt::Debug for Library {
@@ -124,14 +150,21 @@ impl Library {
             Err(source) => return Err(Error::Symbol { path, source }),
         };
         let (mut major, mut minor, mut patch) = (0, 0, 0);
+        let calls = Calls::of(&functions);
         // SAFETY: the three pointers are valid for the call, which needs no initialisation.
-        unsafe { functions.nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch) };
+        unsafe { calls.nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch) };
+        drop(calls);
         let [major, minor, patch] = [major, minor, patch].map(|part| u32::try_from(part).unwrap_or(0));
         let version = Version { major, minor, patch };
         if !version.is_supported() {
             return Err(Error::Version { path, found: version });
         }
-        Ok(Self { functions, collective_launch, path, version, not_sync: PhantomData })
+        Ok(Self { functions, collective_launch, path, version })
+    }
+
+    /// Waits until no other call runs in this process.
+    pub(crate) fn calls(&self) -> Calls<'_> {
+        Calls::of(&self.functions)
     }
 
     /// The path that was opened: a bare file name if the loader's search found it.
@@ -165,6 +198,16 @@ mod tests {
         assert!(version(3, 10, 0).is_supported(), "numbers, not text, are compared");
         assert!(!version(3, 3, 99).is_supported());
         assert!(!version(4, 0, 0).is_supported() && !version(0, 0, 0).is_supported());
+    }
+
+    /// Handles may be shared and sent, since calls wait for each other.
+    #[test]
+    fn one_call_at_a_time() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Library>();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(TURN.try_lock().is_err(), "a second call has to wait");
+        drop(turn);
     }
 
     #[test]

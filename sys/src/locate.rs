@@ -1,18 +1,28 @@
 //! Where the host library is looked for.
 //!
 //! 1. `NVSHMEM_HOME`, if it is set: `lib/` and `lib64/` under it, and nowhere else;
-//! 2. the folder that `scripts/setup.sh --nvshmem` fills in the repository this crate was built from;
+//! 2. for a program that still lies where it was built: the folder that `scripts/setup.sh --nvshmem` fills
+//!    there;
 //! 3. the loader's own search (`LD_LIBRARY_PATH`, the loader's cache, the system folders).
+//!
+//! A program that was copied elsewhere does not look at the folder where it was built: on another machine that may be
+//! anybody's.
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The host library's file name; it carries the ABI's major version.
 pub const FILE_NAME: &str = "libnvshmem_host.so.3";
 
-/// The set-up's folder, below the repository that this crate was built from.
-const SETUP_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.setup/nvidia/nvshmem");
+/// The repository that this crate was built from.
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The folder that Cargo built to, which may lie elsewhere.
+const BUILT_TO: &str = concat!(env!("OUT_DIR"), "/../../../..");
+
+/// The set-up's folder there.
+const SETUP_FOLDER: &str = ".setup/nvidia/nvshmem";
 
 /// The variable that names the library's folder.
 const VARIABLE: &str = "NVSHMEM_HOME";
@@ -56,6 +66,11 @@ impl Probe {
 /// The places to try, in order, given the value of `NVSHMEM_HOME`.
 #[must_use]
 pub fn candidates(nvshmem_home: Option<OsString>) -> Vec<Candidate> {
+    candidates_for(std::env::current_exe().ok().as_deref(), nvshmem_home)
+}
+
+/// [`candidates`] of the program at `program`.
+fn candidates_for(program: Option<&Path>, nvshmem_home: Option<OsString>) -> Vec<Candidate> {
     let below = |root: PathBuf, origin| {
         ["lib", "lib64"]
             .map(|folder| Candidate { path: root.join(folder).join(FILE_NAME), origin })
@@ -63,11 +78,22 @@ pub fn candidates(nvshmem_home: Option<OsString>) -> Vec<Candidate> {
     };
     match nvshmem_home {
         Some(home) if !home.is_empty() => below(home.into(), VARIABLE).collect(),
-        _ => below(SETUP_FOLDER.into(), "scripts/setup.sh")
-            .take(1)
+        _ => built_at(program)
+            .into_iter()
+            .flat_map(|repository| below(repository.join(SETUP_FOLDER), "scripts/setup.sh").take(1))
             .chain([Candidate { path: FILE_NAME.into(), origin: "the loader's search" }])
             .collect(),
     }
+}
+
+/// The repository that the program was built from, if the program still lies where it was built.
+fn built_at(program: Option<&Path>) -> Option<PathBuf> {
+    let program = program?.canonicalize().ok()?;
+    let mut homes = [REPOSITORY, BUILT_TO].iter().filter_map(|home| Path::new(home).canonicalize().ok());
+    // From a package there is no repository around it.
+    let repository =
+        Path::new(REPOSITORY).canonicalize().ok().filter(|r| r.join("scripts/setup.sh").is_file())?;
+    homes.any(|home| program.starts_with(home)).then_some(repository)
 }
 
 #[cfg(test)]
@@ -98,9 +124,20 @@ mod tests {
     }
 
     #[test]
+    fn a_copied_program_does_not_look_where_it_was_built() {
+        let folder = std::env::temp_dir();
+        for program in [None, Some(folder.as_path()), Some(Path::new("/no/such/program"))] {
+            let found = candidates_for(program, None);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].path, PathBuf::from(FILE_NAME));
+        }
+    }
+
+    #[test]
     fn without_the_variable_the_setup_comes_before_the_loader() {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         for unset in [None, Some(OsString::new())] {
-            let found = candidates(unset);
+            let found = candidates_for(Some(&own), unset);
             assert_eq!(found.len(), 2);
             assert!(found[0].path.ends_with(".setup/nvidia/nvshmem/lib/libnvshmem_host.so.3"));
             assert_eq!(found[1].path, PathBuf::from(FILE_NAME), "a bare name makes the loader search");

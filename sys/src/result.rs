@@ -9,6 +9,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::bootstrap::{UniqueId, init_attributes};
+use crate::library::Calls;
 use crate::sys;
 use crate::{Error, Library};
 
@@ -104,8 +105,9 @@ impl Library {
     /// [`Error::Call`] if no network interface serves for the bootstrap.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = UniqueId::empty();
+        let calls = self.calls();
         // SAFETY: `id` is a valid token of the version that its version field says.
-        let status = unsafe { self.functions.nvshmemx_get_uniqueid(&mut id.0) };
+        let status = unsafe { calls.nvshmemx_get_uniqueid(&mut id.0) };
         check("nvshmemx_get_uniqueid", status)?;
         Ok(id)
     }
@@ -118,7 +120,7 @@ impl Library {
     /// [`Error::Incomplete`].
     pub fn init_with_unique_id(&self, rank: u32, world: u32, id: &UniqueId) -> Result<(), Error> {
         const SET: &str = "nvshmemx_set_attr_uniqueid_args";
-        self.check_not_initialized()?;
+        let calls = self.not_initialized()?;
         let (my_rank, ranks) = match (c_int::try_from(rank), c_int::try_from(world)) {
             (Ok(my_rank), Ok(ranks)) if my_rank < ranks => (my_rank, ranks),
             _ => return Err(refuse(SET, "rank", format!("is {rank} of {world}"))),
@@ -126,10 +128,9 @@ impl Library {
         let mut attributes = init_attributes();
         // SAFETY: both structs carry their version; the attributes keep a pointer to `id`, which outlives
         // the initialisation below.
-        let status =
-            unsafe { self.functions.nvshmemx_set_attr_uniqueid_args(my_rank, ranks, &id.0, &mut attributes) };
+        let status = unsafe { calls.nvshmemx_set_attr_uniqueid_args(my_rank, ranks, &id.0, &mut attributes) };
         check(SET, status)?;
-        self.init(sys::NVSHMEMX_INIT_WITH_UNIQUEID, &mut attributes)
+        init(&calls, sys::NVSHMEMX_INIT_WITH_UNIQUEID, &mut attributes)
     }
 
     /// Initialises NVSHMEM among the ranks of an MPI communicator, through NVSHMEM's MPI plug-in (which
@@ -143,24 +144,13 @@ impl Library {
     /// [`Error::Incomplete`].
     pub unsafe fn init_with_mpi_communicator(&self, communicator: *mut c_void) -> Result<(), Error> {
         const INIT: &str = "nvshmemx_hostlib_init_attr";
-        self.check_not_initialized()?;
+        let calls = self.not_initialized()?;
         if communicator.is_null() {
             return Err(refuse(INIT, "mpi_comm", "is null"));
         }
         let mut attributes = init_attributes();
         attributes.mpi_comm = communicator;
-        self.init(sys::NVSHMEMX_INIT_WITH_MPI_COMM, &mut attributes)
-    }
-
-    fn init(&self, flag: sys::flags, attributes: &mut sys::nvshmemx_init_attr_t) -> Result<(), Error> {
-        // SAFETY: the attributes are complete for `flag`, and what they point to is alive in the callers.
-        let status = unsafe { self.functions.nvshmemx_hostlib_init_attr(flag.cast_unsigned(), attributes) };
-        check("nvshmemx_hostlib_init_attr", status)?;
-        // It also returns 0 when only the bootstrap came up.
-        match self.status() {
-            status if status.is_ready() => Ok(()),
-            status => Err(Error::Incomplete { status }),
-        }
+        init(&calls, sys::NVSHMEMX_INIT_WITH_MPI_COMM, &mut attributes)
     }
 
     /// Ends NVSHMEM in this process. Collective.
@@ -172,36 +162,59 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub unsafe fn finalize(&self) -> Result<(), Error> {
-        self.check_ready("nvshmemx_hostlib_finalize")?;
+        let calls = self.ready("nvshmemx_hostlib_finalize")?;
         // SAFETY: the caller's promise.
-        unsafe { self.functions.nvshmemx_hostlib_finalize() };
+        unsafe { calls.nvshmemx_hostlib_finalize() };
         Ok(())
     }
 
     /// How far NVSHMEM is initialised in this process.
     #[must_use]
     pub fn status(&self) -> InitStatus {
-        // SAFETY: reads the library's own state, in any state.
-        InitStatus::from_raw(unsafe { self.functions.nvshmemx_init_status() })
+        status(&self.calls())
     }
 
     /// The OpenSHMEM specification that the library follows, major and minor.
     #[must_use]
     pub fn specification(&self) -> (i32, i32) {
         let (mut major, mut minor) = (0, 0);
+        let calls = self.calls();
         // SAFETY: both pointers are valid; the call needs no initialisation.
-        unsafe { self.functions.nvshmem_info_get_version(&mut major, &mut minor) };
+        unsafe { calls.nvshmem_info_get_version(&mut major, &mut minor) };
         (major, minor)
     }
 
-    pub(crate) fn check_ready(&self, function: &'static str) -> Result<(), Error> {
-        let status = self.status();
-        if status.is_ready() { Ok(()) } else { Err(Error::NotInitialized { function, status }) }
+    /// The functions, where NVSHMEM is initialised; it stays so until they are dropped.
+    pub(crate) fn ready(&self, function: &'static str) -> Result<Calls<'_>, Error> {
+        let calls = self.calls();
+        let status = status(&calls);
+        if status.is_ready() { Ok(calls) } else { Err(Error::NotInitialized { function, status }) }
     }
 
-    fn check_not_initialized(&self) -> Result<(), Error> {
-        let status = self.status();
-        if status.is_ready() { Err(Error::AlreadyInitialized { status }) } else { Ok(()) }
+    fn not_initialized(&self) -> Result<Calls<'_>, Error> {
+        let calls = self.calls();
+        let status = status(&calls);
+        if status.is_ready() { Err(Error::AlreadyInitialized { status }) } else { Ok(calls) }
+    }
+}
+
+fn status(calls: &Calls<'_>) -> InitStatus {
+    // SAFETY: reads the library's own state, in any state.
+    InitStatus::from_raw(unsafe { calls.nvshmemx_init_status() })
+}
+
+fn init(
+    calls: &Calls<'_>,
+    flag: sys::flags,
+    attributes: &mut sys::nvshmemx_init_attr_t,
+) -> Result<(), Error> {
+    // SAFETY: the attributes are complete for `flag`, and what they point to is alive in the callers.
+    let result = unsafe { calls.nvshmemx_hostlib_init_attr(flag.cast_unsigned(), attributes) };
+    check("nvshmemx_hostlib_init_attr", result)?;
+    // It also returns 0 when only the bootstrap came up.
+    match status(calls) {
+        status if status.is_ready() => Ok(()),
+        status => Err(Error::Incomplete { status }),
     }
 }
 
@@ -212,9 +225,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub fn my_pe(&self) -> Result<i32, Error> {
-        self.check_ready("nvshmem_my_pe")?;
+        let calls = self.ready("nvshmem_my_pe")?;
         // SAFETY: NVSHMEM is initialised.
-        Ok(unsafe { self.functions.nvshmem_my_pe() })
+        Ok(unsafe { calls.nvshmem_my_pe() })
     }
 
     /// The number of PEs.
@@ -222,9 +235,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub fn n_pes(&self) -> Result<i32, Error> {
-        self.check_ready("nvshmem_n_pes")?;
+        let calls = self.ready("nvshmem_n_pes")?;
         // SAFETY: NVSHMEM is initialised.
-        Ok(unsafe { self.functions.nvshmem_n_pes() })
+        Ok(unsafe { calls.nvshmem_n_pes() })
     }
 
     /// This process's PE within `team`.
@@ -232,9 +245,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`], or [`Error::Argument`] if this PE is not of the team.
     pub fn team_my_pe(&self, team: Team) -> Result<i32, Error> {
-        self.check_ready("nvshmem_team_my_pe")?;
+        let calls = self.ready("nvshmem_team_my_pe")?;
         // SAFETY: NVSHMEM is initialised; an invalid team gives -1.
-        member("nvshmem_team_my_pe", unsafe { self.functions.nvshmem_team_my_pe(team.0) })
+        member("nvshmem_team_my_pe", unsafe { calls.nvshmem_team_my_pe(team.0) })
     }
 
     /// The number of PEs of `team`.
@@ -242,9 +255,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`], or [`Error::Argument`] if there is no such team.
     pub fn team_n_pes(&self, team: Team) -> Result<i32, Error> {
-        self.check_ready("nvshmem_team_n_pes")?;
+        let calls = self.ready("nvshmem_team_n_pes")?;
         // SAFETY: NVSHMEM is initialised; an invalid team gives -1.
-        member("nvshmem_team_n_pes", unsafe { self.functions.nvshmem_team_n_pes(team.0) })
+        member("nvshmem_team_n_pes", unsafe { calls.nvshmem_team_n_pes(team.0) })
     }
 
     /// The number in `to` of the PE that is `pe` in `from`; none if it is not of `to`.
@@ -252,16 +265,19 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub fn team_translate_pe(&self, from: Team, pe: i32, to: Team) -> Result<Option<i32>, Error> {
-        self.check_ready("nvshmem_team_translate_pe")?;
+        let calls = self.ready("nvshmem_team_translate_pe")?;
         // SAFETY: NVSHMEM is initialised; what does not exist gives -1.
-        let translated = unsafe { self.functions.nvshmem_team_translate_pe(from.0, pe, to.0) };
+        let translated = unsafe { calls.nvshmem_team_translate_pe(from.0, pe, to.0) };
         Ok((translated >= 0).then_some(translated))
     }
 
-    fn check_pe(&self, function: &'static str, pe: i32) -> Result<(), Error> {
-        let pes = self.n_pes()?;
+    /// [`Library::ready`], where there is a PE `pe`.
+    fn ready_for(&self, function: &'static str, pe: i32) -> Result<Calls<'_>, Error> {
+        let calls = self.ready(function)?;
+        // SAFETY: NVSHMEM is initialised.
+        let pes = unsafe { calls.nvshmem_n_pes() };
         if (0..pes).contains(&pe) {
-            Ok(())
+            Ok(calls)
         } else {
             Err(refuse(function, "pe", format!("is {pe}, there are {pes}")))
         }
@@ -326,11 +342,11 @@ impl Library {
         bytes: usize,
         call: impl FnOnce(&sys::Functions) -> *mut c_void,
     ) -> Result<NonNull<c_void>, Error> {
-        self.check_ready(function)?;
+        let calls = self.ready(function)?;
         if bytes == 0 {
             return Err(refuse(function, "size", "is zero"));
         }
-        NonNull::new(call(&self.functions)).ok_or(Error::OutOfSymmetricMemory { function, bytes })
+        NonNull::new(call(&calls)).ok_or(Error::OutOfSymmetricMemory { function, bytes })
     }
 
     /// Gives symmetric memory back. Collective, waits for all PEs.
@@ -342,9 +358,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub unsafe fn free(&self, address: NonNull<c_void>) -> Result<(), Error> {
-        self.check_ready("nvshmem_free")?;
+        let calls = self.ready("nvshmem_free")?;
         // SAFETY: the caller's promise.
-        unsafe { self.functions.nvshmem_free(address.as_ptr()) };
+        unsafe { calls.nvshmem_free(address.as_ptr()) };
         Ok(())
     }
 
@@ -354,9 +370,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`], [`Error::Argument`] if there is no such PE.
     pub fn peer_address(&self, address: NonNull<c_void>, pe: i32) -> Result<Option<NonNull<c_void>>, Error> {
-        self.check_pe("nvshmem_ptr", pe)?;
+        let calls = self.ready_for("nvshmem_ptr", pe)?;
         // SAFETY: the address is looked up, not read.
-        Ok(NonNull::new(unsafe { self.functions.nvshmem_ptr(address.as_ptr(), pe) }))
+        Ok(NonNull::new(unsafe { calls.nvshmem_ptr(address.as_ptr(), pe) }))
     }
 
     /// Makes local memory usable as the local side of transfers between nodes.
@@ -368,12 +384,12 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Argument`] for no bytes, [`Error::Call`].
     pub unsafe fn register_buffer(&self, address: NonNull<c_void>, bytes: usize) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_buffer_register";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         if bytes == 0 {
             return Err(refuse(FUNCTION, "length", "is zero"));
         }
         // SAFETY: the caller's promise.
-        check(FUNCTION, unsafe { self.functions.nvshmemx_buffer_register(address.as_ptr(), bytes) })
+        check(FUNCTION, unsafe { calls.nvshmemx_buffer_register(address.as_ptr(), bytes) })
     }
 
     /// Undoes [`Library::register_buffer`].
@@ -385,9 +401,9 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Call`].
     pub unsafe fn unregister_buffer(&self, address: NonNull<c_void>) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_buffer_unregister";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
-        check(FUNCTION, unsafe { self.functions.nvshmemx_buffer_unregister(address.as_ptr()) })
+        check(FUNCTION, unsafe { calls.nvshmemx_buffer_unregister(address.as_ptr()) })
     }
 
     /// Makes device memory of this PE symmetric, and gives the address to use for it. Collective.
@@ -419,9 +435,9 @@ impl Library {
     /// [`Error::NotInitialized`], [`Error::Call`].
     pub unsafe fn unregister_symmetric(&self, address: NonNull<c_void>, bytes: usize) -> Result<(), Error> {
         const FUNCTION: &str = "nvshmemx_buffer_unregister_symmetric";
-        self.check_ready(FUNCTION)?;
+        let calls = self.ready(FUNCTION)?;
         // SAFETY: the caller's promise.
-        let status = unsafe { self.functions.nvshmemx_buffer_unregister_symmetric(address.as_ptr(), bytes) };
+        let status = unsafe { calls.nvshmemx_buffer_unregister_symmetric(address.as_ptr(), bytes) };
         check(FUNCTION, status)
     }
 }
@@ -433,9 +449,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub fn barrier_all(&self) -> Result<(), Error> {
-        self.check_ready("nvshmem_barrier_all")?;
+        let calls = self.ready("nvshmem_barrier_all")?;
         // SAFETY: NVSHMEM is initialised.
-        unsafe { self.functions.nvshmem_barrier_all() };
+        unsafe { calls.nvshmem_barrier_all() };
         Ok(())
     }
 
@@ -444,9 +460,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub fn sync_all(&self) -> Result<(), Error> {
-        self.check_ready("nvshmem_sync_all")?;
+        let calls = self.ready("nvshmem_sync_all")?;
         // SAFETY: NVSHMEM is initialised.
-        unsafe { self.functions.nvshmem_sync_all() };
+        unsafe { calls.nvshmem_sync_all() };
         Ok(())
     }
 
@@ -455,9 +471,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub fn quiet(&self) -> Result<(), Error> {
-        self.check_ready("nvshmem_quiet")?;
+        let calls = self.ready("nvshmem_quiet")?;
         // SAFETY: NVSHMEM is initialised.
-        unsafe { self.functions.nvshmem_quiet() };
+        unsafe { calls.nvshmem_quiet() };
         Ok(())
     }
 
@@ -477,9 +493,9 @@ impl Library {
         bytes: usize,
         pe: i32,
     ) -> Result<(), Error> {
-        self.check_pe("nvshmem_putmem", pe)?;
+        let calls = self.ready_for("nvshmem_putmem", pe)?;
         // SAFETY: the caller's promise.
-        unsafe { self.functions.nvshmem_putmem(destination.as_ptr(), source, bytes, pe) };
+        unsafe { calls.nvshmem_putmem(destination.as_ptr(), source, bytes, pe) };
         Ok(())
     }
 
@@ -498,9 +514,9 @@ impl Library {
         bytes: usize,
         pe: i32,
     ) -> Result<(), Error> {
-        self.check_pe("nvshmem_getmem", pe)?;
+        let calls = self.ready_for("nvshmem_getmem", pe)?;
         // SAFETY: the caller's promise.
-        unsafe { self.functions.nvshmem_getmem(destination, source.as_ptr(), bytes, pe) };
+        unsafe { calls.nvshmem_getmem(destination, source.as_ptr(), bytes, pe) };
         Ok(())
     }
 
@@ -512,9 +528,9 @@ impl Library {
     /// # Errors
     /// [`Error::NotInitialized`].
     pub unsafe fn barrier_all_on_stream(&self, stream: sys::cudaStream_t) -> Result<(), Error> {
-        self.check_ready("nvshmemx_barrier_all_on_stream")?;
+        let calls = self.ready("nvshmemx_barrier_all_on_stream")?;
         // SAFETY: the caller's promise.
-        unsafe { self.functions.nvshmemx_barrier_all_on_stream(stream) };
+        unsafe { calls.nvshmemx_barrier_all_on_stream(stream) };
         Ok(())
     }
 }

@@ -21,6 +21,7 @@ use crate::plan::{BatchPlan, RunOptions};
 use crate::rank::Common;
 use crate::tensors::{Bases, TensorLayout, constants, flagged_activations};
 use crate::world::World;
+use bytemuck::AnyBitPattern;
 use kernels_cu::abi;
 use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig, NvshmemVersion};
 use std::sync::Arc;
@@ -330,7 +331,7 @@ impl CudaRank {
     }
 
     /// Values of the control memory as the device has them.
-    fn read_control<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
+    fn read_control<T: AnyBitPattern>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
         let at = self.control_memory.address() + offset;
         // SAFETY: the range was reserved in the control memory.
         let bytes = unsafe { self.watch.read(at, (count * size_of::<T>()) as u64) }?;
@@ -365,13 +366,6 @@ fn load(context: &Arc<Context>, cubin: &Cubin, shape: Shape) -> Result<(Library,
 }
 
 /// Plain values from their bytes.
-fn from_bytes<T: Copy>(bytes: &[u8]) -> Vec<T> {
-    let count = bytes.len() / size_of::<T>();
-    let mut values = Vec::with_capacity(count);
-    // SAFETY: the ABI's structs are plain numbers, for which all bytes are valid; the vector has room for `count`.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), values.as_mut_ptr() as *mut u8, count * size_of::<T>());
-        values.set_len(count);
-    }
-    values
+fn from_bytes<T: AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }

@@ -54,7 +54,13 @@ mod tests {
     #[test]
     fn the_sources_that_a_model_includes_are_there() {
         let has = |path: &str| files().iter().any(|file| file.0 == path && !file.1.is_empty());
-        for path in ["include/mpk/abi.h", "protocol/event.h", "protocol/platform/gpu.h", "src/gpu/task.cuh"] {
+        for path in [
+            "include/mpk/abi.h",
+            "include/mpk/abi_layout.h",
+            "protocol/event.h",
+            "protocol/platform/gpu.h",
+            "src/gpu/task.cuh",
+        ] {
             assert!(has(path), "{path}");
         }
         assert!(files().iter().all(|file| !file.0.ends_with(".cpp") && !file.0.ends_with(".rs")));

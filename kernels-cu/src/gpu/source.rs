@@ -57,7 +57,7 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
     for (name, value) in options.macros() {
         line(&mut text, &format!("#define {name} {value}"));
     }
-    line(&mut text, "\n#include \"gpu/task.cuh\"");
+    line(&mut text, "\n#include \"mpk/abi_layout.h\"\n#include \"gpu/task.cuh\"");
     let mut types: Vec<&str> = expressions.iter().map(|e| e.task_type.as_str()).collect();
     types.sort_unstable();
     types.dedup();

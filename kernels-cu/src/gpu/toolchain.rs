@@ -11,8 +11,11 @@ const OLDEST_CUDA: (u32, u32) = (12, 4);
 /// The oldest NVSHMEM that has what they call.
 const OLDEST_NVSHMEM: NvshmemVersion = NvshmemVersion { major: 3, minor: 4, patch: 0 };
 
-/// The set-up's folder, below the repository that this crate was built from.
-const SETUP_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.setup/nvidia");
+/// The repository that this crate was built from, and the set-up's folder there.
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const SETUP_FOLDER: &str = ".setup/nvidia";
+/// The folder that Cargo built to, which may lie elsewhere.
+const BUILT_TO: &str = concat!(env!("OUT_DIR"), "/../../../..");
 const SETUP: &str = "scripts/setup.sh";
 
 /// Longest that `nvcc --version` may take.
@@ -187,6 +190,17 @@ fn first<P, T>(
     Err(GpuError::NotFound { what, probes: probes.join("\n"), variable })
 }
 
+/// The set-up's folder, for a program that still lies where it was built. One that was copied elsewhere does not look
+/// there: on another machine that folder may be anybody's.
+fn setup_folder(program: Option<PathBuf>) -> Option<PathBuf> {
+    let program = program?.canonicalize().ok()?;
+    let mut homes = [REPOSITORY, BUILT_TO].iter().filter_map(|home| Path::new(home).canonicalize().ok());
+    // From a package there is no repository around it.
+    let repository =
+        Path::new(REPOSITORY).canonicalize().ok().filter(|r| r.join("scripts/setup.sh").is_file())?;
+    homes.any(|home| program.starts_with(home)).then(|| repository.join(SETUP_FOLDER))
+}
+
 /// A folder that a variable names: nvcc works in another folder than we do.
 fn named(folder: OsString) -> PathBuf {
     std::path::absolute(&folder).unwrap_or_else(|_| folder.into())
@@ -206,7 +220,9 @@ fn nvcc_candidates(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate
         .find(|path| path.is_file());
     add(in_path.unwrap_or_else(|| "nvcc".into()), "PATH");
     add("/usr/local/cuda/bin/nvcc".into(), "the usual place");
-    add(Path::new(SETUP_FOLDER).join("cu13/bin/nvcc"), SETUP);
+    if let Some(setup) = setup_folder(env::current_exe().ok()) {
+        add(setup.join("cu13/bin/nvcc"), SETUP);
+    }
     list
 }
 
@@ -222,8 +238,10 @@ fn nvshmem_candidates(home: Option<OsString>) -> Vec<Candidate<NvshmemPlace>> {
         }
         return list;
     }
-    let setup = Path::new(SETUP_FOLDER).join("nvshmem");
-    add(setup.join("include"), setup.join("lib"), SETUP);
+    if let Some(setup) = setup_folder(env::current_exe().ok()) {
+        let setup = setup.join("nvshmem");
+        add(setup.join("include"), setup.join("lib"), SETUP);
+    }
     let usual = Path::new("/usr/local/nvshmem");
     for lib in ["lib", "lib64"] {
         add(usual.join("include"), usual.join(lib), "the usual place");
@@ -294,6 +312,15 @@ mod tests {
         let text = nothing.unwrap_err().to_string();
         assert!(text.contains("/a/bin/nvcc (CUDA_HOME): is not there"), "{text}");
         assert!(text.contains("scripts/setup.sh --cuda"), "{text}");
+    }
+
+    #[test]
+    fn a_copied_program_does_not_look_where_it_was_built() {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        assert!(setup_folder(Some(own)).is_some_and(|folder| folder.ends_with(SETUP_FOLDER)));
+        for elsewhere in [None, Some(env::temp_dir()), Some("/no/such/program".into())] {
+            assert_eq!(setup_folder(elsewhere), None);
+        }
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! Replays the corpus of the fuzz targets (`fuzz/`), and some mutations of it: no crash, no hang, no gigabyte.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+#[path = "../../fuzz/inputs.rs"]
+mod inputs;
+
+/// Longest that one input may take, on a slow machine.
+const LONGEST: Duration = Duration::from_secs(20);
+/// Mutations of each target's corpus; each takes well under a millisecond.
+const MUTATIONS: u64 = 500;
+
+/// Bytes that JSON, safetensors or regular expressions give a meaning.
+const SPECIAL: &[u8] = b"\0\"\\{}[]:,-.0919eEtfn()*+?|^$\xff\x80";
+
+fn corpus() -> Vec<(String, Vec<PathBuf>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    let paths = |folder: &Path| {
+        let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    paths(&folder).iter().map(|folder| (name(folder), paths(folder))).collect()
+}
+
+/// Runs one input; a panic is the test's own.
+fn run(target: fn(&[u8]), bytes: &[u8], what: &str) {
+    let begin = Instant::now();
+    target(bytes);
+    assert!(begin.elapsed() < LONGEST, "{what} took {:?}", begin.elapsed());
+}
+
+/// The largest amount of memory that this process has had, in bytes.
+fn peak_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("this process's status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn the_corpus_and_its_mutations_do_no_harm() {
+    let corpus = corpus();
+    let names: Vec<&str> = corpus.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["checkpoint", "model_json", "task_graph_json", "tokenizer_json"]);
+    for (name, paths) in &corpus {
+        let target = inputs::target(name).expect("a target for each folder");
+        assert!(paths.len() >= 5, "{name}: {} inputs", paths.len());
+        let inputs: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("an input")).collect();
+        for (path, bytes) in paths.iter().zip(&inputs) {
+            run(target, bytes, &path.display().to_string());
+        }
+        // Always the same ones: xorshift from a fixed start.
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as usize % below.max(1)
+        };
+        for number in 0..MUTATIONS {
+            let index = next(inputs.len());
+            let mut bytes = inputs[index].clone();
+            for _ in 0..=next(4) {
+                let at = next(bytes.len());
+                match next(4) {
+                    _ if bytes.is_empty() => bytes.push(SPECIAL[next(SPECIAL.len())]),
+                    0 => bytes[at] = SPECIAL[next(SPECIAL.len())],
+                    1 => bytes[at] ^= 1 << next(8),
+                    2 => bytes.insert(at, SPECIAL[next(SPECIAL.len())]),
+                    _ => {
+                        let end = (at + next(16)).min(bytes.len());
+                        bytes.drain(at..end);
+                    }
+                }
+            }
+            run(target, &bytes, &format!("{name}: mutation {number} of {}", paths[index].display()));
+        }
+        assert!(peak_memory() < 1 << 30, "{name}: {} bytes at the peak", peak_memory());
+    }
+}
