@@ -1,6 +1,7 @@
 //! What a user may name as a model: a model.json, a Hugging Face folder, or a name of the Hugging Face hub.
 
 use crate::error::InputError;
+use crate::files;
 use crate::model_json::ModelJson;
 use std::path::{Path, PathBuf};
 
@@ -66,9 +67,10 @@ fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> 
         return Err(missing("no such file, and there is no Hugging Face cache (HF_HOME is not set)".into()));
     };
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
-    let revision = std::fs::read_to_string(repository.join("refs/main")).map_err(|_| {
+    let revision = files::read_if_there(&repository.join("refs/main"))?.ok_or_else(|| {
         missing(format!("no such file, and not in the Hugging Face cache {}", cache.display()))
     })?;
+    let revision = String::from_utf8_lossy(&revision);
     let snapshot = repository.join("snapshots").join(revision.trim());
     if !snapshot.join("config.json").exists() {
         return Err(missing(format!("{} is incomplete: it has no config.json", snapshot.display())));

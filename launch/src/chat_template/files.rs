@@ -2,6 +2,7 @@
 
 use super::error;
 use crate::error::InputError;
+use crate::files;
 use crate::json;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -24,10 +25,9 @@ pub fn find(folder: &Path) -> Result<Option<Found>, InputError> {
     let special_tokens = special_tokens(folder, &config)?;
     let found = |path: PathBuf, text| Ok(Some(Found { path, text, special_tokens }));
     let jinja = folder.join("chat_template.jinja");
-    match std::fs::read_to_string(&jinja) {
-        Ok(text) => return found(jinja, text),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) => return Err(InputError::unreadable(jinja, e)),
+    if let Some(bytes) = files::read_if_there(&jinja)? {
+        let text = String::from_utf8(bytes).map_err(|e| error(&jinja, format!("is not UTF-8: {e}")))?;
+        return found(jinja, text);
     }
     let processor_path = folder.join("chat_template.json");
     for (path, object) in [(processor_path.clone(), object(&processor_path)?), (config_path, Some(config))] {
@@ -81,9 +81,6 @@ fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<Stri
 
 /// The object in `path`; `None` where there is no such file.
 fn object(path: &Path) -> Result<Option<Map<String, Value>>, InputError> {
-    match std::fs::read(path) {
-        Ok(bytes) => json::parse_object(&path.display().to_string(), &bytes).map(Some),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(InputError::unreadable(path, e)),
-    }
+    let bytes = files::read_if_there(path)?;
+    bytes.map(|bytes| json::parse_object(&path.display().to_string(), &bytes)).transpose()
 }
