@@ -30,7 +30,6 @@ static_assert(offsetof(nvshmemx_uniqueid_args_t, nranks) == 20);
 static_assert(sizeof(nvshmemx_init_args_t) == 128);
 static_assert(offsetof(nvshmemx_init_args_t, version) == 0);
 static_assert(offsetof(nvshmemx_init_args_t, uid_args) == 8);
-static_assert(offsetof(nvshmemx_init_args_t, content) == 32);
 static_assert(sizeof(nvshmemx_init_attr_t) == 144);
 static_assert(offsetof(nvshmemx_init_attr_t, version) == 0);
 static_assert(offsetof(nvshmemx_init_attr_t, mpi_comm) == 8);
