@@ -1,4 +1,7 @@
 //! Replays the corpus of the fuzz targets (`fuzz/`), and some mutations of it: no crash, no hang, no gigabyte.
+//!
+//! `MPK_FUZZ_SECONDS=600 cargo test --release -p launch --test fuzz_corpus` goes on with other mutations for so long, for
+//! each target; cargo-fuzz (`fuzz/README.md`) finds more in that time, since it sees which code an input reaches.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,11 +30,20 @@ fn corpus() -> Vec<(String, Vec<PathBuf>)> {
     paths(&folder).iter().map(|folder| (name(folder), paths(folder))).collect()
 }
 
-/// Runs one input; a panic is the test's own.
+/// Runs one input. One that does harm is kept in a file.
 fn run(target: fn(&[u8]), bytes: &[u8], what: &str) {
     let begin = Instant::now();
-    target(bytes);
-    assert!(begin.elapsed() < LONGEST, "{what} took {:?}", begin.elapsed());
+    let ended = std::panic::catch_unwind(|| target(bytes)).is_ok();
+    if !ended || begin.elapsed() >= LONGEST {
+        let path = std::env::temp_dir().join("mpk-fuzz-harm");
+        fs::write(&path, bytes).expect("the input that does harm");
+        let took = begin.elapsed();
+        panic!(
+            "{what} {}, after {took:?}; it is kept in {}",
+            if ended { "ends late" } else { "panics" },
+            path.display()
+        );
+    }
 }
 
 /// The largest amount of memory that this process has had, in bytes.
@@ -46,6 +58,8 @@ fn the_corpus_and_its_mutations_do_no_harm() {
     let corpus = corpus();
     let names: Vec<&str> = corpus.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["checkpoint", "model_json", "task_graph_json", "tokenizer_json"]);
+    let more = std::env::var("MPK_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let more = Duration::from_secs(more.unwrap_or(0));
     for (name, paths) in &corpus {
         let target = inputs::target(name).expect("a target for each folder");
         assert!(paths.len() >= 5, "{name}: {} inputs", paths.len());
@@ -61,19 +75,31 @@ fn the_corpus_and_its_mutations_do_no_harm() {
             state ^= state << 17;
             (state >> 11) as usize % below.max(1)
         };
-        for number in 0..MUTATIONS {
+        let begin = Instant::now();
+        for number in 0.. {
+            if number >= MUTATIONS && begin.elapsed() >= more {
+                println!("{name}: {number} mutations, {} bytes of memory at the peak", peak_memory());
+                break;
+            }
             let index = next(inputs.len());
             let mut bytes = inputs[index].clone();
             for _ in 0..=next(4) {
                 let at = next(bytes.len());
-                match next(4) {
+                match next(5) {
                     _ if bytes.is_empty() => bytes.push(SPECIAL[next(SPECIAL.len())]),
                     0 => bytes[at] = SPECIAL[next(SPECIAL.len())],
                     1 => bytes[at] ^= 1 << next(8),
                     2 => bytes.insert(at, SPECIAL[next(SPECIAL.len())]),
-                    _ => {
+                    3 => {
                         let end = (at + next(16)).min(bytes.len());
                         bytes.drain(at..end);
+                    }
+                    _ => {
+                        // A piece of another input.
+                        let other = &inputs[next(inputs.len())];
+                        let from = next(other.len());
+                        let piece = other[from..(from + next(64)).min(other.len())].to_vec();
+                        bytes.splice(at..at, piece);
                     }
                 }
             }
