@@ -2,6 +2,7 @@
 
 use crate::app_error::AppError;
 use crate::families::{self, GraphOptions};
+use crate::files;
 use crate::model_json::ModelJson;
 use crate::model_source::ModelSource;
 use crate::user_graph;
@@ -94,15 +95,13 @@ fn pick(graphs: Vec<OpGraph>, name: &str) -> Result<OpGraph, AppError> {
 }
 
 fn dump(folder: &Path, name: &str, graph: &OpGraph) -> Result<(), AppError> {
-    let failed = |path: &Path, e: std::io::Error| {
-        AppError::input(format!("cannot write {}: {e}; name a folder that can be written", path.display()))
-    };
-    std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
+    std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
     let value = op_graph_to_value(graph, &DataSources::new()).map_err(|e| AppError::input(e.to_string()))?;
     let text = serde_json::to_string_pretty(&value).map_err(|e| AppError::input(e.to_string()))?;
     for (extension, text) in [("json", text), ("dot", drawing(graph))] {
         let path = folder.join(format!("{name}.{extension}"));
-        std::fs::write(&path, text).map_err(|e| failed(&path, e))?;
+        files::write(&path, |out| out.write_all(text.as_bytes()))
+            .map_err(|error| files::failed(path.display(), &error))?;
     }
     Ok(())
 }
