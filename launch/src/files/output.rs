@@ -72,6 +72,7 @@ pub fn failed(output: impl Display, error: &io::Error) -> AppError {
     match error.kind() {
         ErrorKind::NotFound
         | ErrorKind::PermissionDenied
+        | ErrorKind::AlreadyExists
         | ErrorKind::IsADirectory
         | ErrorKind::NotADirectory
         | ErrorKind::ReadOnlyFilesystem
