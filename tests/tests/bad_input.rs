@@ -73,7 +73,7 @@ fn missing_and_unreadable_files() {
         &["/nonexistent/model.json", "No such file"],
     );
     let folder = tempfile::tempdir().expect("a temporary folder");
-    refused("a folder", &[text(folder.path())], &["cannot read"]);
+    refused("a folder", &[text(folder.path())], &["a folder without config.json"]);
     let model = ModelFile::new(json!({"schema": "mpk-model/1", "checkpoint": "nowhere"}));
     model_refused_on_all_ranks("missing checkpoint", &model, &["nowhere", "cannot read"]);
     fs::create_dir(model.folder().join("nowhere")).expect("a folder");
