@@ -273,7 +273,7 @@ impl Library {
 
     /// [`Library::ready`], where there is a PE `pe`.
     fn ready_for(&self, function: &'static str, pe: i32) -> Result<Calls<'_>, Error> {
-        let calls = self.ready(function)?;
+        let calls = self.ready("nvshmem_n_pes")?;
         // SAFETY: NVSHMEM is initialised.
         let pes = unsafe { calls.nvshmem_n_pes() };
         if (0..pes).contains(&pe) {
