@@ -143,7 +143,7 @@ pub struct Runtime {
     pub allreduce: Allreduce,
     /// How the embedding table is shared out among ranks.
     pub embedding: Embedding,
-    /// Most rows (tokens) of one iteration that holds prompt tokens; at least `max_batch`; 256 if absent.
+    /// Most rows (tokens) of one iteration that holds prompt tokens; at least `max_batch`; if absent 256, on Hopper up to 2,048.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub prefill_chunk: Option<u32>,
