@@ -83,6 +83,7 @@ pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(
 ///
 /// # Errors
 /// As [`kernel`].
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the address is a key, nothing is read there")]
 pub fn forget(operands: *const abi::mpk_operand, count: usize) -> Result<(), SanitizerError> {
     // SAFETY: the addresses are keys, nothing is read there.
     unsafe { (library()?.forget)(operands, count as u64) };

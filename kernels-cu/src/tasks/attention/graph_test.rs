@@ -210,10 +210,10 @@ fn graphs_of_many_rows_pass_the_verifier() {
                 if let Err(violations) = verify(&graphs) {
                     panic!("{what}: {}", violations[0]);
                 }
-                if target.wide {
-                    if let Err(error) = crate::gpu::task_codes(&graphs) {
-                        panic!("{what}: {error}");
-                    }
+                if target.wide
+                    && let Err(error) = crate::gpu::task_codes(&graphs)
+                {
+                    panic!("{what}: {error}");
                 }
                 let of = |name| graphs[0].tasks.iter().filter(|t| graphs[0].type_name(t) == name).count();
                 assert_eq!(of("attention_append") > 0, prefills, "{what}");
