@@ -1,7 +1,7 @@
 //! Collectives of a plan: the tables of their sends, cut into copies and arrivals.
 
 use super::types::{NONE, Part, Table};
-use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Step, TaskStep};
+use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::options::BuildOptions;
@@ -80,7 +80,24 @@ fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool) -> String {
     key
 }
 
-fn cut(lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
+/// Adds signals so that every rank hears from every other one: ranks then stay within one iteration of each other, and
+/// no counter that several of them trigger can mix two iterations.
+fn hear_from_all(exchange: &mut Exchange, world: u32) {
+    for (rank, sends) in exchange.sends.iter_mut().enumerate() {
+        for to in (0..world).filter(|&to| to as usize != rank) {
+            if sends.iter().all(|send| send.to != to) {
+                sends.push(Send { to, source: None, target: Region::whole(&[]), event: 0 });
+            }
+        }
+    }
+}
+
+fn cut(mut lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
+    for step in &mut lowered.steps {
+        if let Step::Exchange(exchange) = step {
+            hear_from_all(exchange, world);
+        }
+    }
     let steps = lowered
         .steps
         .iter()
