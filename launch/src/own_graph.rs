@@ -19,6 +19,7 @@ use crate::app_error::{AppError, Exit};
 use crate::backend::Backend;
 use crate::cli::Args;
 use crate::model_json::ModelJson;
+use crate::session::watch_options;
 use crate::user_graph::run_with;
 use clap::Parser;
 use distributed::World;
@@ -51,7 +52,7 @@ pub fn run<'a>(
     let model =
         ModelJson::parse(Path::new("own graph"), model.to_string().as_bytes()).map_err(AppError::from)?;
     let args = Args::try_parse_from(["mpk-run", "graph"]).map_err(|e| AppError::input(e.to_string()))?;
-    let world = World::init().map_err(AppError::from)?;
+    let world = World::init(watch_options(&args)).map_err(AppError::from)?;
     let mut found = None;
     let mut run = || -> Result<(), Exit> {
         let backend = Backend::choose(&world, &args, None)?;

@@ -98,7 +98,7 @@ pub fn run_and_report(args: &Args, report: Option<Report<'_>>) -> i32 {
 }
 
 /// How this rank watches the others. What is wrong with the options is told later, by all ranks together.
-fn watch_options(args: &Args) -> WatchOptions {
+pub(crate) fn watch_options(args: &Args) -> WatchOptions {
     WatchOptions {
         deadline: Duration::try_from_secs_f64(args.deadline).unwrap_or(Duration::from_secs(30)),
         tell: |message| tell(format_args!("mpk-run: error: {message}")),
