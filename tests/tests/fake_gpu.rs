@@ -343,7 +343,7 @@ fn what_is_wrong_with_nvshmem_is_named() {
 fn kernels_that_do_not_end_well_are_reported() {
     let model = ModelFile::of_fixture("mistral");
     for (mode, words) in [
-        ("hang", &["no progress within the deadline", "worker 0 waited for an event"][..]),
+        ("hang", &["no progress within the deadline", "worker 0 waited for event 1 of rank 0"][..]),
         ("stuck", &["did not end within", "no progress within the deadline"]),
         ("fault", &["CUDA_ERROR_ILLEGAL_ADDRESS", "compute-sanitizer"]),
     ] {

@@ -249,7 +249,7 @@ mod tests {
         let own = rank(0, State::Waits, 7, "graphs");
         let others = vec![rank(1, State::Works, 6, "backend"), rank(2, State::Waits, 7, "graphs")];
         let (when, verdict) = verdict(3, &own, others, &[2], None, Fate::Stopped).expect("a verdict");
-        assert!(when > Duration::from_secs(3) && when < Duration::from_secs(4), "{when:?}");
+        assert!(when >= Duration::from_secs(3) && when < Duration::from_secs(4), "{when:?}");
         assert_eq!(
             text(verdict),
             "rank 1 did not reach `graphs` (its process is stopped; last in `backend`) within 3 s (--deadline 3)"

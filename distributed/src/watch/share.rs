@@ -144,6 +144,7 @@ impl Table {
         let (user, seals) = unsafe { (libc::geteuid(), libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS)) };
         if about.uid() != user
             || about.len() != Table::bytes(slots) as u64
+            || seals < 0
             || seals & libc::F_SEAL_SHRINK == 0
         {
             return Err(io::ErrorKind::InvalidData.into());

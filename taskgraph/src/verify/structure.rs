@@ -220,7 +220,7 @@ impl RankCheck<'_> {
                 self.say(format!("tensor '{}' {problem}", tensor.name));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' has not one stride for each dimension", tensor.name));
-            } else if !strides_nest(&tensor.dims, &tensor.strides) {
+            } else if !tensor.dims.contains(&0) && !strides_nest(&tensor.dims, &tensor.strides) {
                 self.say(format!(
                     "tensor '{}' {:?} with strides {:?} has elements in more than one place",
                     tensor.name, tensor.dims, tensor.strides
@@ -426,7 +426,9 @@ impl RankCheck<'_> {
             }
         }
         let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
-        if end > tensor.bytes || operand.offset > tensor.bytes {
+        // Of a share without elements the offset says nothing.
+        let empty = operand.dims[..ndim].contains(&0);
+        if !empty && end > tensor.bytes {
             return Some(format!(
                 "of '{name}' ends at byte {end}, but the tensor has {} bytes",
                 tensor.bytes

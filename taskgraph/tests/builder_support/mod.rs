@@ -814,7 +814,7 @@ pub fn check(graph: &OpGraph, options: &BuildOptions) -> Vec<TaskGraph> {
                     (0..o.ndim as usize).map(|d| u64::from(o.dims[d] - 1) * u64::from(o.strides[d])).sum();
                 assert!(
                     entry.tiled || o.offset + (last + 1) * entry.dtype.size() <= entry.bytes,
-                    "{o:?} {entry:?}"
+                    "{options:?}: {o:?} {entry:?}"
                 );
             }
         }

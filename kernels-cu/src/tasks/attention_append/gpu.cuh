@@ -38,11 +38,11 @@ struct AttentionAppend : TaskCode {
       for (uint32_t item = 0; item < queries + 2; item += kAtOnce * kBatch) {
         Row now = {}, next = {};
         uint32_t row = begin + context.warp;
-        if (row < rows) load(context, now, row, __shfl_sync(0xFFFFFFFFu, places.position, 0), queries, item);
+        if (row < rows) fetch_row(context, now, row, __shfl_sync(0xFFFFFFFFu, places.position, 0), queries, item);
 #pragma unroll 1
         for (uint32_t i = 0; i < 32 && row < rows; ++i, row += kComputeWarps) {
           if (i + 1 < 32 && row + kComputeWarps < rows)
-            load(context, next, row + kComputeWarps, __shfl_sync(0xFFFFFFFFu, places.position, i + 1), queries, item);
+            fetch_row(context, next, row + kComputeWarps, __shfl_sync(0xFFFFFFFFu, places.position, i + 1), queries, item);
           finish(context, now, row, __shfl_sync(0xFFFFFFFFu, places.row, i), queries, item, weights, eps);
           now = next;
         }
@@ -90,7 +90,7 @@ struct AttentionAppend : TaskCode {
   }
 
   /* Items of a row are its queries, its key and its value. */
-  static __device__ __forceinline__ void load(const Context& context, Row& to, uint32_t row, uint32_t position, uint32_t queries, uint32_t first) {
+  static __device__ __forceinline__ void fetch_row(const Context& context, Row& to, uint32_t row, uint32_t position, uint32_t queries, uint32_t first) {
     const uint32_t chunk = context.lane % kLanes;
 #pragma unroll
     for (uint32_t b = 0; b < kBatch; ++b) {
