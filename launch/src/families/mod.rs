@@ -58,7 +58,7 @@ pub fn op_graph(
 const SMALLER_CHUNKS: [u32; 3] = [256, 512, 1024];
 
 /// The graphs that a run needs, smallest first: decode by batch class (powers of two up to `max_batch`, and
-/// `max_batch`), then prefill by chunk: [`SMALLER_CHUNKS`] and the largest.
+/// `max_batch`), then prefill by chunk: `SMALLER_CHUNKS` and the largest.
 pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
     let max = sizes.max_batch;
     let mut classes: Vec<u32> =

@@ -1,5 +1,5 @@
 //! `attention_prefill`: causal attention of many rows over pages that `attention_append` has filled. `attention`'s
-//! expansion makes it ([`expansion`]) in graphs of many rows.
+//! expansion makes it (`expansion`) in graphs of many rows.
 //!
 //! Inputs: 0. the queries that `attention_append` wrote, 1. the cache. Outputs: 0. as `attention`'s; 1. and 2. partial
 //! results, `[2 tasks, 128, head_dim]` and `[2 tasks, 128, 2]` (maximum, sum) f32, for `attention_prefill_merge`.
