@@ -1,4 +1,4 @@
-//! A graph of one's own: built, verified and run. `cargo run --release --example own_graph`, or under `mpirun -n 2`.
+//! A user's own graph: built, verified and run. `cargo run --release --example own_graph`, or under `mpirun -n 2`.
 
 use launch::{app_error::AppError, own_graph::run};
 use serde_json::json;

@@ -26,7 +26,7 @@ impl Builder {
         Builder::with_passes(graph, registry, options, &Passes::default())
     }
 
-    /// The same with a list of passes of one's own.
+    /// The same with the caller's list of passes.
     ///
     /// # Errors
     /// As [`Builder::new`]; a pass that needs what the ones before it do not give.

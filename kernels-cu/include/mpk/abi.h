@@ -127,7 +127,7 @@ typedef struct mpk_task {
   int32_t args[MPK_MAX_ARGS]; /* constants of this one task, meaning fixed by its task type */
   uint32_t code;               /* GPU: index of its specialised code in the cubin's jump table, or MPK_NO_CODE */
   uint32_t flag_count;         /* flagged tensors of the graph; 0: the task touches none */
-  uint32_t flag_number;        /* which of them the task touches, from 0 */
+  uint32_t flag_number;        /* number of the one that the task touches, from 0 */
 } mpk_task;
 
 /* Tag of the flagged words that a task writes or waits for: epoch x flagged tensors + number, which may wrap. Flagged
