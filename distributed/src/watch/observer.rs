@@ -120,8 +120,10 @@ impl Observer {
             Some(Verdict::Overdue { text })
         };
         if let Some(limit) = limit {
-            let late = |seen: &&Seen| seen.step < own.step && seen.state != State::Left;
-            let late: Vec<_> = others.iter().filter(late).map(|seen| (seen, fate(seen))).collect();
+            // A rank can be stopped in the step itself, before the others have its message.
+            let late = |(seen, fate): &(&Seen, Fate)| seen.step < own.step || *fate == Fate::Stopped;
+            let with_fate = others.iter().map(|seen| (seen, fate(seen)));
+            let late: Vec<_> = with_fate.filter(|(seen, _)| seen.state != State::Left).filter(late).collect();
             return if self.waited < limit { None } else { overdue(missing(own, &late), limit) };
         }
         if !silent.is_empty() {
@@ -337,5 +339,15 @@ mod tests {
         let (when, verdict) = verdict(30, &own, others, &[1], limit, Fate::Alive).expect("a verdict");
         assert!(when > Duration::from_secs(1) && when < Duration::from_secs(3), "{when:?}");
         assert!(text(verdict).starts_with("rank 1 did not reach `results`"));
+        // Stopped in the step that this rank waits in, before its message was sent.
+        let others = vec![rank(1, State::Waits, 7, "results"), rank(2, State::Waits, 7, "results")];
+        let fate = |seen: &Seen| if seen.rank == 1 { Fate::Stopped } else { Fate::Alive };
+        let mut observer = Observer::new(Duration::from_secs(30), Some(3));
+        let verdict = (0..4000).find_map(|_| observer.look(TICK, &own, Some(&others), limit, fate));
+        let text = text(verdict.expect("a verdict"));
+        assert!(
+            text.starts_with("rank 1 did not go on in `results` (its process is stopped) within 2 s"),
+            "{text}"
+        );
     }
 }
