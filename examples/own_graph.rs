@@ -1,6 +1,7 @@
 //! A user's own graph: built, verified and run. `cargo run --release --example own_graph`, or under `mpirun -n 2`.
 
-use launch::{app_error::AppError, own_graph::run};
+use launch::engine::own_graph::run;
+use launch::model::app_error::AppError;
 use serde_json::json;
 use taskgraph::{Attrs, Capacity, DType, OpGraph, Split};
 

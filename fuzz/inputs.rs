@@ -1,10 +1,10 @@
 //! What each fuzz target does with its bytes. The same functions replay the corpus in `launch/tests/fuzz_corpus.rs`.
 
-use launch::model_json::ModelJson;
-use launch::model_source::ModelSource;
-use launch::prompts::{self, Limits};
-use launch::tokenizer::Tokenizer;
-use launch::user_graph;
+use launch::engine::user_graph;
+use launch::model::model_json::ModelJson;
+use launch::model::model_source::ModelSource;
+use launch::model::prompts::{self, Limits};
+use launch::model::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
 /// Texts that every tokenizer gets.
@@ -37,7 +37,7 @@ pub fn model_json(bytes: &[u8]) {
         Ok(ModelSource::Model(source)) => {
             let Ok(sizes) = model.sizes(&source.config) else { return };
             let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
-            let _ = prompts::resolve(&model.prompt_sources(), None, &limits);
+            let _ = prompts::resolve(&prompts::of_model_json(&model), None, &limits);
         }
         Ok(ModelSource::Graph { graph, .. }) => drop(user_graph::parse(&model, &graph)),
         Err(_) => {}
@@ -66,9 +66,13 @@ pub fn checkpoint(bytes: &[u8]) {
     let Ok(model) = ModelJson::parse(&folder.0.join("model.json"), model.as_bytes()) else { return };
     let Ok(ModelSource::Model(source)) = ModelSource::open(&model) else { return };
     let Ok(sizes) = model.sizes(&source.config) else { return };
-    let _ = prompts::resolve(&model.prompt_sources(), source.tokenizer.as_ref(), &Limits::new(&sizes, 9, 9));
+    let _ = prompts::resolve(
+        &prompts::of_model_json(&model),
+        source.tokenizer.as_ref(),
+        &Limits::new(&sizes, 9, 9),
+    );
     // Every tensor has been found with its shape, so that it can be read.
-    for (name, shape) in launch::checkpoint::expected_tensors(&source.config).iter().take(20) {
+    for (name, shape) in launch::model::checkpoint::expected_tensors(&source.config).iter().take(20) {
         let Ok(dtype) = source.weights.dtype(name, shape) else { continue };
         let columns =
             shape.iter().skip(1).product::<usize>().max(if shape.len() == 1 { shape[0] } else { 0 });

@@ -16,6 +16,7 @@ use std::time::Duration;
 /// thread that made the world. None of them waits without an end: where a rank does not come, the job ends with
 /// status 4 and the rank's name (see [`WatchOptions`]).
 pub struct World {
+    tell: fn(&str),
     mpi: Option<Mpi>,
     watch: Option<Watch>,
 }
@@ -33,10 +34,10 @@ impl World {
     /// MPI does not come up.
     pub fn init(options: WatchOptions) -> Result<World> {
         if !launched_by_mpi() {
-            return Ok(World::single());
+            return Ok(World { tell: options.tell, ..World::single() });
         }
         let watch = Watch::begin(Place::from_environment(), options);
-        let world = World { mpi: None, watch: Some(watch) };
+        let world = World { tell: options.tell, mpi: None, watch: Some(watch) };
         world.phase("MPI's start-up");
         let mpi = world.call(|| -> Result<Mpi> {
             let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Funneled)
@@ -54,7 +55,12 @@ impl World {
 
     /// A world of one rank, without MPI.
     pub fn single() -> World {
-        World { mpi: None, watch: None }
+        World { tell: |_| {}, mpi: None, watch: None }
+    }
+
+    /// Tells the user why the job ends, as [`WatchOptions::tell`] does.
+    pub fn tell(&self, message: &str) {
+        (self.tell)(message);
     }
 
     /// This rank.

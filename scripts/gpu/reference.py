@@ -102,7 +102,7 @@ def attention(qkv, heads, kv_heads, size, rope, dtype, norms=None, eps=0.0):
 
 
 def random_weight(seed, name, count):
-    """Random values as launch/src/random_weights.rs documents them."""
+    """Random values as launch/src/model/random_weights.rs documents them."""
     mask = (1 << 64) - 1
 
     def mix64(x):

@@ -103,7 +103,7 @@ pub fn attention(qkv: &[f64], heads: Heads, rope: &[f64], norms: Option<(&[f64],
     out
 }
 
-/// Random weights as `launch::random_weights` documents them: the value of tensor `name` [.., columns] at a global
+/// Random weights as `launch::model::random_weights` documents them: the value of tensor `name` [.., columns] at a global
 /// index.
 pub fn random_weight(seed: u64, name: &str, index: u64) -> f64 {
     let mix64 = |mut x: u64| {

@@ -1,12 +1,13 @@
 //! Benchmarks: graph building, memory, and model.json files of real shapes for `mpk-run`.
 
 use clap::{Parser, Subcommand};
-use launch::app_error::AppError;
-use launch::bench::{decode, graphs, memory, shapes};
-use launch::console::{print_line, tell};
-use launch::graphs::{allreduce, placement};
-use launch::model_json::{Allreduce, Placement};
-use launch::process_limits::Allocator;
+use launch::cli::bench::{decode, graphs, memory};
+use launch::cli::choices::{Allreduce, Placement};
+use launch::cli::console::{print_line, tell};
+use launch::cli::process_limits::Allocator;
+use launch::engine::graphs::{allreduce, placement};
+use launch::model::app_error::AppError;
+use launch::model::shapes;
 use serde_json::json;
 use taskgraph::{Target, target};
 
@@ -35,10 +36,10 @@ enum What {
         #[arg(long, default_value = "h200")]
         device: String,
         /// How tasks get to workers.
-        #[arg(long, value_enum, default_value_t)]
+        #[arg(long, value_enum, default_value = "static")]
         placement: Placement,
         /// How an allreduce is lowered.
-        #[arg(long, value_enum, default_value_t)]
+        #[arg(long, value_enum, default_value = "auto")]
         allreduce: Allreduce,
         /// The best of this many is reported.
         #[arg(long, default_value_t = 3)]
@@ -101,8 +102,15 @@ fn run(args: Args) -> Result<(), AppError> {
             let names: Vec<String> =
                 if model.is_empty() { shapes::NAMES.map(String::from).to_vec() } else { model };
             for name in names {
-                let timing =
-                    graphs::measure(&name, ranks, batch, &target, placement(p), allreduce(a), repeats)?;
+                let timing = graphs::measure(
+                    &name,
+                    ranks,
+                    batch,
+                    &target,
+                    placement(p.into()),
+                    allreduce(a.into()),
+                    repeats,
+                )?;
                 print_line(&json!(timing).to_string())?;
             }
             Ok(())
@@ -113,7 +121,7 @@ fn run(args: Args) -> Result<(), AppError> {
         }
         What::Decode { model, context, batch, steps, options } => {
             let status = decode::run(&decode::Case { model, context, batch, steps, options })?;
-            launch::session::exit(status)
+            launch::cli::run::exit(status)
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
             let config = shapes::config(&name).ok_or_else(|| {
@@ -139,8 +147,8 @@ static ALLOCATOR: Allocator = Allocator;
 
 fn main() {
     ALLOCATOR.install();
-    launch::files::report_size_limits();
-    launch::logging::init(false);
+    launch::model::files::report_size_limits();
+    launch::cli::logging::init(false);
     if let Err(error) = run(Args::parse()) {
         tell(format_args!("mpk-bench: error: {}", error.message));
         std::process::exit(error.status);

@@ -2,11 +2,11 @@
 //! graph.
 
 use clap::{Parser, Subcommand};
-use launch::app_error::AppError;
-use launch::console::{print_line, tell};
-use launch::files;
-use launch::passes::{Wanted, passes};
-use launch::process_limits::Allocator;
+use launch::cli::console::{print_line, tell};
+use launch::cli::passes::{Wanted, passes};
+use launch::cli::process_limits::Allocator;
+use launch::model::app_error::AppError;
+use launch::model::files;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use taskgraph::TaskGraph;
@@ -85,7 +85,7 @@ fn check(folder: &Path) -> Result<(), AppError> {
     }
     let mut all: Vec<Vec<TaskGraph>> = classes.into_values().collect();
     all.iter_mut().for_each(|graphs| graphs.sort_by_key(|g| g.rank));
-    verify_succession(&all).map_err(|v| launch::graphs::violations("task graphs", &v))?;
+    verify_succession(&all).map_err(|v| launch::engine::graphs::violations("task graphs", &v))?;
     for graphs in &all {
         print_line(&format!("{}: verified\n{}", graphs[0].name, stats(graphs)))?;
     }

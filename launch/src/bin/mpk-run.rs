@@ -1,15 +1,15 @@
 //! `mpirun -n N mpk-run model.json`: runs a model as one persistent kernel per rank.
 
-use launch::cli::{Args, Command};
-use launch::process_limits::Allocator;
+use launch::cli::args::{Args, Command};
+use launch::cli::process_limits::Allocator;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
 fn main() {
     ALLOCATOR.install();
-    launch::files::report_size_limits();
-    let first = launch::logging::is_first_rank();
+    launch::model::files::report_size_limits();
+    let first = launch::cli::logging::is_first_rank();
     let command = match Args::from_command_line() {
         Ok(command) => command,
         Err(error) => {
@@ -22,15 +22,15 @@ fn main() {
     };
     let status = match command {
         Command::Run(args) => {
-            launch::logging::init(args.log_all_ranks);
-            launch::session::run(&args)
+            launch::cli::logging::init(args.log_all_ranks);
+            launch::cli::run::run(&args)
         }
         // Under a launcher one rank tells.
         Command::Doctor(_) if !first => 0,
         Command::Doctor(args) => {
-            launch::logging::init(false);
-            launch::doctor::run(&args)
+            launch::cli::logging::init(false);
+            launch::cli::doctor::run(&args)
         }
     };
-    launch::session::exit(status)
+    launch::cli::run::exit(status)
 }

@@ -1,0 +1,87 @@
+//! How long all ranks' graphs of a model take to build and verify.
+
+use crate::model::app_error::AppError;
+use crate::model::families::{self, GraphOptions};
+use crate::model::hf_config::{ModelConfig, WeightDtype};
+use crate::model::model_json::{Embedding, Sizes};
+use crate::model::shapes;
+use serde::Serialize;
+use std::time::Instant;
+use taskgraph::builder::{BuildOptions, build_all};
+use taskgraph::verify::verify;
+use taskgraph::{Allreduce, Capacity, Placement, Target};
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct GraphTiming {
+    /// Shape.
+    pub model: String,
+    /// Ranks.
+    pub ranks: u32,
+    /// Workers of a rank.
+    pub workers: u32,
+    /// Tasks of all ranks.
+    pub tasks: usize,
+    /// Events of all ranks.
+    pub events: usize,
+    /// Op graph to task graphs, seconds.
+    pub build_s: f64,
+    /// Proof over all ranks, seconds.
+    pub verify_s: f64,
+    /// Both, for each task.
+    pub microseconds_per_task: f64,
+}
+
+/// Builds and verifies the decode graph of batch `batch` for `ranks` ranks; the best of `repeats`.
+pub fn measure(
+    model: &str,
+    ranks: u32,
+    batch: u32,
+    target: &Target,
+    placement: Placement,
+    allreduce: Allreduce,
+    repeats: u32,
+) -> Result<GraphTiming, AppError> {
+    let config = shapes::config(model).ok_or_else(|| {
+        AppError::input(format!("no shape {model}; there are {}", shapes::NAMES.join(", ")))
+    })?;
+    let fields = config.as_object().ok_or_else(|| AppError::input("a shape is an object"))?;
+    let config = ModelConfig::parse(model, "", fields, || Ok(WeightDtype::Bf16))?;
+    let pages_per_slot = 4096 / 64;
+    let sizes = Sizes {
+        max_batch: batch,
+        max_seq_len: 4096,
+        page_size: 64,
+        pages_per_slot,
+        num_pages: pages_per_slot * batch,
+        prefill_chunk: 256,
+    };
+    let options = GraphOptions::new(&config, Embedding::default(), 0, ranks, target);
+    let capacity = Capacity { rows: batch, samples: batch, active: batch };
+    let registry = kernels_cu::registry::registry();
+    let build = BuildOptions { placement, allreduce, ..BuildOptions::new(ranks, target.clone()) };
+    let mut best: Option<GraphTiming> = None;
+    for _ in 0..repeats.max(1) {
+        let begin = Instant::now();
+        let ops = families::op_graph(&config, &sizes, &options, "decode", capacity);
+        let graphs = build_all(&ops, &registry, &build)?;
+        let build_s = begin.elapsed().as_secs_f64();
+        verify(&graphs).map_err(|v| AppError::failed(format!("{} violations: {}", v.len(), v[0])))?;
+        let verify_s = begin.elapsed().as_secs_f64() - build_s;
+        let tasks = graphs.iter().map(|g| g.tasks.len()).sum();
+        let timing = GraphTiming {
+            model: model.to_string(),
+            ranks,
+            workers: target.workers,
+            tasks,
+            events: graphs.iter().map(|g| g.events.len()).sum(),
+            build_s,
+            verify_s,
+            microseconds_per_task: 1e6 * (build_s + verify_s) / tasks as f64,
+        };
+        if best.as_ref().is_none_or(|b| build_s + verify_s < b.build_s + b.verify_s) {
+            best = Some(timing);
+        }
+    }
+    best.ok_or_else(|| AppError::failed("nothing was measured"))
+}

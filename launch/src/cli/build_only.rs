@@ -1,0 +1,122 @@
+//! `--check`, `--emit-graph` and `--compile-only`: graphs of all ranks without MPI and without a GPU.
+
+use crate::cli::args::Args;
+use crate::cli::console::print_line;
+use crate::cli::run::open;
+use crate::engine::backend::{compile_all, cuda_target};
+use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_ranks};
+use crate::engine::user_graph;
+use crate::model::app_error::AppError;
+use crate::model::families::{self, GraphOptions};
+use crate::model::files;
+use crate::model::model_source::ModelSource;
+use distributed::World;
+use distributed::affinity::cores_of_rank;
+use distributed::cuda::{Found, Gpu, check_limits, driver};
+use distributed::launcher::launched_ranks;
+use std::path::Path;
+use taskgraph::json::write_json;
+use taskgraph::stats::stats;
+use taskgraph::target::Device;
+use taskgraph::{Target, TaskGraph, target};
+
+/// Builds and verifies what `args` name; prints or writes what they ask for.
+pub fn run(args: &Args) -> Result<(), AppError> {
+    if let Some(contradiction) = args.contradiction() {
+        return Err(AppError::input(contradiction));
+    }
+    let (model, source) = open(args)?;
+    let ranks = args.ranks.or_else(launched_ranks).unwrap_or(1);
+    let row = device_row(args)?;
+    let target = match &row {
+        None => {
+            let cores = cores_of_rank(&World::single()).own.len() as u32;
+            Target::cpu(model.runtime.workers.unwrap_or((cores / ranks).max(1)))
+        }
+        Some(row) => cuda_target(row, &model, ranks)?,
+    };
+    let (ops, main) = match &source {
+        ModelSource::Model(source) => {
+            check_ranks(source, ranks)?;
+            let sizes = model.sizes_on(&source.config, &target)?;
+            let top_k = args.logprobs.min(source.config.vocab_size);
+            let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, ranks, &target);
+            (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
+        }
+        ModelSource::Graph { graph, .. } => {
+            let parsed = user_graph::parse(&model, graph)?;
+            let name = parsed.graph.name.clone();
+            (vec![parsed.graph], name)
+        }
+    };
+    let options = build_options(&args.run_config(), &model, ranks, target);
+    let all = build_verified(&ops, &kernels_cu::registry::registry(), &options)?;
+    if row.is_some() {
+        all.iter().try_for_each(|graphs| check_limits(graphs))?;
+    }
+    if let Some(folder) = &args.emit_graph {
+        emit(folder, &all, &main)?;
+    }
+    if let (true, Some(row)) = (args.compile_only, &row) {
+        let compiled = compile_all(row, args.transport.into(), &all)?;
+        print_line(&format!(
+            "{}: {} codes for {} ranks, {}, {:.2} s ({})",
+            compiled.cubin.path.display(),
+            compiled.codes,
+            ranks,
+            row.architecture,
+            compiled.cubin.took.as_secs_f64(),
+            if compiled.cubin.from_cache { "it was cached" } else { "compiled" }
+        ))?;
+    }
+    if args.check {
+        for graphs in &all {
+            let verdict = if args.unprotected() { "not verified" } else { "verified" };
+            print_line(&format!("{}: {verdict}\n{}", graphs[0].name, stats(graphs)))?;
+        }
+    }
+    Ok(())
+}
+
+/// The GPU that graphs are built for: `--device`, for `--compile-only` also this machine's, else an H200; without
+/// either the CPU target.
+fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
+    if let Some(name) = &args.device {
+        let row = target::device(name).copied().ok_or_else(|| {
+            let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
+            AppError::input(format!(
+                "--device {name}: not in the hardware table; it has {}",
+                known.join(", ")
+            ))
+        });
+        return row.map(Some);
+    }
+    if !args.compile_only {
+        return Ok(None);
+    }
+    if let Ok(Found::Driver(driver)) = driver::find() {
+        return Ok(Some(Gpu::open(driver, 0)?.row()?));
+    }
+    let row = target::device("h200").copied();
+    tracing::info!("no GPU here: compiling for {}", row.as_ref().map_or("", |row| row.name));
+    Ok(row)
+}
+
+/// Writes all ranks' graphs; a file appears whole or not at all.
+fn emit(folder: &Path, all: &[RankGraphs], main: &str) -> Result<(), AppError> {
+    std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
+    for graph in all.iter().flatten() {
+        let path = folder.join(file_name(graph, main));
+        files::write(&path, |out| write_json(graph, out))
+            .map_err(|error| files::failed(path.display(), &error))?;
+    }
+    Ok(())
+}
+
+fn file_name(graph: &TaskGraph, main: &str) -> String {
+    if graph.name == main {
+        format!("rank-{}.task_graph.json", graph.rank)
+    } else {
+        format!("rank-{}.{}.task_graph.json", graph.rank, graph.name)
+    }
+}

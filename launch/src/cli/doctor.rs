@@ -1,0 +1,436 @@
+//! `mpk-run doctor`: what this machine has for a run, what is missing, and what mends it.
+
+use crate::cli::args::DoctorArgs;
+use crate::cli::choices::Backend;
+use crate::cli::console::tell;
+use crate::engine::backend::{compile_options, cuda_target};
+use crate::engine::graphs::{build_one, check_ranks};
+use crate::model::app_error::AppError;
+use crate::model::families::{self, GraphOptions};
+use crate::model::model_path;
+use crate::model::model_source::ModelSource;
+use distributed::cuda::{Driver, Found, Gpu, driver, gibibytes, memory_needed};
+use kernels_cu::gpu::{Architecture, Cache, GpuError, Nvcc, NvshmemFiles};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use taskgraph::builder::BuildOptions;
+use taskgraph::target::{self, Device};
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Good,
+    /// Works, but see the text.
+    Note,
+    /// Missing or wrong; a run that needs it can't be made.
+    Missing,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Check {
+    what: String,
+    state: State,
+    found: String,
+    mend: Option<String>,
+}
+
+/// All checks, and whether a CUDA run is possible.
+#[derive(Default)]
+struct Table {
+    checks: Vec<Check>,
+}
+
+impl Table {
+    fn good(&mut self, what: &str, found: impl Into<String>) {
+        self.add(what, State::Good, found.into(), None);
+    }
+
+    fn note(&mut self, what: &str, found: impl Into<String>, mend: impl Into<String>) {
+        self.add(what, State::Note, found.into(), Some(mend.into()));
+    }
+
+    fn missing(&mut self, what: &str, found: impl Into<String>, mend: impl Into<String>) {
+        self.add(what, State::Missing, found.into(), Some(mend.into()));
+    }
+
+    fn add(&mut self, what: &str, state: State, found: String, mend: Option<String>) {
+        self.checks.push(Check { what: what.to_string(), state, found, mend });
+    }
+
+    /// Error messages say what is wrong and, behind a semicolon, what mends it.
+    fn error(&mut self, what: &str, error: &dyn std::fmt::Display) {
+        let text = error.to_string();
+        match text.split_once("; ") {
+            Some((found, mend)) => self.missing(what, found, mend),
+            None => self.add(what, State::Missing, text, None),
+        }
+    }
+
+    fn has(&self, what: &str) -> bool {
+        self.checks.iter().any(|check| check.what == what && check.state != State::Missing)
+    }
+
+    fn text(&self) -> String {
+        let width = self.checks.iter().map(|check| check.what.len()).max().unwrap_or(0);
+        let indent = " ".repeat(width + 10);
+        let mut text = String::new();
+        for check in &self.checks {
+            let state = match check.state {
+                State::Good => "ok",
+                State::Note => "note",
+                State::Missing => "MISSING",
+            };
+            let found = check.found.trim().replace('\n', &format!("\n{indent}"));
+            let _ = writeln!(text, "{:width$}  {state:7} {found}", check.what);
+            if let Some(mend) = &check.mend {
+                let _ = writeln!(text, "{indent}-> {}", mend.replace('\n', &format!("\n{indent}   ")));
+            }
+        }
+        text
+    }
+}
+
+/// Prints the table; the exit status is 0 where a run on the backend asked for is possible, 3 where not.
+pub fn run(args: &DoctorArgs) -> i32 {
+    let mut table = Table::default();
+    let gpus = check_gpus(&mut table);
+    check_toolkit(&mut table, gpus.as_ref());
+    check_nvshmem(&mut table, args.ranks);
+    check_mpi(&mut table, args.ranks);
+    if let Some((_, gpus)) = &gpus {
+        check_peers(&mut table, gpus);
+    }
+    check_shared_memory(&mut table);
+    check_cache(&mut table, Cache::from_environment());
+    let rows = gpus.as_ref().map(|(_, gpus)| gpus.as_slice()).unwrap_or_default();
+    if let Some(path) = &args.model
+        && let Err(error) = check_model(&mut table, path, args.ranks, rows)
+    {
+        print(&table);
+        tell(format_args!("mpk-run: error: {}", error.message));
+        return error.status;
+    }
+    let cuda = cuda_possible(&table, args.ranks);
+    say_ranks(&mut table, args, rows, cuda);
+    print(&table);
+    match args.backend {
+        Backend::Cuda if !cuda => 3,
+        Backend::Auto if !rows.is_empty() && !cuda => {
+            tell(
+                "mpk-run: this machine has a GPU, but a run on it lacks what is marked above; --backend cpu works",
+            );
+            0
+        }
+        _ => 0,
+    }
+}
+
+fn print(table: &Table) {
+    use std::io::Write as _;
+    // Who reads may have seen enough.
+    let _ = std::io::stdout().write_all(table.text().as_bytes());
+}
+
+const DRIVER: &str = "NVIDIA driver";
+const NVCC: &str = "CUDA toolkit";
+const HOST_COMPILER: &str = "C++ compiler for nvcc";
+const NVSHMEM_DEVICE: &str = "NVSHMEM headers, device library";
+const NVSHMEM_HOST: &str = "NVSHMEM host library";
+const CACHE: &str = "cache of compiled kernels";
+const MEMORY: &str = "memory for the model";
+
+fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
+    let driver = match driver::find() {
+        Ok(Found::Driver(driver)) => driver,
+        Ok(Found::Nothing(reason)) => {
+            table.missing(
+                DRIVER,
+                reason,
+                "for GPU runs: sudo apt-get install nvidia-driver-580-open; in a container: docker run --gpus all",
+            );
+            return None;
+        }
+        Err(error) => {
+            table.error(DRIVER, &error);
+            return None;
+        }
+    };
+    let (major, minor) = driver.cuda_version();
+    table.good(DRIVER, format!("serves CUDA up to {major}.{minor}"));
+    let gpus = match Gpu::all(driver) {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            table.error("GPUs", &error);
+            return None;
+        }
+    };
+    for gpu in &gpus {
+        let what = format!("GPU {}", gpu.ordinal);
+        let found = format!(
+            "{}, compute capability {}.{}, {} multiprocessors, {}",
+            gpu.name,
+            gpu.capability.0,
+            gpu.capability.1,
+            gpu.sms,
+            gibibytes(gpu.memory)
+        );
+        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false)) {
+            Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
+            Err(error) => table.missing(&what, found, error.message),
+        }
+    }
+    Some((driver, gpus))
+}
+
+fn check_toolkit(table: &mut Table, gpus: Option<&(Driver, Vec<Gpu>)>) {
+    // What serves the newest GPU serves all.
+    let architectures = gpus.iter().flat_map(|(_, gpus)| gpus).filter_map(|gpu| {
+        let (major, minor) = gpu.capability;
+        Architecture::from_compute_capability(major, minor)
+    });
+    match Nvcc::find(architectures.max()) {
+        Ok(nvcc) => {
+            let found = format!("nvcc {}.{} ({})", nvcc.release.0, nvcc.release.1, nvcc.path.display());
+            match gpus.map_or(Ok(()), |(driver, _)| driver.serves(nvcc.release)) {
+                Ok(()) => table.good(NVCC, found),
+                Err(error) => table.missing(NVCC, found, error.to_string()),
+            }
+            check_host_compiler(table, std::env::var_os("NVCC_CCBIN"));
+        }
+        Err(error) => table.note(
+            NVCC,
+            "nvcc was not found: only models whose kernels are in the cache run on a GPU",
+            error.to_string(),
+        ),
+    }
+}
+
+/// What nvcc calls for the host's part: `NVCC_CCBIN`, a program or the folder of one, else gcc.
+fn check_host_compiler(table: &mut Table, named: Option<OsString>) {
+    let program = match named.map(PathBuf::from) {
+        Some(folder) if folder.is_dir() => folder.join("gcc"),
+        Some(program) => program,
+        None => "gcc".into(),
+    };
+    match std::process::Command::new(&program).arg("--version").output() {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            table.good(HOST_COMPILER, text.lines().next().unwrap_or_default());
+        }
+        _ => table.note(
+            HOST_COMPILER,
+            format!(
+                "{} can't be run: only models whose kernels are in the cache run on a GPU",
+                program.display()
+            ),
+            "sudo apt-get install g++; where NVCC_CCBIN is set, unset it or name another compiler",
+        ),
+    }
+}
+
+fn check_nvshmem(table: &mut Table, ranks: u32) {
+    let needed = ranks > 1;
+    let device = NvshmemFiles::find();
+    match &device {
+        Ok(files) => {
+            table.good(NVSHMEM_DEVICE, format!("{} ({})", files.version, files.include.display()));
+        }
+        Err(error) => table.note(
+            NVSHMEM_DEVICE,
+            "not found: only needed for several ranks on GPUs that do not reach each other's memory, or with --transport nvshmem, where their kernels are not in the cache",
+            error.to_string(),
+        ),
+    }
+    match nvshmem_sys::Library::load() {
+        Ok(library) => {
+            let host = library.version();
+            let found = format!("{host} ({})", library.path().display());
+            match &device {
+                Ok(files) if (files.version.major, files.version.minor) != (host.major, host.minor) => {
+                    table.missing(
+                        NVSHMEM_HOST,
+                        format!("{found}, but headers and device library are {}", files.version),
+                        "set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem",
+                    );
+                }
+                _ => table.good(NVSHMEM_HOST, found),
+            }
+        }
+        Err(error) if needed => {
+            table.missing(NVSHMEM_HOST, "not found: several ranks on GPUs need it", error.to_string())
+        }
+        Err(error) => {
+            table.note(NVSHMEM_HOST, "not found: only needed for several ranks on GPUs", error.to_string())
+        }
+    }
+}
+
+fn check_mpi(table: &mut Table, ranks: u32) {
+    let library = distributed::world::mpi_library();
+    let library = library.lines().next().unwrap_or_default().trim().to_string();
+    let library = library.split(", package").next().unwrap_or_default().to_string();
+    let mend = "sudo apt-get install openmpi-bin libopenmpi-dev";
+    match std::process::Command::new("mpirun").arg("--version").output() {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let version = text.lines().next().unwrap_or_default().to_string();
+            let family = |text: &str| text.to_ascii_lowercase().contains("open");
+            if family(&version) == family(&library) {
+                table.good("MPI", format!("library {library}; {version}"));
+            } else {
+                table.missing("MPI", format!("library {library}, but {version}"), mend);
+            }
+        }
+        _ if ranks > 1 => table.missing("MPI", format!("library {library}; mpirun was not found"), mend),
+        _ => {
+            table.note("MPI", format!("library {library}; mpirun was not found: one rank runs without"), mend)
+        }
+    }
+}
+
+fn check_peers(table: &mut Table, gpus: &[Gpu]) {
+    if gpus.len() < 2 {
+        return;
+    }
+    let mut matrix = String::new();
+    let mut all = true;
+    for from in gpus {
+        let reach: Vec<&str> = gpus
+            .iter()
+            .map(|to| match from.reaches(to) {
+                Ok(true) => "yes",
+                _ => {
+                    all = false;
+                    "no"
+                }
+            })
+            .collect();
+        let _ = writeln!(matrix, "GPU {} reaches {}", from.ordinal, reach.join(" "));
+    }
+    if all {
+        table.good("peer access", format!("between all {} GPUs", gpus.len()));
+    } else {
+        table.note(
+            "peer access",
+            matrix,
+            "ranks without it go through NVSHMEM's network transports and --transport p2p is refused; `nvidia-smi topo -p2p rw` says why",
+        );
+    }
+}
+
+fn check_shared_memory(table: &mut Table) {
+    const LITTLE: u64 = 256 << 20;
+    match distributed::cpu::shared_memory_free() {
+        Some(free) if free < LITTLE => table.note(
+            "shared memory",
+            format!("{} free in /dev/shm", gibibytes(free)),
+            "for several ranks on the CPU: mount -o remount,size=1G /dev/shm; in a container: docker run --shm-size=1g",
+        ),
+        Some(free) => table.good("shared memory", format!("{} free in /dev/shm", gibibytes(free))),
+        None => table.note("shared memory", "/dev/shm can't be looked at", "mount -t tmpfs tmpfs /dev/shm"),
+    }
+}
+
+fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
+    let mend = "set MPK_CACHE_DIR to a folder that you may write";
+    let cache = match cache {
+        Ok(cache) => cache,
+        Err(error) => return table.missing(CACHE, error.to_string(), mend),
+    };
+    let folder = cache.folder();
+    if let Err(error) = cache.check() {
+        return table.error(CACHE, &error);
+    }
+    // What exists of its path decides whether it can be made.
+    let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
+    if !writable(existing) {
+        return table.missing(CACHE, format!("{} can't be written", folder.display()), mend);
+    }
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let (count, bytes) = files
+        .filter_map(|entry| entry.metadata().ok().filter(std::fs::Metadata::is_file))
+        .fold((0, 0), |(count, bytes), file| (count + 1, bytes + file.len()));
+    table.good(CACHE, format!("{} ({count} files, {})", folder.display(), gibibytes(bytes)));
+}
+
+fn writable(folder: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let Ok(path) = std::ffi::CString::new(folder.as_os_str().as_bytes()) else { return false };
+    // SAFETY: the path ends in a zero byte.
+    unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+}
+
+/// Whether each GPU holds the ranks of the model that would be on it.
+fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Result<(), AppError> {
+    let model = model_path::open(path)?;
+    let ModelSource::Model(source) = ModelSource::open(&model)? else {
+        table.good("model", "an op graph of its own");
+        return Ok(());
+    };
+    check_ranks(&source, ranks)?;
+    let row: Device = match gpus.first() {
+        Some(gpu) => gpu.row()?,
+        None => target::device("h200").copied().ok_or_else(|| AppError::failed("no row h200"))?,
+    };
+    let target = cuda_target(&row, &model, ranks)?;
+    let sizes = model.sizes_on(&source.config, &target)?;
+    let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, ranks, &target);
+    let ops = families::op_graphs(&source.config, &sizes, &options);
+    let build = BuildOptions {
+        placement: crate::engine::graphs::placement(model.runtime.placement),
+        allreduce: crate::engine::graphs::allreduce(model.runtime.allreduce),
+        ..BuildOptions::new(ranks, target)
+    };
+    let graphs = build_one(&ops, &kernels_cu::registry::registry(), &build, 0)?;
+    let (needed, parts) = memory_needed(&graphs)?;
+    let found = format!("{} on each of {ranks} GPUs: {parts}", gibibytes(needed));
+    let sharing = ranks.div_ceil(gpus.len().max(1) as u32);
+    match gpus.iter().map(|gpu| gpu.memory).min() {
+        Some(memory) if needed.saturating_mul(u64::from(sharing)) > memory => table.missing(
+            MEMORY,
+            format!("{found}, but a GPU of {sharing} ranks has {}", gibibytes(memory)),
+            "use more ranks or GPUs, fewer slots (max_batch) or shorter sequences (max_seq_len)",
+        ),
+        _ => table.good(MEMORY, found),
+    }
+    Ok(())
+}
+
+/// A run of `ranks` ranks on this node's GPUs lacks nothing.
+fn cuda_possible(table: &Table, ranks: u32) -> bool {
+    let memory = !table.checks.iter().any(|check| check.what == MEMORY) || table.has(MEMORY);
+    let nvshmem = ranks == 1 || (table.has(NVSHMEM_HOST) && table.has("MPI"));
+    table.has(DRIVER) && table.has("GPU 0") && table.has(NVCC) && table.has(CACHE) && memory && nvshmem
+}
+
+fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
+    let ranks = args.ranks;
+    let command = if ranks > 1 { format!("mpirun -n {ranks} mpk-run") } else { "mpk-run".to_string() };
+    if args.backend == Backend::Cpu || gpus.is_empty() || !cuda {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let each = (cores / ranks as usize).max(1);
+        table.good("a run", format!("`{command}` on the CPU: {ranks} ranks, {each} of {cores} cores each"));
+        return;
+    }
+    let mut text = format!("`{command}` on the GPUs:");
+    for rank in 0..ranks.min(64) {
+        let _ = write!(
+            text,
+            "{} rank {rank} on GPU {}",
+            if rank > 0 { "," } else { "" },
+            rank % gpus.len() as u32
+        );
+    }
+    let sharing = ranks.div_ceil(gpus.len() as u32);
+    if sharing > 1 {
+        table.note("a run", text, format!("up to {sharing} ranks share a GPU: right, but slow"));
+    } else {
+        table.good("a run", text);
+    }
+}
+
+#[cfg(test)]
+#[path = "doctor_test.rs"]
+mod tests;

@@ -1,0 +1,13 @@
+//! What the programs share: command lines, console, output, and the jobs that are more than a run.
+
+pub mod args;
+pub mod bench;
+pub mod build_only;
+pub mod choices;
+pub mod console;
+pub mod doctor;
+pub mod logging;
+pub mod output;
+pub mod passes;
+pub mod process_limits;
+pub mod run;

@@ -1,0 +1,156 @@
+//! `mpk-graph passes`: the op graph after each pass, as JSON and as a drawing.
+
+use crate::engine::user_graph;
+use crate::model::app_error::AppError;
+use crate::model::families::{self, GraphOptions};
+use crate::model::files;
+use crate::model::model_json::ModelJson;
+use crate::model::model_source::ModelSource;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use taskgraph::json::{DataSources, op_graph_to_value};
+use taskgraph::op_graph::Role;
+use taskgraph::{BuildOptions, OpGraph, Passes, Sharding, Target, target};
+
+/// What to show.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The model's file.
+    pub model: PathBuf,
+    /// Where the files go, if anywhere.
+    pub dump: Option<PathBuf>,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// A row of the hardware table; the CPU target without one.
+    pub device: Option<String>,
+    /// Workers of the CPU target.
+    pub workers: u32,
+    /// The graph class; by default the decode graph of max_batch, or a user's own graph.
+    pub graph: Option<String>,
+}
+
+/// Runs the passes on the model's op graph; gives a line for each. With `dump`, `NN-PASS.json` and `NN-PASS.dot` are
+/// written after each pass; `00` is the graph as it was made.
+///
+/// # Errors
+/// What is wrong with the model, the graph or the folder.
+pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
+    let target = match &wanted.device {
+        None => Target::cpu(wanted.workers),
+        Some(name) => Target::cuda(target::device(name).ok_or_else(|| {
+            let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
+            AppError::input(format!(
+                "--device {name}: not in the hardware table; it has {}",
+                known.join(", ")
+            ))
+        })?),
+    };
+    let mut graph = op_graph(wanted, &target)?;
+    let options = BuildOptions::new(wanted.ranks, target);
+    let registry = kernels_cu::registry::registry();
+    let passes = Passes::default();
+    let mut lines = Vec::new();
+    let mut written = Ok(());
+    let mut show = |name: &str, graph: &OpGraph| {
+        let number = lines.len();
+        let tensors = graph.ops.iter().flat_map(|op| op.inputs.iter().chain(&op.outputs));
+        let tensors: std::collections::BTreeSet<&u32> = tensors.collect();
+        lines.push(format!(
+            "{number:02} {name:<10} {} operators, {} tensors",
+            graph.ops.len(),
+            tensors.len()
+        ));
+        if let (Some(folder), Ok(())) = (&wanted.dump, &written) {
+            written = dump(folder, &format!("{number:02}-{name}"), graph);
+        }
+    };
+    show("made", &graph);
+    passes.run_observed(&mut graph, &registry, &options, &mut show).map_err(AppError::from)?;
+    written?;
+    Ok(lines)
+}
+
+fn op_graph(wanted: &Wanted, target: &Target) -> Result<OpGraph, AppError> {
+    let model = ModelJson::read(&wanted.model)?;
+    let graphs = match ModelSource::open(&model)? {
+        ModelSource::Model(source) => {
+            let sizes = model.sizes(&source.config)?;
+            let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, wanted.ranks, target);
+            let graphs = families::op_graphs(&source.config, &sizes, &options);
+            let main = families::main_graph_name(&sizes);
+            let name = wanted.graph.clone().unwrap_or(main);
+            return pick(graphs, &name);
+        }
+        ModelSource::Graph { graph, .. } => vec![user_graph::parse(&model, &graph)?.graph],
+    };
+    let name = wanted.graph.clone().unwrap_or_else(|| graphs[0].name.clone());
+    pick(graphs, &name)
+}
+
+fn pick(graphs: Vec<OpGraph>, name: &str) -> Result<OpGraph, AppError> {
+    let names: Vec<String> = graphs.iter().map(|g| g.name.clone()).collect();
+    graphs.into_iter().find(|g| g.name == name).ok_or_else(|| {
+        AppError::input(format!("--graph {name}: the model has no such graph; it has {}", names.join(", ")))
+    })
+}
+
+fn dump(folder: &Path, name: &str, graph: &OpGraph) -> Result<(), AppError> {
+    std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
+    let value = op_graph_to_value(graph, &DataSources::new()).map_err(|e| AppError::input(e.to_string()))?;
+    let text = serde_json::to_string_pretty(&value).map_err(|e| AppError::input(e.to_string()))?;
+    for (extension, text) in [("json", text), ("dot", drawing(graph))] {
+        let path = folder.join(format!("{name}.{extension}"));
+        files::write(&path, |out| out.write_all(text.as_bytes()))
+            .map_err(|error| files::failed(path.display(), &error))?;
+    }
+    Ok(())
+}
+
+/// The graph in the language of Graphviz: `dot -Tsvg FILE.dot` draws it.
+pub fn drawing(graph: &OpGraph) -> String {
+    let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
+    let mut dot = format!("digraph \"{}\" {{\n  node [fontname=\"sans-serif\"];\n", quoted(&graph.name));
+    let mut producer = vec![None; graph.tensors.len()];
+    for (number, op) in graph.ops.iter().enumerate() {
+        op.outputs.iter().for_each(|&t| producer[t as usize] = Some(number));
+        let label = format!("{}\\n{}", quoted(&op.name), quoted(&op.op_type));
+        let _ = writeln!(
+            dot,
+            "  op{number} [shape=box, style=filled, fillcolor=\"#dce9f7\", label=\"{label}\"];"
+        );
+    }
+    let describe = |t: u32| {
+        let tensor = &graph.tensors[t as usize];
+        let dims: Vec<String> = tensor.dims.iter().map(u64::to_string).collect();
+        let sharding = match &tensor.sharding {
+            Sharding::Replicated => String::new(),
+            Sharding::Partial => " partial".to_string(),
+            Sharding::Split { dim, .. } => format!(" split {dim}"),
+        };
+        format!("{} {}{sharding}", tensor.dtype, dims.join("x"))
+    };
+    for (t, tensor) in graph.tensors.iter().enumerate() {
+        let used = graph.ops.iter().any(|op| op.inputs.contains(&(t as u32)));
+        if producer[t].is_none() && used || tensor.output {
+            let shape = match tensor.role {
+                Role::Weight { .. } | Role::Constant => "ellipse",
+                _ => "cds",
+            };
+            let label = format!("{}\\n{}", quoted(&tensor.name), describe(t as u32));
+            let _ = writeln!(dot, "  t{t} [shape={shape}, label=\"{label}\"];");
+        }
+        if let (Some(from), true) = (producer[t], tensor.output) {
+            let _ = writeln!(dot, "  op{from} -> t{t};");
+        }
+    }
+    for (number, op) in graph.ops.iter().enumerate() {
+        for &t in &op.inputs {
+            let _ = match producer[t as usize].filter(|&from| from < number) {
+                Some(from) => writeln!(dot, "  op{from} -> op{number} [label=\"{}\"];", describe(t)),
+                None => writeln!(dot, "  t{t} -> op{number};"),
+            };
+        }
+    }
+    dot.push_str("}\n");
+    dot
+}

@@ -1,0 +1,355 @@
+//! Which kind of machine runs the tasks, and what it needs besides the graphs.
+
+use crate::engine::agreement::{Exit, together};
+use crate::engine::config::{BackendChoice, LaunchChoice, RunConfig};
+use crate::model::app_error::AppError;
+use crate::model::model_json::ModelJson;
+use distributed::affinity::{Cores, cores_of_rank};
+use distributed::cuda::{Code, Found, Machine, Transport, WarmUp, driver};
+use distributed::plan::{BatchPlan, RunOptions};
+use distributed::{CpuRank, CudaRank, Rank, World};
+use kernels_cu::gpu::{
+    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, KernelConfig, NvshmemFiles,
+    collective_shim, compile, merge, task_codes,
+};
+use std::time::Instant;
+use taskgraph::target::Device;
+use taskgraph::{Target, TaskGraph};
+
+/// Most threads of a rank that read weights for a GPU: the copy is not faster with more.
+const MOST_READERS: usize = 8;
+
+/// The kind of machine that a run is on.
+pub enum Backend {
+    /// Threads on these cores.
+    Cpu(Cores),
+    /// A GPU with its row of the hardware table; the cores are the host's.
+    Cuda(Box<Machine>, Device, Cores),
+}
+
+impl Backend {
+    /// Collective: what `config.backend` asks for; with `auto` a GPU where every rank's node has one, the CPU where none
+    /// has.
+    ///
+    /// # Errors
+    /// There is no GPU where one is asked for, or one that can't be used.
+    pub fn choose(world: &World, config: &RunConfig, warm_up: Option<WarmUp>) -> Result<Backend, Exit> {
+        let begin = Instant::now();
+        let cores = cores_of_rank(world);
+        if config.backend == BackendChoice::Cpu {
+            log_cpu(world, &cores, "");
+            return Ok(Backend::Cpu(cores));
+        }
+        // Held until the machine has it.
+        let _warm = warm_up.and_then(WarmUp::end);
+        let found = together(world, driver::find().map_err(AppError::from))?;
+        let counts = world.all_gather(match &found {
+            Found::Nothing(_) => 0,
+            Found::Driver(driver) => u64::from(driver.devices()),
+        });
+        let driver = match found {
+            Found::Driver(driver) => Ok(driver),
+            Found::Nothing(reason) => {
+                if config.backend == BackendChoice::Auto && counts.iter().all(|&count| count == 0) {
+                    log_cpu(world, &cores, &format!(" (no GPU: {reason})"));
+                    return Ok(Backend::Cpu(cores));
+                }
+                Err(AppError::from(distributed::Error::NoGpu { reason }))
+            }
+        };
+        let driver = together(world, driver)?;
+        let machine = Machine::of_rank(world, driver, config.transport, config.bootstrap);
+        let machine = together(world, machine.map_err(AppError::from))?;
+        let row = together(world, machine.context.gpu().row().map_err(AppError::from))?;
+        let gpu = machine.context.gpu();
+        tracing::info!(
+            "backend cuda: rank {} of {} on GPU {} ({}, {}), driver for CUDA {}.{}: {:.2} s",
+            world.rank(),
+            world.size(),
+            gpu.ordinal,
+            gpu.name,
+            row.architecture,
+            driver.cuda_version().0,
+            driver.cuda_version().1,
+            begin.elapsed().as_secs_f64()
+        );
+        Ok(Backend::Cuda(Box::new(machine), row, cores))
+    }
+
+    /// What graphs are built for; the same on every rank. Collective.
+    ///
+    /// # Errors
+    /// More workers than the GPU has multiprocessors.
+    pub fn target(&self, world: &World, model: &ModelJson) -> Result<Target, Exit> {
+        match self {
+            Backend::Cpu(cores) => {
+                let mut target = Target::cpu(workers(world, model, cores));
+                // Tests: graphs are cut as for Hopper, whose tasks the CPU target can run, but not faster.
+                target.wide = std::env::var_os("MPK_DEBUG_WIDE").is_some_and(|value| value == "1");
+                Ok(target)
+            }
+            Backend::Cuda(_, row, _) => {
+                // GPUs of one name may differ in multiprocessors: the least.
+                let least = u64::MAX - world.max(&[u64::MAX - u64::from(row.sms)])[0];
+                let row = Device { sms: least as u32, ..*row };
+                together(world, cuda_target(&row, model, world.size()))
+            }
+        }
+    }
+
+    /// Threads of this rank that read weights.
+    pub fn readers(&self) -> usize {
+        match self {
+            Backend::Cpu(cores) => cores.own.len(),
+            Backend::Cuda(_, _, cores) => cores.own.len().clamp(1, MOST_READERS),
+        }
+    }
+
+    /// Collective: a rank that is ready to be filled.
+    ///
+    /// # Errors
+    /// What it needs is not there.
+    pub fn rank(
+        self,
+        world: &World,
+        config: &RunConfig,
+        graphs: Vec<TaskGraph>,
+        plan: BatchPlan,
+        options: &RunOptions,
+    ) -> Result<Rank, Exit> {
+        match self {
+            Backend::Cpu(cores) => {
+                let rank = CpuRank::new(world, graphs, plan, options, cores).map_err(AppError::from);
+                Ok(Rank::Cpu(Box::new(together(world, rank)?)))
+            }
+            Backend::Cuda(machine, row, _) => {
+                // Before the compiler is asked, which may take long.
+                together(world, machine.check(world, &graphs, options).map_err(AppError::from))?;
+                let begin = Instant::now();
+                let code = code(world, config, &row, machine.puts_through_nvshmem(world), &graphs)?;
+                let took = begin.elapsed();
+                let rank = CudaRank::new(world, *machine, code, graphs, plan, options);
+                let mut rank = together(world, rank.map_err(AppError::from))?;
+                rank.add_compile_time(took);
+                Ok(Rank::Cuda(Box::new(rank)))
+            }
+        }
+    }
+}
+
+/// Workers of this rank: as asked, else its share of the cores; the same on every rank.
+fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
+    let share = world.max(&[u64::MAX - cores.own.len() as u64])[0];
+    let share = (u64::MAX - share) as u32;
+    let workers = model.runtime.workers.unwrap_or(share).max(1);
+    if workers > share.max(1) {
+        tracing::warn!(
+            "{workers} workers of each rank share {share} of the node's cores: they take turns, which is slow; leave out --workers (runtime.workers) to have one for each core"
+        );
+    }
+    workers
+}
+
+fn log_cpu(world: &World, cores: &Cores, why: &str) {
+    tracing::info!(
+        "backend cpu{why}, {} ranks, {} cores a rank{}",
+        world.size(),
+        cores.own.len(),
+        if cores.shared { " (shared)" } else { "" }
+    );
+}
+
+/// The target of a GPU, with the workers that the model asks for.
+///
+/// # Errors
+/// More workers than multiprocessors: their blocks could not all run at once.
+pub fn cuda_target(row: &Device, model: &ModelJson, ranks: u32) -> Result<Target, AppError> {
+    let mut target = Target::cuda(row);
+    // Wide products on several ranks are not proven: the CPU target's run of the same graphs gives other tokens.
+    target.wide &= ranks == 1;
+    if let Some(workers) = model.runtime.workers {
+        if workers > row.sms {
+            return Err(AppError::input(format!(
+                "{workers} workers (--workers or runtime.workers), but {} has {} multiprocessors, one for each worker",
+                row.name, row.sms
+            )));
+        }
+        target.workers = workers;
+        target.max_tiles = workers;
+    }
+    Ok(target)
+}
+
+/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's.
+///
+/// # Errors
+/// No cubin can be made for it, or a block has too little shared memory.
+pub fn compile_options(row: &Device, device_library: bool) -> Result<CompileOptions, AppError> {
+    let architecture = Architecture::of_device(row)
+        .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
+    let mut options = CompileOptions::new(architecture, device_library);
+    // For compute-sanitizer, see kernels-cu/src/gpu/config.cuh.
+    if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
+        options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
+    }
+    options.config = fit(options.config, row.shared_memory).ok_or_else(|| {
+        AppError::environment(format!(
+            "a block of {} has {} bytes of shared memory, too few for the kernel; choose another GPU (CUDA_VISIBLE_DEVICES), or run with --backend cpu",
+            row.name, row.shared_memory
+        ))
+    })?;
+    Ok(options)
+}
+
+/// The kernel's shape on a device with less shared memory than its architecture's in the table: the tasks' share
+/// shrinks.
+fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
+    /// What the tasks' code needs at least.
+    const LEAST_WORK: u32 = 32 << 10;
+    /// What NVSHMEM's device library takes beside the dynamic shared memory.
+    const STATIC: u32 = 2 << 10;
+    let excess = (config.shared_bytes + STATIC).saturating_sub(shared_memory);
+    let work_bytes = config.work_bytes.checked_sub(excess)? / 1024 * 1024;
+    (work_bytes >= LEAST_WORK || excess == 0).then_some(match excess {
+        0 => config,
+        _ => KernelConfig {
+            work_bytes,
+            shared_bytes: config.shared_bytes - (config.work_bytes - work_bytes),
+            ..config
+        },
+    })
+}
+
+/// Collective: the cubin that runs all ranks' graphs, and each task's code in it.
+fn code(
+    world: &World,
+    config: &RunConfig,
+    row: &Device,
+    device_library: bool,
+    graphs: &[TaskGraph],
+) -> Result<Code, Exit> {
+    world.phase("compilation");
+    let begin = Instant::now();
+    let codes = task_codes(graphs).map_err(|e| AppError::from(distributed::Error::Code(e)));
+    let mut codes = together(world, codes)?;
+    let expressions = united(world, &codes.expressions);
+    codes.renumber(expressions.clone());
+    let options = together(world, compile_options(row, device_library))?;
+    let generated = begin.elapsed();
+    let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
+    let cache = together(world, cache)?;
+    let make =
+        || compile(&expressions, &options, &cache).map_err(|e| AppError::from(distributed::Error::Code(e)));
+    // One rank of a node compiles, the others find its cubin in the cache.
+    let first = world.node_rank() == 0;
+    let made = together(world, if first { make().map(Some) } else { Ok(None) })?;
+    let cubin = match made {
+        Some(cubin) => Ok(cubin),
+        None => make(),
+    };
+    let cubin = together(world, cubin)?;
+    log_cubin(&cubin, expressions.len(), generated.as_secs_f64());
+    let collective = config.launch != LaunchChoice::Cooperative;
+    let shim = if collective { shim(world, options.architecture, &cache) } else { None };
+    let nvshmem = match cubin.toolchain.nvshmem {
+        None if world.size() > 1 => {
+            let installed = NvshmemFiles::find().ok().map(|files| files.version);
+            installed.or_else(|| shim.as_ref().and_then(|shim| shim.nvshmem))
+        }
+        linked => linked,
+    };
+    Ok(Code { cubin, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
+}
+
+fn log_cubin(cubin: &Cubin, codes: usize, generated: f64) {
+    tracing::info!(
+        "{codes} codes in {generated:.2} s; cubin {} in {:.2} s ({})",
+        if cubin.from_cache { "from the cache" } else { "compiled" },
+        cubin.took.as_secs_f64(),
+        cubin.path.display()
+    );
+}
+
+/// Collective: the sorted union of all ranks' codes.
+fn united(world: &World, own: &[Expression]) -> Vec<Expression> {
+    let lists = world.gather(Expression::to_text(own).into_bytes());
+    let lists: Vec<Vec<Expression>> =
+        lists.iter().map(|text| Expression::from_text(&String::from_utf8_lossy(text))).collect();
+    let united = Expression::to_text(&merge(lists.iter().map(Vec::as_slice)));
+    Expression::from_text(&String::from_utf8_lossy(&world.broadcast(0, united.into_bytes())))
+}
+
+/// Collective: the shim of NVSHMEM's collective launch, where the host library does not export it and it can be
+/// built. Without it the kernel is launched cooperatively.
+fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<CollectiveShim> {
+    if world.size() == 1 {
+        return None;
+    }
+    let exported = nvshmem_sys::Library::load().is_ok_and(|library| library.has_collective_launch());
+    // One rank of a node builds it.
+    let first = world.node_rank() == 0;
+    let build = || match collective_shim(architecture, cache) {
+        Ok(shim) => Some(shim),
+        Err(error) => {
+            tracing::info!("no shim of NVSHMEM's collective launch: {error}");
+            None
+        }
+    };
+    let own = if first && !exported { build() } else { None };
+    // All ranks launch in the same way: where one can't have it, the others don't try to build it again.
+    let lacks = first && !exported && own.is_none();
+    let lacks = world.max(&[u64::from(lacks)])[0] != 0;
+    if first || exported || lacks { own } else { build() }
+}
+
+/// A cubin compiled without a GPU.
+pub struct Compiled {
+    /// The cubin.
+    pub cubin: Cubin,
+    /// Codes in it.
+    pub codes: usize,
+}
+
+/// Compiles what all ranks' graphs run into the cache. `auto`: for a node whose GPUs reach each other.
+///
+/// # Errors
+/// A task can't run on the GPU, or the toolchain lacks something.
+pub fn compile_all(row: &Device, transport: Transport, all: &[Vec<TaskGraph>]) -> Result<Compiled, AppError> {
+    let error = |e| AppError::from(distributed::Error::Code(e));
+    let mut lists = Vec::new();
+    let mut ranks = 1;
+    for graphs in all {
+        ranks = graphs.len() as u32;
+        lists.push(task_codes(graphs).map_err(error)?.expressions);
+    }
+    let expressions = merge(lists.iter().map(Vec::as_slice));
+    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true))?;
+    let cache = Cache::from_environment().map_err(error)?;
+    let cubin = compile(&expressions, &options, &cache).map_err(error)?;
+    if ranks > 1
+        && let Err(problem) = collective_shim(options.architecture, &cache)
+    {
+        tracing::info!("no shim of NVSHMEM's collective launch: {problem}");
+    }
+    log_cubin(&cubin, expressions.len(), 0.0);
+    Ok(Compiled { cubin, codes: expressions.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_with_less_shared_memory_get_less_work_area() {
+        let config = KernelConfig::new(Architecture::Sm80);
+        assert_eq!(fit(config, 163 << 10), Some(config));
+        match fit(config, 99 << 10) {
+            Some(small) => {
+                assert!(small.shared_bytes + (2 << 10) <= 99 << 10);
+                assert_eq!(config.shared_bytes - small.shared_bytes, config.work_bytes - small.work_bytes);
+            }
+            None => assert!(config.shared_bytes - config.work_bytes + (34 << 10) > 99 << 10),
+        }
+        assert_eq!(fit(config, 16 << 10), None);
+    }
+}

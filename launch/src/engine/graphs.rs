@@ -1,0 +1,203 @@
+//! Builds the task graphs of a run and proves them safe before anything is launched.
+
+use crate::engine::agreement::{Exit, together};
+use crate::engine::config::RunConfig;
+use crate::engine::proofs::{Proofs, WORTHWHILE_TASKS};
+use crate::model::app_error::AppError;
+use crate::model::families;
+use crate::model::model_json::{self, ModelJson};
+use crate::model::model_source::Model;
+use distributed::World;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use taskgraph::builder::{BuildError, BuildOptions, Builder};
+use taskgraph::digest::digest;
+use taskgraph::verify::verify_succession;
+use taskgraph::{Allreduce, OpGraph, Placement, Registry, Target, TaskGraph};
+
+/// All ranks' graphs of one op graph.
+pub type RankGraphs = Vec<TaskGraph>;
+
+/// taskgraph's name of a placement.
+pub fn placement(placement: model_json::Placement) -> Placement {
+    match placement {
+        model_json::Placement::Static => Placement::Static,
+        model_json::Placement::Dynamic => Placement::Dynamic,
+    }
+}
+
+/// taskgraph's name of a lowering.
+pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
+    match allreduce {
+        model_json::Allreduce::Auto => Allreduce::Auto,
+        model_json::Allreduce::CopyReduce => Allreduce::CopyReduce,
+        model_json::Allreduce::OneShot => Allreduce::OneShot,
+        model_json::Allreduce::TwoShot => Allreduce::TwoShot,
+    }
+}
+
+/// How the graphs of a run are built.
+pub fn build_options(config: &RunConfig, model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
+    BuildOptions {
+        protected: !config.unprotected,
+        placement: placement(model.runtime.placement),
+        allreduce: allreduce(model.runtime.allreduce),
+        ..BuildOptions::new(ranks, target)
+    }
+}
+
+/// The number of ranks must divide the query heads.
+pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
+    if !model.config.num_heads.is_multiple_of(ranks) {
+        let possible: Vec<String> =
+            families::possible_ranks(&model.config).iter().map(u32::to_string).collect();
+        return Err(AppError::input(format!(
+            "{ranks} ranks do not divide the model's {} query heads; run it on {} ranks",
+            model.config.num_heads,
+            possible.join(", ")
+        )));
+    }
+    Ok(())
+}
+
+/// What was done otherwise than asked, of the form "operator: what".
+type Notes = BTreeSet<String>;
+
+/// Graphs of every op graph, made by `make`.
+fn build<T>(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+    make: impl Fn(&Builder) -> Result<T, BuildError>,
+) -> Result<(Vec<T>, Notes), AppError> {
+    let mut notes = Notes::new();
+    let graphs = ops
+        .iter()
+        .map(|op_graph| {
+            let builder = Builder::new(op_graph, registry, options)?;
+            notes.extend(builder.notes().iter().cloned());
+            Ok(make(&builder)?)
+        })
+        .collect::<Result<Vec<T>, AppError>>()?;
+    Ok((graphs, notes))
+}
+
+/// The graphs of one rank.
+pub fn build_one(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+    rank: u32,
+) -> Result<Vec<TaskGraph>, AppError> {
+    Ok(build(ops, registry, options, |builder| builder.rank(rank))?.0)
+}
+
+/// The graphs of all ranks, verified each by itself and in succession. What was done otherwise than asked is logged,
+/// once for all graphs.
+pub fn build_verified(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+) -> Result<Vec<RankGraphs>, AppError> {
+    let (all, notes) = build(ops, registry, options, Builder::all)?;
+    log_notes(&notes);
+    verify_all(&all, options)?;
+    Ok(all)
+}
+
+fn verify_all(all: &[RankGraphs], options: &BuildOptions) -> Result<(), AppError> {
+    if !options.protected {
+        tracing::warn!("--debug-unprotected: the graphs are not verified");
+        return Ok(());
+    }
+    verify_succession(all).map(drop).map_err(|v| violations("task graphs", &v))
+}
+
+/// Collective: each rank builds its own graphs. Where they were not proven before, rank 0 builds and verifies those of
+/// all ranks, and the digests are compared.
+pub fn build_together(
+    world: &World,
+    ops: &[OpGraph],
+    options: &BuildOptions,
+) -> Result<Vec<TaskGraph>, Exit> {
+    let registry = kernels_cu::registry::registry();
+    let rank = world.rank();
+    let (own, notes) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;
+    log_notes(&notes);
+    let found = world.gather(digests(&own).iter().flat_map(|d| d.to_le_bytes()).collect());
+    let found: Vec<u64> =
+        found.iter().flat_map(|bytes| bytes.as_chunks().0.iter().map(|d| u64::from_le_bytes(*d))).collect();
+    let proven = if rank == 0 { prove(ops, &registry, options, &own, &found) } else { Ok(()) };
+    together(world, proven)?;
+    Ok(own)
+}
+
+/// Proves the graphs with the digests `found`, rank by rank. `own` are those of rank 0.
+fn prove(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &BuildOptions,
+    own: &[TaskGraph],
+    found: &[u64],
+) -> Result<(), AppError> {
+    let tasks = own.iter().map(|graph| graph.tasks.len()).sum::<usize>() * options.world as usize;
+    let proofs = Proofs::from_environment().filter(|_| tasks >= WORTHWHILE_TASKS && options.protected);
+    if proofs.as_ref().is_some_and(|proofs| proofs.has(found)) {
+        tracing::info!("{tasks} tasks of all ranks: verified in an earlier run");
+        return Ok(());
+    }
+    let begin = Instant::now();
+    let (all, _) = build(ops, registry, options, Builder::all)?;
+    for rank in 0..options.world as usize {
+        for (number, graphs) in all.iter().enumerate() {
+            let (found, expected) = (found[rank * all.len() + number], digest(&graphs[rank]));
+            if found != expected {
+                let graph = graphs[rank].name.clone();
+                return Err(distributed::Error::Digest { rank: rank as u32, graph, found, expected }.into());
+            }
+        }
+    }
+    verify_all(&all, options)?;
+    if let Some(proofs) = proofs {
+        tracing::info!("{tasks} tasks of all ranks verified: {:.2} s", begin.elapsed().as_secs_f64());
+        proofs.add(found);
+    }
+    Ok(())
+}
+
+/// Logs notes of the form "operator: what", one line for each distinct "what".
+fn log_notes(notes: &Notes) {
+    let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for note in notes {
+        let (op, text) = note.split_once(": ").unwrap_or(("", note));
+        by_text.entry(text).or_default().push(op);
+    }
+    for (text, ops) in by_text {
+        match &ops[..] {
+            [op] => tracing::info!("{op}: {text}"),
+            _ => tracing::info!("{} and {} more: {text}", ops[0], ops.len() - 1),
+        }
+    }
+}
+
+/// A message that lists what the verifier found.
+pub fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError {
+    const SHOWN: usize = 10;
+    let mut message = format!("{what}: the verifier found {} violations", violations.len());
+    for violation in violations.iter().take(SHOWN) {
+        message.push_str(&format!("\n  {violation}"));
+    }
+    if violations.len() > SHOWN {
+        message.push_str(&format!("\n  ... and {} more", violations.len() - SHOWN));
+    }
+    AppError::input(message)
+}
+
+/// Digests of graphs, in order.
+pub fn digests(graphs: &[TaskGraph]) -> Vec<u64> {
+    graphs.iter().map(digest).collect()
+}
+
+#[cfg(test)]
+#[path = "graphs_test.rs"]
+mod tests;

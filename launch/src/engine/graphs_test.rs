@@ -1,0 +1,85 @@
+//! What the memory plan makes of models of real shape, from their configuration alone.
+
+use super::*;
+use crate::model::families::{GraphOptions, op_graphs};
+use crate::model::hf_config::{ModelConfig, WeightDtype};
+use crate::model::model_json::{Embedding, Sizes};
+use crate::model::shapes;
+use taskgraph::Target;
+use taskgraph::stats::stats;
+use taskgraph::target::device;
+
+struct Run {
+    shape: &'static str,
+    ranks: u32,
+    allreduce: Allreduce,
+    placement: Placement,
+    chunk: u32,
+    max_seq_len: u32,
+}
+
+/// MiB of activations in device memory and in the symmetric heap of the prefill graph of one slot, on an H200.
+fn mebibytes(run: &Run) -> (u64, u64) {
+    let json = shapes::config(run.shape).unwrap();
+    let config =
+        ModelConfig::parse(run.shape, "", json.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap();
+    let target = Target::cuda(device("h200").unwrap());
+    let pages = run.max_seq_len / 64;
+    let sizes = Sizes {
+        max_batch: 1,
+        max_seq_len: run.max_seq_len,
+        page_size: 64,
+        pages_per_slot: pages,
+        num_pages: pages,
+        prefill_chunk: run.chunk,
+    };
+    let options = GraphOptions::new(&config, Embedding::default(), 0, run.ranks, &target);
+    let prefill = op_graphs(&config, &sizes, &options).pop().unwrap();
+    assert_eq!(prefill.capacity.rows, run.chunk);
+    let options = BuildOptions {
+        allreduce: run.allreduce,
+        placement: run.placement,
+        ..BuildOptions::new(run.ranks, target)
+    };
+    let builder = Builder::new(&prefill, &kernels_cu::registry::registry(), &options).unwrap();
+    let found = stats(&[builder.rank(0).unwrap()]);
+    let up = |bytes: u64| bytes.div_ceil(1 << 20);
+    println!("{} {} {:?}: {found}", run.shape, run.ranks, run.allreduce);
+    (up(found.device_bytes), up(found.symmetric_bytes))
+}
+
+const BASE: Run = Run {
+    shape: "qwen3-8b",
+    ranks: 4,
+    allreduce: Allreduce::TwoShot,
+    placement: Placement::Static,
+    chunk: 256,
+    max_seq_len: 16384,
+};
+
+#[test]
+fn layers_share_the_memory_of_a_two_shot_prefill() {
+    for placement in [Placement::Static, Placement::Dynamic] {
+        let (device, symmetric) = mebibytes(&Run { placement, ..BASE });
+        assert!(device <= 60 && symmetric <= 40, "{placement:?}: {device} MiB, symmetric {symmetric} MiB");
+    }
+}
+
+#[test]
+fn layers_share_flagged_words() {
+    for placement in [Placement::Static, Placement::Dynamic] {
+        let (_, symmetric) = mebibytes(&Run { allreduce: Allreduce::OneShot, placement, ..BASE });
+        assert!(symmetric <= 200, "{placement:?}: {symmetric} MiB");
+    }
+    let llama = Run { shape: "llama3-70b", allreduce: Allreduce::OneShot, ..BASE };
+    let (_, symmetric) = mebibytes(&llama);
+    assert!(symmetric <= 600, "{symmetric} MiB");
+}
+
+#[test]
+fn a_prefill_of_2048_rows_has_room() {
+    let long = Run { chunk: 2048, max_seq_len: 2048, ..BASE };
+    let (alone, _) = mebibytes(&Run { ranks: 1, allreduce: Allreduce::Auto, ..long });
+    let (of_four, _) = mebibytes(&long);
+    assert!(alone <= 400 && of_four <= 200, "{alone} MiB on one rank, {of_four} MiB on four");
+}

@@ -1,0 +1,82 @@
+//! What every rank does around the kernel: loads the weights, launches, ends.
+
+use crate::engine::agreement::Exit;
+use crate::engine::config::RunConfig;
+use crate::model::app_error::AppError;
+use distributed::fill::TensorSource;
+use distributed::plan::{RunOptions, Stall};
+use distributed::{Common, Rank, World};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Longest that a rank which ended early waits for the others' reports.
+const REPORT_GRACE: Duration = Duration::from_secs(2);
+
+/// What the ranks are told of how to run; `ops` are the names that a stall may use.
+pub fn run_options(config: &RunConfig, ops: &[String]) -> Result<RunOptions, AppError> {
+    let stall = config.stall.as_deref().map(|text| parse_stall(text, ops)).transpose()?;
+    Ok(RunOptions { deadline: config.deadline, trace: config.trace, stall })
+}
+
+fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
+    let error = || AppError::input(format!("--debug-stall {text}: expected RANK:OP:MILLISECONDS"));
+    let mut fields = text.splitn(3, ':');
+    let mut field = || fields.next().ok_or_else(error);
+    let rank = field()?.parse().map_err(|_| error())?;
+    let op = field()?;
+    let op = match op.parse() {
+        Ok(index) => index,
+        Err(_) => ops.iter().position(|o| o == op).ok_or_else(error)? as u32,
+    };
+    let time = Duration::from_millis(field()?.parse().map_err(|_| error())?);
+    Ok(Stall { rank, op, time })
+}
+
+/// Fills weights with a progress bar on a terminal (rank 0's share stands for all); gives the time that it took.
+pub fn load(
+    world: &World,
+    rank: &mut Rank,
+    threads: usize,
+    source: &impl TensorSource<Error = AppError>,
+) -> Result<Duration, AppError> {
+    let begin = Instant::now();
+    let bar = if world.rank() == 0 && std::io::stderr().is_terminal() {
+        ProgressBar::new(rank.constant_bytes())
+    } else {
+        ProgressBar::hidden()
+    };
+    if let Ok(style) =
+        ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec}")
+    {
+        bar.set_style(style);
+    }
+    let result = rank.fill(threads, source, |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    let took = begin.elapsed();
+    let (bytes, seconds) = (rank.constant_bytes() as f64 / 1e9, took.as_secs_f64());
+    tracing::info!("weights: {bytes:.3} GB in {seconds:.2} s, {:.2} GB/s", bytes / seconds.max(1e-9));
+    result.map(|()| took)
+}
+
+/// Collective: runs the kernel. A run that ends early tells this rank's report (see [`World::tell`]); ranks that no longer answer are
+/// waited for no longer than their own deadline, then the job is ended.
+pub fn launch(
+    world: &World,
+    rank: &mut Rank,
+    deadline: Duration,
+    look: impl FnMut(&Common),
+) -> Result<(), Exit> {
+    world.phase("the run");
+    let result = rank.run(world, look);
+    if let Err(error) = &result {
+        world.tell(&error.to_string());
+    }
+    let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
+    world.phase("the end of the run");
+    world.barrier_within(limit);
+    match world.agree(result.map_or_else(|e| e.exit_status(), |()| 0)) {
+        None => Ok(()),
+        Some((_, status)) => Err(Exit(status)),
+    }
+}

@@ -1,0 +1,169 @@
+//! All ranks run the same: the options, the model and the requests of every rank are compared with rank 0's before
+//! anything depends on them.
+
+use crate::engine::agreement::{Exit, together};
+use crate::model::app_error::AppError;
+use crate::model::model_json::ModelJson;
+use crate::model::model_source::ModelSource;
+use crate::model::prompts::Request;
+use crate::model::weights::WeightSource;
+use distributed::World;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Longest value that a message shows, characters.
+const SHOWN: usize = 60;
+/// Tensors of a checkpoint that are looked into.
+const SAMPLED_TENSORS: usize = 64;
+/// Bytes in the middle of each.
+const SAMPLED_BYTES: usize = 64;
+
+/// A named value of a rank.
+pub type Value = (String, String);
+
+/// Collective: every rank was started with the same options, given by name and value.
+///
+/// # Errors
+/// Status 2 and the first option that differs.
+pub fn same_options(world: &World, mut values: Vec<Value>) -> Result<(), Exit> {
+    values.push(("the program's version".into(), env!("CARGO_PKG_VERSION").into()));
+    compare(world, "was started with other options", "start all ranks with the same command line", &values)
+}
+
+/// Collective: every rank has opened the same model. Of a checkpoint's weights, names, shapes and samples are compared.
+///
+/// # Errors
+/// Status 2 and what differs first.
+pub fn same_model(world: &World, model: &ModelJson, source: &ModelSource) -> Result<(), Exit> {
+    let mut file = model.clone();
+    // Nodes may have it in different places.
+    file.checkpoint = file.checkpoint.map(|_| "checkpoint".into());
+    let mut values = vec![(model_file_name(model), serde_json::to_string(&file).unwrap_or_default())];
+    if let ModelSource::Model(model) = source {
+        let _reads = model.weights.reads(world.rank());
+        values.push(("config.json".into(), format!("{:?}", model.config)));
+        values.push(("the weights (digest of names, shapes and samples)".into(), weights(&model.weights)));
+    }
+    compare(world, "has another model", "give all ranks the same model", &values)
+}
+
+fn model_file_name(model: &ModelJson) -> String {
+    model.path.file_name().map_or_else(|| "model.json".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Collective: every rank has made the same requests of the prompts.
+///
+/// # Errors
+/// Status 2 and the first request that differs.
+pub fn same_requests(world: &World, requests: &[Request]) -> Result<(), Exit> {
+    let request = |(index, request): (usize, &Request)| {
+        let mut hash = DefaultHasher::new();
+        request.prompt_tokens.hash(&mut hash);
+        let begin = &request.prompt_tokens[..request.prompt_tokens.len().min(8)];
+        let (length, digest) = (request.prompt_tokens.len(), hash.finish());
+        let value = format!(
+            "{length} tokens, {begin:?}, digest {digest:016x}, at most {} new",
+            request.max_new_tokens
+        );
+        (format!("request {}", index + 1), value)
+    };
+    let mut values = vec![("the number of requests".to_string(), requests.len().to_string())];
+    values.extend(requests.iter().enumerate().map(request));
+    compare(
+        world,
+        "has other requests",
+        "give all ranks the same prompts and the same tokenizer.json",
+        &values,
+    )
+}
+
+/// What tells one checkpoint's weights from another's, without reading them all.
+fn weights(source: &WeightSource) -> String {
+    let WeightSource::Checkpoint(checkpoint) = source else { return format!("{source:?}") };
+    let mut names: Vec<&str> = checkpoint.names().collect();
+    names.sort_unstable();
+    let mut hash = DefaultHasher::new();
+    let every = names.len().div_ceil(SAMPLED_TENSORS).max(1);
+    for (index, name) in names.iter().enumerate() {
+        name.hash(&mut hash);
+        let Ok(tensor) = checkpoint.tensor(name) else { continue };
+        (&tensor.shape, tensor.dtype as u32).hash(&mut hash);
+        if index % every == 0 {
+            let bytes = tensor.bytes();
+            let begin = bytes.len() / 2;
+            bytes[begin..bytes.len().min(begin + SAMPLED_BYTES)].hash(&mut hash);
+        }
+    }
+    format!("{:016x}", hash.finish())
+}
+
+/// Collective: the first difference of a rank's values from rank 0's ends all ranks.
+fn compare(world: &World, what: &str, fix: &str, values: &[Value]) -> Result<(), Exit> {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let text = serde_json::to_vec(values).unwrap_or_default();
+    let all = world.gather(text);
+    let all: Vec<Vec<Value>> =
+        all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
+    let difference = (1..all.len()).find_map(|rank| Some((rank, difference(&all[0], &all[rank])?)));
+    let result = match difference {
+        None => Ok(()),
+        Some((rank, text)) => Err(AppError::input(format!("rank {rank} {what} than rank 0: {text}; {fix}"))),
+    };
+    together(world, result)
+}
+
+/// The first value that is not the same, in words.
+fn difference(first: &[Value], other: &[Value]) -> Option<String> {
+    let value = |list: &[Value], name: &str| {
+        list.iter().find(|(n, _)| n == name).map_or("not given".to_string(), |(_, value)| value.clone())
+    };
+    let names = first.iter().chain(other).map(|(name, _)| name);
+    let mut names = names.filter(|name| value(first, name) != value(other, name));
+    let name = names.next()?;
+    let (first, other) = apart(&value(first, name), &value(other, name));
+    Some(format!("{name}: {other} at this rank, {first} at rank 0"))
+}
+
+/// Both texts, cut to where they differ if they are long.
+fn apart(first: &str, other: &str) -> (String, String) {
+    let (first, other): (Vec<char>, Vec<char>) = (first.chars().collect(), other.chars().collect());
+    let common = first.iter().zip(&other).take_while(|(a, b)| a == b).count();
+    let begin = if first.len().max(other.len()) > SHOWN { common.saturating_sub(SHOWN / 3) } else { 0 };
+    let cut = |text: &[char]| {
+        let part: String = text.iter().skip(begin).take(SHOWN).collect();
+        let (before, after) =
+            (if begin > 0 { "..." } else { "" }, if text.len() > begin + SHOWN { "..." } else { "" });
+        format!("`{before}{part}{after}`")
+    };
+    (cut(&first), cut(&other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(list: &[(&str, &str)]) -> Vec<Value> {
+        list.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let first = values(&[("--a", "1"), ("--b", "2")]);
+        assert_eq!(difference(&first, &first), None);
+        let other = values(&[("--a", "1"), ("--b", "3")]);
+        assert_eq!(difference(&first, &other).as_deref(), Some("--b: `3` at this rank, `2` at rank 0"));
+        let more = values(&[("--a", "1"), ("--b", "2"), ("--trace", "t.json")]);
+        let text = "--trace: `t.json` at this rank, `not given` at rank 0";
+        assert_eq!(difference(&first, &more).as_deref(), Some(text));
+    }
+
+    #[test]
+    fn long_values_are_cut_to_where_they_differ() {
+        let (first, other) =
+            ("x".repeat(500) + "1" + &"y".repeat(500), "x".repeat(500) + "2" + &"y".repeat(500));
+        let (first, other) = apart(&first, &other);
+        assert!(first.len() < 80 && first.contains('1') && !first.contains('2'), "{first}");
+        assert!(other.contains('2') && other.starts_with("`...") && other.ends_with("...`"), "{other}");
+    }
+}

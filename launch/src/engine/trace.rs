@@ -1,0 +1,35 @@
+//! The timeline of all ranks.
+
+use crate::engine::agreement::{Exit, together};
+use crate::model::app_error::AppError;
+use crate::model::files;
+use distributed::{Rank, World};
+use std::path::Path;
+
+/// Finds out before the run whether the timeline can be written, if one is wanted.
+///
+/// # Errors
+/// It can't.
+pub fn check(path: Option<&Path>) -> Result<(), AppError> {
+    let Some(path) = path else { return Ok(()) };
+    files::check(path).map_err(|error| failed(path, &error))
+}
+
+/// Collective: writes the timeline, at rank 0, if one is wanted.
+pub fn write(world: &World, path: Option<&Path>, rank: &Rank) -> Result<(), Exit> {
+    let Some(path) = path else { return Ok(()) };
+    world.phase("the trace");
+    let records = together(world, rank.trace().map_err(AppError::from))?;
+    let events = distributed::trace::gather(world, rank.graphs(), &records);
+    let written = if world.rank() == 0 {
+        files::write(path, |out| distributed::trace::write(&events, out))
+            .map_err(|error| failed(path, &error))
+    } else {
+        Ok(())
+    };
+    together(world, written)
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> AppError {
+    files::failed(format_args!("{} (--trace)", path.display()), error)
+}

@@ -1,0 +1,212 @@
+//! Checkpoints as Hugging Face publishes them: `model.safetensors`, or `model.safetensors.index.json` and shards.
+//!
+//! Files are memory-mapped and read by ranges, so that only the ranges that a rank asks for are touched. All headers
+//! are checked when the checkpoint is opened, all tensors that a model needs by [`Checkpoint::validate`], both before
+//! anything is launched.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Component, Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::model::{
+    error::InputError,
+    files,
+    hf_config::{ModelConfig, WeightDtype},
+    json,
+};
+
+mod expected;
+mod shard;
+mod tensor;
+#[cfg(test)]
+mod tests;
+
+pub use expected::expected_tensors;
+use shard::Shard;
+pub use tensor::TensorView;
+pub(crate) use tensor::matrix;
+
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// An open checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    shards: Vec<Shard>,
+    /// Tensor name to index in `shards`.
+    tensors: HashMap<String, usize>,
+}
+
+impl Checkpoint {
+    /// Maps the files of `folder` and checks their headers.
+    ///
+    /// # Errors
+    /// No checkpoint in the folder; a shard that is missing, lies outside the folder, is truncated or inconsistent,
+    /// or lacks a tensor that the index places in it.
+    pub fn open(folder: &Path) -> Result<Self, InputError> {
+        // Distinguishes a missing folder from one without a checkpoint.
+        std::fs::read_dir(folder).map_err(|e| InputError::unreadable(folder, e))?;
+        let single = folder.join(SINGLE_FILE);
+        let index = folder.join(INDEX_FILE);
+        if single.exists() || !index.exists() {
+            return Self::open_single(folder, &single);
+        }
+        let by_shard = read_index(&index)?;
+        let mut checkpoint = Self { folder: folder.into(), shards: Vec::new(), tensors: HashMap::new() };
+        for (name, tensors) in by_shard {
+            let shard = Shard::open(&folder.join(&name))?;
+            for tensor in tensors {
+                if shard.info(&tensor).is_none() {
+                    return Err(InputError::Tensor {
+                        path: shard.path.clone(),
+                        tensor,
+                        problem: format!("missing, although {INDEX_FILE} places it here"),
+                    });
+                }
+                checkpoint.tensors.insert(tensor, checkpoint.shards.len());
+            }
+            checkpoint.shards.push(shard);
+        }
+        Ok(checkpoint)
+    }
+
+    fn open_single(folder: &Path, path: &Path) -> Result<Self, InputError> {
+        if !path.exists() {
+            return Err(InputError::Checkpoint {
+                path: folder.into(),
+                problem: format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
+                mend: "give the folder of a Hugging Face checkpoint in safetensors format".into(),
+            });
+        }
+        let shard = Shard::open(path)?;
+        let tensors = shard.names().map(|name| (name, 0)).collect();
+        Ok(Self { folder: folder.into(), shards: vec![shard], tensors })
+    }
+
+    /// The folder that was opened.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The names of all tensors, in no particular order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensor `name`.
+    ///
+    /// # Errors
+    /// The checkpoint has no such tensor, or its dtype is not f32, f16 or bf16.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, InputError> {
+        let shard = self.tensors.get(name).and_then(|&i| self.shards.get(i));
+        match shard {
+            Some(shard) => TensorView::of(shard, name),
+            None => Err(InputError::Tensor {
+                path: self.folder.clone(),
+                tensor: name.into(),
+                problem: "missing from the checkpoint".into(),
+            }),
+        }
+    }
+
+    /// The dtype that most bytes of the checkpoint have, among f32, f16 and bf16: for a config.json without dtype.
+    ///
+    /// # Errors
+    /// The checkpoint has no tensor of these dtypes.
+    pub fn main_dtype(&self) -> Result<WeightDtype, InputError> {
+        let mut bytes = [0u64; 3];
+        for name in self.names() {
+            if let Ok(tensor) = self.tensor(name) {
+                bytes[tensor.dtype as usize] += tensor.bytes().len() as u64;
+            }
+        }
+        let dtypes = [WeightDtype::F32, WeightDtype::F16, WeightDtype::Bf16];
+        let most = dtypes.into_iter().max_by_key(|&d| bytes[d as usize]);
+        most.filter(|&d| bytes[d as usize] > 0).ok_or_else(|| InputError::Checkpoint {
+            path: self.folder.clone(),
+            problem: "holds no tensor of dtype f32, f16 or bf16".into(),
+            mend: "take a checkpoint that is not quantised".into(),
+        })
+    }
+
+    /// Checks that all tensors of `config`'s model are there with the right shape and a supported dtype.
+    ///
+    /// Tensors that the model does not need (such as `lm_head.weight` of a model with tied embeddings) are ignored;
+    /// a warning names them.
+    ///
+    /// # Errors
+    /// The first tensor that is missing or differs, with both shapes.
+    pub fn validate(&self, config: &ModelConfig) -> Result<(), InputError> {
+        let expected = expected_tensors(config);
+        for (name, shape) in &expected {
+            let tensor = self.tensor(name).map_err(|error| match error {
+                InputError::Tensor { path, tensor, problem } if tensor == "lm_head.weight" => {
+                    let problem =
+                        format!("{problem}, and config.json does not say tie_word_embeddings: true");
+                    InputError::Tensor { path, tensor, problem }
+                }
+                other => other,
+            })?;
+            if tensor.shape != *shape {
+                return Err(InputError::Tensor {
+                    path: tensor.path().into(),
+                    tensor: name.clone(),
+                    problem: format!("has shape {:?}, but config.json makes it {shape:?}", tensor.shape),
+                });
+            }
+        }
+        let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+        let mut unused: Vec<&str> = self
+            .names()
+            .filter(|name| !known.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
+            .filter(|name| !(config.tie_word_embeddings && *name == "lm_head.weight"))
+            .collect();
+        if !unused.is_empty() {
+            unused.sort_unstable();
+            tracing::warn!(
+                "{}: {} tensors are not part of a {} and are ignored: {}{}",
+                self.folder.display(),
+                unused.len(),
+                config.family.architecture(),
+                unused[..unused.len().min(4)].join(", "),
+                if unused.len() > 4 { ", ..." } else { "" }
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Tensor names by shard file name.
+fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, InputError> {
+    let file = path.display().to_string();
+    let index = json::parse_object(&file, &files::read(path)?)?;
+    let map = match index.get("weight_map") {
+        Some(Value::Object(map)) => map,
+        Some(other) => {
+            let problem = format!("expected an object, found {}", json::kind(other));
+            return Err(InputError::field(&file, "weight_map", problem));
+        }
+        None => return Err(InputError::field(&file, "weight_map", "missing")),
+    };
+    let mut by_shard: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, shard) in map {
+        let place = format!("weight_map.{tensor}");
+        let Value::String(shard) = shard else {
+            let problem = format!("expected a file name, found {}", json::kind(shard));
+            return Err(InputError::field(&file, place, problem));
+        };
+        let inside = !shard.is_empty()
+            && !shard.contains(['\0', '\\'])
+            && Path::new(shard).components().all(|c| matches!(c, Component::Normal(_)));
+        if !inside {
+            let problem = format!("the shard {shard:?} is not a file inside the checkpoint's folder");
+            return Err(InputError::field(&file, place, problem));
+        }
+        by_shard.entry(shard.clone()).or_default().push(tensor.clone());
+    }
+    Ok(by_shard)
+}

@@ -1,0 +1,134 @@
+//! What can be wrong with the input: each error names the place and, where there is one, the mend.
+
+use crate::model::lack::fix;
+use std::path::PathBuf;
+
+/// Bad input, with its exit status: see [`InputError::exit_status`].
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// A file or folder that is missing or can't be read.
+    #[error(
+        "cannot read {}: {source}{}",
+        path.display(),
+        fix(.source).map(|fix| format!("; {fix}")).unwrap_or_default()
+    )]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A file that is not JSON.
+    #[error("{file}:{line}:{column}: not valid JSON: {problem}")]
+    Syntax {
+        /// The file.
+        file: String,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// What the parser expected.
+        problem: String,
+    },
+    /// A field of a JSON file that is unknown, missing, of the wrong type or out of range.
+    #[error("{file}: `{place}`: {problem}")]
+    Field {
+        /// The file.
+        file: String,
+        /// The path to the field, such as `runtime.placement`.
+        place: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+    /// Something that Hugging Face configurations may ask for and that is not implemented.
+    #[error("{file}: `{place}`: {what} is not supported; {mend}")]
+    Unsupported {
+        /// The file.
+        file: String,
+        /// The path to the field.
+        place: String,
+        /// The unsupported thing.
+        what: String,
+        /// What is supported.
+        mend: String,
+    },
+    /// A checkpoint's file that is missing, truncated or inconsistent.
+    #[error("{}: {problem}; {mend}", path.display())]
+    Checkpoint {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        mend: String,
+    },
+    /// A tensor that is missing, or whose shape or dtype does not fit config.json.
+    #[error("{}: tensor `{tensor}`: {problem}", path.display())]
+    Tensor {
+        /// The file that holds, or should hold, the tensor.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A tokenizer that can't be loaded, or fails on a text.
+    #[error("{}: {problem}", path.display())]
+    Tokenizer {
+        /// tokenizer.json.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A chat template that can't be read, or that refuses the messages.
+    #[error("{}: {problem}", path.display())]
+    ChatTemplate {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A prompt that can't be run.
+    #[error("{place}: {problem}; {mend}")]
+    Prompt {
+        /// Where the prompt stands, such as `generate.prompts[2]` or `--prompt`.
+        place: String,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        mend: String,
+    },
+    /// Sizes whose product does not fit the integers that hold it.
+    #[error("{file}: {what} overflows: {computation}; make one of them smaller")]
+    Overflow {
+        /// The file that the sizes come from.
+        file: String,
+        /// What was computed.
+        what: String,
+        /// The factors by name and value.
+        computation: String,
+    },
+}
+
+impl InputError {
+    /// Exit status of a program that ends with this error: 2, bad input or usage; 3 where the system lacks what it
+    /// takes to read the input.
+    pub fn exit_status(&self) -> i32 {
+        match self {
+            Self::Unreadable { source, .. } if fix(source).is_some() => 3,
+            _ => 2,
+        }
+    }
+
+    pub(crate) fn unreadable(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Unreadable { path: path.into(), source }
+    }
+
+    pub(crate) fn chat_template(path: impl Into<PathBuf>, problem: String) -> Self {
+        Self::ChatTemplate { path: path.into(), problem }
+    }
+
+    pub(crate) fn field(file: &str, place: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Field { file: file.into(), place: place.into(), problem: problem.into() }
+    }
+}

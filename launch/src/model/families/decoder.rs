@@ -1,0 +1,225 @@
+//! Pre-norm decoders with rotary attention and a gated MLP: Llama, Mistral, Qwen2, Qwen3.
+
+use super::{GraphOptions, dtype, names};
+use crate::model::hf_config::ModelConfig;
+use crate::model::model_json::{Embedding, Sizes};
+use kernels_cu::tasks::attention::{kv_dims, kv_region_dims, kv_sharding};
+use serde_json::json;
+use taskgraph::op_graph::{Attrs, Role, Tensor, WeightPart};
+use taskgraph::split::Part;
+use taskgraph::{Capacity, DType, OpGraph, Rows, Sharding, Split, TensorId};
+
+/// Indices of the intermediate dimension that stay together on a rank, where there are enough.
+const INTERMEDIATE_UNIT: u64 = 16;
+
+/// The op graph of one iteration with room for `capacity`.
+pub(super) fn op_graph(
+    config: &ModelConfig,
+    sizes: &Sizes,
+    options: &GraphOptions,
+    name: &str,
+    capacity: Capacity,
+) -> OpGraph {
+    let mut builder = Builder { graph: OpGraph::new(name, capacity), config, dtype: dtype(config) };
+    builder.decoder(sizes, options);
+    builder.graph
+}
+
+struct Builder<'a> {
+    graph: OpGraph,
+    config: &'a ModelConfig,
+    dtype: DType,
+}
+
+/// One piece of a concatenated weight: its name in the checkpoint, rows, and how they are dealt to the ranks.
+type Piece = (String, u64, Split);
+
+impl Builder<'_> {
+    fn decoder(&mut self, sizes: &Sizes, options: &GraphOptions) {
+        let c = self.config;
+        let (hidden, vocabulary) = (u64::from(c.hidden_size), u64::from(c.vocab_size));
+        let (heads, kv_heads) = (u64::from(c.num_heads), u64::from(c.num_kv_heads));
+        let (head_dim, intermediate) = (u64::from(c.head_dim), u64::from(c.intermediate_size));
+        let queries = Split::Queries { heads, head_dim };
+        let key_values = Split::KeyValues { heads, kv_heads, head_dim };
+        let of_vocabulary = Split::Even { unit: 16 };
+        let of_intermediate = Split::Even { unit: INTERMEDIATE_UNIT };
+        let rope = self.graph.add_tensor(Tensor {
+            name: names::ROPE.into(),
+            dtype: DType::F32,
+            dims: vec![u64::from(sizes.max_seq_len), head_dim],
+            rows: Rows::Fixed,
+            role: Role::Constant,
+            sharding: Sharding::Replicated,
+            output: false,
+        });
+
+        let parallel = options.embedding == Embedding::VocabularyParallel;
+        let table = self.graph.weight(
+            "model.embed_tokens.weight",
+            self.dtype,
+            &[vocabulary, hidden],
+            parallel.then_some((0, of_vocabulary)),
+        );
+        let mut x = self.graph.op("embedding", "embedding", &[table], Attrs::new());
+        for layer in 0..c.num_layers {
+            let at = |name: &str| format!("model.layers.{layer}.{name}");
+            let op = |name: &str| format!("layer{layer}.{name}");
+
+            let normed = self.rmsnorm(&op("attention_norm"), x, &at("input_layernorm.weight"));
+            let pieces = |kind: &str| -> Vec<Piece> {
+                let piece = |p: &str, rows, split| (at(&format!("self_attn.{p}.{kind}")), rows, split);
+                vec![
+                    piece("q_proj", heads * head_dim, queries),
+                    piece("k_proj", kv_heads * head_dim, key_values),
+                    piece("v_proj", kv_heads * head_dim, key_values),
+                ]
+            };
+            let mut inputs = vec![
+                normed,
+                self.concatenated(&at("self_attn.qkv_proj.weight"), pieces("weight"), Some(hidden)),
+            ];
+            if c.attention_bias {
+                inputs.push(self.concatenated(&at("self_attn.qkv_proj.bias"), pieces("bias"), None));
+            }
+            let qkv = self.graph.op(&op("qkv"), "linear", &inputs, attrs(json!({"align": head_dim})));
+
+            let mut inputs = vec![qkv, self.kv_cache(layer, sizes), rope];
+            if c.qk_norm {
+                for norm in ["q_norm", "k_norm"] {
+                    let name = at(&format!("self_attn.{norm}.weight"));
+                    inputs.push(self.graph.weight(&name, self.dtype, &[head_dim], None));
+                }
+            }
+            let attention = attrs(json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+                "qk_norm": c.qk_norm, "eps": c.rms_norm_eps}));
+            let mixed = self.graph.add_tensor(Tensor {
+                name: op("attention"),
+                dtype: self.dtype,
+                dims: Vec::new(),
+                rows: Rows::Tokens,
+                role: Role::Activation,
+                sharding: Sharding::Replicated,
+                output: false,
+            });
+            self.graph.op_into(&op("attention"), "attention", &inputs, &[mixed, inputs[1]], attention);
+            let o_weight = self.graph.weight(
+                &at("self_attn.o_proj.weight"),
+                self.dtype,
+                &[hidden, heads * head_dim],
+                Some((1, queries)),
+            );
+            let mut inputs = vec![mixed, o_weight];
+            if c.output_bias {
+                inputs.push(self.graph.weight(&at("self_attn.o_proj.bias"), self.dtype, &[hidden], None));
+            }
+            let branch = self.graph.op(&op("o"), "linear", &inputs, attrs(json!({"output_dtype": "f32"})));
+            x = self.graph.op(&op("attention_residual"), "add", &[branch, x], Attrs::new());
+
+            let normed = self.rmsnorm(&op("mlp_norm"), x, &at("post_attention_layernorm.weight"));
+            let pieces = ["gate_proj", "up_proj"]
+                .map(|p| (at(&format!("mlp.{p}.weight")), intermediate, of_intermediate))
+                .to_vec();
+            let gate_up = self.concatenated(&at("mlp.gate_up_proj.weight"), pieces, Some(hidden));
+            let gate_up = self.graph.op(&op("gate_up"), "linear", &[normed, gate_up], Attrs::new());
+            let gated = self.graph.op(&op("silu_mul"), "silu_mul", &[gate_up], Attrs::new());
+            let down = self.graph.weight(
+                &at("mlp.down_proj.weight"),
+                self.dtype,
+                &[hidden, intermediate],
+                Some((1, of_intermediate)),
+            );
+            let branch =
+                self.graph.op(&op("down"), "linear", &[gated, down], attrs(json!({"output_dtype": "f32"})));
+            x = self.graph.op(&op("mlp_residual"), "add", &[branch, x], Attrs::new());
+        }
+
+        let normed = self.rmsnorm("final_norm", x, "model.norm.weight");
+        let head = match (c.tie_word_embeddings, parallel) {
+            (true, true) => table,
+            // The table is replicated, but the head is dealt by vocabulary: a second tensor of the same values.
+            (true, false) => self.concatenated(
+                "lm_head.tied",
+                vec![("model.embed_tokens.weight".into(), vocabulary, of_vocabulary)],
+                Some(hidden),
+            ),
+            (false, _) => {
+                let split = Some((0, of_vocabulary));
+                self.graph.weight("lm_head.weight", self.dtype, &[vocabulary, hidden], split)
+            }
+        };
+        let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
+        let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
+        let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
+        let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records));
+        let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
+        let mut outputs = vec![self.persistent("batch.next_token", DType::I32, vec![batch])];
+        if options.top_k > 0 {
+            outputs.push(self.persistent("batch.top_token", DType::I32, vec![batch, top]));
+            outputs.push(self.persistent("batch.top_logprob", DType::F32, vec![batch, top]));
+        }
+        let best = json!({"top_k": options.top_k});
+        self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
+    }
+
+    fn rmsnorm(&mut self, name: &str, x: TensorId, weight: &str) -> TensorId {
+        let weight = self.graph.weight(weight, self.dtype, &[u64::from(self.config.hidden_size)], None);
+        self.graph.op(name, "rmsnorm", &[x, weight], attrs(json!({"eps": self.config.rms_norm_eps})))
+    }
+
+    /// A weight (or, without `columns`, a bias) that is the concatenation of several tensors of the checkpoint.
+    fn concatenated(&mut self, name: &str, pieces: Vec<Piece>, columns: Option<u64>) -> TensorId {
+        let dims = |rows: u64| std::iter::once(rows).chain(columns).collect::<Vec<_>>();
+        let split = pieces.iter().map(|&(_, len, split)| Part { len, split }).collect();
+        self.graph.add_tensor(Tensor {
+            name: name.into(),
+            dtype: self.dtype,
+            dims: dims(pieces.iter().map(|p| p.1).sum()),
+            rows: Rows::Fixed,
+            role: Role::Weight {
+                parts: pieces
+                    .into_iter()
+                    .map(|(source, rows, _)| WeightPart { source, dims: dims(rows) })
+                    .collect(),
+            },
+            sharding: Sharding::Split { dim: 0, parts: split },
+            output: false,
+        })
+    }
+
+    fn persistent(&mut self, name: &str, dtype: DType, dims: Vec<u64>) -> TensorId {
+        self.graph.add_tensor(Tensor {
+            name: name.into(),
+            dtype,
+            dims,
+            rows: Rows::Samples,
+            role: Role::Persistent { region_dims: None },
+            sharding: Sharding::Replicated,
+            output: false,
+        })
+    }
+
+    fn kv_cache(&mut self, layer: u32, sizes: &Sizes) -> TensorId {
+        let c = self.config;
+        let (heads, kv_heads) = (u64::from(c.num_heads), u64::from(c.num_kv_heads));
+        let (pages, page_size) = (u64::from(sizes.num_pages), u64::from(sizes.page_size));
+        self.graph.add_tensor(Tensor {
+            name: format!("kv.{layer}"),
+            dtype: self.dtype,
+            dims: kv_dims(pages, kv_heads, page_size, u64::from(c.head_dim)),
+            rows: Rows::Fixed,
+            // The same in all graphs, whatever number of slots takes part.
+            role: Role::Persistent { region_dims: Some(kv_region_dims(sizes.max_batch, kv_heads)) },
+            sharding: kv_sharding(heads, kv_heads),
+            output: false,
+        })
+    }
+}
+
+/// The fields of a JSON object as attributes.
+fn attrs(value: serde_json::Value) -> Attrs {
+    match value {
+        serde_json::Value::Object(fields) => fields,
+        _ => Attrs::new(),
+    }
+}

@@ -1,0 +1,134 @@
+//! Model families: from a configuration to op graphs.
+//!
+//! All supported families are pre-norm decoders that differ in what [`ModelConfig`] says (biases, q/k norm, rope,
+//! tied embeddings), so one builder serves them. A family with another structure gets its own module here and a
+//! line in [`op_graph`].
+
+mod decoder;
+
+use crate::model::hf_config::{Family, ModelConfig, WeightDtype};
+use crate::model::model_json::{Embedding, Sizes};
+use kernels_cu::tasks::argmax_partial;
+use taskgraph::{Capacity, DType, OpGraph, Target};
+
+/// Names of tensors that the host knows.
+pub mod names {
+    /// Rope table, f32 `[max_seq_len, head_dim]`.
+    pub const ROPE: &str = "rope";
+}
+
+/// What decides a graph besides the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphOptions {
+    /// How the embedding table is dealt to the ranks.
+    pub embedding: Embedding,
+    /// Log-probabilities wanted for each token.
+    pub top_k: u32,
+    /// Ranks: the argmax exchange has a slice for each.
+    pub ranks: u32,
+    /// Column tiles of each rank's logits.
+    pub argmax_tiles: u32,
+}
+
+impl GraphOptions {
+    /// For `ranks` ranks of `target`.
+    pub fn new(config: &ModelConfig, embedding: Embedding, top_k: u32, ranks: u32, target: &Target) -> Self {
+        let argmax_tiles = argmax_partial::tiles(u64::from(config.vocab_size), ranks, target);
+        GraphOptions { embedding, top_k, ranks, argmax_tiles }
+    }
+}
+
+/// The op graph of one iteration with room for `capacity`.
+pub fn op_graph(
+    config: &ModelConfig,
+    sizes: &Sizes,
+    options: &GraphOptions,
+    name: &str,
+    capacity: Capacity,
+) -> OpGraph {
+    match config.family {
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => {
+            decoder::op_graph(config, sizes, options, name, capacity)
+        }
+    }
+}
+
+/// Rows of the prefill graphs for prompts, or rests of prompts, shorter than the largest chunk: an iteration takes about the
+/// time of its graph's rows.
+const SMALLER_CHUNKS: [u32; 3] = [256, 512, 1024];
+
+/// The graphs that a run needs, smallest first: decode by batch class (powers of two up to `max_batch`, and
+/// `max_batch`), then prefill by chunk: `SMALLER_CHUNKS` and the largest.
+pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
+    let max = sizes.max_batch;
+    let mut classes: Vec<u32> =
+        std::iter::successors(Some(1u32), |c| c.checked_mul(2)).take_while(|&c| c < max).collect();
+    classes.push(max);
+    let mut graphs: Vec<OpGraph> = classes
+        .into_iter()
+        .map(|n| {
+            let capacity = Capacity { rows: n, samples: n, active: n };
+            op_graph(config, sizes, options, &format!("decode-{n}"), capacity)
+        })
+        .collect();
+    let chunk = sizes.prefill_chunk;
+    let smaller = SMALLER_CHUNKS.into_iter().filter(|&rows| rows > max && rows < chunk);
+    for rows in smaller.chain((chunk > max).then_some(chunk)) {
+        let capacity = Capacity { rows, samples: max, active: max };
+        graphs.push(op_graph(config, sizes, options, &format!("prefill-{rows}"), capacity));
+    }
+    graphs
+}
+
+/// Name of the decode graph of `max_batch`, which `--emit-graph` writes as `rank-R.task_graph.json`.
+pub fn main_graph_name(sizes: &Sizes) -> String {
+    format!("decode-{}", sizes.max_batch)
+}
+
+/// Rank counts that divide the query heads.
+pub fn possible_ranks(config: &ModelConfig) -> Vec<u32> {
+    (1..=config.num_heads).filter(|&n| config.num_heads.is_multiple_of(n)).collect()
+}
+
+/// The element type of weights and of activations between tasks.
+pub fn dtype(config: &ModelConfig) -> DType {
+    match config.dtype {
+        WeightDtype::F32 => DType::F32,
+        WeightDtype::F16 => DType::F16,
+        WeightDtype::Bf16 => DType::Bf16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_batch_up_to_the_largest_has_a_graph() {
+        for max_batch in [1u32, 2, 3, 8, 12] {
+            let sizes = Sizes {
+                max_batch,
+                max_seq_len: 64,
+                page_size: 16,
+                pages_per_slot: 4,
+                num_pages: 4 * max_batch,
+                prefill_chunk: 32,
+            };
+            let config = serde_json::json!({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 100,
+                "num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+                "torch_dtype": "bfloat16"});
+            let config =
+                ModelConfig::parse("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
+            let options = GraphOptions::new(&config, Embedding::default(), 0, 1, &Target::cpu(2));
+            let graphs = op_graphs(&config, &sizes, &options);
+            let rows: Vec<u32> = graphs.iter().map(|g| g.capacity.rows).collect();
+            assert!(rows.is_sorted() && rows.contains(&max_batch) && rows.last() == Some(&32), "{rows:?}");
+            assert!(graphs.iter().any(|g| g.name == main_graph_name(&sizes)));
+            let sizes = Sizes { prefill_chunk: 700, ..sizes };
+            let rows: Vec<u32> =
+                op_graphs(&config, &sizes, &options).iter().map(|g| g.capacity.rows).collect();
+            assert!(rows.ends_with(&[max_batch, 256, 512, 700]), "{rows:?}");
+        }
+    }
+}

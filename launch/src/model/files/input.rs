@@ -1,0 +1,80 @@
+//! Input files.
+
+use crate::model::error::InputError;
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// The longest file that is read as a whole. Weights are mapped instead, so this is for text.
+const LONGEST: u64 = 1 << 30;
+
+/// Opens a regular file for reading; links are followed.
+///
+/// # Errors
+/// It is missing, unreadable or no regular file. Nothing else is opened, so a FIFO does not block.
+pub fn open(path: &Path) -> Result<File, InputError> {
+    open_regular(path).map_err(|error| InputError::unreadable(path, error))
+}
+
+/// The bytes of a regular file.
+///
+/// # Errors
+/// As [`open`]; or it is longer than a gigabyte.
+pub fn read(path: &Path) -> Result<Vec<u8>, InputError> {
+    read_regular(path).map_err(|error| InputError::unreadable(path, error))
+}
+
+/// As [`read`]; `None` where there is no file.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, InputError> {
+    match read_regular(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(InputError::unreadable(path, error)),
+    }
+}
+
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_regular(path)?;
+    let length = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    if length <= LONGEST {
+        bytes.try_reserve_exact(length as usize)?;
+        // One more, to notice a file that grows meanwhile.
+        file.take(LONGEST + 1).read_to_end(&mut bytes)?;
+    }
+    if length.max(bytes.len() as u64) > LONGEST {
+        let problem = format!("it has more than {LONGEST} bytes, too many for a text file");
+        return Err(io::Error::new(ErrorKind::InvalidInput, problem));
+    }
+    Ok(bytes)
+}
+
+fn open_regular(path: &Path) -> io::Result<File> {
+    refuse_others(&fs::metadata(path)?)?;
+    // Another file may have taken its place since: neither wait for its writer nor make it our terminal.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    refuse_others(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn refuse_others(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let problem = format!("it is {}, not a regular file", kind(metadata.file_type()));
+    Err(io::Error::new(ErrorKind::InvalidInput, problem))
+}
+
+fn kind(found: FileType) -> &'static str {
+    match () {
+        () if found.is_dir() => "a folder",
+        () if found.is_fifo() => "a FIFO",
+        () if found.is_socket() => "a socket",
+        () => "a device",
+    }
+}

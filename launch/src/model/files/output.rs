@@ -1,0 +1,262 @@
+//! Output files.
+//!
+//! A regular file is written under another name in the same folder and renamed: a reader finds the old one or the new
+//! one, and an error leaves the old one. Renaming over anything else would destroy it (`/dev/null`, a FIFO, a link), so
+//! links are followed to the file that they name, and what is no regular file is opened and written to.
+
+use crate::model::app_error::AppError;
+use crate::model::lack::fix;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest that a FIFO may be without a reader, and that its reader may not read.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// As many links in a row as Linux follows.
+const MOST_LINKS: usize = 40;
+/// The start of temporary names.
+const PREFIX: &str = ".mpk-";
+
+/// A file that is too large for the limit of file sizes is an error from now on (EFBIG), not the end of the process
+/// (SIGXFSZ). For programs: it is a setting of the whole process.
+pub fn report_size_limits() {
+    // SAFETY: ignoring a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Writes what `content` writes to `path`. A regular file, or one that is not there, appears whole or not at all; its
+/// permissions stay. Anything else is written to as it is.
+///
+/// # Errors
+/// Those of the system; nothing half-written stays where a regular file was asked for.
+pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    match place(path)? {
+        Place::File { path, old } => replace(&path, old.as_ref(), content),
+        Place::Stream(metadata) => {
+            let mut out = BufWriter::new(Stream { file: open_stream(path, &metadata, PATIENCE)? });
+            content(&mut out)?;
+            out.flush()
+        }
+    }
+}
+
+/// Finds out before the work whether [`write()`] could write to `path`. Nothing is changed or left behind.
+///
+/// # Errors
+/// Those that [`write()`] would meet.
+pub fn check(path: &Path) -> io::Result<()> {
+    match place(path)? {
+        Place::File { path, old } => {
+            writable(&path, old.as_ref())?;
+            Temporary::beside(&path, old.as_ref()).map(drop)
+        }
+        // Opening a FIFO and closing it again would be the end of the file to its reader.
+        Place::Stream(metadata) if metadata.file_type().is_fifo() => Ok(()),
+        Place::Stream(metadata) => open_stream(path, &metadata, Duration::ZERO).map(drop),
+    }
+}
+
+/// The error of an output, with the status that its cause means: 3 where the disk is full, a limit is met or the
+/// environment lacks something else, 2 where the place can't be written, 4 where writing failed.
+pub fn failed(output: impl Display, error: &io::Error) -> AppError {
+    let message = format!("cannot write to {output}: {error}");
+    if let Some(fix) = fix(error) {
+        return AppError::environment(format!("{message}; {fix}"));
+    }
+    match error.kind() {
+        ErrorKind::NotFound
+        | ErrorKind::PermissionDenied
+        | ErrorKind::AlreadyExists
+        | ErrorKind::IsADirectory
+        | ErrorKind::NotADirectory
+        | ErrorKind::ReadOnlyFilesystem
+        | ErrorKind::InvalidFilename
+        | ErrorKind::InvalidInput => AppError::input(message),
+        _ if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => AppError::input(message),
+        _ => AppError::failed(message),
+    }
+}
+
+/// Where an output goes.
+enum Place {
+    /// To a regular file at `path`, which is no link; `old` is what is there now.
+    File { path: PathBuf, old: Option<Metadata> },
+    /// Into what is there.
+    Stream(Metadata),
+}
+
+fn place(path: &Path) -> io::Result<Place> {
+    let old = match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Err(io::Error::from_raw_os_error(libc::EISDIR)),
+        Ok(metadata) if !metadata.is_file() => return Ok(Place::Stream(metadata)),
+        Ok(metadata) => Some(metadata),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    let mut path = path.to_path_buf();
+    for _ in 0..=MOST_LINKS {
+        let Ok(target) = fs::read_link(&path) else { return Ok(Place::File { path, old }) };
+        let folder = folder_of(&path);
+        // A link of /proc stands for an open file (/dev/stdout): its other users would keep the old one.
+        if let Some(metadata) = old.clone().filter(|_| is_in_proc(folder)) {
+            return Ok(Place::Stream(metadata));
+        }
+        path = folder.join(target);
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn is_in_proc(folder: &Path) -> bool {
+    folder.canonicalize().is_ok_and(|folder| folder.starts_with("/proc"))
+}
+
+/// A rename would also replace a file that its owner has made read-only.
+fn writable(path: &Path, old: Option<&Metadata>) -> io::Result<()> {
+    if old.is_some() {
+        OpenOptions::new().append(true).open(path)?;
+    }
+    Ok(())
+}
+
+fn replace(
+    path: &Path,
+    old: Option<&Metadata>,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    writable(path, old)?;
+    let temporary = Temporary::beside(path, old)?;
+    let mut out = BufWriter::new(&temporary.file);
+    content(&mut out)?;
+    out.flush()?;
+    drop(out);
+    // Some file systems only now find that the disk is full.
+    match temporary.file.sync_data() {
+        Err(error) if error.kind() != ErrorKind::Unsupported && error.kind() != ErrorKind::InvalidInput => {
+            return Err(error);
+        }
+        _ => {}
+    }
+    temporary.rename(path)
+}
+
+/// A file of a name that nobody else has, removed unless it is renamed.
+struct Temporary {
+    path: PathBuf,
+    file: File,
+}
+
+impl Temporary {
+    /// An empty one in the folder of `path`, with the owner and permissions of `old`.
+    fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<Temporary> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name: OsString = format!("{PREFIX}{}-{number}", std::process::id()).into();
+            let place = folder_of(path).join(name);
+            let mode = if old.is_some() { 0o600 } else { 0o666 };
+            match OpenOptions::new().write(true).create_new(true).mode(mode).open(&place) {
+                Ok(file) => {
+                    let temporary = Temporary { path: place, file };
+                    if let Some(old) = old {
+                        temporary.take_after(old)?;
+                    }
+                    return Ok(temporary);
+                }
+                // One that a killed process of the same number has left, or one of another machine's.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn take_after(&self, old: &Metadata) -> io::Result<()> {
+        let own = self.file.metadata()?;
+        if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
+            // Only root may give a file away; to others it is theirs from now on.
+            let _ = fchown(&self.file, Some(old.uid()), Some(old.gid()));
+        }
+        self.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
+    }
+
+    fn rename(mut self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)?;
+        self.path = PathBuf::new();
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            // The first error is the one to tell.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Opens what is no file of its own, without waiting for its other end for longer than `patience`.
+fn open_stream(path: &Path, found: &Metadata, patience: Duration) -> io::Result<File> {
+    let begin = Instant::now();
+    loop {
+        let mut options = OpenOptions::new();
+        options.write(true).append(found.is_file()).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        match options.open(path) {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) && found.file_type().is_fifo() => {
+                if begin.elapsed() >= patience {
+                    let problem = format!("nobody has opened it for reading for {} s", patience.as_secs());
+                    return Err(io::Error::new(ErrorKind::TimedOut, problem));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// A file that may make its writer wait, but not without end.
+struct Stream {
+    file: File,
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.file.write(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait()?,
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Stream {
+    fn wait(&self) -> io::Result<()> {
+        let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one valid pollfd, whose descriptor is open.
+        match unsafe { libc::poll(&raw mut poll, 1, PATIENCE.as_millis() as i32) } {
+            0 => {
+                let problem = format!("its reader has read nothing for {} s", PATIENCE.as_secs());
+                Err(io::Error::new(ErrorKind::TimedOut, problem))
+            }
+            -1 => {
+                let error = io::Error::last_os_error();
+                if error.kind() == ErrorKind::Interrupted { Ok(()) } else { Err(error) }
+            }
+            _ => Ok(()),
+        }
+    }
+}

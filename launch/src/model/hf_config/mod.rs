@@ -1,0 +1,352 @@
+//! Hugging Face configurations, as transformers 4 and 5 write them, read into one [`ModelConfig`].
+//!
+//! Fields that are not used are ignored. Fields that change the arithmetic and are not implemented are refused. What
+//! a configuration leaves out takes transformers' default for that architecture
+//! (`transformers/models/*/configuration_*.py`, version 5.23).
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::model::{
+    error::InputError,
+    files,
+    json::{self, Fields},
+};
+
+mod family;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use family::{Family, SUPPORTED_ARCHITECTURES};
+pub use rope::{RopeConfig, RopeScaling, inverse_frequencies, rope_table};
+
+/// Element type of weights and of the activations between tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightDtype {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl WeightDtype {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The same type among those of tensors.
+    pub const fn dtype(self) -> taskgraph::DType {
+        match self {
+            Self::F32 => taskgraph::DType::F32,
+            Self::F16 => taskgraph::DType::F16,
+            Self::Bf16 => taskgraph::DType::Bf16,
+        }
+    }
+
+    /// `f32`, `f16` or `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl std::fmt::Display for WeightDtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The largest `num_hidden_layers` that is taken.
+pub const LARGEST_NUM_LAYERS: u32 = 1 << 14;
+
+/// What the arithmetic of a model depends on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The architecture.
+    pub family: Family,
+    /// Dtype of the weights (as the configuration or, failing that, the checkpoint says).
+    pub dtype: WeightDtype,
+    /// Tokens of the vocabulary: rows of the embedding table.
+    pub vocab_size: u32,
+    /// Width of the residual stream.
+    pub hidden_size: u32,
+    /// Decoder layers.
+    pub num_layers: u32,
+    /// Query heads.
+    pub num_heads: u32,
+    /// Key/value heads; divides `num_heads`.
+    pub num_kv_heads: u32,
+    /// Elements of a head; even.
+    pub head_dim: u32,
+    /// Width of the MLP.
+    pub intermediate_size: u32,
+    /// Added to the mean square in each RMS norm.
+    pub rms_norm_eps: f32,
+    /// The LM head is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// q, k and v projections have a bias.
+    pub attention_bias: bool,
+    /// The attention's output projection has a bias.
+    pub output_bias: bool,
+    /// Query and key heads are normalised (weights `q_norm`, `k_norm` of `head_dim` elements).
+    pub qk_norm: bool,
+    /// Rotary position embedding.
+    pub rope: RopeConfig,
+    /// The longest sequence that the model was made for.
+    pub max_position_embeddings: u32,
+    /// A query sees its own and the `sliding_window - 1` positions before it, in some or all layers. Not implemented
+    /// beyond that length: [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) refuses it.
+    pub sliding_window: Option<u32>,
+    /// End-of-sequence tokens, ascending; ids outside the vocabulary can't occur and are left out.
+    pub eos: Vec<u32>,
+}
+
+impl ModelConfig {
+    /// Reads config.json, and generation_config.json where it exists, from a checkpoint's folder.
+    ///
+    /// `fallback_dtype` is asked where config.json names no dtype.
+    ///
+    /// # Errors
+    /// A file is unreadable or not JSON; a field is missing, wrong, contradictory or not supported.
+    pub fn read_folder(
+        folder: &Path,
+        fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
+    ) -> Result<Self, InputError> {
+        let path = folder.join("config.json");
+        let file = path.display().to_string();
+        let config = json::parse_object(&file, &files::read(&path)?)?;
+        let mut model = Self::parse(&file, "", &config, fallback_dtype)?;
+
+        let path = folder.join("generation_config.json");
+        if let Some(bytes) = files::read_if_there(&path)? {
+            let file = path.display().to_string();
+            let generation = json::parse_object(&file, &bytes)?;
+            let eos = end_of_sequence(&Fields::new(&file, "", &generation), model.vocab_size)?;
+            model.eos = eos.unwrap_or(model.eos);
+        }
+        Ok(model)
+    }
+
+    /// Reads a configuration that is the object at `place` of `file` (`""`: the file itself).
+    ///
+    /// # Errors
+    /// As [`ModelConfig::read_folder`].
+    pub fn parse(
+        file: &str,
+        place: &str,
+        config: &Map<String, Value>,
+        fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
+    ) -> Result<Self, InputError> {
+        let fields = Fields::new(file, place, config);
+        let family = Family::of(&fields)?;
+        refuse_what_is_not_implemented(&fields)?;
+        let defaults = family.defaults();
+
+        let size = |name: &str, default: u32| -> Result<u32, InputError> {
+            match fields.u32(name)? {
+                Some(0) => Err(fields.error(name, "must be at least 1")),
+                value => Ok(value.unwrap_or(default)),
+            }
+        };
+        let vocab_size = size("vocab_size", defaults.vocab_size)?;
+        let hidden_size = size("hidden_size", defaults.hidden_size)?;
+        let intermediate_size = size("intermediate_size", defaults.intermediate_size)?;
+        let num_layers = size("num_hidden_layers", defaults.num_layers)?;
+        for (name, value, largest) in [
+            ("vocab_size", vocab_size, i32::MAX as u32),
+            ("num_hidden_layers", num_layers, LARGEST_NUM_LAYERS),
+        ] {
+            if value > largest {
+                return Err(fields.error(name, format!("must be at most {largest}, found {value}")));
+            }
+        }
+        let num_heads = size("num_attention_heads", defaults.num_heads)?;
+        // An explicit null means "as many as query heads" in every family, an absent field the family's default.
+        let num_kv_heads = match config.get("num_key_value_heads") {
+            None => defaults.num_kv_heads.unwrap_or(num_heads),
+            Some(_) => size("num_key_value_heads", num_heads)?,
+        };
+        if !num_heads.is_multiple_of(num_kv_heads) {
+            return Err(fields.error(
+                "num_key_value_heads",
+                format!("{num_kv_heads} does not divide num_attention_heads = {num_heads}"),
+            ));
+        }
+        let head_dim = match (fields.u32("head_dim")?, defaults.head_dim) {
+            (Some(0), _) => return Err(fields.error("head_dim", "must be at least 1")),
+            (Some(head_dim), _) => head_dim,
+            (None, Some(head_dim)) if !config.contains_key("head_dim") => head_dim,
+            (None, _) if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+            (None, _) => {
+                let problem = format!(
+                    "{hidden_size} is not a multiple of num_attention_heads = {num_heads}; give head_dim"
+                );
+                return Err(fields.error("hidden_size", problem));
+            }
+        };
+        if head_dim % 2 != 0 {
+            let problem = format!("{head_dim} is odd; rotary embedding needs pairs");
+            return Err(fields.error("head_dim", problem));
+        }
+        for (name, heads) in [("num_attention_heads", num_heads), ("num_key_value_heads", num_kv_heads)] {
+            // q, k and v rows lie in one matrix, so three times the width has to fit.
+            if heads.checked_mul(head_dim).and_then(|v| v.checked_mul(3)).is_none() {
+                let problem = format!("{name} = {heads} x head_dim = {head_dim} overflows");
+                return Err(fields.error(name, problem));
+            }
+        }
+        if intermediate_size.checked_mul(2).is_none() {
+            return Err(fields.error("intermediate_size", "too large"));
+        }
+        let eps = fields.f64("rms_norm_eps")?.unwrap_or(1e-6);
+        if !(eps > 0.0 && eps < 1.0) {
+            return Err(fields.error("rms_norm_eps", format!("must be between 0 and 1, found {eps}")));
+        }
+        let max_position_embeddings = size("max_position_embeddings", defaults.max_position_embeddings)?;
+        let dtype = match dtype_field(&fields)? {
+            Some(dtype) => dtype,
+            None => fallback_dtype()?,
+        };
+        let attention_bias = match family {
+            Family::Llama | Family::Qwen3 => fields.bool("attention_bias")?.unwrap_or(false),
+            Family::Qwen2 => true,
+            Family::Mistral => false,
+        };
+        let model = Self {
+            family,
+            dtype,
+            vocab_size,
+            hidden_size,
+            num_layers,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            intermediate_size,
+            rms_norm_eps: eps as f32,
+            tie_word_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(false),
+            attention_bias,
+            output_bias: attention_bias && family != Family::Qwen2,
+            qk_norm: family == Family::Qwen3,
+            rope: RopeConfig::read(&fields, max_position_embeddings)?,
+            max_position_embeddings,
+            sliding_window: family.sliding_window(&fields, num_layers)?,
+            eos: match end_of_sequence(&fields, vocab_size)? {
+                Some(eos) => eos,
+                // Null says that there is none, an absent field that the default holds.
+                None if config.contains_key("eos_token_id") => Vec::new(),
+                None => defaults.eos.into_iter().filter(|&id| id < vocab_size).collect(),
+            },
+        };
+        model.check_weight_sizes(&fields)?;
+        Ok(model)
+    }
+
+    /// Columns of the widest activation row: q|k|v, gate|up, hidden or logits.
+    pub(crate) fn widest_row(&self) -> u64 {
+        let heads = u64::from(self.num_heads) + 2 * u64::from(self.num_kv_heads);
+        let qkv = heads * u64::from(self.head_dim);
+        let gate_up = 2 * u64::from(self.intermediate_size);
+        qkv.max(gate_up).max(self.hidden_size.into()).max(self.vocab_size.into())
+    }
+
+    /// No matrix, and no sum of all of them, may overflow what memory can address.
+    fn check_weight_sizes(&self, fields: &Fields<'_>) -> Result<(), InputError> {
+        let hidden = u128::from(self.hidden_size);
+        let heads = u128::from(self.num_heads) + u128::from(self.num_kv_heads);
+        let layer = hidden * (2 * heads * u128::from(self.head_dim) + 3 * u128::from(self.intermediate_size));
+        let bytes = 4 * (2 * hidden * u128::from(self.vocab_size) + layer * u128::from(self.num_layers));
+        if bytes > isize::MAX as u128 {
+            return Err(InputError::Overflow {
+                file: fields.file.into(),
+                what: "the weights' size".into(),
+                computation: format!(
+                    "{} layers of hidden_size = {}, intermediate_size = {}, vocab_size = {}",
+                    self.num_layers, self.hidden_size, self.intermediate_size, self.vocab_size
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn refuse_what_is_not_implemented(fields: &Fields<'_>) -> Result<(), InputError> {
+    let act = fields.str("hidden_act")?.unwrap_or("silu");
+    // transformers' names for the same function.
+    if !matches!(act, "silu" | "swish") {
+        return Err(fields.unsupported(
+            "hidden_act",
+            format!("the activation \"{act}\""),
+            "only \"silu\" is",
+        ));
+    }
+    if fields.get("quantization_config").is_some() {
+        return Err(fields.unsupported(
+            "quantization_config",
+            "a quantised checkpoint",
+            "take one with bf16, f16 or f32 weights",
+        ));
+    }
+    if fields.bool("mlp_bias")? == Some(true) {
+        return Err(fields.unsupported("mlp_bias", "an MLP with biases", "only false is"));
+    }
+    for name in ["attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"] {
+        if fields.get(name).is_some() {
+            return Err(fields.unsupported(name, "soft-capping of logits", "only null is"));
+        }
+    }
+    Ok(())
+}
+
+/// `dtype` (transformers 5) before `torch_dtype` (4).
+fn dtype_field(fields: &Fields<'_>) -> Result<Option<WeightDtype>, InputError> {
+    for name in ["dtype", "torch_dtype"] {
+        let Some(dtype) = fields.str(name)? else { continue };
+        return match dtype.strip_prefix("torch.").unwrap_or(dtype) {
+            "float32" | "float" => Ok(Some(WeightDtype::F32)),
+            "float16" | "half" => Ok(Some(WeightDtype::F16)),
+            "bfloat16" => Ok(Some(WeightDtype::Bf16)),
+            // "auto" leaves the choice to the checkpoint.
+            "auto" => Ok(None),
+            other => Err(fields.unsupported(
+                name,
+                format!("the dtype \"{other}\""),
+                "supported are float32, float16 and bfloat16",
+            )),
+        };
+    }
+    Ok(None)
+}
+
+/// `eos_token_id`: one, a list, or absent.
+fn end_of_sequence(fields: &Fields<'_>, vocab_size: u32) -> Result<Option<Vec<u32>>, InputError> {
+    const NAME: &str = "eos_token_id";
+    let values = match fields.get(NAME) {
+        None => return Ok(None),
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+    };
+    let mut eos = Vec::with_capacity(values.len());
+    for value in values {
+        let Some(id) = value.as_i64() else {
+            let problem = format!("expected a token id or a list of them, found {}", json::kind(value));
+            return Err(fields.error(NAME, problem));
+        };
+        if let Some(id) = u32::try_from(id).ok().filter(|&id| id < vocab_size) {
+            eos.push(id);
+        }
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    Ok(Some(eos))
+}

@@ -1,0 +1,191 @@
+//! Rotary position embedding: its configuration and its table.
+//!
+//! Frequencies follow `transformers/modeling_rope_utils.py` (5.23) step by step in f32, each step correctly rounded,
+//! and the angle is the f32 product of position and frequency, as there; its cosine and sine are computed in f64 and
+//! rounded. What remains to transformers' own table is the last bit of its power function, that is at most about
+//! 6e-8 x position in the angle.
+
+use crate::model::{
+    error::InputError,
+    json::{self, Fields},
+};
+
+/// Rotary position embedding of all layers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How the frequencies are changed for longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// A change to the frequencies.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// `rope_type` "default".
+    None,
+    /// `rope_type` "linear": all frequencies divided.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// `rope_type` "llama3": long wavelengths divided, short ones kept, those between blended.
+    Llama3 {
+        /// The divisor of long wavelengths.
+        factor: f64,
+        /// Wavelengths over `original_max_position_embeddings / low_freq_factor` are long.
+        low_freq_factor: f64,
+        /// Wavelengths under `original_max_position_embeddings / high_freq_factor` are short.
+        high_freq_factor: f64,
+        /// Context length before the change.
+        original_max_position_embeddings: u32,
+    },
+}
+
+impl RopeConfig {
+    /// Reads `rope_parameters` (transformers 5; flat, or one for each layer type) or `rope_theta` and `rope_scaling`
+    /// (transformers 4).
+    pub(crate) fn read(fields: &Fields<'_>, max_positions: u32) -> Result<Self, InputError> {
+        // As in transformers, a `rope_scaling` wins over `rope_parameters`.
+        let (name, parameters) = match fields.object("rope_scaling")? {
+            Some(scaling) if !scaling.is_empty() => ("rope_scaling", Some(scaling)),
+            _ => ("rope_parameters", fields.object("rope_parameters")?),
+        };
+        let parameters = match parameters {
+            // Nested by layer type: only full attention is supported, so its entry counts.
+            Some(p) if p.get("full_attention").is_some() => p.object("full_attention")?,
+            Some(p) if p.get("sliding_attention").is_some() => {
+                return Err(p.error("full_attention", "missing"));
+            }
+            other => other,
+        };
+        let own = parameters.as_ref();
+
+        let theta_of = |from: &Fields<'_>| -> Result<Option<f64>, InputError> {
+            match from.f64("rope_theta")? {
+                Some(theta) if !(theta > 0.0 && (theta as f32).is_finite()) => {
+                    Err(from.error("rope_theta", format!("must be positive, found {theta}")))
+                }
+                theta => Ok(theta),
+            }
+        };
+        let theta = match own.map(theta_of).transpose()?.flatten() {
+            Some(theta) => theta,
+            None => theta_of(fields)?.unwrap_or(10_000.0),
+        };
+
+        for from in [Some(fields), own].into_iter().flatten() {
+            if let Some(factor) = from.f64("partial_rotary_factor")?
+                && factor != 1.0
+            {
+                return Err(from.unsupported(
+                    "partial_rotary_factor",
+                    format!("rotating {factor} of each head"),
+                    "only 1.0 is",
+                ));
+            }
+        }
+        let Some(own) = own else { return Ok(Self { theta, scaling: RopeScaling::None }) };
+
+        let type_name = if own.get("rope_type").is_some() { "rope_type" } else { "type" };
+        let factor = |name: &str| -> Result<f64, InputError> {
+            match own.f64(name)? {
+                Some(v) if v > 0.0 && v.is_finite() => Ok(v),
+                Some(v) => Err(own.error(name, format!("must be positive, found {v}"))),
+                None => Err(own.error(name, "missing")),
+            }
+        };
+        let scaling = match own.str(type_name)?.unwrap_or("default") {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: factor("factor")? },
+            "llama3" => {
+                // As transformers does, the field outside `name` wins, and the longest context is the default.
+                const ORIGINAL: &str = "original_max_position_embeddings";
+                let original = match (fields.u32(ORIGINAL)?, own.u32(ORIGINAL)?) {
+                    (Some(v), _) | (None, Some(v)) => v,
+                    (None, None) => max_positions,
+                };
+                let low_freq_factor = factor("low_freq_factor")?;
+                let high_freq_factor = factor("high_freq_factor")?;
+                if high_freq_factor <= low_freq_factor {
+                    return Err(own.error(
+                        "high_freq_factor",
+                        format!(
+                            "{high_freq_factor} must be greater than low_freq_factor = {low_freq_factor}"
+                        ),
+                    ));
+                }
+                if original == 0 {
+                    return Err(own.error(ORIGINAL, "must be at least 1"));
+                }
+                RopeScaling::Llama3 {
+                    factor: factor("factor")?,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position_embeddings: original,
+                }
+            }
+            other => {
+                return Err(fields.unsupported(
+                    &format!("{name}.{type_name}"),
+                    format!("the rope type {}", json::kind(&other.into())),
+                    "supported are default, linear and llama3",
+                ));
+            }
+        };
+        Ok(Self { theta, scaling })
+    }
+}
+
+/// Radians a position for each of the `head_dim / 2` pairs of a head.
+pub fn inverse_frequencies(rope: &RopeConfig, head_dim: u32) -> Vec<f32> {
+    let theta = f64::from(rope.theta as f32);
+    let mut frequencies: Vec<f32> = (0..head_dim / 2)
+        .map(|i| {
+            let exponent = (2 * i) as f32 / head_dim as f32;
+            1.0 / (theta.powf(f64::from(exponent)) as f32)
+        })
+        .collect();
+    match rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            for frequency in &mut frequencies {
+                *frequency /= factor as f32;
+            }
+        }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings,
+        } => {
+            let context = f64::from(original_max_position_embeddings);
+            let (longest, shortest) = ((context / low) as f32, (context / high) as f32);
+            for frequency in &mut frequencies {
+                let wavelength = (2.0 * std::f64::consts::PI) as f32 / *frequency;
+                if wavelength > longest {
+                    *frequency /= factor as f32;
+                } else if wavelength >= shortest {
+                    let smooth = (context as f32 / wavelength - low as f32) / ((high - low) as f32);
+                    *frequency = (1.0 - smooth) * *frequency / factor as f32 + smooth * *frequency;
+                }
+            }
+        }
+    }
+    frequencies
+}
+
+/// The table [positions, head_dim] whose row p is the cosines, then the sines, of p x each frequency.
+///
+/// Element i and element i + head_dim/2 of a head form the pair that turns by frequency i. Its size must fit memory:
+/// [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) checks that it can be computed.
+pub fn rope_table(rope: &RopeConfig, head_dim: u32, positions: u32) -> Vec<f32> {
+    let frequencies = inverse_frequencies(rope, head_dim);
+    let mut table = Vec::with_capacity(positions as usize * 2 * frequencies.len());
+    for position in 0..positions {
+        let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
+        table.extend(angles.clone().map(|angle| angle.cos() as f32));
+        table.extend(angles.map(|angle| angle.sin() as f32));
+    }
+    table
+}

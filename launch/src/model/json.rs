@@ -1,0 +1,151 @@
+//! Parsing JSON, and typed fields of Hugging Face's open-ended objects.
+
+use serde_json::{Map, Value};
+
+use crate::model::error::InputError;
+
+/// Parses `bytes`; a syntax error names line and column of `file`.
+pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {
+    serde_json::from_slice(bytes).map_err(|e| syntax_error(file, &e))
+}
+
+/// Parses the JSON object in `bytes`.
+pub(crate) fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, InputError> {
+    match parse(file, bytes)? {
+        Value::Object(map) => Ok(map),
+        other => Err(InputError::field(file, ".", format!("expected an object, found {}", kind(&other)))),
+    }
+}
+
+pub(crate) fn syntax_error(file: &str, error: &serde_json::Error) -> InputError {
+    InputError::Syntax {
+        file: file.into(),
+        line: error.line(),
+        column: error.column(),
+        problem: without_position(error),
+    }
+}
+
+/// serde_json's message without the " at line L column C" that it appends.
+pub(crate) fn without_position(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    match message.rfind(" at line ") {
+        Some(end) => message[..end].to_string(),
+        None => message,
+    }
+}
+
+/// The JSON type of `value`, with its value where short.
+pub(crate) fn kind(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(b) => format!("the boolean {b}"),
+        Value::Number(n) => format!("the number {n}"),
+        Value::String(s) if s.chars().count() <= 40 => format!("the string {s:?}"),
+        Value::String(_) => "a string".into(),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+    }
+}
+
+/// Typed access to the fields of an object of which only some are known. A field that is null counts as absent,
+/// as transformers writes its optional fields.
+#[derive(Clone)]
+pub(crate) struct Fields<'a> {
+    pub(crate) file: &'a str,
+    prefix: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(file: &'a str, prefix: &str, map: &'a Map<String, Value>) -> Self {
+        Self { file, prefix: prefix.into(), map }
+    }
+
+    pub(crate) fn place(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.into() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> InputError {
+        InputError::field(self.file, self.place(name), problem)
+    }
+
+    pub(crate) fn unsupported(
+        &self,
+        name: &str,
+        what: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> InputError {
+        InputError::Unsupported {
+            file: self.file.into(),
+            place: self.place(name),
+            what: what.into(),
+            mend: mend.into(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    /// The field as it stands, null included.
+    pub(crate) fn raw(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name)
+    }
+
+    fn typed<T>(
+        &self,
+        name: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, InputError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match read(value) {
+            Some(v) => Ok(Some(v)),
+            None => Err(self.error(name, format!("expected {expected}, found {}", kind(value)))),
+        }
+    }
+
+    pub(crate) fn u32(&self, name: &str) -> Result<Option<u32>, InputError> {
+        self.typed(name, "an integer between 0 and 4294967295", |v| {
+            v.as_u64().and_then(|v| u32::try_from(v).ok())
+        })
+    }
+
+    pub(crate) fn f64(&self, name: &str) -> Result<Option<f64>, InputError> {
+        self.typed(name, "a number", Value::as_f64)
+    }
+
+    pub(crate) fn bool(&self, name: &str) -> Result<Option<bool>, InputError> {
+        self.typed(name, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn str(&self, name: &str) -> Result<Option<&'a str>, InputError> {
+        self.typed(name, "a string", Value::as_str)
+    }
+
+    pub(crate) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, InputError> {
+        self.typed(name, "a list", Value::as_array)
+    }
+
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, InputError> {
+        let map = self.typed(name, "an object", Value::as_object)?;
+        Ok(map.map(|map| Fields { file: self.file, prefix: self.place(name), map }))
+    }
+
+    /// A list of strings; absent is `None`.
+    pub(crate) fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>, InputError> {
+        let Some(list) = self.list(name)? else { return Ok(None) };
+        let mut strings = Vec::with_capacity(list.len());
+        for (i, value) in list.iter().enumerate() {
+            strings.push(value.as_str().ok_or_else(|| {
+                self.error(&format!("{name}[{i}]"), format!("expected a string, found {}", kind(value)))
+            })?);
+        }
+        Ok(Some(strings))
+    }
+}

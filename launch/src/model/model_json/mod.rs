@@ -1,0 +1,336 @@
+//! model.json, schema `mpk-model/1`: what to run, and how.
+
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::model::{error::InputError, files, json};
+
+mod sizes;
+#[cfg(test)]
+mod tests;
+
+pub use sizes::Sizes;
+
+/// The schema that this program reads.
+pub const SCHEMA: &str = "mpk-model/1";
+/// `generate.max_new_tokens` where it is not given.
+pub const DEFAULT_MAX_NEW_TOKENS: u32 = 64;
+/// `max_batch` where it is not given.
+pub const DEFAULT_MAX_BATCH: u32 = 8;
+/// The largest `max_batch` that is taken.
+pub const LARGEST_MAX_BATCH: u32 = 4096;
+/// The largest `runtime.workers` that is taken.
+pub const LARGEST_WORKERS: u32 = 4096;
+/// `page_size` where it is not given.
+pub const DEFAULT_PAGE_SIZE: u32 = 64;
+/// `max_seq_len` where it is not given, unless the model's own limit is smaller.
+pub const DEFAULT_MAX_SEQ_LEN: u32 = 4096;
+/// `runtime.prefill_chunk` where it is not given (but at least `max_batch`).
+pub const DEFAULT_PREFILL_CHUNK: u32 = 256;
+/// The same on a GPU whose tensor cores take wide tiles (Hopper): enough of them for whole waves.
+pub const DEFAULT_WIDE_PREFILL_CHUNK: u32 = 2048;
+
+/// A model.json file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "mpk-model/1")]
+pub struct ModelJson {
+    /// Always "mpk-model/1".
+    #[schemars(extend("const" = "mpk-model/1"))]
+    pub schema: String,
+    /// A name for logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A folder as Hugging Face publishes it, absolute or relative to model.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<PathBuf>,
+    /// Instead of `checkpoint`: a Hugging Face config.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Map<String, Value>>,
+    /// The weights of `config` or `graph`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Weights>,
+    /// Instead of `checkpoint` and `config`: an op graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Value>,
+    /// Most requests that run at once; 8 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub max_batch: Option<u32>,
+    /// Most tokens of one request, prompt and new; if absent the smaller of 4096 and the model's own limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_seq_len: Option<u32>,
+    /// Positions in one page of the KV cache, a power of two; 64 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub page_size: Option<u32>,
+    /// How to run.
+    #[serde(default)]
+    pub runtime: Runtime,
+    /// What to generate.
+    #[serde(default)]
+    pub generate: Generate,
+    /// The file that this was read from, for messages and relative paths.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub path: PathBuf,
+}
+
+/// Where weights come from if not from a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Weights {
+    /// Random weights, the same for every number of ranks and every backend.
+    pub random: RandomSeed,
+}
+
+/// The seed of random weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RandomSeed {
+    /// Any 64-bit number.
+    pub seed: u64,
+}
+
+/// How tasks get to workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// Each worker has its list.
+    #[default]
+    Static,
+    /// Events launch tasks through schedulers.
+    Dynamic,
+}
+
+/// How an allreduce is lowered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allreduce {
+    /// By size.
+    #[default]
+    Auto,
+    /// Copies with signal, then a reduce.
+    CopyReduce,
+    /// Flagged words pushed to all ranks.
+    OneShot,
+    /// Reduce-scatter, then broadcast.
+    TwoShot,
+}
+
+/// How the embedding table is shared out among ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Embedding {
+    /// Each rank has a range of the vocabulary; an allreduce adds the ranks' rows.
+    #[default]
+    VocabularyParallel,
+    /// Each rank has the whole table.
+    Replicated,
+}
+
+/// How to run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runtime {
+    /// How tasks get to workers.
+    pub placement: Placement,
+    /// How an allreduce is lowered.
+    pub allreduce: Allreduce,
+    /// How the embedding table is shared out among ranks.
+    pub embedding: Embedding,
+    /// Most rows (tokens) of one iteration that holds prompt tokens; at least `max_batch`; if absent 256, on Hopper up to 2,048.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub prefill_chunk: Option<u32>,
+    /// Pages of the KV cache; enough for `max_batch` requests of `max_seq_len` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub kv_pages: Option<u32>,
+    /// Workers of a rank; the rank's share of the cores, or of the device, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub workers: Option<u32>,
+}
+
+/// What to generate.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Generate {
+    /// Prompts as text; they come before `prompt_tokens`.
+    pub prompts: Vec<String>,
+    /// Prompts as lists of token ids.
+    pub prompt_tokens: Vec<Vec<u32>>,
+    /// Most new tokens of a request; 64 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_new_tokens: Option<u32>,
+    /// Go on after an end-of-sequence token.
+    pub ignore_eos: bool,
+}
+
+impl ModelJson {
+    /// Reads and checks `path`.
+    ///
+    /// # Errors
+    /// The file is missing or unreadable, not JSON (with line and column), or a field is unknown, missing, of the
+    /// wrong type or out of range (with its path).
+    pub fn read(path: &Path) -> Result<Self, InputError> {
+        Self::parse(path, &files::read(path)?)
+    }
+
+    /// The model of a Hugging Face folder, with the defaults of all other fields.
+    pub fn of_checkpoint(folder: &Path) -> Self {
+        ModelJson {
+            schema: SCHEMA.into(),
+            name: folder.file_name().map(|name| name.to_string_lossy().into_owned()),
+            // Absolute, so that it is not looked for beside the folder.
+            checkpoint: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
+            config: None,
+            weights: None,
+            graph: None,
+            max_batch: None,
+            max_seq_len: None,
+            page_size: None,
+            runtime: Runtime::default(),
+            generate: Generate::default(),
+            path: folder.into(),
+        }
+    }
+
+    /// Checks the text of a model.json; `path` is for messages and relative paths.
+    ///
+    /// # Errors
+    /// As [`ModelJson::read`].
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
+        let file = path.display().to_string();
+        let object = json::parse_object(&file, bytes)?;
+        match object.get("schema") {
+            Some(Value::String(schema)) if schema == SCHEMA => {}
+            Some(other) => {
+                let problem = format!("expected \"{SCHEMA}\", found {}", json::kind(other));
+                return Err(InputError::field(&file, "schema", problem));
+            }
+            None => {
+                let problem = format!("missing; write \"schema\": \"{SCHEMA}\"");
+                return Err(InputError::field(&file, "schema", problem));
+            }
+        }
+        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+        let mut model: Self = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
+            let place = e.path().to_string();
+            let inner = e.into_inner();
+            let problem = format!(
+                "{} (line {}, column {})",
+                json::without_position(&inner),
+                inner.line(),
+                inner.column()
+            );
+            InputError::field(&file, place, problem)
+        })?;
+        model.path = path.to_path_buf();
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Checks that the fields fit each other and their limits; again after a command line has replaced some.
+    ///
+    /// # Errors
+    /// One does not.
+    pub fn check(&self) -> Result<(), InputError> {
+        let file = self.file();
+        let error = |place: &str, problem: String| Err(InputError::field(&file, place, problem));
+        let sources: Vec<&str> = [
+            ("checkpoint", self.checkpoint.is_some()),
+            ("config", self.config.is_some()),
+            ("graph", self.graph.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+        .collect();
+        match sources[..] {
+            [] => {
+                return error(
+                    ".",
+                    "no model: give \"checkpoint\" (a folder), \"config\" with \"weights\", or \"graph\""
+                        .into(),
+                );
+            }
+            [_] => {}
+            _ => {
+                let problem = format!("{} exclude each other; keep one", sources.join(" and "));
+                return error(sources[1], problem);
+            }
+        }
+        if self.config.is_some() && self.weights.is_none() {
+            return error(
+                "weights",
+                "missing; \"config\" needs \"weights\": {\"random\": {\"seed\": 1}}".into(),
+            );
+        }
+        if self.checkpoint.is_some() && self.weights.is_some() {
+            return error("weights", "a checkpoint has its own weights; remove this field".into());
+        }
+        for (place, value) in [
+            ("max_batch", self.max_batch),
+            ("max_seq_len", self.max_seq_len),
+            ("page_size", self.page_size),
+            ("runtime.prefill_chunk", self.runtime.prefill_chunk),
+            ("runtime.kv_pages", self.runtime.kv_pages),
+            ("runtime.workers", self.runtime.workers),
+            ("generate.max_new_tokens", self.generate.max_new_tokens),
+        ] {
+            if value == Some(0) {
+                return error(place, "must be at least 1".into());
+            }
+        }
+        for (place, value, largest) in [
+            ("max_batch", self.max_batch, LARGEST_MAX_BATCH),
+            ("runtime.workers", self.runtime.workers, LARGEST_WORKERS),
+        ] {
+            if let Some(value) = value.filter(|&value| value > largest) {
+                return error(place, format!("must be at most {largest}, found {value}"));
+            }
+        }
+        if let Some(page_size) = self.page_size.filter(|v| !v.is_power_of_two()) {
+            return error("page_size", format!("must be a power of two, found {page_size}"));
+        }
+        if let Some(chunk) = self.runtime.prefill_chunk
+            && chunk < self.max_batch()
+        {
+            let problem = format!("{chunk} is less than max_batch = {}", self.max_batch());
+            return error("runtime.prefill_chunk", problem);
+        }
+        Ok(())
+    }
+
+    /// The file that this was read from, as shown in messages.
+    pub fn file(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// The checkpoint's folder, resolved against the folder of model.json.
+    pub fn checkpoint_folder(&self) -> Option<PathBuf> {
+        let folder = self.checkpoint.as_ref()?;
+        Some(self.path.parent().unwrap_or(Path::new("")).join(folder))
+    }
+
+    /// `max_batch` or its default.
+    pub fn max_batch(&self) -> u32 {
+        self.max_batch.unwrap_or(DEFAULT_MAX_BATCH)
+    }
+
+    /// `generate.max_new_tokens` or its default.
+    pub fn max_new_tokens(&self) -> u32 {
+        self.generate.max_new_tokens.unwrap_or(DEFAULT_MAX_NEW_TOKENS)
+    }
+
+    /// The JSON schema of model.json, as published in `launch/schema/model.schema.json`.
+    pub fn json_schema() -> Value {
+        schemars::schema_for!(ModelJson).to_value()
+    }
+}

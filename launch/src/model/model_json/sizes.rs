@@ -1,0 +1,160 @@
+//! The sizes that model.json and the model's configuration give together.
+
+use super::{
+    DEFAULT_MAX_SEQ_LEN, DEFAULT_PAGE_SIZE, DEFAULT_PREFILL_CHUNK, DEFAULT_WIDE_PREFILL_CHUNK, ModelJson,
+};
+use crate::model::{error::InputError, hf_config::ModelConfig};
+use taskgraph::Target;
+
+/// Batch, sequence and KV cache sizes of a run. All products that the runtime computes from them have been checked
+/// to fit their integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Slots: most requests that run at once.
+    pub max_batch: u32,
+    /// Most tokens of a request, prompt and new.
+    pub max_seq_len: u32,
+    /// Positions in a page of the KV cache, a power of two.
+    pub page_size: u32,
+    /// Pages that a request of `max_seq_len` tokens takes.
+    pub pages_per_slot: u32,
+    /// Pages of the KV cache, shared by all slots.
+    pub num_pages: u32,
+    /// Most rows of an iteration that holds prompt tokens.
+    pub prefill_chunk: u32,
+}
+
+impl Sizes {
+    /// Most tokens of one request that the KV cache can hold: the smaller of `max_seq_len` and all pages.
+    pub fn longest_request(&self) -> u32 {
+        let pages = u64::from(self.num_pages) * u64::from(self.page_size);
+        u64::from(self.max_seq_len).min(pages) as u32
+    }
+}
+
+impl ModelJson {
+    /// The sizes of a run of `config`, defaults filled in.
+    ///
+    /// # Errors
+    /// A product overflows, or `max_seq_len` is longer than the model's sliding window (which is not implemented;
+    /// up to its length it changes nothing).
+    pub fn sizes(&self, config: &ModelConfig) -> Result<Sizes, InputError> {
+        let file = self.file();
+        let window = config.sliding_window.unwrap_or(u32::MAX);
+        let own_limit = config.max_position_embeddings.min(window);
+        let max_seq_len = self.max_seq_len.unwrap_or(DEFAULT_MAX_SEQ_LEN.min(own_limit));
+        if max_seq_len > window {
+            return Err(InputError::Unsupported {
+                file,
+                place: "max_seq_len".into(),
+                what: format!("{max_seq_len} tokens with a sliding window of {window}"),
+                mend: format!("set max_seq_len to {window} or less"),
+            });
+        }
+        if max_seq_len > config.max_position_embeddings {
+            tracing::warn!(
+                "max_seq_len = {max_seq_len} is more than the model's max_position_embeddings = {}",
+                config.max_position_embeddings
+            );
+        }
+        let sizes = self.sizes_for(max_seq_len)?;
+        self.check_products(&sizes, config)?;
+        Ok(sizes)
+    }
+
+    /// [`ModelJson::sizes`] on `target`: where products of many rows run in wide tiles, a chunk is longer by default, but
+    /// not longer than all requests together.
+    ///
+    /// # Errors
+    /// As [`ModelJson::sizes`].
+    pub fn sizes_on(&self, config: &ModelConfig, target: &Target) -> Result<Sizes, InputError> {
+        let mut sizes = self.sizes(config)?;
+        if target.wide && self.runtime.prefill_chunk.is_none() {
+            let useful = u64::from(sizes.max_batch) * u64::from(sizes.max_seq_len);
+            let chunk = useful.next_power_of_two().min(u64::from(DEFAULT_WIDE_PREFILL_CHUNK)) as u32;
+            sizes.prefill_chunk = chunk.max(sizes.prefill_chunk);
+            self.check_products(&sizes, config)?;
+        }
+        Ok(sizes)
+    }
+
+    /// The sizes where there is no model configuration (an op graph of the user's own) or its limits do not matter.
+    ///
+    /// # Errors
+    /// A product overflows.
+    pub fn sizes_for(&self, max_seq_len: u32) -> Result<Sizes, InputError> {
+        let max_batch = self.max_batch();
+        let page_size = self.page_size.unwrap_or(DEFAULT_PAGE_SIZE);
+        let pages_per_slot = max_seq_len.div_ceil(page_size);
+        // Positions of all slots must fit u32 whatever kv_pages says: regions are counted in them.
+        let computation = format!("max_batch = {max_batch} x max_seq_len = {max_seq_len} tokens");
+        self.fits_u32(
+            "the number of tokens of a full batch",
+            &computation,
+            &[u64::from(max_batch), u64::from(max_seq_len)],
+        )?;
+        let num_pages = match self.runtime.kv_pages {
+            Some(pages) => pages,
+            None => {
+                let computation = format!("max_batch = {max_batch} x {pages_per_slot} pages of a request");
+                self.fits_u32(
+                    "the number of KV pages",
+                    &computation,
+                    &[u64::from(max_batch), u64::from(pages_per_slot)],
+                )?
+            }
+        };
+        let prefill_chunk = self.runtime.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK.max(max_batch));
+        Ok(Sizes { max_batch, max_seq_len, page_size, pages_per_slot, num_pages, prefill_chunk })
+    }
+
+    fn check_products(&self, sizes: &Sizes, config: &ModelConfig) -> Result<(), InputError> {
+        let Sizes { page_size, num_pages, max_seq_len, max_batch, .. } = *sizes;
+        let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
+        self.fits_u32(
+            "the elements of a KV page",
+            &format!("2 x {kv_heads} KV heads x page_size = {page_size} x head_dim = {head_dim}"),
+            &[2, kv_heads.into(), page_size.into(), head_dim.into()],
+        )?;
+        let layers = config.num_layers;
+        self.fits_bytes(
+            "the KV cache's size",
+            &format!(
+                "{layers} layers x {num_pages} pages x 2 x {kv_heads} KV heads x page_size = {page_size} \
+                 x head_dim = {head_dim} x 4 bytes"
+            ),
+            &[layers.into(), num_pages.into(), 2, kv_heads.into(), page_size.into(), head_dim.into(), 4],
+        )?;
+        self.fits_bytes(
+            "the rope table's size",
+            &format!("max_seq_len = {max_seq_len} x head_dim = {head_dim} x 4 bytes"),
+            &[max_seq_len.into(), head_dim.into(), 4],
+        )?;
+        let widest = config.widest_row();
+        let rows = sizes.prefill_chunk.max(max_batch);
+        self.fits_bytes(
+            "an activation's size",
+            &format!("{rows} rows x {widest} columns x 4 bytes"),
+            &[rows.into(), widest, 4],
+        )?;
+        Ok(())
+    }
+
+    fn fits_u32(&self, what: &str, computation: &str, factors: &[u64]) -> Result<u32, InputError> {
+        product(factors).and_then(|v| u32::try_from(v).ok()).ok_or_else(|| self.overflow(what, computation))
+    }
+
+    fn fits_bytes(&self, what: &str, computation: &str, factors: &[u64]) -> Result<u64, InputError> {
+        product(factors)
+            .filter(|&v| isize::try_from(v).is_ok())
+            .ok_or_else(|| self.overflow(what, computation))
+    }
+
+    fn overflow(&self, what: &str, computation: &str) -> InputError {
+        InputError::Overflow { file: self.file(), what: what.into(), computation: computation.into() }
+    }
+}
+
+fn product(factors: &[u64]) -> Option<u64> {
+    factors.iter().try_fold(1u64, |product, &factor| product.checked_mul(factor))
+}

@@ -1,0 +1,245 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::model::hf_config::WeightDtype;
+
+fn parse(text: &str) -> Result<ModelJson, String> {
+    ModelJson::parse(Path::new("dir/model.json"), text.as_bytes()).map_err(|e| {
+        assert_eq!(e.exit_status(), 2);
+        e.to_string()
+    })
+}
+
+fn config(more: Value) -> ModelConfig {
+    let mut map = json!({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100});
+    map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    ModelConfig::parse("config.json", "", map.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap()
+}
+
+use crate::model::hf_config::ModelConfig;
+
+#[test]
+fn the_designs_example() {
+    let model = parse(
+        r#"{
+          "schema": "mpk-model/1",
+          "name": "tiny-qwen3",
+          "checkpoint": "path/to/huggingface/folder",
+          "max_batch": 8, "max_seq_len": 1024, "page_size": 64,
+          "runtime": { "placement": "static", "allreduce": "auto" },
+          "generate": { "prompts": ["..."], "max_new_tokens": 64 }
+        }"#,
+    )
+    .unwrap();
+    assert_eq!(model.checkpoint_folder().unwrap(), Path::new("dir/path/to/huggingface/folder"));
+    assert_eq!(model.runtime, Runtime::default());
+    assert_eq!(model.max_new_tokens(), 64);
+    let sizes = model.sizes(&config(json!({}))).unwrap();
+    assert_eq!(
+        sizes,
+        Sizes {
+            max_batch: 8,
+            max_seq_len: 1024,
+            page_size: 64,
+            pages_per_slot: 16,
+            num_pages: 128,
+            prefill_chunk: 256
+        }
+    );
+}
+
+#[test]
+fn only_schema_and_a_source_are_required() {
+    let model = parse(r#"{"schema": "mpk-model/1", "checkpoint": "/abs"}"#).unwrap();
+    assert_eq!(model.checkpoint_folder().unwrap(), Path::new("/abs"));
+    assert_eq!(model.sizes(&config(json!({}))).unwrap().max_seq_len, 2048);
+    let long = config(json!({"max_position_embeddings": 131072}));
+    assert_eq!(model.sizes(&long).unwrap().max_seq_len, 4096);
+    parse(
+        r#"{"schema": "mpk-model/1", "config": {}, "weights": {"random": {"seed": 18446744073709551615}}}"#,
+    )
+    .unwrap();
+    parse(r#"{"schema": "mpk-model/1", "graph": {}}"#).unwrap();
+}
+
+#[test]
+fn enums_are_read_and_written_alike() {
+    let model = parse(
+        r#"{"schema": "mpk-model/1", "graph": 1, "runtime": {"placement": "dynamic", "allreduce": "one-shot",
+            "embedding": "replicated", "prefill_chunk": 32, "kv_pages": 7, "workers": 2}}"#,
+    )
+    .unwrap();
+    assert_eq!(model.runtime.placement, Placement::Dynamic);
+    assert_eq!(model.runtime.allreduce, Allreduce::OneShot);
+    assert_eq!(model.runtime.embedding, Embedding::Replicated);
+    let again = serde_json::to_string(&model).unwrap();
+    let mut read = parse(&again).unwrap();
+    read.path = model.path.clone();
+    assert_eq!(read, model);
+}
+
+/// Each mistake and what its message must name.
+#[test]
+fn mistakes_are_named() {
+    for (text, names) in [
+        ("{\n  \"schema\": \"mpk-model/1\",\n  oops\n}", &["dir/model.json:3:3", "not valid JSON"][..]),
+        ("", &["dir/model.json:1:0", "EOF"]),
+        ("[]", &["expected an object", "a list"]),
+        (r#"{"checkpoint": "x"}"#, &["`schema`", "missing"]),
+        (r#"{"schema": "mpk-model/2", "checkpoint": "x"}"#, &["`schema`", "mpk-model/1", "mpk-model/2"]),
+        (r#"{"schema": 1, "checkpoint": "x"}"#, &["`schema`", "the number 1"]),
+        (r#"{"schema": "mpk-model/1"}"#, &["no model", "checkpoint"]),
+        (r#"{"schema": "mpk-model/1", "checkpoint": "x", "graph": {}}"#, &["checkpoint and graph"]),
+        (r#"{"schema": "mpk-model/1", "config": {}}"#, &["`weights`", "missing"]),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "weights": {"random": {"seed": 1}}}"#,
+            &["`weights`", "own weights"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_bach": 8}"#,
+            &["max_bach", "unknown field", "line 1"],
+        ),
+        (
+            "{\"schema\": \"mpk-model/1\", \"checkpoint\": \"x\",\n \"runtime\": {\"placment\": \"static\"}}",
+            &["runtime", "placment", "line 2"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"placement": "magic"}}"#,
+            &["`runtime.placement`", "magic", "static"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": "8"}"#,
+            &["`max_batch`", "string \"8\""],
+        ),
+        (r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": -1}"#, &["`max_batch`", "-1"]),
+        (r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": 1.5}"#, &["`max_batch`", "1.5"]),
+        (r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": 0}"#, &["`max_batch`", "at least 1"]),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": 99999999999}"#,
+            &["`max_batch`", "99999999999"],
+        ),
+        (r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": 5000}"#, &["`max_batch`", "4096"]),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "page_size": 48}"#,
+            &["`page_size`", "power of two", "48"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "generate": {"prompts": ["a", 3]}}"#,
+            &["`generate.prompts[1]`", "3"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "generate": {"prompt_tokens": [[1], [2, -3]]}}"#,
+            &["`generate.prompt_tokens[1][1]`", "-3"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "generate": {"max_new_tokens": 0}}"#,
+            &["`generate.max_new_tokens`", "at least 1"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"prefill_chunk": 4}}"#,
+            &["`runtime.prefill_chunk`", "max_batch = 8"],
+        ),
+        (r#"{"schema": "mpk-model/1", "checkpoint": "x", "checkpoint": "y"}"#, &["duplicate", "checkpoint"]),
+    ] {
+        let message = parse(text).expect_err(text);
+        for name in names {
+            assert!(message.contains(name), "{text}\n gives {message}\n without {name}");
+        }
+    }
+}
+
+#[test]
+fn unreadable_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [folder.path().join("none.json"), folder.path().to_path_buf()] {
+        let error = ModelJson::read(&path).unwrap_err();
+        assert!(matches!(error, InputError::Unreadable { .. }), "{error}");
+        assert!(error.to_string().contains(&path.display().to_string()));
+    }
+}
+
+#[test]
+fn sizes_that_overflow_are_refused() {
+    let with =
+        |more: &str| parse(&format!(r#"{{"schema": "mpk-model/1", "checkpoint": "x", {more}}}"#)).unwrap();
+    let refuse = |more: &str, config: &ModelConfig, what: &str| {
+        let error = with(more).sizes(config).expect_err(more);
+        assert!(matches!(error, InputError::Overflow { .. }), "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+    };
+    let small = config(json!({}));
+    refuse(r#""max_batch": 4096, "max_seq_len": 4294967295"#, &small, "full batch");
+    refuse(r#""max_batch": 1, "max_seq_len": 8, "page_size": 2147483648"#, &small, "KV page");
+    let deep = config(json!({"num_hidden_layers": 16384, "hidden_size": 16, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "head_dim": 1048576, "intermediate_size": 1, "vocab_size": 8}));
+    refuse(
+        r#""max_batch": 1, "max_seq_len": 4294967295, "page_size": 1, "runtime": {"kv_pages": 4294967295}"#,
+        &deep,
+        "KV cache",
+    );
+    assert!(with(r#""max_batch": 2, "max_seq_len": 8"#).sizes(&small).is_ok());
+}
+
+#[test]
+fn a_sliding_window_bounds_the_sequence() {
+    let mistral = config(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 1024}));
+    let model =
+        |length: &str| parse(&format!(r#"{{"schema": "mpk-model/1", "checkpoint": "x"{length}}}"#)).unwrap();
+    assert_eq!(model("").sizes(&mistral).unwrap().max_seq_len, 1024);
+    assert!(model(r#", "max_seq_len": 1024"#).sizes(&mistral).is_ok());
+    let message = model(r#", "max_seq_len": 1025"#).sizes(&mistral).unwrap_err().to_string();
+    assert!(message.contains("sliding window of 1024"), "{message}");
+}
+
+#[test]
+fn the_published_schema_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/model.schema.json");
+    let current = serde_json::to_string_pretty(&ModelJson::json_schema()).unwrap() + "\n";
+    if std::env::var_os("MPK_UPDATE_SCHEMAS").is_some() {
+        std::fs::write(&path, &current).unwrap();
+    }
+    let published = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        published == current,
+        "launch/schema/model.schema.json is stale: run MPK_UPDATE_SCHEMAS=1 cargo test -p launch schema"
+    );
+}
+
+proptest! {
+    /// No text makes the reader panic; what it accepts also gives sizes or an error.
+    #[test]
+    fn mutated_text_never_panics(cut in 0usize..400, at in 0usize..400, byte: u8, digits in "[0-9]{1,12}") {
+        let text = format!(r#"{{"schema": "mpk-model/1", "config": {{"architectures": ["Qwen3ForCausalLM"],
+            "hidden_size": {digits}, "num_attention_heads": 8, "rope_scaling": {{"type": "linear", "factor": 2}}}},
+            "weights": {{"random": {{"seed": 1}}}}, "max_batch": 8, "max_seq_len": {digits}, "page_size": 64,
+            "runtime": {{"kv_pages": {digits}}}, "generate": {{"prompt_tokens": [[{digits}]]}}}}"#);
+        let mut bytes = text.into_bytes();
+        let at = at % bytes.len();
+        for bytes in [bytes[..cut.min(bytes.len())].to_vec(), { bytes[at] = byte; bytes }] {
+            let Ok(model) = ModelJson::parse(Path::new("m"), &bytes) else { continue };
+            if let Ok(crate::model::model_source::ModelSource::Model(source)) =
+                crate::model::model_source::ModelSource::open(&model)
+            {
+                let _ = model.sizes(&source.config);
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_are_longer_where_products_are_wide_but_not_longer_than_all_requests() {
+    let chunk = |more: &str, wide| {
+        let model = parse(&format!(r#"{{"schema": "mpk-model/1", "checkpoint": "/abs"{more}}}"#)).unwrap();
+        let target = taskgraph::Target { wide, ..taskgraph::Target::cpu(2) };
+        model.sizes_on(&config(json!({})), &target).unwrap().prefill_chunk
+    };
+    assert_eq!(chunk("", true), 2048);
+    assert_eq!(chunk("", false), 256);
+    assert_eq!(chunk(r#", "max_batch": 2, "max_seq_len": 300"#, true), 1024);
+    assert_eq!(chunk(r#", "max_batch": 1, "max_seq_len": 64"#, true), 256);
+    assert_eq!(chunk(r#", "runtime": {"prefill_chunk": 100}"#, true), 100);
+}

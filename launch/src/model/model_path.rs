@@ -1,0 +1,127 @@
+//! What a user may name as a model: a model.json, a Hugging Face folder, or a name of the Hugging Face hub.
+
+use crate::model::error::InputError;
+use crate::model::files;
+use crate::model::model_json::ModelJson;
+use std::path::{Path, PathBuf};
+
+/// Opens `model`: a folder with a config.json is a model with model.json's defaults; a name such as `Qwen/Qwen3-8B`,
+/// if there is no such file, is looked up in the Hugging Face cache; everything else is a model.json.
+///
+/// # Errors
+/// Any of [`ModelJson::read`]; a folder without config.json; a hub name that is not in the cache.
+pub fn open(model: &Path) -> Result<ModelJson, InputError> {
+    if model.is_dir() {
+        return checkpoint(model);
+    }
+    match hub_name(model) {
+        Some(name) if !model.exists() => checkpoint(&in_cache(name, &caches())?),
+        _ => ModelJson::read(model),
+    }
+}
+
+fn checkpoint(folder: &Path) -> Result<ModelJson, InputError> {
+    let config = folder.join("config.json");
+    if !config.exists() {
+        // The folder of a model.json is a likely slip.
+        let file = folder.join("model.json");
+        let mend = match file.exists() {
+            true => format!("did you mean {}?", file.display()),
+            false => "give a Hugging Face folder, or a model.json".to_string(),
+        };
+        let problem = "a folder without config.json".into();
+        return Err(InputError::Checkpoint { path: folder.into(), problem, mend });
+    }
+    Ok(ModelJson::of_checkpoint(folder))
+}
+
+/// `ORGANISATION/NAME`, of the characters that the hub allows.
+fn hub_name(model: &Path) -> Option<&str> {
+    let name = model.to_str()?;
+    let (organisation, repository) = name.split_once('/')?;
+    let allowed = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    (allowed(organisation) && allowed(repository) && !name.ends_with(".json")).then_some(name)
+}
+
+/// Where the hub's clients keep what they download, the first that is set: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HOME.
+fn caches() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("HF_HUB_CACHE")
+        .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
+        .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
+}
+
+/// The snapshot of `name` that `main` stands for.
+fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> {
+    let missing = |problem: String| InputError::Checkpoint {
+        path: name.into(),
+        problem,
+        mend: format!("download it with `hf download {name}`"),
+    };
+    let Some(cache) = cache else {
+        return Err(missing("no such file, and there is no Hugging Face cache (HF_HOME is not set)".into()));
+    };
+    let repository = cache.join(format!("models--{}", name.replace('/', "--")));
+    let revision = files::read_if_there(&repository.join("refs/main"))?.ok_or_else(|| {
+        missing(format!("no such file, and not in the Hugging Face cache {}", cache.display()))
+    })?;
+    let revision = String::from_utf8_lossy(&revision);
+    let snapshot = repository.join("snapshots").join(revision.trim());
+    if !snapshot.join("config.json").exists() {
+        return Err(missing(format!("{} is incomplete: it has no config.json", snapshot.display())));
+    }
+    Ok(snapshot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hub() {
+        for name in ["Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "a/b_c.d"] {
+            assert_eq!(hub_name(Path::new(name)), Some(name));
+        }
+        for other in
+            ["model.json", "dir/model.json", "/abs/dir", "a/b/c", "./x", "../x", "a/", "a/b c", "a/.b"]
+        {
+            assert_eq!(hub_name(Path::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_cache_has_the_snapshot_of_main() {
+        let cache = tempfile::tempdir().unwrap();
+        let some = Some(cache.path().to_path_buf());
+        let message = in_cache("Qwen/Qwen3-8B", &some).unwrap_err().to_string();
+        assert!(message.contains("hf download Qwen/Qwen3-8B"), "{message}");
+        let repository = cache.path().join("models--Qwen--Qwen3-8B");
+        let snapshot = repository.join("snapshots/0123abc");
+        std::fs::create_dir_all(repository.join("refs")).unwrap();
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::write(repository.join("refs/main"), "0123abc\n").unwrap();
+        let message = in_cache("Qwen/Qwen3-8B", &some).unwrap_err().to_string();
+        assert!(message.contains("incomplete") && message.contains("hf download"), "{message}");
+        std::fs::write(snapshot.join("config.json"), "{}").unwrap();
+        assert_eq!(in_cache("Qwen/Qwen3-8B", &some).unwrap(), snapshot);
+        assert!(in_cache("a/b", &None).unwrap_err().to_string().contains("HF_HOME"));
+    }
+
+    #[test]
+    fn a_folder_is_a_model() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");
+        let model = open(&folder).unwrap();
+        assert_eq!(model.checkpoint_folder().unwrap(), folder);
+        let empty = tempfile::tempdir().unwrap();
+        let message = open(empty.path()).unwrap_err().to_string();
+        assert!(message.contains("without config.json"), "{message}");
+        std::fs::write(empty.path().join("model.json"), "{}").unwrap();
+        let message = open(empty.path()).unwrap_err().to_string();
+        assert!(message.contains("did you mean") && message.contains("model.json?"), "{message}");
+    }
+}

@@ -1,0 +1,225 @@
+//! Text to token ids and back, by a checkpoint's tokenizer.json.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokenizers::models::ModelWrapper;
+
+use crate::model::error::InputError;
+use guard::{bounded, caught};
+
+mod guard;
+#[cfg(test)]
+mod tests;
+
+/// Longest that the tokenizers library may take to load a file, or to encode or decode a text. It does a megabyte a
+/// second.
+const LONGEST_CALL: Duration = Duration::from_secs(60);
+/// Characters of a text that a message quotes.
+const QUOTED: usize = 40;
+
+/// Ids that are decoded again at each step of a [`TextStream`] before older ones are dropped.
+const LONGEST_WINDOW: usize = 64;
+/// Ids that stay as context when older ones are dropped.
+const KEPT_CONTEXT: usize = 8;
+
+/// A tokenizer.json.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    path: PathBuf,
+    tokenizer: Arc<tokenizers::Tokenizer>,
+    special: HashSet<u32>,
+    byte_fallback: bool,
+    /// The decoder applies regular expressions, so that decoding may take long.
+    decodes_by_regex: bool,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` in `folder`; `None` where there is none.
+    ///
+    /// # Errors
+    /// The file is unreadable or not a tokenizer.
+    pub fn open(folder: &Path) -> Result<Option<Self>, InputError> {
+        let path = folder.join("tokenizer.json");
+        crate::model::files::read_if_there(&path)?.map(|bytes| Self::parse(&path, &bytes)).transpose()
+    }
+
+    /// Reads the text of a tokenizer.json; `path` is for messages.
+    ///
+    /// # Errors
+    /// The text is not a tokenizer.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
+        // For a syntax error's line and column.
+        crate::model::json::parse_object(&path.display().to_string(), bytes)?;
+        let (own_path, own_bytes) = (path.to_path_buf(), bytes.to_vec());
+        let loaded = bounded(LONGEST_CALL, move || Self::load(own_path, &own_bytes));
+        loaded.and_then(|loaded| loaded).map_err(|problem| InputError::Tokenizer {
+            path: path.into(),
+            problem: format!("not a tokenizer.json of this version of tokenizers (0.22): {problem}"),
+        })
+    }
+
+    fn load(path: PathBuf, bytes: &[u8]) -> Result<Self, String> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
+        // The file may carry the last training run's truncation and padding; `tokenizer(text)` uses neither.
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+        tokenizer.with_padding(None);
+        // Dropout makes each call give other tokens, so every rank would run another prompt.
+        if let ModelWrapper::BPE(model) = tokenizer.get_model()
+            && model.dropout.is_some()
+        {
+            let mut model = model.clone();
+            model.dropout = None;
+            tokenizer.with_model(model);
+            tracing::warn!("{}: `model.dropout` is not applied: it is for training", path.display());
+        }
+        let special = tokenizer
+            .get_added_tokens_decoder()
+            .iter()
+            .filter_map(|(id, token)| token.special.then_some(*id))
+            .collect();
+        let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_string(decoder).ok());
+        let decoder_has = |word: &str| decoder.as_ref().is_some_and(|decoder| decoder.contains(word));
+        let (byte_fallback, decodes_by_regex) = (decoder_has("\"ByteFallback\""), decoder_has("\"Regex\""));
+        Ok(Self { path, tokenizer: Arc::new(tokenizer), special, byte_fallback, decodes_by_regex })
+    }
+
+    /// The ids of `text`, with the special tokens that the tokenizer adds by default (such as a leading begin-of-text)
+    /// and without a chat template.
+    ///
+    /// # Errors
+    /// The tokenizer can't encode the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, InputError> {
+        let (tokenizer, own_text) = (Arc::clone(&self.tokenizer), text.to_string());
+        let encoded = bounded(LONGEST_CALL, move || {
+            tokenizer.encode(own_text, true).map(|encoding| encoding.get_ids().to_vec())
+        });
+        encoded.and_then(|encoded| encoded.map_err(|e| e.to_string())).map_err(|problem| {
+            let begin: String = text.chars().take(QUOTED).collect();
+            let more = if begin.len() < text.len() { "..." } else { "" };
+            self.error(format!("cannot encode {begin:?}{more}: {problem}"))
+        })
+    }
+
+    /// The ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
+    ///
+    /// # Errors
+    /// The tokenizer can't encode the text.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, InputError> {
+        match self.tokenizer.encode(text, false) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(e) => Err(self.error(format!("cannot encode {text:?}: {e}"))),
+        }
+    }
+
+    /// The text of `ids`, special tokens left out. Ids that the vocabulary lacks have no text.
+    ///
+    /// # Errors
+    /// The tokenizer can't decode the ids.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, InputError> {
+        let decoded = if self.decodes_by_regex {
+            let (tokenizer, ids) = (Arc::clone(&self.tokenizer), ids.to_vec());
+            bounded(LONGEST_CALL, move || tokenizer.decode(&ids, true))
+        } else {
+            // A thread for every token would cost more than the token.
+            caught(|| self.tokenizer.decode(ids, true))
+        };
+        decoded
+            .and_then(|decoded| decoded.map_err(|e| e.to_string()))
+            .map_err(|problem| self.error(format!("cannot decode: {problem}")))
+    }
+
+    /// A decoder that is fed one id at a time.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream { tokenizer: self, window: Vec::new(), emitted: 0, all: Vec::new(), total: 0 }
+    }
+
+    fn error(&self, problem: String) -> InputError {
+        InputError::Tokenizer { path: self.path.clone(), problem }
+    }
+
+    fn knows(&self, id: u32) -> bool {
+        self.tokenizer.id_to_token(id).is_some()
+    }
+
+    /// Whether `id` stands for a single byte that a `ByteFallback` decoder joins with its neighbours.
+    fn is_byte(&self, id: u32) -> bool {
+        self.byte_fallback
+            && self
+                .tokenizer
+                .id_to_token(id)
+                .is_some_and(|token| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>'))
+    }
+}
+
+/// Decodes a growing sequence of ids into pieces of text.
+///
+/// The pieces, with that of [`TextStream::finish`], add up to [`Tokenizer::decode`] of all ids, and none ends within a
+/// character: text that the next id may still change is held back.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The ids that are decoded together: some context, and those whose text is not all emitted.
+    window: Vec<u32>,
+    /// Bytes of the window's text that were emitted.
+    emitted: usize,
+    all: Vec<u32>,
+    /// Bytes emitted in total.
+    total: usize,
+}
+
+impl TextStream<'_> {
+    /// Takes the next id; returns the text that is now certain, often empty.
+    ///
+    /// The end-of-sequence token, if it is not to be seen, is left out by not passing it.
+    ///
+    /// # Errors
+    /// The tokenizer can't decode the ids.
+    pub fn push(&mut self, id: u32) -> Result<String, InputError> {
+        self.all.push(id);
+        // Neither takes part in the text, so neither ends a run of byte tokens.
+        if self.tokenizer.special.contains(&id) || !self.tokenizer.knows(id) {
+            return Ok(String::new());
+        }
+        self.window.push(id);
+        // A run of byte tokens is one unit: if it is not UTF-8 as a whole, none of it is.
+        if self.tokenizer.is_byte(id) {
+            return Ok(String::new());
+        }
+        let text = self.tokenizer.decode(&self.window)?;
+        // An incomplete character decodes as one U+FFFD at the end, until the rest of it comes.
+        let certain = text.strip_suffix('\u{FFFD}').unwrap_or(&text);
+        let piece = certain.get(self.emitted..).unwrap_or("").to_string();
+        self.emitted += piece.len();
+        self.total += piece.len();
+        if self.window.len() > LONGEST_WINDOW && self.emitted == text.len() {
+            self.shorten(&text)?;
+        }
+        Ok(piece)
+    }
+
+    /// Ends the sequence; returns the text that was held back.
+    ///
+    /// # Errors
+    /// The tokenizer can't decode the ids.
+    pub fn finish(self) -> Result<String, InputError> {
+        let text = self.tokenizer.decode(&self.all)?;
+        Ok(text.get(self.total..).unwrap_or("").to_string())
+    }
+
+    /// Drops old ids from the window, whose whole text is emitted, where the rest decodes to the end of `text`.
+    fn shorten(&mut self, text: &str) -> Result<(), InputError> {
+        let kept = &self.window[self.window.len() - KEPT_CONTEXT..];
+        let kept_text = self.tokenizer.decode(kept)?;
+        // A decoder may treat a sequence's first token differently, for example by dropping a leading space.
+        if !kept_text.is_empty() && text.ends_with(&kept_text) && !self.tokenizer.is_byte(kept[0]) {
+            self.window = kept.to_vec();
+            self.emitted = kept_text.len();
+        }
+        Ok(())
+    }
+}
