@@ -19,6 +19,7 @@ pub(crate) struct BatchMemory {
     rows: [u64; 3],
     slots: [u64; 6],
     page_table: u64,
+    sampling: u64,
     next: [u64; 3],
     requests: u64,
     admissions: u64,
@@ -77,6 +78,7 @@ impl BatchMemory {
             slots: std::array::from_fn(|_| words(slots)),
             page_table: words(slots * u64::from(pages_per_slot)),
             next: [words(slots), words(slots * top), words(slots * top)],
+            sampling: layout.reserve(slots * size_of::<abi::mpk_sampling>() as u64, 64),
             requests: layout.reserve(requests * size_of::<abi::mpk_request>() as u64, 64),
             admissions: layout.reserve(requests * size_of::<abi::mpk_admission>() as u64, 64),
             config_at: layout.reserve(size_of::<abi::mpk_batch_config>() as u64, 64),
@@ -107,6 +109,7 @@ impl BatchMemory {
                 num_prompt_tokens: request.prompt.len() as u32,
                 max_new_tokens: request.max_new_tokens,
                 first_output: outputs.first(index) as u32,
+                sampling: request.sampling.to_abi(request.prompt.len() as u32),
             });
             admissions.push(abi::mpk_admission {
                 iteration: 1,
@@ -142,6 +145,7 @@ impl BatchMemory {
         batch.sample_row = at(self.slots[4]);
         batch.sample_active = at(self.slots[5]);
         batch.page_table = at(self.page_table);
+        batch.sampling = image.address(self.sampling) as *mut _;
         batch.next_token = chosen("batch.next_token", self.next[0]);
         batch.top_token = chosen("batch.top_token", self.next[1]);
         batch.top_logprob = chosen("batch.top_logprob", self.next[2]).cast();

@@ -1,18 +1,91 @@
 //! What a launch is asked to do.
 
+use kernels_cu::abi;
 use std::time::Duration;
 
 /// One request: a prompt and how many tokens are wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Token ids; at least one.
     pub prompt: Vec<i32>,
     /// New tokens at most.
     pub max_new_tokens: u32,
+    /// How its tokens are chosen.
+    pub sampling: Sampling,
+}
+
+/// How a request's tokens are chosen. The order: penalties, temperature, min-p, top-k, top-p, noise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by it; 0: the highest one is taken, without noise.
+    pub temperature: f32,
+    /// The highest logits that stay; 0: all.
+    pub top_k: u32,
+    /// The fewest tokens stay whose probability is at least this; 1: all.
+    pub top_p: f32,
+    /// Tokens stay that have at least this share of the highest probability; 0: all.
+    pub min_p: f32,
+    /// Logits of tokens of the prompt and of new ones are divided by it, or multiplied where below 0; 1: none.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logit of every new token that has come.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a new token for each time that it has come.
+    pub frequency_penalty: f32,
+    /// Key of the noise.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Greedy.
+    fn default() -> Self {
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Whether some penalty changes logits.
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether the token is always the one with the highest logit, as the model gives it.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 && !self.has_penalties()
+    }
+
+    /// As the kernels read it, for a request with this many prompt tokens.
+    pub fn to_abi(&self, num_prompt_tokens: u32) -> abi::mpk_sampling {
+        let noise = self.temperature != 0.0;
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        abi::mpk_sampling {
+            seed: self.seed,
+            flags: flag(!self.is_greedy(), abi::MPK_SAMPLING_ON)
+                | flag(noise, abi::MPK_SAMPLING_NOISE)
+                | flag(self.has_penalties(), abi::MPK_SAMPLING_PENALTIES),
+            top_k: self.top_k,
+            inverse_temperature: if noise { 1.0 / self.temperature } else { 1.0 },
+            top_p: self.top_p,
+            log_min_p: self.min_p.ln(),
+            repetition: self.repetition_penalty,
+            inverse_repetition: 1.0 / self.repetition_penalty,
+            presence: self.presence_penalty,
+            frequency: self.frequency_penalty,
+            num_prompt_tokens,
+        }
+    }
 }
 
 /// What the batch step is told before the launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
     /// Slots.
     pub max_batch: u32,

@@ -160,6 +160,7 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
     ++state->waiting_head;
     arrays.states[request] = kInSlot;
     arrays.slots[slot] = BatchSlot{request, state->admitted++, 0, prompt, 0, limit, 0, 0, 0};
+    if (rank->batch->sampling != nullptr) rank->batch->sampling[slot] = wanted->sampling;
     fold(state, (static_cast<uint64_t>(slot) << 32) | request);
     const int code = pages_take(rank, slot, pages);
     if (code != MPK_OK) return code;

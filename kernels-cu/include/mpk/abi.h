@@ -188,11 +188,33 @@ typedef struct mpk_admission {
   uint32_t reserved;
 } mpk_admission;
 
+/* How a request's tokens are chosen. All zeros: greedy. Only graphs with the sampling operators look at it. */
+enum mpk_sampling_flags {
+  MPK_SAMPLING_ON = 1,        /* look at the fields below; otherwise the token is the greedy one */
+  MPK_SAMPLING_NOISE = 2,     /* draw; otherwise the highest processed logit is taken */
+  MPK_SAMPLING_PENALTIES = 4, /* some penalty is in force, so the request's tokens are counted, from position 0 on */
+};
+
+typedef struct mpk_sampling {
+  uint64_t seed;              /* key of the noise; its counter is (position of the new token, token id) */
+  uint32_t flags;             /* enum mpk_sampling_flags */
+  uint32_t top_k;             /* the highest logits that stay; 0: all */
+  float inverse_temperature;  /* logits are multiplied by it */
+  float top_p;                /* least probability of what stays; 1: all */
+  float log_min_p;            /* natural logarithm of min_p: logits stay that are at most this below the highest; -infinity: all */
+  float repetition;           /* for tokens of the prompt and new ones: logits below 0 are multiplied by it, */
+  float inverse_repetition;   /* the others by this; both 1: none */
+  float presence;             /* subtracted from the logit of every new token that has come, */
+  float frequency;            /* and this for each time that it has come */
+  uint32_t num_prompt_tokens; /* tokens from this position on are new; the same after the request was preempted */
+} mpk_sampling;
+
 typedef struct mpk_request {
   uint32_t first_prompt_token; /* in mpk_batch_config.prompt_tokens */
   uint32_t num_prompt_tokens;
   uint32_t max_new_tokens;
   uint32_t first_output; /* in mpk_batch_output.tokens; it has room for max_new_tokens */
+  mpk_sampling sampling;
 } mpk_request;
 
 /* Constant for a launch. */
@@ -244,6 +266,7 @@ typedef struct mpk_batch {
   int32_t* sample_row;     /* [max_batch] row whose logits are wanted */
   int32_t* sample_active;
   int32_t* page_table;     /* [max_batch slots][pages_per_slot] */
+  mpk_sampling* sampling;  /* [max_batch slots] of the request in each slot; NULL: every request is greedy */
   /* written by argmax_reduce, read by the next batch step */
   int32_t* next_token;     /* [max_batch] by sample */
   int32_t* top_token;      /* [max_batch][top_k] */
@@ -414,6 +437,8 @@ MPK_ASSERT_SIZE(mpk_dependency, 8);
 MPK_ASSERT_SIZE(mpk_task, 80);
 MPK_ASSERT_SIZE(mpk_event, 16);
 MPK_ASSERT_SIZE(mpk_variant, 128);
+MPK_ASSERT_SIZE(mpk_sampling, 48);
+MPK_ASSERT_SIZE(mpk_request, 64);
 MPK_ASSERT_SIZE(mpk_status, 64);
 MPK_ASSERT_SIZE(mpk_control, 256);
 MPK_ASSERT_SIZE(mpk_remote_entry, 16);

@@ -361,7 +361,7 @@ Scenario random_scenario(uint64_t seed) {
 
 /* A rank with one request of one token, of which the log says nothing yet, and `slots` slots. */
 struct OneRequest {
-  mpk_request request = {0, 1, 1, 0};
+  mpk_request request = {0, 1, 1, 0, {}};
   mpk_admission admission = {1, MPK_ADMIT, 0, 0};
   uint32_t num_admissions = 0;
   int32_t token = 1, row = 0;

@@ -40,6 +40,8 @@ pub struct TestBatch {
     pub pages_per_slot: u32,
     pub page_size: u32,
     pub num_pages: u32,
+    /// By slot; empty: every request is greedy.
+    pub sampling: Vec<abi::mpk_sampling>,
     pub top_k: u32,
     pub next_token: Vec<i32>,
     pub top_token: Vec<i32>,
@@ -169,6 +171,7 @@ pub fn call_kernel(
         sample_row: pad.sample_row.as_mut_ptr(),
         sample_active: pad.sample_active.as_mut_ptr(),
         page_table: pad.page_table.as_mut_ptr(),
+        sampling: if pad.sampling.is_empty() { std::ptr::null_mut() } else { pad.sampling.as_mut_ptr() },
         next_token: pad.next_token.as_mut_ptr(),
         top_token: pad.top_token.as_mut_ptr(),
         top_logprob: pad.top_logprob.as_mut_ptr(),

@@ -269,6 +269,7 @@ fn batch_plan(
             .map(|r| distributed::plan::Request {
                 prompt: ids(&r.prompt_tokens),
                 max_new_tokens: r.max_new_tokens,
+                sampling: distributed::plan::Sampling::default(),
             })
             .collect(),
         mode: Mode::Generate,

@@ -21,7 +21,7 @@ use crate::model::not_numbers::NotNumbers;
 use crate::model::random_weights::RandomWeights;
 use crate::model::weights::WeightSource;
 use distributed::fill::{Piece, TensorSource};
-use distributed::plan::{BatchPlan, Mode, Request};
+use distributed::plan::{BatchPlan, Mode, Request, Sampling};
 use distributed::{Rank, World};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -148,7 +148,7 @@ pub fn run(
         num_pages: sequence.pages,
         top_k: 0,
         eos: Vec::new(),
-        requests: vec![Request { prompt: sequence.tokens, max_new_tokens: 1 }],
+        requests: vec![Request { prompt: sequence.tokens, max_new_tokens: 1, sampling: Sampling::default() }],
         mode: Mode::Fixed(iterations),
     };
     let threads = backend.readers();
