@@ -606,13 +606,13 @@ fn published_by_a_word(event: bool) -> Vec<TaskGraph> {
             let push = [b.at(words, slot, Place::All)];
             b.task(0, LINEAR, "push", &input, &push, &[1], None);
             let poll = [b.all(words)];
-            b.task(1, LINEAR, "poll", &poll, &[], &[1], None);
+            b.task(1, REDUCE, "poll", &poll, &[], &[1], None);
             let read = [b.all(data)];
             b.task(1, LINEAR, "read", &read, &[], &[if event { written } else { 1 }], None);
             let push = [b.at(answer, slot, Place::All)];
             b.task(1, LINEAR, "answer", &input, &push, &[1], end);
             let poll = [b.all(answer)];
-            b.task(0, LINEAR, "end", &poll, &[], &[written], end);
+            b.task(0, REDUCE, "end", &poll, &[], &[written], end);
             b.graph
         })
         .collect();
@@ -655,4 +655,48 @@ fn a_flagged_word_orders_reuse() {
     let found = verify(&graphs).unwrap_err();
     let (push, read) = (find(&graphs[0], "push", 0), find(&graphs[0], "read", 0));
     expect(&found, ViolationKind::Unordered, &[(0, push), (0, read)], &["'data'"]);
+}
+
+/// One rank: `data` is read and then pushed as `row` of two rows of flagged words; the other row is pushed by another
+/// worker. Whoever has polled both rows writes `data` again.
+fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
+    let mut b = RankBuilder::new(0, 1, 3);
+    b.graph.variants[usize::from(REDUCE)].params = vec![1, 0, rows_kind, 1];
+    let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
+    let data = b.tensor("data", DType::F32, &[4], Space::Device, Role::Activation);
+    let words = b.tensor("words", DType::F32Flagged, &[1, 2, 4], Space::Symmetric, Role::Activation);
+    let (written, end) = (b.event(false), Some(EventId::local(0, 2)));
+    let (input, whole) = ([b.all(x)], [b.all(data)]);
+    b.task(0, LINEAR, "write", &input, &whole, &[1], Some(EventId::local(0, written)));
+    let of_row = |row: u32| Region::whole(&[1, 2, 4]).with(1, row, row + 1);
+    let push = [b.at(words, of_row(row), Place::All)];
+    b.task(0, LINEAR, "push", &whole, &push, &[written], end);
+    let other = [b.at(words, of_row(1 - row), Place::All)];
+    b.task(1, LINEAR, "other", &input, &other, &[1], end);
+    let poll = [b.all(words)];
+    b.task(2, REDUCE, "poll", &poll, &[], &[written], None);
+    b.task(2, LINEAR, "again", &input, &whole, &[1], end);
+    let mut graphs = vec![b.graph];
+    count_triggers(&mut graphs);
+    graphs
+}
+
+/// A reader waits for the rows in use. Of tokens only the first row is sure to be one, so that only the task that pushes
+/// it comes before the reader in every iteration.
+#[test]
+fn a_push_of_rows_that_may_be_out_of_use_orders_nothing() {
+    const TOKENS: u32 = 0;
+    const SAMPLES: u32 = 1;
+    const FIXED: u32 = 2;
+    for (row, rows_kind) in [(0, TOKENS), (0, FIXED), (1, FIXED)] {
+        if let Err(found) = verify(&reused_after_a_push_of(row, rows_kind)) {
+            panic!("row {row}, kind {rows_kind}: {}", found[0]);
+        }
+    }
+    for (row, rows_kind) in [(1, TOKENS), (0, SAMPLES), (1, SAMPLES)] {
+        let graphs = reused_after_a_push_of(row, rows_kind);
+        let found = verify(&graphs).expect_err("the push may have nothing to push");
+        let (push, again) = (find(&graphs[0], "push", 0), find(&graphs[0], "again", 0));
+        expect(&found, ViolationKind::Unordered, &[(0, push), (0, again)], &["'data'"]);
+    }
 }

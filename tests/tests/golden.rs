@@ -194,8 +194,7 @@ fn tokens_do_not_depend_on_chunks_and_pages() {
     }
 }
 
-/// Prompts of more than 64 rows through the wide products of Hopper's graphs, which the CPU target cuts and runs as well. Several
-/// ranks do not have them yet: their sums were wrong here.
+/// Prompts of more than 64 rows through the wide products of Hopper's graphs, which the CPU target cuts and runs as well.
 #[test]
 fn wide_products_give_the_same_tokens() {
     for (name, ranks, choice, workers) in [
@@ -203,6 +202,9 @@ fn wide_products_give_the_same_tokens() {
         ("qwen2", 1, ("dynamic", "copy-reduce"), 2),
         ("qwen3", 1, ("static", "copy-reduce"), 40),
         ("llama", 1, ("dynamic", "copy-reduce"), 3),
+        ("llama", 2, ("static", "one-shot"), 7),
+        ("qwen3", 2, ("dynamic", "two-shot"), 4),
+        ("mistral", 4, ("static", "two-shot"), 3),
     ] {
         let fixture = Fixture::open(name);
         let model = fixture.model().set("runtime.prefill_chunk", 300).set("runtime.workers", workers);

@@ -5,7 +5,6 @@
  * All of K goes through the rings in steps of 64 (wide_product.cuh); the sums stay in registers and leave them once. */
 #pragma once
 
-#include "gpu/push.cuh"
 #include "gpu/wide_loader.cuh"
 #include "gpu/wide_product.cuh"
 #include "gpu/wide_store.cuh"
@@ -15,9 +14,8 @@ namespace mpk {
 namespace gpu {
 
 namespace wide {
-/* Outputs: of the weight's type, f32 with a residual where there is one, flagged f32 words to all ranks, or silu(gate) * up
- * of the weight's type. */
-enum Out : uint32_t { kHalf, kFloat, kFlagged, kGated };
+/* Outputs: of the weight's type, f32 with a residual where there is one, or silu(gate) * up of the weight's type. */
+enum Out : uint32_t { kHalf, kFloat, kGated };
 }  // namespace wide
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -54,7 +52,7 @@ struct WideLinear : TaskCode {
   static __device__ __forceinline__ void store(Context& context, const Product& product, uint32_t tokens);
   static __device__ __forceinline__ void store_half(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token, uint32_t tokens,
                                                     uint32_t first_column, const float (&sum)[N / 2]);
-  static __device__ __forceinline__ void store_float(Context& context, const mpk_operand& out, const mpk_operand* residual, uint32_t lane,
+  static __device__ __forceinline__ void store_float(const mpk_operand& out, const mpk_operand* residual, uint32_t lane,
                                                      uint32_t first_token, uint32_t tokens, uint32_t first_column, const float (&sum)[N / 2]);
 };
 
@@ -217,7 +215,7 @@ __device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store_half(c
 
 /* A warp's 16 columns of N tokens: of 8 columns a sector of 32 bytes. */
 template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store_float(Context& context, const mpk_operand& out, const mpk_operand* residual,
+__device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store_float(const mpk_operand& out, const mpk_operand* residual,
                                                                                 uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t first_column,
                                                                                 const float (&sum)[N / 2]) {
   const uint32_t columns = out.dims[1];
@@ -235,10 +233,7 @@ __device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store_float(
     for (uint32_t i = 0; i < 16; ++i) {
       const uint32_t token = first_token + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + lane / 4 + i / 2 % 2 * 8;
       if (token >= tokens || !inside[i / 2 % 2]) continue;
-      const float sum_of = sum[j * 4 + i] + value[i];
-      uint8_t* const to = row_address(out, token);
-      if constexpr (Out == wide::kFlagged) push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, sum_of);
-      else reinterpret_cast<float*>(to)[column] = sum_of;
+      reinterpret_cast<float*>(row_address(out, token))[column] = sum[j * 4 + i] + value[i];
     }
   }
 }

@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             let cores = cores_of_rank(&World::single()).own.len() as u32;
             Target::cpu(model.runtime.workers.unwrap_or((cores / ranks).max(1)))
         }
-        Some(row) => cuda_target(row, &model, ranks)?,
+        Some(row) => cuda_target(row, &model)?,
     };
     let (ops, main) = match &source {
         ModelSource::Model(source) => {

@@ -374,7 +374,7 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
         Some(gpu) => gpu.row()?,
         None => target::device("h200").copied().ok_or_else(|| AppError::failed("no row h200"))?,
     };
-    let target = cuda_target(&row, &model, ranks)?;
+    let target = cuda_target(&row, &model)?;
     let sizes = model.sizes_on(&source.config, &target)?;
     let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, ranks, &target);
     let ops = families::op_graphs(&source.config, &sizes, &options);

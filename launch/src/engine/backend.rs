@@ -92,7 +92,7 @@ impl Backend {
                 // GPUs of one name may differ in multiprocessors: the least.
                 let least = u64::MAX - world.max(&[u64::MAX - u64::from(row.sms)])[0];
                 let row = Device { sms: least as u32, ..*row };
-                together(world, cuda_target(&row, model, world.size()))
+                together(world, cuda_target(&row, model))
             }
         }
     }
@@ -163,10 +163,8 @@ fn log_cpu(world: &World, cores: &Cores, why: &str) {
 ///
 /// # Errors
 /// More workers than multiprocessors: their blocks could not all run at once.
-pub fn cuda_target(row: &Device, model: &ModelJson, ranks: u32) -> Result<Target, AppError> {
+pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> {
     let mut target = Target::cuda(row);
-    // Wide products on several ranks are not proven: the CPU target's run of the same graphs gives other tokens.
-    target.wide &= ranks == 1;
     if let Some(workers) = model.runtime.workers {
         if workers > row.sms {
             return Err(AppError::input(format!(

@@ -197,11 +197,15 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         Allreduce::Auto => Way::CopyReduce,
     };
     if way == Way::OneShot && !op.can_push {
+        let (other, name) = match options.target.backend {
+            Backend::Cuda => (Way::TwoShot, "two-shot"),
+            Backend::Cpu => (Way::CopyReduce, "copy-reduce"),
+        };
         notes.push(format!(
-            "`{}`: `{}` can't be pushed by its producer, so copy-reduce takes the place of one-shot",
-            op.view.name, source.name
+            "`{}`: what makes its input can't push it, so {name} takes the place of one-shot",
+            op.view.name
         ));
-        way = Way::CopyReduce;
+        way = other;
     }
     let tiles = tiles(Way::TwoShot, &options.target, source.ty.dims[1] as u32, world).len();
     if way == Way::TwoShot && tiles < world as usize {

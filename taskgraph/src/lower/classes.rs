@@ -279,7 +279,7 @@ fn same_shape(a: &LocalClass, b: &LocalClass) -> bool {
         })
 }
 
-fn local_op<'a>(view: &'a OpView<'a>, rank: u32, world: u32) -> LocalOp<'a> {
+pub(crate) fn local_op<'a>(view: &'a OpView<'a>, rank: u32, world: u32) -> LocalOp<'a> {
     let local = |operands: &[OperandView<'_>]| {
         operands
             .iter()

@@ -1,5 +1,6 @@
 //! Collectives of a plan: the tables of their sends, cut into copies and arrivals.
 
+use super::classes::local_op;
 use super::types::{NONE, Part, Table};
 use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use crate::error::BuildError;
@@ -9,7 +10,7 @@ use crate::passes::op_view;
 use crate::region::{MAX_DIMS, Region};
 use crate::registry::Registry;
 use crate::task_graph::core_types;
-use crate::task_type::{Access, OpView, TaskSpec};
+use crate::task_type::{Access, ExpansionOperand, OpView, TaskSpec, TaskType};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(crate) fn cut_collectives(
             let Some(collective) = registry.collective(&op.op_type) else { return Ok(None) };
             let view = op_view(graph, op);
             let can_place = uses.can_place(graph, registry, op) && !placed.contains(&op.inputs[0]);
-            let can_push = uses.can_push(graph, registry, op);
+            let can_push = uses.can_push(graph, registry, options, op);
             let key = key(op, &view, can_place, can_push);
             let cut = match by_key.get(&key) {
                 Some(cut) => cut.clone(),
@@ -287,6 +288,26 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
     Ok(lowered)
 }
 
+/// Whether an operator's tasks, on every rank, can push its output `tensor`.
+fn pushes(graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op, tensor: u32) -> bool {
+    let can = |task_type: &dyn TaskType| Some(task_type.pushable_output()?).zip(task_type.push_param());
+    let Some(task_type) = registry.get(&op.op_type) else { return false };
+    let Some((output, _)) = can(task_type.as_ref()) else { return false };
+    if op.outputs.get(output) != Some(&tensor) {
+        return false;
+    }
+    // What it expands into is the same on all ranks. An error comes up when it is cut.
+    let view = op_view(graph, op);
+    match task_type.expand(&local_op(&view, 0, options.world), &options.target) {
+        Ok(Some(expansion)) => expansion.ops.iter().all(|step| {
+            let written = step.outputs.iter().position(|&o| o == ExpansionOperand::Output(output));
+            let step_type = registry.get(step.op_type);
+            written.is_none() || step_type.and_then(|t| can(t.as_ref())).map(|(o, _)| o) == written
+        }),
+        _ => true,
+    }
+}
+
 /// Who writes and reads each tensor of an op graph.
 pub(crate) struct Uses {
     writer: Vec<Option<usize>>,
@@ -317,17 +338,12 @@ impl Uses {
         })
     }
 
-    /// The first input's producer can push it, and nobody else needs it.
-    fn can_push(&self, graph: &OpGraph, registry: &Registry, op: &Op) -> bool {
+    /// The tasks that make the first input can push it, and nobody else needs it.
+    fn can_push(&self, graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op) -> bool {
         let input = op.inputs[0];
         let source = &graph.tensors[input as usize];
-        self.writer[input as usize].is_some_and(|w| {
-            let producer = &graph.ops[w];
-            registry.get(&producer.op_type).is_some_and(|t| {
-                t.push_param().is_some()
-                    && t.pushable_output().is_some_and(|o| producer.outputs.get(o) == Some(&input))
-            })
-        }) && self.readers[input as usize] == 1
+        self.writer[input as usize].is_some_and(|w| pushes(graph, registry, options, &graph.ops[w], input))
+            && self.readers[input as usize] == 1
             && !source.output
             && source.role == Role::Activation
     }

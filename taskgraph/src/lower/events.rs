@@ -6,10 +6,12 @@
 
 use super::overlap::{Overlap, Shift, Side, overlap};
 use super::plan::Plan;
-use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, SlotKind};
+use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
+use crate::collective::rows_kind;
 use crate::dtype::DType;
 use crate::ids::EventId;
-use crate::task_graph::Placement;
+use crate::op_graph::Rows;
+use crate::task_graph::{Placement, core_types};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -185,6 +187,11 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
                     Rc::new(overlap(part, link.from_side, from_shift, later, link.to_side, to_shift))
                 })
                 .clone();
+            if link.flagged {
+                let certain = always_read(later, link.to_side);
+                let certain = overlap(part, link.from_side, from_shift, &certain, link.to_side, to_shift);
+                state.flags[number] = plain_flags(&certain, later.tasks.len(), n);
+            }
             overlaps.push((number, found));
         }
         match slot.kind {
@@ -264,7 +271,6 @@ impl Builder {
             let link = links.all[*number];
             let consumers = self.consumers(link.to);
             if link.flagged {
-                self.flags[*number] = plain_flags(found, consumers.len(), n);
                 if self.dynamic {
                     self.launch_with_producers(consumers, found, first, n);
                 }
@@ -406,6 +412,31 @@ fn reaches(
         next += 1;
     }
     false
+}
+
+/// The reads of flagged words that a part waits for in every iteration: of the rows of tokens the first is always in
+/// use, of samples there may be none. Whoever writes other rows may have nothing to write, and orders nothing then.
+fn always_read(part: &Part, side: Side) -> Part {
+    const ROWS: usize = 1;
+    let tokens = part.params.get(2) == Some(&rows_kind(Rows::Tokens));
+    let fixed = part.params.get(2) == Some(&rows_kind(Rows::Fixed));
+    let known = part.type_name == core_types::REDUCE;
+    let mut tasks = part.tasks.clone();
+    for access in tasks.iter_mut().flat_map(|t| &mut t.reads).filter(|a| Side::Read(a.operand) == side) {
+        match known {
+            true if tokens => access.region.hi[ROWS] = access.region.lo[ROWS] + 1,
+            true if fixed => {}
+            _ => access.region.hi[ROWS] = access.region.lo[ROWS],
+        }
+    }
+    Part {
+        type_name: part.type_name.clone(),
+        params: Vec::new(),
+        rank_param: None,
+        stacked: part.stacked,
+        scratch_bytes: 0,
+        tasks,
+    }
 }
 
 fn plain_flags(found: &Overlap, consumers: usize, n: usize) -> u8 {

@@ -7,13 +7,18 @@
 //! (see `overlay`): a flagged edge orders, for reuse, what follows its read. Tags have 32 bits and come round; rows that
 //! are out of use keep old ones. All words are refreshed every 2^14 epochs, and a graph has at most 2^16 flagged
 //! tensors, so that no tag gets as old as 2^32 writes.
+//!
+//! A reader waits for the rows in use only. Which those are is known at run time, but the first row of an iteration
+//! always is one. So only writers of the first row that a reader names come before it in every iteration
+//! ([`FlagEdges::next`]): what another writer does, and what comes before that in its list, may still go on.
 
-use super::access::{Memory, Symmetric};
+use super::access::{Access, Memory, Symmetric};
 use super::grid::{Grid, uncovered};
 use super::order::{Lists, bases};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
-use crate::task_graph::TaskGraph;
+use crate::region::Region;
+use crate::task_graph::{TaskGraph, core_types};
 use std::collections::HashSet;
 
 /// Most flagged tensors of a graph: see the module's page.
@@ -22,10 +27,14 @@ const MOST: usize = 1 << 16;
 /// Flagged edges between tasks, numbered over all ranks.
 #[derive(Default)]
 pub(super) struct FlagEdges {
-    /// Readers of what a task writes.
+    /// Readers that wait for what a task writes in every iteration.
     pub(super) next: Lists,
-    /// Writers of what a task reads.
+    /// Writers for which a task waits in every iteration.
     pub(super) previous: Lists,
+    /// Readers that wait for what a task writes if its rows are in use.
+    pub(super) readers: Lists,
+    /// Writers for which a task waits if their rows are in use.
+    pub(super) writers: Lists,
     /// Tensors, by rank and number, of which all words that are written are read.
     pub(super) all_read: HashSet<(u32, u32)>,
 }
@@ -33,7 +42,29 @@ pub(super) struct FlagEdges {
 impl FlagEdges {
     /// Some words are flagged and read.
     pub(super) fn any(&self) -> bool {
-        self.next.any()
+        self.readers.any()
+    }
+}
+
+/// A writer, a reader, and whether the reader waits for the writer in every iteration.
+type Pair = (u32, u32, bool);
+
+/// What of `region` a reader waits for in every iteration: of the rows of tokens the first. Samples may be none.
+fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> {
+    const TOKENS: u32 = 0;
+    const FIXED: u32 = 2;
+    const ROWS: usize = 1;
+    let task = graph.tasks.get(task as usize)?;
+    if graph.type_names.get(usize::from(task.task_type))? != core_types::REDUCE {
+        return None;
+    }
+    match graph.variants.get(usize::from(task.variant))?.params.get(2).copied() {
+        // Of [sender, row, column].
+        Some(TOKENS) if graph.inputs(task).first()?.ndim == 3 => {
+            Some(region.with(ROWS, region.lo[ROWS], region.lo[ROWS] + 1))
+        }
+        Some(FIXED) => Some(*region),
+        _ => None,
     }
 }
 
@@ -74,16 +105,19 @@ pub(super) fn edges(
         }
         (pairs, all_read, violations)
     });
-    let mut pairs: Vec<(u32, u32)> = Vec::new();
+    let mut pairs: Vec<Pair> = Vec::new();
     let mut all_read = HashSet::new();
     for (more, read, reports) in found {
         pairs.extend(more);
         all_read.extend(read);
         violations.extend(reports);
     }
+    let always = || pairs.iter().filter(|(_, _, always)| *always);
     FlagEdges {
-        next: Lists::new(tasks, pairs.iter().copied()),
-        previous: Lists::new(tasks, pairs.iter().map(|&(writer, reader)| (reader, writer))),
+        next: Lists::new(tasks, always().map(|&(writer, reader, _)| (writer, reader))),
+        previous: Lists::new(tasks, always().map(|&(writer, reader, _)| (reader, writer))),
+        readers: Lists::new(tasks, pairs.iter().map(|&(writer, reader, _)| (writer, reader))),
+        writers: Lists::new(tasks, pairs.iter().map(|&(writer, reader, _)| (reader, writer))),
         all_read,
     }
 }
@@ -95,13 +129,17 @@ fn tensor_edges(
     tensor: usize,
     grid: &mut Grid,
     task_base: &[u32],
-    pairs: &mut Vec<(u32, u32)>,
+    pairs: &mut Vec<Pair>,
     violations: &mut Vec<Violation>,
 ) -> bool {
     let accesses = memory.accesses(tensor);
+    let always = |writer: &Access, reader: &Access| {
+        always_read(&graphs[usize::from(reader.rank)], reader.task, &reader.region)
+            .is_some_and(|region| writer.region.overlaps(&region))
+    };
     let number = |rank: u16, task: u32| task_base[rank as usize] + task;
     let names = Names { graphs };
-    let twice = |a: (u16, u32), b: (u16, u32), region: &crate::region::Region| {
+    let twice = |a: (u16, u32), b: (u16, u32), region: &Region| {
         Violation::new(
             ViolationKind::FlaggedCoverage,
             &[a, b],
@@ -113,7 +151,7 @@ fn tensor_edges(
             ),
         )
     };
-    let unwritten = |reader: (u16, u32), region: &crate::region::Region| {
+    let unwritten = |reader: (u16, u32), region: &Region| {
         Violation::new(
             ViolationKind::FlaggedCoverage,
             &[reader],
@@ -128,7 +166,7 @@ fn tensor_edges(
         // Too many cells: pair by pair.
         for (i, reader) in accesses.iter().enumerate() {
             let region = &reader.region;
-            let over = |a: &&super::access::Access| a.write && a.region.overlaps(region);
+            let over = |a: &&Access| a.write && a.region.overlaps(region);
             if reader.write {
                 if let Some(other) = accesses[..i].iter().find(over) {
                     violations.push(twice(other.place(), reader.place(), region));
@@ -138,7 +176,11 @@ fn tensor_edges(
             let mut covers = Vec::new();
             for writer in accesses.iter().filter(over) {
                 covers.push(writer.region);
-                pairs.push((number(writer.rank, writer.task), number(reader.rank, reader.task)));
+                pairs.push((
+                    number(writer.rank, writer.task),
+                    number(reader.rank, reader.task),
+                    always(writer, reader),
+                ));
             }
             if let Some(rest) = uncovered(region, &covers) {
                 violations.push(unwritten(reader.place(), &rest));
@@ -185,7 +227,11 @@ fn tensor_edges(
         writers.dedup();
         for &writer in &writers {
             let writer = &accesses[writer as usize];
-            pairs.push((number(writer.rank, writer.task), number(reader.rank, reader.task)));
+            pairs.push((
+                number(writer.rank, writer.task),
+                number(reader.rank, reader.task),
+                always(writer, reader),
+            ));
         }
     }
     read.iter().zip(&writer_of).all(|(read, writer)| *read || *writer == u32::MAX)

@@ -8,7 +8,8 @@
 //! There are two orders. The *strong* one has no flagged edges: events release and acquire, and the tasks of a list
 //! share a worker, so what was written before is seen after. The *weak* one has them too: the pushes and polls of
 //! flagged words are relaxed, so whoever has read the word knows that the writer came as far as that, not that its
-//! other writes can be seen. See [`Kind`] for which is asked when. What a put (a copy or signal) does is done at a time
+//! other writes can be seen. It has those flagged edges that hold in every iteration; the others, of rows that may be
+//! out of use, count for cycles alone. See [`Kind`] for which is asked when. What a put (a copy or signal) does is done at a time
 //! of its own: it comes before what follows the event that it triggers, not before the next task of its list.
 //!
 //! Most questions are answered in constant time by *clocks*: on each rank one chain of nodes, each before the
@@ -66,6 +67,24 @@ impl Lists {
             Some(range) => &self.items[range[0] as usize..range[1] as usize],
             None => &[],
         }
+    }
+}
+
+/// Which edges by flagged words are meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flagged {
+    /// None: the strong order.
+    None,
+    /// Those of rows that are always in use: the weak order.
+    Always,
+    /// All, since a task may wait for them.
+    All,
+}
+
+impl Flagged {
+    /// Of the weak order or the strong one.
+    fn of(weak: bool) -> Flagged {
+        if weak { Flagged::Always } else { Flagged::None }
     }
 }
 
@@ -187,7 +206,7 @@ impl<'g> Order<'g> {
             }
         }
         for t in 0..tasks as u32 {
-            waits[events + t as usize] += flags.previous.get(t).len() as u32;
+            waits[events + t as usize] += flags.writers.get(t).len() as u32;
         }
         let pairs = graphs.iter().enumerate().flat_map(|(rank, graph)| {
             let (event_base, task_base) = (event_base[rank], task_base[rank]);
@@ -223,8 +242,8 @@ impl<'g> Order<'g> {
             let cycle = order.cycle();
             return (order, Some(cycle));
         }
-        order.strong = order.clocks_of(false);
-        order.weak = order.flags.any().then(|| order.clocks_of(true));
+        order.strong = order.clocks_of(Flagged::None);
+        order.weak = order.flags.any().then(|| order.clocks_of(Flagged::Always));
         (order, None)
     }
 
@@ -263,8 +282,8 @@ impl<'g> Order<'g> {
         self.triggerers.get(event)
     }
 
-    /// Successors; those by flagged words only where `flagged`.
-    fn successors(&self, node: u32, flagged: bool, mut visit: impl FnMut(u32)) {
+    /// Successors.
+    fn successors(&self, node: u32, flagged: Flagged, mut visit: impl FnMut(u32)) {
         let events = self.events();
         if node < events {
             self.dependents.get(node).iter().for_each(|&t| visit(events + t));
@@ -276,14 +295,16 @@ impl<'g> Order<'g> {
             if self.worker_next[task as usize] != NONE {
                 visit(events + self.worker_next[task as usize]);
             }
-            if flagged {
-                self.flags.next.get(task).iter().for_each(|&t| visit(events + t));
+            match flagged {
+                Flagged::None => {}
+                Flagged::Always => self.flags.next.get(task).iter().for_each(|&t| visit(events + t)),
+                Flagged::All => self.flags.readers.get(task).iter().for_each(|&t| visit(events + t)),
             }
         }
     }
 
-    /// Predecessors; those by flagged words only where `flagged`.
-    fn predecessors(&self, node: u32, flagged: bool, mut visit: impl FnMut(u32)) {
+    /// Predecessors.
+    fn predecessors(&self, node: u32, flagged: Flagged, mut visit: impl FnMut(u32)) {
         let events = self.events();
         if node < events {
             self.triggerers.get(node).iter().for_each(|&t| visit(events + t));
@@ -296,8 +317,10 @@ impl<'g> Order<'g> {
             if self.worker_previous[number as usize] != NONE {
                 visit(events + self.worker_previous[number as usize]);
             }
-            if flagged {
-                self.flags.previous.get(number).iter().for_each(|&t| visit(events + t));
+            match flagged {
+                Flagged::None => {}
+                Flagged::Always => self.flags.previous.get(number).iter().for_each(|&t| visit(events + t)),
+                Flagged::All => self.flags.writers.get(number).iter().for_each(|&t| visit(events + t)),
             }
         }
     }
@@ -308,7 +331,7 @@ impl<'g> Order<'g> {
         while let Some(node) = ready.pop() {
             self.position[node as usize] = sequence.len() as u32;
             sequence.push(node);
-            self.successors(node, true, |next| {
+            self.successors(node, Flagged::All, |next| {
                 waits[next as usize] -= 1;
                 if waits[next as usize] == 0 {
                     ready.push(next);
@@ -328,7 +351,7 @@ impl<'g> Order<'g> {
         loop {
             step[at as usize] = path.len() as u32 - 1;
             let mut before = NONE;
-            self.predecessors(at, true, |p| {
+            self.predecessors(at, Flagged::All, |p| {
                 if before == NONE && open(p) {
                     before = p;
                 }
@@ -347,7 +370,7 @@ impl<'g> Order<'g> {
     }
 
     /// For each rank a chain of nodes, each before the next, from its begin event to its end event.
-    fn chains(&self, flagged: bool) -> Vec<Vec<u32>> {
+    fn chains(&self, flagged: Flagged) -> Vec<Vec<u32>> {
         let events = self.events();
         let rank_of: Vec<u16> = (0..self.graphs.len())
             .flat_map(|r| std::iter::repeat_n(r as u16, self.graphs[r].events.len()))
@@ -389,7 +412,7 @@ impl<'g> Order<'g> {
             .collect()
     }
 
-    fn clocks_of(&self, flagged: bool) -> Clocks {
+    fn clocks_of(&self, flagged: Flagged) -> Clocks {
         let blocks = self.blocks;
         let mut on_chain = vec![(0u16, 0u16); self.position.len()];
         for (rank, chain) in self.chains(flagged).into_iter().enumerate() {

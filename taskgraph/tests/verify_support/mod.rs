@@ -39,7 +39,8 @@ impl RankBuilder {
                 variants: (0..=LINEAR)
                     .map(|task_type| Variant {
                         task_type,
-                        params: vec![7, u32::from(task_type)],
+                        // Of a `reduce` the third says which rows are in use: all of them.
+                        params: vec![7, u32::from(task_type), 2],
                         scratch_bytes: 64,
                     })
                     .collect(),

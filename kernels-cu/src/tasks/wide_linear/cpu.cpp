@@ -36,7 +36,6 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   plain.ndim = 2;
   plain.pe = -1;
   mpk_linear_params linear{};
-  linear.push = params->push;
   linear.rows_kind = 2;
   linear.has_bias = params->has_bias;
   linear.add_bias = params->add_bias;

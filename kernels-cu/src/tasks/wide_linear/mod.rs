@@ -2,7 +2,8 @@
 //!
 //! x in `MPK_LAYOUT_WIDE` (made by `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
 //! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, as `linear`, `linear_with_residual` or, with
-//! `gated`, `linear` and `silu_mul` give it. Attributes: `gated`, `has_bias`, `has_residual`. The expansion of the linear
+//! `gated`, `linear` and `silu_mul` give it. The output can't be pushed: tasks of rows that are not in use would push
+//! nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`. The expansion of the linear
 //! family (`src/tasks/wide.rs`) makes it.
 
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
@@ -27,9 +28,6 @@ pub const REGISTRATION: Registration = Registration {
     gpu: Some(gpu),
 };
 
-/// Index of the params word `push`.
-const PUSH_PARAM: usize = 0;
-
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let words = size_of::<mpk_wide_linear_params>() / 4;
@@ -48,7 +46,6 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err("x and weight must be of one type of 2 bytes".to_string());
     }
     let out = match u32::from(out.dtype) {
-        abi::MPK_F32_FLAGGED => "kFlagged",
         abi::MPK_F32 => "kFloat",
         other if other == u32::from(x.dtype) && params.gated != 0 => "kGated",
         other if other == u32::from(x.dtype) => "kHalf",
@@ -93,7 +90,6 @@ impl TaskType for WideLinear {
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[1].sharding).is_some();
         let tile = choose(rows, columns, gated, target.workers);
         let params = mpk_wide_linear_params {
-            push: 0,
             rows_kind: contract::rows_kind(op.outputs[0].rows),
             rows,
             has_bias: u32::from(has_bias),
@@ -146,13 +142,5 @@ impl TaskType for WideLinear {
 
     fn constant_inputs(&self) -> &'static [usize] {
         &[1]
-    }
-
-    fn pushable_output(&self) -> Option<usize> {
-        Some(0)
-    }
-
-    fn push_param(&self) -> Option<usize> {
-        Some(PUSH_PARAM)
     }
 }

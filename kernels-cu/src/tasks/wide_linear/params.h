@@ -6,7 +6,6 @@
 /* Operands: x in MPK_LAYOUT_WIDE, weight (two of a gated product: gate, then up), bias (likewise) and residual where there
  * are any; then the output. args[0]: first row of the task's tile of the output. */
 typedef struct mpk_wide_linear_params {
-  uint32_t push;         /* 1: the output goes as flagged words to every rank */
   uint32_t rows_kind;    /* of the output; 0: token rows, 1: sample rows, 2: all rows are in use */
   uint32_t rows;         /* rows of the whole output */
   uint32_t has_bias;     /* 1: there is a bias operand */

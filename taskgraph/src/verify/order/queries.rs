@@ -1,6 +1,6 @@
 //! Questions to an order.
 
-use super::{Bound, Clocks, Kind, LANES, NONE, Order, Proof, Search};
+use super::{Bound, Clocks, Flagged, Kind, LANES, NONE, Order, Proof, Search};
 
 impl<'g> Order<'g> {
     fn clock(&self, weak: bool) -> &Clocks {
@@ -79,7 +79,7 @@ impl<'g> Order<'g> {
 
     /// Task `later` polls flagged words of `earlier`.
     pub(in crate::verify) fn polls(&self, earlier: u32, later: u32) -> bool {
-        self.flags.previous.get(later).contains(&earlier)
+        self.flags.writers.get(later).contains(&earlier)
     }
 
     /// All words of this flagged tensor of `owner`'s memory that are written are read.
@@ -160,7 +160,7 @@ impl<'g> Order<'g> {
         search.push(later);
         while let Some(node) = search.stack.pop() {
             let mut found = false;
-            self.predecessors(node, weak, |p| {
+            self.predecessors(node, Flagged::of(weak), |p| {
                 found |= p == earlier;
                 if self.position[p as usize] > floor {
                     search.push(p);
@@ -199,7 +199,7 @@ impl<'g> Order<'g> {
             if node < self.events() {
                 released.push(node);
             }
-            self.predecessors(node, true, |p| {
+            self.predecessors(node, Flagged::Always, |p| {
                 if self.position[p as usize] > floor {
                     search.push(p);
                 }
@@ -273,7 +273,7 @@ impl<'g> Order<'g> {
                 let carried = self.task(node - events).carried.iter().filter(|(_, back)| *back == 1);
                 found.extend(carried.map(|(event, _)| self.event_node(rank, *event)));
             }
-            self.predecessors(node, kind != Kind::Data, |p| search.push(p));
+            self.predecessors(node, Flagged::of(kind != Kind::Data), |p| search.push(p));
         }
         found.sort_unstable();
         found.dedup();
