@@ -13,7 +13,7 @@ in this order, and stops at the first that fails:
   lint       clippy on all targets, warnings are errors
   doc        rustdoc on all crates, warnings are errors
   deny       cargo-deny: licences, sources, banned and duplicate crates (offline: no advisories)
-  protocol   the protocol's C++ tests under ThreadSanitizer
+  protocol   the protocol's C++ tests under ThreadSanitizer, and its model checks
   build      the binaries, in release mode
   doctest    the examples in the documentation
   extension  another crate's additions to the open sets (tests/extension)
@@ -86,7 +86,7 @@ step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options
 step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
 # cargo-deny looks at the crates of all platforms; a build has fetched those of this one alone.
 step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level warn check bans licenses sources; }
-step_protocol() { bash kernels-cu/protocol/test/run.sh; }
+step_protocol() { sh kernels-cu/protocol/test/run.sh && sh kernels-cu/protocol/model/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
 # No member of the workspace; what it needs is built there already.

@@ -4,6 +4,8 @@
 
 #if defined(__CUDACC__)
 #include "platform/gpu.h"
+#elif defined(MPK_MODEL)
+#include "model/platform.h" /* the model checker's */
 #else
 #include "platform/cpu.h"
 #endif

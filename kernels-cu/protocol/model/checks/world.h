@@ -1,0 +1,66 @@
+/* Small worlds: ranks with as much as a check needs. All in the checker's memory. */
+#ifndef MPK_MODEL_WORLD_H
+#define MPK_MODEL_WORLD_H
+
+#include <stdlib.h>
+
+#include "event.h"
+#include "platform/platform.h"
+
+namespace mpk {
+namespace model {
+
+/* MPK_MODEL_LONG: larger sizes, for more than CI's seconds. */
+inline bool long_run() {
+  static const bool value = getenv("MPK_MODEL_LONG") != nullptr;
+  return value;
+}
+
+/* A check that registers itself. */
+class Registered : public Check {
+ public:
+  explicit Registered(const char* check) : Check(check) { checks().push_back(this); }
+};
+
+/* `world` ranks with `heap_bytes` of symmetric heap behind each one's control block. */
+inline mpk_rank* make_ranks(uint32_t world, size_t heap_bytes) {
+  mpk_rank* ranks = make<mpk_rank>(world);
+  uint8_t** bases = make<uint8_t*>(world);
+  for (uint32_t r = 0; r < world; ++r) {
+    bases[r] = reinterpret_cast<uint8_t*>(make<uint64_t>((sizeof(mpk_control) + heap_bytes) / 8));
+    whole_word(bases[r]); /* abort and abort_rank */
+    mpk_rank& rank = ranks[r];
+    rank.abi_version = MPK_ABI_VERSION;
+    rank.rank = r;
+    rank.world = world;
+    rank.deadline_ns = 1000;
+    rank.sym = bases;
+    rank.control = reinterpret_cast<mpk_control*>(bases[r]);
+    rank.signals = MPK_SIGNALS_DIRECT;
+    label(bases[r], "abort of rank", static_cast<int>(r));
+    label(&rank.control->progress, "progress of rank", static_cast<int>(r));
+    label(&rank.control->iteration, "publication of rank", static_cast<int>(r));
+    label(&rank.control->running, "running of rank", static_cast<int>(r));
+  }
+  return ranks;
+}
+
+/* Behind the control block. */
+template <typename T>
+T* heap(const mpk_rank& rank) {
+  return reinterpret_cast<T*>(rank.control + 1);
+}
+
+/* Waits as all loops of the protocol do; false when the rank is aborted. */
+template <typename Test>
+bool wait_until(const mpk_rank* rank, const Test& test) {
+  Wait wait(rank, nullptr);
+  while (!test())
+    if (wait.poll(0) != MPK_OK) return false;
+  return true;
+}
+
+}  // namespace model
+}  // namespace mpk
+
+#endif
