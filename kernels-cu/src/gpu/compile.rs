@@ -119,6 +119,9 @@ fn flags(options: &CompileOptions) -> Vec<String> {
     flags
 }
 
+/// Registers of a thread of the persistent kernel: what a multiprocessor has for the threads of its one block, in eights.
+const REGISTERS: u32 = 65_536 / crate::abi::MPK_BLOCK_THREADS / 8 * 8;
+
 /// What nvcc makes code for.
 pub(super) fn code_flag(architecture: Architecture) -> String {
     format!("-gencode=arch={},code={architecture}", architecture.virtual_name())
@@ -146,6 +149,9 @@ fn make(
         None => run(&["-cubin", "-o", "model.cubin", "model.cu"], &flags)?,
         Some(NvshmemFiles { include, lib, .. }) => {
             flags.push(nvcc::joined("-I", include));
+            // Functions that are linked do not know the kernel's launch bounds, and one that takes more registers than the
+            // kernel may have does not link.
+            flags.push(format!("-maxrregcount={REGISTERS}").into());
             // Device code alone: NVSHMEM's host side takes seconds.
             let compiled = run(&["-cubin", "-rdc=true", "-o", "relocatable.cubin", "model.cu"], &flags)?;
             let link =

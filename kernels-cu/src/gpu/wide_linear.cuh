@@ -176,7 +176,7 @@ __device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store(Contex
         for (uint32_t i = 0; i < N / 2; ++i) sum[i] = product.sum[m][t][i] + bias[m][i / 2 % 2];
         const uint32_t column = m * 128 + context.warp * 16;
         if constexpr (Out == wide::kHalf) store_half(out, buffer, lane, t * N, tokens, column, sum);
-        else store_float(context, out, residual, lane, t * N, tokens, column, sum);
+        else store_float(out, residual, lane, t * N, tokens, column, sum);
       }
     }
   }
