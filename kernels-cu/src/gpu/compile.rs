@@ -119,8 +119,8 @@ fn flags(options: &CompileOptions) -> Vec<String> {
     flags
 }
 
-/// Registers of a thread of the persistent kernel: what a multiprocessor has for the threads of its one block, in eights.
-const REGISTERS: u32 = 65_536 / crate::abi::MPK_BLOCK_THREADS / 8 * 8;
+/// Registers of a multiprocessor, which holds one block of the persistent kernel. A thread gets them in eights.
+const REGISTERS: u32 = 65_536;
 
 /// What nvcc makes code for.
 pub(super) fn code_flag(architecture: Architecture) -> String {
@@ -151,7 +151,8 @@ fn make(
             flags.push(nvcc::joined("-I", include));
             // Functions that are linked do not know the kernel's launch bounds, and one that takes more registers than the
             // kernel may have does not link.
-            flags.push(format!("-maxrregcount={REGISTERS}").into());
+            let registers = REGISTERS / options.config.block_threads / 8 * 8;
+            flags.push(format!("-maxrregcount={registers}").into());
             // Device code alone: NVSHMEM's host side takes seconds.
             let compiled = run(&["-cubin", "-rdc=true", "-o", "relocatable.cubin", "model.cu"], &flags)?;
             let link =
