@@ -15,7 +15,7 @@ use machine::{Machine, Outcome};
 use serde_json::json;
 use std::collections::BTreeMap;
 use taskgraph::task_graph::{Place, TaskGraph};
-use taskgraph::verify::{verify, verify_succession};
+use taskgraph::verify::{ranks_are_alike, verify, verify_every_rank, verify_succession};
 use taskgraph::*;
 use verify_support::{Lowering, chain, count_triggers};
 
@@ -128,6 +128,14 @@ fn change_one_rank(
 /// Changes one thing of one rank. The name of the kind, or `None` where there was nothing to change.
 fn mutate(graphs: &mut [TaskGraph], random: &mut Random) -> Option<&'static str> {
     let rank = random.below(graphs.len());
+    let kind = mutate_rank(graphs, rank, random)?;
+    if kind != "another count of triggers" && random.chance(90) {
+        count_triggers(graphs);
+    }
+    Some(kind)
+}
+
+fn mutate_rank(graphs: &mut [TaskGraph], rank: usize, random: &mut Random) -> Option<&'static str> {
     let world = graphs.len() as u16;
     let events: Vec<u32> = graphs.iter().map(|g| g.events.len() as u32).collect();
     let graph = &mut graphs[rank];
@@ -276,9 +284,6 @@ fn mutate(graphs: &mut [TaskGraph], random: &mut Random) -> Option<&'static str>
             name
         }
     };
-    if random.chance(90) {
-        count_triggers(graphs);
-    }
     Some(kind)
 }
 
@@ -331,9 +336,11 @@ fn what_is_accepted_of_hostile_graphs_is_harmless() {
             }
             built.insert(0, (op_graph, options));
         }
-        let check = |classes: &[Vec<TaskGraph>]| match classes {
-            [one] => verify(one).map(drop).map_err(|v| v[0].to_string()),
-            all => verify_succession(all).map(drop).map_err(|v| v[0].to_string()),
+        // Ranks that are alike are proven once; a change on one rank must be found all the same.
+        let check = |classes: &[Vec<TaskGraph>]| {
+            let found = verify_succession(classes).map(drop);
+            assert_eq!(found, verify_every_rank(classes).map(drop), "seed {seed}");
+            found.map_err(|v| v[0].to_string())
         };
         if let Err(why) = check(&classes) {
             panic!("seed {seed}: a valid graph is refused: {why}");
@@ -372,6 +379,56 @@ fn what_is_accepted_of_hostile_graphs_is_harmless() {
     let missing: Vec<_> = KINDS.iter().filter(|kind| !counts.contains_key(*kind)).collect();
     assert!(missing.is_empty() && counts.len() == KINDS.len(), "not tried: {missing:?}");
     assert!(sum(0) > wanted / 4 && sum(1) > wanted / 50, "{counts:?}");
+}
+
+/// Changes all ranks in the same way, so that they stay alike, and proves them once and rank by rank.
+#[test]
+fn alike_ranks_are_proven_once_with_the_same_result() {
+    let wanted = number("MPK_ALIKE", 400);
+    let mut seed = number("MPK_SEED", 1) << 16;
+    // Of alike ranks: before the change; after it, refused and accepted.
+    let (mut valid_ones, mut refused, mut accepted) = (0, 0, 0);
+    while refused + accepted < wanted {
+        seed += 1;
+        let mut random = Random(seed);
+        let mut classes = Vec::new();
+        if random.chance(20) {
+            classes.push(by_hand(&mut random));
+        } else {
+            let mut like =
+                BuildOptions::new(2 + random.below(3) as u32, Target::cpu(1 + random.below(2) as u32));
+            like.placement = random.pick(&[Placement::Static, Placement::Dynamic]);
+            like.allreduce = random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot]);
+            for name in ["first", "second"].into_iter().take(1 + random.below(2)) {
+                classes.extend(valid(&mut random, name, Some(&like)).map(|(graphs, _, _)| graphs));
+            }
+        }
+        let Some(graphs) = classes.first_mut() else { continue };
+        if !ranks_are_alike(graphs) {
+            continue;
+        }
+        valid_ones += 1;
+        let same = random.next();
+        let changed = (0..graphs.len()).all(|rank| mutate_rank(graphs, rank, &mut Random(same)).is_some());
+        if !changed {
+            continue;
+        }
+        if random.chance(90) {
+            count_triggers(graphs);
+        }
+        let alike = ranks_are_alike(graphs);
+        let found = verify_succession(&classes).map(drop);
+        assert_eq!(found, verify_every_rank(&classes).map(drop), "seed {seed}");
+        match found {
+            _ if !alike => {}
+            Err(_) => refused += 1,
+            Ok(()) => accepted += 1,
+        }
+    }
+    println!(
+        "{valid_ones} sets of alike ranks, all changed alike: {refused} refused, {accepted} accepted, as rank by rank"
+    );
+    assert!(refused > wanted / 10 && accepted > wanted / 10);
 }
 
 #[test]

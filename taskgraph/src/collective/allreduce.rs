@@ -246,8 +246,10 @@ impl Sum {
         self.way != Way::TwoShot || self.owner(tile) == rank
     }
 
+    /// The others, beginning with the next one: so ranks are alike.
     fn peers(&self, rank: u32) -> impl Iterator<Item = u32> {
-        (0..self.world).filter(move |&p| p != rank)
+        let world = self.world;
+        (1..world).map(move |step| (rank + step) % world)
     }
 
     fn tile(&self, tile: usize) -> Region {

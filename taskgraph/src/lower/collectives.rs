@@ -85,7 +85,7 @@ fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool) -> String {
 /// no counter that several of them trigger can mix two iterations.
 fn hear_from_all(exchange: &mut Exchange, world: u32) {
     for (rank, sends) in exchange.sends.iter_mut().enumerate() {
-        for to in (0..world).filter(|&to| to as usize != rank) {
+        for to in (1..world).map(|step| (rank as u32 + step) % world) {
             if sends.iter().all(|send| send.to != to) {
                 sends.push(Send { to, source: None, target: Region::whole(&[]), event: 0 });
             }

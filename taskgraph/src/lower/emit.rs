@@ -380,7 +380,7 @@ impl<'a> Emitter<'a> {
             let after: SmallVec<[u32; 2]> =
                 if triggers > 0 { smallvec![done] } else { smallvec![EventId::BEGIN] };
             let signal_variant = self.variant(SIGNAL, Vec::new(), 0);
-            for peer in (0..world).filter(|&p| p != own) {
+            for peer in (1..world).map(|step| (own + step) % world) {
                 let event = EventId::nvshmem(peer as u16, CLOSING_EVENT);
                 let worker = on(workers.next().unwrap_or(0));
                 self.add_task(empty_task(SIGNAL, signal_variant, after.clone(), event, worker, last_op));

@@ -63,16 +63,14 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
     } else if operand.trust.is_some_and(|t| t.of_rows()) {
         found.push(operand.region);
     } else {
-        let used = 0..usize::from(operand.ndim).min(MAX_DIMS);
-        if used.clone().any(|d| operand.dims[d] == 0) {
+        if operand.dims[..usize::from(operand.ndim).min(MAX_DIMS)].contains(&0) {
             return Ok(found);
         }
-        let mut dims: ViewDims = used
-            .map(|d| (u64::from(operand.dims[d]), u64::from(operand.strides[d])))
-            .filter(|(count, stride)| *count > 1 && *stride > 0)
-            .collect();
-        dims.sort_by_key(|&(_, stride)| std::cmp::Reverse(stride));
-        cut(tensor, operand.offset / tensor.dtype.size(), &dims, &mut found)?;
+        if is_region(tensor, operand) {
+            found.push(operand.region);
+        } else {
+            cut_view(tensor, operand, &mut found)?;
+        }
         if by_slot {
             let rows = tensor.dims.first().copied().unwrap_or(1);
             found.iter_mut().for_each(|b| (b.lo[0], b.hi[0]) = (0, rows));
@@ -80,6 +78,43 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
     }
     found.retain(|b| !b.is_empty());
     Ok(found)
+}
+
+/// The view has elements and takes just those of its region: the common case, seen at a glance.
+fn is_region(tensor: &TensorEntry, operand: &Operand) -> bool {
+    let region = &operand.region;
+    let (mut at, mut start) = (0, 0);
+    for d in 0..MAX_DIMS {
+        let (lo, hi) = (region.lo[d], region.hi[d]);
+        if lo >= hi || hi > tensor.dims.get(d).copied().unwrap_or(1) {
+            return false;
+        }
+        if d >= tensor.dims.len() {
+            continue;
+        }
+        start += u64::from(lo) * u64::from(tensor.strides[d]);
+        let of_view = at < usize::from(operand.ndim);
+        if of_view
+            && operand.dims[at] == hi - lo
+            && (hi - lo == 1 || operand.strides[at] == tensor.strides[d])
+        {
+            at += 1;
+        } else if hi - lo != 1 {
+            return false;
+        }
+    }
+    operand.dims[at..usize::from(operand.ndim).max(at)].iter().all(|&n| n == 1)
+        && operand.offset == start * tensor.dtype.size()
+}
+
+/// The boxes of any view.
+fn cut_view(tensor: &TensorEntry, operand: &Operand, found: &mut Boxes) -> Result<(), Scattered> {
+    let mut dims: ViewDims = (0..usize::from(operand.ndim).min(MAX_DIMS))
+        .map(|d| (u64::from(operand.dims[d]), u64::from(operand.strides[d])))
+        .filter(|(count, stride)| *count > 1 && *stride > 0)
+        .collect();
+    dims.sort_by_key(|&(_, stride)| std::cmp::Reverse(stride));
+    cut(tensor, operand.offset / tensor.dtype.size(), &dims, found)
 }
 
 /// A rank's own slot of the receive buffer is a hole in what its `reduce` reads: nobody writes it.
@@ -187,4 +222,67 @@ fn one_box(tensor: &TensorEntry, start: u64, dims: &[(u64, u64)]) -> Option<Regi
         (region.lo[d], region.hi[d]) = (lo as u32, (lo + count) as u32);
     }
     (next == dims.len() && rest == 0).then_some(region)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op_graph::Rows;
+    use crate::task_graph::{Place, Space};
+
+    /// What is seen at a glance is what the general way finds.
+    #[test]
+    fn views_that_are_their_region_are_cut_into_it() {
+        let (dims, strides) = (vec![3u32, 4, 1, 5], vec![20u32, 5, 5, 1]);
+        let tensor = TensorEntry {
+            name: "t".into(),
+            dtype: DType::F32,
+            dims: dims.clone(),
+            strides: strides.clone(),
+            space: Space::Device,
+            bytes: 240,
+            role: Role::Activation,
+            parts: Vec::new(),
+            region_dims: dims.clone(),
+            tiled: false,
+            output: false,
+            rows: Rows::Fixed,
+            overlay: None,
+        };
+        let mut seen = 0;
+        let spans = |n: u32| (0..n).flat_map(move |lo| (lo + 1..=n).map(move |hi| (lo, hi)));
+        for (a, b, c) in spans(3).flat_map(|a| spans(4).flat_map(move |b| spans(5).map(move |c| (a, b, c)))) {
+            let region = Region { lo: [a.0, b.0, 0, c.0], hi: [a.1, b.1, 1, c.1] };
+            let view = |keep: &[usize], shift: u64| {
+                let mut operand = Operand {
+                    tensor: 0,
+                    offset: 4 * (u64::from(a.0 * 20 + b.0 * 5 + c.0) + shift),
+                    dims: [1; MAX_DIMS],
+                    strides: [1; MAX_DIMS],
+                    ndim: keep.len() as u8,
+                    place: Place::Own,
+                    region,
+                    trust: None,
+                };
+                for (at, &d) in keep.iter().enumerate() {
+                    operand.dims[at] = region.hi[d] - region.lo[d];
+                    operand.strides[at] = strides[d];
+                }
+                operand
+            };
+            for keep in [&[0, 1, 2, 3][..], &[0, 1, 3], &[1, 2, 3], &[1, 3], &[0, 3], &[3, 1], &[]] {
+                for shift in [0, 1] {
+                    let operand = view(keep, shift);
+                    if is_region(&tensor, &operand) {
+                        let mut found = Boxes::new();
+                        cut_view(&tensor, &operand, &mut found).unwrap();
+                        assert_eq!(found[..], [region], "{operand:?}");
+                        seen += 1;
+                    }
+                }
+            }
+            assert!(is_region(&tensor, &view(&[0, 1, 2, 3], 0)));
+        }
+        assert!(seen > 1000, "{seen}");
+    }
 }

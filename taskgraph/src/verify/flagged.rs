@@ -68,10 +68,11 @@ fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> 
     }
 }
 
-/// All flagged edges.
+/// All flagged edges. `ranks`: all of them, or 1 where they are alike: then rank 0's are turned.
 pub(super) fn edges(
     graphs: &[TaskGraph],
     symmetric: &Symmetric,
+    ranks: usize,
     violations: &mut Vec<Violation>,
 ) -> FlagEdges {
     let flagged = |g: &TaskGraph| g.tensors.iter().any(|t| t.dtype == DType::F32Flagged);
@@ -90,12 +91,12 @@ pub(super) fn edges(
     }
     let (_, task_base) = bases(graphs);
     let tasks = task_base[graphs.len()] as usize;
-    let found = super::parallel::map(graphs.len(), |owner| {
+    let found = super::parallel::map(ranks, |owner| {
         let mut pairs = Vec::new();
         let mut violations = Vec::new();
-        let order: Vec<Vec<u32>> = graphs.iter().map(|g| (2..g.tasks.len() as u32).collect()).collect();
+        let order: Vec<u32> = (2..graphs[owner].tasks.len() as u32).collect();
         let wanted = |tensor: usize| graphs[owner].tensors[tensor].dtype == DType::F32Flagged;
-        let memory = Memory::new(graphs, symmetric, owner, &order[owner], wanted);
+        let memory = Memory::new(graphs, symmetric, owner, &order, wanted);
         let mut grid = Grid::default();
         let mut all_read = Vec::new();
         for tensor in (0..graphs[owner].tensors.len()).filter(|&t| wanted(t)) {
@@ -111,6 +112,17 @@ pub(super) fn edges(
         pairs.extend(more);
         all_read.extend(read);
         violations.extend(reports);
+    }
+    if ranks < graphs.len() {
+        // All ranks have as many tasks.
+        let (of_rank, all) = (task_base[1], tasks as u32);
+        let first = std::mem::take(&mut pairs);
+        let read = std::mem::take(&mut all_read);
+        for rank in 0..graphs.len() as u32 {
+            let turn = |task: u32| (task + rank * of_rank) % all;
+            pairs.extend(first.iter().map(|&(writer, reader, always)| (turn(writer), turn(reader), always)));
+            all_read.extend(read.iter().map(|&(_, tensor)| (rank, tensor)));
+        }
     }
     let always = || pairs.iter().filter(|(_, _, always)| *always);
     FlagEdges {

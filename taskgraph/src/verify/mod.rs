@@ -16,6 +16,8 @@
 //!    assumed. A flagged word orders itself and reuse, no more; a put is done when the event that it triggers is.
 //! 6. *Counters*: no trigger of the next iteration can be counted before all of this one's are in.
 //!
+//! Ranks that are the same up to their numbers are proven once ([`symmetry`]).
+//!
 //! Iterations of one rank are separated by its end event, the batch step and the next begin event; ranks are
 //! ordered by NVSHMEM events, flagged words and carried events only. If an iteration and the next are safe then
 //! any number is: a conflict with a later one is ordered through the same task in between.
@@ -32,6 +34,7 @@ mod parallel;
 mod report;
 mod structure;
 mod succession;
+mod symmetry;
 mod triggers;
 
 pub use report::{Report, Violation, ViolationKind};
@@ -42,6 +45,8 @@ use access::{Memory, Symmetric};
 use memory::{Sweep, across_message};
 use order::{Kind, Order, Search};
 use report::Names;
+use succession::Summary;
+use symmetry::Symmetry;
 
 /// Verifies one graph class: `graphs[r]` is rank r's.
 ///
@@ -49,7 +54,19 @@ use report::Names;
 /// What is broken, structural faults first: the other properties are looked at only in sound graphs, memory
 /// only where there is an order. The list is cut short when there is much of the same.
 pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
-    class(graphs).map(|(report, _, _)| report)
+    class(graphs, true).map(|verified| verified.report)
+}
+
+/// [`verify_succession`] rank by rank, also where ranks are alike: to test that this makes no difference.
+#[doc(hidden)]
+pub fn verify_every_rank(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
+    all_classes(classes, false)
+}
+
+/// Whether ranks are alike, so that one stands for all: to test that they are where it matters.
+#[doc(hidden)]
+pub fn ranks_are_alike(graphs: &[TaskGraph]) -> bool {
+    Symmetry::of(graphs).is_some()
 }
 
 /// Verifies all graph classes of a model, `classes[c][r]` being rank r's graph of class c, and that any of them
@@ -59,18 +76,22 @@ pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
 /// # Errors
 /// As [`verify`]; a violation of a class names it.
 pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
+    all_classes(classes, true)
+}
+
+fn all_classes(classes: &[Vec<TaskGraph>], once: bool) -> Result<Report, Vec<Violation>> {
     let mut total = Report::default();
     let mut violations = Vec::new();
     let mut verified = Vec::new();
-    for (graphs, checked) in classes.iter().zip(parallel::map(classes.len(), |c| class(&classes[c]))) {
+    for (graphs, checked) in classes.iter().zip(parallel::map(classes.len(), |c| class(&classes[c], once))) {
         match checked {
-            Ok((report, order, symmetric)) => {
-                total.ranks = total.ranks.max(report.ranks);
-                total.tasks += report.tasks;
-                total.events += report.events;
-                total.accesses += report.accesses;
-                total.searches += report.searches;
-                verified.push((order, symmetric));
+            Ok(class) => {
+                total.ranks = total.ranks.max(class.report.ranks);
+                total.tasks += class.report.tasks;
+                total.events += class.report.events;
+                total.accesses += class.report.accesses;
+                total.searches += class.report.searches;
+                verified.push(class);
             }
             Err(found) => violations.extend(found.into_iter().map(|mut violation| {
                 let name = graphs.first().map_or("", |g| g.name.as_str());
@@ -86,26 +107,63 @@ pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
 }
 
 /// A verified class with its order.
-fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Violation>> {
+struct Verified<'g> {
+    report: Report,
+    order: Order<'g>,
+    symmetric: Symmetric,
+    symmetry: Option<Symmetry>,
+    /// For each rank, or for rank 0 where ranks are alike.
+    summaries: Vec<Summary<'g>>,
+}
+
+/// `once`: ranks that are alike are proven once. What is wrong is then said of every rank all the same.
+fn class(graphs: &[TaskGraph], once: bool) -> Result<Verified<'_>, Vec<Violation>> {
     let pass = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
-    pass(structure::check(graphs))?;
+    let mut symmetry = None;
+    if once && graphs.len() > 1 && structure::check_first(graphs).is_empty() {
+        symmetry = Symmetry::of(graphs);
+    }
+    match proof(graphs, symmetry.as_ref(), &pass) {
+        Ok((report, order, symmetric, summaries)) => {
+            Ok(Verified { report, order, symmetric, symmetry, summaries })
+        }
+        Err(_) if symmetry.is_some() => class(graphs, false),
+        Err(violations) => Err(violations),
+    }
+}
+
+type Proof<'g> = (Report, Order<'g>, Symmetric, Vec<Summary<'g>>);
+
+fn proof<'g>(
+    graphs: &'g [TaskGraph],
+    symmetry: Option<&Symmetry>,
+    pass: &dyn Fn(Vec<Violation>) -> Result<(), Vec<Violation>>,
+) -> Result<Proof<'g>, Vec<Violation>> {
+    // Where ranks are alike rank 0 has been looked at, and stands for the others.
+    if symmetry.is_none() {
+        pass(structure::check(graphs))?;
+    }
+    let ranks = if symmetry.is_some() { 1 } else { graphs.len() };
     pass(triggers::triggers(graphs))?;
     let symmetric = Symmetric::new(graphs);
     let mut violations = Vec::new();
-    let flags = flagged::edges(graphs, &symmetric, &mut violations);
+    let flags = flagged::edges(graphs, &symmetric, ranks, &mut violations);
     pass(violations)?;
     let (order, cycle) = Order::new(graphs, flags);
     if let Some(cycle) = cycle {
         return Err(vec![cycle_violation(&order, &cycle)]);
     }
-    pass(reach(&order))?;
+    pass(reach(&order, ranks))?;
 
-    let mut own_order: Vec<Vec<u32>> = graphs.iter().map(|g| Vec::with_capacity(g.tasks.len())).collect();
+    let mut own_order: Vec<Vec<u32>> =
+        graphs[..ranks].iter().map(|g| Vec::with_capacity(g.tasks.len())).collect();
     for &node in order.sequence.iter().filter(|&&n| n >= order.events()) {
         let (rank, index) = order.task_place(node - order.events());
-        own_order[rank].push(index);
+        if rank < ranks {
+            own_order[rank].push(index);
+        }
     }
-    let checked = parallel::map(graphs.len(), |rank| {
+    let checked = parallel::map(ranks, |rank| {
         let tensors = &graphs[rank].tensors;
         let changes = |t: usize| !matches!(tensors[t].role, Role::Weight { .. } | Role::Constant);
         let mut memory = Memory::new(graphs, &symmetric, rank, &own_order[rank], changes);
@@ -120,7 +178,7 @@ fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Vio
         let mut violations = std::mem::take(&mut sweep.violations);
         violations.extend(overlay::check(&order, &memory, &mut sweep.search));
         violations.extend(counters(&order, rank, &mut sweep.search));
-        (memory.len(), sweep.search.searches, violations)
+        (memory.len(), sweep.search.searches, violations, Summary::new(&order, &memory))
     });
     let mut report = Report {
         ranks: graphs.len(),
@@ -129,13 +187,15 @@ fn class(graphs: &[TaskGraph]) -> Result<(Report, Order<'_>, Symmetric), Vec<Vio
         ..Report::default()
     };
     let mut violations = Vec::new();
-    for (accesses, searches, found) in checked {
-        report.accesses += accesses;
+    let mut summaries = Vec::with_capacity(ranks);
+    for (accesses, searches, found, summary) in checked {
+        report.accesses += accesses * (graphs.len() / ranks);
         report.searches += searches;
         violations.extend(found);
+        summaries.push(summary);
     }
     pass(violations)?;
-    Ok((report, order, symmetric))
+    Ok((report, order, symmetric, summaries))
 }
 
 fn late_signal(graphs: &[TaskGraph], rank: usize, task: u32) -> bool {
@@ -151,12 +211,16 @@ fn ends(order: &Order<'_>, task: u32, rank: usize) -> bool {
     order.reaches_end(task, rank, !writes)
 }
 
-/// Every task waits for something that leads back to the begin event, and leads to its rank's end event.
-fn reach(order: &Order<'_>) -> Vec<Violation> {
+/// Every task of the first `ranks` waits for something that leads back to the begin event, and leads to its rank's end
+/// event.
+fn reach(order: &Order<'_>, ranks: usize) -> Vec<Violation> {
     let names = Names { graphs: order.graphs };
     let mut violations = Vec::new();
     for task in 0..order.tasks() {
         let (rank, index) = order.task_place(task);
+        if rank >= ranks {
+            break;
+        }
         if index < 2 || violations.len() >= 16 {
             continue;
         }

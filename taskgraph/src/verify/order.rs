@@ -486,6 +486,19 @@ pub(super) struct Bound {
 }
 
 impl Bound {
+    /// The same of the ranks that are `by` further on of `world` alike ones.
+    pub(super) fn turned(&self, by: usize, world: usize) -> Bound {
+        let turn = |lanes: &[Lanes]| {
+            let mut turned = lanes.to_vec();
+            for rank in 0..world {
+                let to = (rank + by) % world;
+                turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];
+            }
+            turned
+        };
+        Bound { weak: self.weak, first: turn(&self.first), last: turn(&self.last) }
+    }
+
     /// All of these tasks of one iteration come before all of `next`'s of the next one, by one rank's barrier.
     pub(super) fn all_cross_barrier(&self, next: &Bound) -> bool {
         self.first.iter().zip(&next.last).any(|(first, last)| {

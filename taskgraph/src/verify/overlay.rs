@@ -6,7 +6,7 @@
 //! of the next iteration closes the ring. What a tensor's readers read has been written in the iteration (see
 //! `memory`), so they come after its own writes.
 
-use super::access::{Access, Memory, Symmetric};
+use super::access::{Access, Memory};
 use super::memory::across_message;
 use super::order::{Bound, Kind, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
@@ -214,7 +214,7 @@ fn both(order: &Order<'_>, memory: &Memory<'_>, pair: (usize, usize), access: &A
 }
 
 /// Accesses of a graph to an area of one rank's memory.
-struct Use {
+pub(super) struct Use {
     /// Of each rank's tasks, where it has any.
     all: Vec<Option<Bound>>,
     writes: Vec<Option<Bound>>,
@@ -240,8 +240,23 @@ impl Use {
         found
     }
 
+    /// Accesses to an area that graphs share: those that the rank's barrier does not bound, and all.
+    pub(super) fn of_area(order: &Order<'_>, memory: &Memory<'_>, area: Area) -> (Use, Use) {
+        let tensors = || overlaid(&order.graphs[memory.owner], area).map(|(tensor, _, _)| tensor);
+        let remote = tensors().filter(|&tensor| looked_at(area, memory, tensor));
+        (Use::new(order, memory, remote), Use::new(order, memory, tensors()))
+    }
+
+    /// The same of the memory of a rank that is `by` further on of `world` alike ones.
+    pub(super) fn turned(&self, by: usize, world: usize) -> Use {
+        let turn = |list: &[Option<Bound>]| -> Vec<Option<Bound>> {
+            list.iter().map(|bound| bound.as_ref().map(|b| b.turned(by, world))).collect()
+        };
+        Use { all: turn(&self.all), writes: turn(&self.writes) }
+    }
+
     /// All of this is done before the graph that follows writes.
-    fn before(&self, next: &Use) -> bool {
+    pub(super) fn before(&self, next: &Use) -> bool {
         self.all
             .iter()
             .flatten()
@@ -251,12 +266,12 @@ impl Use {
 
 /// Graphs that follow each other, one rank's memory (`memories` has one for each graph). Of the rank's own memory only
 /// the sources of puts need a look: its barrier separates the rest.
-pub(super) fn across(classes: &[(Order<'_>, Symmetric)], memories: &[Memory<'_>]) -> Vec<Violation> {
+pub(super) fn across(orders: &[&Order<'_>], memories: &[Memory<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for area in Area::ALL.into_iter().filter(|area| area.is_shared()) {
         let uses = |wanted: &dyn Fn(&Memory<'_>, usize) -> bool| -> Vec<Use> {
-            let each = classes.iter().zip(memories);
-            each.map(|((order, _), memory)| {
+            let each = orders.iter().zip(memories);
+            each.map(|(order, memory)| {
                 let tensors = overlaid(&order.graphs[memory.owner], area);
                 let tensors = tensors.filter(|(tensor, _, _)| wanted(memory, *tensor));
                 Use::new(order, memory, tensors.map(|(tensor, _, _)| tensor))
@@ -268,7 +283,7 @@ pub(super) fn across(classes: &[(Order<'_>, Symmetric)], memories: &[Memory<'_>]
         for (from, before) in remote.iter().enumerate() {
             for (to, after) in all.iter().enumerate() {
                 if from != to && !before.before(after) && violations.len() < KEEP {
-                    let orders = (&classes[from].0, &classes[to].0);
+                    let orders = (orders[from], orders[to]);
                     violations.extend(pair(orders, (&memories[from], &memories[to]), area));
                 }
             }

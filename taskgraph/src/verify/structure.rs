@@ -28,6 +28,19 @@ pub(super) fn is_put(task: &Task) -> bool {
 
 /// Checks every rank by itself, then that the ranks fit together.
 pub(super) fn check(graphs: &[TaskGraph]) -> Vec<Violation> {
+    let mut violations = check_ranks(graphs, graphs.len());
+    if violations.is_empty() {
+        symmetric_tensors(graphs, &mut violations);
+    }
+    violations
+}
+
+/// Checks rank 0 by itself, and what all ranks have in common at first sight.
+pub(super) fn check_first(graphs: &[TaskGraph]) -> Vec<Violation> {
+    check_ranks(graphs, 1)
+}
+
+fn check_ranks(graphs: &[TaskGraph], ranks: usize) -> Vec<Violation> {
     let mut violations = Vec::new();
     let say = |message: String| Violation::new(ViolationKind::Structure, &[], message);
     if graphs.is_empty() || graphs.len() > usize::from(u16::MAX) {
@@ -55,15 +68,12 @@ pub(super) fn check(graphs: &[TaskGraph]) -> Vec<Violation> {
         violations.push(say(format!("{nodes} tasks and events are more than 31 bits count")));
     }
     if violations.is_empty() {
-        let each = super::parallel::map(graphs.len(), |rank| {
+        let each = super::parallel::map(ranks, |rank| {
             let mut of_rank = RankCheck { graphs, rank, violations: Vec::new() };
             of_rank.run();
             of_rank.violations
         });
         violations.extend(each.into_iter().flatten());
-    }
-    if violations.is_empty() {
-        symmetric_tensors(graphs, &mut violations);
     }
     violations
 }

@@ -1,19 +1,91 @@
 //! Graphs of one model that follow each other: what they share is the same everywhere, and what one touches
 //! at its end is ordered before what another touches at its start.
 
-use super::access::{Access, Memory, Symmetric};
+use super::Verified;
+use super::access::{Access, Memory};
 use super::memory::across_message;
 use super::order::{Bound, Kind, Order};
-use super::overlay;
+use super::overlay::{self, Use};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::op_graph::Role;
-use crate::task_graph::{Space, TaskGraph, TensorEntry};
+use crate::task_graph::{Area, Space, TaskGraph, TensorEntry};
 use std::collections::HashMap;
 
 /// The tensor is the same memory in every graph that has one of its name.
 fn keeps(tensor: &TensorEntry) -> bool {
     matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Persistent { .. })
+}
+
+/// What a class does to the memory of one rank that it shares with other graphs, in brief: enough to see that all is in
+/// order, if it is.
+pub(super) struct Summary<'g> {
+    /// Of each tensor with a name of its own: bounds of all accesses, whether any writes, and whether the rank's barrier
+    /// does not bound them.
+    named: HashMap<&'g str, (Bound, bool, bool)>,
+    /// Of each area that graphs share.
+    areas: Vec<(Use, Use)>,
+}
+
+fn shared_areas() -> impl Iterator<Item = Area> {
+    Area::ALL.into_iter().filter(|area| area.is_shared())
+}
+
+/// The tensor's value or memory is shared with other graphs, and may change.
+fn is_shared(tensor: &TensorEntry) -> bool {
+    (keeps(tensor) || tensor.space == Space::Symmetric || tensor.overlay.is_some())
+        && !matches!(tensor.role, Role::Weight { .. } | Role::Constant)
+}
+
+/// What lies over other tensors is compared by its bytes.
+fn by_name(tensor: &TensorEntry) -> bool {
+    tensor.overlay.is_none()
+}
+
+fn bound(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> Bound {
+    let flagged = order.graphs[memory.owner].tensors[tensor].dtype == DType::F32Flagged;
+    let mut bound = order.no_tasks(flagged);
+    for a in memory.accesses(tensor) {
+        order.add(&mut bound, order.task_number(a.rank.into(), a.task));
+    }
+    bound
+}
+
+impl<'g> Summary<'g> {
+    /// Of a class and one rank's memory, of which at least all shared tensors are in `memory`.
+    pub(super) fn new(order: &Order<'g>, memory: &Memory<'_>) -> Summary<'g> {
+        let mut named = HashMap::new();
+        for (t, tensor) in order.graphs[memory.owner].tensors.iter().enumerate() {
+            if is_shared(tensor) && by_name(tensor) && !memory.accesses(t).is_empty() {
+                let writes = memory.accesses(t).iter().any(|a| a.write);
+                named.insert(tensor.name.as_str(), (bound(order, memory, t), writes, memory.is_remote(t)));
+            }
+        }
+        let areas = shared_areas().map(|area| Use::of_area(order, memory, area)).collect();
+        Summary { named, areas }
+    }
+
+    /// The same of a rank that is `by` further on of `world` alike ones.
+    fn turned(&self, by: usize, world: usize) -> Summary<'g> {
+        let turn = |(name, (bound, writes, remote)): (&&'g str, &(Bound, bool, bool))| {
+            (*name, (bound.turned(by, world), *writes, *remote))
+        };
+        let areas = self.areas.iter();
+        Summary {
+            named: self.named.iter().map(turn).collect(),
+            areas: areas.map(|(a, b)| (a.turned(by, world), b.turned(by, world))).collect(),
+        }
+    }
+
+    /// What this one does is seen to be done before the one that follows does anything that meets it.
+    fn before(&self, next: &Summary<'_>) -> bool {
+        let named = self.named.iter().all(|(name, (bound, writes, remote))| {
+            next.named.get(name).is_none_or(|(other, also_writes, also_remote)| {
+                !(*writes || *also_writes) || !(*remote || *also_remote) || bound.all_cross_barrier(other)
+            })
+        });
+        named && self.areas.iter().zip(&next.areas).all(|((remote, _), (_, all))| remote.before(all))
+    }
 }
 
 /// Accesses of one class to a shared tensor of one rank that other ranks touch in some class.
@@ -24,71 +96,93 @@ struct Shared<'g> {
     writes: bool,
 }
 
-pub(super) fn check(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
+pub(super) fn check(classes: &[Verified<'_>]) -> Vec<Violation> {
     let mut violations = same_tensors(classes);
     if !violations.is_empty() || classes.len() < 2 {
         return violations;
     }
-    let world = classes[0].0.graphs.len();
-    for rank in 0..world {
-        // Within one rank its barrier orders everything; only what other ranks write needs a look.
-        let mut remote: std::collections::HashSet<&str> = std::collections::HashSet::new();
-        // What lies over other tensors is compared by its bytes.
-        let by_name = |t: &TensorEntry| t.overlay.is_none();
-        let shared = |t: &TensorEntry| keeps(t) || t.space == Space::Symmetric || t.overlay.is_some();
-        let memories: Vec<Memory<'_>> = classes
-            .iter()
-            .map(|(order, symmetric)| {
-                let graphs = order.graphs;
-                let own: Vec<u32> = (0..graphs[rank].tasks.len() as u32).collect();
-                let wanted = |t: usize| {
-                    let tensor = &graphs[rank].tensors[t];
-                    shared(tensor) && !matches!(tensor.role, Role::Weight { .. } | Role::Constant)
-                };
-                Memory::new(graphs, symmetric, rank, &own, wanted)
-            })
-            .collect();
-        for ((order, _), memory) in classes.iter().zip(&memories) {
-            let tensors = order.graphs[rank].tensors.iter().enumerate();
-            let tensors = tensors.filter(|(t, tensor)| memory.is_remote(*t) && by_name(tensor));
-            remote.extend(tensors.map(|(_, t)| t.name.as_str()));
-        }
-        violations.extend(overlay::across(classes, &memories));
+    let world = classes[0].order.graphs.len();
+    for rank in (0..world).filter(|&rank| !in_order(classes, rank)) {
+        violations.extend(check_rank(classes, rank));
         if violations.len() >= 16 {
-            return violations;
+            break;
         }
-        let tables: Vec<HashMap<&str, Shared<'_>>> = classes
-            .iter()
-            .zip(&memories)
-            .map(|((order, _), memory)| {
-                let mut table = HashMap::new();
-                for (t, tensor) in order.graphs[rank].tensors.iter().enumerate() {
-                    let compared = by_name(tensor) && remote.contains(tensor.name.as_str());
-                    if compared && !memory.accesses(t).is_empty() {
-                        let mut bound = order.no_tasks(tensor.dtype == DType::F32Flagged);
-                        for a in memory.accesses(t) {
-                            order.add(&mut bound, order.task_number(a.rank.into(), a.task));
-                        }
-                        let writes = memory.accesses(t).iter().any(|a| a.write);
-                        table.insert(tensor.name.as_str(), Shared { memory, tensor: t, bound, writes });
-                    }
+    }
+    violations
+}
+
+/// The classes' summaries show that all is in order in the memory of `rank`.
+fn in_order(classes: &[Verified<'_>], rank: usize) -> bool {
+    let world = classes[0].order.graphs.len();
+    let turned: Vec<Option<Summary<'_>>> = classes
+        .iter()
+        .map(|c| (rank > 0 && c.symmetry.is_some()).then(|| c.summaries[0].turned(rank, world)))
+        .collect();
+    let summary = |c: usize| {
+        turned[c].as_ref().or_else(|| classes[c].summaries.get(rank)).unwrap_or(&classes[c].summaries[0])
+    };
+    let pairs = (0..classes.len()).flat_map(|from| (0..classes.len()).map(move |to| (from, to)));
+    pairs.into_iter().filter(|(from, to)| from != to).all(|(from, to)| {
+        let (a, b) = (&classes[from], &classes[to]);
+        let alike = match (&a.symmetry, &b.symmetry) {
+            // What holds of rank 0 holds of all.
+            (Some(own), Some(other)) => rank > 0 && own.agrees(&a.order.graphs[0], other, &b.order.graphs[0]),
+            _ => false,
+        };
+        alike || summary(from).before(summary(to))
+    })
+}
+
+/// One rank's memory, access by access.
+fn check_rank(classes: &[Verified<'_>], rank: usize) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    // Within one rank its barrier orders everything; only what other ranks write needs a look.
+    let mut remote: std::collections::HashSet<&str> = std::collections::HashSet::new();
+    let memories: Vec<Memory<'_>> = classes
+        .iter()
+        .map(|class| {
+            let graphs = class.order.graphs;
+            let own: Vec<u32> = (0..graphs[rank].tasks.len() as u32).collect();
+            Memory::new(graphs, &class.symmetric, rank, &own, |t| is_shared(&graphs[rank].tensors[t]))
+        })
+        .collect();
+    for (class, memory) in classes.iter().zip(&memories) {
+        let tensors = class.order.graphs[rank].tensors.iter().enumerate();
+        let tensors = tensors.filter(|(t, tensor)| memory.is_remote(*t) && by_name(tensor));
+        remote.extend(tensors.map(|(_, t)| t.name.as_str()));
+    }
+    let orders: Vec<&Order<'_>> = classes.iter().map(|class| &class.order).collect();
+    violations.extend(overlay::across(&orders, &memories));
+    if violations.len() >= 16 {
+        return violations;
+    }
+    let tables: Vec<HashMap<&str, Shared<'_>>> = orders
+        .iter()
+        .zip(&memories)
+        .map(|(order, memory)| {
+            let mut table = HashMap::new();
+            for (t, tensor) in order.graphs[rank].tensors.iter().enumerate() {
+                let compared = by_name(tensor) && remote.contains(tensor.name.as_str());
+                if compared && !memory.accesses(t).is_empty() {
+                    let bound = bound(order, memory, t);
+                    let writes = memory.accesses(t).iter().any(|a| a.write);
+                    table.insert(tensor.name.as_str(), Shared { memory, tensor: t, bound, writes });
                 }
-                table
-            })
-            .collect();
-        for (from, before) in tables.iter().enumerate() {
-            for (to, after) in tables.iter().enumerate() {
-                if from == to {
-                    continue;
-                }
-                for (name, first) in before {
-                    let Some(second) = after.get(name) else { continue };
-                    if (first.writes || second.writes) && !first.bound.all_cross_barrier(&second.bound) {
-                        let orders = (&classes[from].0, &classes[to].0);
-                        violations.extend(pairs(orders, (first, second), rank, name));
-                        if violations.len() >= 16 {
-                            return violations;
-                        }
+            }
+            table
+        })
+        .collect();
+    for (from, before) in tables.iter().enumerate() {
+        for (to, after) in tables.iter().enumerate() {
+            if from == to {
+                continue;
+            }
+            for (name, first) in before {
+                let Some(second) = after.get(name) else { continue };
+                if (first.writes || second.writes) && !first.bound.all_cross_barrier(&second.bound) {
+                    violations.extend(pairs((orders[from], orders[to]), (first, second), rank, name));
+                    if violations.len() >= 16 {
+                        return violations;
                     }
                 }
             }
@@ -141,11 +235,12 @@ fn pairs(
 }
 
 /// Tensors that live across graphs are the same in all of them.
-fn same_tensors(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
+fn same_tensors(classes: &[Verified<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let say = |message: String| Violation::new(ViolationKind::Shared, &[], message);
-    let Some((first, _)) = classes.first() else { return violations };
-    if let Some((other, _)) = classes.iter().find(|(o, _)| o.graphs.len() != first.graphs.len()) {
+    let orders = || classes.iter().map(|class| &class.order);
+    let Some(first) = orders().next() else { return violations };
+    if let Some(other) = orders().find(|o| o.graphs.len() != first.graphs.len()) {
         violations.push(say(format!(
             "graph '{}' is for {} ranks, graph '{}' for {}",
             first.graphs[0].name,
@@ -157,7 +252,7 @@ fn same_tensors(classes: &[(Order<'_>, Symmetric)]) -> Vec<Violation> {
     }
     for rank in 0..first.graphs.len() {
         let mut known: HashMap<&str, (&TensorEntry, &str)> = HashMap::new();
-        for (order, _) in classes {
+        for order in orders() {
             let graph = &order.graphs[rank];
             for tensor in graph.tensors.iter().filter(|t| keeps(t)) {
                 let (other, name) = *known.entry(&tensor.name).or_insert((tensor, &graph.name));

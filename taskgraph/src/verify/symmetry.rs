@@ -1,0 +1,224 @@
+//! Ranks that are the same up to their numbers: what is proven of one then holds for all.
+//!
+//! The ranks are alike if rank r's graph is rank 0's with every rank number turned on by r: task i of the one is task i
+//! of the other, in the same place of the same list, waits for the same events, and where task i of rank 0 reaches rank
+//! p, that of rank r reaches p + r. Turning all numbers on by one is then a symmetry of the whole set: it maps tasks to
+//! tasks, events to events and every edge to an edge. So it maps the order to itself, and the accesses to rank 0's memory
+//! to those to any other rank's.
+//!
+//! Bytes must go along. Most tensors are touched at the same bytes on all ranks. The others have a *slot* for each rank
+//! along one dimension, which turns too: an access takes the slot of one rank, that is turned, or all of them. This maps
+//! bytes to bytes one to one, so accesses share bytes on rank 0 exactly where they do on rank r.
+//!
+//! This is checked of the graphs themselves; nothing is taken from the builder's word.
+
+use super::boxes::{Boxes, boxes, hole, is_symbolic};
+use super::parallel;
+use crate::region::Region;
+use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, core_types};
+
+/// How the ranks' accesses to a tensor differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Turn {
+    /// Not at all.
+    Still,
+    /// By slots of this dimension.
+    Slots(u8),
+    /// In some other way.
+    Other,
+}
+
+/// The symmetry of alike ranks.
+pub(super) struct Symmetry {
+    turns: Vec<Turn>,
+}
+
+impl Symmetry {
+    /// The symmetry of these graphs; `None` where ranks are not alike, or there is one only. Rank 0's graph is sound by
+    /// itself.
+    pub(super) fn of(graphs: &[TaskGraph]) -> Option<Symmetry> {
+        let world = graphs.len();
+        if world < 2 || graphs.iter().enumerate().any(|(rank, g)| g.rank as usize != rank) {
+            return None;
+        }
+        let compared = parallel::map(world - 1, |i| compare(graphs, i + 1));
+        let mut turns = vec![Turn::Still; graphs[0].tensors.len()];
+        for of_rank in compared {
+            for (turn, other) in turns.iter_mut().zip(of_rank?) {
+                *turn = match (*turn, other) {
+                    (Turn::Still, turn) | (turn, Turn::Still) => turn,
+                    (a, b) if a == b => a,
+                    _ => Turn::Other,
+                };
+            }
+        }
+        let fits = |(tensor, turn): (&TensorEntry, &Turn)| match *turn {
+            Turn::Still => true,
+            Turn::Other => false,
+            Turn::Slots(d) => {
+                let dim = tensor.dims.get(usize::from(d)).copied().unwrap_or(0);
+                let plain = !tensor.tiled && !is_symbolic(tensor) && tensor.region_dims == tensor.dims;
+                plain && dim > 0 && (dim as usize).is_multiple_of(world)
+            }
+        };
+        if !graphs[0].tensors.iter().zip(&turns).all(fits) {
+            return None;
+        }
+        let symmetry = Symmetry { turns };
+        let slots = symmetry.turns.iter().any(|t| *t != Turn::Still);
+        (!slots || parallel::map(world, |rank| symmetry.slots_turn(graphs, rank)).iter().all(|ok| *ok))
+            .then_some(symmetry)
+    }
+
+    /// Both graphs' ranks turn in the same way in what the graphs share.
+    pub(super) fn agrees(&self, own: &TaskGraph, other: &Symmetry, others: &TaskGraph) -> bool {
+        let turning = |s: &Symmetry, g: &TaskGraph| -> Vec<(String, Turn)> {
+            let shared = g.tensors.iter().zip(&s.turns).filter(|(t, _)| t.overlay.is_none());
+            shared
+                .filter(|(_, turn)| **turn != Turn::Still)
+                .map(|(t, turn)| (t.name.clone(), *turn))
+                .collect()
+        };
+        let agree = |turning: Vec<(String, Turn)>, s: &Symmetry, g: &TaskGraph| {
+            turning.iter().all(|(name, turn)| {
+                let there = g.tensors.iter().position(|t| t.name == *name);
+                there.is_none_or(|t| s.turns[t] == *turn)
+            })
+        };
+        agree(turning(self, own), other, others) && agree(turning(other, others), self, own)
+    }
+
+    /// What `rank` touches of tensors with slots is what rank 0 touches, turned.
+    fn slots_turn(&self, graphs: &[TaskGraph], rank: usize) -> bool {
+        let (first, other) = (&graphs[0], &graphs[rank]);
+        let world = graphs.len() as u32;
+        first.operands.iter().zip(&other.operands).all(|(a, b)| {
+            let Turn::Slots(d) = self.turns[a.tensor as usize] else { return true };
+            let (tensor, d) = (&first.tensors[a.tensor as usize], usize::from(d));
+            if a.trust.is_some() || !b.offset.is_multiple_of(tensor.dtype.size()) {
+                return false;
+            }
+            let (Ok(touched), Ok(there)) = (boxes(tensor, a, false), boxes(tensor, b, false)) else {
+                return false;
+            };
+            let turn = |from: &[Region]| turned(from, d, tensor.dims[d], world, rank as u32);
+            turn(&touched).is_some_and(|turned| turned == there)
+                && turn(&[a.region]).is_some_and(|turned| turned[..] == [b.region])
+        })
+    }
+}
+
+/// Boxes with the slots of dimension `d` turned on by `rank`; `None` where one has neither a slot nor all of them.
+fn turned(from: &[Region], d: usize, dim: u32, world: u32, rank: u32) -> Option<Boxes> {
+    let slot = dim / world;
+    let turn = |region: &Region| {
+        let (lo, hi) = (region.lo[d], region.hi[d]);
+        if (lo, hi) == (0, dim) {
+            return Some(*region);
+        }
+        let one = lo < hi && lo / slot == (hi - 1) / slot;
+        let start = (lo + rank * slot) % dim;
+        one.then(|| region.with(d, start, start + (hi - lo)))
+    };
+    from.iter().map(turn).collect()
+}
+
+/// Compares a rank with rank 0: for each tensor how they differ; `None` where they are not alike.
+fn compare(graphs: &[TaskGraph], rank: usize) -> Option<Vec<Turn>> {
+    let (a, b, world) = (&graphs[0], &graphs[rank], graphs.len());
+    let turned = |p: u16| (usize::from(p) + rank) % world;
+    let alike = a.world == b.world
+        && a.placement == b.placement
+        && a.backend == b.backend
+        && a.workers == b.workers
+        && a.capacity == b.capacity
+        && a.type_names == b.type_names
+        && a.ops.len() == b.ops.len()
+        && a.events == b.events
+        && a.worker_lists == b.worker_lists
+        && a.tensors.len() == b.tensors.len()
+        && a.tensors.iter().zip(&b.tensors).all(|(a, b)| same_tensor(a, b))
+        && a.tasks.len() == b.tasks.len()
+        && a.operands.len() == b.operands.len()
+        && a.variants.len() == b.variants.len();
+    let variants = a.variants.iter().zip(&b.variants);
+    if !alike || !variants.into_iter().all(|(a, b)| a.task_type == b.task_type) {
+        return None;
+    }
+    let mut turns = vec![Turn::Still; a.tensors.len()];
+    let same_task = |x: &Task, y: &Task| {
+        let triggers = match (x.trigger, y.trigger) {
+            (None, None) => true,
+            (Some(x), Some(y)) => {
+                x.tag() == y.tag() && x.index() == y.index() && turned(x.owner()) == usize::from(y.owner())
+            }
+            _ => false,
+        };
+        triggers
+            && x.task_type == y.task_type
+            && x.variant == y.variant
+            && (x.first_operand, x.num_inputs, x.num_outputs)
+                == (y.first_operand, y.num_inputs, y.num_outputs)
+            && x.dependencies == y.dependencies
+            && x.carried == y.carried
+            && x.worker == y.worker
+            && x.op == y.op
+    };
+    if !a.tasks.iter().zip(&b.tasks).all(|(x, y)| same_task(x, y)) {
+        return None;
+    }
+    // What a sum leaves out of the received slots is its own, which turns too.
+    let reduce = a.type_names.iter().position(|n| n == core_types::REDUCE);
+    for (x, y) in a.tasks.iter().zip(&b.tasks).filter(|(x, _)| Some(usize::from(x.task_type)) == reduce) {
+        match (hole(a, x, 1), hole(b, y, 1)) {
+            (None, None) => {}
+            (Some(x_hole), Some(y_hole)) if (x_hole as usize + rank) % world == y_hole as usize => {
+                let operand = &a.inputs(x)[1];
+                let tensor = a.tensors.get(operand.tensor as usize)?;
+                // The slots that the operand counts are those of the tensor's first dimension, one for each rank.
+                let slots = tensor.dims.len() == 3
+                    && tensor.dims[0] as usize == world
+                    && operand.dims[0] as usize == world
+                    && operand.strides[0] == tensor.strides[0];
+                let turn = &mut turns[operand.tensor as usize];
+                *turn = if slots && *turn != Turn::Other { Turn::Slots(0) } else { Turn::Other };
+            }
+            _ => return None,
+        }
+    }
+    for (x, y) in a.operands.iter().zip(&b.operands) {
+        let places = match (x.place, y.place) {
+            (Place::Peer(x), Place::Peer(y)) => turned(x) == usize::from(y),
+            (x, y) => x == y,
+        };
+        let shape = |o: &Operand| (o.tensor, o.ndim, o.dims, o.strides, o.trust);
+        if !places || shape(x) != shape(y) {
+            return None;
+        }
+        if (x.offset, &x.region) != (y.offset, &y.region) {
+            let d = (0..x.region.lo.len()).find(|&d| x.region.lo[d] != y.region.lo[d])?;
+            let turn = turns.get_mut(x.tensor as usize)?;
+            *turn = match *turn {
+                Turn::Still => Turn::Slots(d as u8),
+                Turn::Slots(known) if usize::from(known) == d => *turn,
+                _ => Turn::Other,
+            };
+        }
+    }
+    Some(turns)
+}
+
+/// The same but for where a weight's values come from.
+fn same_tensor(a: &TensorEntry, b: &TensorEntry) -> bool {
+    a.name == b.name
+        && a.dtype == b.dtype
+        && a.dims == b.dims
+        && a.strides == b.strides
+        && a.space == b.space
+        && a.bytes == b.bytes
+        && a.role == b.role
+        && a.region_dims == b.region_dims
+        && a.tiled == b.tiled
+        && a.output == b.output
+        && a.overlay == b.overlay
+}
