@@ -12,6 +12,7 @@ pub mod json;
 mod lower;
 pub mod op_graph;
 mod options;
+pub mod parallel;
 pub mod passes;
 pub mod region;
 mod registry;

@@ -13,7 +13,7 @@ use std::time::Instant;
 use taskgraph::builder::{BuildError, BuildOptions, Builder};
 use taskgraph::digest::digest;
 use taskgraph::verify::verify_succession;
-use taskgraph::{Allreduce, OpGraph, Placement, Registry, Target, TaskGraph};
+use taskgraph::{Allreduce, OpGraph, Placement, Registry, Target, TaskGraph, parallel};
 
 /// All ranks' graphs of one op graph.
 pub type RankGraphs = Vec<TaskGraph>;
@@ -64,22 +64,25 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
 type Notes = BTreeSet<String>;
 
 /// Graphs of every op graph, made by `make`.
-fn build<T>(
+fn build<T: Send>(
     ops: &[OpGraph],
     registry: &Registry,
     options: &BuildOptions,
-    make: impl Fn(&Builder) -> Result<T, BuildError>,
+    make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
 ) -> Result<(Vec<T>, Notes), AppError> {
+    let built = parallel::map(ops.len(), |number| {
+        let builder = Builder::new(&ops[number], registry, options)?;
+        let graphs = make(&builder)?;
+        Ok::<_, BuildError>((graphs, builder.notes().to_vec()))
+    });
     let mut notes = Notes::new();
-    let graphs = ops
-        .iter()
-        .map(|op_graph| {
-            let builder = Builder::new(op_graph, registry, options)?;
-            notes.extend(builder.notes().iter().cloned());
-            Ok(make(&builder)?)
-        })
-        .collect::<Result<Vec<T>, AppError>>()?;
-    Ok((graphs, notes))
+    let mut all = Vec::with_capacity(ops.len());
+    for graphs in built {
+        let (graphs, more) = graphs?;
+        notes.extend(more);
+        all.push(graphs);
+    }
+    Ok((all, notes))
 }
 
 /// The graphs of one rank.

@@ -8,10 +8,9 @@ use super::plan::Plan;
 use crate::error::BuildError;
 use crate::op_graph::OpGraph;
 use crate::options::BuildOptions;
+use crate::parallel;
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// A plan with its dependencies and buffers.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ impl Shared {
                 }
             })
             .collect();
-        let mut analyses = parallel(leaders.len(), |i| analyse(&plan, &links, leaders[i]));
+        let mut analyses = parallel::map(leaders.len(), |i| analyse(&plan, &links, leaders[i]));
         let order = Order::new(&plan, &links, &analyses.iter().collect::<Vec<_>>());
         let memory = plan_memory(&plan, &order);
         if memory.closing {
@@ -58,7 +57,7 @@ impl Shared {
     }
 
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
-        parallel(self.analysis_of.len(), |rank| self.rank(rank as u32)).into_iter().collect()
+        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32)).into_iter().collect()
     }
 
     pub fn notes(&self) -> &[String] {
@@ -68,36 +67,4 @@ impl Shared {
     pub fn op_graph(&self) -> &OpGraph {
         &self.plan.graph
     }
-}
-
-/// `work(0..n)` on as many threads as there are cores, results in order.
-fn parallel<T: Send>(n: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(n);
-    if threads <= 1 {
-        return (0..n).map(work).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<(usize, T)>> = Mutex::new(Vec::with_capacity(n));
-    let run = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= n {
-                return;
-            }
-            let result = work(index);
-            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Where the system gives no thread, the others do its share.
-            if std::thread::Builder::new().spawn_scoped(scope, run).is_err() {
-                break;
-            }
-        }
-        run();
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
 }

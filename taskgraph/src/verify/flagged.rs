@@ -91,7 +91,7 @@ pub(super) fn edges(
     }
     let (_, task_base) = bases(graphs);
     let tasks = task_base[graphs.len()] as usize;
-    let found = super::parallel::map(ranks, |owner| {
+    let found = crate::parallel::map(ranks, |owner| {
         let mut pairs = Vec::new();
         let mut violations = Vec::new();
         let order: Vec<u32> = (2..graphs[owner].tasks.len() as u32).collect();

@@ -30,7 +30,6 @@ mod grid;
 mod memory;
 mod order;
 mod overlay;
-mod parallel;
 mod report;
 mod structure;
 mod succession;
@@ -40,6 +39,7 @@ mod triggers;
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;
+use crate::parallel;
 use crate::task_graph::{Placement, TaskGraph, core_types};
 use access::{Memory, Symmetric};
 use memory::{Sweep, across_message};

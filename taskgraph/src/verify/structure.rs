@@ -68,7 +68,7 @@ fn check_ranks(graphs: &[TaskGraph], ranks: usize) -> Vec<Violation> {
         violations.push(say(format!("{nodes} tasks and events are more than 31 bits count")));
     }
     if violations.is_empty() {
-        let each = super::parallel::map(ranks, |rank| {
+        let each = crate::parallel::map(ranks, |rank| {
             let mut of_rank = RankCheck { graphs, rank, violations: Vec::new() };
             of_rank.run();
             of_rank.violations

@@ -10,7 +10,7 @@ use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::task_graph::{Area, Space, TaskGraph, TensorEntry};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The tensor is the same memory in every graph that has one of its name.
 fn keeps(tensor: &TensorEntry) -> bool {
@@ -77,14 +77,36 @@ impl<'g> Summary<'g> {
         }
     }
 
-    /// What this one does is seen to be done before the one that follows does anything that meets it.
-    fn before(&self, next: &Summary<'_>) -> bool {
-        let named = self.named.iter().all(|(name, (bound, writes, remote))| {
-            next.named.get(name).is_none_or(|(other, also_writes, also_remote)| {
-                !(*writes || *also_writes) || !(*remote || *also_remote) || bound.all_cross_barrier(other)
-            })
-        });
-        named && self.areas.iter().zip(&next.areas).all(|((remote, _), (_, all))| remote.before(all))
+    /// Notes what is not seen at once to be done by this one before the one that follows does anything that meets it.
+    fn before(&self, next: &Summary<'g>, unseen: &mut Unseen<'g>) {
+        for (name, (bound, writes, remote)) in &self.named {
+            let Some((other, also_writes, also_remote)) = next.named.get(name) else { continue };
+            if (*writes || *also_writes) && (*remote || *also_remote) && !bound.all_cross_barrier(other) {
+                unseen.names.insert(name);
+            }
+        }
+        for (area, ((remote, _), (_, all))) in shared_areas().zip(self.areas.iter().zip(&next.areas)) {
+            if !remote.before(all) {
+                unseen.areas.insert(area);
+            }
+        }
+    }
+}
+
+/// What summaries are not enough for.
+#[derive(Default)]
+struct Unseen<'g> {
+    names: HashSet<&'g str>,
+    areas: HashSet<Area>,
+}
+
+impl Unseen<'_> {
+    fn has(&self, tensor: &TensorEntry) -> bool {
+        is_shared(tensor)
+            && match tensor.overlay {
+                None => self.names.contains(tensor.name.as_str()),
+                Some(overlay) => self.areas.contains(&overlay.area),
+            }
     }
 }
 
@@ -102,48 +124,56 @@ pub(super) fn check(classes: &[Verified<'_>]) -> Vec<Violation> {
         return violations;
     }
     let world = classes[0].order.graphs.len();
-    for rank in (0..world).filter(|&rank| !in_order(classes, rank)) {
-        violations.extend(check_rank(classes, rank));
-        if violations.len() >= 16 {
-            break;
-        }
-    }
+    let found = crate::parallel::map(world, |rank| {
+        let unseen = unseen(classes, rank);
+        let all_seen = unseen.names.is_empty() && unseen.areas.is_empty();
+        if all_seen { Vec::new() } else { check_rank(classes, rank, &unseen) }
+    });
+    violations.extend(found.into_iter().flatten());
+    violations.truncate(16);
     violations
 }
 
-/// The classes' summaries show that all is in order in the memory of `rank`.
-fn in_order(classes: &[Verified<'_>], rank: usize) -> bool {
+/// What the classes' summaries do not show to be in order in the memory of `rank`.
+fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     let world = classes[0].order.graphs.len();
-    let turned: Vec<Option<Summary<'_>>> = classes
+    let turned: Vec<Option<Summary<'g>>> = classes
         .iter()
         .map(|c| (rank > 0 && c.symmetry.is_some()).then(|| c.summaries[0].turned(rank, world)))
         .collect();
-    let summary = |c: usize| {
-        turned[c].as_ref().or_else(|| classes[c].summaries.get(rank)).unwrap_or(&classes[c].summaries[0])
+    let summary = |c: usize| match &turned[c] {
+        Some(turned) => turned,
+        None => &classes[c].summaries[rank],
     };
-    let pairs = (0..classes.len()).flat_map(|from| (0..classes.len()).map(move |to| (from, to)));
-    pairs.into_iter().filter(|(from, to)| from != to).all(|(from, to)| {
-        let (a, b) = (&classes[from], &classes[to]);
-        let alike = match (&a.symmetry, &b.symmetry) {
-            // What holds of rank 0 holds of all.
-            (Some(own), Some(other)) => rank > 0 && own.agrees(&a.order.graphs[0], other, &b.order.graphs[0]),
-            _ => false,
-        };
-        alike || summary(from).before(summary(to))
-    })
+    let mut unseen = Unseen::default();
+    for (from, a) in classes.iter().enumerate() {
+        for (to, b) in classes.iter().enumerate().filter(|(to, _)| *to != from) {
+            let alike = match (&a.symmetry, &b.symmetry) {
+                // What holds of rank 0 holds of all.
+                (Some(own), Some(other)) => {
+                    rank > 0 && own.agrees(&a.order.graphs[0], other, &b.order.graphs[0])
+                }
+                _ => false,
+            };
+            if !alike {
+                summary(from).before(summary(to), &mut unseen);
+            }
+        }
+    }
+    unseen
 }
 
-/// One rank's memory, access by access.
-fn check_rank(classes: &[Verified<'_>], rank: usize) -> Vec<Violation> {
+/// What is unseen of one rank's memory, access by access.
+fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     // Within one rank its barrier orders everything; only what other ranks write needs a look.
-    let mut remote: std::collections::HashSet<&str> = std::collections::HashSet::new();
+    let mut remote: HashSet<&str> = HashSet::new();
     let memories: Vec<Memory<'_>> = classes
         .iter()
         .map(|class| {
             let graphs = class.order.graphs;
             let own: Vec<u32> = (0..graphs[rank].tasks.len() as u32).collect();
-            Memory::new(graphs, &class.symmetric, rank, &own, |t| is_shared(&graphs[rank].tensors[t]))
+            Memory::new(graphs, &class.symmetric, rank, &own, |t| unseen.has(&graphs[rank].tensors[t]))
         })
         .collect();
     for (class, memory) in classes.iter().zip(&memories) {

@@ -13,9 +13,10 @@
 //! This is checked of the graphs themselves; nothing is taken from the builder's word.
 
 use super::boxes::{Boxes, boxes, hole, is_symbolic};
-use super::parallel;
+use crate::dtype::DType;
+use crate::parallel;
 use crate::region::Region;
-use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, core_types};
+use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant, core_types};
 
 /// How the ranks' accesses to a tensor differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +59,9 @@ impl Symmetry {
             Turn::Slots(d) => {
                 let dim = tensor.dims.get(usize::from(d)).copied().unwrap_or(0);
                 let plain = !tensor.tiled && !is_symbolic(tensor) && tensor.region_dims == tensor.dims;
-                plain && dim > 0 && (dim as usize).is_multiple_of(world)
+                // Of a flagged tensor the second dimension is rows, of which the first is always in use.
+                let sound = d == 0 || tensor.dtype != DType::F32Flagged;
+                plain && sound && dim > 0 && (dim as usize).is_multiple_of(world)
             }
         };
         if !graphs[0].tensors.iter().zip(&turns).all(fits) {
@@ -141,8 +144,13 @@ fn compare(graphs: &[TaskGraph], rank: usize) -> Option<Vec<Turn>> {
         && a.tasks.len() == b.tasks.len()
         && a.operands.len() == b.operands.len()
         && a.variants.len() == b.variants.len();
-    let variants = a.variants.iter().zip(&b.variants);
-    if !alike || !variants.into_iter().all(|(a, b)| a.task_type == b.task_type) {
+    let reduce = a.type_names.iter().position(|n| n == core_types::REDUCE);
+    // Of a sum's parameters the proof knows the ranks, the rows and the flags; the other is its own number.
+    let same_variant = |x: &Variant, y: &Variant| {
+        let known = |v: &Variant| [0, 2, 3].map(|word| v.params.get(word).copied());
+        x.task_type == y.task_type && (Some(usize::from(x.task_type)) != reduce || known(x) == known(y))
+    };
+    if !alike || !a.variants.iter().zip(&b.variants).all(|(x, y)| same_variant(x, y)) {
         return None;
     }
     let mut turns = vec![Turn::Still; a.tensors.len()];
@@ -168,7 +176,6 @@ fn compare(graphs: &[TaskGraph], rank: usize) -> Option<Vec<Turn>> {
         return None;
     }
     // What a sum leaves out of the received slots is its own, which turns too.
-    let reduce = a.type_names.iter().position(|n| n == core_types::REDUCE);
     for (x, y) in a.tasks.iter().zip(&b.tasks).filter(|(x, _)| Some(usize::from(x.task_type)) == reduce) {
         match (hole(a, x, 1), hole(b, y, 1)) {
             (None, None) => {}
