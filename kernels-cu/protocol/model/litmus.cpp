@@ -147,7 +147,7 @@ uint32_t run_litmus() {
     Litmus& test = static_cast<Litmus&>(*check);
     uint64_t complete = 0;
     for (int turn = 0; turn < 2; ++turn) {
-      const Result result = explore(test, nullptr, turn == 1);
+      const Result result = explore(test, {.reversed = turn == 1});
       std::string wrong;
       if (test.error_part != nullptr) {
         if (result.error.find(test.error_part) == std::string::npos) wrong = "must fail: " + std::string(test.error_part) + "; " + result.error;

@@ -23,23 +23,30 @@ uint32_t run_litmus();
 
 namespace {
 
-/* An acquire or release in the source. */
+/* A place in the source with an acquire, a release, or system scope. */
 struct Annotation {
   std::string path; /* in the protocol's folder */
   Site site;
   std::string text; /* its line */
+  bool orders, system;
 };
 
 struct NotShown {
+  bool scope; /* it is about the scope, not the order */
   const char* file;
   const char* text; /* part of the line */
   const char* reason;
 };
 
-/* Orders that stay as they are though no check fails without them. */
+/* Orders and scopes that stay as they are though no check fails without them. */
 constexpr NotShown kNotShown[] = {
-    {"task.cpp", "platform::store<platform::Scope::kSystem>(count, place + 1", "for a host that reads the trace while the run goes on; no step reads it"},
-    {"entry.cpp", "&rank->control->running, ~0u", "hosts join the threads, and then look at it; none does so while they run"},
+    {false, "task.cpp", "platform::store<platform::Scope::kSystem>(count, place + 1", "for a host that reads the trace while the run goes on; no step reads it"},
+    {true, "task.cpp", "platform::store<platform::Scope::kSystem>(count, place + 1", "likewise"},
+    {false, "entry.cpp", "&rank->control->running, ~0u", "hosts join the threads, and then look at it; none does so while they run"},
+    {true, "entry.cpp", "&rank->control->running", "likewise"},
+    {true, "wait.h", "platform::store<platform::Scope::kSystem>(field, value", "the status is for the host's report; no step reads it"},
+    {true, "batch_step.h", "&figures->", "figures for the host; no step reads them"},
+    {true, "event.h", "fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times", "one rank alone: the device's scope would do there"},
 };
 
 /* Files whose orders no check looks at yet. */
@@ -75,13 +82,18 @@ void read_annotations(const std::string& folder, const std::string& path, std::v
     exit(2);
   }
   char buffer[1000];
-  bool in_comment = false;
+  bool in_comment = false, in_system = false;
   for (int line = 1; fgets(buffer, sizeof(buffer), file) != nullptr; ++line) {
     const std::string code = code_of(buffer, &in_comment);
     if (code.find("#define") != std::string::npos || code.find("order") != std::string::npos) continue;
-    if (code.find("kAcquire") == std::string::npos && code.find("kRelease") == std::string::npos) continue;
+    const bool orders = code.find("kAcquire") != std::string::npos || code.find("kRelease") != std::string::npos;
+    /* The scope belongs to the order of its operation, which may stand on the next line. */
+    in_system |= code.find("Scope::kSystem>") != std::string::npos;
+    const bool system = in_system && (orders || code.find("kRelaxed") != std::string::npos);
+    if (system) in_system = false;
+    if (!orders && !system) continue;
     const size_t first = code.find_first_not_of(" \t");
-    found->push_back({path, Site{path.substr(path.find_last_of('/') + 1), line}, code.substr(first, code.find_last_not_of(" \t\r\n") + 1 - first)});
+    found->push_back({path, Site{path.substr(path.find_last_of('/') + 1), line}, code.substr(first, code.find_last_not_of(" \t\r\n") + 1 - first), orders, system});
   }
   fclose(file);
 }
@@ -109,12 +121,14 @@ std::vector<std::string> sources(const std::string& folder) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/* What a weakened order leads to, as one line; `bad` where that is a failure of the run. */
-std::string weakened(const Annotation& annotation, const std::vector<Result>& results, bool* bad) {
+/* What a weakened order, or a narrowed scope, leads to, as one line; `bad` where that is a failure of the run. */
+std::string weakened(const Annotation& annotation, bool scope, const std::vector<Result>& results, bool* bad) {
   std::string text;
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].sites.count(annotation.site) == 0) continue;
-    const Result result = explore(*checks()[i], &annotation.site);
+    if ((scope ? results[i].system_sites : results[i].sites).count(annotation.site) == 0) continue;
+    Variation variation;
+    (scope ? variation.narrowed : variation.weakened) = &annotation.site;
+    const Result result = explore(*checks()[i], variation);
     if (result.error.empty()) continue;
     text = std::string(checks()[i]->name) + ": " + first_line(result.error);
     if (getenv("MPK_MODEL_TRACE") != nullptr) text += "\n" + result.error.substr(result.error.find('\n') + 1);
@@ -122,7 +136,7 @@ std::string weakened(const Annotation& annotation, const std::vector<Result>& re
   }
   const NotShown* reason = nullptr;
   for (const NotShown& entry : kNotShown)
-    if (annotation.site.file == entry.file && annotation.text.find(entry.text) != std::string::npos) reason = &entry;
+    if (entry.scope == scope && annotation.site.file == entry.file && annotation.text.find(entry.text) != std::string::npos) reason = &entry;
   *bad = text.empty() == (reason == nullptr);
   if (text.empty()) text = reason != nullptr ? std::string("not shown: ") + reason->reason : "NO CHECK FAILS";
   else if (reason != nullptr) text += " (but it is listed as not shown)";
@@ -144,7 +158,7 @@ int run(const std::string& folder, const char* only) {
   for (Check* check : checks()) {
     check->options.distinct = true;
     const double began = seconds();
-    results.push_back(explore(*check, nullptr));
+    results.push_back(explore(*check, {}));
     const Result& result = results.back();
     printf("%-44s %8llu executions, %7llu ended in waits, %8llu begun, %6.2f s%s\n", check->name, static_cast<unsigned long long>(result.complete),
            static_cast<unsigned long long>(result.waiting), static_cast<unsigned long long>(result.begun), seconds() - began, result.limited ? " (limited)" : check->options.must_fail != nullptr ? " (fails, as it must)" : "");
@@ -164,7 +178,7 @@ int run(const std::string& folder, const char* only) {
     check->options.distinct = false;
     /* The checker's own test: the order in which threads take their turns must not matter. */
     if (result.begun > (getenv("MPK_MODEL_LONG") != nullptr ? 1000000u : 5000u)) continue;
-    const uint64_t reversed = explore(*check, nullptr, true).complete;
+    const uint64_t reversed = explore(*check, {.reversed = true}).complete;
     if (reversed != result.complete) {
       fprintf(stderr, "%s: %llu executions, but %llu with threads in reverse\n", check->name, static_cast<unsigned long long>(result.complete),
               static_cast<unsigned long long>(reversed));
@@ -190,7 +204,9 @@ int run(const std::string& folder, const char* only) {
       int code = 0;
       for (size_t i = p; i < annotations.size(); i += processes) {
         bool bad = false;
-        fprintf(out, "  %s\n", weakened(annotations[i], results, &bad).c_str());
+        if (annotations[i].orders) fprintf(out, "  order  %s\n", weakened(annotations[i], false, results, &bad).c_str());
+        if (bad && only == nullptr) code = 1;
+        if (annotations[i].system) fprintf(out, "  scope  %s\n", weakened(annotations[i], true, results, &bad).c_str());
         if (bad && only == nullptr) code = 1;
       }
       fclose(out);
@@ -199,7 +215,7 @@ int run(const std::string& folder, const char* only) {
     close(ends[1]);
     pipes[p] = fdopen(ends[0], "r");
   }
-  printf("weakened to relaxed, one at a time:\n");
+  printf("weakened to relaxed, or from the system's scope to the device's, one at a time:\n");
   int code = 0;
   char line[2000];
   for (uint32_t p = 0; p < processes; ++p) {
@@ -209,8 +225,10 @@ int run(const std::string& folder, const char* only) {
     waitpid(children[p], &status, 0);
     if (status != 0) code = 1;
   }
-  printf("%zu memory orders, %.1f s\n", annotations.size(), seconds() - start);
-  if (code != 0) fprintf(stderr, "model: a memory order is not shown to be needed; see above\n");
+  size_t orders = 0, scopes = 0;
+  for (const Annotation& annotation : annotations) orders += annotation.orders, scopes += annotation.system;
+  printf("%zu memory orders, %zu scopes, %.1f s\n", orders, scopes, seconds() - start);
+  if (code != 0) fprintf(stderr, "model: an order or a scope is not shown to be needed; see above\n");
   return code;
 }
 

@@ -113,11 +113,17 @@ struct Result {
   std::string error;     /* of the last one: what, and how it came about */
   std::set<uint64_t> outcomes;
   std::set<Site> sites;  /* memory orders that were used, but relaxed ones */
+  std::set<Site> system_sites; /* where system scope was used */
 };
 
-/* Explores. `weakened`: its memory order counts as relaxed, or NULL. `reversed`: the threads take their turns in the opposite
- * order, which must lead to as many executions. */
-Result explore(Check& check, const Site* weakened, bool reversed = false);
+/* How an exploration differs from the plain one. */
+struct Variation {
+  const Site* weakened = nullptr; /* its memory order counts as relaxed */
+  const Site* narrowed = nullptr; /* its scope counts as the device */
+  bool reversed = false; /* the threads take their turns in the opposite order, which must lead to as many executions */
+};
+
+Result explore(Check& check, const Variation& variation);
 
 std::vector<Check*>& checks();
 std::vector<Check*>& litmus_tests();

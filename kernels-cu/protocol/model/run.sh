@@ -12,7 +12,7 @@ flags="-std=c++20 -Wall -Wextra -Werror -U_FORTIFY_SOURCE -DMPK_MODEL -DMPK_DEBU
 
 # The checker itself.
 (
-    for file in graph shadow explore main; do
+    for file in graph shadow explore operations report main; do
         # shellcheck disable=SC2086
         "$compiler" $flags -O2 -c "model/$file.cpp" -o "$build/$file.o"
     done

@@ -42,8 +42,8 @@ class Waiters : public Registered {
     task_->flag_count = 1;
     batch_ = make<mpk_batch>();
     batch_->epoch = 1;
-    thread("fails on rank 0", 0, [this] { abort_broadcast(&ranks_[0], MPK_ABORT_KERNEL); });
-    thread("fails on rank 1", 1, [this] { abort_broadcast(&ranks_[1], MPK_ABORT_INTERRUPT); });
+    thread("fails on rank 0", 0, [this] { leave(0, MPK_ABORT_KERNEL); });
+    thread("fails on rank 1", 1, [this] { leave(1, MPK_ABORT_INTERRUPT); });
     for (uint32_t i = 0; i < 2; ++i) {
       thread(i == 0 ? "waiter 0" : "waiter 1", 1, [this, i] {
         const int code = wait(kinds_[i]);
@@ -58,6 +58,10 @@ class Waiters : public Registered {
   }
 
  private:
+  void leave(uint32_t r, uint32_t code) {
+    abort_broadcast(&ranks_[r], code);
+    abort_out_of_reach(&ranks_[r]);
+  }
   int wait(uint32_t kind) {
     const mpk_rank* rank = &ranks_[1];
     mpk_kernel_args args = {};
