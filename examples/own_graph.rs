@@ -1,11 +1,10 @@
 //! A user's own graph: built, verified and run. `cargo run --release --example own_graph`, or under `mpirun -n 2`.
 
-use launch::engine::own_graph::run;
-use launch::model::app_error::AppError;
+use launch::engine::{Engine, ModelSpec, RunConfig};
 use serde_json::json;
 use taskgraph::{Attrs, Capacity, DType, OpGraph, Split};
 
-fn main() -> Result<(), AppError> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (rows, width, inner) = (2, 8, 12);
     let mut graph = OpGraph::new("mlp", Capacity { rows: rows as u32, samples: rows as u32, active: 1 });
     // Each rank holds some rows of `up` and the same columns of `down`, so the product of `down` is a partial sum.
@@ -23,8 +22,12 @@ fn main() -> Result<(), AppError> {
 
     let values = |n: u64| (0..n).map(|i| ((i * 7 % 11) as f32 - 5.0) / 8.0).collect::<Vec<f32>>();
     let given = [("x", rows * width), ("norm", width), ("up", inner * width), ("down", width * inner)];
-    if let Some(outputs) = run(&graph, given.map(|(name, n)| (name, values(n))))? {
-        println!("{:?}", outputs["y"]);
+    let spec = ModelSpec::graph(&graph, given.map(|(name, n)| (name, values(n))))?;
+    let engine = Engine::load(spec, RunConfig::default())?;
+    if engine.info().rank > 0 {
+        return Ok(engine.serve()?);
     }
-    Ok(())
+    let run = engine.run_graph(1)?;
+    println!("{:?}", run.outputs[0].values);
+    Ok(engine.shutdown(std::time::Duration::MAX)?)
 }

@@ -22,6 +22,8 @@ pub struct HeapLayout {
     /// For each graph, the offset of each symmetric tensor (0 for the others). Graphs share the areas in which tensors
     /// lie over each other.
     pub tensors: Vec<Vec<u64>>,
+    /// Control block, counters and rings are the first bytes: zero before a launch.
+    pub protocol_bytes: u64,
     /// Size.
     pub bytes: u64,
 }
@@ -56,6 +58,7 @@ impl HeapLayout {
             0
         };
         let rings = layout.reserve(ring_bytes * u64::from(world.size()), 256);
+        let protocol_bytes = layout.bytes();
         let areas = Area::ALL.map(|area| {
             if area.space() == Space::Device || !area.is_shared() {
                 return 0;
@@ -78,6 +81,14 @@ impl HeapLayout {
                 graph.tensors.iter().map(offset).collect()
             })
             .collect();
-        HeapLayout { counters, rings, ring_bytes, ring_capacity, tensors, bytes: layout.bytes() }
+        HeapLayout {
+            counters,
+            rings,
+            ring_bytes,
+            ring_capacity,
+            tensors,
+            protocol_bytes,
+            bytes: layout.bytes(),
+        }
     }
 }

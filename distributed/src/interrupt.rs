@@ -37,6 +37,11 @@ impl Drop for Noted {
     }
 }
 
+/// A kernel that runs is told to end, as by Ctrl-C, and so is any later one.
+pub fn stop_kernel() {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
 /// One of them has come.
 pub(crate) fn requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)

@@ -15,6 +15,10 @@ const PIECE: usize = 16 << 20;
 const BUSY: Duration = Duration::from_millis(2);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+/// A wait of this long is for something slow, or an idle engine.
+const LONG_WAIT: Duration = Duration::from_secs(2);
+/// Longest pause of such a wait.
+const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Polls a request until it is done.
 fn finish<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
@@ -29,7 +33,8 @@ fn finish<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
             std::thread::yield_now();
         } else {
             std::thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            let longest = if begin.elapsed() < LONG_WAIT { LONGEST_PAUSE } else { IDLE_PAUSE };
+            pause = (pause * 2).min(longest);
         }
     }
 }

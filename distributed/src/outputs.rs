@@ -5,6 +5,7 @@ use crate::image::Image;
 use crate::memory::Layout;
 use crate::plan::{BatchPlan, Finish, RequestOutput, Timing};
 use kernels_cu::abi;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -89,6 +90,22 @@ impl Outputs {
                 self.image.host::<i32>(self.tokens_at + 4 * (self.first[index] + from) as u64, count - from);
             (std::slice::from_raw_parts(first, count - from), finish)
         }
+    }
+
+    /// The `most` best tokens, highest first, of each of these tokens of request `index`, which `tokens` has shown.
+    pub fn logprobs(&self, index: usize, tokens: Range<usize>, most: usize) -> Vec<Vec<(u32, f32)>> {
+        let most = most.min(self.top_k);
+        if most == 0 {
+            return Vec::new();
+        }
+        assert!(tokens.end <= self.room[index]);
+        let at = 4 * ((self.first[index] + tokens.start) * self.top_k) as u64;
+        let count = tokens.len() * self.top_k;
+        let ids = self.image.host::<i32>(self.top_tokens_at + at, count);
+        let values = self.image.host::<f32>(self.top_logprobs_at + at, count);
+        // SAFETY: released by the kernel together with the tokens, whose count the caller has seen.
+        let pair = |place: usize| unsafe { (*ids.add(place) as u32, *values.add(place)) };
+        (0..tokens.len()).map(|t| (0..most).map(|k| pair(t * self.top_k + k)).collect()).collect()
     }
 
     /// Everything that request `index` has yielded.

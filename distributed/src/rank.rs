@@ -5,10 +5,11 @@ use crate::cuda::CudaRank;
 use crate::error::Result;
 use crate::fill::TensorSource;
 use crate::outputs::Outputs;
-use crate::plan::{Finish, RequestOutput, Timing};
+use crate::plan::{BatchPlan, Finish, RequestOutput, Timing};
 use crate::tensors::Slot;
 use crate::world::World;
 use kernels_cu::abi;
+use std::ops::Range;
 use std::time::Duration;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
@@ -41,6 +42,12 @@ impl Common {
     /// Tokens that request `index` has yielded so far, from number `from` on, and why it ended if it has.
     pub fn tokens(&self, index: usize, from: usize) -> (&[i32], Option<Finish>) {
         self.outputs.tokens(index, from)
+    }
+
+    /// The `most` best tokens with their log-probabilities, highest first, of each of these tokens of request `index`, which
+    /// [`Common::tokens`] has shown. Empty where the run has none.
+    pub fn logprobs(&self, index: usize, tokens: Range<usize>, most: usize) -> Vec<Vec<(u32, f32)>> {
+        self.outputs.logprobs(index, tokens, most)
     }
 
     /// Everything that request `index` has yielded.
@@ -155,6 +162,18 @@ impl Rank {
         match self {
             Rank::Cpu(rank) => rank.run(world, look),
             Rank::Cuda(rank) => rank.run(world, look),
+        }
+    }
+
+    /// Gets ready for another launch, with the requests of `plan`, on memory that stays as it is: weights and the
+    /// compiled kernel. The last launch has ended on every rank, and its outputs are gone from here on.
+    ///
+    /// # Errors
+    /// There is no memory for the requests; the device failed.
+    pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
+        match self {
+            Rank::Cpu(rank) => rank.restart(plan),
+            Rank::Cuda(rank) => rank.restart(plan),
         }
     }
 

@@ -147,6 +147,15 @@ pub(crate) fn find(graphs: &[TaskGraph], slots: &[Vec<Slot>], name: &str) -> Opt
     })
 }
 
+/// Slots that hold flagged words, wherever they lie.
+pub(crate) fn flagged<'a>(
+    graphs: &'a [TaskGraph],
+    slots: &'a [Vec<Slot>],
+) -> impl Iterator<Item = Slot> + 'a {
+    let each = graphs.iter().zip(slots).flat_map(|(graph, slots)| graph.tensors.iter().zip(slots));
+    each.filter(|(tensor, _)| tensor.dtype == DType::F32Flagged).map(|(_, &slot)| slot)
+}
+
 /// Slots of activations that hold flagged words: they must start as zeros, the epoch of no iteration.
 pub(crate) fn flagged_activations<'a>(
     graphs: &'a [TaskGraph],

@@ -111,8 +111,14 @@ impl World {
         run()
     }
 
-    /// What is known of a rank of this node whose process has ended since the kernel began, if one has.
-    pub(crate) fn lost(&self) -> Option<String> {
+    /// Waits for something that no other rank owes this one, such as a request. Whoever waits asks for [`World::lost`] now and
+    /// then.
+    pub fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.run_kernel(wait)
+    }
+
+    /// What is known of a rank of this node whose process has ended since the kernel, or the idle time, began, if one has.
+    pub fn lost(&self) -> Option<String> {
         self.watch.as_ref()?.lost()
     }
 

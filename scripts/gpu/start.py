@@ -1,6 +1,6 @@
 """How long a start takes: the cold compile of Qwen3-8B at TP4 on two cores, a warm start, and the weights.
 
-Reads rank 0's log: "ready for weights after S s", "N codes in S s; cubin from the cache in S s" and
+Reads rank 0's log: "ready for weights after S s", "N kernel variants in S s; cubin from the cache in S s" and
 "weights: B GB in S s". Without a line only what `load_s` of --json (until the weights are in place) shows is told.
 """
 
@@ -112,7 +112,7 @@ def run_warm(check):
             loads.append(result["timing"]["load_s"])
             walls.append(done.seconds)
             ready.append(logged(done, r"ready for weights after ([\d.]+) s"))
-            compiles.append(logged(done, r"codes in ([\d.]+) s; cubin from the cache in ([\d.]+) s"))
+            compiles.append(logged(done, r"kernel variants in ([\d.]+) s; cubin from the cache in ([\d.]+) s"))
         else:
             source = "load_s" if None in ready else "log"
             found, wall = summary(loads if None in ready else ready), summary(walls)

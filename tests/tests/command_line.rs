@@ -82,14 +82,43 @@ fn text_is_that_of_json() {
                 fixture.model_of(&requests).set("generate.ignore_eos", ignore_eos).set("max_batch", 2);
             for ranks in [1, 2] {
                 let found = Job::new(ranks).arg(model.path()).run_json();
-                let expected: String = found
-                    .requests
-                    .iter()
-                    .map(|r| format!("{}\n", r.text.as_ref().expect("a text")))
-                    .collect();
                 let finished = Job::new(ranks).arg(model.path()).run().expect(0).expect_nothing_left();
-                assert_eq!(finished.stdout, expected, "{name}, ignore_eos {ignore_eos}, {ranks} ranks");
+                let mut rest = finished.stdout.as_str();
+                for (index, (found, request)) in found.requests.iter().zip(&requests).enumerate() {
+                    // Which prompt it is, then its text.
+                    let begin = format!("{}==> prompt {}: ", if index > 0 { "\n" } else { "" }, index + 1);
+                    rest =
+                        rest.strip_prefix(&begin).unwrap_or_else(|| panic!("{begin:?} is not at {rest:?}"));
+                    let (prompt, text) = rest.split_once(" <==\n").expect("the end of the line");
+                    let word =
+                        request.prompt.as_ref().and_then(|p| p.split_whitespace().next()).unwrap_or("");
+                    assert!(prompt.contains(word), "{prompt:?} has no {word:?}");
+                    let expected = format!("{}\n", found.text.as_ref().expect("a text"));
+                    rest = text.strip_prefix(&expected).unwrap_or_else(|| panic!("{expected:?}: {text:?}"));
+                }
+                assert_eq!(rest, "", "{name}, ignore_eos {ignore_eos}, {ranks} ranks");
             }
+        }
+    }
+}
+
+/// One prompt's text stands alone, and a line for each token follows it with `--logprobs`.
+#[test]
+fn log_probabilities_are_printed_after_the_text() {
+    let fixture = Fixture::open("tiny");
+    let model = fixture.model();
+    let job =
+        || Job::new(2).arg(model.path()).args(["--prompt", "In the beginning", "--max-new-tokens", "4"]);
+    let text = format!("{}\n", job().run_json().requests[0].text.as_ref().expect("a text"));
+    assert_eq!(job().run().expect(0).stdout, text);
+    let found = job().args(["--logprobs", "2"]).run_json();
+    let printed = job().args(["--logprobs", "2"]).run().expect(0).stdout;
+    let lines: Vec<&str> = printed.strip_prefix(&text).expect("the text first").lines().collect();
+    assert_eq!(lines.len(), 4, "{printed}");
+    for (line, tops) in lines.iter().zip(found.requests[0].logprobs.as_ref().expect("log-probabilities")) {
+        for (token, logprob) in tops {
+            assert!(line.contains(&format!(" {token} ")), "{line}");
+            assert!(line.contains(&format!("{logprob:.4}")), "{line}");
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::memory::{HugeBuffer, Pages};
 use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
 use crate::rank::Common;
-use crate::tensors::{Bases, Slot, TensorLayout, constants};
+use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged};
 use crate::world::World;
 use kernels_cu::abi;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,9 +29,70 @@ pub struct CpuRank {
     pub(crate) control: Control,
     trace: HugeBuffer,
     heap: SymmetricHeap,
+    /// What the control memory of a launch is made from.
+    lasting: Lasting,
     /// What the kernel's structs point to and nobody looks at again.
     _areas: [HugeBuffer; 4],
-    _kernels: Vec<abi::mpk_kernel>,
+}
+
+/// What stays the same from launch to launch.
+struct Lasting {
+    rank: u32,
+    world: u32,
+    schedulers: u32,
+    arrays: Vec<GraphArrays>,
+    heap: HeapLayout,
+    /// Flagged words outside the first bytes of the heap: zero before a launch.
+    flagged: Vec<Slot>,
+    /// Each worker's scratch.
+    scratch: Vec<u64>,
+    trace: u64,
+    trace_capacity: u64,
+    options: RunOptions,
+    oversubscribed: bool,
+    kernels: Vec<abi::mpk_kernel>,
+}
+
+impl Lasting {
+    /// Outputs and control memory for the requests of `plan`.
+    fn launch(
+        &self,
+        graphs: &[TaskGraph],
+        slots: &[Vec<Slot>],
+        plan: &BatchPlan,
+        heap: &SymmetricHeap,
+    ) -> Result<(Outputs, Control)> {
+        let me = self.rank;
+        let in_place = |what: &'static str| {
+            move |bytes: u64| HugeBuffer::new(me, what, bytes as usize).map(Image::in_place)
+        };
+        let outputs = Outputs::new(plan, in_place("the results"))?;
+        let bases: Vec<u64> = heap.bases().iter().map(|&base| base as u64).collect();
+        let control = Control::new(
+            &Parts {
+                rank: me,
+                world: self.world,
+                schedulers: self.schedulers,
+                graphs,
+                arrays: &self.arrays,
+                slots,
+                plan,
+                options: &self.options,
+                outputs: &outputs,
+                heap: &self.heap,
+                sym: &bases,
+                signals: abi::MPK_SIGNALS_DIRECT,
+                scratch: &self.scratch,
+                trace: self.trace,
+                trace_capacity: self.trace_capacity,
+                oversubscribed: self.oversubscribed,
+                kernels: self.kernels.as_ptr() as u64,
+                host_abort: 0,
+            },
+            in_place("the batch state"),
+        )?;
+        Ok((outputs, control))
+    }
 }
 
 impl CpuRank {
@@ -77,34 +138,21 @@ impl CpuRank {
         let trace_bytes = trace_capacity as usize * workers * size_of::<abi::mpk_trace_record>();
         let trace = HugeBuffer::new(me, "the trace", trace_bytes)?;
         let kernels = kernels_cu::registry::kernel_table()?;
-        let in_place = |what: &'static str| {
-            move |bytes: u64| HugeBuffer::new(me, what, bytes as usize).map(Image::in_place)
+        let lasting = Lasting {
+            rank: me,
+            world: world.size(),
+            schedulers: schedulers as u32,
+            arrays,
+            flagged: flagged(&graphs, &slots).collect(),
+            heap: heap_layout,
+            scratch: scratch_of,
+            trace: trace.as_ptr() as u64,
+            trace_capacity,
+            options: options.clone(),
+            oversubscribed: cores.shared || workers + schedulers > cores.own.len(),
+            kernels,
         };
-        let outputs = Outputs::new(&plan, in_place("the results"))?;
-        let bases: Vec<u64> = heap.bases().iter().map(|&base| base as u64).collect();
-        let control = Control::new(
-            &Parts {
-                rank: me,
-                world: world.size(),
-                schedulers: schedulers as u32,
-                graphs: &graphs,
-                arrays: &arrays,
-                slots: &slots,
-                plan: &plan,
-                options,
-                outputs: &outputs,
-                heap: &heap_layout,
-                sym: &bases,
-                signals: abi::MPK_SIGNALS_DIRECT,
-                scratch: &scratch_of,
-                trace: trace.as_ptr() as u64,
-                trace_capacity,
-                oversubscribed: cores.shared || workers + schedulers > cores.own.len(),
-                kernels: kernels.as_ptr() as u64,
-                host_abort: 0,
-            },
-            in_place("the batch state"),
-        )?;
+        let (outputs, control) = lasting.launch(&graphs, &slots, &plan, &heap)?;
         Ok(CpuRank {
             common: Common {
                 graphs,
@@ -117,9 +165,29 @@ impl CpuRank {
             control,
             trace,
             heap,
+            lasting,
             _areas: [weights, persistent, activations, scratch],
-            _kernels: kernels,
         })
+    }
+
+    /// Gets ready for another launch, with the requests of `plan`. Weights stay where they are; outputs of the last launch
+    /// are gone. No rank may still run; [`CpuRank::run`] waits until every rank has come this far.
+    pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
+        let own = self.heap.own();
+        // SAFETY: the first bytes of this rank's heap, and slots of its live memory, which no rank accesses between two
+        // launches.
+        unsafe {
+            std::ptr::write_bytes(own, 0, self.lasting.heap.protocol_bytes as usize);
+            for slot in &self.lasting.flagged {
+                std::ptr::write_bytes(slot.address as *mut u8, 0, slot.bytes as usize);
+            }
+        }
+        let Common { graphs, slots, .. } = &self.common;
+        let (outputs, control) = self.lasting.launch(graphs, slots, plan, &self.heap)?;
+        self.common.outputs = outputs;
+        self.common.requests = plan.requests.len();
+        self.control = control;
+        Ok(())
     }
 
     /// Fills weights and constants from `threads` threads; `done` gets the bytes finished so far. Stops at the

@@ -19,7 +19,7 @@ use crate::memory::HugeBuffer;
 use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
 use crate::rank::Common;
-use crate::tensors::{Bases, TensorLayout, constants, flagged_activations};
+use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged, flagged_activations};
 use crate::world::World;
 use bytemuck::AnyBitPattern;
 use kernels_cu::abi;
@@ -65,10 +65,83 @@ pub struct CudaRank {
     trace: DeviceBuffer,
     control_memory: DeviceBuffer,
     _areas: [DeviceBuffer; 4],
+    lasting: Lasting,
     library: Library,
     pub(super) heap: SymmetricHeap,
     pub(super) machine: Machine,
     compile_time: Duration,
+}
+
+/// What stays the same from launch to launch.
+struct Lasting {
+    rank: u32,
+    world: u32,
+    schedulers: u32,
+    arrays: Vec<GraphArrays>,
+    heap: HeapLayout,
+    /// Flagged words: zero before a launch.
+    flagged: Vec<Slot>,
+    signals: u32,
+    /// Each worker's scratch.
+    scratch: Vec<u64>,
+    trace: u64,
+    trace_capacity: u64,
+    options: RunOptions,
+    oversubscribed: bool,
+    host_abort: u64,
+}
+
+impl Lasting {
+    /// Outputs and control memory for the requests of `plan`, in place on the device.
+    fn launch(
+        &self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        graphs: &[TaskGraph],
+        slots: &[Vec<Slot>],
+        plan: &BatchPlan,
+        sym: &[u64],
+    ) -> Result<(Outputs, Control, DeviceBuffer)> {
+        let outputs = Outputs::new(plan, |bytes| {
+            PinnedBuffer::new(context, "the results", bytes as usize).map(PinnedBuffer::into_image)
+        })?;
+        let mut control_memory = None;
+        let control = Control::new(
+            &Parts {
+                rank: self.rank,
+                world: self.world,
+                schedulers: self.schedulers,
+                graphs,
+                arrays: &self.arrays,
+                slots,
+                plan,
+                options: &self.options,
+                outputs: &outputs,
+                heap: &self.heap,
+                sym,
+                signals: self.signals,
+                scratch: &self.scratch,
+                trace: self.trace,
+                trace_capacity: self.trace_capacity,
+                oversubscribed: self.oversubscribed,
+                kernels: 0,
+                host_abort: self.host_abort,
+            },
+            |bytes| {
+                let buffer = DeviceBuffer::new(context, "the task graphs and queues", bytes)?;
+                buffer.fill(0, stream)?;
+                let base = buffer.address();
+                control_memory = Some(buffer);
+                Ok(Image::at(HugeBuffer::new(self.rank, "the task graphs", bytes as usize)?, base))
+            },
+        )?;
+        let control_memory = control_memory
+            .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
+        // SAFETY: the device's buffer was made for the whole image; both outlive the wait.
+        unsafe { stream.to_device(control_memory.address(), control.image.as_ptr(), control.written) }?;
+        stream.wait()?;
+        Ok((outputs, control, control_memory))
+    }
 }
 
 impl CudaRank {
@@ -182,47 +255,25 @@ impl CudaRank {
                 .zip(&code.codes)
                 .map(|((graph, slots), codes)| GraphArrays::new(graph, slots, codes))
                 .collect::<Result<Vec<_>>>()?;
-            let outputs = Outputs::new(&plan, |bytes| {
-                PinnedBuffer::new(&context, "the results", bytes as usize).map(PinnedBuffer::into_image)
-            })?;
-            let mut control_memory = None;
-            let control = Control::new(
-                &Parts {
-                    rank: me,
-                    world: world.size(),
-                    schedulers,
-                    graphs: &graphs,
-                    arrays: &arrays,
-                    slots: &slots,
-                    plan: &plan,
-                    options,
-                    outputs: &outputs,
-                    heap: &heap_layout,
-                    sym: heap.bases(),
-                    signals,
-                    scratch: &scratch.of_workers(areas[3].address(), workers),
-                    trace: trace.address(),
-                    trace_capacity,
-                    oversubscribed: machine.sharing > 1,
-                    kernels: 0,
-                    host_abort: host_abort.as_ptr() as u64,
-                },
-                |bytes| {
-                    let buffer = DeviceBuffer::new(&context, "the task graphs and queues", bytes)?;
-                    buffer.fill(0, &stream)?;
-                    let base = buffer.address();
-                    control_memory = Some(buffer);
-                    Ok(Image::at(HugeBuffer::new(me, "the task graphs", bytes as usize)?, base))
-                },
-            )?;
-            let control_memory = control_memory
-                .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
-            // SAFETY: the device's buffer was made for the whole image; both outlive the wait.
-            unsafe { stream.to_device(control_memory.address(), control.image.as_ptr(), control.written) }?;
-            stream.wait()?;
-            Ok((outputs, control, control_memory))
+            let lasting = Lasting {
+                rank: me,
+                world: world.size(),
+                schedulers,
+                arrays,
+                flagged: flagged(&graphs, &slots).collect(),
+                heap: heap_layout,
+                signals,
+                scratch: scratch.of_workers(areas[3].address(), workers),
+                trace: trace.address(),
+                trace_capacity,
+                options: options.clone(),
+                oversubscribed: machine.sharing > 1,
+                host_abort: host_abort.as_ptr() as u64,
+            };
+            let made = lasting.launch(&context, &stream, &graphs, &slots, &plan, heap.bases())?;
+            Ok((lasting, made))
         };
-        let (outputs, control, control_memory) = agreed(world, write())?;
+        let (lasting, (outputs, control, control_memory)) = agreed(world, write())?;
         let took = begin.elapsed().as_secs_f64();
         tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.written));
         Ok(CudaRank {
@@ -247,11 +298,38 @@ impl CudaRank {
             trace,
             control_memory,
             _areas: areas,
+            lasting,
             library,
             heap,
             machine,
             compile_time,
         })
+    }
+
+    /// Gets ready for another launch, with the requests of `plan`. Weights and the kernel stay where they are; outputs of
+    /// the last launch are gone. No rank may still run; [`CudaRank::run`] waits until every rank has come this far.
+    ///
+    /// # Errors
+    /// The device failed or lacks memory.
+    pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
+        let (context, stream) = (&self.machine.context, &self.stream);
+        context.make_current()?;
+        // SAFETY: the first bytes of this rank's heap, and slots of its live memory, which no rank accesses between two
+        // launches; the wait in `launch` comes before the next one.
+        unsafe {
+            stream.memset(self.heap.base(), 0, self.lasting.heap.protocol_bytes)?;
+            for slot in &self.lasting.flagged {
+                stream.memset(slot.address, 0, slot.bytes)?;
+            }
+        }
+        let Common { graphs, slots, .. } = &self.common;
+        let made = self.lasting.launch(context, stream, graphs, slots, plan, self.heap.bases())?;
+        let (outputs, control, control_memory) = made;
+        self.common.outputs = outputs;
+        self.common.requests = plan.requests.len();
+        self.control = control;
+        self.control_memory = control_memory;
+        Ok(())
     }
 
     /// From the task graphs to the loaded cubin.

@@ -5,10 +5,12 @@ use launch::cli::bench::{decode, graphs, memory};
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
 use launch::cli::process_limits::Allocator;
+use launch::cli::runtime_args::RuntimeArgs;
 use launch::engine::graphs::{allreduce, placement};
 use launch::model::app_error::AppError;
 use launch::model::shapes;
 use serde_json::json;
+use std::path::PathBuf;
 use taskgraph::{Target, target};
 
 /// Benchmarks of mpk-run's parts. Each prints one JSON object a line.
@@ -59,9 +61,9 @@ enum What {
     /// Every request has a prompt of CONTEXT tokens and yields STEPS tokens after its first. Requests whose prompt is
     /// done first end first, so a few of the last steps have fewer rows than the batch.
     Decode {
-        /// model.json, e.g. as `mpk-bench model` prints it.
+        /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder or a hub name.
         #[arg(long)]
-        model: String,
+        model: PathBuf,
         /// Tokens before the first step.
         #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
         context: u32,
@@ -71,9 +73,8 @@ enum What {
         /// Steps.
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
         steps: u32,
-        /// More options of mpk-run, after `--`.
-        #[arg(last = true)]
-        options: Vec<String>,
+        #[command(flatten)]
+        runtime: Box<RuntimeArgs>,
     },
     /// Prints a model.json of a real shape with random weights.
     Model {
@@ -119,9 +120,9 @@ fn run(args: Args) -> Result<(), AppError> {
             let rate = memory::read_rate(threads as usize, (mebibytes as usize) << 20, 5)?;
             print_line(&json!({"threads": threads, "read_bytes_per_second": rate}).to_string())
         }
-        What::Decode { model, context, batch, steps, options } => {
-            let status = decode::run(&decode::Case { model, context, batch, steps, options })?;
-            launch::cli::run::exit(status)
+        What::Decode { model, context, batch, steps, runtime } => {
+            let case = decode::Case { model, context, batch, steps, runtime: *runtime };
+            launch::cli::program::exit(decode::run(&case))
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
             let config = shapes::config(&name).ok_or_else(|| {
@@ -150,7 +151,7 @@ fn main() {
     launch::model::files::report_size_limits();
     launch::cli::logging::init(false);
     if let Err(error) = run(Args::parse()) {
-        tell(format_args!("mpk-bench: error: {}", error.message));
+        tell(format_args!("mpk-bench: error: {error}"));
         std::process::exit(error.status);
     }
 }

@@ -115,7 +115,7 @@ fn main() {
         }
     };
     if let Err(error) = result {
-        tell(format_args!("mpk-graph: error: {}", error.message));
+        tell(format_args!("mpk-graph: error: {error}"));
         std::process::exit(error.status);
     }
 }

@@ -22,7 +22,7 @@ fn main() {
     };
     let status = match command {
         Command::Run(args) => {
-            launch::cli::logging::init(args.log_all_ranks);
+            launch::cli::logging::init(args.runtime.log_all_ranks);
             launch::cli::run::run(&args)
         }
         // Under a launcher one rank tells.
@@ -32,5 +32,5 @@ fn main() {
             launch::cli::doctor::run(&args)
         }
     };
-    launch::cli::run::exit(status)
+    launch::cli::program::exit(status)
 }

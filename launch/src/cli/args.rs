@@ -1,118 +1,87 @@
 //! The command line of `mpk-run`.
 
-use crate::cli::choices::{Allreduce, Backend, Bootstrap, Launch, Placement, Transport};
-use crate::engine::config::RunConfig;
+use crate::cli::choices::Backend;
+use crate::cli::runtime_args::RuntimeArgs;
+use crate::engine::{ModelSpec, RunConfig};
 use crate::model::app_error::AppError;
-use crate::model::model_json::{LARGEST_MAX_BATCH, LARGEST_WORKERS};
+use crate::model::model_json::Overrides;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-use std::time::Duration;
 
-const DOCTOR_HELP: &str = "`mpk-run doctor [model.json]` checks what this machine has for a run.";
+const PROMPTS: &str = "Prompts and answers";
+const OUTPUT: &str = "Output";
+const BUILD: &str = "Graphs";
+
+const EXAMPLES: &str = "\
+Examples:
+  mpk-run examples/tiny/model.json --prompt \"In the beginning\"
+  mpirun -n 2 mpk-run Qwen/Qwen3-8B --chat --prompt \"Why is the sky blue?\"
+  mpirun -n 4 mpk-run model.json --prompt-tokens 1,2,3 --json
+  mpk-run model.json --ranks 8 --device h200 --check
+  mpk-run doctor model.json --ranks 4     checks what this machine has for a run";
 
 /// Run a model as one persistent kernel per rank: `mpirun -n N mpk-run model.json`.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "mpk-run", version, max_term_width = 110, after_help = DOCTOR_HELP)]
+#[command(name = "mpk-run", version, max_term_width = 110, after_help = EXAMPLES)]
 pub struct Args {
     /// A model.json (schema mpk-model/1), a Hugging Face folder, or a hub name such as Qwen/Qwen3-8B that is in the
     /// Hugging Face cache.
     pub model: PathBuf,
     /// A prompt; replaces those of model.json. May be given several times.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help_heading = PROMPTS)]
     pub prompt: Vec<String>,
     /// A prompt as token ids, separated by commas. May be given several times.
-    #[arg(long, value_name = "IDS")]
+    #[arg(long, value_name = "IDS", help_heading = PROMPTS)]
     pub prompt_tokens: Vec<String>,
     /// Treat each text prompt as the user's message and apply the checkpoint's chat template.
-    #[arg(long)]
+    #[arg(long, help_heading = PROMPTS)]
     pub chat: bool,
     /// An argument of the chat template, such as enable_thinking=false. VALUE is JSON, or else text. May be given
     /// several times.
-    #[arg(long, value_name = "NAME=VALUE", requires = "chat")]
+    #[arg(long, value_name = "NAME=VALUE", requires = "chat", help_heading = PROMPTS)]
     pub template_argument: Vec<String>,
     /// All of these in the order of the command line; filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub prompts: Vec<GivenPrompt>,
-    /// Most new tokens of a request.
-    #[arg(long, value_name = "K")]
+    /// Maximum number of new tokens per request.
+    #[arg(long, value_name = "K", help_heading = PROMPTS)]
     pub max_new_tokens: Option<u32>,
     /// Go on after an end-of-sequence token.
-    #[arg(long)]
+    #[arg(long, help_heading = PROMPTS)]
     pub ignore_eos: bool,
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub backend: Backend,
-    /// GPU: how ranks write to each other's memory.
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
-    pub transport: Transport,
-    /// GPU: how NVSHMEM's ranks find each other.
-    #[arg(long, value_enum, default_value_t = Bootstrap::UniqueId)]
-    pub bootstrap: Bootstrap,
-    /// GPU: how the kernels of several ranks are started.
-    #[arg(long, value_enum, default_value_t = Launch::Auto)]
-    pub launch: Launch,
-    /// Slots; replaces max_batch of model.json.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=i64::from(LARGEST_MAX_BATCH)))]
-    pub max_batch: Option<u32>,
-    /// Prompt and new tokens of a request; replaces max_seq_len of model.json.
-    #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_seq_len: Option<u32>,
-    /// How tasks get to workers.
-    #[arg(long, value_enum)]
-    pub placement: Option<Placement>,
-    /// How an allreduce is lowered.
-    #[arg(long, value_enum)]
-    pub allreduce: Option<Allreduce>,
-    /// Report the K best log-probabilities of each new token (at most 128).
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128))]
+    /// Report the K highest log-probabilities of each new token (at most 128).
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = OUTPUT)]
     pub logprobs: u32,
     /// Print one JSON object (schema mpk-run/1) instead of text.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
     /// Write a timeline of all ranks (Chrome trace format) to FILE.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub trace: Option<PathBuf>,
-    /// Workers of each rank; by default its share of the node's cores, or its GPU's multiprocessors.
-    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(LARGEST_WORKERS)))]
-    pub workers: Option<u32>,
-    /// End the run when a wait sees no progress for this long.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
-    pub deadline: f64,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "would be shown as help")]
+    pub runtime: RuntimeArgs,
     /// Without MPI: build the graphs of this many ranks (with --check, --emit-graph, --compile-only). Under a launcher
     /// its number of processes by default, else 1.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = BUILD)]
     pub ranks: Option<u32>,
     /// Without a GPU: build for this device of the hardware table (a100, h100, h200, b200). --compile-only takes the
     /// machine's GPU, else h200, by default.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = BUILD)]
     pub device: Option<String>,
     /// Write every rank's task graphs to DIR, run nothing.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = BUILD)]
     pub emit_graph: Option<PathBuf>,
     /// Build and verify all ranks' graphs, print what they hold, run nothing.
-    #[arg(long)]
+    #[arg(long, help_heading = BUILD)]
     pub check: bool,
     /// Compile the GPU code of all ranks' graphs into the cache, run nothing.
-    #[arg(long)]
+    #[arg(long, help_heading = BUILD)]
     pub compile_only: bool,
     /// Run an op graph of one's own this many times in one launch, to time it.
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = BUILD)]
     pub iterations: u32,
-    /// Log from every rank, not only from rank 0.
-    #[arg(long)]
-    pub log_all_ranks: bool,
-    /// Debug: drops the protection of receive buffers that peers may still read (and the verification that refuses it):
-    /// what a stall may then break.
-    #[arg(long, hide = true)]
-    pub debug_unprotected: bool,
-    /// Debug: RANK:OP:MILLISECONDS delays worker 0 (on a GPU every worker) of RANK before each task of operator OP (an index or a name).
-    #[arg(long, value_name = "RANK:OP:MS", hide = true)]
-    pub debug_stall: Option<String>,
-    /// Debug: RANK:STEP:KIND makes RANK stop, or end (`stop`, `kill`, `exit=STATUS`, `panic`), before it comes to step STEP:
-    /// where all ranks meet, counted from MPI's start-up, 1.
-    #[arg(long, value_name = "RANK:STEP:KIND", hide = true)]
-    pub debug_fault: Option<String>,
     /// Every option in force with its values, as the command line has it; filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub in_force: Vec<(String, String)>,
@@ -165,14 +134,6 @@ impl Args {
         Ok(Command::Run(Box::new(Args::from_matches(&Args::command().try_get_matches()?)?)))
     }
 
-    /// Reads `words` as a command line of mpk-run, the program's name first.
-    ///
-    /// # Errors
-    /// As [`Args::from_command_line`].
-    pub fn from_words(words: &[String]) -> Result<Args, clap::Error> {
-        Args::from_matches(&Args::command().try_get_matches_from(words)?)
-    }
-
     fn from_matches(matches: &ArgMatches) -> Result<Args, clap::Error> {
         let mut args = Args::from_arg_matches(matches)?;
         let places = |name: &str| matches.indices_of(name).into_iter().flatten().enumerate();
@@ -218,33 +179,35 @@ impl Args {
 
     /// What the ranks of a job must have in common, by name and value.
     pub fn to_compare(&self) -> Vec<(String, String)> {
-        /// The model is compared by what it holds; the group of all options is none.
-        const LEFT_OUT: [&str; 3] = ["model", "log_all_ranks", "Args"];
+        /// The model is compared by what it holds; groups of options are none.
+        const LEFT_OUT: [&str; 4] = ["model", "log_all_ranks", "Args", "RuntimeArgs"];
         let options = self.in_force.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
         let mut values: Vec<(String, String)> =
             options.map(|(name, value)| (format!("--{}", name.replace('_', "-")), value.clone())).collect();
-        values.push(("MPK_DEBUG_UNPROTECTED".into(), self.unprotected().to_string()));
+        values.push(("MPK_DEBUG_UNPROTECTED".into(), self.runtime.unprotected().to_string()));
         // The order of prompts of both kinds.
         values.push(("the order of prompts".into(), format!("{:?}", self.prompts)));
         values
     }
 
-    /// `--debug-unprotected`, or MPK_DEBUG_UNPROTECTED=1.
-    pub fn unprotected(&self) -> bool {
-        self.debug_unprotected || std::env::var_os("MPK_DEBUG_UNPROTECTED").is_some_and(|value| value == "1")
+    /// What is to be run, with the options that replace values of model.json.
+    pub fn model_spec(&self) -> ModelSpec {
+        let mut spec = ModelSpec::path(&self.model);
+        spec.overrides = Overrides {
+            max_new_tokens: self.max_new_tokens,
+            ignore_eos: self.ignore_eos,
+            ..self.runtime.overrides()
+        };
+        spec
     }
 
-    /// What of the options is about how the model is run. A deadline that is no time is told by [`Args::contradiction`].
+    /// How it is run. A deadline that is no time is told by [`Args::contradiction`].
     pub fn run_config(&self) -> RunConfig {
         RunConfig {
-            backend: self.backend.into(),
-            transport: self.transport.into(),
-            bootstrap: self.bootstrap.into(),
-            launch: self.launch.into(),
-            deadline: Duration::try_from_secs_f64(self.deadline).unwrap_or(RunConfig::default().deadline),
-            trace: self.trace.is_some(),
-            unprotected: self.unprotected(),
-            stall: self.debug_stall.clone(),
+            logprobs: self.logprobs,
+            trace: self.trace.clone(),
+            in_common: self.to_compare(),
+            ..self.runtime.run_config()
         }
     }
 
@@ -260,10 +223,7 @@ impl Args {
                 return Some("--device needs --check, --emit-graph or --compile-only".into());
             }
         }
-        if !self.deadline.is_finite() || self.deadline <= 0.0 || self.deadline > 1e9 {
-            return Some(format!("--deadline {} is not a positive number of seconds", self.deadline));
-        }
-        None
+        self.runtime.contradiction()
     }
 }
 

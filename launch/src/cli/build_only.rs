@@ -2,7 +2,6 @@
 
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
-use crate::cli::run::open;
 use crate::engine::backend::{compile_all, cuda_target};
 use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_ranks};
 use crate::engine::user_graph;
@@ -22,10 +21,8 @@ use taskgraph::{Target, TaskGraph, target};
 
 /// Builds and verifies what `args` name; prints or writes what they ask for.
 pub fn run(args: &Args) -> Result<(), AppError> {
-    if let Some(contradiction) = args.contradiction() {
-        return Err(AppError::input(contradiction));
-    }
-    let (model, source) = open(args)?;
+    let model = args.model_spec().open()?;
+    let source = ModelSource::open(&model)?;
     let ranks = args.ranks.or_else(launched_ranks).unwrap_or(1);
     let row = device_row(args)?;
     let target = match &row {
@@ -58,11 +55,11 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         emit(folder, &all, &main)?;
     }
     if let (true, Some(row)) = (args.compile_only, &row) {
-        let compiled = compile_all(row, args.transport.into(), &all)?;
+        let compiled = compile_all(row, args.runtime.transport.into(), &all)?;
         print_line(&format!(
-            "{}: {} codes for {} ranks, {}, {:.2} s ({})",
+            "{}: {} kernel variants for {} ranks, {}, {:.2} s ({})",
             compiled.cubin.path.display(),
-            compiled.codes,
+            compiled.variants,
             ranks,
             row.architecture,
             compiled.cubin.took.as_secs_f64(),
@@ -71,7 +68,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     }
     if args.check {
         for graphs in &all {
-            let verdict = if args.unprotected() { "not verified" } else { "verified" };
+            let verdict = if args.runtime.unprotected() { "not verified" } else { "verified" };
             print_line(&format!("{}: {verdict}\n{}", graphs[0].name, stats(graphs)))?;
         }
     }

@@ -3,11 +3,11 @@
 use crate::cli::args::DoctorArgs;
 use crate::cli::choices::Backend;
 use crate::cli::console::tell;
+use crate::engine::ModelSpec;
 use crate::engine::backend::{compile_options, cuda_target};
 use crate::engine::graphs::{build_one, check_ranks};
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
-use crate::model::model_path;
 use crate::model::model_source::ModelSource;
 use distributed::cuda::{Driver, Found, Gpu, driver, gibibytes, memory_needed};
 use kernels_cu::gpu::{Architecture, Cache, GpuError, Nvcc, NvshmemFiles};
@@ -109,7 +109,7 @@ pub fn run(args: &DoctorArgs) -> i32 {
         && let Err(error) = check_model(&mut table, path, args.ranks, rows)
     {
         print(&table);
-        tell(format_args!("mpk-run: error: {}", error.message));
+        tell(format_args!("mpk-run: error: {error}"));
         return error.status;
     }
     let cuda = cuda_possible(&table, args.ranks);
@@ -178,7 +178,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
         );
         match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false)) {
             Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
-            Err(error) => table.missing(&what, found, error.message),
+            Err(error) => table.missing(&what, found, error.to_string()),
         }
     }
     Some((driver, gpus))
@@ -364,7 +364,7 @@ fn writable(folder: &Path) -> bool {
 
 /// Whether each GPU holds the ranks of the model that would be on it.
 fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Result<(), AppError> {
-    let model = model_path::open(path)?;
+    let model = ModelSpec::path(path).open()?;
     let ModelSource::Model(source) = ModelSource::open(&model)? else {
         table.good("model", "an op graph of its own");
         return Ok(());

@@ -10,4 +10,6 @@ pub mod logging;
 pub mod output;
 pub mod passes;
 pub mod process_limits;
+pub mod program;
 pub mod run;
+pub mod runtime_args;

@@ -1,7 +1,8 @@
 //! Which kind of machine runs the tasks, and what it needs besides the graphs.
 
-use crate::engine::agreement::{Exit, together};
+use crate::engine::agreement::together;
 use crate::engine::config::{BackendChoice, LaunchChoice, RunConfig};
+use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use crate::model::model_json::ModelJson;
 use distributed::affinity::{Cores, cores_of_rank};
@@ -33,7 +34,7 @@ impl Backend {
     ///
     /// # Errors
     /// There is no GPU where one is asked for, or one that can't be used.
-    pub fn choose(world: &World, config: &RunConfig, warm_up: Option<WarmUp>) -> Result<Backend, Exit> {
+    pub fn choose(world: &World, config: &RunConfig, warm_up: Option<WarmUp>) -> Result<Backend, Error> {
         let begin = Instant::now();
         let cores = cores_of_rank(world);
         if config.backend == BackendChoice::Cpu {
@@ -80,7 +81,7 @@ impl Backend {
     ///
     /// # Errors
     /// More workers than the GPU has multiprocessors.
-    pub fn target(&self, world: &World, model: &ModelJson) -> Result<Target, Exit> {
+    pub fn target(&self, world: &World, model: &ModelJson) -> Result<Target, Error> {
         match self {
             Backend::Cpu(cores) => {
                 let mut target = Target::cpu(workers(world, model, cores));
@@ -116,7 +117,7 @@ impl Backend {
         graphs: Vec<TaskGraph>,
         plan: BatchPlan,
         options: &RunOptions,
-    ) -> Result<Rank, Exit> {
+    ) -> Result<Rank, Error> {
         match self {
             Backend::Cpu(cores) => {
                 let rank = CpuRank::new(world, graphs, plan, options, cores).map_err(AppError::from);
@@ -218,14 +219,14 @@ fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
     })
 }
 
-/// Collective: the cubin that runs all ranks' graphs, and each task's code in it.
+/// Collective: the cubin that runs all ranks' graphs, and each task's kernel variant in it.
 fn code(
     world: &World,
     config: &RunConfig,
     row: &Device,
     device_library: bool,
     graphs: &[TaskGraph],
-) -> Result<Code, Exit> {
+) -> Result<Code, Error> {
     world.phase("compilation");
     let begin = Instant::now();
     let codes = task_codes(graphs).map_err(|e| AppError::from(distributed::Error::Code(e)));
@@ -259,16 +260,16 @@ fn code(
     Ok(Code { cubin, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
 }
 
-fn log_cubin(cubin: &Cubin, codes: usize, generated: f64) {
+fn log_cubin(cubin: &Cubin, variants: usize, generated: f64) {
     tracing::info!(
-        "{codes} codes in {generated:.2} s; cubin {} in {:.2} s ({})",
+        "{variants} kernel variants in {generated:.2} s; cubin {} in {:.2} s ({})",
         if cubin.from_cache { "from the cache" } else { "compiled" },
         cubin.took.as_secs_f64(),
         cubin.path.display()
     );
 }
 
-/// Collective: the sorted union of all ranks' codes.
+/// Collective: the sorted union of all ranks' kernel variants.
 fn united(world: &World, own: &[Expression]) -> Vec<Expression> {
     let lists = world.gather(Expression::to_text(own).into_bytes());
     let lists: Vec<Vec<Expression>> =
@@ -304,8 +305,8 @@ fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<Coll
 pub struct Compiled {
     /// The cubin.
     pub cubin: Cubin,
-    /// Codes in it.
-    pub codes: usize,
+    /// Kernel variants in it.
+    pub variants: usize,
 }
 
 /// Compiles what all ranks' graphs run into the cache. `auto`: for a node whose GPUs reach each other.
@@ -330,7 +331,7 @@ pub fn compile_all(row: &Device, transport: Transport, all: &[Vec<TaskGraph>]) -
         tracing::info!("no shim of NVSHMEM's collective launch: {problem}");
     }
     log_cubin(&cubin, expressions.len(), 0.0);
-    Ok(Compiled { cubin, codes: expressions.len() })
+    Ok(Compiled { cubin, variants: expressions.len() })
 }
 
 #[cfg(test)]

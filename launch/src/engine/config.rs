@@ -1,6 +1,10 @@
 //! How a model is run: what is not a property of the model.
 
+use distributed::Fault;
 use distributed::cuda::{Bootstrap, Transport};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Which kind of machine runs the tasks.
@@ -38,12 +42,57 @@ pub struct RunConfig {
     pub launch: LaunchChoice,
     /// A wait without progress for this long ends the run.
     pub deadline: Duration,
-    /// Record every task's times.
-    pub trace: bool,
+    /// Log-probabilities that a request may ask for, for each token. The graphs are built for as many.
+    pub logprobs: u32,
+    /// Requests that may wait. One more is refused.
+    pub max_waiting: usize,
+    /// Record every task's times, and write the timeline of the last round to this file (Chrome trace format).
+    pub trace: Option<PathBuf>,
+    /// What else the ranks of a job must have in common, by name and value: a difference ends the job before anything
+    /// depends on it. The model and this configuration are compared without it.
+    pub in_common: Vec<(String, String)>,
+    /// Is told why the job ends, on the rank that knows, before any call of the engine returns; the process may end before
+    /// one does. By default it goes to the log.
+    pub tell: fn(&str),
+    /// Is told of the weights that have come to their place.
+    pub progress: Option<Progress>,
     /// For tests: leave out the protection of receive buffers that peers may still read, and the proof that refuses it.
     pub unprotected: bool,
     /// For tests: `RANK:OP:MILLISECONDS` delays a rank before each task of an operator.
     pub stall: Option<String>,
+    /// For tests: what a rank does wrong.
+    pub fault: Option<Fault>,
+}
+
+/// Is called with the bytes that have just come to their place, and the bytes that there are.
+#[derive(Clone)]
+pub struct Progress(pub Arc<dyn Fn(u64, u64) + Send + Sync>);
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
+    }
+}
+
+impl RunConfig {
+    /// By name and value, as far as results depend on it.
+    pub(crate) fn to_compare(&self) -> Vec<(String, String)> {
+        let mut values = self.in_common.clone();
+        for (name, value) in [
+            ("backend", format!("{:?}", self.backend)),
+            ("transport", format!("{:?}", self.transport)),
+            ("bootstrap", format!("{:?}", self.bootstrap)),
+            ("launch", format!("{:?}", self.launch)),
+            ("deadline", format!("{:?}", self.deadline)),
+            ("logprobs", self.logprobs.to_string()),
+            ("trace", format!("{:?}", self.trace)),
+            ("unprotected", self.unprotected.to_string()),
+            ("stall", format!("{:?}", self.stall)),
+        ] {
+            values.push((name.into(), value));
+        }
+        values
+    }
 }
 
 impl Default for RunConfig {
@@ -54,9 +103,15 @@ impl Default for RunConfig {
             bootstrap: Bootstrap::UniqueId,
             launch: LaunchChoice::default(),
             deadline: Duration::from_secs(30),
-            trace: false,
+            logprobs: 0,
+            max_waiting: 1024,
+            trace: None,
+            in_common: Vec::new(),
+            tell: |message| tracing::error!("{message}"),
+            progress: None,
             unprotected: false,
             stall: None,
+            fault: None,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Builds the task graphs of a run and proves them safe before anything is launched.
 
-use crate::engine::agreement::{Exit, together};
+use crate::engine::agreement::together;
 use crate::engine::config::RunConfig;
+use crate::engine::error::Error;
 use crate::engine::proofs::{Proofs, WORTHWHILE_TASKS};
 use crate::model::app_error::AppError;
 use crate::model::families;
@@ -122,7 +123,7 @@ pub fn build_together(
     world: &World,
     ops: &[OpGraph],
     options: &BuildOptions,
-) -> Result<Vec<TaskGraph>, Exit> {
+) -> Result<Vec<TaskGraph>, Error> {
     let registry = kernels_cu::registry::registry();
     let rank = world.rank();
     let (own, notes) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;

@@ -1,13 +1,11 @@
 //! What every rank does around the kernel: loads the weights, launches, ends.
 
-use crate::engine::agreement::Exit;
 use crate::engine::config::RunConfig;
+use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use distributed::fill::TensorSource;
 use distributed::plan::{RunOptions, Stall};
 use distributed::{Common, Rank, World};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// Longest that a rank which ended early waits for the others' reports.
@@ -16,7 +14,7 @@ const REPORT_GRACE: Duration = Duration::from_secs(2);
 /// What the ranks are told of how to run; `ops` are the names that a stall may use.
 pub fn run_options(config: &RunConfig, ops: &[String]) -> Result<RunOptions, AppError> {
     let stall = config.stall.as_deref().map(|text| parse_stall(text, ops)).transpose()?;
-    Ok(RunOptions { deadline: config.deadline, trace: config.trace, stall })
+    Ok(RunOptions { deadline: config.deadline, trace: config.trace.is_some(), stall })
 }
 
 fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
@@ -33,28 +31,24 @@ fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
     Ok(Stall { rank, op, time })
 }
 
-/// Fills weights with a progress bar on a terminal (rank 0's share stands for all); gives the time that it took.
+/// Fills weights; gives the time that it took. Rank 0 reports how far it is, which stands for all.
 pub fn load(
     world: &World,
     rank: &mut Rank,
     threads: usize,
+    config: &RunConfig,
     source: &impl TensorSource<Error = AppError>,
 ) -> Result<Duration, AppError> {
     let begin = Instant::now();
-    let bar = if world.rank() == 0 && std::io::stderr().is_terminal() {
-        ProgressBar::new(rank.constant_bytes())
-    } else {
-        ProgressBar::hidden()
-    };
-    if let Ok(style) =
-        ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec}")
-    {
-        bar.set_style(style);
-    }
-    let result = rank.fill(threads, source, |bytes| bar.inc(bytes));
-    bar.finish_and_clear();
+    let total = rank.constant_bytes();
+    let progress = config.progress.as_ref().filter(|_| world.rank() == 0);
+    let result = rank.fill(threads, source, |bytes| {
+        if let Some(progress) = progress {
+            (progress.0)(bytes, total);
+        }
+    });
     let took = begin.elapsed();
-    let (bytes, seconds) = (rank.constant_bytes() as f64 / 1e9, took.as_secs_f64());
+    let (bytes, seconds) = (total as f64 / 1e9, took.as_secs_f64());
     tracing::info!("weights: {bytes:.3} GB in {seconds:.2} s, {:.2} GB/s", bytes / seconds.max(1e-9));
     result.map(|()| took)
 }
@@ -66,7 +60,7 @@ pub fn launch(
     rank: &mut Rank,
     deadline: Duration,
     look: impl FnMut(&Common),
-) -> Result<(), Exit> {
+) -> Result<(), Error> {
     world.phase("the run");
     let result = rank.run(world, look);
     if let Err(error) = &result {
@@ -75,8 +69,9 @@ pub fn launch(
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
     world.phase("the end of the run");
     world.barrier_within(limit);
-    match world.agree(result.map_or_else(|e| e.exit_status(), |()| 0)) {
-        None => Ok(()),
-        Some((_, status)) => Err(Exit(status)),
+    match (world.agree(result.as_ref().map_or_else(|e| e.exit_status(), |()| 0)), result) {
+        (None, _) => Ok(()),
+        (Some(_), Err(error)) => Err(AppError::from(error).into()),
+        (Some((rank, status)), Ok(())) => Err(Error::at_rank(rank, status, "the run failed".into())),
     }
 }

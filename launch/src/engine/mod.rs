@@ -1,12 +1,38 @@
-//! Loads, proves, compiles and launches a model, over all ranks. Knows nothing of command lines.
+//! Loads, proves, compiles and launches a model, over all ranks, and takes requests for it. Knows nothing of command lines
+//! and prints nothing.
+//!
+//! ```no_run
+#![doc = include_str!("../../../examples/engine.rs")]
+//! ```
 
 pub mod agreement;
 pub mod backend;
 pub mod config;
+pub mod error;
 pub mod graphs;
+pub mod handle;
 pub mod launch;
-pub mod own_graph;
+pub mod loaded;
 pub mod proofs;
+mod queue;
+pub mod request;
+mod rounds;
+pub mod run;
 pub mod same;
+pub mod sampling;
+pub mod spec;
+pub mod stats;
+mod stop;
+mod text;
 pub mod trace;
 pub mod user_graph;
+
+pub use config::RunConfig;
+pub use error::{Error, ErrorKind};
+pub use handle::{Completion, End, Event, FinishReason, Handle, Token};
+pub use loaded::{Info, Opened};
+pub use request::{Prompt, Request};
+pub use run::Engine;
+pub use sampling::SamplingParams;
+pub use spec::ModelSpec;
+pub use stats::{Start, Stats};

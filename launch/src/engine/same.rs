@@ -1,11 +1,11 @@
-//! All ranks run the same: the options, the model and the requests of every rank are compared with rank 0's before
+//! All ranks run the same: the options and the model of every rank are compared with rank 0's before
 //! anything depends on them.
 
-use crate::engine::agreement::{Exit, together};
+use crate::engine::agreement::together;
+use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use crate::model::model_json::ModelJson;
 use crate::model::model_source::ModelSource;
-use crate::model::prompts::Request;
 use crate::model::weights::WeightSource;
 use distributed::World;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,7 +24,7 @@ pub type Value = (String, String);
 ///
 /// # Errors
 /// Status 2 and the first option that differs.
-pub fn same_options(world: &World, mut values: Vec<Value>) -> Result<(), Exit> {
+pub fn same_options(world: &World, mut values: Vec<Value>) -> Result<(), Error> {
     values.push(("the program's version".into(), env!("CARGO_PKG_VERSION").into()));
     compare(world, "was started with other options", "start all ranks with the same command line", &values)
 }
@@ -33,7 +33,7 @@ pub fn same_options(world: &World, mut values: Vec<Value>) -> Result<(), Exit> {
 ///
 /// # Errors
 /// Status 2 and what differs first.
-pub fn same_model(world: &World, model: &ModelJson, source: &ModelSource) -> Result<(), Exit> {
+pub fn same_model(world: &World, model: &ModelJson, source: &ModelSource) -> Result<(), Error> {
     let mut file = model.clone();
     // Nodes may have it in different places.
     file.checkpoint = file.checkpoint.map(|_| "checkpoint".into());
@@ -48,32 +48,6 @@ pub fn same_model(world: &World, model: &ModelJson, source: &ModelSource) -> Res
 
 fn model_file_name(model: &ModelJson) -> String {
     model.path.file_name().map_or_else(|| "model.json".into(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Collective: every rank has made the same requests of the prompts.
-///
-/// # Errors
-/// Status 2 and the first request that differs.
-pub fn same_requests(world: &World, requests: &[Request]) -> Result<(), Exit> {
-    let request = |(index, request): (usize, &Request)| {
-        let mut hash = DefaultHasher::new();
-        request.prompt_tokens.hash(&mut hash);
-        let begin = &request.prompt_tokens[..request.prompt_tokens.len().min(8)];
-        let (length, digest) = (request.prompt_tokens.len(), hash.finish());
-        let value = format!(
-            "{length} tokens, {begin:?}, digest {digest:016x}, at most {} new",
-            request.max_new_tokens
-        );
-        (format!("request {}", index + 1), value)
-    };
-    let mut values = vec![("the number of requests".to_string(), requests.len().to_string())];
-    values.extend(requests.iter().enumerate().map(request));
-    compare(
-        world,
-        "has other requests",
-        "give all ranks the same prompts and the same tokenizer.json",
-        &values,
-    )
 }
 
 /// What tells one checkpoint's weights from another's, without reading them all.
@@ -97,7 +71,7 @@ fn weights(source: &WeightSource) -> String {
 }
 
 /// Collective: the first difference of a rank's values from rank 0's ends all ranks.
-fn compare(world: &World, what: &str, fix: &str, values: &[Value]) -> Result<(), Exit> {
+fn compare(world: &World, what: &str, fix: &str, values: &[Value]) -> Result<(), Error> {
     if world.size() == 1 {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! The timeline of all ranks.
 
-use crate::engine::agreement::{Exit, together};
+use crate::engine::agreement::together;
+use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use crate::model::files;
 use distributed::{Rank, World};
@@ -16,7 +17,7 @@ pub fn check(path: Option<&Path>) -> Result<(), AppError> {
 }
 
 /// Collective: writes the timeline, at rank 0, if one is wanted.
-pub fn write(world: &World, path: Option<&Path>, rank: &Rank) -> Result<(), Exit> {
+pub fn write(world: &World, path: Option<&Path>, rank: &Rank) -> Result<(), Error> {
     let Some(path) = path else { return Ok(()) };
     world.phase("the trace");
     let records = together(world, rank.trace().map_err(AppError::from))?;

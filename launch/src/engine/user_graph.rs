@@ -1,15 +1,15 @@
-//! `"graph"` in model.json: an op graph of the user's own, run once, its outputs shown.
+//! `"graph"` in model.json: an op graph of the user's own.
 //!
 //! Its rows are the positions 0, 1, ... of one sequence slot; their tokens (for `embedding`) come from
 //! `generate.prompt_tokens`. Values of a tensor that is split are those of the whole tensor; a `partial` input has
 //! the same given values on every rank (the sum is N times them), or random ones that differ by rank.
 
-use crate::engine::agreement::{Exit, together};
+use crate::engine::agreement::together;
 use crate::engine::backend::Backend;
 use crate::engine::config::RunConfig;
+use crate::engine::error::Error;
 use crate::engine::graphs::{build_options, build_together};
 use crate::engine::launch::{launch, load, run_options};
-use crate::engine::trace;
 use crate::model::app_error::AppError;
 use crate::model::convert::convert;
 use crate::model::files;
@@ -26,7 +26,6 @@ use distributed::{Rank, World};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use taskgraph::json::{DataSource, DataSources, op_graph_from_value};
 use taskgraph::op_graph::{Role, Tensor};
@@ -99,83 +98,124 @@ struct Sequence {
     tokens: Vec<i32>,
 }
 
-/// A wanted tensor at the end: name, element type, global dimensions, values.
-pub type Output = (String, DType, Vec<u64>, Vec<f64>);
+impl Sequence {
+    fn request(&self) -> Request {
+        Request { prompt: self.tokens.clone(), max_new_tokens: 1, sampling: Sampling::default() }
+    }
+}
 
-/// What is done with the outputs, on rank 0: backend, outputs, time to load, time to run.
-pub type Report<'a> =
-    &'a mut dyn FnMut(&'static str, Vec<Output>, Duration, Duration) -> Result<(), AppError>;
+/// A wanted tensor at the end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Global dimensions.
+    pub dims: Vec<u64>,
+    /// Values, row-major.
+    pub values: Vec<f64>,
+}
 
-/// Runs the graph on all ranks `iterations` times and hands its outputs to `report`.
-#[expect(clippy::too_many_arguments, reason = "what a run is made of")]
-pub fn run(
-    world: &World,
-    config: &RunConfig,
-    iterations: u32,
-    model: &ModelJson,
-    graph: &Value,
-    random: Option<&RandomWeights>,
-    backend: Backend,
-    begin: Instant,
-    trace: Option<&Path>,
-    report: Report<'_>,
-) -> Result<(), Exit> {
-    world.phase("graphs");
-    let prepared = parse(model, graph).and_then(|parsed| {
-        let sequence = sequence(model, &parsed.graph)?;
-        Ok((parsed, sequence))
-    });
-    let (parsed, sequence) = together(world, prepared)?;
-    let target = backend.target(world, model)?;
-    let options = build_options(config, model, world.size(), target);
-    let Parsed { graph, sources } = parsed;
-    let mut ops = [graph];
-    let registry = kernels_cu::registry::registry();
-    let sharded = Builder::new(&ops[0], &registry, &options).map_err(AppError::from).and_then(|builder| {
-        check_batch_rows(model, builder.op_graph())?;
-        Ok(builder.op_graph().clone())
-    });
-    let sharded = together(world, sharded)?;
-    // Only now, when the shapes are known to fit each other, memory is taken for them.
-    let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
-    ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options))?;
-    let graphs = build_together(world, &ops, &options)?;
-    let run_options = together(world, run_options(config, &graphs[0].ops))?;
-    let plan = BatchPlan {
-        max_batch: ops[0].capacity.active,
-        max_seq_len: sequence.page_size * sequence.pages,
-        page_size: sequence.page_size,
-        num_pages: sequence.pages,
-        top_k: 0,
-        eos: Vec::new(),
-        requests: vec![Request { prompt: sequence.tokens, max_new_tokens: 1, sampling: Sampling::default() }],
-        mode: Mode::Fixed(iterations),
-    };
-    let threads = backend.readers();
-    world.phase("memory");
-    let mut rank = backend.rank(world, config, graphs, plan, &run_options)?;
-    let weights = WeightSource::Values(values);
-    world.phase("weights");
-    let place = (world.rank(), world.size());
-    let not_numbers = NotNumbers::default();
-    let source = GivenValues { graph: &ops[0], weights: &weights, not_numbers: &not_numbers, place };
-    let filled = load(world, &mut rank, threads, &source);
-    together(world, filled)?;
-    not_numbers.warn(world);
-    let written = write_inputs(&mut rank, &ops[0], &weights, world);
-    together(world, written)?;
-    let loaded = begin.elapsed();
-    let started = Instant::now();
-    launch(world, &mut rank, run_options.deadline, |_| {})?;
-    let took = started.elapsed();
-    world.phase("results");
-    let locals = together(world, locals(&rank, &sharded))?;
-    let outputs = outputs(world, locals, &sharded);
-    let printed = if world.rank() == 0 { report(rank.backend(), outputs, loaded, took) } else { Ok(()) };
-    together(world, printed)?;
-    trace::write(world, trace, &rank)?;
-    world.phase("giving memory back");
-    together(world, rank.free(world).map_err(AppError::from))
+/// What a run of a graph has yielded.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct GraphRun {
+    /// The wanted outputs, whole, in the order of the graph's tensors.
+    pub outputs: Vec<Output>,
+    /// How long the launch took.
+    pub took: Duration,
+}
+
+/// A graph that has been loaded.
+pub(crate) struct UserGraph {
+    /// As it was given, constants folded.
+    graph: OpGraph,
+    /// As the ranks hold it.
+    sharded: OpGraph,
+    values: WeightSource,
+    sequence: Sequence,
+}
+
+impl UserGraph {
+    /// Collective: builds and proves the graph, and fills its weights.
+    pub fn load(
+        world: &World,
+        config: &RunConfig,
+        model: &ModelJson,
+        graph: &Value,
+        random: Option<&RandomWeights>,
+        backend: Backend,
+    ) -> Result<(UserGraph, Rank), Error> {
+        world.phase("graphs");
+        let prepared = parse(model, graph).and_then(|parsed| {
+            let sequence = sequence(model, &parsed.graph)?;
+            Ok((parsed, sequence))
+        });
+        let (parsed, sequence) = together(world, prepared)?;
+        let target = backend.target(world, model)?;
+        let options = build_options(config, model, world.size(), target);
+        let Parsed { graph, sources } = parsed;
+        let mut ops = [graph];
+        let registry = kernels_cu::registry::registry();
+        let sharded =
+            Builder::new(&ops[0], &registry, &options).map_err(AppError::from).and_then(|builder| {
+                check_batch_rows(model, builder.op_graph())?;
+                Ok(builder.op_graph().clone())
+            });
+        let sharded = together(world, sharded)?;
+        // Only now, when the shapes are known to fit each other, memory is taken for them.
+        let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
+        ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options))?;
+        let graphs = build_together(world, &ops, &options)?;
+        let run_options = together(world, run_options(config, &graphs[0].ops))?;
+        let [graph] = ops;
+        let loaded = UserGraph { graph, sharded, values: WeightSource::Values(values), sequence };
+        let threads = backend.readers();
+        world.phase("memory");
+        let mut rank = backend.rank(world, config, graphs, loaded.plan(1), &run_options)?;
+        world.phase("weights");
+        let place = (world.rank(), world.size());
+        let not_numbers = NotNumbers::default();
+        let source =
+            GivenValues { graph: &loaded.graph, weights: &loaded.values, not_numbers: &not_numbers, place };
+        let filled = load(world, &mut rank, threads, config, &source);
+        together(world, filled)?;
+        not_numbers.warn(world);
+        Ok((loaded, rank))
+    }
+
+    fn plan(&self, iterations: u32) -> BatchPlan {
+        BatchPlan {
+            max_batch: self.graph.capacity.active,
+            max_seq_len: self.sequence.page_size * self.sequence.pages,
+            page_size: self.sequence.page_size,
+            num_pages: self.sequence.pages,
+            top_k: 0,
+            eos: Vec::new(),
+            requests: vec![self.sequence.request()],
+            mode: Mode::Fixed(iterations),
+        }
+    }
+
+    /// Collective: runs the graph on its inputs this many times in one launch. The outputs are rank 0's.
+    pub fn run(
+        &self,
+        world: &World,
+        rank: &mut Rank,
+        deadline: Duration,
+        iterations: u32,
+    ) -> Result<GraphRun, Error> {
+        world.phase("inputs");
+        together(world, rank.restart(&self.plan(iterations)).map_err(AppError::from))?;
+        let written = write_inputs(rank, &self.graph, &self.values, world);
+        together(world, written)?;
+        let started = Instant::now();
+        launch(world, rank, deadline, |_| {})?;
+        let took = started.elapsed();
+        world.phase("results");
+        let locals = together(world, locals(rank, &self.sharded))?;
+        Ok(GraphRun { outputs: outputs(world, locals, &self.sharded), took })
+    }
 }
 
 /// The given values of weights and constants.
@@ -434,7 +474,12 @@ fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> Vec<Output>
             .map(|bytes| bytes.as_chunks().0.iter().map(|word| f64::from_ne_bytes(*word)).collect())
             .collect();
         if world.rank() == 0 {
-            all.push((tensor.name.clone(), tensor.dtype, tensor.dims.clone(), assemble(tensor, &ranks)));
+            all.push(Output {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype,
+                dims: tensor.dims.clone(),
+                values: assemble(tensor, &ranks),
+            });
         }
     }
     all

@@ -1,40 +1,61 @@
 //! Errors with their exit status.
 
 use crate::model::error::InputError;
+use std::fmt::{self, Display};
 
 /// What ends the program.
 #[derive(Debug, Clone)]
 pub struct AppError {
     /// 2 bad input or usage, 3 the environment lacks something, 4 the run failed.
     pub status: i32,
-    /// For the user: the place and the fix.
+    /// For the user: the place, and what is wrong.
     pub message: String,
+    /// How to fix it, if that is known.
+    pub help: Option<String>,
 }
 
 impl AppError {
     /// Bad input or usage.
     pub fn input(message: impl Into<String>) -> Self {
-        AppError { status: 2, message: message.into() }
+        AppError { status: 2, message: message.into(), help: None }
     }
     /// The environment lacks something.
     pub fn environment(message: impl Into<String>) -> Self {
-        AppError { status: 3, message: message.into() }
+        AppError { status: 3, message: message.into(), help: None }
     }
     /// The run failed.
     pub fn failed(message: impl Into<String>) -> Self {
-        AppError { status: 4, message: message.into() }
+        AppError { status: 4, message: message.into(), help: None }
     }
 }
 
+impl Display for AppError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.help {
+            Some(help) => write!(f, "; {help}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for AppError {}
+
 impl From<InputError> for AppError {
     fn from(error: InputError) -> Self {
-        AppError { status: error.exit_status(), message: error.to_string() }
+        let (status, help) = (error.exit_status(), error.help());
+        let mut message = error.to_string();
+        if let Some(help) = &help {
+            let problem = message.strip_suffix(help.as_str()).and_then(|text| text.strip_suffix("; "));
+            message = problem.map_or(message.clone(), str::to_string);
+        }
+        AppError { status, message, help }
     }
 }
 
 impl From<distributed::Error> for AppError {
     fn from(error: distributed::Error) -> Self {
-        AppError { status: error.exit_status(), message: error.to_string() }
+        AppError { status: error.exit_status(), message: error.to_string(), help: None }
     }
 }
 

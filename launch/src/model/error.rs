@@ -1,4 +1,4 @@
-//! What can be wrong with the input: each error names the place and, where there is one, the mend.
+//! What can be wrong with the input: each error names the place and, where there is one, the fix.
 
 use crate::model::lack::fix;
 use std::path::PathBuf;
@@ -117,6 +117,18 @@ impl InputError {
         match self {
             Self::Unreadable { source, .. } if fix(source).is_some() => 3,
             _ => 2,
+        }
+    }
+
+    /// How to fix it, if that is known: the end of the message.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::Unreadable { source, .. } => fix(source).map(str::to_string),
+            Self::Unsupported { mend, .. } | Self::Checkpoint { mend, .. } | Self::Prompt { mend, .. } => {
+                Some(mend.clone())
+            }
+            Self::Overflow { .. } => Some("make one of them smaller".into()),
+            _ => None,
         }
     }
 

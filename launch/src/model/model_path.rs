@@ -6,7 +6,8 @@ use crate::model::model_json::ModelJson;
 use std::path::{Path, PathBuf};
 
 /// Opens `model`: a folder with a config.json is a model with model.json's defaults; a name such as `Qwen/Qwen3-8B`,
-/// if there is no such file, is looked up in the Hugging Face cache; everything else is a model.json.
+/// if there is no such file, is looked up in the Hugging Face cache; everything else is a model.json. Whether its fields
+/// fit each other is left to [`ModelJson::with`].
 ///
 /// # Errors
 /// Any of [`ModelJson::read`]; a folder without config.json; a hub name that is not in the cache.
@@ -16,7 +17,7 @@ pub fn open(model: &Path) -> Result<ModelJson, InputError> {
     }
     match hub_name(model) {
         Some(name) if !model.exists() => checkpoint(&in_cache(name, &caches())?),
-        _ => ModelJson::read(model),
+        _ => ModelJson::read_unchecked(model),
     }
 }
 

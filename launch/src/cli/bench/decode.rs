@@ -1,90 +1,95 @@
 //! Time of a decode step at a context length, on any backend and number of ranks.
 
-use crate::cli::args::Args;
-use crate::cli::run::{Finished, run_and_report};
+use crate::cli::console::print_line;
+use crate::cli::program::{Failure, prepare, tell_once, with_console};
+use crate::cli::run::finish;
+use crate::cli::runtime_args::RuntimeArgs;
+use crate::engine::{Engine, ModelSpec, Request};
 use crate::model::app_error::AppError;
+use crate::model::model_json::Overrides;
 use serde_json::json;
+use std::path::PathBuf;
 
 /// What is timed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Case {
-    /// Path of model.json.
-    pub model: String,
+    /// model.json, or whatever else names a model.
+    pub model: PathBuf,
     /// Tokens before the first step.
     pub context: u32,
     /// Requests at a time.
     pub batch: u32,
     /// Steps.
     pub steps: u32,
-    /// More options of mpk-run.
-    pub options: Vec<String>,
+    /// Where and how it is run.
+    pub runtime: RuntimeArgs,
 }
 
 impl Case {
-    /// The command line of mpk-run.
-    fn words(&self) -> Vec<String> {
-        let mut words = vec!["mpk-run".to_string(), self.model.clone(), "--ignore-eos".into()];
-        let mut option = |name: &str, value: String| words.extend([format!("--{name}"), value]);
-        option("max-batch", self.batch.to_string());
-        option("max-seq-len", (self.context + self.steps + 1).to_string());
-        option("max-new-tokens", (self.steps + 1).to_string());
-        for request in 0..self.batch {
-            // Any ids that every vocabulary has, not the same for all.
-            let ids: Vec<String> = (0..self.context).map(|i| ((i * 7 + request) % 31).to_string()).collect();
-            option("prompt-tokens", ids.join(","));
-        }
-        words.extend(self.options.iter().cloned());
-        words
-    }
-}
-
-/// Runs mpk-run in this process and prints one JSON object, on rank 0; gives the exit status.
-///
-/// # Errors
-/// An option that mpk-run does not know.
-pub fn run(case: &Case) -> Result<i32, AppError> {
-    let args = Args::from_words(&case.words()).map_err(|e| AppError::input(e.to_string()))?;
-    let report = |done: &Finished<'_>| {
-        let timing = done.rank.timing();
-        if timing.decode_steps == 0 {
-            return Err(AppError::failed("no decode step was made"));
-        }
-        let ms = 1000.0 * timing.decode.as_secs_f64() / timing.decode_steps as f64;
-        Ok(json!({
-            "schema": "mpk-bench/1",
-            "what": "decode",
-            "model": case.model,
-            "backend": done.rank.backend(),
-            "tp": done.ranks,
-            "batch": case.batch,
-            "context": case.context,
-            "steps": timing.decode_steps,
-            "ms_per_step": ms,
-            "tokens_per_s": 1000.0 * f64::from(case.batch) / ms,
-            "prefill_s": timing.prefill.as_secs_f64(),
-            "load_s": done.start.load.as_secs_f64(),
-        })
-        .to_string())
-    };
-    Ok(run_and_report(&args, Some(&report)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_one_of_mpk_runs() {
-        let case = Case {
-            model: "m.json".into(),
-            context: 5,
-            batch: 2,
-            steps: 7,
-            options: vec!["--backend".into(), "cpu".into()],
+    fn spec(&self) -> ModelSpec {
+        let mut spec = ModelSpec::path(&self.model);
+        spec.overrides = Overrides {
+            max_batch: Some(self.batch),
+            max_seq_len: Some(self.context + self.steps + 1),
+            ..self.runtime.overrides()
         };
-        let args = Args::from_words(&case.words()).unwrap();
-        assert_eq!((args.max_batch, args.max_seq_len, args.max_new_tokens), (Some(2), Some(13), Some(8)));
-        assert_eq!(args.prompt_tokens, ["0,7,14,21,28", "1,8,15,22,29"]);
-        assert!(args.ignore_eos);
+        spec
     }
+
+    fn requests(&self) -> Vec<Request> {
+        // Any ids that every vocabulary has, not the same for all.
+        let prompt = |request| (0..self.context).map(|i| (i * 7 + request) % 31).collect::<Vec<u32>>();
+        let request =
+            |number| Request { ignore_eos: true, ..Request::tokens(prompt(number), self.steps + 1) };
+        (0..self.batch).map(request).collect()
+    }
+}
+
+/// Runs it and prints one JSON object, on rank 0; gives the exit status.
+pub fn run(case: &Case) -> i32 {
+    if let Some(problem) = case.runtime.contradiction() {
+        return tell_once(&AppError::input(problem));
+    }
+    if let Err(error) = prepare(&case.runtime) {
+        return tell_once(&error);
+    }
+    let engine = match Engine::load(case.spec(), with_console(case.runtime.run_config())) {
+        Ok(engine) => engine,
+        // It has been told.
+        Err(error) => return error.exit_status(),
+    };
+    if engine.info().rank > 0 {
+        return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
+    }
+    let done = measure(case, &engine);
+    finish(&engine, done)
+}
+
+fn measure(case: &Case, engine: &Engine) -> Result<(), Failure> {
+    for handle in engine.submit_all(case.requests())? {
+        if let Some(error) = handle.wait().error {
+            return Err(error.into());
+        }
+    }
+    engine.wait_idle();
+    let (stats, info) = (engine.stats(), engine.info());
+    if stats.decode_steps == 0 {
+        return Err(AppError::failed("no decode step was made").into());
+    }
+    let ms = 1000.0 * stats.decode.as_secs_f64() / stats.decode_steps as f64;
+    let object = json!({
+        "schema": "mpk-bench/1",
+        "what": "decode",
+        "model": case.model,
+        "backend": info.backend,
+        "tp": info.ranks,
+        "batch": case.batch,
+        "context": case.context,
+        "steps": stats.decode_steps,
+        "ms_per_step": ms,
+        "tokens_per_s": 1000.0 * f64::from(case.batch) / ms,
+        "prefill_s": stats.prefill.as_secs_f64(),
+        "load_s": info.start.load.as_secs_f64(),
+    });
+    Ok(print_line(&object.to_string())?)
 }

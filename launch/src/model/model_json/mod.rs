@@ -8,10 +8,12 @@ use serde_json::{Map, Value};
 
 use crate::model::{error::InputError, files, json};
 
+mod overrides;
 mod sizes;
 #[cfg(test)]
 mod tests;
 
+pub use overrides::Overrides;
 pub use sizes::Sizes;
 
 /// The schema that this program reads.
@@ -183,6 +185,14 @@ impl ModelJson {
         Self::parse(path, &files::read(path)?)
     }
 
+    /// As [`ModelJson::read`], but whether the fields fit each other is left to [`ModelJson::with`]: some may be replaced.
+    ///
+    /// # Errors
+    /// As [`ModelJson::read`].
+    pub fn read_unchecked(path: &Path) -> Result<Self, InputError> {
+        Self::parse_unchecked(path, &files::read(path)?)
+    }
+
     /// The model of a Hugging Face folder, with the defaults of all other fields.
     pub fn of_checkpoint(folder: &Path) -> Self {
         ModelJson {
@@ -207,6 +217,14 @@ impl ModelJson {
     /// # Errors
     /// As [`ModelJson::read`].
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
+        Self::parse_unchecked(path, bytes)?.with(&Overrides::default())
+    }
+
+    /// As [`ModelJson::parse`], but whether the fields fit each other is left to [`ModelJson::with`].
+    ///
+    /// # Errors
+    /// As [`ModelJson::parse`].
+    pub fn parse_unchecked(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
         let file = path.display().to_string();
         let object = json::parse_object(&file, bytes)?;
         match object.get("schema") {
@@ -233,17 +251,19 @@ impl ModelJson {
             InputError::field(&file, place, problem)
         })?;
         model.path = path.to_path_buf();
-        model.check()?;
         Ok(model)
     }
 
-    /// Checks that the fields fit each other and their limits; again after a command line has replaced some.
-    ///
-    /// # Errors
-    /// One does not.
-    pub fn check(&self) -> Result<(), InputError> {
+    /// Checks that the fields fit each other and their limits. Messages name the fields that `overrides` has replaced by
+    /// their options.
+    fn check(&self, overrides: &Overrides) -> Result<(), InputError> {
         let file = self.file();
-        let error = |place: &str, problem: String| Err(InputError::field(&file, place, problem));
+        let error = |place: &str, problem: String| {
+            Err(match overrides.option(place) {
+                Some(option) => InputError::field("command line", option, problem),
+                None => InputError::field(&file, place, problem),
+            })
+        };
         let sources: Vec<&str> = [
             ("checkpoint", self.checkpoint.is_some()),
             ("config", self.config.is_some()),

@@ -32,7 +32,7 @@ const KEPT_CONTEXT: usize = 8;
 pub struct Tokenizer {
     path: PathBuf,
     tokenizer: Arc<tokenizers::Tokenizer>,
-    special: HashSet<u32>,
+    special: Arc<HashSet<u32>>,
     byte_fallback: bool,
     /// The decoder applies regular expressions, so that decoding may take long.
     decodes_by_regex: bool,
@@ -77,11 +77,12 @@ impl Tokenizer {
             tokenizer.with_model(model);
             tracing::warn!("{}: `model.dropout` is not applied: it is for training", path.display());
         }
-        let special = tokenizer
+        let special: HashSet<u32> = tokenizer
             .get_added_tokens_decoder()
             .iter()
             .filter_map(|(id, token)| token.special.then_some(*id))
             .collect();
+        let special = Arc::new(special);
         let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_string(decoder).ok());
         let decoder_has = |word: &str| decoder.as_ref().is_some_and(|decoder| decoder.contains(word));
         let (byte_fallback, decodes_by_regex) = (decoder_has("\"ByteFallback\""), decoder_has("\"Regex\""));
@@ -134,8 +135,8 @@ impl Tokenizer {
     }
 
     /// A decoder that is fed one id at a time.
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, window: Vec::new(), emitted: 0, all: Vec::new(), total: 0 }
+    pub fn stream(&self) -> TextStream {
+        TextStream { tokenizer: self.clone(), window: Vec::new(), emitted: 0, all: Vec::new(), total: 0 }
     }
 
     fn error(&self, problem: String) -> InputError {
@@ -161,8 +162,8 @@ impl Tokenizer {
 /// The pieces, with that of [`TextStream::finish`], add up to [`Tokenizer::decode`] of all ids, and none ends within a
 /// character: text that the next id may still change is held back.
 #[derive(Debug)]
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream {
+    tokenizer: Tokenizer,
     /// The ids that are decoded together: some context, and those whose text is not all emitted.
     window: Vec<u32>,
     /// Bytes of the window's text that were emitted.
@@ -172,7 +173,7 @@ pub struct TextStream<'a> {
     total: usize,
 }
 
-impl TextStream<'_> {
+impl TextStream {
     /// Takes the next id; returns the text that is now certain, often empty.
     ///
     /// The end-of-sequence token, if it is not to be seen, is left out by not passing it.

@@ -1,0 +1,110 @@
+//! Options on where and how a model is run, the same for all programs that run one.
+
+use crate::cli::choices::{Allreduce, Backend, Bootstrap, Launch, Placement, Transport};
+use crate::engine::RunConfig;
+use crate::engine::config::BackendChoice;
+use crate::model::model_json::Overrides;
+use distributed::Fault;
+use std::time::Duration;
+
+const SIZES: &str = "Sizes";
+const MACHINE: &str = "Where and how to run";
+
+/// Options on where and how a model is run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RuntimeArgs {
+    /// Maximum number of requests that run at once; replaces max_batch of model.json.
+    #[arg(long, value_name = "B", help_heading = SIZES)]
+    pub max_batch: Option<u32>,
+    /// Maximum number of tokens of a request, prompt and new; replaces max_seq_len of model.json.
+    #[arg(long, value_name = "L", help_heading = SIZES)]
+    pub max_seq_len: Option<u32>,
+    /// Where to run.
+    #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = MACHINE)]
+    pub backend: Backend,
+    /// How tasks get to workers.
+    #[arg(long, value_enum, help_heading = MACHINE)]
+    pub placement: Option<Placement>,
+    /// How an allreduce is lowered.
+    #[arg(long, value_enum, help_heading = MACHINE)]
+    pub allreduce: Option<Allreduce>,
+    /// Workers of each rank; by default its share of the node's cores, or its GPU's multiprocessors.
+    #[arg(long, value_name = "W", help_heading = MACHINE)]
+    pub workers: Option<u32>,
+    /// GPU: how ranks write to each other's memory.
+    #[arg(long, value_enum, default_value_t = Transport::Auto, help_heading = MACHINE)]
+    pub transport: Transport,
+    /// GPU: how NVSHMEM's ranks find each other.
+    #[arg(long, value_enum, default_value_t = Bootstrap::UniqueId, help_heading = MACHINE)]
+    pub bootstrap: Bootstrap,
+    /// GPU: how the kernels of several ranks are started.
+    #[arg(long, value_enum, default_value_t = Launch::Auto, help_heading = MACHINE)]
+    pub launch: Launch,
+    /// End the run when a wait sees no progress for this long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = MACHINE)]
+    pub deadline: f64,
+    /// Log from every rank, not only from rank 0.
+    #[arg(long, help_heading = MACHINE)]
+    pub log_all_ranks: bool,
+    /// Debug: drops the protection of receive buffers that peers may still read (and the verification that refuses it):
+    /// what a stall may then break.
+    #[arg(long, hide = true)]
+    pub debug_unprotected: bool,
+    /// Debug: RANK:OP:MILLISECONDS delays worker 0 (on a GPU every worker) of RANK before each task of operator OP (an index
+    /// or a name).
+    #[arg(long, value_name = "RANK:OP:MS", hide = true)]
+    pub debug_stall: Option<String>,
+    /// Debug: RANK:STEP:KIND makes RANK stop, or end (`stop`, `kill`, `exit=STATUS`, `panic`), before it comes to step STEP:
+    /// where all ranks meet, counted from MPI's start-up, 1.
+    #[arg(long, value_name = "RANK:STEP:KIND", hide = true)]
+    pub debug_fault: Option<String>,
+}
+
+impl RuntimeArgs {
+    /// What replaces values of model.json. Limits are checked together with it.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            max_batch: self.max_batch,
+            max_seq_len: self.max_seq_len,
+            placement: self.placement.map(Into::into),
+            allreduce: self.allreduce.map(Into::into),
+            workers: self.workers,
+            ..Overrides::default()
+        }
+    }
+
+    /// How a model is run. What is wrong is told by [`RuntimeArgs::contradiction`].
+    pub fn run_config(&self) -> RunConfig {
+        let default = RunConfig::default();
+        RunConfig {
+            backend: self.backend.into(),
+            transport: self.transport.into(),
+            bootstrap: self.bootstrap.into(),
+            launch: self.launch.into(),
+            deadline: Duration::try_from_secs_f64(self.deadline).unwrap_or(default.deadline),
+            unprotected: self.unprotected(),
+            stall: self.debug_stall.clone(),
+            fault: self.debug_fault.as_deref().and_then(Fault::parse),
+            ..default
+        }
+    }
+
+    /// A GPU may be used.
+    pub fn gpu_possible(&self) -> bool {
+        BackendChoice::from(self.backend) != BackendChoice::Cpu
+    }
+
+    /// `--debug-unprotected`, or MPK_DEBUG_UNPROTECTED=1.
+    pub fn unprotected(&self) -> bool {
+        self.debug_unprotected || std::env::var_os("MPK_DEBUG_UNPROTECTED").is_some_and(|value| value == "1")
+    }
+
+    /// What is wrong with the options, if anything.
+    pub fn contradiction(&self) -> Option<String> {
+        if !self.deadline.is_finite() || self.deadline <= 0.0 || self.deadline > 1e9 {
+            return Some(format!("--deadline {} is not a positive number of seconds", self.deadline));
+        }
+        let fault = self.debug_fault.as_ref().filter(|text| Fault::parse(text).is_none())?;
+        Some(format!("--debug-fault {fault}: expected RANK:STEP:KIND"))
+    }
+}

@@ -1,0 +1,359 @@
+//! What comes of a request: a stream of tokens that ends with a reason.
+
+use crate::engine::error::Error;
+use futures_core::Stream;
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// A new token.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// The text that is certain with it: often empty, since characters may span tokens and a stop string may be under way.
+    pub text: String,
+    /// The tokens with the highest log-probabilities, highest first, as many as were asked for.
+    pub logprobs: Vec<(u32, f32)>,
+}
+
+/// Why a request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It has all the tokens that it asked for, or that there is room for.
+    Length,
+    /// The last token ends the sequence.
+    Eos,
+    /// A stop string has come, or the last token is one of `stop_token_ids`.
+    Stop,
+    /// It was cancelled.
+    Cancelled,
+    /// The engine failed: see [`End::error`].
+    Error,
+}
+
+impl FinishReason {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Length => "length",
+            FinishReason::Eos => "eos",
+            FinishReason::Stop => "stop",
+            FinishReason::Cancelled => "cancelled",
+            FinishReason::Error => "error",
+        }
+    }
+}
+
+/// The end of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    /// Why it has ended.
+    pub reason: FinishReason,
+    /// Text that was held back and is certain now.
+    pub text: String,
+    /// With [`FinishReason::Error`]: what has failed.
+    pub error: Option<Error>,
+}
+
+/// What a [`Handle`] yields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A new token.
+    Token(Token),
+    /// The end, always the last event.
+    End(End),
+}
+
+/// Everything that a request has yielded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// New tokens.
+    pub tokens: Vec<u32>,
+    /// Their text; empty without a tokenizer.
+    pub text: String,
+    /// For each token those with the highest log-probabilities, if they were asked for.
+    pub logprobs: Vec<Vec<(u32, f32)>>,
+    /// Why it has ended.
+    pub reason: FinishReason,
+    /// With [`FinishReason::Error`]: what has failed.
+    pub error: Option<Error>,
+}
+
+/// The stream of a request's tokens.
+///
+/// Read it from any thread: with [`recv`](Handle::recv) or as an iterator, which wait, or as a `futures` stream, which does
+/// not. Nobody has to read it: it holds at most the tokens that the request asked for, and dropping it cancels the request.
+#[derive(Debug)]
+pub struct Handle {
+    id: u64,
+    prompt_tokens: Vec<u32>,
+    channel: Arc<Channel>,
+}
+
+impl Handle {
+    pub(crate) fn new(id: u64, prompt_tokens: Vec<u32>, channel: Arc<Channel>) -> Handle {
+        Handle { id, prompt_tokens, channel }
+    }
+
+    /// The request's number, from 1.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The prompt as token ids.
+    pub fn prompt_tokens(&self) -> &[u32] {
+        &self.prompt_tokens
+    }
+
+    /// The next event; waits for it. `None` after the end.
+    pub fn recv(&self) -> Option<Event> {
+        let mut state = self.channel.lock();
+        loop {
+            match state.next() {
+                Poll::Ready(event) => return event,
+                Poll::Pending => {
+                    state = self.channel.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+
+    /// As [`Handle::recv`], for no longer than `limit`: [`Poll::Pending`] if nothing has come by then.
+    pub fn recv_timeout(&self, limit: Duration) -> Poll<Option<Event>> {
+        let end = Instant::now() + limit;
+        let mut state = self.channel.lock();
+        loop {
+            let next = state.next();
+            let left = end.saturating_duration_since(Instant::now());
+            if next.is_ready() || left.is_zero() {
+                return next;
+            }
+            state = self.channel.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The next event if it is there already.
+    pub fn try_recv(&self) -> Poll<Option<Event>> {
+        self.channel.lock().next()
+    }
+
+    /// Ends the request: no further token comes. What has come already can still be read.
+    pub fn cancel(&self) {
+        self.channel.end(FinishReason::Cancelled, String::new(), None);
+    }
+
+    /// Waits for the end and gives everything that has not been read yet.
+    pub fn wait(self) -> Completion {
+        let mut all = Completion {
+            tokens: Vec::new(),
+            text: String::new(),
+            logprobs: Vec::new(),
+            reason: FinishReason::Cancelled,
+            error: None,
+        };
+        while let Some(event) = self.recv() {
+            match event {
+                Event::Token(token) => {
+                    all.tokens.push(token.id);
+                    all.text.push_str(&token.text);
+                    if !token.logprobs.is_empty() {
+                        all.logprobs.push(token.logprobs);
+                    }
+                }
+                Event::End(end) => {
+                    all.text.push_str(&end.text);
+                    (all.reason, all.error) = (end.reason, end.error);
+                }
+            }
+        }
+        all
+    }
+}
+
+impl Iterator for Handle {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        self.recv()
+    }
+}
+
+impl Stream for Handle {
+    type Item = Event;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut state = self.channel.lock();
+        let next = state.next();
+        if next.is_pending() {
+            state.waker = Some(context.waker().clone());
+        }
+        next
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.cancel();
+        self.channel.lock().events.clear();
+    }
+}
+
+/// The events on their way to a [`Handle`].
+#[derive(Debug)]
+pub(crate) struct Channel {
+    state: Mutex<State>,
+    ready: Condvar,
+    counters: Arc<Ended>,
+}
+
+/// How many requests have ended, by reason.
+#[derive(Debug, Default)]
+pub(crate) struct Ended(pub [AtomicU64; 5]);
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    /// The end has been put among the events; nothing follows it.
+    over: bool,
+    waker: Option<Waker>,
+}
+
+impl State {
+    fn next(&mut self) -> Poll<Option<Event>> {
+        match self.events.pop_front() {
+            Some(event) => Poll::Ready(Some(event)),
+            None if self.over => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Channel {
+    pub fn new(counters: Arc<Ended>) -> Channel {
+        Channel { state: Mutex::default(), ready: Condvar::new(), counters }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing more is wanted, or nothing more will come.
+    pub fn is_over(&self) -> bool {
+        self.lock().over
+    }
+
+    pub fn token(&self, token: Token) {
+        let mut state = self.lock();
+        if !state.over {
+            state.events.push_back(Event::Token(token));
+            self.tell(state);
+        }
+    }
+
+    /// The first end counts.
+    pub fn end(&self, reason: FinishReason, text: String, error: Option<Error>) {
+        let mut state = self.lock();
+        if !state.over {
+            state.over = true;
+            state.events.push_back(Event::End(End { reason, text, error }));
+            self.tell(state);
+            // Relaxed: a figure.
+            self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
+        let waker = state.waker.take();
+        drop(state);
+        self.ready.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    fn pair() -> (Handle, Arc<Channel>) {
+        let channel = Arc::new(Channel::new(Arc::default()));
+        (Handle::new(1, vec![7], channel.clone()), channel)
+    }
+
+    fn token(id: u32, text: &str) -> Token {
+        Token { id, text: text.into(), logprobs: Vec::new() }
+    }
+
+    #[test]
+    fn tokens_come_in_order_and_end_once() {
+        let (handle, channel) = pair();
+        let writer = std::thread::spawn(move || {
+            channel.token(token(1, "a"));
+            channel.token(token(2, "b"));
+            channel.end(FinishReason::Eos, "c".into(), None);
+            channel.token(token(3, "never"));
+            channel.end(FinishReason::Length, "never".into(), None);
+        });
+        let all = handle.wait();
+        writer.join().unwrap();
+        assert_eq!((all.tokens, all.text.as_str(), all.reason), (vec![1, 2], "abc", FinishReason::Eos));
+    }
+
+    #[test]
+    fn a_cancelled_request_keeps_what_it_has() {
+        let (handle, channel) = pair();
+        channel.token(token(1, "a"));
+        handle.cancel();
+        assert!(channel.is_over());
+        channel.token(token(2, "b"));
+        let all = handle.wait();
+        assert_eq!((all.tokens, all.reason), (vec![1], FinishReason::Cancelled));
+    }
+
+    #[test]
+    fn a_dropped_handle_cancels_and_holds_nothing() {
+        let (handle, channel) = pair();
+        channel.token(token(1, "a"));
+        drop(handle);
+        channel.token(token(2, "b"));
+        assert!(channel.is_over() && channel.lock().events.is_empty());
+    }
+
+    #[test]
+    fn waits_end_in_time() {
+        let (handle, channel) = pair();
+        assert!(handle.try_recv().is_pending());
+        assert!(handle.recv_timeout(Duration::from_millis(5)).is_pending());
+        channel.token(token(1, "a"));
+        assert_eq!(
+            handle.recv_timeout(Duration::from_secs(9)),
+            Poll::Ready(Some(Event::Token(token(1, "a"))))
+        );
+    }
+
+    #[test]
+    fn a_task_that_waits_is_woken() {
+        struct Count(AtomicUsize);
+        impl Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let (mut handle, channel) = pair();
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        let mut context = Context::from_waker(&waker);
+        assert!(Pin::new(&mut handle).poll_next(&mut context).is_pending());
+        channel.end(FinishReason::Length, String::new(), None);
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(matches!(Pin::new(&mut handle).poll_next(&mut context), Poll::Ready(Some(Event::End(_)))));
+        assert_eq!(Pin::new(&mut handle).poll_next(&mut context), Poll::Ready(None));
+    }
+}

@@ -1,0 +1,196 @@
+//! A model on its way from files to memory, ready to run.
+
+use crate::engine::agreement::together;
+use crate::engine::backend::Backend;
+use crate::engine::config::RunConfig;
+use crate::engine::error::Error;
+use crate::engine::graphs::{build_options, build_together, check_ranks};
+use crate::engine::launch::{load, run_options};
+use crate::engine::same::{same_model, same_options};
+use crate::engine::spec::ModelSpec;
+use crate::engine::stats::Start;
+use crate::engine::trace;
+use crate::engine::user_graph::UserGraph;
+use crate::model::app_error::AppError;
+use crate::model::families::{self, GraphOptions};
+use crate::model::fill::ModelValues;
+use crate::model::model_json::{ModelJson, Sizes};
+use crate::model::model_source::{Model, ModelSource};
+use crate::model::not_numbers::NotNumbers;
+use crate::model::prompts::Limits;
+use crate::model::tokenizer::Tokenizer;
+use distributed::cuda::WarmUp;
+use distributed::plan::{BatchPlan, Mode};
+use distributed::{Rank, World};
+use std::time::Instant;
+
+/// A model whose files have been opened. Nothing has been built or loaded yet.
+pub struct Opened<'a> {
+    /// model.json with what replaces its values.
+    pub model: &'a ModelJson,
+    /// Configuration, weights and tokenizer.
+    pub source: &'a Model,
+    /// What requests are checked against.
+    pub limits: Limits,
+}
+
+/// Looks at a model before anything is built.
+pub type Inspect = Box<dyn FnOnce(&Opened<'_>) -> Result<(), AppError> + Send>;
+
+/// What callers may know of a loaded model.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// model.json with what replaces its values.
+    pub model: ModelJson,
+    /// `cpu` or `cuda`.
+    pub backend: &'static str,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// What requests are checked against; not for a graph of one's own.
+    pub limits: Option<Limits>,
+    /// Ids that end a sequence.
+    pub eos: Vec<u32>,
+    /// The checkpoint's tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+    /// What the start took.
+    pub start: Start,
+}
+
+/// What is run.
+pub(crate) enum Work {
+    /// Tokens from a model; what a plan without requests looks like.
+    Tokens(BatchPlan),
+    /// A graph of one's own.
+    Graph(Box<UserGraph>),
+}
+
+/// A rank, ready to run.
+pub(crate) struct Loaded {
+    pub rank: Rank,
+    pub work: Work,
+    pub info: Info,
+}
+
+/// Collective: from files to memory.
+pub(crate) fn load_all(
+    world: &World,
+    spec: &ModelSpec,
+    config: &RunConfig,
+    inspect: Inspect,
+    warm_up: Option<WarmUp>,
+) -> Result<Loaded, Error> {
+    let begin = Instant::now();
+    world.phase("options");
+    same_options(world, config.to_compare())?;
+    world.phase("the model's files");
+    let (model, source) = together(world, open(world, spec, config))?;
+    same_model(world, &model, &source)?;
+    world.phase("the backend");
+    let backend = Backend::choose(world, config, warm_up)?;
+    match source {
+        ModelSource::Model(source) => tokens(world, config, model, *source, backend, inspect, begin),
+        ModelSource::Graph { graph, weights } => {
+            let (graph, rank) = UserGraph::load(world, config, &model, &graph, weights.as_ref(), backend)?;
+            let start = Start { load: begin.elapsed(), ..Start::default() };
+            let info = Info {
+                model,
+                backend: rank.backend(),
+                rank: world.rank(),
+                ranks: world.size(),
+                limits: None,
+                eos: Vec::new(),
+                tokenizer: None,
+                start,
+            };
+            Ok(Loaded { rank, work: Work::Graph(Box::new(graph)), info })
+        }
+    }
+}
+
+/// Reads and checks everything that needs no other rank.
+fn open(world: &World, spec: &ModelSpec, config: &RunConfig) -> Result<(ModelJson, ModelSource), AppError> {
+    let model = spec.open()?;
+    let source = ModelSource::open(&model)?;
+    if let ModelSource::Model(model) = &source {
+        check_ranks(model, world.size())?;
+    }
+    if world.rank() == 0 {
+        trace::check(config.trace.as_deref())?;
+    }
+    Ok((model, source))
+}
+
+fn tokens(
+    world: &World,
+    config: &RunConfig,
+    model: ModelJson,
+    source: Model,
+    backend: Backend,
+    inspect: Inspect,
+    begin: Instant,
+) -> Result<Loaded, Error> {
+    world.phase("requests");
+    let inspected = model.sizes(&source.config).map_err(AppError::from).and_then(|sizes| {
+        let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
+        inspect(&Opened { model: &model, source: &source, limits })?;
+        Ok(limits)
+    });
+    let limits = together(world, inspected)?;
+    let target = backend.target(world, &model)?;
+    let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
+    let top_k = config.logprobs.min(source.config.vocab_size);
+    world.phase("graphs");
+    let building = Instant::now();
+    let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target);
+    let ops = families::op_graphs(&source.config, &sizes, &options);
+    let graphs = build_together(world, &ops, &build_options(config, &model, world.size(), target))?;
+    tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
+
+    let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
+    let run_options = together(world, run_options(config, &names))?;
+    let plan = empty_plan(&sizes, top_k);
+    let threads = backend.readers();
+    world.phase("memory");
+    let mut rank = backend.rank(world, config, graphs, plan.clone(), &run_options)?;
+    world.phase("weights");
+    tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
+    let not_numbers = NotNumbers::default();
+    let values = ModelValues { config: &source.config, weights: &source.weights, not_numbers: &not_numbers };
+    let reads = source.weights.reads(world.rank());
+    let filled = load(world, &mut rank, threads, config, &values);
+    drop(reads);
+    let weights = together(world, filled)?;
+    not_numbers.warn(world);
+    let start = Start {
+        load: begin.elapsed(),
+        compile: rank.compile_time(),
+        weights,
+        weights_bytes: world.all_gather(rank.constant_bytes()).iter().sum(),
+    };
+    let info = Info {
+        model,
+        backend: rank.backend(),
+        rank: world.rank(),
+        ranks: world.size(),
+        limits: Some(limits),
+        eos: source.config.eos.clone(),
+        tokenizer: source.tokenizer,
+        start,
+    };
+    Ok(Loaded { rank, work: Work::Tokens(plan), info })
+}
+
+fn empty_plan(sizes: &Sizes, top_k: u32) -> BatchPlan {
+    BatchPlan {
+        max_batch: sizes.max_batch,
+        max_seq_len: sizes.max_seq_len,
+        page_size: sizes.page_size,
+        num_pages: sizes.num_pages,
+        top_k,
+        eos: Vec::new(),
+        requests: Vec::new(),
+        mode: Mode::Generate,
+    }
+}

@@ -1,0 +1,73 @@
+//! What is to be run.
+
+use crate::model::app_error::AppError;
+use crate::model::model_json::{ModelJson, Overrides};
+use crate::model::model_path;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use taskgraph::OpGraph;
+use taskgraph::json::{DataSource, DataSources, op_graph_to_value};
+
+/// What is to be run: a model, or an op graph of one's own, with values that replace those of model.json.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    source: Source,
+    /// Replace what model.json says.
+    pub overrides: Overrides,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Path(PathBuf),
+    Json(Box<ModelJson>),
+}
+
+impl ModelSpec {
+    /// A model.json, a Hugging Face folder, or a hub name such as `Qwen/Qwen3-8B` that is in the Hugging Face cache. It is
+    /// opened by [`Engine::load`](crate::engine::Engine::load).
+    pub fn path(path: impl Into<PathBuf>) -> ModelSpec {
+        ModelSpec { source: Source::Path(path.into()), overrides: Overrides::default() }
+    }
+
+    /// The text of a model.json; relative paths in it start from the working directory.
+    ///
+    /// # Errors
+    /// It is no JSON, or has unknown fields or wrong types.
+    pub fn json(text: &str) -> Result<ModelSpec, AppError> {
+        let model = ModelJson::parse_unchecked(Path::new("model.json"), text.as_bytes())?;
+        Ok(ModelSpec { source: Source::Json(Box::new(model)), overrides: Overrides::default() })
+    }
+
+    /// An op graph of one's own, with the global values of its inputs, weights and constants.
+    ///
+    /// # Errors
+    /// The graph can't be written as JSON.
+    pub fn graph<'a>(
+        graph: &OpGraph,
+        values: impl IntoIterator<Item = (&'a str, Vec<f32>)>,
+    ) -> Result<ModelSpec, AppError> {
+        let sources: DataSources = values
+            .into_iter()
+            .map(|(name, values)| {
+                let values = values.into_iter().map(f64::from).collect();
+                (name.to_string(), DataSource::Values { values })
+            })
+            .collect();
+        let graph = op_graph_to_value(graph, &sources).map_err(|e| AppError::input(e.to_string()))?;
+        let text = json!({"schema": "mpk-model/1", "graph": graph}).to_string();
+        let model = ModelJson::parse_unchecked(Path::new("own graph"), text.as_bytes())?;
+        Ok(ModelSpec { source: Source::Json(Box::new(model)), overrides: Overrides::default() })
+    }
+
+    /// model.json, with the overrides, checked.
+    ///
+    /// # Errors
+    /// What is wrong with either.
+    pub fn open(&self) -> Result<ModelJson, AppError> {
+        let model = match &self.source {
+            Source::Path(path) => model_path::open(path)?,
+            Source::Json(model) => (**model).clone(),
+        };
+        Ok(model.with(&self.overrides)?)
+    }
+}

@@ -1,0 +1,56 @@
+//! What a program puts in the place of values of model.json, such as the options of its command line.
+
+use super::{Allreduce, ModelJson, Placement};
+use crate::model::error::InputError;
+
+/// Values that replace those of model.json, where they are given.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overrides {
+    /// `max_batch`.
+    pub max_batch: Option<u32>,
+    /// `max_seq_len`.
+    pub max_seq_len: Option<u32>,
+    /// `runtime.placement`.
+    pub placement: Option<Placement>,
+    /// `runtime.allreduce`.
+    pub allreduce: Option<Allreduce>,
+    /// `runtime.workers`.
+    pub workers: Option<u32>,
+    /// `generate.max_new_tokens`.
+    pub max_new_tokens: Option<u32>,
+    /// `generate.ignore_eos`, if true.
+    pub ignore_eos: bool,
+}
+
+impl Overrides {
+    /// How messages name a field that has been replaced: by the option of the programs.
+    pub(super) fn option(&self, field: &str) -> Option<&'static str> {
+        let (given, option) = match field {
+            "max_batch" => (self.max_batch.is_some(), "--max-batch"),
+            "max_seq_len" => (self.max_seq_len.is_some(), "--max-seq-len"),
+            "runtime.workers" => (self.workers.is_some(), "--workers"),
+            "generate.max_new_tokens" => (self.max_new_tokens.is_some(), "--max-new-tokens"),
+            _ => return None,
+        };
+        given.then_some(option)
+    }
+}
+
+impl ModelJson {
+    /// The same with these values in the place of its own, checked as a whole.
+    ///
+    /// # Errors
+    /// Fields do not fit each other or their limits.
+    pub fn with(mut self, overrides: &Overrides) -> Result<ModelJson, InputError> {
+        let put = |field: &mut Option<u32>, value: Option<u32>| *field = value.or(*field);
+        put(&mut self.max_batch, overrides.max_batch);
+        put(&mut self.max_seq_len, overrides.max_seq_len);
+        put(&mut self.runtime.workers, overrides.workers);
+        put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
+        self.runtime.placement = overrides.placement.unwrap_or(self.runtime.placement);
+        self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
+        self.generate.ignore_eos |= overrides.ignore_eos;
+        self.check(overrides)?;
+        Ok(self)
+    }
+}

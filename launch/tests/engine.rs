@@ -1,0 +1,174 @@
+//! The engine as a library, on one rank of the CPU target: rounds, ends, text, and what it refuses.
+//!
+//! Its tokens are compared with those that Hugging Face transformers computed for the same checkpoint. Many ranks, lost ranks
+//! and exit statuses are tested through mpk-run (`tests/tests`), which runs on the same engine.
+
+use launch::engine::config::BackendChoice;
+use launch::engine::{Engine, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig, SamplingParams};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Duration;
+
+fn fixture(name: &str) -> PathBuf {
+    let folder = if name == "tiny" { "../examples" } else { "../tests/fixtures" };
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder).join(name)
+}
+
+fn config() -> RunConfig {
+    RunConfig { backend: BackendChoice::Cpu, tell: |_| {}, ..RunConfig::default() }
+}
+
+fn load(name: &str, config: RunConfig) -> Engine {
+    Engine::load(ModelSpec::path(fixture(name).join("model.json")), config).unwrap()
+}
+
+/// Prompts, the tokens that follow them, and whether they end with an end-of-sequence token.
+fn expected(name: &str) -> Vec<(Vec<u32>, Vec<u32>, bool)> {
+    let text = std::fs::read(fixture(name).join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&text).unwrap();
+    let ids = |v: &Value| v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let requests = expected["requests"].as_array().unwrap().iter().map(|request| {
+        let mut tokens: Vec<u32> = ids(&request["tokens"]);
+        tokens.truncate(request["finish_length"].as_u64().unwrap() as usize);
+        (ids(&request["prompt_tokens"]), tokens, request["finish_reason"] == "eos")
+    });
+    requests.collect()
+}
+
+#[test]
+fn rounds_give_the_tokens_of_transformers_and_leave_no_trace() {
+    let engine = load("qwen3", config());
+    let expected = expected("qwen3");
+    assert!(expected.len() > 1);
+    let requests =
+        || expected.iter().map(|(prompt, tokens, _)| Request::tokens(prompt.clone(), tokens.len() as u32));
+    // Together, then each alone, then together again: a round does not depend on those before it.
+    let mut answers: Vec<_> =
+        engine.submit_all(requests().collect()).unwrap().into_iter().map(|h| h.wait()).collect();
+    for request in requests() {
+        answers.push(engine.submit(request).unwrap().wait());
+    }
+    answers.extend(engine.submit_all(requests().collect()).unwrap().into_iter().map(|h| h.wait()));
+    for (index, answer) in answers.iter().enumerate() {
+        let (_, tokens, eos) = &expected[index % expected.len()];
+        assert_eq!(&answer.tokens, tokens, "answer {index}");
+        assert_eq!(answer.reason == FinishReason::Eos, *eos, "answer {index}");
+    }
+    engine.wait_idle();
+    let stats = engine.stats();
+    assert_eq!((stats.waiting, stats.running, stats.finished.total()), (0, 0, answers.len() as u64));
+    assert_eq!(stats.new_tokens, answers.iter().map(|a| a.tokens.len() as u64).sum::<u64>());
+    assert!(stats.rounds >= 2 && stats.decode_steps > 0);
+    engine.shutdown(Duration::from_secs(60)).unwrap();
+    let error = engine.submit(Request::tokens([1], 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stopped);
+}
+
+#[test]
+fn a_request_does_not_depend_on_its_end() {
+    let engine = load("qwen3", config());
+    let (prompt, tokens, _) = expected("qwen3").into_iter().find(|(_, _, eos)| *eos).unwrap();
+    let more = tokens.len() as u32 + 3;
+    let ignoring = Request { ignore_eos: true, ..Request::tokens(prompt.clone(), more) };
+    let handles = engine.submit_all(vec![Request::tokens(prompt.clone(), more), ignoring]).unwrap();
+    let [ended, ignored] = handles.into_iter().map(|h| h.wait()).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!((&ended.tokens, ended.reason), (&tokens, FinishReason::Eos));
+    assert_eq!((&ignored.tokens[..tokens.len()], ignored.reason), (&tokens[..], FinishReason::Length));
+    assert_eq!(ignored.tokens.len(), more as usize);
+    // A stop token ends it like an end of sequence, and is the last one.
+    let stop = ignored.tokens[1];
+    let first = ignored.tokens.iter().position(|&token| token == stop).unwrap();
+    let stopped = Request { stop_token_ids: vec![stop], ignore_eos: true, ..Request::tokens(prompt, more) };
+    let stopped = engine.submit(stopped).unwrap().wait();
+    assert_eq!((&stopped.tokens[..], stopped.reason), (&ignored.tokens[..=first], FinishReason::Stop));
+}
+
+#[test]
+fn text_ends_before_a_stop_string() {
+    let engine = load("tiny", config());
+    let prompt = "In the beginning God created";
+    let whole = engine.submit(Request::text(prompt, 24)).unwrap().wait();
+    assert!(whole.text.len() > 12 && whole.reason == FinishReason::Length, "{whole:?}");
+    // From the middle of the text, so that it spans tokens.
+    let middle =
+        whole.text.char_indices().map(|(i, _)| i).filter(|&i| i >= whole.text.len() / 2).collect::<Vec<_>>();
+    let stop = whole.text[middle[0]..middle[5]].to_string();
+    let begin = whole.text.find(&stop).unwrap();
+    let request = Request { stop: vec!["never said".into(), stop.clone()], ..Request::text(prompt, 24) };
+    let stopped = engine.submit(request).unwrap().wait();
+    assert_eq!((stopped.text.as_str(), stopped.reason), (&whole.text[..begin], FinishReason::Stop));
+    assert_eq!(stopped.tokens, whole.tokens[..stopped.tokens.len()]);
+    assert!(stopped.tokens.len() < whole.tokens.len());
+    // What was held back comes at the end if it is no stop string.
+    let end: String = whole.text.chars().skip(whole.text.chars().count() - 2).collect();
+    let request = Request { stop: vec![format!("{end}\u{1}")], ..Request::text(prompt, 24) };
+    assert_eq!(engine.submit(request).unwrap().wait().text, whole.text);
+    engine.shutdown(Duration::from_secs(60)).unwrap();
+}
+
+#[test]
+fn log_probabilities_are_as_many_as_asked_for() {
+    let engine = load("qwen3", RunConfig { logprobs: 4, ..config() });
+    let (prompt, ..) = expected("qwen3").swap_remove(0);
+    for wanted in [0, 1, 4] {
+        let request = Request { logprobs: wanted, ..Request::tokens(prompt.clone(), 3) };
+        let answer = engine.submit(request).unwrap().wait();
+        let lengths: Vec<usize> = answer.logprobs.iter().map(Vec::len).collect();
+        assert_eq!(lengths, if wanted == 0 { vec![] } else { vec![wanted as usize; answer.tokens.len()] });
+        for (tops, token) in answer.logprobs.iter().zip(&answer.tokens) {
+            assert_eq!(tops[0].0, *token, "greedy takes the best");
+            assert!(tops.is_sorted_by(|a, b| a.1 >= b.1) && tops[0].1 <= 0.0);
+        }
+    }
+    let request = Request { logprobs: 5, ..Request::tokens(prompt, 3) };
+    assert_eq!(engine.submit(request).unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn what_can_never_run_is_refused_with_help() {
+    let engine = load("qwen3", RunConfig { max_waiting: 2, ..config() });
+    let refused = |request: Request, kind, word: &str| {
+        let error = engine.submit(request).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(word) && error.help().is_some(), "{error}");
+    };
+    refused(Request::tokens([], 1), ErrorKind::Input, "empty");
+    refused(Request::tokens([u32::MAX], 1), ErrorKind::Input, "vocabulary");
+    refused(Request::tokens([1], 0), ErrorKind::Input, "max_new_tokens");
+    let hot = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
+    refused(Request { sampling: hot, ..Request::tokens([1], 1) }, ErrorKind::Unsupported, "temperature");
+    let three = (0..3).map(|_| Request::tokens([1], 1)).collect();
+    let error = engine.submit_all(three).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full);
+    assert!(engine.run_graph(1).is_err());
+    let missing = Engine::load(ModelSpec::path("/nonexistent/model.json"), config()).err().unwrap();
+    assert_eq!((missing.kind(), missing.exit_status()), (ErrorKind::Input, 2));
+}
+
+#[test]
+fn a_cancelled_request_ends_at_once_and_disturbs_nobody() {
+    let engine = load("tiny", config());
+    let prompt = "And it came to pass";
+    let alone = engine.submit(Request::text(prompt, 40)).unwrap().wait();
+    let handles = engine.submit_all(vec![Request::text("In the beginning", 40), Request::text(prompt, 40)]);
+    let [first, second] = handles.unwrap().try_into().unwrap();
+    assert!(matches!(first.recv(), Some(Event::Token(_))));
+    first.cancel();
+    let rest = first.wait();
+    assert_eq!(rest.reason, FinishReason::Cancelled);
+    assert_eq!(second.wait(), alone);
+    drop(engine.submit(Request::text(prompt, 40)).unwrap());
+    engine.wait_idle();
+    assert_eq!(engine.stats().finished.cancelled, 2);
+}
+
+#[test]
+fn requests_may_come_from_any_thread() {
+    let engine = load("tiny", config());
+    let ask = || engine.submit(Request::text("And God said", 16)).unwrap().wait();
+    let first = ask();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), first));
+    });
+}
