@@ -48,8 +48,8 @@ pub struct RunConfig {
     pub max_waiting: usize,
     /// Record every task's times, and write the timeline of the last round to this file (Chrome trace format).
     pub trace: Option<PathBuf>,
-    /// What else the ranks of a job must have in common, by name and value: a difference ends the job before anything
-    /// depends on it. The model and this configuration are compared without it.
+    /// What the ranks of a job must have in common, by name and value: a difference ends the job before anything
+    /// depends on it. The model is compared in any case; if this is empty, the fields of the configuration are.
     pub in_common: Vec<(String, String)>,
     /// Is told why the job ends, on the rank that knows, before any call of the engine returns; the process may end before
     /// one does. By default it goes to the log.
@@ -77,7 +77,10 @@ impl fmt::Debug for Progress {
 impl RunConfig {
     /// By name and value, as far as results depend on it.
     pub(crate) fn to_compare(&self) -> Vec<(String, String)> {
-        let mut values = self.in_common.clone();
+        if !self.in_common.is_empty() {
+            return self.in_common.clone();
+        }
+        let mut values = Vec::new();
         for (name, value) in [
             ("backend", format!("{:?}", self.backend)),
             ("transport", format!("{:?}", self.transport)),

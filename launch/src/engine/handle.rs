@@ -259,10 +259,10 @@ impl Channel {
         let mut state = self.lock();
         if !state.over {
             state.over = true;
+            // Before whoever waits for the end can know of it. Relaxed: the lock orders it.
+            self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
             state.events.push_back(Event::End(End { reason, text, error }));
             self.tell(state);
-            // Relaxed: a figure.
-            self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 

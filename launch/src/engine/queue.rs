@@ -131,6 +131,8 @@ impl Queue {
             if let Some(status) = state.stopping {
                 return Next::End(status);
             }
+            // All that waited may have been cancelled.
+            self.done.notify_all();
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Next::Nothing;
@@ -148,7 +150,12 @@ impl Queue {
     /// Waits until nothing waits and nothing runs.
     pub fn wait_idle(&self) {
         let mut state = self.lock();
-        while state.ended.is_none() && (state.busy || !state.waiting.is_empty() || !state.graphs.is_empty()) {
+        loop {
+            state.waiting.retain(|pending| !pending.channel.is_over());
+            let idle = !state.busy && state.waiting.is_empty() && state.graphs.is_empty();
+            if idle || state.ended.is_some() {
+                return;
+            }
             state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -260,7 +260,7 @@ impl ModelJson {
         let file = self.file();
         let error = |place: &str, problem: String| {
             Err(match overrides.option(place) {
-                Some(option) => InputError::field("command line", option, problem),
+                Some(option) => InputError::field("command line", format!("{option} ({place})"), problem),
                 None => InputError::field(&file, place, problem),
             })
         };
@@ -305,7 +305,7 @@ impl ModelJson {
             ("generate.max_new_tokens", self.generate.max_new_tokens),
         ] {
             if value == Some(0) {
-                return error(place, "must be at least 1".into());
+                return error(place, "must be at least 1, found 0".into());
             }
         }
         for (place, value, largest) in [
