@@ -165,7 +165,8 @@ fn gpu_sources(out: &Path) -> Result<(), Box<dyn Error>> {
     );
     files.extend(files_below(Path::new("src/gpu"), &headers)?);
     files.extend(files_below(Path::new("src/tasks"), &|path| {
-        has_extension(path, &["cuh"]) || path.ends_with("params.h") || path.ends_with("units.h")
+        has_extension(path, &["cuh"])
+            || ["params.h", "units.h", "noise.h"].iter().any(|name| path.ends_with(name))
     })?);
     files.push("include/mpk/abi_layout.h".into());
     files.sort();

@@ -18,12 +18,18 @@ pub mod reduce;
 pub mod rmsnorm;
 pub mod rmsnorm_linear;
 pub mod rmsnorm_linear_silu_mul;
+pub mod sample_merge;
+pub mod sample_partial;
+pub mod sample_reduce;
+pub mod sample_weigh;
 pub mod silu_mul;
 pub mod silu_mul_linear;
 pub mod silu_mul_linear_with_residual;
+pub mod token_counts;
 pub mod wide_linear;
 pub mod wide_rows;
 
 pub(crate) mod contract;
 pub(crate) mod linear_family;
+pub(crate) mod sample_family;
 pub(crate) mod wide;

@@ -63,7 +63,7 @@ pub fn tiles(vocabulary: u64, world: u32, target: &Target) -> u32 {
 }
 
 /// `columns` cut into exactly `tiles` ranges, as `Target::column_tiles` cuts them; the last ones may be empty.
-fn cut(columns: u32, tiles: u32) -> Vec<Range<u32>> {
+pub(crate) fn cut(columns: u32, tiles: u32) -> Vec<Range<u32>> {
     let units = u64::from(columns.div_ceil(16));
     let full = units.min(u64::from(tiles)).max(1);
     let at = |t: u32| ((units * u64::from(t).min(full) / full * 16) as u32).min(columns);

@@ -1,0 +1,152 @@
+//! What the sampling operators share: `sample_partial`, `sample_merge`, `sample_weigh` and `sample_reduce`.
+//!
+//! They find the token of each sample whose request is not greedy. Each rank looks at its columns of the logits only.
+//! The order is: penalties, temperature, min-p, top-k, top-p, noise.
+//!
+//! 1. `sample_partial`, for each sample and part of the columns: the processed logits, their noise, and of these the
+//!    highest logit and the *frontier*: the tokens that no other one beats both in order (higher logit, lower token
+//!    among equals) and in noisy value. All three filters keep the first tokens in order, however many, and the
+//!    highest noisy value among the first so many tokens is one of the frontier, which has about ten entries. Where a
+//!    request has both top-k and top-p it gives the `top_k` highest logits instead.
+//! 2. `sample_weigh`, the second pass: it joins all ranks' frontiers, and gives for each entry the number and the
+//!    weight of the part's tokens before it. `sample_merge` joins the lists of a rank's parts.
+//! 3. `sample_reduce`: adds up, and takes the last entry of the frontier that the filters keep.
+//!
+//! So two small exchanges decide exactly, whatever the logits and however many tokens a filter keeps. Weights are whole
+//! numbers, so their sums are the same in any order: the token does not depend on the number of ranks, nor on how the
+//! columns are cut. What does not concern a request's way of choosing is left out for it at run time.
+
+use super::argmax_partial::cut;
+use super::contract;
+use crate::abi::MPK_SAMPLE_MOST_LISTED;
+use taskgraph::op_graph::Attrs;
+use taskgraph::task_type::{Access, LocalOp, Need, OpError, OperandView, TaskSpec};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split};
+
+/// Room of a list of the highest logits: the largest `top_k` that may come together with a `top_p` below 1.
+pub const MOST_LISTED: u32 = MPK_SAMPLE_MOST_LISTED;
+
+/// Most columns of a part: the GPU code keeps 8 bytes of each in shared memory.
+pub(crate) const MOST_COLUMNS: u32 = 7168;
+/// Fewest columns of a part, where a rank has that many: below that, more parts only mean more to exchange.
+const FEWEST_COLUMNS: u64 = 2048;
+
+/// The attributes `slices` (the number of ranks), `parts` (of each rank's columns) and `kept` (room of a list).
+pub(crate) const ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("slices", AttributeKind::Whole),
+    Attribute::new("parts", AttributeKind::Whole),
+    Attribute::new("kept", AttributeKind::Whole),
+];
+
+/// The values of [`ATTRIBUTES`].
+pub(crate) struct Numbers {
+    pub slices: u32,
+    pub parts: u32,
+    pub kept: u32,
+}
+
+impl Numbers {
+    pub fn new(attrs: &Attrs) -> Result<Self, OpError> {
+        let number = |name, otherwise| Ok(contract::attr_u32(attrs, name)?.unwrap_or(otherwise));
+        let numbers =
+            Numbers { slices: number("slices", 1)?, parts: number("parts", 1)?, kept: number("kept", 1)? };
+        if numbers.slices == 0 || numbers.parts == 0 || !(1..=MOST_LISTED).contains(&numbers.kept) {
+            return Err(OpError(format!("`slices` and `parts` must be above 0, `kept` 1 to {MOST_LISTED}")));
+        }
+        Ok(numbers)
+    }
+
+    /// The exchanged tensors are split on their first dimension, a slice for each rank.
+    pub fn slices_of(&self, world: u32) -> Result<Sharding, OpError> {
+        if self.slices != world {
+            return Err(OpError(format!("`slices` is {}; on {world} ranks it must be {world}", self.slices)));
+        }
+        Ok(match world {
+            1 => Sharding::Replicated,
+            _ => Sharding::split(0, u64::from(world), Split::Even { unit: 1 }),
+        })
+    }
+}
+
+/// The attribute `parts`, for graphs with room for `samples` samples: as many tasks as keep
+/// all `workers` of a rank busy to the end.
+pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
+    let share = vocabulary.div_ceil(u64::from(world.max(1)));
+    let least = share.div_ceil(u64::from(MOST_COLUMNS - 16)).max(1); // parts differ by one unit of 16 columns
+    let most = share.div_ceil(FEWEST_COLUMNS).max(least);
+    let (workers, samples) = (u64::from(workers.max(1)), u64::from(samples.max(1)));
+    let rounds = (least * samples).div_ceil(workers);
+    (rounds * workers / samples).clamp(least, most) as u32
+}
+
+/// Checks `logits` f32 [samples, vocabulary] and `counts` u32 [slots, vocabulary]; gives samples.
+pub(crate) fn samples(
+    numbers: &Numbers,
+    logits: &OperandView<'_>,
+    counts: &OperandView<'_>,
+) -> Result<u64, OpError> {
+    contract::dtype(logits, DType::F32)?;
+    contract::dtype(counts, DType::U32)?;
+    let (samples, vocabulary) = contract::matrix(logits)?;
+    if contract::matrix(counts)?.1 != vocabulary {
+        return Err(OpError(format!(
+            "`{}` must have a column for each of the {vocabulary} tokens, not {:?}",
+            counts.name, counts.ty.dims
+        )));
+    }
+    if numbers.kept != kept(vocabulary) {
+        return Err(OpError(format!("`kept` must be {} for {vocabulary} tokens", kept(vocabulary))));
+    }
+    Ok(samples)
+}
+
+/// The attribute `kept`.
+pub fn kept(vocabulary: u64) -> u32 {
+    vocabulary.min(u64::from(MOST_LISTED)) as u32
+}
+
+/// What sharding the logits need: that of the counts.
+pub(crate) fn logits_need(counts: &OperandView<'_>, world: u32) -> Result<Need, OpError> {
+    if world == 1 {
+        return Ok(Need::AsIs);
+    }
+    match contract::split_columns(counts.sharding) {
+        Some([_]) => Ok(Need::Split(counts.sharding.clone())),
+        _ => Err(OpError(format!("`{}` must be split on its columns, in one part", counts.name))),
+    }
+}
+
+/// A task for each sample and part of the columns of `logits`, input `input`, with `counts` behind it: arguments
+/// `[part, first token, columns, sample, 0..]`. A part without columns does not read them.
+pub(crate) fn part_tasks(op: &LocalOp<'_>, input: usize) -> Result<(Numbers, Vec<TaskSpec>), OpError> {
+    let numbers = Numbers::new(op.global.attrs)?;
+    let (samples, columns) = contract::local_matrix(&op.inputs[input])?;
+    let (slots, _) = contract::local_matrix(&op.inputs[input + 1])?;
+    let first_token = op.input_ranges(input).first().map_or(0, |range| range.start as u32);
+    let ranges = cut(columns, numbers.parts);
+    let mut tasks = Vec::with_capacity(samples as usize * ranges.len());
+    for sample in 0..samples {
+        for (part, range) in (0..).zip(&ranges) {
+            let count = range.end - range.start;
+            let mut task = TaskSpec {
+                args: [part, (first_token + range.start) as i32, count as i32, sample as i32, 0, 0, 0, 0],
+                cost: u64::from(count) * 8,
+                ..TaskSpec::default()
+            };
+            if count > 0 {
+                let columns = |rows: Region| rows.with(1, range.start, range.end);
+                let row = Region::whole(&[samples, 0]).with(0, sample, sample + 1);
+                task.reads.push(Access::new(input as u8, columns(row)));
+                task.reads.push(Access::new(input as u8 + 1, columns(Region::whole(&[slots, 0]))));
+            }
+            tasks.push(task);
+        }
+    }
+    Ok((numbers, tasks))
+}
+
+/// A rank's records of one sample: all of a tensor [slices, parts, samples, words] but the other samples.
+pub(crate) fn records_of(dims: &[u64], sample: u32) -> Region {
+    let dims: Vec<u32> = dims.iter().map(|d| *d as u32).collect();
+    Region::whole(&dims).with(dims.len() - 2, sample, sample + 1)
+}

@@ -1,0 +1,1 @@
+#include "tasks/sample_partial/kernel.h"

@@ -1,0 +1,200 @@
+/* What the sampling tasks share: a sample's request, its columns, and searches by all compute threads. */
+#pragma once
+
+#include "gpu/task.cuh"
+#include "tasks/sample_partial/noise.h"
+
+namespace mpk {
+namespace gpu {
+
+/* The request of a sample. Constant while the iteration runs, so it may be read before the task's events. */
+struct SampleRow {
+  mpk_sampling sampling;
+  uint32_t mode, position, slot;
+
+  __device__ __forceinline__ SampleRow(const Context& context, uint32_t sample, uint32_t kept) : sampling{}, mode(sampling::kOff), position(0), slot(0) {
+    const mpk_batch* batch = context.batch();
+    if (sample >= context.slot->num_samples || batch->sampling == nullptr) return;
+    const Context::Active active = Context::active(static_cast<uint32_t>(batch->sample_active[sample]));
+    slot = active.slot;
+    position = active.context + active.num_rows;
+    sampling = sampling::taken(batch->sampling[slot], kept);
+    mode = sampling::mode_of(sampling, kept);
+  }
+};
+
+/* The columns of one sample that a task has: logits [1, columns] and counts [slots, columns]. */
+struct SampleColumns {
+  const float* logits;
+  const uint32_t* counts; /* null: nothing is counted */
+  uint32_t first_token, count;
+
+  __device__ __forceinline__ SampleColumns(const Context& context, const SampleRow& row, uint32_t input) {
+    first_token = static_cast<uint32_t>(context.slot->task.args[1]);
+    count = static_cast<uint32_t>(context.slot->task.args[2]);
+    /* A part without columns has no such inputs. */
+    logits = count == 0 ? nullptr : reinterpret_cast<const float*>(context.input(input).addr);
+    const bool counted = count != 0 && (row.sampling.flags & MPK_SAMPLING_PENALTIES) != 0;
+    counts = counted ? reinterpret_cast<const uint32_t*>(row_address(context.input(input + 1), row.slot)) : nullptr;
+  }
+  __device__ __forceinline__ float value(uint32_t i, const mpk_sampling& s) const {
+    return sampling::processed(logits[i], counts == nullptr ? 0 : counts[i], s);
+  }
+};
+
+/* A token with its noisy value. */
+struct NoisyToken {
+  uint64_t key; /* 0: none */
+  float noisy;
+  __device__ __forceinline__ bool beats(const NoisyToken& other) const {
+    return key != 0 && (other.key == 0 || noisy > other.noisy || (noisy == other.noisy && key > other.key));
+  }
+};
+
+__device__ __forceinline__ NoisyToken best_of_warp(NoisyToken mine) {
+#pragma unroll
+  for (uint32_t s = 16; s > 0; s /= 2) {
+    const NoisyToken other = {__shfl_xor_sync(0xFFFFFFFFu, mine.key, s), __shfl_xor_sync(0xFFFFFFFFu, mine.noisy, s)};
+    if (other.beats(mine)) mine = other;
+  }
+  return mine;
+}
+
+/* The best of all compute threads, in all of them. `room`: of kComputeWarps entries, and not the one of the last call, whose
+ * readers may not be through. */
+__device__ __forceinline__ NoisyToken best_of_block(Context& context, NoisyToken mine, NoisyToken* room) {
+  mine = best_of_warp(mine);
+  if (context.lane == 0) room[context.warp] = mine;
+  context.sync();
+  NoisyToken best = room[0];
+#pragma unroll
+  for (uint32_t w = 1; w < kComputeWarps; ++w)
+    if (room[w].beats(best)) best = room[w];
+  return best;
+}
+
+__device__ __forceinline__ uint64_t sum_of_warp(uint64_t v) {
+#pragma unroll
+  for (uint32_t s = 16; s > 0; s /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, s);
+  return v;
+}
+
+/* Shared memory of `select_keys`. */
+struct SelectRoom {
+  uint32_t bins[256];
+  uint32_t digit, above, in_bin, taken;
+};
+
+/* By all compute threads: f(i, key) for the `wanted` highest keys of key_at(0 .. count - 1), i counting them in no order. No two
+ * keys are equal, but for those that are 0, which do not count. Gives how many there were. Digit by digit from the top, until a
+ * bin is taken whole. */
+template <typename KeyAt, typename Each>
+__device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count, uint32_t wanted, SelectRoom* room, KeyAt key_at, Each each) {
+  uint64_t prefix = 0, mask = 0;
+  uint32_t missing = wanted;
+  if (context.thread == 0) room->taken = 0;
+#pragma unroll 1
+  for (uint32_t shift = 64; count > wanted && shift > 0;) {
+    shift -= 8;
+    room->bins[context.thread] = 0;
+    context.sync();
+#pragma unroll 1
+    for (uint32_t first = 0; first < count; first += kComputeThreads) {
+      const uint32_t i = first + context.thread;
+      const uint64_t key = i < count ? key_at(i) : 0;
+      const bool here = key != 0 && (key & mask) == prefix;
+      const uint32_t digit = here ? static_cast<uint32_t>(key >> shift) & 255u : 256u;
+      /* Logits are alike in their first digits: one addition for all lanes with the same. */
+      const uint32_t same = __match_any_sync(0xFFFFFFFFu, digit);
+      if (here && context.lane == __ffs(same) - 1) atomicAdd(&room->bins[digit], __popc(same));
+    }
+    context.sync();
+    if (context.warp == 0) {
+      /* A lane has eight bins, lane 0 the highest. */
+      uint32_t bin[8], own = 0;
+#pragma unroll
+      for (uint32_t b = 0; b < 8; ++b) own += bin[b] = room->bins[255 - (context.lane * 8 + b)];
+      uint32_t through = own;
+#pragma unroll
+      for (uint32_t s = 1; s < 32; s *= 2) {
+        const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, through, s);
+        if (context.lane >= s) through += other;
+      }
+      uint32_t above = through - own;
+      const bool mine = above < missing && through >= missing;
+      const bool none = context.lane == 31 && through < missing; /* fewer keys than wanted: all of them */
+      if (mine) {
+#pragma unroll
+        for (uint32_t b = 0; b < 8; ++b) {
+          if (above < missing && above + bin[b] >= missing) {
+            room->digit = 255 - (context.lane * 8 + b);
+            room->above = above;
+            room->in_bin = bin[b];
+          }
+          above += bin[b];
+        }
+      }
+      if (none) {
+        room->digit = 0;
+        room->above = 0;
+        room->in_bin = missing;
+      }
+    }
+    context.sync();
+    missing -= room->above;
+    prefix |= static_cast<uint64_t>(room->digit) << shift;
+    mask |= static_cast<uint64_t>(255u) << shift;
+    if (room->in_bin == missing) break;
+  }
+  context.sync();
+#pragma unroll 1
+  for (uint32_t i = context.thread; i < count; i += kComputeThreads) {
+    const uint64_t key = key_at(i);
+    if (key != 0 && key >= prefix) each(atomicAdd(&room->taken, 1u), key);
+  }
+  context.sync();
+  return room->taken;
+}
+
+/* A list of pairs (logit, token), as long as wanted, filled from `listed` on. */
+__device__ __forceinline__ void store_pair(uint32_t* list, uint32_t i, uint64_t key) {
+  list[2 * i] = sampling::bits_of(sampling::value_of_key(key));
+  list[2 * i + 1] = sampling::token_of_key(key);
+}
+__device__ __forceinline__ void fill_list(Context& context, uint32_t* list, uint32_t listed, uint32_t wanted) {
+  for (uint32_t i = listed + context.thread; i < wanted; i += kComputeThreads) {
+    list[2 * i] = sampling::bits_of(-INFINITY);
+    list[2 * i + 1] = MPK_SAMPLE_NO_TOKEN;
+  }
+}
+__device__ __forceinline__ uint64_t pair_key(const uint32_t* list, uint32_t i) {
+  const uint32_t token = list[2 * i + 1];
+  return token == MPK_SAMPLE_NO_TOKEN ? 0 : sampling::key_of(sampling::float_of(list[2 * i]), token);
+}
+
+/* Records [ranks, parts, 1, words] of one sample. */
+struct SampleRecords {
+  const uint32_t* first;
+  uint64_t rank_stride, part_stride;
+  uint32_t parts, count;
+  __device__ __forceinline__ explicit SampleRecords(const mpk_operand& records) {
+    first = reinterpret_cast<const uint32_t*>(records.addr);
+    rank_stride = records.strides[0];
+    part_stride = records.strides[1];
+    parts = records.dims[1];
+    count = records.dims[0] * parts;
+  }
+  __device__ __forceinline__ const uint32_t* at(uint32_t r) const {
+    const uint32_t rank = quotient(r, parts);
+    return first + rank * rank_stride + (r - rank * parts) * part_stride;
+  }
+};
+
+/* Token and noisy value of entry `i` of a record of sample_partial. */
+__device__ __forceinline__ NoisyToken entry_of(const uint32_t* record, uint32_t i) {
+  const uint32_t* entry = record + MPK_SAMPLE_ENTRIES + i * MPK_SAMPLE_ENTRY_WORDS;
+  return {sampling::key_of(sampling::float_of(entry[0]), entry[2]), sampling::float_of(entry[1])};
+}
+
+}  // namespace gpu
+}  // namespace mpk

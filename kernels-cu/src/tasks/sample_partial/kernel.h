@@ -1,0 +1,99 @@
+// One part of a sample's logits: the highest logit, and what of its tokens may be drawn.
+#pragma once
+
+#include <algorithm>
+
+#include "tasks/sample_partial/cpu_row.h"
+
+namespace mpk {
+namespace MPK_ISA {
+namespace { // no other file's code of the same name may take its place
+
+using namespace sampling;
+
+struct Higher {
+  bool operator()(uint64_t a, uint64_t b) const { return a > b; }
+};
+
+void list_highest(const Columns& columns, const mpk_sampling& s, uint64_t* keys, uint32_t* list) {
+  for (uint32_t i = 0; i < columns.count; ++i) keys[i] = key_of(columns.value(i, s), columns.first_token + i);
+  const uint32_t listed = s.top_k < columns.count ? s.top_k : columns.count;
+  if (listed < columns.count) std::nth_element(keys, keys + listed, keys + columns.count, Higher());
+  for (uint32_t i = 0; i < s.top_k; ++i) {
+    list[2 * i] = bits_of(i < listed ? value_of_key(keys[i]) : -INFINITY);
+    list[2 * i + 1] = i < listed ? token_of_key(keys[i]) : MPK_SAMPLE_NO_TOKEN;
+  }
+}
+
+// Entries of the frontier, at most `most`; gives their number. `highest`: the key of the highest logit.
+uint32_t list_frontier(const Columns& columns, const float* values, uint64_t highest, float* noisy, const Row& row, uint32_t most,
+                       uint32_t* entries) {
+  constexpr uint32_t GROUP = 64;
+  const uint64_t seed = row.sampling.seed;
+  const uint32_t position = row.position, first = columns.first_token;
+  // Logits so low that the highest one's token beats them whatever their noise are most of a trained model's.
+  const float bound = value_of_key(highest) + noise(seed, position, token_of_key(highest));
+  for (uint32_t begin = 0; begin < columns.count; begin += GROUP) {
+    const uint32_t end = columns.count - begin < GROUP ? columns.count : begin + GROUP;
+    float top = -INFINITY;
+    for (uint32_t i = begin; i < end; ++i) top = values[i] > top ? values[i] : top;
+    if (top + kMostNoise < bound)
+      for (uint32_t i = begin; i < end; ++i) noisy[i] = -INFINITY;
+    else
+      for (uint32_t i = begin; i < end; ++i) noisy[i] = values[i] + noise(seed, position, first + i);
+  }
+  uint64_t beaten = 0; // the key of the last entry: only what comes before it in order may follow
+  uint32_t found = 0;
+  while (found < most) {
+    uint64_t best_key = 0;
+    float best = 0.0f;
+    for (uint32_t i = 0; i < columns.count; ++i) {
+      if (best_key != 0 && noisy[i] < best) continue;
+      const uint64_t key = key_of(values[i], first + i);
+      if (key > beaten && (best_key == 0 || noisy[i] > best || key > best_key)) {
+        best = noisy[i];
+        best_key = key;
+      }
+    }
+    if (best_key == 0) break;
+    uint32_t* entry = entries + found * MPK_SAMPLE_ENTRY_WORDS;
+    entry[0] = bits_of(value_of_key(best_key));
+    entry[1] = bits_of(best);
+    entry[2] = token_of_key(best_key);
+    beaten = best_key;
+    ++found;
+  }
+  return found;
+}
+
+int sample_partial(const mpk_kernel_args* args) {
+  const uint32_t kept = reinterpret_cast<const mpk_sample_partial_params*>(args->params)->kept;
+  const Row row = row_of(args, static_cast<uint32_t>(args->task->args[3]), kept);
+  if (row.mode == kOff) return MPK_OK;
+  if (row.mode == kImpossible) return MPK_ABORT_KERNEL;
+  const Columns columns(args, row, 0);
+  uint32_t* record = reinterpret_cast<uint32_t*>(args->outputs[0].addr);
+  float* values = reinterpret_cast<float*>(args->scratch);
+  uint64_t highest = 0;
+  for (uint32_t i = 0; i < columns.count; ++i) {
+    values[i] = columns.value(i, row.sampling);
+    const uint64_t key = key_of(values[i], columns.first_token + i);
+    highest = key > highest ? key : highest;
+  }
+  record[MPK_SAMPLE_HIGHEST] = bits_of(columns.count == 0 ? -INFINITY : value_of_key(highest));
+  record[MPK_SAMPLE_HIGHEST_TOKEN] = columns.count == 0 ? MPK_SAMPLE_NO_TOKEN : token_of_key(highest);
+  record[MPK_SAMPLE_COUNT] = 0;
+  if (row.mode == kList) {
+    list_highest(columns, row.sampling, reinterpret_cast<uint64_t*>(args->scratch), reinterpret_cast<uint32_t*>(args->outputs[1].addr));
+  } else if (row.mode != kHighest && columns.count > 0) {
+    const uint32_t most = row.mode == kDraw ? 1 : MPK_SAMPLE_FRONTIER;
+    record[MPK_SAMPLE_COUNT] = list_frontier(columns, values, highest, values + columns.count, row, most, record + MPK_SAMPLE_ENTRIES);
+  }
+  return MPK_OK;
+}
+
+} // namespace
+} // namespace MPK_ISA
+} // namespace mpk
+
+extern "C" int MPK_LEVEL_NAME(mpk_sample_partial)(const mpk_kernel_args* args) { return mpk::MPK_ISA::sample_partial(args); }

@@ -1,0 +1,34 @@
+/* Parameters of `sample_partial` and the words of its records. */
+#ifndef MPK_TASK_SAMPLE_PARTIAL_PARAMS_H
+#define MPK_TASK_SAMPLE_PARTIAL_PARAMS_H
+
+#include <stdint.h>
+
+/* The largest top_k that may come together with a top_p below 1. */
+#define MPK_SAMPLE_MOST_LISTED 1024u
+
+typedef struct mpk_sample_partial_params {
+  uint32_t kept; /* room of a list of the highest logits: MPK_SAMPLE_MOST_LISTED, or the vocabulary where that is smaller */
+} mpk_sample_partial_params;
+
+/* No token: of a part without columns, and behind the end of a list. */
+#define MPK_SAMPLE_NO_TOKEN 0xFFFFFFFFu
+
+/* The frontier of a set of tokens: those that no other one beats both in order (higher logit, lower token among equals) and
+ * in noisy value. Filters keep the first tokens in order, however many, so the token that is drawn lies on it. For a
+ * vocabulary of V it holds 1 + 1/2 + ... + 1/V tokens on average, at most; that of 150,000 has more than 64 in one of
+ * 10^22 draws. */
+#define MPK_SAMPLE_FRONTIER 64u
+
+/* A record: the highest logit with its token, the number of entries, a word without meaning, then entries (logit, noisy
+ * value, token) of the part's frontier, the highest noisy value first, so the lowest logit first. */
+enum mpk_sample_record {
+  MPK_SAMPLE_HIGHEST = 0,
+  MPK_SAMPLE_HIGHEST_TOKEN = 1,
+  MPK_SAMPLE_COUNT = 2,
+  MPK_SAMPLE_ENTRIES = 4,
+  MPK_SAMPLE_ENTRY_WORDS = 3,
+  MPK_SAMPLE_WORDS = 4 + 3 * 64,
+};
+
+#endif

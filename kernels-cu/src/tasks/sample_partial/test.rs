@@ -1,0 +1,572 @@
+use super::reference::{draw, filtered, philox, processed};
+use crate::abi::{
+    MPK_COUNT_IN_PROMPT, MPK_SAMPLING_NOISE, MPK_SAMPLING_ON, MPK_SAMPLING_PENALTIES, MPK_WEIGH_ENTRIES,
+    MPK_WEIGH_ENTRY_WORDS, mpk_sampling,
+};
+use crate::isa::Isa;
+use crate::registry::registry;
+use crate::testing::{Call, TestBatch, TestRank, TestTask, TestTensor, random_values, run_task};
+use serde_json::json;
+use taskgraph::op_graph::{Attrs, Role};
+use taskgraph::task_type::{LocalOp, OpView, OperandView, TensorType};
+use taskgraph::{Capacity, DType, Rows, Sharding, Split, Target};
+
+unsafe extern "C" {
+    fn mpk_philox4x32_10(counter: *const u32, key: *const u32, out: *mut u32);
+}
+
+/// Draws without filters and penalties.
+fn plain(seed: u64) -> mpk_sampling {
+    mpk_sampling {
+        seed,
+        flags: MPK_SAMPLING_ON | MPK_SAMPLING_NOISE,
+        top_k: 0,
+        inverse_temperature: 1.0,
+        top_p: 1.0,
+        log_min_p: f32::NEG_INFINITY,
+        repetition: 1.0,
+        inverse_repetition: 1.0,
+        presence: 0.0,
+        frequency: 0.0,
+        num_prompt_tokens: 0,
+    }
+}
+
+/// Every way to choose, each with and without the others.
+fn ways(seed: u64) -> Vec<mpk_sampling> {
+    let mut ways = Vec::new();
+    for top_k in [0, 1, 7, 50, 3000] {
+        for top_p in [1.0, 0.9, 0.3] {
+            for min_p in [0.0f32, 0.02] {
+                if top_k > 1024 && top_p < 1.0 {
+                    continue; // refused
+                }
+                let inverse_temperature = 1.0 / 0.7;
+                ways.push(mpk_sampling {
+                    top_k,
+                    top_p,
+                    log_min_p: min_p.ln(),
+                    inverse_temperature,
+                    ..plain(seed)
+                });
+            }
+        }
+    }
+    ways.push(mpk_sampling { flags: MPK_SAMPLING_ON, ..plain(seed) });
+    ways
+}
+
+/// Samples, one in each slot, with all that the operators need.
+struct Case {
+    /// [samples][vocabulary]
+    logits: Vec<Vec<f32>>,
+    /// Words of `token_counts`, [slots][vocabulary].
+    counts: Vec<Vec<u32>>,
+    batch: TestBatch,
+}
+
+impl Case {
+    /// Sample i is in slot i, its new token at `positions[i]`.
+    fn new(logits: Vec<Vec<f32>>, sampling: Vec<mpk_sampling>, positions: &[u32]) -> Case {
+        let samples = logits.len();
+        let mut batch = TestBatch::rows(samples as u32);
+        batch.active_context = positions.iter().map(|p| *p as i32 - 1).collect();
+        batch.sampling = sampling;
+        Case { counts: vec![vec![0; logits[0].len()]; samples], logits, batch }
+    }
+}
+
+/// One operator on one rank.
+struct Step<'a> {
+    name: &'a str,
+    attrs: &'a Attrs,
+    rank: u32,
+    world: u32,
+    batch: &'a mut TestBatch,
+}
+
+impl Step<'_> {
+    /// `inputs`: a rank's own tensors with their global dimensions and shardings.
+    fn run(&mut self, mut inputs: Vec<(TestTensor, Vec<u64>, Sharding)>) -> Vec<TestTensor> {
+        let contract = registry().get(self.name).unwrap().clone();
+        let shardings: Vec<Sharding> = inputs.iter().map(|i| i.2.clone()).collect();
+        let views = inputs.iter().zip(&shardings).map(|((tensor, dims, _), sharding)| OperandView {
+            name: "input",
+            ty: TensorType { dims: dims.clone(), ..tensor.ty() },
+            sharding,
+            role: &Role::Activation,
+        });
+        let samples = self.batch.num_samples;
+        let capacity = Capacity { rows: samples, samples, active: samples };
+        let mut view = OpView {
+            name: "test",
+            attrs: self.attrs,
+            inputs: views.collect(),
+            outputs: Vec::new(),
+            capacity,
+        };
+        let types = contract.infer(&view).unwrap();
+        let rule = contract.shard(&view, self.world).unwrap();
+        view.outputs = types
+            .iter()
+            .zip(&rule.outputs)
+            .map(|(ty, sharding)| OperandView {
+                name: "output",
+                ty: ty.clone(),
+                sharding,
+                role: &Role::Activation,
+            })
+            .collect();
+        let local = |ty: &TensorType, sharding: &Sharding| TensorType {
+            dims: sharding.local_dims(&ty.dims, self.rank, self.world),
+            ..ty.clone()
+        };
+        let op = LocalOp {
+            global: &view,
+            inputs: inputs.iter().map(|i| i.0.ty()).collect(),
+            outputs: types.iter().zip(&rule.outputs).map(|(ty, s)| local(ty, s)).collect(),
+            rank: self.rank,
+            world: self.world,
+        };
+        let partition = contract.partition(&op, &Target::cpu(1)).unwrap();
+        let mut outputs: Vec<TestTensor> = op
+            .outputs
+            .iter()
+            .map(|ty| {
+                let dims: Vec<u32> = ty.dims.iter().map(|d| *d as u32).collect();
+                TestTensor::poisoned(ty.dtype, &dims).with_rows(ty.rows)
+            })
+            .collect();
+        for (index, output) in outputs.iter().enumerate() {
+            crate::testing::assert_covered_once(&partition, index as u8, &output.dims);
+        }
+        for spec in &partition.tasks {
+            let task = TestTask {
+                params: partition.params.clone(),
+                args: spec.args,
+                inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].0.view(r)).collect(),
+                outputs: spec.writes.iter().map(|w| outputs[usize::from(w.operand)].view(w)).collect(),
+                scratch_bytes: partition.scratch_bytes,
+            };
+            let code = run_task(self.name, &task, self.batch, &TestRank::default(), Call::Run);
+            assert_eq!(code, 0, "{}", self.name);
+        }
+        outputs
+    }
+}
+
+fn words(dtype: DType, dims: &[u32], values: &[u32]) -> TestTensor {
+    let mut tensor = TestTensor::poisoned(dtype, dims);
+    let bytes: Vec<u8> = values.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    tensor.data.bytes_mut().copy_from_slice(&bytes);
+    tensor
+}
+
+/// Slices of all ranks behind each other.
+fn gathered(slices: &[TestTensor]) -> (TestTensor, Vec<u64>) {
+    let mut dims = slices[0].dims.clone();
+    dims[0] = slices.len() as u32;
+    let values: Vec<u32> = slices.iter().flat_map(TestTensor::words).collect();
+    let global = dims.iter().map(|d| u64::from(*d)).collect();
+    (words(DType::U32, &dims, &values), global)
+}
+
+/// All steps on `world` ranks with `parts` parts each: the tokens, the same on all ranks, and the records of the second
+/// pass.
+fn sample(case: &Case, world: u32, parts: u32) -> (Vec<u32>, TestTensor) {
+    let (samples, vocabulary) = (case.logits.len() as u32, case.logits[0].len() as u64);
+    let slots = case.counts.len() as u32;
+    let attrs = json!({"slices": world, "parts": parts, "kept": vocabulary.min(1024)});
+    let attrs = attrs.as_object().unwrap().clone();
+    let mut batch = case.batch.clone();
+    let columns = match world {
+        1 => Sharding::Replicated,
+        _ => Sharding::split(1, vocabulary, Split::Even { unit: 16 }),
+    };
+    let slices = match world {
+        1 => Sharding::Replicated,
+        _ => Sharding::split(0, u64::from(world), Split::Even { unit: 1 }),
+    };
+    let local = |rank: u32| {
+        let own = if world == 1 { 0..vocabulary } else { columns.ranges(rank, world)[0].clone() };
+        let (own, width) = (own.start as usize..own.end as usize, (own.end - own.start) as u32);
+        let logits: Vec<f32> = case.logits.iter().flat_map(|row| row[own.clone()].iter().copied()).collect();
+        let counts: Vec<u32> = case.counts.iter().flat_map(|row| row[own.clone()].iter().copied()).collect();
+        [
+            (
+                TestTensor::new(DType::F32, &[samples, width], &logits).with_rows(Rows::Samples),
+                vec![u64::from(samples), vocabulary],
+                columns.clone(),
+            ),
+            (
+                words(DType::U32, &[slots, width], &counts),
+                vec![u64::from(slots), vocabulary],
+                columns.clone(),
+            ),
+        ]
+    };
+    let (mut records, mut lists, mut weighed) = (Vec::new(), Vec::new(), Vec::new());
+    for rank in 0..world {
+        let mut step =
+            |name, inputs| Step { name, attrs: &attrs, rank, world, batch: &mut batch }.run(inputs);
+        let mut found = step("sample_partial", local(rank).to_vec());
+        let own = found.pop().unwrap();
+        let mut global: Vec<u64> = own.dims.iter().map(|d| u64::from(*d)).collect();
+        global[0] = u64::from(world);
+        records.push(found.pop().unwrap());
+        lists.push(step("sample_merge", vec![(own, global, slices.clone())]).remove(0));
+    }
+    let (records, records_dims) = gathered(&records);
+    let (lists, lists_dims) = gathered(&lists);
+    for rank in 0..world {
+        let [logits, counts] = local(rank);
+        let joined = (records.clone(), records_dims.clone(), Sharding::Replicated);
+        let mut step = Step { name: "sample_weigh", attrs: &attrs, rank, world, batch: &mut batch };
+        weighed.push(step.run(vec![joined, logits, counts]).remove(0));
+    }
+    let (weighed, weighed_dims) = gathered(&weighed);
+    let greedy: Vec<u32> = (0..samples).map(|s| 7000 + s).collect();
+    let mut tokens: Option<Vec<u32>> = None;
+    for rank in 0..world {
+        let whole =
+            |tensor: &TestTensor, dims: &Vec<u64>| (tensor.clone(), dims.clone(), Sharding::Replicated);
+        let greedy = words(DType::I32, &[samples], &greedy).with_rows(Rows::Samples);
+        let inputs = vec![
+            whole(&records, &records_dims),
+            whole(&weighed, &weighed_dims),
+            whole(&lists, &lists_dims),
+            (greedy, vec![u64::from(samples)], Sharding::Replicated),
+        ];
+        let mut step = Step { name: "sample_reduce", attrs: &attrs, rank, world, batch: &mut batch };
+        let next = step.run(inputs)[0].words();
+        assert_eq!(*tokens.get_or_insert_with(|| next.clone()), next, "ranks 0 and {rank} differ");
+    }
+    (tokens.unwrap_or_default(), weighed)
+}
+
+fn logits(seed: u64, n: usize, scale: f32) -> Vec<f32> {
+    random_values(seed, n).iter().map(|v| v * scale).collect()
+}
+
+#[test]
+fn philox_gives_the_published_words() {
+    // kat_vectors of Random123, philox4x32 with 10 rounds.
+    let vectors: [([u32; 4], [u32; 2], [u32; 4]); 3] = [
+        ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+    for (counter, key, wanted) in vectors {
+        let mut got = [0; 4];
+        // SAFETY: reads four and two words, writes four.
+        unsafe { mpk_philox4x32_10(counter.as_ptr(), key.as_ptr(), got.as_mut_ptr()) };
+        assert_eq!(got, wanted);
+        assert_eq!(philox(counter, key), wanted);
+    }
+}
+
+/// The token follows from noise and distribution, so equal tokens for many positions say that both are right. Where two
+/// noisy values are closer than f32 can tell them apart, either may come.
+#[test]
+fn draws_what_the_reference_draws() {
+    let mut compared = 0;
+    for (vocabulary, scale) in [(40usize, 3.0), (331, 6.0), (5003, 2.0), (5003, 12.0)] {
+        let row = logits(vocabulary as u64, vocabulary, scale);
+        for s in ways(0x1234_5678_9abc_def0) {
+            let values = processed(&row, &vec![(false, 0); vocabulary], &s);
+            let positions: Vec<u32> = (1..6).collect();
+            let case = Case::new(vec![row.clone(); 5], vec![s; 5], &positions);
+            let (tokens, _) = sample(&case, 1, 3);
+            for (&token, &position) in tokens.iter().zip(&positions) {
+                if s.flags & MPK_SAMPLING_NOISE == 0 {
+                    assert_eq!(token as usize, super::reference::order(&values)[0]);
+                    continue;
+                }
+                let (wanted, margin) = draw(&values, &s, position);
+                if margin > 1e-4 {
+                    assert_eq!(token as usize, wanted, "{vocabulary} tokens, position {position}, {s:?}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 400, "{compared}");
+}
+
+/// What decides about each entry of the frontier, against float64.
+#[test]
+fn weights_are_those_of_the_distribution() {
+    for (vocabulary, scale) in [(331usize, 6.0), (5003, 1.0), (5003, 20.0)] {
+        let row = logits(3, vocabulary, scale);
+        let s = mpk_sampling { top_p: 0.9, ..plain(9) };
+        let values = processed(&row, &vec![(false, 0); vocabulary], &s);
+        let order = super::reference::order(&values);
+        let all: f64 = order.iter().map(|&t| (values[t] - values[order[0]]).exp()).sum();
+        let case = Case::new(vec![row], vec![s], &[4]);
+        let parts = 3;
+        let (_, weighed) = sample(&case, 2, parts);
+        let records: Vec<Vec<u32>> =
+            weighed.words().chunks(weighed.dims[3] as usize).map(<[u32]>::to_vec).collect();
+        let low_high = |r: &[u32], at: usize| f64::from(r[at]) + f64::from(r[at + 1]) * 2f64.powi(32);
+        let sum: f64 = records.iter().map(|r| low_high(r, 2)).sum();
+        assert!((sum / 2f64.powi(31) / all - 1.0).abs() < 1e-6, "{} and {all}", sum / 2f64.powi(31));
+        assert!(records[0][0] > 1, "one entry only");
+        for i in 0..records[0][0] as usize {
+            let at = MPK_WEIGH_ENTRIES as usize + i * MPK_WEIGH_ENTRY_WORDS as usize;
+            let place = order.iter().position(|&t| t == records[0][at + 2] as usize).unwrap();
+            let tokens: u32 = records.iter().map(|r| r[at + 3]).sum();
+            assert_eq!(tokens as usize, place);
+            let before: f64 = order[..place].iter().map(|&t| (values[t] - values[order[0]]).exp()).sum();
+            let got = records.iter().map(|r| low_high(r, at + 4)).sum::<f64>() / sum;
+            assert!((got - before / all).abs() < 1e-6, "entry {i}: {got} and {}", before / all);
+        }
+    }
+}
+
+/// Pearson's test of 100,000 draws for each way of choosing: as many positions, and as many seeds.
+#[test]
+fn draws_follow_the_filtered_distribution() {
+    const DRAWS: usize = 100_000;
+    const AT_ONCE: usize = 500;
+    if crate::sanitizer::enabled() {
+        return; // too slow there, and other tests touch the same memory
+    }
+    let row = logits(17, 30, 2.5);
+    let tests = [
+        plain(1),
+        mpk_sampling { inverse_temperature: 0.5, top_p: 0.8, ..plain(2) },
+        mpk_sampling { top_k: 9, top_p: 0.9, log_min_p: 0.01f32.ln(), ..plain(3) },
+    ];
+    for (number, s) in tests.into_iter().enumerate() {
+        let wanted = filtered(&processed(&row, &[(false, 0); 30], &s), &s);
+        let mut times = vec![0u32; row.len()];
+        for first in (0..DRAWS).step_by(AT_ONCE) {
+            let each = |i: usize| mpk_sampling { seed: s.seed + if number == 1 { i as u64 } else { 0 }, ..s };
+            let sampling = (first..first + AT_ONCE).map(each).collect();
+            let positions: Vec<u32> =
+                (first..first + AT_ONCE).map(|i| if number == 1 { 5 } else { 1 + i as u32 }).collect();
+            let case = Case::new(vec![row.clone(); AT_ONCE], sampling, &positions);
+            sample(&case, 1, 1).0.iter().for_each(|&t| times[t as usize] += 1);
+        }
+        let (mut chi2, mut free) = (0.0, -1.0);
+        for (&times, &p) in times.iter().zip(&wanted) {
+            if p == 0.0 {
+                assert_eq!(times, 0, "a token that a filter drops was drawn");
+                continue;
+            }
+            let expected = p * DRAWS as f64;
+            assert!(expected > 5.0, "too rare for the test: {p}");
+            chi2 += (f64::from(times) - expected).powi(2) / expected;
+            free += 1.0;
+        }
+        // Wilson and Hilferty: this is about normal.
+        let normal =
+            ((chi2 / free as f64).cbrt() - (1.0 - 2.0 / (9.0 * free))) / (2.0f64 / (9.0 * free)).sqrt();
+        assert!(normal.abs() < 4.0, "chi-square {chi2} with {free} degrees of freedom, {s:?}");
+    }
+}
+
+#[test]
+fn tokens_do_not_depend_on_ranks_parts_slots_or_neighbours() {
+    for (vocabulary, scale) in [(203usize, 4.0), (5003, 1.5)] {
+        let rows: Vec<Vec<f32>> = vec![
+            logits(1, vocabulary, scale),
+            vec![0.25; vocabulary], // all equal: the filters cut by token id
+            logits(2, vocabulary, scale),
+        ];
+        for s in ways(77) {
+            let sampling =
+                vec![s, mpk_sampling { seed: 78, ..s }, mpk_sampling { top_p: 0.5, top_k: 0, ..s }];
+            let case = Case::new(rows.clone(), sampling.clone(), &[10, 11, 12]);
+            let (tokens, _) = sample(&case, 1, 1);
+            for (world, parts) in [(1, 4), (2, 1), (2, 3), (4, 2)] {
+                assert_eq!(tokens, sample(&case, world, parts).0, "{world} ranks, {parts} parts, {s:?}");
+            }
+            // The last alone, in slot 2 of a batch of one.
+            let mut alone = Case::new(vec![rows[2].clone()], sampling, &[12]);
+            alone.batch.active_slot = vec![2];
+            alone.counts = vec![vec![0; vocabulary]; 3];
+            assert_eq!(tokens[2..], sample(&alone, 2, 2).0, "{s:?}");
+        }
+    }
+}
+
+#[test]
+fn all_levels_give_the_same_tokens() {
+    let case = Case::new(vec![logits(5, 997, 3.0); 26], ways(5), &(1..27).collect::<Vec<_>>());
+    let results: Vec<_> = Isa::ALL.into_iter().filter_map(|isa| isa.with(|| sample(&case, 1, 2).0)).collect();
+    assert!(results.iter().all(|r| *r == results[0]), "{results:?}");
+}
+
+#[test]
+fn greedy_requests_keep_the_greedy_token() {
+    let off = mpk_sampling { flags: 0, ..plain(1) };
+    let case = Case::new(vec![logits(5, 99, 3.0); 3], vec![off, plain(3), off], &[1, 2, 3]);
+    let tokens = sample(&case, 1, 2).0;
+    assert_eq!((tokens[0], tokens[2]), (7000, 7002));
+    assert!(tokens[1] < 99);
+}
+
+#[test]
+fn numbers_that_are_none_and_infinities_end_in_a_token() {
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let mut mixed = logits(8, 64, 3.0);
+    mixed[3] = nan;
+    mixed[5] = -inf;
+    let mut above = mixed.clone();
+    above[50] = inf;
+    for s in ways(11) {
+        for world in [1, 2] {
+            let rows = vec![vec![nan; 64], vec![-inf; 64], mixed.clone(), above.clone()];
+            let tokens = sample(&Case::new(rows, vec![s; 4], &[1; 4]), world, 2).0;
+            assert!(tokens[..2].iter().all(|t| *t < 64), "{tokens:?}");
+            assert!(![3, 5].contains(&tokens[2]), "{tokens:?} {s:?}");
+            assert_eq!(tokens[3], 50, "{s:?}");
+        }
+    }
+}
+
+#[test]
+fn penalties_are_the_reference_s() {
+    let vocabulary = 97;
+    let s = mpk_sampling {
+        flags: MPK_SAMPLING_ON | MPK_SAMPLING_NOISE | MPK_SAMPLING_PENALTIES,
+        repetition: 1.3,
+        inverse_repetition: 1.0 / 1.3,
+        presence: 0.4,
+        frequency: 0.7,
+        top_k: 20,
+        ..plain(4)
+    };
+    let seen: Vec<(bool, u32)> = (0..vocabulary)
+        .map(|t| match t % 5 {
+            0 => (true, 0),
+            1 => (true, t % 3 + 1),
+            _ => (false, 0),
+        })
+        .collect();
+    let row = logits(6, vocabulary as usize, 3.0);
+    let values = processed(&row, &seen, &s);
+    let positions: Vec<u32> = (1..30).collect();
+    let mut case = Case::new(vec![row; 29], vec![s; 29], &positions);
+    let counts = seen.iter().enumerate().map(|(t, &(stands, times))| match (stands, times) {
+        (false, _) => 0,
+        // As a token of the prompt, or as a new one only.
+        (true, times) if times == 0 || t % 2 == 0 => MPK_COUNT_IN_PROMPT | times,
+        (true, times) => times,
+    });
+    let counts: Vec<u32> = counts.collect();
+    case.counts = vec![counts; 29];
+    for (&token, &position) in sample(&case, 2, 2).0.iter().zip(&positions) {
+        let (wanted, margin) = draw(&values, &s, position);
+        assert!(margin < 1e-4 || token as usize == wanted, "position {position}");
+    }
+}
+
+/// Counts of sequences that take turns in the slots, against counting by hand.
+#[test]
+fn counts_are_those_of_the_sequence_in_the_slot() {
+    let (vocabulary, slots) = (50u32, 3u32);
+    let penalties = mpk_sampling { flags: MPK_SAMPLING_ON | MPK_SAMPLING_PENALTIES, ..plain(0) };
+    let mut counts = words(DType::U32, &[slots, vocabulary], &vec![0xdead_beef; 150]);
+    // (slot, prompt length, tokens) of runs of iterations that feed some rows each.
+    let sequences: [(i32, u32, Vec<i32>); 3] = [
+        (1, 4, vec![3, 3, 9, 49, 3, 9, 0]),
+        (1, 2, vec![7, 8, 8, 8, 7]),              // the slot's next request
+        (1, 4, vec![3, 3, 9, 49, 3, 9, 0, 0, 1]), // the first one anew, after it was preempted
+    ];
+    for (slot, prompt, tokens) in sequences {
+        let mut context = 0;
+        // A chunk of the prompt, the rest of it, then token by token; anew all at once.
+        let anew = tokens.len() == 9;
+        while context < tokens.len() {
+            let rows = if anew {
+                7.min(tokens.len() - context)
+            } else if context == 0 {
+                2
+            } else {
+                1
+            };
+            let mut batch = TestBatch {
+                num_rows: rows as u32 + 2,
+                num_active: 2,
+                active_slot: vec![0, slot],
+                active_first_row: vec![0, 2],
+                active_num_rows: vec![2, rows as i32],
+                active_context: vec![0, context as i32],
+                row_token: [vec![3, 4], tokens[context..context + rows].to_vec()].concat(),
+                row_position: [vec![0, 1], (context..context + rows).map(|p| p as i32).collect()].concat(),
+                // Slot 0 has a request without penalties: its counts stay as they are.
+                sampling: vec![plain(0), mpk_sampling { num_prompt_tokens: prompt, ..penalties }, plain(0)],
+                ..TestBatch::default()
+            };
+            let attrs = json!({"tiles": 2}).as_object().unwrap().clone();
+            let contract = registry().get("token_counts").unwrap().clone();
+            let view = OpView {
+                name: "test",
+                attrs: &attrs,
+                inputs: vec![OperandView {
+                    name: "counts",
+                    ty: counts.ty(),
+                    sharding: &Sharding::Replicated,
+                    role: &Role::Activation,
+                }],
+                outputs: Vec::new(),
+                capacity: Capacity { rows: 9, samples: 2, active: 2 },
+            };
+            let op = LocalOp {
+                global: &view,
+                inputs: vec![counts.ty()],
+                outputs: vec![counts.ty()],
+                rank: 0,
+                world: 1,
+            };
+            for spec in contract.partition(&op, &Target::cpu(1)).unwrap().tasks {
+                let view = counts.view(&spec.reads[0]);
+                let task = TestTask {
+                    params: vec![0],
+                    args: spec.args,
+                    inputs: vec![view],
+                    outputs: vec![view],
+                    ..TestTask::default()
+                };
+                assert_eq!(run_task("token_counts", &task, &mut batch, &TestRank::default(), Call::Run), 0);
+            }
+            context += rows;
+        }
+        let mut wanted = vec![0u32; vocabulary as usize];
+        for (position, &token) in tokens.iter().enumerate() {
+            let word = &mut wanted[token as usize];
+            *word = if (position as u32) < prompt { *word | MPK_COUNT_IN_PROMPT } else { *word + 1 };
+        }
+        let got = counts.words();
+        assert_eq!(got[slot as usize * 50..][..50], wanted[..]);
+        assert!(got[..50].iter().chain(&got[100..]).all(|w| *w == 0xdead_beef), "another slot was touched");
+    }
+}
+
+#[test]
+fn parts_fit_the_gpu_s_memory_and_keep_its_workers_busy() {
+    for vocabulary in [99u64, 32_000, 128_256, 151_936, 262_144] {
+        for world in [1, 2, 4, 8] {
+            for samples in [1, 2, 8, 64] {
+                for workers in [1, 2, 132] {
+                    let parts = super::parts(vocabulary, world, samples, workers);
+                    let share = vocabulary.div_ceil(u64::from(world)).next_multiple_of(16) + 16;
+                    let widest = crate::tasks::argmax_partial::cut(share as u32, parts);
+                    let widest = widest.iter().map(|r| r.end - r.start).max().unwrap();
+                    assert!(
+                        widest <= crate::tasks::sample_family::MOST_COLUMNS,
+                        "{vocabulary} {world} {parts}"
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(super::parts(151_936, 1, 8, 132), 33); // 264 tasks: two rounds
+    assert_eq!(super::parts(151_936, 4, 8, 132), 16);
+}

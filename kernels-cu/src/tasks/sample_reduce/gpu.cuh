@@ -1,0 +1,194 @@
+/* The token of one sample, from what all ranks have found. */
+#pragma once
+
+#include "tasks/sample_partial/gpu_sample.cuh"
+#include "tasks/sample_reduce/params.h"
+#include "tasks/sample_weigh/params.h"
+
+namespace mpk {
+namespace gpu {
+
+struct SampleReduce : TaskCode {
+  static __device__ __forceinline__ int run(Context& context) {
+    const uint32_t kept = context.params<mpk_sample_reduce_params>().kept;
+    const uint32_t sample = static_cast<uint32_t>(context.slot->task.args[3]);
+    const SampleRow row(context, sample, kept);
+    if (row.mode == sampling::kImpossible) context.fail(MPK_ABORT_KERNEL);
+    const int code = context.wait_inputs();
+    if (code != MPK_OK || sample >= context.slot->num_samples) return code;
+
+    Work* work = reinterpret_cast<Work*>(context.work());
+    uint32_t token = MPK_SAMPLE_NO_TOKEN;
+    if (row.mode == sampling::kOff) token = *reinterpret_cast<const uint32_t*>(context.input(3).addr);
+    else if (row.mode == sampling::kList) token = from_list(context, row, work);
+    else token = from_records(context, row, work);
+    if (context.thread == 0) {
+      if (token == MPK_SAMPLE_NO_TOKEN) context.fail(MPK_ABORT_KERNEL);
+      *reinterpret_cast<uint32_t*>(context.output(0).addr) = token;
+    }
+    return MPK_OK;
+  }
+
+ private:
+  static constexpr uint32_t kMostListed = 1024; /* MOST_LISTED in sample_family.rs */
+  static constexpr uint32_t kShares = kComputeThreads / MPK_SAMPLE_FRONTIER;
+  struct Work {
+    union {
+      uint64_t keys[kMostListed];
+      struct {
+        uint64_t before[kShares][MPK_SAMPLE_FRONTIER];
+        uint32_t tokens[kShares][MPK_SAMPLE_FRONTIER];
+      };
+    };
+    uint64_t sums[kComputeWarps];
+    NoisyToken warps[2][kComputeWarps];
+    SelectRoom select;
+  };
+  static_assert(sizeof(Work) <= kWorkBytes, "the work area is too small");
+
+  /* The highest logit, the highest noisy value, or the last entry of the frontier that the filters keep. The same in thread 0
+   * only. */
+  static __device__ __forceinline__ uint32_t from_records(Context& context, const SampleRow& row, Work* work) {
+    const SampleRecords records(context.input(0)), weighed(context.input(1));
+    const bool frontier = row.mode == sampling::kFrontier;
+    NoisyToken best = {0, 0.0f};
+    uint64_t all = 0;
+#pragma unroll 1
+    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
+      const uint32_t* record = records.at(r);
+      NoisyToken own = {0, 0.0f};
+      if (row.mode == sampling::kDraw) {
+        if (record[MPK_SAMPLE_COUNT] != 0) own = entry_of(record, 0);
+      } else if (record[MPK_SAMPLE_HIGHEST_TOKEN] != MPK_SAMPLE_NO_TOKEN) {
+        const float value = sampling::float_of(record[MPK_SAMPLE_HIGHEST]);
+        own = {sampling::key_of(value, record[MPK_SAMPLE_HIGHEST_TOKEN]), value};
+      }
+      if (own.beats(best)) best = own;
+      if (frontier) all += sum_at(weighed.at(r), MPK_WEIGH_SUM);
+    }
+    uint32_t count = 0;
+    if (frontier) {
+      count = weighed.first[MPK_WEIGH_COUNT]; /* the entries are the same in every record */
+      const uint32_t e = context.thread % MPK_SAMPLE_FRONTIER, share = context.thread / MPK_SAMPLE_FRONTIER;
+      uint64_t before = 0;
+      uint32_t tokens = 0;
+      if (e < count) {
+#pragma unroll 4
+        for (uint32_t r = share; r < weighed.count; r += kShares) {
+          const uint32_t* entry = weighed.at(r) + MPK_WEIGH_ENTRIES + e * MPK_WEIGH_ENTRY_WORDS;
+          tokens += entry[3];
+          before += sum_at(entry, 4);
+        }
+      }
+      work->before[share][e] = before;
+      work->tokens[share][e] = tokens;
+      all = sum_of_warp(all);
+      if (context.lane == 0) work->sums[context.warp] = all;
+    }
+    best = best_of_block(context, best, work->warps[0]);
+    uint32_t token = best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
+    if (!frontier || context.thread != 0) return token;
+    all = 0;
+    for (uint32_t w = 0; w < kComputeWarps; ++w) all += work->sums[w];
+    const float highest = sampling::float_of(weighed.first[MPK_WEIGH_HIGHEST]);
+    /* The last entry has the highest noisy value, so it is drawn unless a filter drops it. The highest logit stays always. */
+#pragma unroll 1
+    for (uint32_t i = count; i-- > 0;) {
+      uint64_t before = 0;
+      uint32_t tokens = 0;
+      for (uint32_t share = 0; share < kShares; ++share) {
+        before += work->before[share][i];
+        tokens += work->tokens[share][i];
+      }
+      const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + i * MPK_WEIGH_ENTRY_WORDS;
+      const bool in_top_k = row.sampling.top_k == 0 || tokens < row.sampling.top_k;
+      if (in_top_k && sampling::passes_min_p(sampling::float_of(entry[0]), highest, row.sampling) &&
+          sampling::passes_top_p(before, all, row.sampling))
+        return entry[2];
+    }
+    return token;
+  }
+
+  static __device__ __forceinline__ uint64_t sum_at(const uint32_t* words, uint32_t i) { return static_cast<uint64_t>(words[i + 1]) << 32 | words[i]; }
+
+  /* From the top_k highest logits of all ranks. The same in all threads. */
+  static __device__ __forceinline__ uint32_t from_list(Context& context, const SampleRow& row, Work* work) {
+    const mpk_sampling& s = row.sampling;
+    const mpk_operand& lists = context.input(2); /* [ranks, 1, words] */
+    const uint32_t* first = reinterpret_cast<const uint32_t*>(lists.addr);
+    const uint64_t stride = lists.strides[0];
+    uint64_t* keys = work->keys;
+    uint32_t size = 2; /* of what is sorted */
+    while (size < s.top_k) size *= 2;
+    for (uint32_t i = context.thread; i < size; i += kComputeThreads) keys[i] = 0;
+    context.sync();
+    const auto key_at = [&](uint32_t i) {
+      const uint32_t rank = quotient(i, s.top_k);
+      return pair_key(first + rank * stride, i - rank * s.top_k);
+    };
+    select_keys(context, lists.dims[0] * s.top_k, s.top_k, &work->select, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; });
+    sort(context, keys, size);
+
+    const uint64_t top = keys[0];
+    const float highest = sampling::value_of_key(top);
+    const uint32_t each = (size + kComputeThreads - 1) / kComputeThreads, begin = context.thread * each;
+    uint64_t own = 0;
+#pragma unroll 1
+    for (uint32_t i = begin; i < begin + each && i < size; ++i) own += weight_of(keys[i], highest, s);
+    uint64_t through = own;
+#pragma unroll
+    for (uint32_t d = 1; d < 32; d *= 2) {
+      const uint64_t other = __shfl_up_sync(0xFFFFFFFFu, through, d);
+      if (context.lane >= d) through += other;
+    }
+    if (context.lane == 31) work->sums[context.warp] = through;
+    context.sync();
+    uint64_t before = through - own, all = 0;
+    for (uint32_t w = 0; w < kComputeWarps; ++w) {
+      if (w < context.warp) before += work->sums[w];
+      all += work->sums[w];
+    }
+    NoisyToken best = {0, 0.0f};
+#pragma unroll 1
+    for (uint32_t i = begin; i < begin + each && i < size; ++i) {
+      const uint64_t key = keys[i];
+      if (key == 0 || !sampling::passes_min_p(sampling::value_of_key(key), highest, s)) break;
+      if (i > 0 && !sampling::passes_top_p(before, all, s)) break;
+      const uint32_t token = sampling::token_of_key(key);
+      const NoisyToken candidate = {key, sampling::value_of_key(key) + sampling::noise(s.seed, row.position, token)};
+      if (candidate.beats(best)) best = candidate;
+      before += weight_of(key, highest, s);
+    }
+    best = best_of_block(context, best, work->warps[0]);
+    return best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
+  }
+
+  static __device__ __forceinline__ uint32_t weight_of(uint64_t key, float highest, const mpk_sampling& s) {
+    if (key == 0) return 0;
+    const float value = sampling::value_of_key(key);
+    return sampling::passes_min_p(value, highest, s) ? sampling::weight(value, highest) : 0;
+  }
+
+  /* Bitonic, the highest first; `size` is a power of two. */
+  static __device__ __forceinline__ void sort(Context& context, uint64_t* keys, uint32_t size) {
+#pragma unroll 1
+    for (uint32_t run = 2; run <= size; run *= 2) {
+#pragma unroll 1
+      for (uint32_t step = run / 2; step > 0; step /= 2) {
+#pragma unroll 1
+        for (uint32_t i = context.thread; i < size / 2; i += kComputeThreads) {
+          const uint32_t low = 2 * i - (i & (step - 1)), high = low + step; /* step is a power of two */
+          const uint64_t a = keys[low], b = keys[high];
+          if (((low & run) == 0) == (a < b)) {
+            keys[low] = b;
+            keys[high] = a;
+          }
+        }
+        context.sync();
+      }
+    }
+  }
+};
+
+}  // namespace gpu
+}  // namespace mpk
