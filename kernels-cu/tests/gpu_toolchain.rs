@@ -47,14 +47,20 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let codes = [Expression {
-        task_type: "wide_linear".to_string(),
-        code: "mpk::gpu::WideLinear<MPK_BF16, mpk::gpu::wide::kGated, 2, 1, 128>".to_string(),
-    }];
-    let options = CompileOptions::new(Architecture::Sm90a, false);
-    let made = compile(&codes, &options, &Cache::new(folder.path())).unwrap();
-    println!("{:?}\n{}", made.took, made.log);
-    assert!(!made.log.contains("(C75"), "{}", made.log);
+    let compiled = |shapes: &[&str]| {
+        let expression = |shape: &&str| Expression {
+            task_type: "wide_linear".to_string(),
+            code: format!("mpk::gpu::WideLinear<MPK_BF16, mpk::gpu::wide::{shape}>"),
+        };
+        let codes: Vec<Expression> = shapes.iter().map(expression).collect();
+        let options = CompileOptions::new(Architecture::Sm90a, false);
+        let made = compile(&codes, &options, &Cache::new(folder.path())).unwrap();
+        println!("{:?}\n{}", made.took, made.log);
+        assert!(!made.log.contains("(C75"), "{}", made.log);
+        made
+    };
+    compiled(&["kFloat, 1, 2, 128", "kHalf, 1, 1, 64"]);
+    let made = compiled(&["kGated, 2, 1, 128"]);
 
     // Of the toolkit, or one in the path; the set-up brings none.
     let nvcc = Toolchain::find(Architecture::Sm90a, false).unwrap().nvcc.path;
