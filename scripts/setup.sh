@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--cuda] [--nvshmem] [--deny] [--check]
+usage: scripts/setup.sh [--cuda] [--nvshmem] [--deny] [--clients] [--check]
 
 Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are there. What is missing is
 installed with apt-get, as root or through sudo; where neither can be had, the one command to type is
@@ -16,10 +16,12 @@ printed and the exit status is 3. Quick when there is nothing left to do.
   --nvshmem   only the part of that which the nvshmem-sys crate is tested with: NVSHMEM's and CUDA's headers
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
+  --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests, from PyPI into
+              .setup/clients (about 10 MB to download), and curl
   --check     only say what is missing, with exit status 3 if anything is
 
 Everything that does not come from the distribution goes below .setup/, which git ignores: remove that
-folder to undo. Neither is needed to build, or to run on the CPU. NVSHMEM_HOME, if set, names an NVSHMEM
+folder to undo. None of it is needed to build, or to run on the CPU. NVSHMEM_HOME, if set, names an NVSHMEM
 of yours and makes --nvshmem do nothing, and --cuda with it if CUDA_HOME names a toolkit of yours too.
 END
 }
@@ -33,12 +35,13 @@ cuda_crt_version=13.0.88
 cuda_cccl_version=13.0.85
 cargo_deny_version=0.18.9
 
-want_cuda=false want_nvshmem=false want_deny=false check_only=false
+want_cuda=false want_nvshmem=false want_deny=false want_clients=false check_only=false
 for argument in "$@"; do
     case $argument in
     --cuda) want_cuda=true ;;
     --nvshmem) want_nvshmem=true ;;
     --deny) want_deny=true ;;
+    --clients) want_clients=true ;;
     --check) check_only=true ;;
     -h | --help)
         usage
@@ -78,6 +81,7 @@ has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 installed_versions() { cat "$setup_folder/nvidia/versions" 2>/dev/null; }
 has_cuda() { [[ $(installed_versions) == "$nvidia_versions$nvcc_versions" ]]; }
 has_nvshmem() { has_cuda || [[ $(installed_versions) == "$nvidia_versions" ]]; }
+has_clients() { cmp -s scripts/clients.txt "$setup_folder/clients/clients.txt"; }
 has_deny() { [[ $(cargo deny --version 2>/dev/null) =~ ^cargo-deny\ 0\.(1[89]|[2-9][0-9])\. ]]; }
 nvidia_versions="nvshmem $nvshmem_version, cuda-runtime $cuda_runtime_version, cuda-crt $cuda_crt_version"
 nvidia_versions+=", cuda-cccl $cuda_cccl_version"
@@ -87,10 +91,10 @@ if $want_cuda && [[ -n ${CUDA_HOME:-} && -n ${NVSHMEM_HOME:-} ]]; then
 fi
 ! $want_cuda || want_nvshmem=false
 
-# Whether PyPI is asked for something.
-wants_packages() {
+wants_nvidia() {
     if $want_cuda; then ! has_cuda; else $want_nvshmem && [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem; fi
 }
+wants_clients() { $want_clients && ! has_clients; }
 
 check_rust() {
     local needed found
@@ -109,8 +113,11 @@ install_packages() {
     has_cxx || { missing+=(g++ make) && words+=("a C++ compiler"); }
     has_mpi || { missing+=(openmpi-bin libopenmpi-dev) && words+=("Open MPI"); }
     has_libclang || { missing+=(libclang-dev) && words+=(libclang); }
-    if wants_packages && ! has_pip; then
+    if { wants_nvidia || wants_clients; } && ! has_pip; then
         missing+=(python3-pip) && words+=(pip)
+    fi
+    if $want_clients && ! command -v curl >/dev/null; then
+        missing+=(curl) && words+=(curl)
     fi
     [[ ${#missing[@]} -gt 0 ]] || return 0
 
@@ -144,7 +151,7 @@ install_nvidia() {
         say "NVSHMEM_HOME is set: using $NVSHMEM_HOME${CUDA_HOME:+, and CUDA_HOME: $CUDA_HOME}"
         return
     fi
-    wants_packages || return 0
+    wants_nvidia || return 0
     local option=--nvshmem words="NVSHMEM's headers and libraries" packages=()
     if $want_cuda; then
         option=--cuda words="CUDA's compiler and NVSHMEM"
@@ -190,6 +197,21 @@ install_nvidia() {
     touch sys/wrapper.h
 }
 
+install_clients() {
+    wants_clients || return 0
+    ! $check_only || lack "missing: the server's clients; to install: scripts/setup.sh --clients"
+    say "downloading the server's clients from PyPI into .setup/clients: scripts/clients.txt"
+    work="$(mktemp -d "$setup_folder/clients.XXXXXX")"
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps \
+        --only-binary=:all: --target "$work/new" -r scripts/clients.txt >&2 ||
+        lack "pip could not install the packages of scripts/clients.txt"
+    cp scripts/clients.txt "$work/new/"
+    rm -rf "$setup_folder/clients"
+    mv "$work/new" "$setup_folder/clients"
+    rm -rf "$work"
+    work=""
+}
+
 install_deny() {
     has_deny && return
     ! $check_only || lack "missing: cargo-deny; to install: scripts/setup.sh --deny"
@@ -208,11 +230,12 @@ install_deny() {
 
 check_rust
 install_packages
-if $want_cuda || $want_nvshmem || $want_deny; then
+if $want_cuda || $want_nvshmem || $want_deny || $want_clients; then
     mkdir -p "$setup_folder"
     exec 9>"$setup_folder/lock"
     flock 9
     install_nvidia
     ! $want_deny || install_deny
+    install_clients
 fi
 say "everything is in place"

@@ -6,7 +6,7 @@ usage() {
     cat <<'END'
 usage: scripts/test.sh [STEP...]
 
-Installs what is missing (scripts/setup.sh --cuda --deny), then runs the steps named, or all of them,
+Installs what is missing (scripts/setup.sh --cuda --deny --clients), then runs the steps named, or all of them,
 in this order, and stops at the first that fails:
 
   format     cargo fmt --check
@@ -56,7 +56,7 @@ fi
 unset CUDA_HOME CUDA_PATH
 started=$SECONDS
 echo "==> setup"
-bash "$here/setup.sh" --cuda --deny
+bash "$here/setup.sh" --cuda --deny --clients
 # shellcheck source=scripts/setup-env.sh
 source "$here/setup-env.sh"
 cd "$repository"
@@ -67,8 +67,8 @@ TMPDIR="$(mktemp -d /tmp/mpk-test.XXXXXX)"
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Tests that need NVSHMEM's files or CUDA's compiler fail instead of being skipped.
-export MPK_REQUIRE_NVSHMEM=1 MPK_REQUIRE_CUDA=1
+# Tests that need NVSHMEM's files, CUDA's compiler or the server's clients fail instead of being skipped.
+export MPK_REQUIRE_NVSHMEM=1 MPK_REQUIRE_CUDA=1 MPK_REQUIRE_CLIENTS=1
 cargo_options=(--workspace --release --locked)
 
 # Whether a component of the toolchain can be used; rustup adds it if need be.

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""Measures servers with OpenAI's API under open-loop load: requests leave at their times, however slow the server is.
+
+Reports time to first token, time between tokens and whole time (p50, p90, p99, in ms) and throughput, for each server, mix
+and rate, as a table on stdout and with --json as one object. Needs nothing but Python.
+
+    scripts/bench_serve.py --model examples/tiny/model.json --ranks 2 --rates 2,8,32 --plot serve.svg
+    scripts/bench_serve.py --model MODEL --llama-server PATH --gguf FILE     # llama.cpp's server in the same run
+    scripts/bench_serve.py --url http://127.0.0.1:8000                       # a server that runs already
+
+Mixes: short (prompts of 16 words), shared-prefix (192 common words, then 16), long-prompt (every tenth has 256 words).
+llama.cpp's server is built with `cmake -B build && cmake --build build --target llama-server`, and takes the same weights as
+a GGUF file (convert_hf_to_gguf.py of llama.cpp).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "bench"))
+import serve_plot  # noqa: E402
+
+MIXES = ("short", "shared-prefix", "long-prompt")
+WORDS = (
+    "and the of that he shall unto for I his a LORD they be is not him them it with all thou thy was God which my me said "
+    "but ye their have will thee from as are when this out were upon man you by Israel king son up there hath then people"
+).split()
+START_SECONDS = 180
+END_SECONDS = 30
+
+
+def words(generator, count):
+    return " ".join(generator.choice(WORDS) for _ in range(count))
+
+
+def prompt(mix, generator, number):
+    """The text of request `number`."""
+    if mix == "shared-prefix":
+        return words(random.Random(1), 192) + " " + words(generator, 16)
+    return words(generator, 256 if mix == "long-prompt" and number % 10 == 9 else 16)
+
+
+def percentile(values, share):
+    """The value below which `share` of them lie; None if there are none."""
+    if not values:
+        return None
+    values = sorted(values)
+    return values[min(len(values) - 1, round(share * (len(values) - 1)))]
+
+
+def spread(values):
+    return {f"p{p}": None if (v := percentile(values, p / 100)) is None else 1e3 * v for p in (50, 90, 99)}
+
+
+class Failed(Exception):
+    """The server did not give the answer."""
+
+
+async def events(reader):
+    """The data of server-sent events in a chunked body."""
+    text = b""
+    while True:
+        size = int((await reader.readline()).split(b";")[0] or b"0", 16)
+        chunk = await reader.readexactly(size + 2)
+        if size == 0:
+            return
+        text += chunk[:-2]
+        while b"\n\n" in text:
+            event, text = text.split(b"\n\n", 1)
+            if event.startswith(b"data: ") and event != b"data: [DONE]":
+                yield json.loads(event[6:])
+
+
+async def ask(url, body):
+    """Sends one request; gives the times of its start, its pieces of text and its end, and its new tokens."""
+    place = urlsplit(url)
+    data = json.dumps(body).encode()
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=1 << 20)
+    try:
+        writer.write(
+            f"POST /v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        )
+        status = int((await reader.readline()).split()[1])
+        while (await reader.readline()).strip():
+            pass
+        if status != 200:
+            raise Failed(status)
+        pieces, tokens, complete = [], None, False
+        async for event in events(reader):
+            if "error" in event:
+                raise Failed(event["error"])
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+            for choice in event["choices"]:
+                if choice.get("text"):
+                    pieces.append(time.perf_counter())
+                complete |= choice.get("finish_reason") is not None
+        if not complete:
+            raise Failed("the stream ended early")
+        return begin, pieces, time.perf_counter(), tokens if tokens is not None else len(pieces)
+    finally:
+        writer.close()
+
+
+async def load(url, mix, rate, options):
+    """Poisson arrivals at `rate` a second; gives the figures."""
+    generator = random.Random(f"{mix} {rate} {options.seed}")
+    tasks, late = [], []
+    begin = time.perf_counter()
+    moment = 0.0
+    while (moment := moment + generator.expovariate(rate)) < options.seconds:
+        body = {
+            "prompt": prompt(mix, generator, len(tasks)), "max_tokens": options.max_tokens, "temperature": 0,
+            "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+        }
+        await asyncio.sleep(max(0, begin + moment - time.perf_counter()))
+        late.append(time.perf_counter() - begin - moment)
+        tasks.append(asyncio.create_task(asyncio.wait_for(ask(url, body), options.timeout)))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    elapsed = time.perf_counter() - begin
+    good = [result for result in results if not isinstance(result, BaseException)]
+    reasons = {}
+    for result in results:
+        if isinstance(result, BaseException):
+            reason = f"{type(result).__name__}: {result}"[:80]
+            reasons[reason] = reasons.get(reason, 0) + 1
+    gaps = [b - a for _, pieces, _, _ in good for a, b in zip(pieces, pieces[1:])]
+    return {
+        "mix": mix, "rate": rate, "requests": len(results), "failed": reasons,
+        "first_token_ms": spread([pieces[0] - start for start, pieces, _, _ in good if pieces]),
+        "between_tokens_ms": spread(gaps),
+        "whole_ms": spread([end - start for start, _, end, _ in good]),
+        "requests_per_s": len(good) / elapsed, "tokens_per_s": sum(r[3] for r in good) / elapsed,
+        # Of the client itself: where it is much, the machine is too busy to measure.
+        "late_ms": spread(late),
+    }
+
+
+class Server:
+    """A server that this script starts and ends."""
+
+    def __init__(self, name, command, url, ready):
+        self.name, self.url = name, url
+        self.log = tempfile.TemporaryFile()
+        variables = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                     "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
+        end = time.monotonic() + START_SECONDS
+        while True:
+            # The position is shared with the process that writes: read without moving it.
+            text = os.pread(self.log.fileno(), 1 << 20, 0).decode(errors="replace")
+            if found := ready(text):
+                self.url = found
+                return
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.stop()
+                sys.exit(f"bench_serve: {name} does not start: {' '.join(map(str, command))}\n{text[-2000:]}")
+            time.sleep(0.1)
+
+    def stop(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+
+def ours(options):
+    binary = options.binary or HERE.parent / "target/release/mpk-serve"
+    if not Path(binary).exists():
+        sys.exit(f"bench_serve: {binary} is missing; build it with `cargo build --release -p launch --bins`")
+    command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000"]
+    if options.ranks > 1:
+        command = ["mpirun", "-n", str(options.ranks), *command]
+
+    def ready(text):
+        found = re.search(r"^listening on (http://\S+)$", text, re.MULTILINE)
+        return found and found[1]
+
+    return Server(f"mpk, {options.ranks} ranks", command, None, ready)
+
+
+def llama(options):
+    url = f"http://127.0.0.1:{options.llama_port}"
+    command = [options.llama_server, "-m", options.gguf, "--host", "127.0.0.1", "--port", str(options.llama_port),
+               "-np", str(options.slots), "-c", str(512 * options.slots), "-ngl", "0", "-t", str(os.cpu_count())]
+
+    def ready(_):
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+                return url if answer.status == 200 else None
+        except OSError:
+            return None
+
+    return Server("llama.cpp", command, url, ready)
+
+
+def measure(name, url, options):
+    """All mixes and rates of one server."""
+    # The first request warms it up.
+    asyncio.run(ask(url, {"prompt": "In the beginning", "max_tokens": 4, "stream": True, "temperature": 0}))
+    results = []
+    for mix in options.mixes:
+        for rate in options.rates:
+            result = {"server": name, **asyncio.run(load(url, mix, rate, options))}
+            results.append(result)
+            print(line(result), flush=True)
+    return results
+
+
+def line(result):
+    def three(values):
+        return " ".join("      -" if v is None else f"{v:7.1f}" for v in values.values())
+
+    failed = sum(result["failed"].values())
+    return (
+        f"{result['server']:16} {result['mix']:14} {result['rate']:6g} {result['requests']:5} {failed:6}  "
+        f"{three(result['first_token_ms'])}  {three(result['between_tokens_ms'])}  {three(result['whole_ms'])}  "
+        f"{result['requests_per_s']:7.1f} {result['tokens_per_s']:8.1f}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="measure this server; none of ours is started")
+    parser.add_argument("--model", default=str(HERE.parent / "examples/tiny/model.json"), help="what mpk-serve serves")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--binary", help="mpk-serve; by default that of target/release")
+    parser.add_argument("--llama-server", help="llama.cpp's server, measured in the same run")
+    parser.add_argument("--gguf", help="its model")
+    parser.add_argument("--llama-port", type=int, default=8089)
+    parser.add_argument("--slots", type=int, default=8, help="its slots")
+    parser.add_argument("--rates", default="2,8", help="requests a second")
+    parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes", help="all of them by default")
+    parser.add_argument("--seconds", type=float, default=10, help="of arrivals, for each mix and rate")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--timeout", type=float, default=120, help="of a request, in seconds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", help="write everything to this file")
+    parser.add_argument("--plot", help="write a plot (SVG) to this file")
+    options = parser.parse_args()
+    options.rates = [float(rate) for rate in options.rates.split(",")]
+    options.mixes = options.mixes or list(MIXES)
+    if bool(options.llama_server) != bool(options.gguf):
+        parser.error("--llama-server and --gguf come together")
+
+    three = f"{'p50':>7} {'p90':>7} {'p99':>7}"
+    print(f"{'':52}{'first token, ms':>23}  {'between tokens, ms':>23}  {'whole, ms':>23}  {'answered a second':>17}")
+    print(f"{'server':16} {'mix':14} {'rate/s':>6} {'sent':>5} {'failed':>6}  {three}  {three}  {three}  requests   tokens")
+    results = []
+    starters = [lambda: ours(options)] if not options.url else []
+    if options.llama_server:
+        starters.append(lambda: llama(options))
+    if options.url:
+        results += measure("given", options.url, options)
+    for start in starters:
+        server = start()
+        try:
+            results += measure(server.name, server.url, options)
+        finally:
+            server.stop()
+    if options.json:
+        Path(options.json).write_text(json.dumps({"schema": "mpk-bench-serve/1", "results": results}, indent=1) + "\n")
+    if options.plot:
+        Path(options.plot).write_text(serve_plot.svg(results))
+    for result in results:
+        for reason, count in result["failed"].items():
+            print(f"{result['server']}, {result['mix']}, {result['rate']:g}/s: {count} x {reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
