@@ -24,6 +24,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Job {
+    program: &'static str,
     ranks: Option<u32>,
     arguments: Vec<OsString>,
     others: Vec<Vec<OsString>>,
@@ -46,6 +47,7 @@ impl Job {
     /// `mpk-run` without `mpirun`.
     pub fn alone() -> Self {
         Job {
+            program: "mpk-run",
             ranks: None,
             arguments: Vec::new(),
             others: Vec::new(),
@@ -62,6 +64,11 @@ impl Job {
     /// `mpirun -n ranks mpk-run`, also for one rank.
     pub fn under_mpirun(ranks: u32) -> Self {
         Job { ranks: Some(ranks), ..Job::alone() }
+    }
+
+    /// Of another program of ours.
+    pub fn of(self, program: &'static str) -> Self {
+        Job { program, ..self }
     }
 
     /// Adds an argument.
@@ -125,7 +132,7 @@ impl Job {
     /// The command line, for messages.
     pub fn describe(&self) -> String {
         let mut words = self.ranks.map(|n| vec![format!("mpirun -n {n}")]).unwrap_or_default();
-        words.push("mpk-run".into());
+        words.push(self.program.into());
         words.extend(self.arguments.iter().map(|a| {
             let a = a.to_string_lossy();
             if a.len() > 200 {
@@ -137,7 +144,7 @@ impl Job {
         words.extend(
             self.others
                 .iter()
-                .map(|others| format!(": -n 1 mpk-run {}", others.join(OsStr::new(" ")).display())),
+                .map(|others| format!(": -n 1 {} {}", self.program, others.join(OsStr::new(" ")).display())),
         );
         words.join(" ")
     }
@@ -181,7 +188,7 @@ impl Job {
 
     fn spawn(&self) -> Running {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let binary = binary();
+        let binary = binary_of(self.program);
         // Short, since Open MPI puts sockets below it.
         let temporary = tempfile::Builder::new().prefix("mpk").tempdir().expect("a temporary folder");
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -244,6 +251,7 @@ impl Job {
         let description = self.describe();
         let (timeout, ended) = (self.timeout, None);
         Running {
+            program: self.program,
             child,
             ended,
             mark,
@@ -261,6 +269,7 @@ impl Job {
 
 /// A job that has been started; killed with all of its processes if dropped.
 pub struct Running {
+    program: &'static str,
     child: Child,
     ended: Option<Result<i32, i32>>,
     mark: String,
@@ -284,7 +293,8 @@ impl Running {
 
     /// The living ranks, by rank.
     pub fn ranks(&self) -> Vec<Process> {
-        let mut ranks: Vec<Process> = self.processes().into_iter().filter(|p| p.name == "mpk-run").collect();
+        let mut ranks: Vec<Process> =
+            self.processes().into_iter().filter(|p| p.name == self.program).collect();
         ranks.sort_by_key(|p| p.rank);
         ranks
     }
@@ -344,6 +354,11 @@ impl Running {
     /// As [`Running::wait_for_output`].
     pub fn wait_for_log(&mut self, text: &str) {
         self.wait_for(|job| job.stderr.text().contains(text));
+    }
+
+    /// What the log holds so far.
+    pub fn log(&self) -> String {
+        self.stderr.text()
     }
 
     fn wait_for(&mut self, seen: impl Fn(&Running) -> bool) {
@@ -539,15 +554,20 @@ fn profile_folder() -> PathBuf {
 /// # Panics
 /// There is none; the message says how to build it.
 pub fn binary() -> PathBuf {
+    binary_of("mpk-run")
+}
+
+/// As [`binary`], of another program; the others lie beside `MPK_RUN`.
+fn binary_of(program: &str) -> PathBuf {
     if let Some(path) = std::env::var_os("MPK_RUN") {
-        return path.into();
+        return if program == "mpk-run" { path.into() } else { Path::new(&path).with_file_name(program) };
     }
     let own = profile_folder();
     let release = own.parent().unwrap_or(&own).join("release");
-    [&release, &own].into_iter().map(|f| f.join("mpk-run")).find(|p| p.exists()).unwrap_or_else(|| {
+    [&release, &own].into_iter().map(|f| f.join(program)).find(|p| p.exists()).unwrap_or_else(|| {
         panic!(
             "{} is missing: build it with `cargo build --release -p launch --bins`",
-            release.join("mpk-run").display()
+            release.join(program).display()
         )
     })
 }

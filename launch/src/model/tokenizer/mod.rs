@@ -15,6 +15,7 @@ use guard::{bounded, caught};
 mod guard;
 #[cfg(test)]
 mod tests;
+mod vocabulary;
 
 /// Longest that the tokenizers library may take to load a file, or to encode or decode a text. It does a megabyte a
 /// second.

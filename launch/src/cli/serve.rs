@@ -1,0 +1,173 @@
+//! `mpk-serve` from arguments to exit status.
+
+use crate::cli::console::tell;
+use crate::cli::logging::is_first_rank;
+use crate::cli::program::prepare;
+use crate::cli::serve_args::ServeArgs;
+use crate::cli::signals::Signals;
+use crate::engine::{Engine, RunConfig};
+use crate::model::app_error::AppError;
+use crate::model::chat_template::ChatTemplate;
+use crate::model::model_json::ModelJson;
+use crate::serve::auth::ApiKey;
+use crate::serve::state::{App, Phase};
+use crate::serve::{Outcome, Server, of_engine};
+use std::io::ErrorKind;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long streams have to end with an error before a process that has lost a rank ends.
+const LAST_WORDS: Duration = Duration::from_millis(800);
+/// How long the engine has to end once no request is left.
+const END_OF_ENGINE: Duration = Duration::from_secs(5);
+
+/// What the job's end is told to, beside standard error.
+static APP: OnceLock<App> = OnceLock::new();
+
+/// Serves until a signal; gives the exit status.
+pub fn run(args: &ServeArgs, signals: Signals) -> i32 {
+    match args.contradiction() {
+        Some(problem) => failed(&AppError::input(problem)),
+        None => prepare(&args.runtime)
+            .map_err(|error| failed(&error))
+            .map_or_else(|status| status, |()| load(args, signals)),
+    }
+}
+
+/// Loads the model on every rank, and serves it on rank 0.
+fn load(args: &ServeArgs, signals: Signals) -> i32 {
+    let server = match is_first_rank().then(|| listen(args)).transpose() {
+        Ok(server) => server,
+        Err(error) => return failed(&error),
+    };
+    match &server {
+        // Until the model is there, nothing has to be brought to an end.
+        Some(server) => {
+            let app = APP.get_or_init(|| server.app());
+            signals.watch(|| begin_to_drain(app));
+        }
+        // Rank 0 decides.
+        None => signals.watch(|| true),
+    }
+    let template = Arc::new(Mutex::new(None));
+    let of_engine = Arc::clone(&template);
+    let config = RunConfig { tell: tell_the_end, ..args.run_config() };
+    let engine = Engine::load_with(args.model_spec(), config, move |opened| {
+        let folder = opened.model.checkpoint_folder();
+        let found = folder.as_deref().map(ChatTemplate::open).transpose()?.flatten();
+        *of_engine.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        Ok(())
+    });
+    let engine = match engine {
+        Ok(engine) => Arc::new(engine),
+        // It has been told.
+        Err(error) => return error.exit_status(),
+    };
+    let Some(server) = server else {
+        return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
+    };
+    let name = args.served_model_name.clone().unwrap_or_else(|| model_name(&engine.info().model));
+    let template = template.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(loaded) = of_engine::serve(&engine, name, template, args.logprobs) else {
+        let error =
+            AppError::input("the model is a graph of one's own; only models with tokens can be served");
+        let status = failed(&error);
+        let _ = engine.shutdown_with_status(END_OF_ENGINE, status);
+        return status;
+    };
+    server.set_ready(loaded);
+    watch_engine(&engine, server.app());
+    tell(format_args!("listening on http://{}", server.address()));
+    end(server.wait(args.patience()), &engine)
+}
+
+/// Takes the port before the model is loaded, which may take minutes.
+fn listen(args: &ServeArgs) -> Result<Server, AppError> {
+    let key = args.key().map(|key| ApiKey::new(&key)).transpose().map_err(AppError::input)?;
+    let place = format!("{}:{}", args.host, args.port);
+    Server::start(&args.host, args.port, key, args.limits()).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            AppError::environment(format!("{place} is taken; choose another --port, or 0 for a free one"))
+        }
+        ErrorKind::PermissionDenied => {
+            AppError::environment(format!("{place}: {error}; choose a --port from 1024 on"))
+        }
+        ErrorKind::AddrNotAvailable => AppError::environment(format!(
+            "{place}: {error}; choose a --host of this machine, such as 127.0.0.1"
+        )),
+        _ => AppError::input(format!("cannot listen at {place}: {error}")),
+    })
+}
+
+/// The name of model.json, else of the folder.
+fn model_name(model: &ModelJson) -> String {
+    let folder = || Some(model.checkpoint_folder()?.file_name()?.to_string_lossy().into_owned());
+    model.name.clone().or_else(folder).unwrap_or_else(|| "model".into())
+}
+
+/// A first signal: false while the model loads.
+fn begin_to_drain(app: &App) -> bool {
+    if *app.phase.borrow() == Phase::Loading {
+        return false;
+    }
+    tracing::info!("no more requests are taken; a second signal ends the process at once");
+    app.go_on(Phase::Draining);
+    true
+}
+
+/// Tells the server when the engine has ended.
+fn watch_engine(engine: &Arc<Engine>, app: App) {
+    let engine = Arc::clone(engine);
+    let body = move || {
+        if let Err(error) = engine.serve() {
+            app.go_on(Phase::Lost(first_line(&error.to_string())));
+        }
+    };
+    // Without it a lost engine shows in the requests alone.
+    if let Err(error) = std::thread::Builder::new().name("engine's end".into()).spawn(body) {
+        tracing::warn!("no watch over the engine: {error}");
+    }
+}
+
+/// Tells why the job ends, first to standard error, then to every open stream. The process may end after this.
+fn tell_the_end(message: &str) {
+    tell(format_args!("mpk-serve: error: {message}"));
+    let Some(app) = APP.get() else { return };
+    app.go_on(Phase::Lost(first_line(message)));
+    let Some(ready) = app.ready.get() else { return };
+    let begin = Instant::now();
+    while ready.places.available_permits() < ready.all_places && begin.elapsed() < LAST_WORDS {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The sockets take the last events.
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+/// Reports are long.
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().to_string()
+}
+
+/// Ends the engine after the server; gives the exit status.
+fn end(outcome: Outcome, engine: &Engine) -> i32 {
+    match outcome {
+        Outcome::Lost(_) => 4,
+        Outcome::Drained | Outcome::CutOff(_) => {
+            if let Outcome::CutOff(count) = outcome {
+                tracing::warn!("{count} answers were cut off: their time was over (--shutdown-timeout)");
+            }
+            if let Err(error) = engine.shutdown(END_OF_ENGINE) {
+                tracing::warn!("the engine's end: {error}");
+            }
+            0
+        }
+    }
+}
+
+/// Tells an error that concerns all ranks, once; gives its exit status.
+fn failed(error: &AppError) -> i32 {
+    if is_first_rank() {
+        tell(format_args!("mpk-serve: error: {error}"));
+    }
+    error.status
+}

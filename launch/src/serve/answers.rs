@@ -1,0 +1,298 @@
+//! From a checked request to the pieces of its answers: one task for each answer, one bounded channel for all of them.
+
+use super::backend::{Event, Events, Finish, Refusal, Submission, Token};
+use super::error::ApiError;
+use super::generation::Generation;
+use super::state::{App, Phase, Ready};
+use futures_util::StreamExt;
+use serde::Serialize;
+use std::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+
+/// What is to be answered.
+pub struct Plan {
+    /// Checked prompts; answer c belongs to prompt c / n.
+    pub prompts: Vec<Vec<u32>>,
+    /// New tokens for each prompt.
+    pub max_tokens: Vec<u32>,
+    /// Everything else.
+    pub generation: Generation,
+    /// When the request arrived.
+    pub arrival: Instant,
+}
+
+/// Something new of one answer.
+#[derive(Debug, Default)]
+pub struct Piece {
+    /// The answer's number.
+    pub choice: usize,
+    /// New text, perhaps none.
+    pub text: String,
+    /// How many tokens have come since the last piece.
+    pub count: usize,
+    /// Those tokens, if the request wants to see them.
+    pub tokens: Vec<Shown>,
+    /// Why the answer ends here, if it does.
+    pub ending: Option<Ending>,
+}
+
+/// A token that is shown.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// The token.
+    pub token: Token,
+    /// Where its text begins in the answer, in characters.
+    pub offset: usize,
+}
+
+/// Why an answer ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It is complete: end of sequence, a stop string or a stop token.
+    Stop,
+    /// `max_tokens` have come.
+    Length,
+    /// It is not complete.
+    Failed(ApiError),
+}
+
+impl Ending {
+    /// OpenAI's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Ending::Stop => "stop",
+            Ending::Length => "length",
+            Ending::Failed(_) => "error",
+        }
+    }
+}
+
+/// Numbers of tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Of all prompts.
+    pub prompt_tokens: usize,
+    /// Of all answers.
+    pub completion_tokens: usize,
+    /// Both.
+    pub total_tokens: usize,
+}
+
+/// The answers as they come. Dropping it cancels what is not complete.
+pub struct Answers {
+    pieces: mpsc::Receiver<Piece>,
+    open: usize,
+    /// Tokens so far.
+    pub usage: Usage,
+}
+
+impl Answers {
+    /// The next piece of any answer; `None` when all have ended.
+    pub async fn next(&mut self) -> Option<Piece> {
+        if self.open == 0 {
+            return None;
+        }
+        // A task that ends without a last word has panicked.
+        let piece = self.pieces.recv().await.unwrap_or_else(|| Piece {
+            ending: Some(Ending::Failed(ApiError::failed("the answer was lost", "internal_error"))),
+            ..Piece::default()
+        });
+        self.usage.completion_tokens += piece.count;
+        self.usage.total_tokens += piece.count;
+        match &piece.ending {
+            Some(Ending::Failed(_)) => self.open = 0,
+            Some(_) => self.open -= 1,
+            None => {}
+        }
+        Some(piece)
+    }
+}
+
+/// Hands `plan` over to the engine.
+///
+/// # Errors
+/// The queue is full, or the engine does not take it.
+pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> {
+    let Plan { prompts, max_tokens, generation, arrival } = plan;
+    let choices = prompts.len() * generation.n;
+    let most = app.limits.choices.min(ready.all_places);
+    if choices > most {
+        let message = format!(
+            "{} prompts x n = {} are more than the {most} answers that a request may have",
+            prompts.len(),
+            generation.n
+        );
+        return Err(ApiError::field("n", message));
+    }
+    let mut places = app.places(ready, choices)?;
+    let prompt_tokens = prompts.iter().map(Vec::len).sum();
+    let mut submissions = Vec::with_capacity(choices);
+    for (prompt, max_new_tokens) in prompts.into_iter().zip(max_tokens) {
+        ready.metrics.request(generation.n, prompt.len(), max_new_tokens);
+        for answer in 0..generation.n {
+            // Answers of one prompt differ, and each can be repeated.
+            let seed = generation.sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
+            submissions.push(Submission {
+                prompt: prompt.clone(),
+                max_new_tokens,
+                min_new_tokens: generation.min_tokens,
+                ignore_eos: generation.ignore_eos,
+                stop: generation.stop.clone(),
+                stop_token_ids: generation.stop_token_ids.clone(),
+                sampling: super::backend::Sampling { seed, ..generation.sampling },
+                logprobs: generation.logprobs,
+            });
+        }
+    }
+    let all = ready.loaded.backend.submit(submissions).map_err(|refusal| refused(app, ready, refusal))?;
+    let (sender, pieces) = mpsc::channel(app.limits.pieces);
+    for (choice, events) in all.into_iter().enumerate() {
+        let answer = Answer {
+            app: App::clone(app),
+            choice,
+            generation: generation.clone(),
+            arrival,
+            sender: sender.clone(),
+            place: places.split(1),
+        };
+        tokio::spawn(answer.run(events));
+    }
+    let usage = Usage { prompt_tokens, completion_tokens: 0, total_tokens: prompt_tokens };
+    Ok(Answers { pieces, open: choices, usage })
+}
+
+fn refused(app: &App, ready: &Ready, refusal: Refusal) -> ApiError {
+    match refusal {
+        Refusal::Full => ApiError::busy(ready.patience()),
+        // The phase knows better why.
+        Refusal::Closed(reason) => {
+            app.serving().err().unwrap_or_else(|| ApiError::unavailable(reason, "engine_closed"))
+        }
+        Refusal::Invalid(reason) => ApiError::invalid(reason),
+    }
+}
+
+/// The task of one answer.
+struct Answer {
+    app: App,
+    choice: usize,
+    generation: Generation,
+    arrival: Instant,
+    sender: mpsc::Sender<Piece>,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+/// What is known of an answer while it runs.
+struct Progress {
+    piece: Piece,
+    /// Tokens so far.
+    tokens: usize,
+    /// Characters of text so far, held back ones not counted.
+    characters: usize,
+    last: Option<Instant>,
+}
+
+impl Answer {
+    async fn run(self, mut events: Events) {
+        let Some(ready) = self.app.ready.get() else { return };
+        let mut progress = Progress {
+            piece: Piece { choice: self.choice, ..Piece::default() },
+            tokens: 0,
+            characters: 0,
+            last: None,
+        };
+        let mut phase = self.app.phase.subscribe();
+        let reason = self.pump(ready, &mut events, &mut progress, &mut phase).await;
+        // The engine forgets the request, and its place is free, before the end is counted.
+        drop(events);
+        drop(self.place);
+        ready.metrics.end(reason, progress.tokens, self.arrival.elapsed());
+    }
+
+    /// Passes everything on; gives the reason of the end, for the counts.
+    async fn pump(
+        &self,
+        ready: &Ready,
+        events: &mut Events,
+        progress: &mut Progress,
+        phase: &mut watch::Receiver<Phase>,
+    ) -> &'static str {
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = self.sender.closed() => return "abort",
+                event = events.next() => event,
+                error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error))),
+            };
+            let ending = match event {
+                Some(Event::Token(token)) => {
+                    self.token(ready, progress, token);
+                    None
+                }
+                Some(Event::End(text, finish)) => {
+                    progress.piece.text.push_str(&text);
+                    Some(self.ending(finish))
+                }
+                None => Some(Ending::Failed(self.lost())),
+            };
+            let wanted = !progress.piece.text.is_empty() || ending.is_some();
+            if !wanted {
+                continue;
+            }
+            let name = ending.as_ref().map(Ending::name);
+            progress.piece.ending = ending;
+            let next = Piece { choice: self.choice, ..Piece::default() };
+            let piece = std::mem::replace(&mut progress.piece, next);
+            let sent = self.sender.send_timeout(piece, self.app.limits.reader_time).await;
+            match (sent, name) {
+                (Ok(()), None) => {}
+                (Ok(()), Some(name)) => return name,
+                // Nobody reads.
+                (Err(_), _) => return "abort",
+            }
+        }
+    }
+
+    fn token(&self, ready: &Ready, progress: &mut Progress, token: Token) {
+        let now = Instant::now();
+        match progress.last.replace(now) {
+            None => ready.metrics.first_token(now - self.arrival),
+            Some(last) => ready.metrics.next_token(now - last),
+        }
+        progress.tokens += 1;
+        progress.piece.count += 1;
+        progress.piece.text.push_str(&token.text);
+        let offset = progress.characters;
+        progress.characters += token.text.chars().count();
+        if self.generation.logprobs.is_some() || self.generation.return_token_ids {
+            progress.piece.tokens.push(Shown { token, offset });
+        }
+    }
+
+    fn ending(&self, finish: Finish) -> Ending {
+        match finish {
+            Finish::Length => Ending::Length,
+            Finish::Eos | Finish::Stop => Ending::Stop,
+            Finish::Cancelled => Ending::Failed(self.lost()),
+            Finish::Error(reason) => {
+                let known = self.app.serving().err();
+                Ending::Failed(known.unwrap_or_else(|| ApiError::failed(reason, "engine_failed")))
+            }
+        }
+    }
+
+    /// Why the engine has let go of the request.
+    fn lost(&self) -> ApiError {
+        let known = self.app.serving().err();
+        known.unwrap_or_else(|| ApiError::failed("the engine has dropped the request", "engine_failed"))
+    }
+}
+
+/// Comes when running requests must end.
+async fn cut_off(phase: &mut watch::Receiver<Phase>) -> String {
+    let ended = phase.wait_for(|phase| matches!(phase, Phase::Ending | Phase::Lost(_))).await;
+    match ended.as_deref() {
+        Ok(Phase::Lost(reason)) => reason.clone(),
+        _ => "the server is shutting down".into(),
+    }
+}

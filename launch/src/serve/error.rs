@@ -1,0 +1,158 @@
+//! Errors as OpenAI's API words them: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// What a client is told instead of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// What is wrong and what would be right.
+    pub message: String,
+    /// The class of the error.
+    pub kind: &'static str,
+    /// The field that is wrong.
+    pub param: Option<String>,
+    /// A name for programs.
+    pub code: Option<&'static str>,
+    /// Seconds after which another try may go well.
+    pub retry_after: Option<u32>,
+}
+
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        ApiError { status, message: message.into(), kind, param: None, code: None, retry_after: None }
+    }
+
+    /// The request as a whole is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, INVALID, message)
+    }
+
+    /// A field is wrong.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        ApiError { param: Some(param.into()), ..Self::invalid(message) }
+    }
+
+    /// A field asks for something that this server does not do.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        ApiError { code: Some("unsupported_parameter"), ..Self::field(param, message) }
+    }
+
+    /// The prompt, or the prompt and the answer, do not fit the model.
+    pub fn too_long(param: &str, message: impl Into<String>) -> Self {
+        ApiError { code: Some("context_length_exceeded"), ..Self::field(param, message) }
+    }
+
+    /// No such model.
+    pub fn no_model(asked: &str, served: &str) -> Self {
+        ApiError {
+            param: Some("model".into()),
+            code: Some("model_not_found"),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                INVALID,
+                format!("the model {asked:?} does not exist; this server has {served:?}"),
+            )
+        }
+    }
+
+    /// No such page.
+    pub fn no_path(path: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, INVALID, format!("there is no {path:?} here"))
+    }
+
+    /// The page does not know this method.
+    pub fn method(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not take {method}");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message)
+    }
+
+    /// No key, or a wrong one.
+    pub fn unauthorized() -> Self {
+        ApiError {
+            code: Some("invalid_api_key"),
+            ..Self::new(
+                StatusCode::UNAUTHORIZED,
+                INVALID,
+                "wrong or missing API key; send it as \"Authorization: Bearer KEY\"",
+            )
+        }
+    }
+
+    /// The body is longer than allowed.
+    pub fn body_too_long(limit: usize) -> Self {
+        let message = format!("the request's body is longer than {limit} bytes, the limit of this server");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, message)
+    }
+
+    /// The body did not come in time.
+    pub fn body_too_late() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, INVALID, "the request's body did not come in time")
+    }
+
+    /// The body is not declared as JSON.
+    pub fn not_json() -> Self {
+        let message = "the body must be JSON; send it with \"Content-Type: application/json\"";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, message)
+    }
+
+    /// The queue is full.
+    pub fn busy(seconds: u32) -> Self {
+        ApiError {
+            code: Some("rate_limit_exceeded"),
+            retry_after: Some(seconds),
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_error",
+                "all slots are taken and the queue is full; try again later",
+            )
+        }
+    }
+
+    /// The server takes no request at this time.
+    pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
+        ApiError {
+            code: Some(code),
+            retry_after: Some(1),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER, message)
+        }
+    }
+
+    /// The request was taken and failed.
+    pub fn failed(message: impl Into<String>, code: &'static str) -> Self {
+        ApiError { code: Some(code), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER, message) }
+    }
+
+    /// The object that clients read, in a body or in a stream.
+    pub fn object(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.object().to_string()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

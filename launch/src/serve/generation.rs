@@ -1,0 +1,307 @@
+//! The fields that completions and chats share: how many tokens, how they are chosen, when they end.
+
+use super::backend::{Capabilities, ModelInfo, Sampling};
+use super::error::ApiError;
+use super::fields::{Fields, wrong};
+use super::limits::Limits;
+use super::refused;
+use serde_json::Value;
+
+/// What a request asks for, its prompts aside.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// As server-sent events.
+    pub stream: bool,
+    /// A last event with the numbers of tokens.
+    pub include_usage: bool,
+    /// Answers for each prompt.
+    pub n: usize,
+    /// New tokens, where the request says so.
+    pub max_tokens: Option<u32>,
+    /// No end before this many new tokens.
+    pub min_tokens: u32,
+    /// Go on after an end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Further ids that end an answer.
+    pub stop_token_ids: Vec<u32>,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Log-probabilities of the chosen tokens and of this many of the best.
+    pub logprobs: Option<u32>,
+    /// Token ids beside the text.
+    pub return_token_ids: bool,
+}
+
+/// Reads and checks the shared fields, and that the request's model is this one. `logprobs` are the endpoint's own.
+///
+/// # Errors
+/// One is wrong, or asks for what the engine can't do.
+pub fn read(
+    fields: &mut Fields,
+    model: &ModelInfo,
+    can: &Capabilities,
+    limits: &Limits,
+) -> Result<Generation, ApiError> {
+    check_model(fields, model)?;
+    refused::check(fields)?;
+    let stream = fields.flag("stream")?;
+    let include_usage = match fields.object("stream_options")? {
+        None => false,
+        Some(_) if !stream => {
+            let message = "`stream_options` is for streams: set `stream` to true, or leave it out";
+            return Err(ApiError::field("stream_options", message));
+        }
+        Some(mut options) => {
+            let value = options.remove("include_usage").filter(|value| !value.is_null());
+            let flag = value.map(|v| {
+                v.as_bool().ok_or_else(|| wrong("stream_options.include_usage", "true or false", &v))
+            });
+            flag.transpose()?.unwrap_or(false)
+        }
+    };
+    let n = fields.integer("n", 1, limits.choices as i64)?.unwrap_or(1);
+    if let Some(best) = fields.integer("best_of", 1, limits.choices as i64)?
+        && best != n
+    {
+        let message = format!("`best_of` is not supported other than equal to `n` = {n}");
+        return Err(ApiError::unsupported("best_of", message));
+    }
+    let most = i64::from(u32::MAX);
+    let max_tokens = fields.integer("max_tokens", 1, most)?;
+    let max_tokens =
+        fields.integer("max_completion_tokens", 1, most)?.or(max_tokens).map(|value| value as u32);
+    let min_tokens = fields.integer("min_tokens", 0, most)?.unwrap_or(0) as u32;
+    if min_tokens > 0 {
+        require(can.min_tokens, "min_tokens")?;
+        if max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens) {
+            return Err(ApiError::field("min_tokens", "`min_tokens` is more than `max_tokens`"));
+        }
+    }
+    let ignore_eos = fields.flag("ignore_eos")?;
+    if ignore_eos {
+        require(can.ignore_eos, "ignore_eos")?;
+    }
+    let stop_token_ids = fields.ids("stop_token_ids", model.vocab_size)?;
+    if stop_token_ids.len() > limits.stops {
+        let message = format!("at most {} `stop_token_ids` are taken", limits.stops);
+        return Err(ApiError::field("stop_token_ids", message));
+    }
+    Ok(Generation {
+        stream,
+        include_usage,
+        n: n as usize,
+        max_tokens,
+        min_tokens,
+        ignore_eos,
+        stop_token_ids,
+        stop: stops(fields, limits)?,
+        sampling: sampling(fields, &model.defaults, can)?,
+        logprobs: None,
+        return_token_ids: fields.flag("return_token_ids")?,
+    })
+}
+
+/// The request's model, if it names one, is this one.
+///
+/// # Errors
+/// It is another.
+pub fn check_model(fields: &mut Fields, model: &ModelInfo) -> Result<(), ApiError> {
+    match fields.text("model")? {
+        Some(name) if name != model.name => Err(ApiError::no_model(&name, &model.name)),
+        _ => Ok(()),
+    }
+}
+
+/// The number of log-probabilities that `asked` stands for, if the engine has them.
+///
+/// # Errors
+/// It has none, or fewer.
+pub fn check_logprobs(name: &str, asked: u32, can: &Capabilities) -> Result<u32, ApiError> {
+    match can.logprobs {
+        None => Err(cannot(name)),
+        Some(most) if asked > most => {
+            let value = Value::from(asked);
+            Err(wrong(name, &format!("at most {most}"), &value))
+        }
+        Some(_) => Ok(asked),
+    }
+}
+
+fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    let stops = fields.strings("stop")?;
+    if stops.len() > limits.stops {
+        return Err(ApiError::field("stop", format!("at most {} stop strings are taken", limits.stops)));
+    }
+    if stops.iter().any(|stop| stop.is_empty() || stop.len() > limits.stop_bytes) {
+        let message = format!("a stop string has 1 to {} bytes", limits.stop_bytes);
+        return Err(ApiError::field("stop", message));
+    }
+    Ok(stops)
+}
+
+/// `defaults` with what the request says.
+fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Result<Sampling, ApiError> {
+    let temperature = fields.number("temperature", "from 0", |n| n >= 0.0)?;
+    let top_p = fields.number("top_p", "above 0 and at most 1", |n| n > 0.0 && n <= 1.0)?;
+    // -1 keeps all, as elsewhere.
+    let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.map(|k| k.max(0) as u32);
+    let min_p = fields.number("min_p", "from 0 to 1", |n| (0.0..=1.0).contains(&n))?;
+    let seed = fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64);
+    let two = |n: f64| (-2.0..=2.0).contains(&n);
+    let presence = fields.number("presence_penalty", "from -2 to 2", two)?;
+    let frequency = fields.number("frequency_penalty", "from -2 to 2", two)?;
+    let repetition = fields.number("repetition_penalty", "above 0", |n| n > 0.0)?;
+    let mut sampling = Sampling {
+        temperature: temperature.unwrap_or(defaults.temperature),
+        top_p: top_p.unwrap_or(defaults.top_p),
+        top_k: top_k.unwrap_or(defaults.top_k),
+        min_p: min_p.unwrap_or(defaults.min_p),
+        seed: seed.or(defaults.seed),
+        presence_penalty: presence.unwrap_or(defaults.presence_penalty),
+        frequency_penalty: frequency.unwrap_or(defaults.frequency_penalty),
+        repetition_penalty: repetition.unwrap_or(defaults.repetition_penalty),
+    };
+    let narrowed = [
+        ("top_p", top_p.is_some_and(|p| p < 1.0)),
+        ("top_k", top_k.is_some_and(|k| k > 1)),
+        ("min_p", min_p.is_some_and(|p| p > 0.0)),
+    ];
+    // Whoever narrows the choice wants one: OpenAI's temperature.
+    let asked = narrowed.iter().find_map(|&(name, given)| given.then_some(name));
+    if temperature.is_none() && sampling.temperature == 0.0 && asked.is_some() {
+        sampling.temperature = 1.0;
+    }
+    if sampling.top_k == 1 {
+        sampling.temperature = 0.0;
+    }
+    if sampling.temperature > 0.0 {
+        let name = if temperature.is_some() { "temperature" } else { asked.unwrap_or("temperature") };
+        if !can.sampling {
+            let message = format!(
+                "`{name}`: this engine decodes greedily only; set `temperature` to 0, or leave sampling fields out"
+            );
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    for (name, value, neutral) in [
+        ("presence_penalty", sampling.presence_penalty, 0.0),
+        ("frequency_penalty", sampling.frequency_penalty, 0.0),
+        ("repetition_penalty", sampling.repetition_penalty, 1.0),
+    ] {
+        if value != neutral {
+            require(can.penalties, name)?;
+        }
+    }
+    Ok(sampling)
+}
+
+fn require(possible: bool, name: &str) -> Result<(), ApiError> {
+    if possible { Ok(()) } else { Err(cannot(name)) }
+}
+
+fn cannot(name: &str) -> ApiError {
+    ApiError::unsupported(name, format!("`{name}` is not supported by this engine; leave it out"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const ALL: Capabilities = Capabilities {
+        sampling: true,
+        penalties: true,
+        min_tokens: true,
+        ignore_eos: true,
+        logprobs: Some(20),
+    };
+
+    fn model() -> ModelInfo {
+        ModelInfo {
+            name: "m".into(),
+            max_seq_len: 100,
+            vocab_size: 50,
+            max_batch: 4,
+            defaults: Sampling::default(),
+        }
+    }
+
+    fn read_with(value: Value, can: Capabilities) -> Result<Generation, ApiError> {
+        let Value::Object(object) = value else { panic!("an object") };
+        read(&mut Fields(object), &model(), &can, &Limits::default())
+    }
+
+    #[test]
+    fn wrong_values_name_their_field() {
+        for (name, values) in [
+            ("temperature", vec![json!(-1), json!("1"), json!(1e300), json!([]), json!(true)]),
+            ("top_p", vec![json!(0), json!(1.1), json!({})]),
+            ("top_k", vec![json!(-2), json!(1.5), json!(1e30)]),
+            ("min_p", vec![json!(-0.1), json!(2)]),
+            ("seed", vec![json!("a"), json!(0.5)]),
+            ("n", vec![json!(0), json!(1000), json!(-1)]),
+            ("max_tokens", vec![json!(0), json!(-5), json!("many"), json!(1u64 << 40)]),
+            ("max_completion_tokens", vec![json!(0), json!(2.5)]),
+            ("min_tokens", vec![json!(-1)]),
+            ("presence_penalty", vec![json!(3), json!("x")]),
+            ("frequency_penalty", vec![json!(-2.1)]),
+            ("repetition_penalty", vec![json!(0), json!(-1)]),
+            ("stop", vec![json!(1), json!([1]), json!(""), json!(vec!["x"; 100]), json!("x".repeat(5000))]),
+            ("stop_token_ids", vec![json!("1"), json!(vec![1; 100])]),
+            ("stop_token_ids[0]", vec![]),
+            ("stream", vec![json!("yes"), json!(1)]),
+            ("ignore_eos", vec![json!(0)]),
+            ("model", vec![json!(5), json!("other")]),
+        ] {
+            for value in values {
+                let error = read_with(json!({ name: value }), ALL).unwrap_err();
+                assert_eq!(error.param.as_deref(), Some(name), "{}", error.message);
+            }
+        }
+        let error = read_with(json!({"stop_token_ids": [50]}), ALL).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("stop_token_ids[0]"));
+        let error = read_with(json!({"stream_options": {"include_usage": true}}), ALL).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("stream_options"));
+        let error =
+            read_with(json!({"stream": true, "stream_options": {"include_usage": 1}}), ALL).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("stream_options.include_usage"));
+    }
+
+    #[test]
+    fn what_the_engine_cannot_do_is_refused_by_name() {
+        let none = Capabilities::default();
+        for (name, value) in [
+            ("temperature", json!(0.7)),
+            ("top_p", json!(0.5)),
+            ("top_k", json!(5)),
+            ("min_p", json!(0.1)),
+            ("presence_penalty", json!(0.1)),
+            ("frequency_penalty", json!(-1)),
+            ("repetition_penalty", json!(1.1)),
+            ("min_tokens", json!(1)),
+            ("ignore_eos", json!(true)),
+        ] {
+            let error = read_with(json!({ name: value.clone() }), none).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (Some(name), Some("unsupported_parameter")));
+            assert!(read_with(json!({ name: value }), ALL).is_ok(), "{name}");
+        }
+        // These change nothing.
+        let neutral = json!({"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "seed": 3, "presence_penalty": 0,
+            "frequency_penalty": 0.0, "repetition_penalty": 1, "min_tokens": 0, "ignore_eos": false, "n": 1});
+        assert_eq!(read_with(neutral, none).unwrap().sampling.temperature, 0.0);
+        assert!(read_with(json!({"temperature": 0.9, "top_k": 1}), none).is_ok());
+    }
+
+    #[test]
+    fn sampling_takes_the_defaults_and_then_the_request() {
+        let sampling = |value| read_with(value, ALL).unwrap().sampling;
+        assert_eq!(sampling(json!({})), Sampling::default());
+        assert_eq!(sampling(json!({"top_p": 0.9})).temperature, 1.0);
+        assert_eq!(sampling(json!({"top_p": 0.9, "temperature": 0})).temperature, 0.0);
+        assert_eq!(sampling(json!({"seed": -1})).seed, Some(u64::MAX));
+        let generation = read_with(json!({"max_tokens": 3, "max_completion_tokens": 5}), ALL).unwrap();
+        assert_eq!(generation.max_tokens, Some(5));
+    }
+}

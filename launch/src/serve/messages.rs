@@ -1,0 +1,193 @@
+//! The messages of a chat, checked and put as chat templates expect them.
+
+use super::error::ApiError;
+use super::fields::{Fields, wrong};
+use super::prompts::of_input;
+use super::state::Loaded;
+use crate::model::chat_template::Rendering;
+use crate::model::prompts::Prompt;
+use serde_json::{Map, Value};
+
+/// What a template is rendered with.
+pub struct Conversation {
+    messages: Vec<Value>,
+    rendering: Rendering,
+}
+
+/// Names that the template gets from the request itself.
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+impl Conversation {
+    /// Reads `messages`, `tools`, `chat_template_kwargs` and `add_generation_prompt`.
+    ///
+    /// # Errors
+    /// One of them is wrong, or holds what is not text.
+    pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let messages = match fields.take("messages") {
+            None => return Err(ApiError::field("messages", "`messages` is missing")),
+            Some(Value::Array(list)) if !list.is_empty() => list,
+            Some(other) => return Err(wrong("messages", "a list of at least one message", &other)),
+        };
+        let messages = messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
+        let messages = messages.collect::<Result<Vec<Value>, _>>()?;
+        let arguments = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        if let Some(name) = RESERVED.iter().find(|name| arguments.contains_key(**name)) {
+            let param = format!("chat_template_kwargs.{name}");
+            return Err(ApiError::field(param, format!("`{name}` is a field of the request itself")));
+        }
+        let tools = match fields.take("tools") {
+            None => None,
+            Some(Value::Array(list)) if list.is_empty() => None,
+            Some(Value::Array(list)) => Some(Value::Array(tools(list)?)),
+            Some(other) => return Err(wrong("tools", "a list of tools", &other)),
+        };
+        let add_generation_prompt = fields.optional_flag("add_generation_prompt")?.unwrap_or(true);
+        let rendering = Rendering { add_generation_prompt, tools, arguments, now: None };
+        Ok(Conversation { messages, rendering })
+    }
+
+    /// The prompt, by the checkpoint's chat template.
+    ///
+    /// # Errors
+    /// There is no template, or it refuses the messages.
+    pub fn render(&self, loaded: &Loaded) -> Result<Prompt, ApiError> {
+        let template = loaded.template.as_ref().ok_or_else(|| {
+            let message = "the model has no chat template; use /v1/completions";
+            ApiError::field("messages", message)
+        })?;
+        let text = template.render(&self.messages, &self.rendering);
+        text.map(Prompt::Rendered).map_err(|error| of_input("messages", &error))
+    }
+}
+
+fn message(i: usize, message: Value) -> Result<Value, ApiError> {
+    let place = format!("messages[{i}]");
+    let mut message = match message {
+        Value::Object(message) => message,
+        other => return Err(wrong(&place, "an object with `role` and `content`", &other)),
+    };
+    match message.get("role") {
+        Some(Value::String(_)) => {}
+        other => {
+            let found = other.unwrap_or(&Value::Null);
+            return Err(wrong(&format!("{place}.role"), "a string such as \"user\"", found));
+        }
+    }
+    match message.get_mut("content") {
+        None | Some(Value::Null | Value::String(_)) => {}
+        Some(content) => {
+            let joined = match content {
+                Value::Array(parts) => join(&place, parts)?,
+                other => {
+                    return Err(wrong(
+                        &format!("{place}.content"),
+                        "a string or a list of text parts",
+                        other,
+                    ));
+                }
+            };
+            *content = Value::String(joined);
+        }
+    }
+    if let Some(calls) = message.get_mut("tool_calls").filter(|calls| !calls.is_null()) {
+        let Value::Array(calls) = calls else {
+            return Err(wrong(&format!("{place}.tool_calls"), "a list", calls));
+        };
+        calls.iter_mut().for_each(open_arguments);
+    }
+    Ok(Value::Object(message))
+}
+
+/// The texts of `parts`, one a line, as templates that know no parts expect it.
+fn join(place: &str, parts: &[Value]) -> Result<String, ApiError> {
+    let text = |(k, part): (usize, &Value)| -> Result<String, ApiError> {
+        let place = format!("{place}.content[{k}]");
+        match (part["type"].as_str(), &part["text"]) {
+            (Some("text") | None, Value::String(text)) => Ok(text.clone()),
+            (Some("text") | None, other) => Err(wrong(&format!("{place}.text"), "a string", other)),
+            (Some(kind), _) => {
+                let message = format!("`{place}`: content of type {kind:?} is not supported; only text is");
+                Err(ApiError::unsupported(place, message))
+            }
+        }
+    };
+    let texts = parts.iter().enumerate().map(text).collect::<Result<Vec<String>, _>>()?;
+    Ok(texts.join("\n"))
+}
+
+/// Clients send the arguments of a call as JSON text; templates want the object.
+fn open_arguments(call: &mut Value) {
+    let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+    if let Some(arguments) = arguments
+        && let Some(opened) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
+    {
+        *arguments = Value::Object(opened);
+    }
+}
+
+fn tools(list: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+    for (i, tool) in list.iter().enumerate() {
+        if !tool.is_object() {
+            return Err(wrong(&format!("tools[{i}]"), "an object", tool));
+        }
+        if tool["type"] != "function" || !tool["function"]["name"].is_string() {
+            let message =
+                format!("`tools[{i}]` must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}");
+            return Err(ApiError::field(format!("tools[{i}]"), message));
+        }
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(value: Value) -> Result<Conversation, ApiError> {
+        let Value::Object(object) = value else { panic!("an object") };
+        Conversation::read(&mut Fields(object))
+    }
+
+    #[test]
+    fn parts_become_text_and_arguments_objects() {
+        let conversation = read(json!({"messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": null, "tool_calls":
+                [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}, {"function": {"arguments": "not JSON"}}]},
+        ]}))
+        .unwrap();
+        assert_eq!(conversation.messages[0]["content"], "a\nb");
+        assert_eq!(conversation.messages[1]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
+        assert_eq!(conversation.messages[1]["tool_calls"][1]["function"]["arguments"], "not JSON");
+    }
+
+    #[test]
+    fn wrong_messages_name_their_place() {
+        for (value, param) in [
+            (json!({}), "messages"),
+            (json!({"messages": []}), "messages"),
+            (json!({"messages": "hello"}), "messages"),
+            (json!({"messages": ["hello"]}), "messages[0]"),
+            (json!({"messages": [{"content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+                "messages[0].content[0].text",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+                "messages[0].content[0]",
+            ),
+            (json!({"messages": [{"role": "user", "content": "x"}], "tools": 1}), "tools"),
+            (json!({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "x"}]}), "tools[0]"),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}}),
+                "chat_template_kwargs.messages",
+            ),
+        ] {
+            let error = read(value).err().unwrap();
+            assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        }
+    }
+}

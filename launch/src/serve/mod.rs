@@ -1,0 +1,40 @@
+//! OpenAI's HTTP API in front of an engine.
+//!
+//! [`backend`] is all that this module asks of an engine: requests of token ids in, tokens with their text out. Everything
+//! else that a client sees is made here: JSON, streams, errors, limits, counts.
+//!
+//! ```text
+//! connections ── router ── completions, chat, tokens, pages
+//!                              │ fields, generation, refused, messages, prompts: what the request asks for
+//!                              ▼
+//!                          answers ── backend         one task for each answer
+//!                              │ logprobs
+//!                              ▼
+//!                          sse, or one object         a bounded channel between the two
+//! ```
+
+pub mod answers;
+pub mod auth;
+pub mod backend;
+mod body;
+mod chat;
+mod completions;
+mod connections;
+pub mod error;
+mod fields;
+mod generation;
+pub mod limits;
+mod logprobs;
+mod messages;
+mod metrics;
+pub mod of_engine;
+mod pages;
+mod prompts;
+mod refused;
+mod router;
+mod server;
+mod sse;
+pub mod state;
+mod tokens;
+
+pub use server::{Outcome, Server};

@@ -1,0 +1,125 @@
+//! The engine as a [`Backend`].
+
+use super::backend::{
+    Backend, Capabilities, Event, Events, Finish, ModelInfo, Refusal, Sampling, Stats, Submission, Token,
+};
+use super::state::Loaded;
+use crate::engine::{self, End, Engine, Error, ErrorKind, FinishReason, Handle, Request, SamplingParams};
+use crate::model::chat_template::ChatTemplate;
+use crate::model::prompts::Prompt;
+use futures_util::StreamExt;
+use std::sync::Arc;
+
+/// A loaded engine under `name`, ready to be served, with as many log-probabilities as it was loaded for. `None` where it has
+/// no tokens: it runs a graph of the user's own.
+pub fn serve(
+    engine: &Arc<Engine>,
+    name: String,
+    template: Option<ChatTemplate>,
+    logprobs: u32,
+) -> Option<Loaded> {
+    let info = engine.info();
+    let limits = info.limits?;
+    let model = ModelInfo {
+        name,
+        max_seq_len: u64::from(limits.max_seq_len).min(limits.kv_tokens) as u32,
+        vocab_size: limits.vocab_size,
+        max_batch: info.model.max_batch(),
+        defaults: Sampling::default(),
+    };
+    let can = |params: SamplingParams| params.check().is_ok();
+    let neutral = SamplingParams::default();
+    let capabilities = Capabilities {
+        sampling: can(SamplingParams { temperature: 1.0, top_p: 0.5, top_k: 5, min_p: 0.1, ..neutral }),
+        penalties: can(SamplingParams {
+            presence_penalty: 1.0,
+            frequency_penalty: 1.0,
+            repetition_penalty: 1.1,
+            ..neutral
+        }),
+        min_tokens: false,
+        ignore_eos: true,
+        logprobs: Some(logprobs).filter(|&most| most > 0),
+    };
+    let backend = Box::new(OfEngine(Arc::clone(engine)));
+    Some(Loaded { backend, model, capabilities, tokenizer: info.tokenizer.clone(), template })
+}
+
+struct OfEngine(Arc<Engine>);
+
+impl Backend for OfEngine {
+    fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
+        let shown: Vec<Option<u32>> = requests.iter().map(|request| request.logprobs).collect();
+        let handles = self.0.submit_all(requests.into_iter().map(request).collect()).map_err(refusal)?;
+        Ok(handles.into_iter().zip(shown).map(|(handle, shown)| events(handle, shown)).collect())
+    }
+
+    fn stats(&self) -> Stats {
+        let stats = self.0.stats();
+        Stats { running: stats.running, waiting: stats.waiting, ..Stats::default() }
+    }
+}
+
+fn request(submission: Submission) -> Request {
+    let Submission {
+        prompt,
+        max_new_tokens,
+        min_new_tokens: _,
+        ignore_eos,
+        stop,
+        stop_token_ids,
+        sampling,
+        logprobs,
+    } = submission;
+    Request {
+        ignore_eos,
+        // The chosen token's own is among the best.
+        logprobs: logprobs.map_or(0, |count| count.max(1)),
+        stop,
+        stop_token_ids,
+        sampling: SamplingParams {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            seed: sampling.seed,
+        },
+        ..Request::new(Prompt::Tokens(prompt), max_new_tokens)
+    }
+}
+
+fn refusal(error: Error) -> Refusal {
+    match error.kind() {
+        ErrorKind::Full => Refusal::Full,
+        ErrorKind::Input | ErrorKind::Unsupported => Refusal::Invalid(error.to_string()),
+        _ => Refusal::Closed(error.to_string()),
+    }
+}
+
+/// The events of a request of which the `shown` best log-probabilities are wanted.
+fn events(handle: Handle, shown: Option<u32>) -> Events {
+    Box::pin(StreamExt::map(handle, move |event| match event {
+        engine::Event::Token(token) => {
+            let engine::Token { id, text, logprobs: mut top } = token;
+            let logprob =
+                shown.and_then(|_| top.iter().find(|(best, _)| *best == id).map(|&(_, logprob)| logprob));
+            top.truncate(shown.unwrap_or(0) as usize);
+            Event::Token(Token { id, text, logprob, top })
+        }
+        engine::Event::End(End { reason, text, error }) => {
+            let finish = match reason {
+                FinishReason::Length => Finish::Length,
+                FinishReason::Eos => Finish::Eos,
+                FinishReason::Stop => Finish::Stop,
+                FinishReason::Cancelled => Finish::Cancelled,
+                FinishReason::Error => {
+                    Finish::Error(error.map_or_else(|| "the engine failed".into(), |error| error.to_string()))
+                }
+            };
+            Event::End(text, finish)
+        }
+    }))
+}

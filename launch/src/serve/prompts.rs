@@ -1,0 +1,132 @@
+//! Prompts of requests: text to token ids, and whether they fit.
+
+use super::answers::Plan;
+use super::backend::ModelInfo;
+use super::error::ApiError;
+use super::fields;
+use super::generation::Generation;
+use super::state::{App, Loaded};
+use crate::model::error::InputError;
+use crate::model::prompts::Prompt;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Does what takes the processor's time, such as encoding a long text, beside the threads that serve connections. A
+/// bounded number of such works runs at once.
+///
+/// # Errors
+/// Those of `work`.
+pub async fn beside<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce(&Loaded) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = |what: String| ApiError::failed(what, "internal_error");
+    let permit = Arc::clone(&app.encoders).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
+    let app = App::clone(app);
+    let done = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        let ready = app.serving()?;
+        work(&ready.loaded)
+    });
+    done.await.map_err(|error| failed(format!("the prompt can't be encoded: {error}")))?
+}
+
+/// Reads `prompt`: text, a list of texts, token ids, or a list of lists of token ids.
+///
+/// # Errors
+/// It is something else, or there is none.
+pub fn read(prompt: Option<Value>, model: &ModelInfo) -> Result<Vec<Prompt>, ApiError> {
+    let expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids";
+    let wrong = |value: &Value| fields::wrong("prompt", expected, value);
+    let one = |(i, value): (usize, &Value)| match value {
+        Value::String(text) => Ok(Prompt::Text(text.clone())),
+        Value::Array(ids) => Ok(Prompt::Tokens(fields::ids(&format!("prompt[{i}]"), ids, model.vocab_size)?)),
+        other => Err(wrong(other)),
+    };
+    match prompt {
+        None => Err(ApiError::field("prompt", "`prompt` is missing")),
+        Some(Value::String(text)) => Ok(vec![Prompt::Text(text)]),
+        Some(Value::Array(list)) => match list.first() {
+            None => Err(ApiError::field("prompt", "`prompt` is an empty list")),
+            Some(Value::Number(_)) => {
+                Ok(vec![Prompt::Tokens(fields::ids("prompt", &list, model.vocab_size)?)])
+            }
+            Some(_) => list.iter().enumerate().map(one).collect(),
+        },
+        Some(other) => Err(wrong(&other)),
+    }
+}
+
+/// The token ids of `prompt`.
+///
+/// # Errors
+/// It is text and there is no tokenizer, or the tokenizer can't encode it.
+pub fn encode(loaded: &Loaded, prompt: &Prompt, param: &str) -> Result<Vec<u32>, ApiError> {
+    let tokenizer = || {
+        let message = "the model has no tokenizer.json; give token ids";
+        loaded.tokenizer.as_ref().ok_or_else(|| ApiError::field(param, message))
+    };
+    match prompt {
+        Prompt::Tokens(ids) => Ok(ids.clone()),
+        // A begin-of-text alone is no prompt.
+        Prompt::Text(text) | Prompt::Rendered(text) if text.is_empty() => Ok(Vec::new()),
+        Prompt::Text(text) => tokenizer()?.encode(text).map_err(|error| of_input(param, &error)),
+        Prompt::Rendered(text) => tokenizer()?.encode_rendered(text).map_err(|error| of_input(param, &error)),
+    }
+}
+
+/// Checks that prompts and answers fit the model. Where the request does not say how many tokens it wants, it gets
+/// `default`, or where that is `None` all that fit.
+///
+/// # Errors
+/// A prompt is empty or too long.
+pub fn plan(
+    model: &ModelInfo,
+    prompts: Vec<Vec<u32>>,
+    generation: Generation,
+    default: Option<u32>,
+    param: &str,
+    arrival: Instant,
+) -> Result<Plan, ApiError> {
+    let most = model.max_seq_len;
+    let room = |prompt: &Vec<u32>| {
+        let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if length == 0 {
+            return Err(ApiError::field(param, "the prompt is empty; give at least one token"));
+        }
+        if length >= most {
+            let message = format!(
+                "the prompt has {length} tokens, but prompt and answer together have at most {most}; shorten it"
+            );
+            return Err(ApiError::too_long(param, message));
+        }
+        let room = most - length;
+        match generation.max_tokens {
+            Some(wanted) if wanted > room => {
+                let message = format!(
+                    "the prompt has {length} tokens and {wanted} more are asked for, but together they are at most \
+                     {most}; ask for at most {room}"
+                );
+                Err(ApiError::too_long("max_tokens", message))
+            }
+            Some(wanted) => Ok(wanted),
+            None => Ok(default.map_or(room, |default| default.max(generation.min_tokens).min(room))),
+        }
+    };
+    let max_tokens = prompts.iter().map(room).collect::<Result<Vec<u32>, _>>()?;
+    if let Some(max_tokens) = max_tokens.iter().find(|&&max_tokens| max_tokens < generation.min_tokens) {
+        let message = format!("`min_tokens` is more than the {max_tokens} tokens that the answer may have");
+        return Err(ApiError::field("min_tokens", message));
+    }
+    Ok(Plan { prompts, max_tokens, generation, arrival })
+}
+
+/// An error of the model's files, as the request's.
+pub fn of_input(param: &str, error: &InputError) -> ApiError {
+    let message = match error {
+        InputError::Tokenizer { problem, .. } | InputError::ChatTemplate { problem, .. } => problem.clone(),
+        other => other.to_string(),
+    };
+    ApiError::field(param, message)
+}

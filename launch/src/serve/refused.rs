@@ -1,0 +1,142 @@
+//! Fields that other servers know and this one does not: refused by name where they would change the answer.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use serde_json::Value;
+
+/// A field, whether a value of it changes nothing, and what to do instead.
+struct Refused {
+    name: &'static str,
+    harmless: fn(&Value) -> bool,
+    instead: &'static str,
+}
+
+const fn refused(name: &'static str, harmless: fn(&Value) -> bool, instead: &'static str) -> Refused {
+    Refused { name, harmless, instead }
+}
+
+fn never(_: &Value) -> bool {
+    false
+}
+
+fn is_false(value: &Value) -> bool {
+    value == &Value::Bool(false)
+}
+
+fn is_true(value: &Value) -> bool {
+    value == &Value::Bool(true)
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Object(object) => object.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+fn is_text_format(value: &Value) -> bool {
+    value["type"] == "text"
+}
+
+fn leaves_the_choice(value: &Value) -> bool {
+    value == "none" || value == "auto"
+}
+
+fn only_text(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| list.iter().all(|entry| entry == "text"))
+}
+
+/// All of them, in the order in which they are looked for.
+const REFUSED: [Refused; 28] = [
+    refused("response_format", is_text_format, "only {\"type\": \"text\"} is supported"),
+    refused(
+        "tool_choice",
+        leaves_the_choice,
+        "only \"none\" and \"auto\" are supported: calls are not parsed",
+    ),
+    refused("functions", is_empty, "use `tools`"),
+    refused("function_call", leaves_the_choice, "use `tools`"),
+    refused("modalities", only_text, "only text is supported"),
+    refused("audio", never, "only text is supported"),
+    refused("logit_bias", is_empty, "leave it out"),
+    refused("bad_words", is_empty, "leave it out"),
+    refused("allowed_token_ids", is_empty, "leave it out"),
+    refused("logits_processors", is_empty, "leave it out"),
+    refused("suffix", is_empty, "put all text into `prompt`"),
+    refused("use_beam_search", is_false, "use `n`"),
+    refused("prompt_logprobs", is_false, "only log-probabilities of new tokens are computed: use `logprobs`"),
+    refused("prompt_embeds", never, "use `prompt`"),
+    refused("truncate_prompt_tokens", never, "shorten the prompt"),
+    refused("skip_special_tokens", is_true, "set `return_token_ids` to see all tokens"),
+    refused("include_stop_str_in_output", is_false, "stop strings are never shown"),
+    refused("structured_outputs", never, "leave it out"),
+    refused("guided_json", never, "leave it out"),
+    refused("guided_regex", never, "leave it out"),
+    refused("guided_choice", never, "leave it out"),
+    refused("guided_grammar", never, "leave it out"),
+    refused("json_schema", never, "leave it out"),
+    refused("grammar", is_empty, "leave it out"),
+    refused("chat_template", never, "the checkpoint's own is used"),
+    refused("continue_final_message", is_false, "use /v1/completions"),
+    refused("documents", is_empty, "put them into the messages"),
+    refused("web_search_options", never, "leave it out"),
+];
+
+/// Checks that nothing is asked for that is not done.
+///
+/// # Errors
+/// Something is; it is named.
+pub fn check(fields: &Fields) -> Result<(), ApiError> {
+    for Refused { name, harmless, instead } in &REFUSED {
+        if let Some(value) = fields.look(name)
+            && !harmless(value)
+        {
+            return Err(ApiError::unsupported(*name, format!("`{name}` is not supported; {instead}")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check_one(name: &str, value: Value) -> Result<(), ApiError> {
+        check(&Fields([(name.to_string(), value)].into_iter().collect()))
+    }
+
+    #[test]
+    fn what_changes_the_answer_is_refused() {
+        for (name, value) in [
+            ("response_format", json!({"type": "json_object"})),
+            ("response_format", json!("text")),
+            ("tool_choice", json!("required")),
+            ("tool_choice", json!({"type": "function", "function": {"name": "f"}})),
+            ("logit_bias", json!({"50256": -100})),
+            ("suffix", json!("end")),
+            ("modalities", json!(["text", "audio"])),
+            ("skip_special_tokens", json!(false)),
+            ("prompt_logprobs", json!(1)),
+        ] {
+            let error = check_one(name, value).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (Some(name), Some("unsupported_parameter")));
+        }
+    }
+
+    #[test]
+    fn what_changes_nothing_is_taken() {
+        for (name, value) in [
+            ("response_format", json!({"type": "text"})),
+            ("response_format", Value::Null),
+            ("tool_choice", json!("auto")),
+            ("logit_bias", json!({})),
+            ("suffix", json!("")),
+            ("user", json!("me")),
+        ] {
+            assert_eq!(check_one(name, value), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Which path goes where, and what is done for all of them.
+
+use super::error::ApiError;
+use super::state::App;
+use super::{chat, completions, pages, tokens};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+/// Open to everybody, so that whoever watches the server needs no key.
+const HEALTH: &str = "/health";
+/// All paths, as the counts name them.
+const PATHS: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/models",
+    HEALTH,
+    "/metrics",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models/{name}",
+];
+
+/// All endpoints.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::handle))
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/models", get(pages::models))
+        // Names of the hub have a slash.
+        .route("/v1/models/{*name}", get(pages::model))
+        .route(HEALTH, get(pages::health))
+        .route("/metrics", get(pages::metrics))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .fallback(|request: Request| async move { ApiError::no_path(request.uri().path()) })
+        .method_not_allowed_fallback(|request: Request| async move {
+            ApiError::method(request.method().as_str(), request.uri().path())
+        })
+        .layer(middleware::from_fn_with_state(App::clone(&app), admit))
+        .with_state(app)
+}
+
+/// Asks for the key and counts the answer.
+async fn admit(State(app): State<App>, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let known = PATHS.iter().find(|known| **known == path).copied();
+    let handler = known.unwrap_or(if path.starts_with("/v1/models/") { PATHS[7] } else { "other" });
+    let admitted = path == HEALTH || app.key.as_ref().is_none_or(|key| key.admits(request.headers()));
+    let response = match admitted {
+        true => next.run(request).await,
+        false => ApiError::unauthorized().into_response(),
+    };
+    if let Some(ready) = app.ready.get() {
+        ready.metrics.answered(handler, response.status().as_u16());
+    }
+    response
+}

@@ -1,0 +1,122 @@
+//! A server from its socket to its end.
+
+use super::auth::ApiKey;
+use super::connections;
+use super::limits::Limits;
+use super::router::router;
+use super::state::{App, Loaded, Phase, Shared};
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Threads that serve connections. They parse and format; the engine's threads are not theirs.
+const THREADS: usize = 2;
+
+/// A server that takes connections from the moment it is made, and requests once it is given an engine.
+pub struct Server {
+    address: SocketAddr,
+    app: App,
+    runtime: Runtime,
+    /// Ends when no more connections are taken; gives those that are open.
+    accepting: JoinHandle<Arc<Semaphore>>,
+}
+
+/// How a server has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All requests were answered.
+    Drained,
+    /// The time was up; this many answers were cut off.
+    CutOff(usize),
+    /// The engine was lost; the reason.
+    Lost(String),
+}
+
+impl Server {
+    /// Listens at `host`:`port`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// `host` has no address, or the port is taken.
+    pub fn start(host: &str, port: u16, key: Option<ApiKey>, limits: Limits) -> io::Result<Server> {
+        let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+        let listener = TcpListener::bind(addresses.as_slice())?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let runtime =
+            Builder::new_multi_thread().worker_threads(THREADS).thread_name("http").enable_all().build()?;
+        let app = Shared::new(limits, key);
+        let router = router(App::clone(&app));
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::TcpListener::from_std(listener)?
+        };
+        let accepting = runtime.spawn(connections::accept(listener, App::clone(&app), router));
+        Ok(Server { address, app, runtime, accepting })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What the requests share, for threads that tell it of signals and losses.
+    pub fn app(&self) -> App {
+        App::clone(&self.app)
+    }
+
+    /// Requests are taken from now on.
+    pub fn set_ready(&self, loaded: Loaded) {
+        self.app.set_ready(loaded);
+    }
+
+    /// Waits until the server is told to drain, or that the engine is lost, by [`Shared::go_on`]; then until its clients
+    /// have their answers, no longer than `patience`, and ends it.
+    pub fn wait(self, patience: Duration) -> Outcome {
+        let Server { app, runtime, accepting, .. } = self;
+        let outcome = runtime.block_on(drain(&app, patience));
+        let last_words = app.limits.last_words;
+        runtime.block_on(async {
+            // Clients read their last events; idle connections are closed already.
+            if let Ok(Ok(open)) = timeout(last_words, accepting).await {
+                let _ = timeout(last_words, open.acquire_many(app.limits.connections as u32)).await;
+            }
+        });
+        runtime.shutdown_timeout(last_words);
+        outcome
+    }
+}
+
+async fn drain(app: &App, patience: Duration) -> Outcome {
+    let mut phase = app.phase.subscribe();
+    // The sender lives as long as `app`.
+    let _ = phase.wait_for(|phase| !matches!(phase, Phase::Loading | Phase::Serving)).await;
+    let lost = |phase: &Phase| match phase {
+        Phase::Lost(reason) => Some(Outcome::Lost(reason.clone())),
+        _ => None,
+    };
+    let Some(ready) = app.ready.get() else {
+        return lost(&phase.borrow()).unwrap_or(Outcome::Drained);
+    };
+    let all = ready.all_places as u32;
+    tokio::select! {
+        biased;
+        ended = phase.wait_for(|phase| matches!(phase, Phase::Ending | Phase::Lost(_))) => {
+            if let Some(outcome) = ended.ok().and_then(|phase| lost(&phase)) {
+                // Streams tell their clients.
+                let _ = timeout(app.limits.last_words, ready.places.acquire_many(all)).await;
+                return outcome;
+            }
+        }
+        _ = ready.places.acquire_many(all) => return Outcome::Drained,
+        () = tokio::time::sleep(patience) => {}
+    }
+    let open = ready.all_places - ready.places.available_permits();
+    app.go_on(Phase::Ending);
+    let _ = timeout(app.limits.last_words, ready.places.acquire_many(all)).await;
+    if open == 0 { Outcome::Drained } else { Outcome::CutOff(open) }
+}

@@ -1,0 +1,175 @@
+//! What all requests share.
+
+use super::auth::ApiKey;
+use super::backend::{Backend, Capabilities, ModelInfo};
+use super::error::ApiError;
+use super::limits::Limits;
+use super::metrics::Metrics;
+use crate::model::chat_template::ChatTemplate;
+use crate::model::tokenizer::Tokenizer;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// How far the server's life has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The model is loading.
+    Loading,
+    /// Requests are taken.
+    Serving,
+    /// No new requests; the running ones go on.
+    Draining,
+    /// The running ones end now.
+    Ending,
+    /// The engine is lost; the reason.
+    Lost(String),
+}
+
+/// A loaded model with its engine.
+pub struct Loaded {
+    /// The engine.
+    pub backend: Box<dyn Backend>,
+    /// What requests are checked against.
+    pub model: ModelInfo,
+    /// What the engine can do.
+    pub capabilities: Capabilities,
+    /// `None`: prompts are token ids only, and there is no text.
+    pub tokenizer: Option<Tokenizer>,
+    /// `None`: there is no chat.
+    pub template: Option<ChatTemplate>,
+}
+
+/// A [`Loaded`] with what the HTTP layer keeps for it.
+pub struct Ready {
+    /// The model.
+    pub loaded: Loaded,
+    /// Counts of what has happened.
+    pub metrics: Metrics,
+    /// A permit for each request that runs or waits.
+    pub places: Arc<Semaphore>,
+    /// All permits of `places`.
+    pub all_places: usize,
+    /// Seconds since 1970 when it was loaded.
+    pub created: u64,
+}
+
+/// What all requests share.
+pub struct Shared {
+    /// Bounds.
+    pub limits: Limits,
+    /// The key that requests must carry.
+    pub key: Option<ApiKey>,
+    /// Set when the model is loaded.
+    pub ready: OnceLock<Ready>,
+    /// How far the server's life has come.
+    pub phase: watch::Sender<Phase>,
+    /// KiB of bodies that may still be read.
+    pub bodies: Arc<Semaphore>,
+    /// Permits to encode text.
+    pub encoders: Arc<Semaphore>,
+    /// Makes ids differ from those of other servers.
+    seed: u64,
+    next: AtomicU64,
+}
+
+/// A handle to what all requests share.
+pub type App = Arc<Shared>;
+
+impl Shared {
+    /// A server that is loading.
+    pub fn new(limits: Limits, key: Option<ApiKey>) -> App {
+        Arc::new(Shared {
+            limits,
+            key,
+            ready: OnceLock::new(),
+            phase: watch::Sender::new(Phase::Loading),
+            bodies: Arc::new(Semaphore::new(limits.all_bodies_bytes.div_ceil(1024))),
+            encoders: Arc::new(Semaphore::new(limits.encoders)),
+            seed: RandomState::new().build_hasher().finish(),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// Requests are taken from now on.
+    pub fn set_ready(&self, loaded: Loaded) {
+        let all_places = loaded.model.max_batch as usize + self.limits.queued_requests;
+        let ready = Ready {
+            metrics: Metrics::new(&loaded.model.name),
+            loaded,
+            places: Arc::new(Semaphore::new(all_places)),
+            all_places,
+            created: now(),
+        };
+        if self.ready.set(ready).is_ok() {
+            self.phase.send_if_modified(|phase| {
+                let loading = *phase == Phase::Loading;
+                if loading {
+                    *phase = Phase::Serving;
+                }
+                loading
+            });
+        }
+    }
+
+    /// Goes on to `next`. A lost engine stays lost.
+    pub fn go_on(&self, next: Phase) {
+        self.phase.send_if_modified(|phase| {
+            if matches!(phase, Phase::Lost(_)) {
+                return false;
+            }
+            *phase = next;
+            true
+        });
+    }
+
+    /// The model, if requests are taken now.
+    ///
+    /// # Errors
+    /// What a client is told instead.
+    pub fn serving(&self) -> Result<&Ready, ApiError> {
+        match (&*self.phase.borrow(), self.ready.get()) {
+            (Phase::Serving, Some(ready)) => Ok(ready),
+            (Phase::Loading | Phase::Serving, _) => {
+                Err(ApiError::unavailable("the model is loading", "loading"))
+            }
+            (Phase::Draining | Phase::Ending, _) => {
+                Err(ApiError::unavailable("the server is shutting down", "shutting_down"))
+            }
+            (Phase::Lost(reason), _) => {
+                Err(ApiError::failed(format!("the engine is lost: {reason}"), "engine_lost"))
+            }
+        }
+    }
+
+    /// A new id that begins with `prefix`.
+    pub fn new_id(&self, prefix: &str) -> String {
+        format!("{prefix}-{:016x}{:08x}", self.seed, self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Places for `count` requests of the engine.
+    ///
+    /// # Errors
+    /// There are not as many now.
+    pub fn places(&self, ready: &Ready, count: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        Arc::clone(&ready.places).try_acquire_many_owned(count).map_err(|_| ApiError::busy(ready.patience()))
+    }
+}
+
+impl Ready {
+    /// Seconds until a place is likely to be free: what the requests in the queue take at the rate so far.
+    pub fn patience(&self) -> u32 {
+        let waiting = self.all_places.saturating_sub(self.loaded.model.max_batch as usize) as f64;
+        let seconds = self.metrics.mean_seconds() * waiting / f64::from(self.loaded.model.max_batch.max(1));
+        // A queue of which a share is gone has room.
+        (seconds / 4.0).ceil().clamp(1.0, 60.0) as u32
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

@@ -1,0 +1,13 @@
+//! The HTTP layer over real sockets, against a backend in memory: what clients see, what they can't break, and how it
+//! ends.
+
+mod abuse;
+mod answers;
+mod clients;
+mod errors;
+mod fake;
+mod http;
+mod life;
+mod stops;
+mod streams;
+mod unicode;

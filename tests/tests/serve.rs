@@ -1,0 +1,174 @@
+//! Proves that `mpk-serve` gives the tokens of `mpk-run`, and that it ends as it should: drained after a signal, with an
+//! error in every stream where a rank is lost.
+
+use mpk_tests::http::Answer;
+use mpk_tests::{Job, ModelFile, Running};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The trained example, which has a tokenizer.
+fn example() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny/model.json")
+}
+
+fn server(ranks: u32, model: &Path, options: &[&str]) -> Job {
+    let job = if ranks == 1 { Job::alone() } else { Job::new(ranks) };
+    let job = job.of("mpk-serve").arg(model).args(["--port", "0", "--backend", "cpu"]).args(options);
+    // mpirun's patience with processes that it has told to end.
+    job.env("OMPI_MCA_odls_base_sigkill_timeout", "20")
+}
+
+/// Starts `job` and waits until it is ready; gives its address.
+fn start(job: &Job) -> (Running, String) {
+    let mut running = job.start();
+    running.wait_for_log("listening on http://");
+    let log = running.log();
+    let address =
+        log.split("listening on http://").nth(1).and_then(|rest| rest.lines().next()).expect("an address");
+    (running, address.to_string())
+}
+
+/// Ends a server that has nothing to do: SIGTERM to rank 0.
+fn end(running: Running) {
+    let ranks = running.ranks();
+    running.signal_process(&ranks[0], libc::SIGTERM);
+    running.wait().expect(0).expect_nothing_left();
+}
+
+#[test]
+fn its_tokens_are_those_of_mpk_run() {
+    let prompts = ["In the beginning", "Thus saith the Lord GOD;", "And it came to pass", "x"];
+    for ranks in [1, 2] {
+        let mut run = Job::new(ranks).arg(example()).args(["--max-new-tokens", "24", "--backend", "cpu"]);
+        for prompt in prompts {
+            run = run.args(["--prompt", prompt]);
+        }
+        let expected = run.run_json();
+        let (running, address) = start(&server(ranks, &example(), &[]));
+        let body = json!({"prompt": prompts, "max_tokens": 24, "return_token_ids": true, "temperature": 0});
+        let answer = Answer::post(&address, "/v1/completions", &body).json();
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), prompts.len());
+        for (choice, request) in choices.iter().zip(&expected.requests) {
+            assert_eq!(choice["token_ids"], json!(request.tokens));
+            assert_eq!(choice["prompt_token_ids"], json!(request.prompt_tokens));
+            assert_eq!(choice["text"].as_str(), request.text.as_deref());
+        }
+        // One after another, as streams, and several at once.
+        let streams: Vec<_> = prompts
+            .iter()
+            .map(|prompt| {
+                let body = json!({"prompt": prompt, "max_tokens": 24, "stream": true});
+                Answer::post(&address, "/v1/completions", &body)
+            })
+            .collect();
+        for (mut stream, request) in streams.into_iter().zip(&expected.requests) {
+            let mut text = String::new();
+            while let Some(event) = stream.event() {
+                text.push_str(event["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{event}")));
+            }
+            assert_eq!(Some(text.as_str()), request.text.as_deref());
+        }
+        let metrics = Answer::get(&address, "/metrics").text();
+        assert!(
+            metrics.contains("mpk:time_to_first_token_seconds_count{model_name=\"tiny-qwen3\"} 8"),
+            "{metrics}"
+        );
+        end(running);
+    }
+}
+
+#[test]
+fn a_stop_string_ends_an_answer_and_a_closed_connection_a_request() {
+    let (running, address) = start(&server(2, &example(), &["--logprobs", "3"]));
+    let ask = |fields: Value| {
+        let mut body = json!({"prompt": "In the beginning", "max_tokens": 40});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        Answer::post(&address, "/v1/completions", &body).json()["choices"][0].clone()
+    };
+    let whole = ask(json!({}))["text"].as_str().unwrap().to_string();
+    let stop: String = whole.chars().skip(20).take(6).collect();
+    let stopped = ask(json!({"stop": stop}));
+    assert_eq!(stopped["finish_reason"], "stop");
+    assert_eq!(stopped["text"].as_str().unwrap(), &whole[..whole.find(&stop).unwrap()]);
+    let logprobs = ask(json!({"logprobs": 2}))["logprobs"].clone();
+    assert!(logprobs["token_logprobs"][0].as_f64().unwrap() <= 0.0, "{logprobs}");
+    assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 2);
+    // A client that goes away, streaming or not.
+    for stream in [true, false] {
+        let body = json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": stream});
+        if stream {
+            let mut answer = Answer::post(&address, "/v1/completions", &body);
+            answer.event().expect("an event");
+        } else {
+            let mut connection = std::net::TcpStream::connect(&address).unwrap();
+            let text = body.to_string();
+            let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+            let request = format!("{head}Content-Length: {}\r\n\r\n{text}", text.len());
+            std::io::Write::write_all(&mut connection, request.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert_eq!(ask(json!({}))["text"], whole);
+    let metrics = Answer::get(&address, "/metrics").text();
+    assert!(metrics.contains("finished_reason=\"abort\""), "{metrics}");
+    end(running);
+}
+
+/// A job slow enough that signals meet it in the middle of an answer, and a stream of it.
+fn streaming(ranks: u32, options: &[&str]) -> (Running, Answer) {
+    let slow = ["--debug-stall", "0:4:10"];
+    let (running, address) = start(&server(ranks, &example(), &[&slow, options].concat()));
+    let body = json!({"prompt": "x", "max_tokens": 24, "ignore_eos": true, "stream": true});
+    let mut answer = Answer::post(&address, "/v1/completions", &body);
+    assert!(answer.event().is_some());
+    (running, answer)
+}
+
+fn last_event(mut answer: Answer) -> Value {
+    let mut last = Value::Null;
+    while let Some(event) = answer.event() {
+        last = event;
+    }
+    last
+}
+
+#[test]
+fn a_signal_lets_running_requests_finish() {
+    for (ranks, signal) in [(1, libc::SIGINT), (2, libc::SIGTERM)] {
+        let (running, answer) = streaming(ranks, &[]);
+        running.signal_process(&running.ranks()[0], signal);
+        assert_eq!(last_event(answer)["choices"][0]["finish_reason"], "length");
+        running.wait().expect(0).expect_nothing_left();
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_every_stream_with_an_error() {
+    let (running, answer) = streaming(2, &["--deadline", "2"]);
+    running.signal_process(&running.ranks()[1], libc::SIGKILL);
+    let error = last_event(answer)["error"].clone();
+    assert_eq!(error["code"], "engine_lost", "{error}");
+    let finished = running.wait();
+    assert_ne!(finished.status, Some(0), "{}", finished.stderr);
+    finished.expect_nothing_left();
+}
+
+#[test]
+fn what_is_wrong_is_told_before_anything_is_loaded() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let job = || Job::alone().of("mpk-serve").args(["--backend", "cpu"]);
+    let finished = job().arg(example()).args(["--port", &port]).run().expect(3);
+    assert!(finished.stderr.contains("is taken"), "{}", finished.stderr);
+    let finished = job().arg("no-such-file.json").args(["--port", "0"]).run().expect(2);
+    assert!(finished.stderr.contains("mpk-serve: error:"), "{}", finished.stderr);
+    for options in
+        [&["--port", "0", "--api-key", "a b"][..], &["--shutdown-timeout", "-1"], &["--port", "70000"]]
+    {
+        job().arg(example()).args(options).run().expect(2);
+    }
+    let graph = ModelFile::of_fixture("tiny").set("max_seq_len", 0);
+    job().arg(graph.path()).args(["--port", "0"]).run().expect(2).expect_nothing_left();
+}
