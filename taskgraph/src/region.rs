@@ -24,10 +24,12 @@ impl Region {
     }
 
     /// This region cut down to `[lo, hi)` in dimension `dim`.
-    pub fn with(mut self, dim: usize, lo: u32, hi: u32) -> Self {
-        self.lo[dim] = lo;
-        self.hi[dim] = hi;
-        self
+    // It must not change a `self` taken by value: rustc up to 1.95 at least may pass the caller's own region to a closure
+    // that takes one by value and does that (rust-lang/rust#155241).
+    pub fn with(&self, dim: usize, lo: u32, hi: u32) -> Self {
+        let (mut first, mut last) = (self.lo, self.hi);
+        (first[dim], last[dim]) = (lo, hi);
+        Region { lo: first, hi: last }
     }
 
     /// True where some dimension has no index.

@@ -227,6 +227,19 @@ mod tests {
         }
     }
 
+    /// A block of many columns is copied in pieces that lie side by side.
+    #[test]
+    fn local_copies_cover_their_blocks_once() {
+        let whole = Region::whole(&[4, 20]);
+        let block = Region { lo: [0, 40, 0, 0], hi: [4, 60, 1, 1] };
+        let list = [vec![Move { to: 0, source: whole, target: block }]];
+        let step = local_copies(&list, (Operand::Input(0), Operand::Output), 1, 0, &Target::cpu(3));
+        let columns = |a: &Access| (a.region.lo[1], a.region.hi[1]);
+        let reads: Vec<_> = step.tasks[0].iter().map(|t| columns(&t.reads[0])).collect();
+        let writes: Vec<_> = step.tasks[0].iter().map(|t| columns(&t.writes[0])).collect();
+        assert_eq!((reads, writes), (vec![(0, 16), (16, 20)], vec![(40, 56), (56, 60)]));
+    }
+
     #[test]
     fn every_rank_gets_its_new_share_once() {
         let even = |unit| Split::Even { unit };
