@@ -144,26 +144,41 @@ fn shared_heads_are_gathered_once() {
     }
 }
 
+/// Peers write into the symmetric heap, from where each rank copies its part to the tensor that lives on. Of many columns
+/// there are several copies.
 #[test]
-fn a_collective_into_a_tensor_that_lives_on_is_refused_by_name() {
-    let mut g = OpGraph::new("state", capacity());
-    let x = g.input("x", DType::F32, &[4, 16]);
-    let w = g.weight("w", DType::F32, &[20, 16], Some((0, EVEN)));
-    let a = g.op("a", "linear", &[x, w], Attrs::new());
-    let state = g.add_tensor(op_graph::Tensor {
-        name: "state".into(),
-        role: Role::Persistent { region_dims: None },
-        dtype: DType::F32,
-        dims: vec![4, 20],
-        rows: Rows::Tokens,
-        sharding: Sharding::Replicated,
-        output: false,
-    });
-    g.op_into("b", "allgather", &[a], &[state], Attrs::new());
-    for world in [1, 2, 3] {
-        for o in every_option(world, 2) {
-            let refusal = build_all(&g, &registry(), &o).expect_err("refused").to_string();
-            assert!(refusal.contains("`state`") && refusal.contains("lives on"), "{refusal}");
+fn collectives_write_tensors_that_live_on() {
+    for columns in [20, 100] {
+        for (op_type, weight, to) in [
+            ("allgather", 0, Sharding::Replicated),
+            ("allreduce", 1, Sharding::Replicated),
+            ("reduce_scatter", 1, Sharding::split(1, columns, EVEN)),
+            ("all_to_all", 0, Sharding::split(0, 4, EVEN)),
+        ] {
+            let mut g = OpGraph::new("state", capacity());
+            let x = g.input("x", DType::F32, &[4, 16]);
+            let w = g.weight("w", DType::F32, &[columns, 16], Some((weight, EVEN)));
+            let a = g.op("a", "linear", &[x, w], Attrs::new());
+            let dim = matches!(to, Sharding::Split { dim: 0, .. });
+            let with_shard = op_type == "reduce_scatter" || op_type == "all_to_all";
+            let shard = json!({"shard": {"dim": usize::from(!dim), "kind": "even"}});
+            let state = g.add_tensor(op_graph::Tensor {
+                name: "state".into(),
+                role: Role::Persistent { region_dims: None },
+                dtype: DType::F32,
+                dims: vec![4, columns],
+                rows: Rows::Tokens,
+                sharding: to,
+                output: false,
+            });
+            g.op_into("b", op_type, &[a], &[state], if with_shard { attrs(shard) } else { Attrs::new() });
+            let y = g.op("y", "scale", &[state], Attrs::new());
+            g.tensor_mut(y).output = true;
+            for world in [1, 2, 3] {
+                for o in every_option(world, 3) {
+                    check(&g, &o);
+                }
+            }
         }
     }
 }

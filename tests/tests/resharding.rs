@@ -121,6 +121,34 @@ fn collectives_of_the_users_own() {
     }
 }
 
+/// What is split or a sum over ranks gets whole into a tensor that lives on, by a collective of the user's own or an inserted
+/// one. Of many columns there are several copies.
+#[test]
+fn tensors_that_live_on_get_the_whole() {
+    let (k, n) = (21, 100);
+    let (x, w) = (exact(15, ROWS * k), exact(16, n * k));
+    let expected = reference::linear(&x, &w, k, None);
+    for dim in [0, 1] {
+        for own in [true, false] {
+            let tensors = [
+                tensor("x", "input", "f32", &[ROWS, k], &x, json!("replicated")),
+                tensor("w", "weight", "f32", &[n, k], &w, even(dim)),
+                tensor("zero", "constant", "f32", &[ROWS, n], &vec![0.0; ROWS * n], json!("replicated")),
+                json!({"name": "state", "kind": "persistent", "dtype": "f32", "dims": [ROWS, n]}),
+            ];
+            let gather = if dim == 0 { "allgather" } else { "allreduce" };
+            let mut ops = vec![op("add", &["state", "zero"], &["y"], json!({}))];
+            if own {
+                ops.insert(0, op("linear", &["x", "w"], &["h"], json!({})));
+                ops.insert(1, op(gather, &["h"], &["state"], json!({})));
+            } else {
+                ops.insert(0, op("linear", &["x", "w"], &["state"], json!({})));
+            }
+            check(&graph(&tensors, &ops, &["y"]), &[1, 2, 4], "y", &expected, 1e-5);
+        }
+    }
+}
+
 /// Operators of constants are computed once, at load.
 #[test]
 fn constants_fold() {

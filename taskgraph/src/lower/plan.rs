@@ -210,14 +210,6 @@ impl Plan {
             && (arrives(Operand::Output)
                 || lowered.output_in_input.is_some()
                 || lowered.output_in_buffer.is_some());
-        let copies = |s: &Step| matches!(s, Step::Tasks(t) if t.task_type == crate::task_graph::core_types::NVSHMEM_COPY);
-        if output.role != Role::Activation && (staged || lowered.steps.iter().any(copies)) {
-            let what = format!(
-                "writes `{}`, a tensor that lives on, which this collective can't; let it write an activation",
-                output.name
-            );
-            return Err(BuildError::op(&op.name, &what));
-        }
         let written = match staged {
             false => op.outputs[0],
             true => {

@@ -5,7 +5,7 @@ use super::pass::{Context, Pass, Property};
 use super::view::op_view;
 use crate::collective::Alone;
 use crate::error::BuildError;
-use crate::op_graph::{Op, OpGraph, Role, Tensor};
+use crate::op_graph::{Attrs, Op, OpGraph, Role, Tensor};
 use crate::registry::Registry;
 use crate::split::{Sharding, Split};
 use crate::task_type::{Need, OpView, ShardRule};
@@ -120,6 +120,7 @@ impl Sharder<'_> {
                 break rule;
             }
         };
+        let mut into: Vec<(u32, u32)> = Vec::new();
         for (place, sharding) in rule.outputs.into_iter().enumerate() {
             let output = op.outputs[place];
             let sharding = if self.world == 1 { Sharding::Replicated } else { sharding };
@@ -128,17 +129,28 @@ impl Sharder<'_> {
                 tensor.sharding = sharding;
                 check_split(tensor, self.world)?;
             } else if self.world > 1 && tensor.sharding != sharding {
-                return Err(BuildError::op(
-                    &op.name,
-                    format!(
-                        "writes `{}`, which is persistent and {}, but on {} ranks its output is {}; write an \
-                         activation instead",
-                        tensor.name,
-                        in_words(&tensor.sharding),
-                        self.world,
-                        in_words(&sharding)
-                    ),
-                ));
+                // It gets there by way of an activation. Not so what the operator reads too, or knows by pages.
+                let plain = tensor.role == (Role::Persistent { region_dims: None });
+                if !plain || op.inputs.contains(&output) || self.registry.collective(&op.op_type).is_some() {
+                    return Err(BuildError::op(
+                        &op.name,
+                        format!(
+                            "writes `{}`, which is persistent and {}, but on {} ranks its output is {}; write an \
+                             activation instead",
+                            tensor.name,
+                            in_words(&tensor.sharding),
+                            self.world,
+                            in_words(&sharding)
+                        ),
+                    ));
+                }
+                let name = fresh(&mut self.names, format!("{}.local", tensor.name));
+                let local =
+                    Tensor { name, role: Role::Activation, sharding, output: false, ..tensor.clone() };
+                check_split(&local, self.world)?;
+                let local = graph.add_tensor(local).0;
+                op.outputs[place] = local;
+                into.push((local, output));
             }
         }
         let reusable = self.registry.collective(&op.op_type).is_some() && op.inputs.len() == 1;
@@ -150,14 +162,25 @@ impl Sharder<'_> {
             }
         }
         self.ops.push(op);
+        into.into_iter().try_for_each(|(from, to)| self.reshard_into(graph, from, to))
+    }
+
+    /// Inserts the collective that writes `tensor` into `to`, another tensor.
+    fn reshard_into(&mut self, graph: &mut OpGraph, tensor: u32, to: u32) -> Result<(), BuildError> {
+        let (op_type, attrs) = self.collective(graph, tensor, &graph.tensors[to as usize].sharding)?;
+        let name = fresh(&mut self.op_names, format!("{}.{op_type}", graph.tensors[to as usize].name));
+        let op_type = op_type.to_string();
+        self.ops.push(Op { name, op_type, inputs: vec![tensor], outputs: vec![to], attrs });
         Ok(())
     }
 
-    /// `tensor` in another sharding, by the first collective that can do it.
-    fn reshard(&mut self, graph: &mut OpGraph, tensor: u32, to: &Sharding) -> Result<u32, BuildError> {
-        if let Some(&known) = self.resharded.get(&(tensor, to.clone())) {
-            return Ok(known);
-        }
+    /// The first collective that makes `to` of the sharding of `tensor`.
+    fn collective(
+        &self,
+        graph: &OpGraph,
+        tensor: u32,
+        to: &Sharding,
+    ) -> Result<(&'static str, Attrs), BuildError> {
         let source = &graph.tensors[tensor as usize];
         let read = Op {
             name: String::new(),
@@ -169,9 +192,16 @@ impl Sharder<'_> {
         let view = op_view(graph, &read);
         let found =
             self.registry.collectives().find_map(|c| Some((c.name(), c.reshards(&view.inputs[0], to)?)));
-        let Some((op_type, attrs)) = found else {
-            return Err(BuildError::tensor(&source.name, no_way(source, to)));
-        };
+        found.ok_or_else(|| BuildError::tensor(&source.name, no_way(source, to)))
+    }
+
+    /// `tensor` in another sharding, by the first collective that can do it.
+    fn reshard(&mut self, graph: &mut OpGraph, tensor: u32, to: &Sharding) -> Result<u32, BuildError> {
+        if let Some(&known) = self.resharded.get(&(tensor, to.clone())) {
+            return Ok(known);
+        }
+        let (op_type, attrs) = self.collective(graph, tensor, to)?;
+        let source = &graph.tensors[tensor as usize];
         let name = fresh(&mut self.names, format!("{}.{op_type}", source.name));
         let op_name = fresh(&mut self.op_names, name.clone());
         let changed =
