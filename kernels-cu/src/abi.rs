@@ -6,6 +6,9 @@
 
 include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 
+/// A task's code on the CPU target.
+pub type KernelFn = unsafe extern "C" fn(*const mpk_kernel_args) -> i32;
+
 /// No event.
 pub const MPK_EVENT_INVALID: u64 = u64::MAX;
 

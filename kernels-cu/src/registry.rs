@@ -9,8 +9,7 @@ use crate::sanitizer::{self, SanitizerError};
 use std::sync::{Arc, PoisonError, RwLock};
 use taskgraph::{Registry, TaskType};
 
-/// A task's code on the CPU target, as the ABI has it.
-pub type KernelFn = unsafe extern "C" fn(*const abi::mpk_kernel_args) -> i32;
+pub use crate::abi::KernelFn;
 
 /// A task's code on the GPU: the C++ type, from its folder's `gpu.cuh`, that is specialised for a task.
 ///

@@ -4,8 +4,7 @@
 //! `src/cpu/sanitizer` has the check. The kernels are compiled a second time for it, when it is first used, from this
 //! crate's sources: it is for a developer's checkout. A normal build knows nothing of it.
 
-use crate::abi;
-use crate::registry::KernelFn;
+use crate::abi::{self, KernelFn};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;

@@ -19,23 +19,14 @@ use crate::abi::{self, mpk_linear_params, params_words};
 use crate::registry::GpuSite;
 use crate::tasks::contract;
 use crate::tasks::wide::{self, Product};
+
+pub use crate::tasks::source::Source;
 use taskgraph::split::Part;
 use taskgraph::target::Backend;
 use taskgraph::task_type::{
     Access, Expansion, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
 use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Sharding, Target};
-
-/// How the left side is made of `x`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// `x` [rows, k].
-    Plain,
-    /// The norm of `x` [rows, k], times the norm weight [k].
-    RmsNorm,
-    /// silu(gate) * up of `x` [rows, 2k] = [gate | up].
-    SiluMul,
-}
 
 /// A member of the family.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@
 //! tasks that read it.
 
 use crate::abi;
-use crate::tasks::linear_family::Source;
+use crate::tasks::source::Source;
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};

@@ -14,7 +14,7 @@
 
 use super::access::{Access, Memory, Symmetric};
 use super::grid::{Grid, uncovered};
-use super::order::{Lists, bases};
+use super::lists::{Lists, bases};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::region::Region;

@@ -27,6 +27,7 @@ mod access;
 mod boxes;
 mod flagged;
 mod grid;
+mod lists;
 mod memory;
 mod order;
 mod overlay;
@@ -45,7 +46,7 @@ use access::{Memory, Symmetric};
 use memory::{Sweep, across_message};
 use order::{Kind, Order, Search};
 use report::Names;
-use succession::Summary;
+use succession::{Summary, Verified};
 use symmetry::Symmetry;
 
 /// Verifies one graph class: `graphs[r]` is rank r's.
@@ -104,16 +105,6 @@ fn all_classes(classes: &[Vec<TaskGraph>], once: bool) -> Result<Report, Vec<Vio
         violations.extend(succession::check(&verified));
     }
     if violations.is_empty() { Ok(total) } else { Err(violations) }
-}
-
-/// A verified class with its order.
-struct Verified<'g> {
-    report: Report,
-    order: Order<'g>,
-    symmetric: Symmetric,
-    symmetry: Option<Symmetry>,
-    /// For each rank, or for rank 0 where ranks are alike.
-    summaries: Vec<Summary<'g>>,
 }
 
 /// `once`: ranks that are alike are proven once. What is wrong is then said of every rank all the same.

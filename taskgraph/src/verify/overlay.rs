@@ -10,31 +10,11 @@ use super::access::{Access, Memory};
 use super::memory::across_message;
 use super::order::{Bound, Kind, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
-use crate::dtype::DType;
-use crate::op_graph::Role;
 use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
 use std::collections::HashSet;
 
 /// Violations kept of each rank's memory.
 const KEEP: usize = 16;
-
-/// Why a tensor can't lie where it says.
-pub(super) fn problem(tensor: &TensorEntry) -> Option<String> {
-    let overlay = tensor.overlay?;
-    if (overlay.area == Area::Flagged) != (tensor.dtype == DType::F32Flagged) {
-        return Some("is flagged, but does not lie among flagged words, or the other way round".into());
-    }
-    if overlay.area.space() != tensor.space {
-        return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
-    }
-    if tensor.role != Role::Activation || tensor.output {
-        return Some("shares memory, but its value is wanted beyond the tasks that use it".into());
-    }
-    if overlay.offset % 16 != 0 || overlay.offset.checked_add(tensor.bytes).is_none() {
-        return Some(format!("lies at byte {}, which is no multiple of 16 or too far", overlay.offset));
-    }
-    None
-}
 
 fn end(tensor: &TensorEntry, overlay: Overlay) -> u64 {
     overlay.offset + tensor.bytes

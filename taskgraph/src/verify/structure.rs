@@ -1,14 +1,13 @@
 //! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
 
 use super::boxes::{Scattered, boxes, is_symbolic, last_byte, strides_nest};
-use super::overlay;
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{
-    EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
+    Area, EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
 };
 use crate::trust::Trust;
 
@@ -120,6 +119,24 @@ fn symmetric_tensors(graphs: &[TaskGraph], violations: &mut Vec<Violation>) {
     }
 }
 
+/// Why a tensor can't lie where it says.
+fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
+    let overlay = tensor.overlay?;
+    if (overlay.area == Area::Flagged) != (tensor.dtype == DType::F32Flagged) {
+        return Some("is flagged, but does not lie among flagged words, or the other way round".into());
+    }
+    if overlay.area.space() != tensor.space {
+        return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
+    }
+    if tensor.role != Role::Activation || tensor.output {
+        return Some("shares memory, but its value is wanted beyond the tasks that use it".into());
+    }
+    if overlay.offset % 16 != 0 || overlay.offset.checked_add(tensor.bytes).is_none() {
+        return Some(format!("lies at byte {}, which is no multiple of 16 or too far", overlay.offset));
+    }
+    None
+}
+
 struct RankCheck<'g> {
     graphs: &'g [TaskGraph],
     rank: usize,
@@ -226,7 +243,7 @@ impl RankCheck<'_> {
             }
             if tensor.dims.len() > MAX_DIMS || tensor.region_dims.len() > MAX_DIMS {
                 self.say(format!("tensor '{}' has more than {MAX_DIMS} dimensions", tensor.name));
-            } else if let Some(problem) = overlay::problem(tensor) {
+            } else if let Some(problem) = overlay_problem(tensor) {
                 self.say(format!("tensor '{}' {problem}", tensor.name));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' has not one stride for each dimension", tensor.name));

@@ -1,12 +1,12 @@
 //! Graphs of one model that follow each other: what they share is the same everywhere, and what one touches
 //! at its end is ordered before what another touches at its start.
 
-use super::Verified;
-use super::access::{Access, Memory};
+use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
 use super::order::{Bound, Kind, Order};
 use super::overlay::{self, Use};
-use super::report::{Names, Violation, ViolationKind};
+use super::report::{Names, Report, Violation, ViolationKind};
+use super::symmetry::Symmetry;
 use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::task_graph::{Area, Space, TaskGraph, TensorEntry};
@@ -15,6 +15,16 @@ use std::collections::{HashMap, HashSet};
 /// The tensor is the same memory in every graph that has one of its name.
 fn keeps(tensor: &TensorEntry) -> bool {
     matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Persistent { .. })
+}
+
+/// A verified class with its order.
+pub(super) struct Verified<'g> {
+    pub(super) report: Report,
+    pub(super) order: Order<'g>,
+    pub(super) symmetric: Symmetric,
+    pub(super) symmetry: Option<Symmetry>,
+    /// For each rank, or for rank 0 where ranks are alike.
+    pub(super) summaries: Vec<Summary<'g>>,
 }
 
 /// What a class does to the memory of one rank that it shares with other graphs, in brief: enough to see that all is in

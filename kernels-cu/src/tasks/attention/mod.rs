@@ -40,15 +40,17 @@ use crate::abi::{mpk_attention_params, mpk_operand, mpk_task_attention, params_w
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::attention_prefill;
 use crate::tasks::contract;
+use crate::tasks::heads::{Heads, rows_and_active, scale, scratch_bytes};
 use crate::tasks::linear_family::gpu_float;
-use std::ops::Range;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, Need, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
 };
-use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split, Target, TaskType, split::Part};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split, Target, TaskType};
+
+pub use crate::tasks::heads::{MAX_SPLITS, kv_dims, kv_region_dims, kv_sharding, qkv_sharding, row_share};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
@@ -101,8 +103,6 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}>"))
 }
 
-/// Most shares that a slot's positions are cut into.
-pub const MAX_SPLITS: u32 = 16;
 /// Positions of the longest sequence that a split has at least, by default: a unit of 16 keys for each of a GPU worker's
 /// 8 compute warps. Shorter ones leave warps idle and the merge more to do.
 const SPLIT_POSITIONS: u64 = 128;
@@ -110,110 +110,6 @@ const SPLIT_POSITIONS: u64 = 128;
 /// Most bytes of a rank's partial results, by default: of many rows each split writes and reads that much more, which is
 /// soon worse than idle workers, and they decide how much memory the activations take.
 const PARTIAL_BYTES: u64 = 256 << 20;
-
-/// Sharding of `qkv` (and of the weight that makes it, on its dimension 0 with `dim` = 0).
-pub fn qkv_sharding(dim: usize, heads: u64, kv_heads: u64, head_dim: u64) -> Sharding {
-    let queries = Part { len: heads * head_dim, split: Split::Queries { heads, head_dim } };
-    let key_values = Part { len: kv_heads * head_dim, split: Split::KeyValues { heads, kv_heads, head_dim } };
-    Sharding::Split { dim, parts: vec![queries, key_values, key_values] }
-}
-
-/// Sharding of `kv_cache`.
-pub fn kv_sharding(heads: u64, kv_heads: u64) -> Sharding {
-    let part = Part { len: kv_heads, split: Split::KeyValues { heads, kv_heads, head_dim: 1 } };
-    Sharding::Split { dim: 1, parts: vec![part, part] }
-}
-
-/// Global dimensions of `kv_cache`.
-pub fn kv_dims(num_pages: u64, kv_heads: u64, page_size: u64, head_dim: u64) -> Vec<u64> {
-    vec![num_pages, 2 * kv_heads, page_size, head_dim]
-}
-
-/// Region space of `kv_cache` in a graph with `active` slots: [active, kv heads, splits]. An upper bound for
-/// every rank and number of splits.
-pub fn kv_region_dims(active: u32, kv_heads: u64) -> Vec<u64> {
-    vec![u64::from(active), kv_heads, u64::from(MAX_SPLITS)]
-}
-
-/// The rows of a tensor with `rows` rows that stand for those of active slot `a` of `active` in regions.
-pub fn row_share(rows: u32, a: u32, active: u32) -> Range<u32> {
-    let at = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(active)) as u32;
-    at(a)..at(a + 1)
-}
-
-/// The heads of one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Heads {
-    pub heads: u64,
-    pub kv_heads: u64,
-    pub head_dim: u64,
-    /// Query heads of the rank.
-    pub queries: Range<u64>,
-    /// Key-value heads of the rank.
-    pub key_values: Range<u64>,
-}
-
-impl Heads {
-    pub(crate) fn global(attrs: &Attrs) -> Result<Heads, OpError> {
-        let get = |name: &str| match contract::attr_u32(attrs, name)? {
-            Some(value) if value > 0 => Ok(u64::from(value)),
-            _ => Err(OpError(format!("attribute `{name}` must be given and above 0"))),
-        };
-        let (heads, kv_heads, head_dim) = (get("heads")?, get("kv_heads")?, get("head_dim")?);
-        if heads % kv_heads != 0 {
-            return Err(OpError(format!("`kv_heads` {kv_heads} must divide `heads` {heads}")));
-        }
-        if head_dim % 2 != 0 {
-            return Err(OpError(format!("`head_dim` {head_dim} must be even: rope turns pairs")));
-        }
-        Ok(Heads { heads, kv_heads, head_dim, queries: 0..heads, key_values: 0..kv_heads })
-    }
-
-    /// Of one rank, where the operand that is split by heads is (`split`).
-    pub(crate) fn local(attrs: &Attrs, sharding: &Sharding, rank: u32, world: u32) -> Result<Heads, OpError> {
-        let mut heads = Self::global(attrs)?;
-        if let Sharding::Split { .. } = sharding {
-            let (all, kv) = (heads.heads, heads.kv_heads);
-            if all % u64::from(world) != 0 {
-                return Err(OpError(format!("{world} ranks do not divide the {all} query heads")));
-            }
-            heads.queries = Split::Queries { heads: all, head_dim: 1 }.range(all, rank, world);
-            heads.key_values =
-                Split::KeyValues { heads: all, kv_heads: kv, head_dim: 1 }.range(kv, rank, world);
-        }
-        Ok(heads)
-    }
-
-    /// Local query heads that read local key-value head `h`.
-    pub(crate) fn readers(&self, h: u64) -> Range<u64> {
-        let group = self.heads / self.kv_heads;
-        let global = self.key_values.start + h;
-        let first = (global * group).max(self.queries.start);
-        let last = ((global + 1) * group).min(self.queries.end);
-        first - self.queries.start..last - self.queries.start
-    }
-
-    pub(crate) fn num_queries(&self) -> u64 {
-        self.queries.end - self.queries.start
-    }
-
-    pub(crate) fn num_key_values(&self) -> u64 {
-        self.key_values.end - self.key_values.start
-    }
-}
-
-/// Factor of the scores.
-pub(crate) fn scale(attrs: &Attrs, head_dim: u64) -> Result<f64, OpError> {
-    Ok(contract::attr_f64(attrs, "scale")?.unwrap_or((head_dim as f64).powf(-0.5)))
-}
-
-/// Rows and active slots of the graph, where each active slot can have a row.
-pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpError> {
-    match u32::try_from(rows) {
-        Ok(rows) if active > 0 && rows >= active => Ok((rows, active)),
-        _ => Err(OpError(format!("{rows} rows are too few or too many for {active} active slots"))),
-    }
-}
 
 const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("heads", AttributeKind::Whole),
@@ -480,14 +376,6 @@ impl TaskType for Attention {
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(1, 1)]
     }
-}
-
-/// What `lay_out_scratch` of slot.h takes.
-pub(crate) fn scratch_bytes(head_dim: u64) -> u64 {
-    const QUERIES: u64 = 64;
-    const BLOCK: u64 = 64;
-    let padded = head_dim.next_multiple_of(16);
-    4 * ((2 * QUERIES + 2 * BLOCK + 3) * padded + QUERIES * BLOCK + 2 * QUERIES)
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@
 //! One task for each active slot a and local key-value head h: arguments `[a, first local query head, query heads,
 //! 0..]`. Rows of a slot are named by their row share (see [`super::attention`]).
 
-use super::attention::{Heads, MAX_SPLITS, row_share, rows_and_active};
 use crate::abi::{mpk_attention_merge_params, mpk_task_attention_merge, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
+use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active};
 use crate::tasks::linear_family::gpu_float;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};

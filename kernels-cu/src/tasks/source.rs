@@ -1,0 +1,12 @@
+//! What a product takes as its left side.
+
+/// How the left side is made of `x`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `x` [rows, k].
+    Plain,
+    /// The norm of `x` [rows, k], times the norm weight [k].
+    RmsNorm,
+    /// silu(gate) * up of `x` [rows, 2k] = [gate | up].
+    SiluMul,
+}
