@@ -29,7 +29,7 @@ pub async fn accept(listener: TcpListener, app: App, router: Router) -> Arc<Sema
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = phase.wait_for(|phase| closed(phase)) => return all,
+            _ = phase.wait_for(closed) => return all,
         };
         let Ok((stream, _)) = accepted else {
             sleep(PAUSE).await;
@@ -69,7 +69,7 @@ async fn talk(stream: TcpStream, app: &App, router: Router) {
     // A client that speaks no HTTP has been answered by hyper; one that has gone has no use for an answer.
     tokio::select! {
         _ = connection.as_mut() => return,
-        _ = phase.wait_for(|phase| closed(phase)) => connection.as_mut().graceful_shutdown(),
+        _ = phase.wait_for(closed) => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
 }

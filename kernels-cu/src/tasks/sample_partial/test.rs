@@ -364,8 +364,7 @@ fn draws_follow_the_filtered_distribution() {
             free += 1.0;
         }
         // Wilson and Hilferty: this is about normal.
-        let normal =
-            ((chi2 / free).cbrt() - (1.0 - 2.0 / (9.0 * free))) / (2.0f64 / (9.0 * free)).sqrt();
+        let normal = ((chi2 / free).cbrt() - (1.0 - 2.0 / (9.0 * free))) / (2.0f64 / (9.0 * free)).sqrt();
         assert!(normal.abs() < 4.0, "chi-square {chi2} with {free} degrees of freedom, {s:?}");
     }
 }
