@@ -69,6 +69,8 @@ fn bodies_together_are_bounded_too() {
 
 #[test]
 fn a_thousand_idle_connections() {
+    // Both ends of each are files of this process.
+    launch::cli::process_limits::check(None).unwrap();
     let server = usual(Behaviour::default());
     let idle: Vec<Connection> = (0..1000).map(|_| Connection::open(server.address)).collect();
     let begin = Instant::now();
