@@ -16,7 +16,7 @@
 //!    assumed. A flagged word orders itself and reuse, no more; a put is done when the event that it triggers is.
 //! 6. *Counters*: no trigger of the next iteration can be counted before all of this one's are in.
 //!
-//! Ranks that are the same up to their numbers are proven once ([`symmetry`]).
+//! Ranks that are the same up to their numbers are proven once (`symmetry`).
 //!
 //! Iterations of one rank are separated by its end event, the batch step and the next begin event; ranks are
 //! ordered by NVSHMEM events, flagged words and carried events only. If an iteration and the next are safe then

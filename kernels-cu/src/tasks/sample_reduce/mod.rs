@@ -1,7 +1,7 @@
 //! `sample_reduce`: the token of each sample, the last step of sampling (`sample_family.rs`).
 //!
 //! Inputs, all of them replicated: 0. `records` of `sample_partial`, 1. those of `sample_weigh`, 2. the lists of
-//! `sample_merge`, 3. `greedy` i32 [slots], `argmax_reduce`'s tokens. Output: `next_token` i32 [slots], which the builder
+//! `sample_merge`, 3. `greedy` i32 `[slots]`, `argmax_reduce`'s tokens. Output: `next_token` i32 `[slots]`, which the builder
 //! declares as a `Role::Persistent` tensor that `mpk_batch` points to. A greedy request's token is the one of `greedy`.
 //!
 //! One task for each sample: arguments `[0, 0, 0, sample, 0..]`.
