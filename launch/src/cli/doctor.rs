@@ -408,6 +408,10 @@ fn cuda_possible(table: &Table, ranks: u32) -> bool {
 fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
     let ranks = args.ranks;
     let command = if ranks > 1 { format!("mpirun -n {ranks} mpk-run") } else { "mpk-run".to_string() };
+    if args.backend == Backend::Cuda && !cuda {
+        let found = format!("`{command} --backend cuda` is not possible: something is missing, see above");
+        return table.missing("a run", found, "`--backend cpu` runs on the CPU");
+    }
     if args.backend == Backend::Cpu || gpus.is_empty() || !cuda {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let each = (cores / ranks as usize).max(1);

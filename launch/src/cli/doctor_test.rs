@@ -12,6 +12,21 @@ fn the_table_is_aligned_and_names_the_mend() {
     assert!(table.has("MPI") && !table.has(NVCC));
 }
 
+/// The last line says what the exit status says.
+#[test]
+fn the_last_line_agrees_with_the_exit_status() {
+    for (backend, cuda, state) in [
+        (Backend::Cuda, false, State::Missing),
+        (Backend::Auto, false, State::Good),
+        (Backend::Cpu, false, State::Good),
+    ] {
+        let mut table = Table::default();
+        let args = DoctorArgs { model: None, ranks: 2, backend };
+        say_ranks(&mut table, &args, &[], cuda);
+        assert_eq!(table.checks.last().map(|check| check.state), Some(state), "{}", table.text());
+    }
+}
+
 #[test]
 fn error_texts_are_split_at_their_mend() {
     let mut table = Table::default();

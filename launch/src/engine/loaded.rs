@@ -140,6 +140,12 @@ fn tokens(
     let limits = together(world, inspected)?;
     let target = backend.target(world, &model)?;
     let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
+    if sizes.prefill_chunk <= sizes.max_batch {
+        tracing::info!(
+            "runtime.prefill_chunk = {} is not more than max_batch: prompts run in the decode graphs",
+            sizes.prefill_chunk
+        );
+    }
     let top_k = config.logprobs.min(source.config.vocab_size);
     world.phase("graphs");
     let building = Instant::now();

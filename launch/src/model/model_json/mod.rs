@@ -30,7 +30,7 @@ pub const LARGEST_WORKERS: u32 = 4096;
 pub const DEFAULT_PAGE_SIZE: u32 = 64;
 /// `max_seq_len` where it is not given, unless the model's own limit is smaller.
 pub const DEFAULT_MAX_SEQ_LEN: u32 = 4096;
-/// `runtime.prefill_chunk` where it is not given (but at least `max_batch`).
+/// `runtime.prefill_chunk` where it is not given (but more than `max_batch`).
 pub const DEFAULT_PREFILL_CHUNK: u32 = 256;
 /// The same on a GPU whose tensor cores take wide tiles (Hopper): enough of them for whole waves.
 pub const DEFAULT_WIDE_PREFILL_CHUNK: u32 = 2048;

@@ -104,7 +104,10 @@ impl ModelJson {
                 )?
             }
         };
-        let prefill_chunk = self.runtime.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK.max(max_batch));
+        let prefill_chunk = self.runtime.prefill_chunk.unwrap_or_else(|| {
+            // More than the decode graph of max_batch has, or prompts would have no graph of their own.
+            max_batch.saturating_add(1).next_power_of_two().max(DEFAULT_PREFILL_CHUNK)
+        });
         Ok(Sizes { max_batch, max_seq_len, page_size, pages_per_slot, num_pages, prefill_chunk })
     }
 

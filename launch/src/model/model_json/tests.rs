@@ -243,3 +243,42 @@ fn chunks_are_longer_where_products_are_wide_but_not_longer_than_all_requests() 
     assert_eq!(chunk(r#", "max_batch": 1, "max_seq_len": 64"#, true), 256);
     assert_eq!(chunk(r#", "runtime": {"prefill_chunk": 100}"#, true), 100);
 }
+
+/// Options and model.json are merged first and checked once: limits are the same wherever a value comes from.
+#[test]
+fn values_that_are_replaced_are_checked_in_their_place() {
+    let file = |more: &str| {
+        let text = format!(r#"{{"schema": "mpk-model/1", "checkpoint": "x"{more}}}"#);
+        ModelJson::parse_unchecked(Path::new("m.json"), text.as_bytes()).unwrap()
+    };
+    let batch = |slots| Overrides { max_batch: Some(slots), ..Overrides::default() };
+    let refused = |model: ModelJson, overrides: &Overrides| model.with(overrides).unwrap_err().to_string();
+    // What the file says wrong does not matter where it is replaced.
+    assert_eq!(file(r#", "max_batch": 5000"#).with(&batch(4)).unwrap().max_batch(), 4);
+    let chunk = r#", "max_batch": 32, "runtime": {"prefill_chunk": 16}"#;
+    assert_eq!(file(chunk).with(&batch(8)).unwrap().max_batch(), 8);
+    // The other way round too: the same limits, and the option is named.
+    let message = refused(file(chunk), &batch(17));
+    assert!(message.contains("runtime.prefill_chunk") && message.contains("max_batch = 17"), "{message}");
+    for (overrides, option) in [
+        (batch(5000), "--max-batch"),
+        (batch(0), "--max-batch"),
+        (Overrides { workers: Some(9999), ..Overrides::default() }, "--workers"),
+        (Overrides { max_new_tokens: Some(0), ..Overrides::default() }, "--max-new-tokens"),
+        (Overrides { max_seq_len: Some(0), ..Overrides::default() }, "--max-seq-len"),
+    ] {
+        let message = refused(file(""), &overrides);
+        assert!(message.contains(option) && !message.contains("m.json"), "{message}");
+    }
+    assert!(refused(file(r#", "max_batch": 5000"#), &Overrides::default()).contains("m.json: `max_batch`"));
+}
+
+/// However many slots there are, a chunk that is not asked for has more rows than the decode graphs.
+#[test]
+fn prompts_have_a_graph_of_their_own_by_default() {
+    for slots in [1, 8, 255, 256, 300, 4096] {
+        let text = format!(r#"{{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": {slots}}}"#);
+        let sizes = parse(&text).unwrap().sizes_for(64).unwrap();
+        assert!(sizes.prefill_chunk > slots, "{sizes:?}");
+    }
+}
