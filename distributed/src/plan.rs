@@ -1,6 +1,7 @@
 //! What a launch is asked to do.
 
 use kernels_cu::abi;
+use kernels_cu::tasks::sample_partial::MOST_LISTED;
 use std::time::Duration;
 
 /// One request: a prompt and how many tokens are wanted.
@@ -59,12 +60,19 @@ impl Sampling {
 
     /// Whether the token is always the one with the highest logit, as the model gives it.
     pub fn is_greedy(&self) -> bool {
-        self.temperature == 0.0 && !self.has_penalties()
+        self.temperature <= 0.0 && !self.has_penalties()
+    }
+
+    /// What the kernels can't do of it, if anything.
+    pub fn problem(&self) -> Option<String> {
+        (self.top_k > MOST_LISTED && self.top_p < 1.0).then(|| {
+            format!("{} is more than {MOST_LISTED}, the most together with a top-p below 1", self.top_k)
+        })
     }
 
     /// As the kernels read it, for a request with this many prompt tokens.
     pub fn to_abi(&self, num_prompt_tokens: u32) -> abi::mpk_sampling {
-        let noise = self.temperature != 0.0;
+        let noise = self.temperature > 0.0;
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         abi::mpk_sampling {
             seed: self.seed,
@@ -72,7 +80,7 @@ impl Sampling {
                 | flag(noise, abi::MPK_SAMPLING_NOISE)
                 | flag(self.has_penalties(), abi::MPK_SAMPLING_PENALTIES),
             top_k: self.top_k,
-            inverse_temperature: if noise { 1.0 / self.temperature } else { 1.0 },
+            inverse_temperature: if noise { (1.0 / self.temperature).min(1e6) } else { 1.0 },
             top_p: self.top_p,
             log_min_p: self.min_p.ln(),
             repetition: self.repetition_penalty,

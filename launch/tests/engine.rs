@@ -135,8 +135,8 @@ fn what_can_never_run_is_refused_with_help() {
     refused(Request::tokens([], 1), ErrorKind::Input, "empty");
     refused(Request::tokens([u32::MAX], 1), ErrorKind::Input, "vocabulary");
     refused(Request::tokens([1], 0), ErrorKind::Input, "max_new_tokens");
-    let hot = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
-    refused(Request { sampling: hot, ..Request::tokens([1], 1) }, ErrorKind::Unsupported, "temperature");
+    let hot = SamplingParams { temperature: -0.5, ..SamplingParams::default() };
+    refused(Request { sampling: hot, ..Request::tokens([1], 1) }, ErrorKind::Input, "temperature");
     let three = (0..3).map(|_| Request::tokens([1], 1)).collect();
     let error = engine.submit_all(three).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full);

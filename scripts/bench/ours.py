@@ -63,7 +63,7 @@ class Ours:
     def golden(self, ranks):
         """Compares the tiny model's greedy tokens with those committed from Hugging Face; what differs, or nothing."""
         expected = json.loads((self.repository / "tests/fixtures/tiny/expected.json").read_text())["requests"]
-        command = ["mpirun", "-n", ranks, self.run, self.tiny, "--json", "--ignore-eos", "--max-new-tokens"]
+        command = ["mpirun", "-n", ranks, self.run, self.tiny, "--json", "--greedy", "--ignore-eos", "--max-new-tokens"]
         command.append(len(expected[0]["tokens"]))
         for request in expected:
             command += ["--prompt-tokens", ",".join(map(str, request["prompt_tokens"]))]

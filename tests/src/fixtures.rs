@@ -99,6 +99,8 @@ impl Fixture {
             .set("generate.prompt_tokens", serde_json::json!(tokens))
             .set("generate.max_new_tokens", self.new_tokens())
             .set("generate.ignore_eos", true)
+            // What is expected was chosen greedily, whatever the checkpoint's generation_config.json says.
+            .set("generate.greedy", true)
     }
 
     /// Largest difference that a log-probability may have. What was promised is 0.05 for f32 and

@@ -2,6 +2,7 @@
 
 use crate::cli::choices::Backend;
 use crate::cli::runtime_args::RuntimeArgs;
+use crate::cli::sampling_args::SamplingArgs;
 use crate::engine::{ModelSpec, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::model_json::Overrides;
@@ -50,6 +51,9 @@ pub struct Args {
     /// Go on after an end-of-sequence token.
     #[arg(long, help_heading = PROMPTS)]
     pub ignore_eos: bool,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "would be shown as help")]
+    pub sampling: SamplingArgs,
     /// Report the K highest log-probabilities of each new token (at most 128).
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = OUTPUT)]
     pub logprobs: u32,
@@ -180,7 +184,7 @@ impl Args {
     /// What the ranks of a job must have in common, by name and value.
     pub fn to_compare(&self) -> Vec<(String, String)> {
         /// The model is compared by what it holds; groups of options are none.
-        const LEFT_OUT: [&str; 4] = ["model", "log_all_ranks", "Args", "RuntimeArgs"];
+        const LEFT_OUT: [&str; 5] = ["model", "log_all_ranks", "Args", "RuntimeArgs", "SamplingArgs"];
         let options = self.in_force.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
         let mut values: Vec<(String, String)> =
             options.map(|(name, value)| (format!("--{}", name.replace('_', "-")), value.clone())).collect();

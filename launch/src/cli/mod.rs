@@ -13,6 +13,7 @@ pub mod process_limits;
 pub mod program;
 pub mod run;
 pub mod runtime_args;
+pub mod sampling_args;
 pub mod serve;
 pub mod serve_args;
 pub mod signals;

@@ -44,6 +44,8 @@ pub struct RunConfig {
     pub deadline: Duration,
     /// Log-probabilities that a request may ask for, for each token. The graphs are built for as many.
     pub logprobs: u32,
+    /// Requests may draw their tokens or have penalties. The graphs are built for it; without it they are greedy.
+    pub sampling: bool,
     /// Requests that may wait. One more is refused.
     pub max_waiting: usize,
     /// Record every task's times, and write the timeline of the last round to this file (Chrome trace format).
@@ -88,6 +90,7 @@ impl RunConfig {
             ("launch", format!("{:?}", self.launch)),
             ("deadline", format!("{:?}", self.deadline)),
             ("logprobs", self.logprobs.to_string()),
+            ("sampling", self.sampling.to_string()),
             ("trace", format!("{:?}", self.trace)),
             ("unprotected", self.unprotected.to_string()),
             ("stall", format!("{:?}", self.stall)),
@@ -107,6 +110,7 @@ impl Default for RunConfig {
             launch: LaunchChoice::default(),
             deadline: Duration::from_secs(30),
             logprobs: 0,
+            sampling: true,
             max_waiting: 1024,
             trace: None,
             in_common: Vec::new(),

@@ -22,6 +22,7 @@ use crate::model::tokenizer::Tokenizer;
 use distributed::cuda::WarmUp;
 use distributed::plan::{BatchPlan, Mode};
 use distributed::{Rank, World};
+use std::cell::Cell;
 use std::time::Instant;
 
 /// A model whose files have been opened. Nothing has been built or loaded yet.
@@ -32,6 +33,9 @@ pub struct Opened<'a> {
     pub source: &'a Model,
     /// What requests are checked against.
     pub limits: Limits,
+    /// The graphs are built for sampling ([`RunConfig::sampling`]). A program that knows its requests may change it, on all
+    /// ranks alike.
+    pub sampling: Cell<bool>,
 }
 
 /// Looks at a model before anything is built.
@@ -50,6 +54,8 @@ pub struct Info {
     pub ranks: u32,
     /// What requests are checked against; not for a graph of one's own.
     pub limits: Option<Limits>,
+    /// Requests may draw their tokens or have penalties.
+    pub sampling: bool,
     /// Ids that end a sequence.
     pub eos: Vec<u32>,
     /// The checkpoint's tokenizer, if it has one.
@@ -100,6 +106,7 @@ pub(crate) fn load_all(
                 rank: world.rank(),
                 ranks: world.size(),
                 limits: None,
+                sampling: false,
                 eos: Vec::new(),
                 tokenizer: None,
                 start,
@@ -134,10 +141,11 @@ fn tokens(
     world.phase("requests");
     let inspected = model.sizes(&source.config).map_err(AppError::from).and_then(|sizes| {
         let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
-        inspect(&Opened { model: &model, source: &source, limits })?;
-        Ok(limits)
+        let opened = Opened { model: &model, source: &source, limits, sampling: Cell::new(config.sampling) };
+        inspect(&opened)?;
+        Ok((limits, opened.sampling.get()))
     });
-    let limits = together(world, inspected)?;
+    let (limits, sampling) = together(world, inspected)?;
     let target = backend.target(world, &model)?;
     let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
     if sizes.prefill_chunk <= sizes.max_batch {
@@ -149,7 +157,8 @@ fn tokens(
     let top_k = config.logprobs.min(source.config.vocab_size);
     world.phase("graphs");
     let building = Instant::now();
-    let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target);
+    let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target)
+        .with_sampling(sampling);
     let ops = families::op_graphs(&source.config, &sizes, &options);
     let graphs = build_together(world, &ops, &build_options(config, &model, world.size(), target))?;
     tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
@@ -181,6 +190,7 @@ fn tokens(
         rank: world.rank(),
         ranks: world.size(),
         limits: Some(limits),
+        sampling,
         eos: source.config.eos.clone(),
         tokenizer: source.tokenizer,
         start,

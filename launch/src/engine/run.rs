@@ -120,8 +120,12 @@ impl Engine {
         Ok(handles.map(|(id, (prompt, channel))| Handle::new(id, prompt, channel)).collect())
     }
 
-    fn pending(&self, request: Request, limits: Limits) -> Result<Pending, Error> {
-        request.sampling.check()?;
+    fn pending(&self, mut request: Request, limits: Limits) -> Result<Pending, Error> {
+        request.sampling.check(self.info.sampling, limits.vocab_size)?;
+        request.sampling = request.sampling.with_seed();
+        if request.sampling.top_k >= limits.vocab_size {
+            request.sampling.top_k = 0; // all of them
+        }
         if request.logprobs > self.logprobs {
             let message =
                 format!("{} log-probabilities, but the engine gives {}", request.logprobs, self.logprobs);

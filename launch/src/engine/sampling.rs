@@ -3,6 +3,7 @@
 use crate::engine::error::{Error, ErrorKind};
 use distributed::plan::Sampling;
 use serde::{Deserialize, Serialize};
+use std::hash::{BuildHasher, Hasher};
 
 /// How tokens are chosen. The default is greedy: the token with the highest logit, the lowest id of equal ones.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,21 +57,58 @@ impl From<SamplingParams> for Sampling {
 }
 
 impl SamplingParams {
-    /// Refuses, by name, what the engine does not do yet. A seed, and filters of a greedy request, change nothing.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let not_default = [
-            ("temperature", self.temperature != 0.0),
-            ("repetition_penalty", self.repetition_penalty != 1.0),
-            ("presence_penalty", self.presence_penalty != 0.0),
-            ("frequency_penalty", self.frequency_penalty != 0.0),
-        ];
-        match not_default.into_iter().find(|&(_, set)| set) {
-            None => Ok(()),
-            Some((name, _)) => {
-                let message = format!("sampling.{name}: only greedy decoding is implemented");
-                Err(Error::new(ErrorKind::Unsupported, message).with_help("leave it at its default"))
-            }
+    /// The same as the kernel takes it, with a seed if there is one.
+    pub fn new(sampling: Sampling, seed: Option<u64>) -> SamplingParams {
+        SamplingParams {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            seed,
         }
+    }
+
+    /// With a seed: its own, or else one of this moment.
+    pub fn with_seed(self) -> SamplingParams {
+        let drawn = || std::hash::RandomState::new().build_hasher().finish();
+        SamplingParams { seed: Some(self.seed.unwrap_or_else(drawn)), ..self }
+    }
+
+    /// Refuses values that are out of range, and what the engine was not loaded for.
+    pub(crate) fn check(&self, possible: bool, vocabulary: u32) -> Result<(), Error> {
+        let within = |name: &str, value: f32, fits: bool, wanted: &str| match fits {
+            true => Ok(()),
+            false => {
+                let message = format!("sampling.{name} must be {wanted}, found {value}");
+                Err(Error::new(ErrorKind::Input, message))
+            }
+        };
+        let t = self.temperature;
+        within("temperature", t, (0.0..=100.0).contains(&t), "0 to 100")?;
+        within("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1")?;
+        within("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "0 to 1")?;
+        let r = self.repetition_penalty;
+        within("repetition_penalty", r, (0.01..=100.0).contains(&r), "0.01 to 100")?;
+        for (name, penalty) in
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)]
+        {
+            within(name, penalty, (-2.0..=2.0).contains(&penalty), "-2 to 2")?;
+        }
+        let sampling = Sampling::from(*self);
+        if sampling.is_greedy() {
+            return Ok(());
+        }
+        if let Some(problem) = sampling.problem().filter(|_| sampling.top_k < vocabulary) {
+            return Err(Error::new(ErrorKind::Input, format!("sampling.top_k: {problem}")));
+        }
+        if !possible {
+            let message = "sampling: the engine was loaded for greedy decoding";
+            return Err(Error::new(ErrorKind::Unsupported, message).with_help("set RunConfig::sampling"));
+        }
+        Ok(())
     }
 }
 
@@ -79,13 +117,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_greedy_is_refused_by_name() {
-        assert_eq!(SamplingParams::default().check(), Ok(()));
-        assert_eq!(SamplingParams { seed: Some(1), top_k: 3, ..SamplingParams::default() }.check(), Ok(()));
-        let hot = SamplingParams { temperature: 0.7, ..SamplingParams::default() };
-        let error = hot.check().unwrap_err();
-        assert!(error.kind() == ErrorKind::Unsupported && error.message().contains("temperature"), "{error}");
-        let penalty = SamplingParams { frequency_penalty: -1.0, ..SamplingParams::default() };
-        assert!(penalty.check().unwrap_err().message().contains("frequency_penalty"));
+    fn what_is_out_of_range_or_not_loaded_for_is_refused_by_name() {
+        let check = |params: SamplingParams| params.check(true, 5000).map_err(|e| e.message().to_string());
+        let greedy = SamplingParams::default();
+        assert_eq!(check(greedy), Ok(()));
+        assert_eq!(greedy.check(false, 5000), Ok(()));
+        let hot = SamplingParams { temperature: 0.7, ..greedy };
+        assert_eq!(check(hot), Ok(()));
+        assert_eq!(hot.check(false, 5000).unwrap_err().kind(), ErrorKind::Unsupported);
+        for (wrong, name) in [
+            (SamplingParams { temperature: -0.1, ..greedy }, "temperature"),
+            (SamplingParams { temperature: f32::NAN, ..greedy }, "temperature"),
+            (SamplingParams { top_p: 0.0, ..hot }, "top_p"),
+            (SamplingParams { min_p: 2.0, ..hot }, "min_p"),
+            (SamplingParams { frequency_penalty: 3.0, ..greedy }, "frequency_penalty"),
+            (SamplingParams { top_k: 2000, top_p: 0.9, ..hot }, "top_k"),
+        ] {
+            assert!(check(wrong).unwrap_err().contains(name), "{wrong:?}");
+        }
     }
 }

@@ -30,6 +30,14 @@ pub enum InputError {
         /// What the parser expected.
         problem: String,
     },
+    /// An option of the command line, or a field of a file, that is out of range.
+    #[error("{place}: {problem}")]
+    Option {
+        /// The option or field.
+        place: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
     /// A field of a JSON file that is unknown, missing, of the wrong type or out of range.
     #[error("{file}: `{place}`: {problem}")]
     Field {

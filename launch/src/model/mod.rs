@@ -20,6 +20,7 @@ pub mod model_source;
 pub mod not_numbers;
 pub mod prompts;
 pub mod random_weights;
+pub mod sampling;
 pub mod shapes;
 pub mod tokenizer;
 pub mod weights;

@@ -27,7 +27,7 @@ pub fn serve(
         max_batch: info.model.max_batch(),
         defaults: Sampling::default(),
     };
-    let can = |params: SamplingParams| params.check().is_ok();
+    let can = |params: SamplingParams| params.check(info.sampling, limits.vocab_size).is_ok();
     let neutral = SamplingParams::default();
     let capabilities = Capabilities {
         sampling: can(SamplingParams { temperature: 1.0, top_p: 0.5, top_k: 5, min_p: 0.1, ..neutral }),

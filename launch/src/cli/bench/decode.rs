@@ -4,7 +4,7 @@ use crate::cli::console::print_line;
 use crate::cli::program::{Failure, prepare, tell_once, with_console};
 use crate::cli::run::finish;
 use crate::cli::runtime_args::RuntimeArgs;
-use crate::engine::{Engine, ModelSpec, Request};
+use crate::engine::{Engine, ModelSpec, Request, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::model_json::Overrides;
 use serde_json::json;
@@ -53,7 +53,8 @@ pub fn run(case: &Case) -> i32 {
     if let Err(error) = prepare(&case.runtime) {
         return tell_once(&error);
     }
-    let engine = match Engine::load(case.spec(), with_console(case.runtime.run_config())) {
+    let config = RunConfig { sampling: false, ..with_console(case.runtime.run_config()) };
+    let engine = match Engine::load(case.spec(), config) {
         Ok(engine) => engine,
         // It has been told.
         Err(error) => return error.exit_status(),

@@ -4,6 +4,7 @@ use super::{GraphOptions, dtype, names};
 use crate::model::hf_config::ModelConfig;
 use crate::model::model_json::{Embedding, Sizes};
 use kernels_cu::tasks::attention::{kv_dims, kv_region_dims, kv_sharding};
+use kernels_cu::tasks::sample_partial;
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Role, Tensor, WeightPart};
 use taskgraph::split::Part;
@@ -153,13 +154,57 @@ impl Builder<'_> {
         let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
         let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
-        let mut outputs = vec![self.persistent("batch.next_token", DType::I32, vec![batch])];
+        let next_token = self.persistent("batch.next_token", DType::I32, vec![batch]);
+        let best_token = match options.sampling {
+            true => self.persistent("argmax.token", DType::I32, vec![batch]),
+            false => next_token,
+        };
+        let mut outputs = vec![best_token];
         if options.top_k > 0 {
             outputs.push(self.persistent("batch.top_token", DType::I32, vec![batch, top]));
             outputs.push(self.persistent("batch.top_logprob", DType::F32, vec![batch, top]));
         }
         let best = json!({"top_k": options.top_k});
         self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
+        if options.sampling {
+            self.sampling(sizes, options, logits, best_token, next_token);
+        }
+    }
+
+    /// The tokens of requests that are not greedy (`kernels_cu::tasks::sample_partial`); those of the others are taken from
+    /// `greedy`.
+    fn sampling(
+        &mut self,
+        sizes: &Sizes,
+        options: &GraphOptions,
+        logits: TensorId,
+        greedy: TensorId,
+        next_token: TensorId,
+    ) {
+        let vocabulary = u64::from(self.config.vocab_size);
+        let counts = self.graph.add_tensor(Tensor {
+            name: "sampling.counts".into(),
+            dtype: DType::U32,
+            dims: vec![u64::from(sizes.max_batch), vocabulary],
+            rows: Rows::Fixed,
+            role: Role::Persistent { region_dims: None },
+            // As the head's weight, and so the logits.
+            sharding: Sharding::split(1, vocabulary, Split::Even { unit: 16 }),
+            output: false,
+        });
+        let tiles = json!({"tiles": options.argmax_tiles});
+        self.graph.op_into("token_counts", "token_counts", &[counts], &[counts], attrs(tiles));
+        let parts =
+            sample_partial::parts(vocabulary, options.ranks, self.graph.capacity.samples, options.workers);
+        let kept = sample_partial::kept(vocabulary);
+        let attrs = || attrs(json!({"slices": options.ranks, "parts": parts, "kept": kept}));
+        let records = self.activation("sample_partial");
+        let lists = self.activation("sample_partial.lists");
+        self.graph.op_into("sample_partial", "sample_partial", &[logits, counts], &[records, lists], attrs());
+        let lists = self.graph.op("sample_merge", "sample_merge", &[lists], attrs());
+        let weighed = self.graph.op("sample_weigh", "sample_weigh", &[records, logits, counts], attrs());
+        let inputs = [records, weighed, lists, greedy];
+        self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs());
     }
 
     fn rmsnorm(&mut self, name: &str, x: TensorId, weight: &str) -> TensorId {
@@ -183,6 +228,19 @@ impl Builder<'_> {
                     .collect(),
             },
             sharding: Sharding::Split { dim: 0, parts: split },
+            output: false,
+        })
+    }
+
+    /// Its type and dimensions follow from the operator that writes it.
+    fn activation(&mut self, name: &str) -> TensorId {
+        self.graph.add_tensor(Tensor {
+            name: name.into(),
+            dtype: DType::U32,
+            dims: Vec::new(),
+            rows: Rows::Fixed,
+            role: Role::Activation,
+            sharding: Sharding::Replicated,
             output: false,
         })
     }

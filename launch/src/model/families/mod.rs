@@ -28,13 +28,22 @@ pub struct GraphOptions {
     pub ranks: u32,
     /// Column tiles of each rank's logits.
     pub argmax_tiles: u32,
+    /// Requests may draw their tokens or have penalties. Without it the graphs are greedy, and nothing is spent on it.
+    pub sampling: bool,
+    /// Workers of each rank.
+    pub workers: u32,
 }
 
 impl GraphOptions {
-    /// For `ranks` ranks of `target`.
+    /// Greedy, for `ranks` ranks of `target`.
     pub fn new(config: &ModelConfig, embedding: Embedding, top_k: u32, ranks: u32, target: &Target) -> Self {
         let argmax_tiles = argmax_partial::tiles(u64::from(config.vocab_size), ranks, target);
-        GraphOptions { embedding, top_k, ranks, argmax_tiles }
+        GraphOptions { embedding, top_k, ranks, argmax_tiles, sampling: false, workers: target.workers }
+    }
+
+    /// The same with sampling, or without.
+    pub fn with_sampling(self, sampling: bool) -> Self {
+        GraphOptions { sampling, ..self }
     }
 }
 

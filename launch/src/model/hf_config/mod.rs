@@ -12,6 +12,7 @@ use crate::model::{
     error::InputError,
     files,
     json::{self, Fields},
+    sampling::GenerationConfig,
 };
 
 mod family;
@@ -110,6 +111,8 @@ pub struct ModelConfig {
     pub sliding_window: Option<u32>,
     /// End-of-sequence tokens, ascending; ids outside the vocabulary can't occur and are left out.
     pub eos: Vec<u32>,
+    /// What generation_config.json says about sampling.
+    pub generation: GenerationConfig,
 }
 
 impl ModelConfig {
@@ -134,6 +137,7 @@ impl ModelConfig {
             let generation = json::parse_object(&file, &bytes)?;
             let eos = end_of_sequence(&Fields::new(&file, "", &generation), model.vocab_size)?;
             model.eos = eos.unwrap_or(model.eos);
+            model.generation = GenerationConfig::parse(&file, &generation)?;
         }
         Ok(model)
     }
@@ -247,6 +251,7 @@ impl ModelConfig {
                 None if config.contains_key("eos_token_id") => Vec::new(),
                 None => defaults.eos.into_iter().filter(|&id| id < vocab_size).collect(),
             },
+            generation: GenerationConfig::default(),
         };
         model.check_weight_sizes(&fields)?;
         Ok(model)

@@ -63,6 +63,7 @@ fn llama_3_2_as_transformers_4_writes_it() {
         max_position_embeddings: 131072,
         sliding_window: None,
         eos: vec![128001, 128008, 128009],
+        generation: crate::model::sampling::GenerationConfig::default(),
     };
     assert_eq!(model, expected);
 }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::model::sampling::SamplingOptions;
 use crate::model::{error::InputError, files, json};
 
 mod overrides;
@@ -173,6 +174,57 @@ pub struct Generate {
     pub max_new_tokens: Option<u32>,
     /// Go on after an end-of-sequence token.
     pub ignore_eos: bool,
+    /// Take the highest logit, whatever the checkpoint's generation_config.json says.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub greedy: bool,
+    /// Logits are divided by it; 0 takes the highest one. If absent, generation_config.json decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub temperature: Option<f64>,
+    /// Draw from the k highest logits only; 0: from all. At most 1024 together with `top_p`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// Draw from the fewest tokens whose probability is at least this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1))]
+    pub top_p: Option<f64>,
+    /// Draw only tokens that have at least this share of the highest probability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub min_p: Option<f64>,
+    /// Divides the logits of tokens of the prompt and of new ones, or multiplies them where below 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 100))]
+    pub repetition_penalty: Option<f64>,
+    /// Subtracted from the logit of every new token that has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -2, max = 2))]
+    pub presence_penalty: Option<f64>,
+    /// Subtracted from the logit of a new token for each time that it has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -2, max = 2))]
+    pub frequency_penalty: Option<f64>,
+    /// Key of the random numbers: the same seed gives the same tokens on any number of ranks. If absent, each run has
+    /// another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+}
+
+impl Generate {
+    /// What it says about how tokens are chosen.
+    pub fn sampling(&self) -> SamplingOptions {
+        SamplingOptions {
+            greedy: self.greedy,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+        }
+    }
 }
 
 impl ModelJson {

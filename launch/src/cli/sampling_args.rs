@@ -1,0 +1,55 @@
+//! Options that say how tokens are chosen.
+
+use crate::model::sampling::SamplingOptions;
+
+const SAMPLING: &str = "Sampling (before model.json, before generation_config.json)";
+
+/// How tokens are chosen.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct SamplingArgs {
+    /// Take the highest logit, whatever the checkpoint's generation_config.json says.
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"], help_heading = SAMPLING)]
+    greedy: bool,
+    /// Divide the logits by T and draw; 0 takes the highest one.
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = SAMPLING)]
+    temperature: Option<f64>,
+    /// Draw from the K highest logits only; 0: from all. At most 1024 together with --top-p.
+    #[arg(long, value_name = "K", allow_negative_numbers = true, help_heading = SAMPLING)]
+    top_k: Option<u32>,
+    /// Draw from the fewest tokens whose probability is at least P.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
+    top_p: Option<f64>,
+    /// Draw only tokens that have at least this share of the highest probability.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
+    min_p: Option<f64>,
+    /// Divide the logits of tokens that have come, in the prompt or after it, by R; multiply them where below 0.
+    #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = SAMPLING)]
+    repetition_penalty: Option<f64>,
+    /// Subtract it from the logit of every new token that has come.
+    #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
+    presence_penalty: Option<f64>,
+    /// Subtract it from the logit of a new token for each time that it has come.
+    #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
+    frequency_penalty: Option<f64>,
+    /// Key of the random numbers: the same seed gives the same tokens on any number of ranks. Without it, each run has
+    /// another one.
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true, help_heading = SAMPLING)]
+    seed: Option<u64>,
+}
+
+impl SamplingArgs {
+    /// The same as the library takes it.
+    pub fn options(&self) -> SamplingOptions {
+        SamplingOptions {
+            greedy: self.greedy,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! How tokens are chosen: what the command line, model.json and generation_config.json say, merged and checked once.
+
+use crate::model::{error::InputError, json::Fields};
+use distributed::plan::Sampling;
+use serde_json::{Map, Value};
+
+/// `top_k` where generation_config.json says `do_sample: true` and names none, as in transformers.
+const TRANSFORMERS_TOP_K: u32 = 50;
+
+/// What one place says. What it leaves out is left to the next one.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SamplingOptions {
+    /// Always the highest logit, whatever places of less weight say.
+    pub greedy: bool,
+    /// Logits are divided by it; 0: the highest one is taken.
+    pub temperature: Option<f64>,
+    /// The highest logits that stay; 0: all.
+    pub top_k: Option<u32>,
+    /// The fewest tokens stay whose probability is at least this; 1: all.
+    pub top_p: Option<f64>,
+    /// Tokens stay that have at least this share of the highest probability; 0: all.
+    pub min_p: Option<f64>,
+    /// Logits of tokens of the prompt and of new ones are divided by it, or multiplied where below 0; 1: none.
+    pub repetition_penalty: Option<f64>,
+    /// Subtracted from the logit of every new token that has come.
+    pub presence_penalty: Option<f64>,
+    /// Subtracted from the logit of a new token for each time that it has come.
+    pub frequency_penalty: Option<f64>,
+    /// Key of the random numbers.
+    pub seed: Option<u64>,
+}
+
+/// What a checkpoint's generation_config.json says about sampling.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GenerationConfig {
+    /// `do_sample`: requests are sampled without being asked to.
+    pub do_sample: bool,
+    /// The values.
+    pub options: SamplingOptions,
+}
+
+impl GenerationConfig {
+    /// Reads generation_config.json.
+    ///
+    /// # Errors
+    /// A field has the wrong type.
+    pub fn parse(file: &str, map: &Map<String, Value>) -> Result<Self, InputError> {
+        let fields = Fields::new(file, "", map);
+        let options = SamplingOptions {
+            temperature: fields.f64("temperature")?,
+            top_k: fields.u32("top_k")?,
+            top_p: fields.f64("top_p")?,
+            min_p: fields.f64("min_p")?,
+            repetition_penalty: fields.f64("repetition_penalty")?,
+            ..SamplingOptions::default()
+        };
+        Ok(GenerationConfig { do_sample: fields.bool("do_sample")? == Some(true), options })
+    }
+}
+
+/// A value and where it comes from.
+type Given<T> = Option<(T, String)>;
+
+/// What is in force, with the place of each value.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Merged {
+    temperature: Given<f64>,
+    top_k: Given<u32>,
+    top_p: Given<f64>,
+    min_p: Given<f64>,
+    repetition_penalty: Given<f64>,
+    presence_penalty: Given<f64>,
+    frequency_penalty: Given<f64>,
+    seed: Given<u64>,
+    /// Somebody asks for draws.
+    drawn: bool,
+}
+
+impl Merged {
+    /// Adds a place of more weight; `place` names one of its fields.
+    fn add(&mut self, options: &SamplingOptions, asks: bool, place: impl Fn(&str) -> String) {
+        if options.greedy {
+            let seed = self.seed.take();
+            *self = Merged { seed, ..Merged::default() };
+        }
+        let filters = options.top_k.is_some() || options.top_p.is_some() || options.min_p.is_some();
+        if asks && (filters || options.temperature.is_some()) && !options.greedy {
+            self.drawn = true;
+        }
+        fn put<T: Copy>(to: &mut Given<T>, value: Option<T>, place: impl Fn(&str) -> String, name: &str) {
+            if let Some(value) = value {
+                *to = Some((value, place(name)));
+            }
+        }
+        put(&mut self.temperature, options.temperature, &place, "temperature");
+        put(&mut self.top_k, options.top_k, &place, "top_k");
+        put(&mut self.top_p, options.top_p, &place, "top_p");
+        put(&mut self.min_p, options.min_p, &place, "min_p");
+        put(&mut self.repetition_penalty, options.repetition_penalty, &place, "repetition_penalty");
+        put(&mut self.presence_penalty, options.presence_penalty, &place, "presence_penalty");
+        put(&mut self.frequency_penalty, options.frequency_penalty, &place, "frequency_penalty");
+        put(&mut self.seed, options.seed, &place, "seed");
+    }
+
+    /// Checks the values in force.
+    fn check(&self) -> Result<(), InputError> {
+        let within = |given: &Given<f64>, fits: fn(f64) -> bool, wanted: &str| match given {
+            Some((value, place)) if !fits(*value) => Err(InputError::Option {
+                place: place.clone(),
+                problem: format!("must be {wanted}, found {value}"),
+            }),
+            _ => Ok(()),
+        };
+        within(&self.temperature, |v| (0.0..=100.0).contains(&v), "0 to 100")?;
+        within(&self.top_p, |v| v > 0.0 && v <= 1.0, "above 0 and at most 1")?;
+        within(&self.min_p, |v| (0.0..=1.0).contains(&v), "0 to 1")?;
+        within(&self.repetition_penalty, |v| (0.01..=100.0).contains(&v), "0.01 to 100")?;
+        within(&self.presence_penalty, |v| (-2.0..=2.0).contains(&v), "-2 to 2")?;
+        within(&self.frequency_penalty, |v| (-2.0..=2.0).contains(&v), "-2 to 2")
+    }
+}
+
+/// What is in force.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InForce {
+    /// The values; without a seed of its own a run draws one.
+    pub sampling: Sampling,
+    /// The seed that was given.
+    pub seed: Option<u64>,
+}
+
+/// Merges what the places say: the command line before model.json (`file`) before generation_config.json.
+///
+/// Tokens are drawn where the command line or model.json names a temperature above 0, top_k, top_p or min_p, or where
+/// generation_config.json says `do_sample: true`; a temperature that nobody names is 1 then. Otherwise the highest logit is
+/// taken. A penalty holds in both cases.
+///
+/// # Errors
+/// A value that is in force is out of range, or not possible for `vocabulary` tokens.
+pub fn merge(
+    command_line: &SamplingOptions,
+    (file, model_json): (&str, &SamplingOptions),
+    generation: &GenerationConfig,
+    vocabulary: u32,
+) -> Result<InForce, InputError> {
+    let mut merged = Merged { drawn: generation.do_sample, ..Merged::default() };
+    let mut defaults = generation.options.clone();
+    if generation.do_sample {
+        defaults.top_k = defaults.top_k.or(Some(TRANSFORMERS_TOP_K));
+    }
+    merged.add(&defaults, false, |name| format!("generation_config.json: `{name}`"));
+    merged.add(model_json, true, |name| format!("{file}: `generate.{name}`"));
+    merged.add(command_line, true, |name| format!("--{}", name.replace('_', "-")));
+    merged.check()?;
+    let number = |given: &Given<f64>, otherwise: f64| given.as_ref().map_or(otherwise, |g| g.0) as f32;
+    let temperature = if merged.drawn { number(&merged.temperature, 1.0) } else { 0.0 };
+    let drawn = temperature > 0.0;
+    let top_k = merged.top_k.as_ref().map_or(0, |g| g.0);
+    let sampling = Sampling {
+        temperature,
+        // All of them, and what is left out has no effect: 0.
+        top_k: if drawn && top_k < vocabulary { top_k } else { 0 },
+        top_p: if drawn { number(&merged.top_p, 1.0) } else { 1.0 },
+        min_p: if drawn { number(&merged.min_p, 0.0) } else { 0.0 },
+        repetition_penalty: number(&merged.repetition_penalty, 1.0),
+        presence_penalty: number(&merged.presence_penalty, 0.0),
+        frequency_penalty: number(&merged.frequency_penalty, 0.0),
+        seed: merged.seed.as_ref().map_or(0, |g| g.0),
+    };
+    if let Some(problem) = sampling.problem() {
+        let place = merged.top_k.map_or_else(|| "top_k".to_string(), |g| g.1);
+        return Err(InputError::Option { place, problem });
+    }
+    Ok(InForce { sampling, seed: merged.seed.map(|g| g.0) })
+}
+
+/// The values in force, for the log.
+pub fn describe(sampling: &Sampling) -> String {
+    let mut words = Vec::new();
+    if sampling.temperature > 0.0 {
+        words.push(format!("temperature {}", sampling.temperature));
+        if sampling.top_k > 0 {
+            words.push(format!("top-k {}", sampling.top_k));
+        }
+        if sampling.top_p < 1.0 {
+            words.push(format!("top-p {}", sampling.top_p));
+        }
+        if sampling.min_p > 0.0 {
+            words.push(format!("min-p {}", sampling.min_p));
+        }
+    } else {
+        words.push("greedy".to_string());
+    }
+    for (name, value, none) in [
+        ("repetition", sampling.repetition_penalty, 1.0),
+        ("presence", sampling.presence_penalty, 0.0),
+        ("frequency", sampling.frequency_penalty, 0.0),
+    ] {
+        if value != none {
+            words.push(format!("{name} penalty {value}"));
+        }
+    }
+    if sampling.temperature > 0.0 {
+        words.push(format!("seed {}", sampling.seed));
+    }
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn generation(value: Value) -> GenerationConfig {
+        GenerationConfig::parse("generation_config.json", value.as_object().unwrap()).unwrap()
+    }
+
+    fn merged(line: SamplingOptions, model: SamplingOptions, config: Value) -> Result<InForce, String> {
+        merge(&line, ("m.json", &model), &generation(config), 1000).map_err(|e| e.to_string())
+    }
+
+    fn text(line: SamplingOptions, model: SamplingOptions, config: Value) -> String {
+        let mut found = merged(line, model, config).unwrap();
+        found.sampling.seed = 7;
+        describe(&found.sampling)
+    }
+
+    #[test]
+    fn the_command_line_goes_before_model_json_before_generation_config() {
+        let none = SamplingOptions::default;
+        assert_eq!(text(none(), none(), json!({})), "greedy");
+        // Values of a configuration that does not sample wait until somebody asks for draws.
+        let waits = json!({"temperature": 0.6, "top_p": 0.9});
+        assert_eq!(text(none(), none(), waits.clone()), "greedy");
+        let asks = SamplingOptions { top_k: Some(5), ..none() };
+        assert_eq!(text(asks, none(), waits), "temperature 0.6, top-k 5, top-p 0.9, seed 7");
+        // As transformers samples.
+        let samples =
+            json!({"do_sample": true, "temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.05});
+        let wanted = "temperature 0.6, top-k 50, top-p 0.95, repetition penalty 1.05, seed 7";
+        assert_eq!(text(none(), none(), samples.clone()), wanted);
+        assert_eq!(text(none(), none(), json!({"do_sample": true})), "temperature 1, top-k 50, seed 7");
+        let model = SamplingOptions { temperature: Some(0.8), top_k: Some(0), ..none() };
+        let line = SamplingOptions { temperature: Some(0.3), ..none() };
+        let wanted = "temperature 0.3, top-p 0.95, repetition penalty 1.05, seed 7";
+        assert_eq!(text(line, model, samples.clone()), wanted);
+        let zero = SamplingOptions { temperature: Some(0.0), ..none() };
+        assert_eq!(text(zero, none(), samples.clone()), "greedy, repetition penalty 1.05");
+        let greedy = SamplingOptions { greedy: true, ..none() };
+        assert_eq!(text(greedy.clone(), none(), samples.clone()), "greedy");
+        // Greedy in model.json, but the command line wants draws: of what model.json has left.
+        let line = SamplingOptions { top_p: Some(0.5), ..none() };
+        assert_eq!(text(line, greedy, samples), "temperature 1, top-p 0.5, seed 7");
+        // More than there are is all of them; a seed alone asks for nothing.
+        let line = SamplingOptions { top_k: Some(5000), ..none() };
+        assert_eq!(text(line, none(), json!({})), "temperature 1, seed 7");
+        let line = SamplingOptions { seed: Some(3), ..none() };
+        assert_eq!(text(line, none(), json!({})), "greedy");
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        let none = SamplingOptions::default;
+        let line = SamplingOptions { temperature: Some(-1.0), ..none() };
+        let error = merged(line.clone(), none(), json!({})).unwrap_err();
+        assert_eq!(error, "--temperature: must be 0 to 100, found -1");
+        let model = SamplingOptions { top_p: Some(0.0), ..none() };
+        let error = merged(none(), model.clone(), json!({})).unwrap_err();
+        assert_eq!(error, "m.json: `generate.top_p`: must be above 0 and at most 1, found 0");
+        let error = merged(none(), none(), json!({"min_p": 2, "do_sample": true})).unwrap_err();
+        assert_eq!(error, "generation_config.json: `min_p`: must be 0 to 1, found 2");
+        // What another place replaces does no harm.
+        let line = SamplingOptions { top_p: Some(0.5), ..none() };
+        assert!(merged(line, model, json!({})).is_ok());
+        let nan = SamplingOptions { frequency_penalty: Some(f64::NAN), ..none() };
+        assert!(merged(nan, none(), json!({})).unwrap_err().starts_with("--frequency-penalty: must be"));
+        let both = SamplingOptions { top_k: Some(2000), top_p: Some(0.9), ..none() };
+        let error =
+            merge(&both, ("m.json", &none()), &GenerationConfig::default(), 5000).unwrap_err().to_string();
+        assert!(error.starts_with("--top-k: ") && error.contains("1024"), "{error}");
+        let wrong = json!({"top_k": "many"});
+        assert!(GenerationConfig::parse("g.json", wrong.as_object().unwrap()).is_err());
+    }
+}
