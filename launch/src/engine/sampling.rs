@@ -82,8 +82,8 @@ impl SamplingParams {
         let within = |name: &str, value: f32, fits: bool, wanted: &str| match fits {
             true => Ok(()),
             false => {
-                let message = format!("sampling.{name} must be {wanted}, found {value}");
-                Err(Error::new(ErrorKind::Input, message))
+                let message = format!("sampling.{name} is {value}");
+                Err(Error::new(ErrorKind::Input, message).with_help(format!("give a value of {wanted}")))
             }
         };
         let t = self.temperature;
