@@ -1,5 +1,5 @@
 /* The batch step's own memory (mpk_rank.batch_private): slots, waiting requests, free pages. Zeroed by the host,
- * set up by batch_begin, afterwards touched by the batch step only. */
+ * set up by batch_begin, afterwards touched by the batch step only. It outlives a launch: the next one goes on with it. */
 #ifndef MPK_PROTOCOL_BATCH_STATE_H
 #define MPK_PROTOCOL_BATCH_STATE_H
 
@@ -11,34 +11,54 @@ constexpr uint32_t kNone = 0xFFFFFFFFu;
 
 struct BatchSlot {
   uint32_t request;   /* kNone: free */
-  uint32_t order;     /* of admission; earlier prompts get rows first */
+  uint32_t order;     /* of admission; earlier prompts get rows first, the latest gives its pages back first */
   uint32_t context;   /* tokens in the KV cache */
-  uint32_t prompt;    /* tokens of the prompt */
+  uint32_t prompt;    /* tokens to put there before the next one is sampled: the prompt, after a preemption new tokens too */
   uint32_t generated; /* new tokens so far */
   uint32_t limit;     /* new tokens at most */
   uint32_t pages;
   uint32_t rows;      /* in the current iteration */
   int32_t last_token;
+  uint32_t first_token; /* mpk_request's */
 };
 
 /* A token that the last iteration sampled, until the host gets it. */
 struct PendingToken {
   uint32_t request, number; /* `number` of the request's new tokens came before it */
   int32_t token;
+  uint32_t sample;
+};
+
+/* A request that has ended, until the host hears of it. */
+struct EndedRequest {
+  uint32_t request, finish;
 };
 
 enum RequestState : uint32_t { kUnknown = 0, kWaiting = 1, kInSlot = 2, kFinished = 3 };
 
+/* What is known of an entry of the request table. */
+struct RequestRecord {
+  uint32_t state;     /* enum RequestState */
+  uint32_t generated; /* while it waits: new tokens before it was preempted */
+  uint32_t order;     /* BatchSlot's, which it keeps */
+};
+
 struct BatchState {
   uint32_t open;      /* the iteration whose end may be taken in hand; 0: none, or somebody has it (see publication.h) */
   uint32_t iteration; /* the current one */
-  uint32_t next_admission;
-  uint32_t waiting_head, waiting_tail; /* each request waits at most once, so this never wraps */
-  uint32_t finished;
+  uint32_t begun;     /* 1: set up; a later launch goes on with this state */
+  uint32_t decision;  /* number of the last decision that has been applied (admission.h) */
+  uint32_t decided;   /* rank 0: number of the last one that it has made */
+  uint32_t next_admission; /* entries in effect, modulo 2^31 */
+  uint32_t stopping;  /* 1: the run ends when nothing is left to do */
+  uint32_t waiting_head, waiting; /* first of the waiting requests, and how many there are */
+  uint32_t running;   /* slots in use */
   uint32_t free_pages;
   uint32_t admitted;
   uint32_t pending;   /* tokens that the host has not got */
-  uint32_t told;      /* of the finished requests, those that the host knows of */
+  uint64_t finished;
+  uint64_t told;      /* of the finished requests, those that the host knows of */
+  uint64_t preemptions;
   uint64_t expected;  /* mpk_control.progress once all published iterations are done */
   uint64_t hash;
   uint64_t started_ns; /* when the current iteration began */
@@ -49,13 +69,12 @@ struct BatchState {
 /* Where the arrays lie. */
 struct BatchArrays {
   BatchSlot* slots;      /* [max_batch] */
-  PendingToken* pending; /* [max_batch] by sample */
-  int32_t* top_tokens;   /* [max_batch][top_k], of the pending tokens */
+  PendingToken* pending; /* [max_samples] in the order in which they came */
+  int32_t* top_tokens;   /* [max_samples][top_k], by sample */
   float* top_logprobs;
-  uint32_t* states;      /* [num_requests] */
-  uint32_t* waiting;
-  uint32_t* ended;       /* requests in the order in which they finished, */
-  uint32_t* finishes;    /* and how, in the same order */
+  RequestRecord* records; /* [num_requests] */
+  uint32_t* waiting;     /* [num_requests] a ring: each entry of the request table waits at most once */
+  EndedRequest* ended;   /* [num_requests] a ring: an entry is not used again before the host knows of its end */
   uint32_t* free_list;   /* [num_pages] a stack: the last one is taken first */
   uint32_t* page_owner;  /* [num_pages] slot, or kNone */
 };
@@ -66,23 +85,22 @@ MPK_DEVICE BatchArrays batch_arrays(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchArrays arrays;
   arrays.slots = reinterpret_cast<BatchSlot*>(batch_state(rank) + 1);
-  const uint64_t top = static_cast<uint64_t>(config->max_batch) * config->top_k;
+  const uint64_t top = static_cast<uint64_t>(config->max_samples) * config->top_k;
   arrays.pending = reinterpret_cast<PendingToken*>(arrays.slots + config->max_batch);
-  arrays.top_tokens = reinterpret_cast<int32_t*>(arrays.pending + config->max_batch);
+  arrays.top_tokens = reinterpret_cast<int32_t*>(arrays.pending + config->max_samples);
   arrays.top_logprobs = reinterpret_cast<float*>(arrays.top_tokens + top);
-  arrays.states = reinterpret_cast<uint32_t*>(arrays.top_logprobs + top);
-  arrays.waiting = arrays.states + config->num_requests;
-  arrays.ended = arrays.waiting + config->num_requests;
-  arrays.finishes = arrays.ended + config->num_requests;
-  arrays.free_list = arrays.finishes + config->num_requests;
+  arrays.records = reinterpret_cast<RequestRecord*>(arrays.top_logprobs + top);
+  arrays.waiting = reinterpret_cast<uint32_t*>(arrays.records + config->num_requests);
+  arrays.ended = reinterpret_cast<EndedRequest*>(arrays.waiting + config->num_requests);
+  arrays.free_list = reinterpret_cast<uint32_t*>(arrays.ended + config->num_requests);
   arrays.page_owner = arrays.free_list + config->num_pages;
   return arrays;
 }
 
 MPK_DEVICE uint64_t batch_state_bytes(const mpk_batch_config* config) {
-  const uint64_t slots = config->max_batch;
-  return sizeof(BatchState) + (sizeof(BatchSlot) + sizeof(PendingToken) + 8 * static_cast<uint64_t>(config->top_k)) * slots +
-         sizeof(uint32_t) * (4 * static_cast<uint64_t>(config->num_requests) + 2 * static_cast<uint64_t>(config->num_pages));
+  const uint64_t samples = config->max_samples, requests = config->num_requests;
+  return sizeof(BatchState) + sizeof(BatchSlot) * config->max_batch + (sizeof(PendingToken) + 8 * static_cast<uint64_t>(config->top_k)) * samples +
+         (sizeof(RequestRecord) + sizeof(uint32_t) + sizeof(EndedRequest)) * requests + 2 * sizeof(uint32_t) * static_cast<uint64_t>(config->num_pages);
 }
 
 /* A hash of the batch state with one more value (the finaliser of splitmix64). */
@@ -94,20 +112,21 @@ MPK_DEVICE uint64_t folded(uint64_t hash, uint64_t value) {
 }
 MPK_DEVICE void fold(BatchState* state, uint64_t value) { state->hash = folded(state->hash, value); }
 
-/* Takes `count` pages for a slot. MPK_OK, or MPK_ABORT_KERNEL when a page has an owner already: the allocator's
+/* Takes `count` pages more for a slot. MPK_OK, or MPK_ABORT_KERNEL when a page has an owner already: the allocator's
  * invariant is broken, and so would the KV cache be. The caller has checked that enough are free. */
 MPK_DEVICE int pages_take(const mpk_rank* rank, uint32_t slot, uint32_t count) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
+  const uint32_t held = arrays.slots[slot].pages;
   int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * rank->batch_config->pages_per_slot;
-  for (uint32_t i = 0; i < count; ++i) {
+  for (uint32_t i = held; i < held + count; ++i) {
     const uint32_t page = arrays.free_list[--state->free_pages];
     if (arrays.page_owner[page] != kNone) return MPK_ABORT_KERNEL;
     arrays.page_owner[page] = slot;
     table[i] = static_cast<int32_t>(page);
     fold(state, page);
   }
-  arrays.slots[slot].pages = count;
+  arrays.slots[slot].pages = held + count;
   return MPK_OK;
 }
 

@@ -1,35 +1,16 @@
 /* The batch step: what happens between two iterations. Continuous batching over a fixed number of slots.
  *
- * A pure function of the state, the tokens that the last iteration sampled and the admission log: all ranks run
- * it for themselves and come to the same batch. The clock goes into the timing figures only. Runs on one thread
- * of the rank while no task of the rank runs (see publication.h). */
+ * A pure function of the state, the tokens that the last iteration sampled and the entries that rank 0 has decided to be in effect
+ * (admission.h): all ranks run it for themselves and come to the same batch. The clock goes into the timing figures, and on
+ * rank 0 into the decision to end an idle kernel. Runs on one thread of the rank while no task of the rank runs (see
+ * publication.h). */
 #ifndef MPK_PROTOCOL_BATCH_STEP_H
 #define MPK_PROTOCOL_BATCH_STEP_H
 
-#include "batch_state.h"
+#include "admission.h"
 #include "publication.h"
 
 namespace mpk {
-
-/* Ends a request; hand_out tells the host. */
-MPK_DEVICE void finish_request(const mpk_rank* rank, uint32_t request, uint32_t finish) {
-  BatchState* state = batch_state(rank);
-  const BatchArrays arrays = batch_arrays(rank);
-  arrays.states[request] = kFinished;
-  arrays.ended[state->finished] = request;
-  arrays.finishes[state->finished] = finish;
-  ++state->finished;
-  fold(state, (static_cast<uint64_t>(finish) << 32) | request);
-}
-
-MPK_DEVICE int free_slot(const mpk_rank* rank, uint32_t slot, uint32_t finish) {
-  BatchSlot* entry = &batch_arrays(rank).slots[slot];
-  const uint32_t request = entry->request;
-  const int code = pages_release(rank, slot);
-  entry->request = kNone;
-  finish_request(rank, request, finish);
-  return code;
-}
 
 /* Keeps a sampled token for the host and ends the request if it was the last. What the next iteration's tasks overwrite is
  * copied: they run while the host gets it. */
@@ -37,16 +18,18 @@ MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) 
   const mpk_batch_config* config = rank->batch_config;
   const mpk_batch* batch = rank->batch;
   const BatchArrays arrays = batch_arrays(rank);
+  BatchState* state = batch_state(rank);
   BatchSlot* entry = &arrays.slots[slot];
   const int32_t token = batch->next_token[sample];
-  arrays.pending[sample] = PendingToken{entry->request, entry->generated, token};
+  arrays.pending[state->pending++] = PendingToken{entry->request, entry->generated, token, sample};
   for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + config->top_k; k < end; ++k) {
     arrays.top_tokens[k] = batch->top_token[k];
     arrays.top_logprobs[k] = batch->top_logprob[k];
   }
   entry->last_token = token;
+  if (config->on_demand) config->tokens[static_cast<uint64_t>(entry->first_token) + config->requests[entry->request].num_prompt_tokens + entry->generated] = token;
   ++entry->generated;
-  fold(batch_state(rank), static_cast<uint32_t>(token));
+  fold(state, static_cast<uint32_t>(token));
   for (uint32_t i = 0; i < config->num_eos; ++i) {
     if (config->eos[i] == token) return free_slot(rank, slot, MPK_FINISH_EOS);
   }
@@ -67,108 +50,66 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     const uint64_t place = static_cast<uint64_t>(config->requests[pending.request].first_output) + pending.number;
     output->tokens[place] = pending.token;
     for (uint32_t k = 0; k < top_k; ++k) {
-      output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(i) * top_k + k];
-      output->top_logprobs[place * top_k + k] = arrays.top_logprobs[static_cast<uint64_t>(i) * top_k + k];
+      output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(pending.sample) * top_k + k];
+      output->top_logprobs[place * top_k + k] = arrays.top_logprobs[static_cast<uint64_t>(pending.sample) * top_k + k];
     }
     /* Release: pairs with the host's acquire, which then reads the tokens below it. */
     platform::store<platform::Scope::kSystem>(&output->requests[pending.request].num_tokens, pending.number + 1, platform::kRelease);
   }
   state->pending = 0;
-  for (; state->told < state->finished; ++state->told) {
+  const bool ended = state->told != state->finished;
+  for (; state->told != state->finished; ++state->told) {
+    const EndedRequest request = arrays.ended[state->told % config->num_requests];
     /* Release: pairs with the host's acquire; the number of tokens was stored before. */
-    platform::store<platform::Scope::kSystem>(&output->requests[arrays.ended[state->told]].finish, arrays.finishes[state->told], platform::kRelease);
+    platform::store<platform::Scope::kSystem>(&output->requests[request.request].finish, request.finish, platform::kRelease);
+  }
+  mpk_batch_output* figures = rank->batch_output;
+  /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, nor is an entry read again. */
+  if (ended) platform::store<platform::Scope::kSystem>(&figures->finished, state->told, platform::kRelease);
+  if (state->output.entries_taken != state->next_admission) {
+    state->output.entries_taken = state->next_admission;
+    platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
   }
   /* Relaxed: figures for the host, exact once the run has ended. */
-  mpk_batch_output* figures = rank->batch_output;
   platform::store<platform::Scope::kSystem>(&figures->prefill_ns, output->prefill_ns, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->prefill_iterations, output->prefill_iterations, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->decode_ns, output->decode_ns, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->decode_steps, output->decode_steps, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->running, state->running, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->waiting, state->waiting, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->free_pages, state->free_pages, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->preemptions, state->preemptions, platform::kRelaxed);
 }
 
-/* Takes over what the iteration that has just ended did. */
+/* Takes over what the iteration that has just ended did. Of a slot's samples a prefix holds: each of them says that the row
+ * after it was the right one. */
 MPK_DEVICE int collect(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
   const BatchArrays arrays = batch_arrays(rank);
+  uint32_t sample = 0;
   for (uint32_t a = 0; a < batch->num_active; ++a) {
-    BatchSlot* slot = &arrays.slots[batch->active_slot[a]];
-    slot->context += slot->rows;
+    const uint32_t index = static_cast<uint32_t>(batch->active_slot[a]);
+    BatchSlot* slot = &arrays.slots[index];
+    const uint32_t samples = static_cast<uint32_t>(batch->active_num_samples[a]);
+    uint32_t held = samples;
+    if (samples > 1 && batch->accepted != nullptr) {
+      const int32_t accepted = batch->accepted[a];
+      if (accepted < 1 || static_cast<uint32_t>(accepted) > samples) return MPK_ABORT_KERNEL;
+      held = static_cast<uint32_t>(accepted);
+    }
+    slot->context += slot->rows - (samples - held);
+    const uint32_t request = slot->request;
+    for (uint32_t s = 0; s < held && slot->request == request; ++s) {
+      const int code = take_token(rank, index, sample + s);
+      if (code != MPK_OK) return code;
+    }
+    sample += samples;
   }
-  for (uint32_t s = 0; s < batch->num_samples; ++s) {
-    const int code = take_token(rank, static_cast<uint32_t>(batch->active_slot[batch->sample_active[s]]), s);
-    if (code != MPK_OK) return code;
-    batch_state(rank)->pending = s + 1;
-  }
-  return MPK_OK;
+  return sample == batch->num_samples ? MPK_OK : MPK_ABORT_KERNEL;
 }
 
-/* Applies those of the admission log's first `entries` that take effect in iteration `iteration` or before. */
-MPK_DEVICE int read_admission_log(const mpk_rank* rank, uint32_t iteration, uint32_t entries) {
-  const mpk_batch_config* config = rank->batch_config;
-  BatchState* state = batch_state(rank);
-  const BatchArrays arrays = batch_arrays(rank);
-  for (; state->next_admission < entries; ++state->next_admission) {
-    const mpk_admission* admission = &config->admissions[state->next_admission];
-    if (admission->iteration > iteration) break;
-    const uint32_t request = admission->request;
-    if (request >= config->num_requests) return MPK_ABORT_KERNEL;
-    fold(state, (static_cast<uint64_t>(admission->kind) << 32) | request);
-    if (admission->kind == MPK_ADMIT) {
-      if (arrays.states[request] != kUnknown) continue; /* cancelled before it came, or named twice */
-      arrays.states[request] = kWaiting;
-      arrays.waiting[state->waiting_tail++] = request;
-    } else if (arrays.states[request] == kInSlot) {
-      for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
-        if (arrays.slots[slot].request != request) continue;
-        const int code = free_slot(rank, slot, MPK_FINISH_CANCELLED);
-        if (code != MPK_OK) return code;
-        break;
-      }
-    } else if (arrays.states[request] != kFinished) {
-      finish_request(rank, request, MPK_FINISH_CANCELLED); /* its place in the waiting list is skipped */
-    }
-  }
-  return MPK_OK;
-}
-
-/* Moves waiting requests into free slots, in order: the first that finds no slot or no pages holds up the rest,
- * so that none is overtaken for ever. */
-MPK_DEVICE int admit(const mpk_rank* rank) {
-  const mpk_batch_config* config = rank->batch_config;
-  BatchState* state = batch_state(rank);
-  const BatchArrays arrays = batch_arrays(rank);
-  while (state->waiting_head < state->waiting_tail) {
-    const uint32_t request = arrays.waiting[state->waiting_head];
-    if (arrays.states[request] != kWaiting) {
-      ++state->waiting_head;
-      continue;
-    }
-    const mpk_request* wanted = &config->requests[request];
-    const uint32_t prompt = wanted->num_prompt_tokens;
-    const uint32_t room = prompt < config->max_seq_len ? config->max_seq_len - prompt : 0;
-    const uint32_t limit = wanted->max_new_tokens < room ? wanted->max_new_tokens : room;
-    const uint32_t pages = static_cast<uint32_t>((static_cast<uint64_t>(prompt) + limit + config->page_size - 1) / config->page_size);
-    if (prompt == 0 || limit == 0 || pages > config->num_pages || pages > config->pages_per_slot) {
-      /* Nothing can come of it, now or later. The host refuses such a request before the launch. */
-      ++state->waiting_head;
-      finish_request(rank, request, MPK_FINISH_LENGTH);
-      continue;
-    }
-    uint32_t slot = 0;
-    while (slot < config->max_batch && arrays.slots[slot].request != kNone) ++slot;
-    if (slot == config->max_batch || pages > state->free_pages) return MPK_OK;
-    ++state->waiting_head;
-    arrays.states[request] = kInSlot;
-    arrays.slots[slot] = BatchSlot{request, state->admitted++, 0, prompt, 0, limit, 0, 0, 0};
-    if (rank->batch->sampling != nullptr) rank->batch->sampling[slot] = wanted->sampling;
-    fold(state, (static_cast<uint64_t>(slot) << 32) | request);
-    const int code = pages_take(rank, slot, pages);
-    if (code != MPK_OK) return code;
-  }
-  return MPK_OK;
-}
-
-/* Gives each slot its rows: one to each slot that generates, the rest to prompts in the order of admission. */
+/* Gives each slot its rows: one to each slot that generates, the rest to prompts in the order of admission. What is left then
+ * goes to drafts. */
 MPK_DEVICE void share_rows(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   const BatchArrays arrays = batch_arrays(rank);
@@ -177,7 +118,8 @@ MPK_DEVICE void share_rows(const mpk_rank* rank) {
     if (rank->graphs[g].rows > largest->rows) largest = &rank->graphs[g];
   }
   uint32_t rows = largest->rows < config->max_rows ? largest->rows : config->max_rows;
-  uint32_t active = largest->active, samples = largest->samples, prompts = 0;
+  uint32_t active = largest->active, samples = largest->samples < config->max_samples ? largest->samples : config->max_samples, prompts = 0;
+  const uint32_t all = rows;
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
     const BatchSlot entry = arrays.slots[slot];
     const bool in_prompt = entry.request != kNone && entry.context < entry.prompt;
@@ -186,6 +128,10 @@ MPK_DEVICE void share_rows(const mpk_rank* rank) {
     prompts += in_prompt;
     if (runs) --rows, --active, --samples;
   }
+  /* Where others generate, a long prompt takes its share of the iteration, not all of it. */
+  const bool limited = config->prefill_rows != 0 && rows != all && rows > config->prefill_rows;
+  uint32_t left_over = limited ? rows - config->prefill_rows : 0;
+  rows -= left_over;
   for (; prompts != 0 && rows != 0 && active != 0; --prompts) {
     BatchSlot* first = nullptr;
     for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
@@ -193,13 +139,28 @@ MPK_DEVICE void share_rows(const mpk_rank* rank) {
       if (entry->request == kNone || entry->context >= entry->prompt || entry->rows != 0) continue;
       if (first == nullptr || entry->order < first->order) first = entry;
     }
-    if (first == nullptr) return;
+    if (first == nullptr) break;
     const uint32_t left = first->prompt - first->context;
-    if (left <= rows && samples == 0) return;
+    if (left <= rows && samples == 0) break;
     first->rows = left < rows ? left : rows;
     if (left <= rows) --samples;
     rows -= first->rows;
     --active;
+  }
+  if (rank->batch->num_drafts == nullptr || prompts != 0) return; /* rows that prompts wait for are not for guesses */
+  rows += left_over;
+  for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
+    BatchSlot* entry = &arrays.slots[slot];
+    if (entry->request == kNone || entry->context < entry->prompt || entry->rows == 0) continue;
+    uint32_t drafts = static_cast<uint32_t>(rank->batch->num_drafts[slot]);
+    const uint32_t wanted = entry->limit - entry->generated - 1; /* tokens after the next one */
+    if (drafts > config->max_drafts) drafts = config->max_drafts;
+    if (drafts > wanted) drafts = wanted;
+    if (drafts > rows) drafts = rows;
+    if (drafts > samples) drafts = samples;
+    entry->rows += drafts;
+    rows -= drafts;
+    samples -= drafts;
   }
 }
 
@@ -221,18 +182,20 @@ MPK_DEVICE void write_batch(const mpk_rank* rank) {
     hash = folded(hash, (static_cast<uint64_t>(slot) << 32) | entry.request);
     hash = folded(hash, (static_cast<uint64_t>(entry.rows) << 32) | entry.context);
     const bool in_prompt = entry.context < entry.prompt;
-    const int32_t* prompt = in_prompt ? config->prompt_tokens + config->requests[entry.request].first_prompt_token : nullptr;
+    const int32_t* prompt = config->tokens + entry.first_token;
+    const uint64_t first_draft = static_cast<uint64_t>(slot) * config->max_drafts;
+    const uint32_t sampled = !in_prompt ? entry.rows : entry.context + entry.rows >= entry.prompt;
     for (uint32_t i = 0; i < entry.rows; ++i, ++row) {
       const uint32_t position = entry.context + i;
-      batch->row_token[row] = in_prompt ? prompt[position] : entry.last_token;
+      batch->row_token[row] = in_prompt ? prompt[position] : i == 0 ? entry.last_token : batch->draft_token[first_draft + i - 1];
       batch->row_active[row] = static_cast<int32_t>(active);
       batch->row_position[row] = static_cast<int32_t>(position);
     }
     if (in_prompt) prompt_rows += entry.rows;
-    if (entry.context + entry.rows >= entry.prompt) {
-      batch->sample_row[samples] = static_cast<int32_t>(row - 1);
+    batch->active_num_samples[active] = static_cast<int32_t>(sampled);
+    for (uint32_t i = sampled; i > 0; --i, ++samples) {
+      batch->sample_row[samples] = static_cast<int32_t>(row - i);
       batch->sample_active[samples] = static_cast<int32_t>(active);
-      ++samples;
     }
     ++active;
   }
@@ -258,7 +221,7 @@ MPK_DEVICE uint32_t choose_graph(const mpk_rank* rank) {
 MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
   BatchState* state = batch_state(rank);
   mpk_batch_output* so_far = &state->output;
-  if (state->iteration != 0) {
+  if (state->iteration != 0 && !rank->batch->stop) { /* otherwise a launch has just begun */
     const uint64_t ns = now_ns - state->started_ns;
     if (rank->batch->prompt_rows != 0) {
       so_far->prefill_ns += ns;
@@ -271,31 +234,41 @@ MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
   state->started_ns = now_ns;
 }
 
-/* Fills slots and rows for the next iteration; leaves num_rows 0 when all requests are finished. */
-MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
-  const mpk_batch_config* config = rank->batch_config;
+/* Applies a decision and whatever follows from free slots, in the only order there is. */
+MPK_DEVICE int apply_decision(const mpk_rank* rank, uint32_t entries) {
+  const int code = admit(rank);
+  return code != MPK_OK ? code : apply_entries(rank, entries);
+}
+
+/* The decisions after one that has left no work: without a deadline. */
+MPK_DEVICE int compose_parked(const mpk_rank* rank, mpk_status* status, Decision* decision) {
   BatchState* state = batch_state(rank);
-  Wait wait(rank, status);
-  for (;;) {
-    /* Once a turn: an entry that came between two looks could be of an iteration that is over. Acquire: pairs with the
-     * release of rank 0 that made the log longer. */
-    const uint32_t entries = platform::load<platform::Scope::kSystem>(config->num_admissions, platform::kAcquire);
-    int code = read_admission_log(rank, state->iteration, entries);
-    if (code == MPK_OK) code = admit(rank);
-    if (code != MPK_OK) return code;
-    share_rows(rank);
-    write_batch(rank);
-    if (rank->batch->num_rows != 0 || state->finished == config->num_requests) return MPK_OK;
-    /* Nothing to run now, but requests to come. The log's next entry decides the next iteration's number: a later one, since
-     * all up to this one have been applied. */
-    if (state->next_admission < entries) {
-      state->iteration = config->admissions[state->next_admission].iteration;
-      continue;
-    }
-    hand_out(rank); /* the wait may be long */
-    code = wait.poll(entries);
-    if (code != MPK_OK) return code;
+  hand_out(rank); /* the wait may be long */
+  const Parked parked(rank);
+  int code = MPK_OK;
+  if (rank->rank == 0) code = await_entries(rank, [rank] { hand_out(rank); });
+  if (code == MPK_OK) code = await_decision(rank, status, true, decision);
+  if (code == MPK_OK) code = apply_entries(rank, decision->entries);
+  state->started_ns = platform::clock_ns();
+  return code;
+}
+
+/* Fills slots and rows for the next iteration; leaves num_rows 0 when the kernel is to end. */
+MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
+  BatchState* state = batch_state(rank);
+  Decision decision;
+  int code = await_decision(rank, status, false, &decision);
+  if (code == MPK_OK) code = apply_decision(rank, decision.entries);
+  if (code == MPK_OK && !has_work(rank) && !decision.leave && !state->stopping) {
+    code = compose_parked(rank, status, &decision);
+    /* All ranks have what rank 0 had when it decided that. */
+    if (code == MPK_OK && !has_work(rank) && !decision.leave && !state->stopping) return MPK_ABORT_DIVERGED;
   }
+  if (code != MPK_OK) return code;
+  share_rows(rank);
+  if (rank->batch_config->on_demand) code = take_pages_on_demand(rank);
+  write_batch(rank);
+  return code;
 }
 
 /* Tasks that an iteration of this graph counts in mpk_control.progress: those of the lists, or all that events
@@ -347,7 +320,7 @@ MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* sta
   return MPK_OK;
 }
 
-/* Sets the state up; before the first batch step. MPK_ABORT_KERNEL if the rank's description contradicts itself. */
+/* Sets the state up before the first batch step of the first launch; later launches go on with it. MPK_ABORT_KERNEL if the rank's description contradicts itself. */
 MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
@@ -363,9 +336,14 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
     if (config->generate && (graph->rows == 0 || graph->active == 0 || graph->samples == 0)) return MPK_ABORT_KERNEL;
   }
   state->expected = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kRelaxed);
+  if (state->begun) return MPK_OK;
+  state->begun = 1;
   state->output = *rank->batch_output;
   if (!config->generate) return MPK_OK;
-  if (config->page_size == 0 || config->max_batch == 0 || config->max_rows == 0) return MPK_ABORT_KERNEL;
+  if (config->page_size == 0 || config->max_batch == 0 || config->max_rows == 0 || config->max_samples < config->max_batch ||
+      config->admission_ring == 0 || (config->admission_ring & (config->admission_ring - 1)) != 0 || config->num_requests == 0) {
+    return MPK_ABORT_KERNEL;
+  }
   const BatchArrays arrays = batch_arrays(rank);
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) arrays.slots[slot].request = kNone;
   /* The lowest page lies on top of the stack. */
@@ -396,6 +374,9 @@ MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
   const int code = batch_step(rank, platform::clock_ns(), status);
   if (code == MPK_OK) publish(rank);
   else abort_broadcast(rank, static_cast<uint32_t>(code));
+  const bool goes_on = code == MPK_OK && rank->batch_config->generate && !rank->batch->stop;
+  /* Before anything that takes long: the others want it at the end of this iteration. */
+  if (goes_on && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
   hand_out(rank);
   /* Release: pairs with claim_batch_step. The state is this thread's until then, whatever the tasks have done meanwhile. */
   BatchState* state = batch_state(rank);

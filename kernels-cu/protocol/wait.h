@@ -2,7 +2,7 @@
  *
  * A loop tests what it waits for and, as long as that fails, calls `Wait::poll` with the value it saw. The wait
  * ends when the rank is aborted, or when for a deadline neither that value nor the rank's progress changed; then
- * it says in mpk_status what it waited for and aborts this rank. Whoever leaves its loop with the code calls
+ * it says in mpk_status what it waited for and aborts this rank. While the rank is parked, no deadline runs. Whoever leaves its loop with the code calls
  * abort_broadcast. */
 #ifndef MPK_PROTOCOL_WAIT_H
 #define MPK_PROTOCOL_WAIT_H
@@ -38,6 +38,9 @@ MPK_DEVICE void report_task(mpk_status* status, uint32_t graph, uint32_t task, u
   platform::store_four(&status->state, MPK_WORKER_RUNS, graph, task, iteration);
 }
 
+/* A sleeping thread looks at the abort word at least this often. */
+constexpr uint64_t kLongestParkNs = 20000000;
+
 class Wait {
  public:
   /* `status` may be NULL (a caller that is neither worker nor scheduler). */
@@ -65,12 +68,19 @@ class Wait {
     if (!look && polls_++ != 0) return MPK_OK;
     ++polls_;
     const uint64_t now = platform::clock_ns();
-    /* Relaxed: only whether it moves matters; pairs with count_progress. */
-    const uint64_t progress = platform::load<platform::Scope::kDevice>(&rank_->control->progress, platform::kRelaxed);
+    /* Relaxed: only whether they move matters; pairs with count_progress, and with Parked. Their sum grows with each. */
+    const uint32_t parks = platform::load<platform::Scope::kDevice>(&rank_->control->parks, platform::kRelaxed);
+    const uint64_t progress = platform::load<platform::Scope::kDevice>(&rank_->control->progress, platform::kRelaxed) + parks;
     if (since_ns_ == 0 || seen != seen_ || progress != progress_) {
       since_ns_ = now;
       seen_ = seen;
       progress_ = progress;
+      return MPK_OK;
+    }
+    if (parks % 2 != 0) {
+      /* The rank has nothing to run, and nobody knows for how long: no time passes for the deadline. */
+      since_ns_ = now;
+      platform::park(&rank_->control->parks, parks, kLongestParkNs);
       return MPK_OK;
     }
     if (now - since_ns_ < deadline_ns_) return MPK_OK;
@@ -100,6 +110,41 @@ class Wait {
   uint32_t polls_ = 0;
   platform::Backoff backoff_;
 };
+
+/* By the thread that runs the batch step: as long as it lives, the rank has nothing to run and all of its waits go on without a
+ * deadline. */
+class Parked {
+ public:
+  MPK_DEVICE explicit Parked(const mpk_rank* rank) : word_(&rank->control->parks) { add(); }
+  MPK_DEVICE ~Parked() {
+    add();
+    platform::wake(word_);
+  }
+  Parked(const Parked&) = delete;
+  Parked& operator=(const Parked&) = delete;
+
+ private:
+  /* Relaxed: pairs with Wait::poll, which reads nothing on the strength of it. One writer, the thread with the batch step. */
+  MPK_DEVICE void add() {
+    const uint32_t parks = platform::load<platform::Scope::kDevice>(word_, platform::kRelaxed);
+    platform::store<platform::Scope::kDevice>(word_, parks + 1, platform::kRelaxed);
+  }
+  uint32_t* word_;
+};
+
+/* One turn of a wait of that thread: sleeps, for a bounded time, until `word` is no longer `seen`. MPK_OK: look again. Otherwise the
+ * abort code with which the caller has to leave. */
+MPK_DEVICE int park(const mpk_rank* rank, const uint32_t* word, uint32_t seen) {
+  const int code = abort_code(rank);
+  if (code != MPK_OK) return code;
+  if (rank->host_abort != nullptr) {
+    /* Nobody else of the block may look at it now. Relaxed: only the wish counts. */
+    const uint32_t wish = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
+    if (wish != MPK_OK) return static_cast<int>(wish);
+  }
+  platform::park(word, seen, kLongestParkNs);
+  return MPK_OK;
+}
 
 /* One more task of this rank is over; its worker does nothing more for it. Release: pairs with claim_batch_step. */
 MPK_DEVICE void count_progress(const mpk_rank* rank) {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MPK_ABI_VERSION 1u
+#define MPK_ABI_VERSION 2u
 
 /* ---- identifiers -------------------------------------------------------------------------------------- */
 
@@ -179,13 +179,16 @@ typedef struct mpk_graph {
 /* ---- batch step --------------------------------------------------------------------------------------- */
 
 enum mpk_finish { MPK_RUNNING = 0, MPK_FINISH_LENGTH = 1, MPK_FINISH_EOS = 2, MPK_FINISH_CANCELLED = 3 };
-enum mpk_admission_kind { MPK_ADMIT = 0, MPK_CANCEL = 1 };
+enum mpk_admission_kind {
+  MPK_ADMIT = 0,  /* the request in this entry of the request table begins to wait for a slot */
+  MPK_CANCEL = 1, /* ends the request in this entry of the table; nothing happens if it has ended */
+  MPK_STOP = 2,   /* the run ends as soon as nothing is left to do; a later MPK_ADMIT takes it back */
+};
 
+/* One entry of a rank's admission ring. All ranks have the same entries in the same order. */
 typedef struct mpk_admission {
-  uint32_t iteration; /* takes effect in the batch step before this iteration (the first one is 1) */
   uint32_t kind;
-  uint32_t request;
-  uint32_t reserved;
+  uint32_t request; /* in mpk_batch_config.requests */
 } mpk_admission;
 
 /* How a request's tokens are chosen. All zeros: greedy. Only graphs with the sampling operators look at it. */
@@ -209,27 +212,38 @@ typedef struct mpk_sampling {
   uint32_t num_prompt_tokens; /* tokens from this position on are new; the same after the request was preempted */
 } mpk_sampling;
 
+/* One entry of the request table. Its number is used again once the request has ended. */
 typedef struct mpk_request {
-  uint32_t first_prompt_token; /* in mpk_batch_config.prompt_tokens */
+  uint32_t first_token; /* in mpk_batch_config.tokens: the prompt, then room for max_new_tokens */
   uint32_t num_prompt_tokens;
   uint32_t max_new_tokens;
   uint32_t first_output; /* in mpk_batch_output.tokens; it has room for max_new_tokens */
   mpk_sampling sampling;
 } mpk_request;
 
-/* Constant for a launch. */
+/* Entries are counted modulo this. */
+#define MPK_ENTRY_COUNT_MASK 0x7FFFFFFFu
+
+/* Constant for a launch. What the pointers lead to changes while the kernel runs: protocol/admission.h says how. */
 typedef struct mpk_batch_config {
   uint32_t max_batch, max_seq_len, page_size, num_pages, pages_per_slot;
   uint32_t max_rows;        /* largest mpk_graph.rows */
-  uint32_t num_requests, num_eos, num_admissions_capacity;
+  uint32_t max_samples;     /* largest mpk_graph.samples, at least max_batch */
+  uint32_t num_requests;    /* entries of the request table */
+  uint32_t num_eos;
+  uint32_t admission_ring;  /* entries of the admission ring, a power of two */
   uint32_t top_k;           /* log-probabilities wanted for each token, 0: none */
   uint32_t generate;        /* 0: run `fixed_iterations` iterations of graph 0 on the batch as it stands */
   uint32_t fixed_iterations;
-  const int32_t* prompt_tokens;
-  const mpk_request* requests;
+  uint32_t prefill_rows;    /* prompt rows at most in an iteration that also generates; 0: as many as there is room for */
+  uint32_t on_demand;       /* 1: a slot takes pages when it needs them; 0: all that it can need at admission */
+  uint32_t max_drafts;      /* [slot][max_drafts] of mpk_batch.draft_token; 0: no slot has drafts */
+  uint64_t idle_exit_ns;    /* the kernel ends after so long without work; 0: never */
+  int32_t* tokens;          /* the host writes prompts; the batch step appends what it accepts */
+  const mpk_request* requests;       /* [num_requests] */
   const int32_t* eos;       /* empty where end-of-sequence is ignored */
-  const mpk_admission* admissions;   /* ordered by iteration */
-  const uint32_t* num_admissions;    /* grows, written by rank 0 (release), read with acquire */
+  const mpk_admission* admissions;   /* [admission_ring] entry number n lies at n modulo admission_ring */
+  const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^31; on rank 0: that all hosts have */
 } mpk_batch_config;
 
 /* Results for the host, read while the kernel runs. */
@@ -245,6 +259,12 @@ typedef struct mpk_batch_output {
   float* top_logprobs;
   uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
   uint64_t prefill_iterations, decode_steps;
+  /* Released after the results of all that they count. */
+  uint64_t finished;        /* requests that have ended, ever */
+  uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^31 */
+  /* Relaxed: figures. */
+  uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for one, pages without owner */
+  uint64_t preemptions;
 } mpk_batch_output;
 
 /* What one iteration works on: written by the batch step only, constant while the iteration runs.
@@ -263,14 +283,19 @@ typedef struct mpk_batch {
   int32_t* active_first_row;
   int32_t* active_num_rows;
   int32_t* active_context; /* tokens in the KV cache before this iteration */
-  int32_t* sample_row;     /* [max_batch] row whose logits are wanted */
+  int32_t* sample_row;     /* [max_samples] row whose logits are wanted; those of an active slot follow each other */
   int32_t* sample_active;
+  int32_t* active_num_samples; /* [max_batch] */
   int32_t* page_table;     /* [max_batch slots][pages_per_slot] */
   mpk_sampling* sampling;  /* [max_batch slots] of the request in each slot; NULL: every request is greedy */
   /* written by argmax_reduce, read by the next batch step */
-  int32_t* next_token;     /* [max_batch] by sample */
-  int32_t* top_token;      /* [max_batch][top_k] */
+  int32_t* next_token;     /* [max_samples] by sample */
+  int32_t* top_token;      /* [max_samples][top_k] */
   float* top_logprob;
+  /* Speculative decoding; NULL: no graph does it. Written by its tasks, read by the next batch step: */
+  int32_t* accepted;       /* [max_batch] by active slot: how many of its samples hold, at least 1 */
+  int32_t* num_drafts;     /* [max_batch] by slot: tokens that may follow the slot's next one, */
+  int32_t* draft_token;    /* [max_batch][max_drafts], each a row of the next iteration if there is room */
 } mpk_batch;
 
 /* ---- a rank -------------------------------------------------------------------------------------------- */
@@ -317,18 +342,25 @@ typedef struct mpk_status {
 
 #define MPK_LAUNCH_STOP 0x80000000u
 
+/* Decisions that may be on their way to a rank. Rank 0 ends no iteration that a rank has not begun. So what a slow rank may not
+ * have read are the two decisions of the iteration before it (one found nothing to run), and the next one. */
+#define MPK_DECISIONS 4u
+
 /* First block of the symmetric heap. */
 typedef struct mpk_control {
   uint32_t abort;      /* enum mpk_abort_code; any rank may set it at any rank */
   uint32_t abort_rank; /* who set it first, as far as this rank knows */
   uint64_t pad0[7];
   uint64_t progress;   /* tasks done on this rank */
-  uint64_t pad1[7];
+  uint32_t parks;      /* odd while the rank has nothing to run and waits for requests without a deadline */
+  uint32_t pad1[13];
   uint32_t iteration;  /* published (release) after mpk_batch is written, in one 64-bit store with `launch` */
   uint32_t launch;     /* graph of that iteration; MPK_LAUNCH_STOP: there is no further iteration */
   uint32_t pad2[14];
   uint32_t running;    /* workers still inside */
   uint32_t pad3[15];
+  uint64_t decisions[MPK_DECISIONS]; /* of rank 0, written by it at every rank: protocol/admission.h */
+  uint64_t pad4[8 - MPK_DECISIONS];
 } mpk_control;
 
 typedef struct mpk_trace_record {
@@ -440,7 +472,8 @@ MPK_ASSERT_SIZE(mpk_variant, 128);
 MPK_ASSERT_SIZE(mpk_sampling, 48);
 MPK_ASSERT_SIZE(mpk_request, 64);
 MPK_ASSERT_SIZE(mpk_status, 64);
-MPK_ASSERT_SIZE(mpk_control, 256);
+MPK_ASSERT_SIZE(mpk_admission, 8);
+MPK_ASSERT_SIZE(mpk_control, 320);
 MPK_ASSERT_SIZE(mpk_remote_entry, 16);
 MPK_ASSERT_SIZE(mpk_remote_ring, 64);
 MPK_ASSERT_SIZE(mpk_queue, 192);
@@ -451,8 +484,10 @@ extern "C" {
 #endif
 /* Bytes of mpk_rank.batch_private for this configuration, zeroed by the caller. */
 uint64_t mpk_batch_private_bytes(const mpk_batch_config* config);
-/* First batch step; call once on each rank before any worker starts. Returns an abort code. */
+/* First batch step of a launch; call once on each rank before any worker starts. Returns an abort code. */
 int mpk_cpu_begin(mpk_rank* rank);
+/* Wakes whoever sleeps until this word changes: after mpk_batch_config.num_admissions has grown. */
+void mpk_cpu_wake(uint32_t* word);
 /* The loops; each runs on a thread of its own until the batch step says stop or the rank aborts. */
 void mpk_cpu_worker(mpk_rank* rank, uint32_t worker);
 void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler);

@@ -48,6 +48,8 @@ extern "C" {
 
 uint64_t mpk_batch_private_bytes(const mpk_batch_config* config) { return mpk::batch_state_bytes(config); }
 
+void mpk_cpu_wake(uint32_t* word) { mpk::platform::wake(word); }
+
 int mpk_cpu_begin(mpk_rank* rank) {
   int code = MPK_ABORT_KERNEL;
   const bool schedulers_fit = rank->placement == MPK_STATIC || (rank->num_schedulers > 0 && mpk::num_local_schedulers(rank) > 0);

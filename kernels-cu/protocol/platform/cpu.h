@@ -7,6 +7,12 @@
 #include <string.h>
 #include <time.h>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "mpk/abi.h"
 
 #define MPK_DEVICE inline
@@ -102,6 +108,28 @@ inline void sleep_ns(uint64_t ns) {
   duration.tv_sec = static_cast<time_t>(ns / 1000000000ull);
   duration.tv_nsec = static_cast<long>(ns % 1000000000ull);
   nanosleep(&duration, nullptr);
+}
+
+/* Sleeps until somebody wakes `word` or `ns` are over; not at all if the word is no longer `seen`. It may wake for no reason. The
+ * word may lie in memory that processes share. */
+inline void park(const uint32_t* word, uint32_t seen, uint64_t ns) {
+#if defined(__linux__)
+  timespec longest;
+  longest.tv_sec = static_cast<time_t>(ns / 1000000000ull);
+  longest.tv_nsec = static_cast<long>(ns % 1000000000ull);
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &longest, nullptr, 0);
+#else
+  if (load<Scope::kSystem>(word, kRelaxed) == seen) sleep_ns(ns < 1000000 ? ns : 1000000);
+#endif
+}
+
+/* Wakes all that sleep on `word`: after it has changed. */
+inline void wake(uint32_t* word) {
+#if defined(__linux__)
+  syscall(SYS_futex, word, FUTEX_WAKE, 0x7FFFFFFF, nullptr, nullptr, 0);
+#else
+  (void)word;
+#endif
 }
 
 inline uint32_t float_bits(float value) {

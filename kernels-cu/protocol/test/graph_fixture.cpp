@@ -299,15 +299,32 @@ void Job::build_batch(Rank& rank) {
   config.pages_per_slot = (options.max_seq_len + options.page_size - 1) / options.page_size;
   config.num_pages = config.pages_per_slot * options.max_batch / 2; /* scarce: admission has to wait for pages */
   config.max_rows = *std::max_element(options.rows.begin(), options.rows.end());
-  config.num_requests = static_cast<uint32_t>(requests.size());
+  config.max_samples = options.max_batch;
+  config.num_requests = std::max<uint32_t>(1, static_cast<uint32_t>(requests.size()));
   config.num_eos = options.new_tokens == 0 ? 1 : 0;
-  config.num_admissions_capacity = static_cast<uint32_t>(admissions.size());
   config.generate = 1;
-  config.prompt_tokens = prompt_tokens.data();
-  config.requests = requests.data();
+  config.on_demand = options.on_demand;
+  config.prefill_rows = options.prefill_rows;
+  config.idle_exit_ns = options.idle_exit_ns;
+  rank.requests = requests;
+  rank.request_tokens = prompt_tokens;
+  if (options.table == 0) {
+    for (uint32_t r = 0; r < requests.size(); ++r) rank.admissions.push_back({MPK_ADMIT, r});
+    rank.admissions.push_back({MPK_STOP, 0});
+    rank.num_admissions = static_cast<uint32_t>(rank.admissions.size());
+    rank.admissions.resize(std::bit_ceil(rank.admissions.size()));
+  } else {
+    config.num_requests = options.table;
+    rank.requests.assign(options.table, {});
+    rank.request_tokens.assign(static_cast<size_t>(options.table) * 2 * options.max_seq_len, -1);
+    rank.admissions.assign(options.admission_ring, {});
+  }
+  config.admission_ring = static_cast<uint32_t>(rank.admissions.size());
+  config.tokens = rank.request_tokens.data();
+  config.requests = rank.requests.data();
   config.eos = &eos;
-  config.admissions = admissions.data();
-  config.num_admissions = &num_admissions;
+  config.admissions = rank.admissions.data();
+  config.num_admissions = &rank.num_admissions;
   auto array = [&](size_t count) {
     rank.batch_arrays.emplace_back(count, 0);
     return rank.batch_arrays.back().data();
@@ -324,10 +341,11 @@ void Job::build_batch(Rank& rank) {
   batch.sample_active = array(config.max_batch);
   batch.page_table = array(static_cast<size_t>(config.max_batch) * config.pages_per_slot);
   batch.next_token = array(config.max_batch);
-  uint32_t outputs = 0;
+  batch.active_num_samples = array(config.max_batch);
+  uint32_t outputs = options.table * options.max_seq_len;
   for (const mpk_request& request : requests) outputs = std::max(outputs, request.first_output + request.max_new_tokens);
   rank.tokens.assign(outputs, -1);
-  rank.request_outputs.assign(requests.size(), {0, 0});
+  rank.request_outputs.assign(config.num_requests, {0, 0});
   rank.output.requests = rank.request_outputs.data();
   rank.output.tokens = rank.tokens.data();
   rank.batch_private.assign(mpk_batch_private_bytes(&config) / 8 + 1, 0);
@@ -342,9 +360,8 @@ Job::Job(const Options& given) : options(given) {
     requests.push_back({static_cast<uint32_t>(prompt_tokens.size()), prompt, fresh, outputs});
     outputs += fresh;
     for (uint32_t i = 0; i < prompt; ++i) prompt_tokens.push_back(static_cast<int32_t>(random.between(0, kVocabulary - 1)));
-    admissions.push_back({1, MPK_ADMIT, r, 0});
+    prompt_tokens.resize(prompt_tokens.size() + fresh, -1);
   }
-  num_admissions = static_cast<uint32_t>(admissions.size());
   const uint32_t schedulers = options.dynamic ? options.local_schedulers + (options.world > 1) : 0;
   for (uint32_t r = 0; r < options.world; ++r) {
     ranks.push_back(std::make_unique<Rank>());
@@ -422,7 +439,7 @@ Job::Job(const Options& given) : options(given) {
 void Job::start() {
   for (auto& rank : ranks) {
     mpk_rank* abi = &rank->rank;
-    mpk::batch_state(abi)->iteration = options.begun;
+    if (!mpk::batch_state(abi)->begun) mpk::batch_state(abi)->iteration = options.begun;
     CHECK(mpk_cpu_begin(abi) == MPK_OK, "begin failed");
     for (uint32_t w = 0; w < abi->num_workers; ++w) threads_.emplace_back([abi, w] { mpk_cpu_worker(abi, w); });
     for (uint32_t s = 0; s < abi->num_schedulers; ++s) {
@@ -456,6 +473,36 @@ void Job::join() {
   threads_.clear();
 }
 
+void Job::reset() {
+  for (auto& rank : ranks) {
+    CHECK(rank->rank.control->launch & MPK_LAUNCH_STOP, "the last launch has not ended");
+    rank->rank.control->iteration = rank->rank.control->launch = 0;
+    for (auto* queues : {&rank->worker_queues, &rank->scheduler_queues}) {
+      for (mpk_queue& queue : *queues) {
+        queue.head = queue.tail = 0;
+        std::fill_n(queue.slots, queue.mask + 1, 0);
+      }
+    }
+    for (uint32_t sender = 0; options.dynamic && sender < options.world; ++sender) mpk::ring_of(&rank->rank, sender)->tail = 0;
+    std::fill(rank->pushed.begin(), rank->pushed.end(), 0);
+  }
+}
+
+std::vector<int32_t> Job::alone(const int32_t* prompt, uint32_t num_prompt_tokens, uint32_t max_new_tokens, uint32_t* finish) const {
+  std::vector<int32_t> tokens;
+  int32_t token = prompt[num_prompt_tokens - 1];
+  *finish = MPK_FINISH_LENGTH;
+  while (tokens.size() < max_new_tokens && num_prompt_tokens + tokens.size() < options.max_seq_len) {
+    token = next_token(token, static_cast<int32_t>(num_prompt_tokens + tokens.size() - 1));
+    tokens.push_back(token);
+    if (options.new_tokens == 0 && token == kEos) {
+      *finish = MPK_FINISH_EOS;
+      break;
+    }
+  }
+  return tokens;
+}
+
 void Job::check_results() const {
   for (uint32_t r = 0; r < options.world; ++r) {
     const Rank& rank = *ranks[r];
@@ -464,19 +511,12 @@ void Job::check_results() const {
     for (const mpk_status& status : rank.status) CHECK(status.state == MPK_WORKER_LEFT, "rank %u: a loop has not left", r);
     for (uint32_t q = 0; q < requests.size(); ++q) {
       const mpk_request& request = requests[q];
-      int32_t token = prompt_tokens[request.first_prompt_token + request.num_prompt_tokens - 1];
-      uint32_t count = 0, finish = MPK_FINISH_LENGTH;
-      while (count < request.max_new_tokens && request.num_prompt_tokens + count < options.max_seq_len) {
-        token = next_token(token, static_cast<int32_t>(request.num_prompt_tokens + count - 1));
-        CHECK(rank.tokens[request.first_output + count] == token, "rank %u request %u token %u: %d, wanted %d", r, q, count,
-              rank.tokens[request.first_output + count], token);
-        ++count;
-        if (options.new_tokens == 0 && token == kEos) {
-          finish = MPK_FINISH_EOS;
-          break;
-        }
+      uint32_t finish = 0;
+      const std::vector<int32_t> tokens = alone(prompt_tokens.data() + request.first_token, request.num_prompt_tokens, request.max_new_tokens, &finish);
+      for (uint32_t i = 0; i < tokens.size(); ++i) {
+        CHECK(rank.tokens[request.first_output + i] == tokens[i], "rank %u request %u token %u: %d, wanted %d", r, q, i, rank.tokens[request.first_output + i], tokens[i]);
       }
-      CHECK(rank.request_outputs[q].num_tokens == count, "request %u: %u tokens, wanted %u", q, rank.request_outputs[q].num_tokens, count);
+      CHECK(rank.request_outputs[q].num_tokens == tokens.size(), "request %u: %u tokens, wanted %zu", q, rank.request_outputs[q].num_tokens, tokens.size());
       CHECK(rank.request_outputs[q].finish == finish, "request %u: finish %u", q, rank.request_outputs[q].finish);
     }
   }

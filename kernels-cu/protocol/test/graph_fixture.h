@@ -39,6 +39,11 @@ struct Options {
   std::vector<Lowering> graphs = {Lowering::kFlagged, Lowering::kCopy, Lowering::kCopyExchange};
   std::vector<uint32_t> rows = {1, 4, 8};
   uint32_t max_batch = 4, page_size = 4, max_seq_len = 64, num_requests = 200;
+  uint32_t table = 0;        /* entries of the request table, for a host that fills it while the job runs; 0: all requests are known before */
+  uint32_t admission_ring = 0; /* with a table: length of the admission ring */
+  uint64_t idle_exit_ns = 0;
+  bool on_demand = false;
+  uint32_t prefill_rows = 0;
   uint32_t new_tokens = 0; /* 0: of random lengths */
   int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */
   int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
@@ -70,6 +75,11 @@ struct Rank {
   mpk_batch batch{};
   mpk_batch_output output{};
   std::vector<std::vector<int32_t>> batch_arrays;
+  /* The host's part. */
+  std::vector<mpk_request> requests;
+  std::vector<int32_t> request_tokens;
+  std::vector<mpk_admission> admissions;
+  uint32_t num_admissions = 0;
   std::vector<mpk_request_output> request_outputs;
   std::vector<int32_t> tokens;
   std::vector<uint64_t> batch_private;
@@ -88,6 +98,10 @@ class Job {
   /* Starts all threads of all ranks. */
   void start();
   void join();
+  /* After a join: makes the ranks ready for another launch, which goes on where the last one has ended. */
+  void reset();
+  /* What a request yields alone; `finish` is set to the reason of its end. */
+  std::vector<int32_t> alone(const int32_t* prompt, uint32_t num_prompt_tokens, uint32_t max_new_tokens, uint32_t* finish) const;
   void run() {
     start();
     join();
@@ -99,10 +113,8 @@ class Job {
 
   Options options;
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<int32_t> prompt_tokens;
+  std::vector<int32_t> prompt_tokens; /* each prompt, then room for its new tokens */
   std::vector<mpk_request> requests;
-  std::vector<mpk_admission> admissions;
-  uint32_t num_admissions = 0;
   int32_t eos = kEos;
 
  private:

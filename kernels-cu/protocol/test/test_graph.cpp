@@ -140,7 +140,6 @@ void last_iterations(bool dynamic) {
   options.begun = MPK_LAST_ITERATION - kLeft;
   options.deadline_ns = 1000000000;
   Job job(options);
-  for (auto& admission : job.admissions) admission.iteration = options.begun + 1;
   job.run();
   for (uint32_t r = 0; r < 2; ++r)
     CHECK(job.abort_code(r) == MPK_ABORT_ITERATIONS && job.iterations(r) >= kLeft - 1 && job.iterations(r) <= kLeft + 1, "rank %u: code %u after %lu iterations", r, job.abort_code(r), job.iterations(r));

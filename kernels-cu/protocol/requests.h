@@ -1,0 +1,180 @@
+/* What happens to a request: it waits, gets a slot and pages, may lose them to older ones, and ends. */
+#ifndef MPK_PROTOCOL_REQUESTS_H
+#define MPK_PROTOCOL_REQUESTS_H
+
+#include "batch_state.h"
+
+namespace mpk {
+
+/* Ends a request; hand_out tells the host. */
+MPK_DEVICE void finish_request(const mpk_rank* rank, uint32_t request, uint32_t finish) {
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  arrays.records[request].state = kFinished;
+  arrays.ended[state->finished % rank->batch_config->num_requests] = EndedRequest{request, finish};
+  ++state->finished;
+  fold(state, (static_cast<uint64_t>(finish) << 32) | request);
+}
+
+MPK_DEVICE int free_slot(const mpk_rank* rank, uint32_t slot, uint32_t finish) {
+  BatchSlot* entry = &batch_arrays(rank).slots[slot];
+  const uint32_t request = entry->request;
+  const int code = pages_release(rank, slot);
+  entry->request = kNone;
+  --batch_state(rank)->running;
+  finish_request(rank, request, finish);
+  return code;
+}
+
+MPK_DEVICE uint32_t waiting_place(const mpk_rank* rank, uint32_t index) {
+  const uint64_t place = static_cast<uint64_t>(batch_state(rank)->waiting_head) + index;
+  const uint32_t places = rank->batch_config->num_requests;
+  return static_cast<uint32_t>(place < places ? place : place - places);
+}
+
+MPK_DEVICE void leave_waiting(const mpk_rank* rank) {
+  BatchState* state = batch_state(rank);
+  state->waiting_head = waiting_place(rank, 1);
+  --state->waiting;
+}
+
+/* Takes a request out of the middle of those that wait. */
+MPK_DEVICE void stop_waiting(const mpk_rank* rank, uint32_t request) {
+  BatchState* state = batch_state(rank);
+  uint32_t* waiting = batch_arrays(rank).waiting;
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < state->waiting; ++i) {
+    const uint32_t other = waiting[waiting_place(rank, i)];
+    if (other != request) waiting[waiting_place(rank, kept++)] = other;
+  }
+  state->waiting = kept;
+}
+
+MPK_DEVICE int cancel(const mpk_rank* rank, uint32_t request) {
+  const BatchArrays arrays = batch_arrays(rank);
+  if (arrays.records[request].state == kWaiting) {
+    stop_waiting(rank, request);
+    finish_request(rank, request, MPK_FINISH_CANCELLED);
+  } else if (arrays.records[request].state == kInSlot) {
+    for (uint32_t slot = 0; slot < rank->batch_config->max_batch; ++slot) {
+      if (arrays.slots[slot].request == request) return free_slot(rank, slot, MPK_FINISH_CANCELLED);
+    }
+  }
+  return MPK_OK;
+}
+
+/* One entry of the admission ring. MPK_ABORT_KERNEL if it contradicts what came before. */
+MPK_DEVICE int apply_entry(const mpk_rank* rank, const mpk_admission& entry) {
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  fold(state, (static_cast<uint64_t>(entry.kind) << 32) | entry.request);
+  if (entry.kind == MPK_STOP) {
+    state->stopping = 1;
+    return MPK_OK;
+  }
+  if (entry.request >= rank->batch_config->num_requests) return MPK_ABORT_KERNEL;
+  if (entry.kind == MPK_CANCEL) return cancel(rank, entry.request);
+  const uint32_t known = arrays.records[entry.request].state;
+  if (entry.kind != MPK_ADMIT || known == kWaiting || known == kInSlot) return MPK_ABORT_KERNEL;
+  state->stopping = 0;
+  arrays.records[entry.request] = RequestRecord{kWaiting, 0, kNone};
+  arrays.waiting[waiting_place(rank, state->waiting++)] = entry.request;
+  return MPK_OK;
+}
+
+MPK_DEVICE uint32_t pages_for(const mpk_batch_config* config, uint64_t tokens) {
+  return static_cast<uint32_t>((tokens + config->page_size - 1) / config->page_size);
+}
+
+/* Moves waiting requests into free slots, in order: the first that finds no slot or no pages holds up the rest,
+ * so that none is overtaken for ever. */
+MPK_DEVICE int admit(const mpk_rank* rank) {
+  const mpk_batch_config* config = rank->batch_config;
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  while (state->waiting != 0) {
+    const uint32_t request = arrays.waiting[state->waiting_head];
+    const RequestRecord record = arrays.records[request];
+    const mpk_request* wanted = &config->requests[request];
+    const uint32_t prompt = wanted->num_prompt_tokens;
+    const uint32_t room = prompt < config->max_seq_len ? config->max_seq_len - prompt : 0;
+    const uint32_t limit = wanted->max_new_tokens < room ? wanted->max_new_tokens : room;
+    const uint32_t most = pages_for(config, static_cast<uint64_t>(prompt) + limit);
+    if (prompt == 0 || limit == 0 || most > config->num_pages || most > config->pages_per_slot) {
+      /* Nothing can come of it, now or later. The host refuses such a request before it gets here. */
+      leave_waiting(rank);
+      finish_request(rank, request, MPK_FINISH_LENGTH);
+      continue;
+    }
+    /* On demand: what the next tokens need, and a page for each of the others, so that they do not take these back at once. */
+    const uint32_t known = prompt + record.generated;
+    const uint32_t pages = config->on_demand ? pages_for(config, static_cast<uint64_t>(known) + 1) : most;
+    const uint32_t spare = config->on_demand ? state->running : 0;
+    uint32_t slot = 0;
+    while (slot < config->max_batch && arrays.slots[slot].request != kNone) ++slot;
+    if (slot == config->max_batch || pages > state->free_pages || state->free_pages - pages < spare) return MPK_OK;
+    leave_waiting(rank);
+    const uint32_t order = record.order == kNone ? state->admitted++ : record.order;
+    arrays.records[request].state = kInSlot;
+    arrays.slots[slot] = BatchSlot{request, order, 0, known, record.generated, limit, 0, 0, 0, wanted->first_token};
+    if (rank->batch->sampling != nullptr) rank->batch->sampling[slot] = wanted->sampling;
+    ++state->running;
+    fold(state, (static_cast<uint64_t>(slot) << 32) | request);
+    const int code = pages_take(rank, slot, pages);
+    if (code != MPK_OK) return code;
+  }
+  return MPK_OK;
+}
+
+/* Takes pages and slot from a request, which waits again, before all others. What it had is computed again. */
+MPK_DEVICE int preempt(const mpk_rank* rank, uint32_t slot) {
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  BatchSlot* entry = &arrays.slots[slot];
+  arrays.records[entry->request] = RequestRecord{kWaiting, entry->generated, entry->order};
+  state->waiting_head = state->waiting_head == 0 ? rank->batch_config->num_requests - 1 : state->waiting_head - 1;
+  arrays.waiting[state->waiting_head] = entry->request;
+  ++state->waiting;
+  ++state->preemptions;
+  --state->running;
+  fold(state, (uint64_t{1} << 63) | entry->request);
+  entry->request = kNone;
+  entry->rows = 0;
+  return pages_release(rank, slot);
+}
+
+/* On demand: pages for the rows of the iteration, the oldest request first. Where none is left, the youngest gives its own. The
+ * oldest always goes on: alone it has room (admit), so all get their turn. */
+MPK_DEVICE int take_pages_on_demand(const mpk_rank* rank) {
+  const mpk_batch_config* config = rank->batch_config;
+  BatchState* state = batch_state(rank);
+  const BatchArrays arrays = batch_arrays(rank);
+  uint32_t after = 0; /* orders below have their pages */
+  for (;;) {
+    uint32_t oldest = kNone, youngest = kNone;
+    for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
+      if (arrays.slots[slot].request == kNone) continue;
+      const uint32_t order = arrays.slots[slot].order;
+      if (order >= after && (oldest == kNone || order < arrays.slots[oldest].order)) oldest = slot;
+      if (youngest == kNone || order > arrays.slots[youngest].order) youngest = slot;
+    }
+    if (oldest == kNone) return MPK_OK;
+    const BatchSlot* entry = &arrays.slots[oldest];
+    const uint32_t needed = pages_for(config, static_cast<uint64_t>(entry->context) + entry->rows);
+    const uint32_t missing = needed > entry->pages ? needed - entry->pages : 0;
+    if (missing > state->free_pages) {
+      const int code = preempt(rank, youngest);
+      if (code != MPK_OK) return code;
+      continue;
+    }
+    if (missing != 0) {
+      const int code = pages_take(rank, oldest, missing);
+      if (code != MPK_OK) return code;
+    }
+    after = entry->order + 1;
+  }
+}
+
+}  // namespace mpk
+
+#endif

@@ -1,0 +1,341 @@
+/* Requests that come and go while a hand-built job of several ranks runs: random arrivals and cancels, a small request table and a
+ * short admission ring that are used again and again, idle times, kernels that end and begin again. The hosts are threads of
+ * their own, as slow as they like. Every token is checked on every rank; the batches are compared between ranks in each iteration.
+ * MPK_SOAK_REQUESTS: requests of each job. */
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+
+#include "batch_state.h"
+#include "graph_fixture.h"
+
+using fixture::Job;
+using fixture::Lowering;
+using fixture::Options;
+using fixture::Rank;
+
+namespace {
+
+constexpr uint32_t kNobody = UINT32_MAX;
+
+template <typename T>
+T acquire(const T* word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+/* An entry on its way to a rank's host. */
+struct Message {
+  uint32_t kind, number;
+  std::vector<int32_t> prompt;
+  uint32_t max_new_tokens;
+  uint64_t after_finished; /* requests that must have ended on the rank before: who had the number and its memory is one of them */
+};
+
+/* What a rank's host does: takes messages in order as its rank gets on, and confirms them. */
+class RankHost {
+ public:
+  RankHost(Rank* rank, const Options& options, uint64_t seed) : rank_(rank), options_(options), random_(seed) {}
+
+  /* Tries to write one entry: false while the rank has not got on far enough. */
+  bool write(const Message& message) {
+    const mpk_batch_output& output = rank_->output;
+    const uint32_t taken = acquire(&output.entries_taken);
+    if (((written_ - taken) & MPK_ENTRY_COUNT_MASK) >= options_.admission_ring) return false;
+    if (message.kind == MPK_ADMIT) {
+      if (acquire(&output.finished) < message.after_finished) return false;
+      mpk_request request{};
+      request.first_token = message.number * 2 * options_.max_seq_len;
+      request.num_prompt_tokens = static_cast<uint32_t>(message.prompt.size());
+      request.max_new_tokens = message.max_new_tokens;
+      request.first_output = message.number * options_.max_seq_len;
+      std::copy(message.prompt.begin(), message.prompt.end(), rank_->request_tokens.begin() + request.first_token);
+      rank_->requests[message.number] = request;
+      __atomic_store_n(&rank_->request_outputs[message.number].num_tokens, 0u, __ATOMIC_RELAXED);
+      __atomic_store_n(&rank_->request_outputs[message.number].finish, static_cast<uint32_t>(MPK_RUNNING), __ATOMIC_RELAXED);
+    }
+    rank_->admissions[written_ % options_.admission_ring] = {message.kind, message.number};
+    written_ = (written_ + 1) & MPK_ENTRY_COUNT_MASK;
+    return true;
+  }
+  /* Lets the rank see what has been written. Release: pairs with entries_here. */
+  void count() {
+    __atomic_store_n(&rank_->num_admissions, written_, __ATOMIC_RELEASE);
+    if (random_.between(0, 9) != 0) mpk_cpu_wake(&rank_->num_admissions); /* it looks on its own too */
+  }
+  bool all_taken() const { return acquire(&rank_->output.entries_taken) == written_; }
+
+ private:
+  Rank* rank_;
+  const Options& options_;
+  Random random_;
+  uint32_t written_ = 0;
+};
+
+struct Request {
+  std::vector<int32_t> prompt, tokens;
+  uint32_t max_new_tokens, finish;
+  bool cancelled = false;
+  uint32_t ended_on = 0; /* ranks */
+};
+
+/* Rank 0's host: numbers, the order of entries, results. */
+class Hosts {
+ public:
+  Hosts(Job* job, uint32_t requests, uint64_t seed) : job_(job), random_(seed), count_(requests), holders_(job->options.world) {
+    for (uint32_t r = 0; r < job->options.world; ++r) {
+      hosts_.emplace_back(job->ranks[r].get(), job->options, seed + r);
+      holders_[r].assign(job->options.table, kNobody);
+    }
+    current_.assign(job->options.table, kNobody);
+  }
+
+  /* One look at everything; false when all is done and the stop has been sent. */
+  bool turn(bool may_add) {
+    drain();
+    if (may_add && requests_.size() < count_ && random_.between(0, 2) == 0) add();
+    if (random_.between(0, 40) == 0) cancel_some();
+    if (!stopped_ && requests_.size() == count_ && ended_ == count_) {
+      send({MPK_STOP, 0, {}, 0, 0});
+      stopped_ = true;
+    }
+    deliver();
+    return !stopped_ || !queue_.empty();
+  }
+  /* Entries that no kernel has taken: a kernel that has ended has to begin again. */
+  bool pending() const {
+    return !queue_.empty() || !hosts_[0].all_taken();
+  }
+  bool quiet() const { return queue_.empty() && requests_.size() == ended_; }
+  uint32_t ended() const { return ended_; }
+  uint32_t cancels = 0, full = 0;
+
+ private:
+  void send(Message message) { queue_.push_back({std::move(message), 0}); }
+
+  void add() {
+    const auto free = std::find(current_.begin(), current_.end(), kNobody);
+    if (free == current_.end() || queue_.size() >= 2 * job_->options.admission_ring) {
+      ++full; /* the caller is told, and comes again */
+      return;
+    }
+    Request request;
+    const uint32_t number = static_cast<uint32_t>(free - current_.begin());
+    request.prompt.resize(random_.between(1, 20));
+    for (int32_t& token : request.prompt) token = static_cast<int32_t>(random_.between(0, fixture::kVocabulary - 1));
+    request.max_new_tokens = random_.between(1, 40);
+    request.tokens = job_->alone(request.prompt.data(), static_cast<uint32_t>(request.prompt.size()), request.max_new_tokens, &request.finish);
+    *free = static_cast<uint32_t>(requests_.size());
+    send({MPK_ADMIT, number, request.prompt, request.max_new_tokens, acquire(&job_->ranks[0]->output.finished)});
+    requests_.push_back(std::move(request));
+  }
+
+  void cancel_some() {
+    const uint32_t number = random_.between(0, job_->options.table - 1);
+    if (current_[number] == kNobody || requests_[current_[number]].cancelled) return;
+    requests_[current_[number]].cancelled = true;
+    ++cancels;
+    send({MPK_CANCEL, number, {}, 0, 0});
+  }
+
+  /* To the other ranks first, each at its own pace; to rank 0 when all of them have confirmed. Entries may be ahead of each
+   * other on different ranks, but on each they are in order. */
+  void deliver() {
+    const uint32_t world = job_->options.world;
+    for (uint32_t r = 1; r < world; ++r) {
+      if (random_.between(0, 3) == 0) continue; /* a slow host */
+      for (auto& [message, confirmed] : queue_) {
+        if (confirmed & (1u << r)) continue;
+        if (!write(r, message)) break;
+        confirmed |= 1u << r;
+      }
+      hosts_[r].count();
+    }
+    const uint32_t all = ((1u << world) - 1) & ~1u;
+    bool any = false;
+    while (!queue_.empty() && (queue_.front().second & all) == all && write(0, queue_.front().first)) {
+      queue_.erase(queue_.begin());
+      any = true;
+    }
+    if (any) hosts_[0].count();
+  }
+
+  bool write(uint32_t r, const Message& message) {
+    if (!hosts_[r].write(message)) return false;
+    if (message.kind == MPK_ADMIT) {
+      CHECK(holders_[r][message.number] == kNobody || r != 0, "the number is in use");
+      if (r != 0 && holders_[r][message.number] != kNobody) check(r, message.number); /* it has ended there: after_finished */
+      uint32_t request = kNobody;
+      for (uint32_t q = static_cast<uint32_t>(requests_.size()); q-- > 0 && request == kNobody;) {
+        if (q == current_[message.number]) request = q;
+      }
+      holders_[r][message.number] = request;
+    }
+    return true;
+  }
+
+  /* An ended request on one rank. */
+  void check(uint32_t r, uint32_t number) {
+    Rank& rank = *job_->ranks[r];
+    Request& request = requests_[holders_[r][number]];
+    const uint32_t finish = acquire(&rank.request_outputs[number].finish), tokens = acquire(&rank.request_outputs[number].num_tokens);
+    CHECK(finish != MPK_RUNNING, "rank %u: request %u has not ended", r, holders_[r][number]);
+    CHECK(finish == request.finish || (finish == MPK_FINISH_CANCELLED && request.cancelled), "rank %u: request %u ended with %u", r, holders_[r][number], finish);
+    CHECK(finish == MPK_FINISH_CANCELLED ? tokens <= request.tokens.size() : tokens == request.tokens.size(), "rank %u: request %u: %u tokens", r, holders_[r][number], tokens);
+    for (uint32_t i = 0; i < tokens; ++i) {
+      CHECK(rank.tokens[rank.requests[number].first_output + i] == request.tokens[i], "rank %u: request %u token %u", r, holders_[r][number], i);
+    }
+    holders_[r][number] = kNobody;
+    ++request.ended_on;
+  }
+
+  void drain() {
+    for (uint32_t r = 0; r < job_->options.world; ++r) {
+      for (uint32_t number = 0; number < job_->options.table; ++number) {
+        if (holders_[r][number] == kNobody || acquire(&job_->ranks[r]->request_outputs[number].finish) == MPK_RUNNING) continue;
+        check(r, number);
+        if (r != 0) continue;
+        ++ended_;
+        /* A cancel that is still on its way would hit the next holder: the number is not used again before it has gone. */
+        free_later_.push_back(number);
+      }
+    }
+    for (size_t i = free_later_.size(); i-- > 0;) {
+      const uint32_t number = free_later_[i];
+      const bool mentioned = std::any_of(queue_.begin(), queue_.end(), [&](const auto& entry) { return entry.first.kind != MPK_STOP && entry.first.number == number; });
+      if (mentioned) continue;
+      current_[number] = kNobody;
+      free_later_.erase(free_later_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+
+  Job* job_;
+  Random random_;
+  uint32_t count_, ended_ = 0;
+  std::vector<RankHost> hosts_;
+  std::vector<std::vector<uint32_t>> holders_; /* by rank and number: the request, from its entry to its end there */
+  std::vector<uint32_t> current_;              /* by number: the request that has it */
+  std::vector<uint32_t> free_later_;
+  std::vector<Request> requests_;
+  std::vector<std::pair<Message, uint32_t>> queue_; /* with the ranks that have confirmed it */
+  bool stopped_ = false;
+};
+
+struct Case {
+  const char* name;
+  uint32_t world;
+  bool dynamic, on_demand;
+  uint64_t idle_exit_ns;
+};
+
+void serve(const Case& one, uint32_t requests) {
+  Options options;
+  options.world = one.world;
+  options.dynamic = one.dynamic;
+  options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
+  if (one.world == 1) options.graphs = {Lowering::kFlagged, Lowering::kFlagged, Lowering::kFlagged};
+  options.table = 7;
+  options.admission_ring = 4;
+  options.num_requests = 0;
+  options.idle_exit_ns = one.idle_exit_ns;
+  options.on_demand = one.on_demand;
+  options.prefill_rows = one.on_demand ? 3 : 0;
+  options.stalls = true;
+  options.deadline_ns = 20000000000ull;
+  options.seed = one.world * 10 + one.dynamic;
+  Job job(options);
+  Hosts hosts(&job, requests, options.seed);
+  Random random(options.seed + 99);
+  const auto start = std::chrono::steady_clock::now();
+  uint32_t launches = 0, parks = 0;
+  bool running = false;
+  uint32_t burst = 30;
+  for (bool more = true; more || running;) {
+    /* In bursts, with pauses in which everything ends. */
+    if (burst == 0 && hosts.quiet()) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(random.between(0, 1) ? one.idle_exit_ns * 3 / 2 : 200000));
+      burst = random.between(1, 60);
+    }
+    const uint32_t before = hosts.ended();
+    more = hosts.turn(burst > 0);
+    burst -= std::min(burst, hosts.ended() - before);
+    bool all_left = running;
+    for (auto& rank : job.ranks) all_left = all_left && (acquire(&rank->rank.control->launch) & MPK_LAUNCH_STOP) && acquire(&rank->rank.control->running) == 0;
+    for (uint32_t r = 0; r < one.world; ++r) CHECK(job.abort_code(r) == MPK_OK, "%s: rank %u aborted with %u", one.name, r, job.abort_code(r));
+    if (all_left) {
+      job.join();
+      running = false;
+      for (uint32_t r = 0; r < one.world; ++r) CHECK(mpk::pages_consistent(&job.ranks[r]->rank), "%s: pages", one.name);
+    }
+    if (!running && hosts.pending()) {
+      /* The kernel's first batch step waits for an entry in effect: rank 0 has one before all ranks begin. */
+      if (launches++ > 0) job.reset();
+      std::atomic<bool> begun{false};
+      std::thread starter([&] {
+        job.start();
+        begun.store(true);
+      });
+      while (!begun.load()) {
+        more = hosts.turn(false);
+        std::this_thread::yield();
+      }
+      starter.join();
+      running = true;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  for (uint32_t r = 0; r < one.world; ++r) {
+    const mpk_batch_output& output = job.ranks[r]->output;
+    parks += job.ranks[r]->rank.control->parks / 2;
+    CHECK(output.finished == requests && output.running == 0 && output.waiting == 0 && output.free_pages == job.ranks[r]->config.num_pages, "%s: rank %u: something is left", one.name, r);
+    CHECK(job.iterations(r) == job.iterations(0), "%s: ranks differ in iterations", one.name);
+  }
+  CHECK(hosts.cancels > 0 && hosts.full > 0 && parks > 0, "%s: too tame", one.name);
+  CHECK(one.idle_exit_ns == 0 || launches > 1, "%s: no launch but the first", one.name);
+  CHECK(!one.on_demand || job.ranks[0]->output.preemptions > 0, "%s: nobody was preempted", one.name);
+  std::printf("online, %s: ok, %u requests, %u cancels, %lu iterations, %lu preemptions, %u parks, %u launches, %.2f s\n", one.name, requests, hosts.cancels,
+              job.iterations(0), job.ranks[0]->output.preemptions, parks, launches, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  std::fflush(stdout);
+}
+
+/* A parked job's threads sleep. */
+void parked_threads_sleep() {
+  Options options;
+  options.table = 4;
+  options.admission_ring = 4;
+  options.num_requests = 0;
+  options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
+  Job job(options);
+  Hosts hosts(&job, 1, 3);
+  while (!hosts.pending()) hosts.turn(true);
+  while (hosts.pending() && job.ranks[1]->num_admissions == 0) hosts.turn(false);
+  std::thread starter([&] { job.start(); });
+  while (hosts.ended() == 0) hosts.turn(false), std::this_thread::yield();
+  starter.join();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  auto cpu_ns = [] {
+    timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
+  };
+  const uint64_t before = cpu_ns();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const double share = static_cast<double>(cpu_ns() - before) / 300e6;
+  for (bool more = true; more;) more = hosts.turn(false);
+  job.join();
+  std::printf("parked: %.2f %% of a core for %u threads\n", 100 * share, options.world * options.workers);
+#if !defined(__SANITIZE_THREAD__)
+  CHECK(share < 0.02, "parked threads take %.1f %% of a core", 100 * share);
+#endif
+}
+
+}  // namespace
+
+int main() {
+  const char* wanted = std::getenv("MPK_SOAK_REQUESTS");
+  const uint32_t requests = wanted != nullptr ? static_cast<uint32_t>(std::strtoul(wanted, nullptr, 10)) : 150;
+  parked_threads_sleep();
+  for (const Case& one : {Case{"1 rank, static", 1, false, false, 0}, Case{"2 ranks, static, idle exit", 2, false, false, 2000000},
+                          Case{"2 ranks, dynamic, idle exit, pages on demand", 2, true, true, 2000000}, Case{"4 ranks, static, pages on demand", 4, false, true, 0}})
+    serve(one, requests);
+}
