@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the protocol's tests with a C++ compiler alone and runs them twice: plain, and under ThreadSanitizer.
-# The long soak: MPK_SOAK_ITERATIONS=1000000 MPK_SOAK_SECONDS=36000 kernels-cu/protocol/test/run.sh
+# The long soak: MPK_SOAK_ITERATIONS=1000000 MPK_SOAK_REQUESTS=1000000 MPK_SOAK_SECONDS=36000 kernels-cu/protocol/test/run.sh
 set -eu
 cd "$(dirname "$0")/.."
 compiler="${CXX:-g++}"
@@ -17,6 +17,7 @@ build_tests() {
         "$compiler" $flags test/test_queue.cpp -o "$build/$name/queue"
         "$compiler" $flags test/test_batch.cpp cpu/*.cpp -o "$build/$name/batch"
         "$compiler" $flags test/test_graph.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/graph"
+        "$compiler" $flags test/test_online.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/online"
         "$compiler" $flags test/test_soak.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/soak"
     }
     # Negative control: releases weakened to relaxed, which ThreadSanitizer must notice.
@@ -31,7 +32,7 @@ fixed=""
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed="setarch $(uname -m) -R"; fi
 
 run_tests() {
-    for test in queue batch graph soak; do
+    for test in queue batch graph online soak; do
         # shellcheck disable=SC2086
         timeout "${MPK_SOAK_SECONDS:-120}" $fixed "$build/$1/$test"
     done

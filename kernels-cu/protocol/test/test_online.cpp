@@ -2,10 +2,10 @@
  * short admission ring that are used again and again, idle times, kernels that end and begin again. The hosts are threads of
  * their own, as slow as they like. Every token is checked on every rank; the batches are compared between ranks in each iteration.
  * MPK_SOAK_REQUESTS: requests of each job. */
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <mutex>
 
 #include "batch_state.h"
 #include "graph_fixture.h"
@@ -161,16 +161,15 @@ class Hosts {
   }
 
   bool write(uint32_t r, const Message& message) {
-    if (!hosts_[r].write(message)) return false;
-    if (message.kind == MPK_ADMIT) {
-      CHECK(holders_[r][message.number] == kNobody || r != 0, "the number is in use");
-      if (r != 0 && holders_[r][message.number] != kNobody) check(r, message.number); /* it has ended there: after_finished */
-      uint32_t request = kNobody;
-      for (uint32_t q = static_cast<uint32_t>(requests_.size()); q-- > 0 && request == kNobody;) {
-        if (q == current_[message.number]) request = q;
-      }
-      holders_[r][message.number] = request;
+    if (message.kind != MPK_ADMIT) return hosts_[r].write(message);
+    /* Its results are taken before they are overwritten. */
+    if (holders_[r][message.number] != kNobody) {
+      CHECK(r != 0, "the number is in use");
+      if (acquire(&job_->ranks[r]->request_outputs[message.number].finish) == MPK_RUNNING) return false;
+      check(r, message.number);
     }
+    if (!hosts_[r].write(message)) return false;
+    holders_[r][message.number] = current_[message.number];
     return true;
   }
 
@@ -203,7 +202,8 @@ class Hosts {
     for (size_t i = free_later_.size(); i-- > 0;) {
       const uint32_t number = free_later_[i];
       const bool mentioned = std::any_of(queue_.begin(), queue_.end(), [&](const auto& entry) { return entry.first.kind != MPK_STOP && entry.first.number == number; });
-      if (mentioned) continue;
+      /* Its end may be seen a moment before it is counted. */
+      if (mentioned || acquire(&job_->ranks[0]->output.finished) < ended_) continue;
       current_[number] = kNobody;
       free_later_.erase(free_later_.begin() + static_cast<std::ptrdiff_t>(i));
     }
