@@ -3,7 +3,7 @@
 use crate::image::Image;
 use crate::memory::Layout;
 use crate::outputs::Outputs;
-use crate::plan::{BatchPlan, Mode};
+use crate::plan::{BatchPlan, Mode, Request};
 use crate::tensors::{Slot, find};
 use kernels_cu::abi;
 use taskgraph::task_graph::TaskGraph;
@@ -13,17 +13,30 @@ pub(crate) struct BatchMemory {
     config: abi::mpk_batch_config,
     config_at: u64,
     batch_at: u64,
-    prompts: u64,
+    tokens: u64,
     eos: u64,
-    num_admissions: u64,
     rows: [u64; 3],
-    slots: [u64; 6],
+    slots: [u64; 5],
+    samples: [u64; 2],
     page_table: u64,
     sampling: u64,
     next: [u64; 3],
     requests: u64,
     admissions: u64,
     private: u64,
+}
+
+/// Offsets of what a host fills while the kernel runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TablePlaces {
+    /// `mpk_request`, one for each number.
+    pub requests: u64,
+    /// `i32`, prompts and new tokens.
+    pub tokens: u64,
+    /// `mpk_admission`, `ring` of them.
+    pub admissions: u64,
+    /// A power of two.
+    pub ring: u32,
 }
 
 /// Addresses of what [`BatchMemory::write`] wrote.
@@ -40,11 +53,18 @@ impl BatchMemory {
         let max_batch =
             plan.max_batch.max(graphs.iter().map(|g| g.capacity.active).max().unwrap_or(1)).max(1);
         let pages_per_slot = plan.max_seq_len.div_ceil(plan.page_size.max(1)).max(1);
-        let prompt_tokens: u64 = plan.requests.iter().map(|r| r.prompt.len() as u64).sum();
-        let (generate, fixed_iterations) = match plan.mode {
-            Mode::Generate => (1, 0),
-            Mode::Fixed(iterations) => (0, iterations),
+        let max_samples = graphs.iter().map(|g| g.capacity.samples).max().unwrap_or(1).max(max_batch);
+        let (generate, fixed_iterations, serve) = match plan.mode {
+            Mode::Generate => (1, 0, None),
+            Mode::Fixed(iterations) => (0, iterations, None),
+            Mode::Serve(serve) => (1, 0, Some(serve)),
         };
+        let num_requests = serve.map_or(plan.requests.len() as u32, |serve| serve.requests).max(1);
+        let tokens = serve
+            .map_or_else(|| plan.requests.iter().map(room).sum(), |serve| u64::from(serve.tokens));
+        // A cancel for each request, and the stop.
+        let entries = serve.map_or(num_requests.saturating_add(1), |serve| 2 * serve.requests + 1);
+        let idle_exit = serve.and_then(|serve| serve.idle_exit);
         let config = abi::mpk_batch_config {
             max_batch,
             max_seq_len: plan.max_seq_len,
@@ -52,13 +72,18 @@ impl BatchMemory {
             num_pages: plan.num_pages,
             pages_per_slot,
             max_rows,
-            num_requests: plan.requests.len() as u32,
+            max_samples,
+            num_requests,
             num_eos: plan.eos.len() as u32,
-            num_admissions_capacity: plan.requests.len() as u32,
+            admission_ring: entries.next_power_of_two(),
             top_k: plan.top_k,
             generate,
             fixed_iterations,
-            prompt_tokens: std::ptr::null(),
+            prefill_rows: serve.map_or(0, |serve| serve.prefill_rows),
+            on_demand: u32::from(serve.is_some_and(|serve| serve.kv_on_demand)),
+            max_drafts: 0,
+            idle_exit_ns: idle_exit.map_or(0, |time| (time.as_nanos() as u64).max(1)),
+            tokens: std::ptr::null_mut(),
             requests: std::ptr::null(),
             eos: std::ptr::null(),
             admissions: std::ptr::null(),
@@ -67,20 +92,21 @@ impl BatchMemory {
         // SAFETY: reads only the sizes in `config`.
         let private_bytes = unsafe { abi::mpk_batch_private_bytes(&config) };
         let (rows, slots, top) = (u64::from(max_rows), u64::from(max_batch), u64::from(plan.top_k.max(1)));
-        let requests = plan.requests.len().max(1) as u64;
+        let samples = u64::from(max_samples);
+        let (requests, ring) = (u64::from(num_requests), u64::from(config.admission_ring));
         let mut words = |count: u64| layout.reserve(count.max(1) * 4, 64);
         BatchMemory {
             config,
-            prompts: words(prompt_tokens),
+            tokens: words(tokens),
             eos: words(plan.eos.len() as u64),
-            num_admissions: words(1),
             rows: [words(rows), words(rows), words(rows)],
             slots: std::array::from_fn(|_| words(slots)),
+            samples: std::array::from_fn(|_| words(samples)),
             page_table: words(slots * u64::from(pages_per_slot)),
-            next: [words(slots), words(slots * top), words(slots * top)],
+            next: [words(samples), words(samples * top), words(samples * top)],
             sampling: layout.reserve(slots * size_of::<abi::mpk_sampling>() as u64, 64),
             requests: layout.reserve(requests * size_of::<abi::mpk_request>() as u64, 64),
-            admissions: layout.reserve(requests * size_of::<abi::mpk_admission>() as u64, 64),
+            admissions: layout.reserve(ring * size_of::<abi::mpk_admission>() as u64, 64),
             config_at: layout.reserve(size_of::<abi::mpk_batch_config>() as u64, 64),
             batch_at: layout.reserve(size_of::<abi::mpk_batch>() as u64, 64),
             private: layout.reserve(private_bytes, 64),
@@ -97,36 +123,36 @@ impl BatchMemory {
         outputs: &Outputs,
         image: &mut Image,
     ) -> BatchAddresses {
-        let prompt_tokens: Vec<i32> = plan.requests.iter().flat_map(|r| r.prompt.iter().copied()).collect();
-        image.put(self.prompts, &prompt_tokens);
         image.put(self.eos, &plan.eos);
-        image.put(self.num_admissions, &[plan.requests.len() as u32]);
-        let mut first_prompt = 0u32;
-        let (mut requests, mut admissions) = (Vec::new(), Vec::new());
+        let mut first_token = 0;
+        let mut requests = Vec::new();
         for (index, request) in plan.requests.iter().enumerate() {
+            image.put(self.tokens + 4 * first_token, &request.prompt);
             requests.push(abi::mpk_request {
-                first_prompt_token: first_prompt,
+                first_token: first_token as u32,
                 num_prompt_tokens: request.prompt.len() as u32,
                 max_new_tokens: request.max_new_tokens,
                 first_output: outputs.first(index) as u32,
                 sampling: request.sampling.to_abi(request.prompt.len() as u32),
             });
-            admissions.push(abi::mpk_admission {
-                iteration: 1,
-                kind: abi::MPK_ADMIT,
-                request: index as u32,
-                reserved: 0,
-            });
-            first_prompt += request.prompt.len() as u32;
+            first_token += room(request);
         }
         image.put(self.requests, &requests);
-        image.put(self.admissions, &admissions);
+        if plan.mode == Mode::Generate {
+            // All of them before the launch, and the end when they are done.
+            let numbers = 0..plan.requests.len() as u32;
+            let mut entries: Vec<_> =
+                numbers.map(|request| abi::mpk_admission { kind: abi::MPK_ADMIT, request }).collect();
+            entries.push(abi::mpk_admission { kind: abi::MPK_STOP, request: 0 });
+            image.put(self.admissions, &entries);
+            outputs.count_entries(entries.len() as u32);
+        }
         let config = abi::mpk_batch_config {
-            prompt_tokens: image.address(self.prompts) as *const _,
+            tokens: image.address(self.tokens) as *mut _,
             requests: image.address(self.requests) as *const _,
             eos: image.address(self.eos) as *const _,
             admissions: image.address(self.admissions) as *const _,
-            num_admissions: image.address(self.num_admissions) as *const _,
+            num_admissions: outputs.num_admissions() as *const _,
             ..self.config
         };
         let chosen = |name: &str, own: u64| {
@@ -142,8 +168,9 @@ impl BatchMemory {
         batch.active_first_row = at(self.slots[1]);
         batch.active_num_rows = at(self.slots[2]);
         batch.active_context = at(self.slots[3]);
-        batch.sample_row = at(self.slots[4]);
-        batch.sample_active = at(self.slots[5]);
+        batch.active_num_samples = at(self.slots[4]);
+        batch.sample_row = at(self.samples[0]);
+        batch.sample_active = at(self.samples[1]);
         batch.page_table = at(self.page_table);
         batch.sampling = image.address(self.sampling) as *mut _;
         batch.next_token = chosen("batch.next_token", self.next[0]);
@@ -158,6 +185,16 @@ impl BatchMemory {
             config: image.address(self.config_at),
             batch: image.address(self.batch_at),
             private: image.address(self.private),
+        }
+    }
+
+    /// What a host fills while the kernel runs.
+    pub fn table(&self) -> TablePlaces {
+        TablePlaces {
+            requests: self.requests,
+            tokens: self.tokens,
+            admissions: self.admissions,
+            ring: self.config.admission_ring,
         }
     }
 
@@ -181,7 +218,12 @@ impl BatchMemory {
         let positions = |range: std::ops::Range<u32>| range.map(|i| i as i32).collect::<Vec<_>>();
         image.put(self.rows[2], &positions(0..rows));
         image.put(self.slots[2], &[rows as i32]);
-        image.put(self.slots[4], &positions(rows - samples..rows));
+        image.put(self.samples[0], &positions(rows - samples..rows));
         image.put(self.page_table, &positions(0..self.config.pages_per_slot.min(plan.num_pages)));
     }
+}
+
+/// Tokens of a request: its prompt, and the new ones that it asks for.
+fn room(request: &Request) -> u64 {
+    request.prompt.len() as u64 + u64::from(request.max_new_tokens)
 }

@@ -1,7 +1,7 @@
 //! The `mpk_rank` of a kernel with everything that it points to, laid out in one piece of memory.
 
 use crate::arrays::{GraphArrays, placement};
-use crate::batch_memory::BatchMemory;
+use crate::batch_memory::{BatchMemory, TablePlaces};
 use crate::error::Result;
 use crate::heap_layout::HeapLayout;
 use crate::image::Image;
@@ -11,6 +11,7 @@ use crate::plan::{BatchPlan, RunOptions};
 use crate::queues::Queues;
 use crate::tensors::Slot;
 use kernels_cu::abi;
+use std::mem::offset_of;
 use taskgraph::task_graph::TaskGraph;
 
 /// What the control memory is made from. Addresses are those that the kernel uses.
@@ -51,6 +52,25 @@ pub(crate) struct Control {
     pub statuses: usize,
     /// Offset of the number of trace records of each worker.
     pub trace_count: u64,
+    /// What the host fills while the kernel runs.
+    pub table: TablePlaces,
+    queues: Queues,
+    /// Offset of `mpk_rank.remote_pushed`, and its bytes.
+    pushed: (u64, u64),
+    /// Offsets in the symmetric heap of words that a launch expects to be 0, and their bytes.
+    heap_zeros: Vec<(u64, u64)>,
+}
+
+/// How a host writes the memory of a rank whose kernel may be running.
+pub(crate) trait ControlWriter {
+    /// `bytes` to this offset of the control memory.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Zeros there.
+    fn zero(&self, offset: u64, bytes: u64) -> Result<()>;
+    /// Zeros in this rank's part of the symmetric heap.
+    fn zero_heap(&self, offset: u64, bytes: u64) -> Result<()>;
+    /// Everything that was written has arrived.
+    fn is_written(&self) -> Result<bool>;
 }
 
 impl Control {
@@ -70,6 +90,7 @@ impl Control {
         let status_at = layout.reserve((statuses * size_of::<abi::mpk_status>()) as u64, 128);
         let batch = BatchMemory::reserve(parts.graphs, parts.plan, &mut layout);
         let places: Vec<_> = parts.arrays.iter().map(|arrays| arrays.reserve(&mut layout)).collect();
+        let table = batch.table();
         let queues =
             Queues::reserve(parts.graphs, workers as u32, parts.schedulers, parts.world, &mut layout);
 
@@ -133,6 +154,9 @@ impl Control {
             host_abort: parts.host_abort as *mut _,
         };
         image.put(rank_at, &[rank]);
+        let published = (offset_of!(abi::mpk_control, iteration) as u64, 8);
+        let tails = (0..u64::from(parts.world)).map(|sender| (parts.heap.rings + sender * parts.heap.ring_bytes, 8));
+        let tails = tails.filter(|_| parts.heap.ring_capacity > 0);
         Ok(Control {
             image,
             written,
@@ -140,6 +164,17 @@ impl Control {
             status: status_at,
             statuses,
             trace_count: trace_count_at,
+            table,
+            queues,
+            pushed: (pushed_at, u64::from(parts.world) * 8),
+            heap_zeros: std::iter::once(published).chain(tails).collect(),
         })
+    }
+
+    /// Makes the memory ready for another launch, which goes on with the batch step's state. No kernel of any rank runs.
+    pub fn reset(&self, writer: &impl ControlWriter) -> Result<()> {
+        self.queues.reset(&self.image, writer)?;
+        writer.zero(self.pushed.0, self.pushed.1)?;
+        self.heap_zeros.iter().try_for_each(|&(offset, bytes)| writer.zero_heap(offset, bytes))
     }
 }

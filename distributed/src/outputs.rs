@@ -3,10 +3,10 @@
 use crate::error::Result;
 use crate::image::Image;
 use crate::memory::Layout;
-use crate::plan::{BatchPlan, Finish, RequestOutput, Timing};
+use crate::plan::{BatchPlan, Figures, Finish, Mode, RequestOutput, Timing};
 use kernels_cu::abi;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `mpk_batch_output` and the arrays it points to, in memory that host and kernel both see.
@@ -15,7 +15,11 @@ pub(crate) struct Outputs {
     /// Where each request's tokens begin in the output arrays.
     first: Vec<usize>,
     room: Vec<usize>,
+    /// Numbers that requests may have, and places in the output arrays.
+    numbers: usize,
+    total: usize,
     top_k: usize,
+    num_admissions_at: u64,
     requests_at: u64,
     tokens_at: u64,
     top_tokens_at: u64,
@@ -34,11 +38,15 @@ impl Outputs {
                 total - n
             })
             .collect();
+        let mut numbers = room.len().max(1);
+        if let Mode::Serve(serve) = plan.mode {
+            (numbers, total) = (serve.requests as usize, serve.tokens as usize);
+        }
         let top_k = plan.top_k as usize;
         let mut layout = Layout::default();
         layout.reserve(size_of::<abi::mpk_batch_output>() as u64, 64);
-        let requests_at =
-            layout.reserve((room.len().max(1) * size_of::<abi::mpk_request_output>()) as u64, 64);
+        let num_admissions_at = layout.reserve(4, 64);
+        let requests_at = layout.reserve((numbers * size_of::<abi::mpk_request_output>()) as u64, 64);
         let mut words = |count: usize| layout.reserve(count.max(1) as u64 * 4, 64);
         let tokens_at = words(total);
         let top_tokens_at = words(total * top_k);
@@ -49,13 +57,117 @@ impl Outputs {
             tokens: image.address(tokens_at) as *mut _,
             top_tokens: image.address(top_tokens_at) as *mut _,
             top_logprobs: image.address(top_logprobs_at) as *mut _,
-            prefill_ns: 0,
-            decode_ns: 0,
-            prefill_iterations: 0,
-            decode_steps: 0,
+            ..Default::default()
         };
         image.put(0, &[header]);
-        Ok(Outputs { image, first, room, top_k, requests_at, tokens_at, top_tokens_at, top_logprobs_at })
+        Ok(Outputs {
+            image,
+            first,
+            room,
+            numbers,
+            total,
+            top_k,
+            num_admissions_at,
+            requests_at,
+            tokens_at,
+            top_tokens_at,
+            top_logprobs_at,
+        })
+    }
+
+    /// The kernel's address of the number of entries that this host has written to the admission ring.
+    pub fn num_admissions(&self) -> u64 {
+        self.image.address(self.num_admissions_at)
+    }
+
+    /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^31), with all that they name.
+    pub fn count_entries(&self, entries: u32) {
+        let word = self.image.host::<u32>(self.num_admissions_at, 1);
+        // SAFETY: a live word that host and kernel access atomically only. Release: pairs with the batch step's acquire
+        // (entries_here).
+        unsafe {
+            AtomicU32::from_ptr(word).store(entries & abi::MPK_ENTRY_COUNT_MASK, Ordering::Release);
+            abi::mpk_cpu_wake(word);
+        }
+    }
+
+    /// Entries of the admission ring that are in effect, modulo 2^31.
+    pub fn entries_taken(&self) -> u32 {
+        let header = self.image.host::<abi::mpk_batch_output>(0, 1);
+        // SAFETY: a live word, accessed atomically only. Acquire: pairs with hand_out; those entries are not read any more.
+        unsafe { AtomicU32::from_ptr(&raw mut (*header).entries_taken).load(Ordering::Acquire) }
+    }
+
+    /// Requests that have ended, ever.
+    pub fn finished(&self) -> u64 {
+        let header = self.image.host::<abi::mpk_batch_output>(0, 1);
+        // SAFETY: a live word, accessed atomically only. Acquire: pairs with hand_out; nothing of these requests is read or
+        // written any more.
+        unsafe { AtomicU64::from_ptr(&raw mut (*header).finished).load(Ordering::Acquire) }
+    }
+
+    /// How the batch step stands; figures that need not belong to one moment.
+    pub fn figures(&self) -> Figures {
+        let header = self.image.host::<abi::mpk_batch_output>(0, 1);
+        // SAFETY: live words that the kernel stores atomically. Relaxed: nothing is read on the strength of them.
+        let word = |word: *mut u32| unsafe { AtomicU32::from_ptr(word).load(Ordering::Relaxed) };
+        // SAFETY: as above.
+        let long = |word: *mut u64| unsafe { AtomicU64::from_ptr(word).load(Ordering::Relaxed) };
+        // SAFETY: only the addresses of the fields are taken.
+        unsafe {
+            Figures {
+                running: word(&raw mut (*header).running),
+                waiting: word(&raw mut (*header).waiting),
+                free_pages: word(&raw mut (*header).free_pages),
+                preemptions: long(&raw mut (*header).preemptions),
+                prefill: Duration::from_nanos(long(&raw mut (*header).prefill_ns)),
+                decode: Duration::from_nanos(long(&raw mut (*header).decode_ns)),
+                prefill_iterations: long(&raw mut (*header).prefill_iterations),
+                decode_steps: long(&raw mut (*header).decode_steps),
+            }
+        }
+    }
+
+    /// Before a request gets number `number`: nothing has come of it yet.
+    pub fn clear(&self, number: u32) {
+        let output = self.request(number as usize);
+        // SAFETY: a live struct whose words are accessed atomically only; the kernel does not write it before it sees the
+        // request. Relaxed: `count_entries` releases it.
+        unsafe {
+            AtomicU32::from_ptr(&raw mut (*output).num_tokens).store(0, Ordering::Relaxed);
+            AtomicU32::from_ptr(&raw mut (*output).finish).store(abi::MPK_RUNNING, Ordering::Relaxed);
+        }
+    }
+
+    /// How many tokens the request with number `number` has yielded, and why it has ended if it has.
+    pub fn progress(&self, number: u32) -> (usize, Option<Finish>) {
+        let output = self.request(number as usize);
+        // SAFETY: a live struct whose words are accessed atomically only. The kernel releases `finish` after `num_tokens`
+        // after the tokens: read in the opposite order with acquire.
+        unsafe {
+            let finish = AtomicU32::from_ptr(&raw mut (*output).finish).load(Ordering::Acquire);
+            let count = AtomicU32::from_ptr(&raw mut (*output).num_tokens).load(Ordering::Acquire);
+            (count as usize, finish_of(finish))
+        }
+    }
+
+    /// The token at `place` of the output arrays with its log-probabilities. The caller has seen that it is there.
+    pub fn token(&self, place: usize) -> (i32, Vec<(i32, f32)>) {
+        assert!(place < self.total);
+        let token = self.image.host::<i32>(self.tokens_at + 4 * place as u64, 1);
+        let at = 4 * (place * self.top_k) as u64;
+        let ids = self.image.host::<i32>(self.top_tokens_at + at, self.top_k);
+        let values = self.image.host::<f32>(self.top_logprobs_at + at, self.top_k);
+        // SAFETY: inside the arrays, as asserted here and by `host`. Released by the kernel with the count that the caller
+        // has acquired, and not written again while the request has its number.
+        unsafe { (*token, (0..self.top_k).map(|k| (*ids.add(k), *values.add(k))).collect()) }
+    }
+
+    fn request(&self, number: usize) -> *mut abi::mpk_request_output {
+        assert!(number < self.numbers);
+        let requests = self.image.host::<abi::mpk_request_output>(self.requests_at, self.numbers);
+        // SAFETY: inside the array, as asserted.
+        unsafe { requests.add(number) }
     }
 
     /// The kernel's address of `mpk_batch_output`.
@@ -70,21 +182,10 @@ impl Outputs {
 
     /// Tokens that request `index` has yielded so far, from number `from` on, and why it ended if it has.
     pub fn tokens(&self, index: usize, from: usize) -> (&[i32], Option<Finish>) {
-        let requests = self.image.host::<abi::mpk_request_output>(self.requests_at, self.first.len());
-        assert!(index < self.first.len());
-        // SAFETY: `index` was checked. The kernel releases `finish` after `num_tokens` after the tokens: read in the
-        // opposite order with acquire. Tokens below the count are not written any more.
+        let (count, finish) = self.progress(index as u32);
+        let count = count.min(self.room[index]);
+        // SAFETY: tokens below the count, which was acquired, are not written any more.
         unsafe {
-            let output = requests.add(index);
-            let finish = AtomicU32::from_ptr(&raw mut (*output).finish).load(Ordering::Acquire);
-            let count = AtomicU32::from_ptr(&raw mut (*output).num_tokens).load(Ordering::Acquire) as usize;
-            let count = count.min(self.room[index]);
-            let finish = match finish {
-                abi::MPK_FINISH_LENGTH => Some(Finish::Length),
-                abi::MPK_FINISH_EOS => Some(Finish::Eos),
-                abi::MPK_FINISH_CANCELLED => Some(Finish::Cancelled),
-                _ => None,
-            };
             let from = from.min(count);
             let first =
                 self.image.host::<i32>(self.tokens_at + 4 * (self.first[index] + from) as u64, count - from);
@@ -133,5 +234,14 @@ impl Outputs {
             decode: Duration::from_nanos(output.decode_ns),
             decode_steps: output.decode_steps,
         }
+    }
+}
+
+fn finish_of(finish: u32) -> Option<Finish> {
+    match finish {
+        abi::MPK_FINISH_LENGTH => Some(Finish::Length),
+        abi::MPK_FINISH_EOS => Some(Finish::Eos),
+        abi::MPK_FINISH_CANCELLED => Some(Finish::Cancelled),
+        _ => None,
     }
 }

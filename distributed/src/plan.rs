@@ -121,6 +121,37 @@ pub enum Mode {
     /// This many iterations of graph 0, on one slot with all its rows in use: a user's own op graph. The tokens of
     /// the rows are the first request's prompt.
     Fixed(u32),
+    /// Requests that come and go while the kernel runs; [`BatchPlan::requests`] is empty.
+    Serve(ServePlan),
+}
+
+/// What is made room for when requests come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServePlan {
+    /// Requests that the kernel knows of at most: those in slots and those that wait for one.
+    pub requests: u32,
+    /// Tokens of all of them together at most, prompts and the new ones that they ask for.
+    pub tokens: u32,
+    /// The kernel ends after so long without work; `None`: it goes on polling.
+    pub idle_exit: Option<Duration>,
+    /// Prompt rows at most in an iteration that also generates; 0: as many as there is room for.
+    pub prefill_rows: u32,
+    /// A slot takes KV pages when it needs them, and the youngest request gives its own back where none is left. Otherwise a
+    /// request gets all that it can need when it gets its slot.
+    pub kv_on_demand: bool,
+}
+
+impl ServePlan {
+    /// For `max_batch` slots with sequences of `max_seq_len` tokens, and as many requests again that wait.
+    pub fn new(max_batch: u32, max_seq_len: u32) -> ServePlan {
+        ServePlan {
+            requests: max_batch.saturating_mul(2),
+            tokens: max_batch.saturating_mul(2).saturating_mul(max_seq_len),
+            idle_exit: Some(Duration::from_secs(2)),
+            prefill_rows: 0,
+            kv_on_demand: false,
+        }
+    }
 }
 
 /// A delay put into the run on purpose, to show that timing never changes a result.
@@ -174,6 +205,27 @@ pub struct Timing {
     pub prefill: Duration,
     /// In the others.
     pub decode: Duration,
+    /// Number of the others.
+    pub decode_steps: u64,
+}
+
+/// How the batch step stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Requests in slots.
+    pub running: u32,
+    /// Requests that wait for a slot.
+    pub waiting: u32,
+    /// KV pages without an owner. 0 before the first iteration.
+    pub free_pages: u32,
+    /// Requests that had to give their pages back, ever.
+    pub preemptions: u64,
+    /// Time in iterations with any prompt row.
+    pub prefill: Duration,
+    /// Time in the others.
+    pub decode: Duration,
+    /// Number of the first.
+    pub prefill_iterations: u64,
     /// Number of the others.
     pub decode_steps: u64,
 }

@@ -1,5 +1,7 @@
 //! Queues of dynamic placement, sized so that none can fill up.
 
+use crate::control::ControlWriter;
+use crate::error::Result;
 use crate::image::Image;
 use crate::memory::Layout;
 use kernels_cu::abi;
@@ -60,12 +62,33 @@ impl Queues {
     }
 }
 
+impl Queues {
+    /// Empties all queues, for another launch.
+    pub fn reset(&self, image: &Image, writer: &impl ControlWriter) -> Result<()> {
+        for group in [&self.workers, &self.schedulers] {
+            let queues = group.empty(image);
+            // SAFETY: plain structs without padding, read as bytes.
+            let bytes = unsafe { std::slice::from_raw_parts(queues.as_ptr().cast::<u8>(), size_of_val(&queues[..])) };
+            writer.write(group.structs, bytes)?;
+            writer.zero(group.slots, group.count * group.capacity * 8)?;
+        }
+        Ok(())
+    }
+}
+
 impl Group {
     fn write(&self, image: &mut Image) -> u64 {
         if self.count == 0 {
             return 0;
         }
-        let queues: Vec<abi::mpk_queue> = (0..self.count)
+        let queues = self.empty(image);
+        image.put(self.structs, &queues);
+        image.address(self.structs)
+    }
+
+    /// The structs of empty queues.
+    fn empty(&self, image: &Image) -> Vec<abi::mpk_queue> {
+        (0..self.count)
             .map(|index| {
                 // SAFETY: all-zero is a valid mpk_queue.
                 let mut queue: abi::mpk_queue = unsafe { std::mem::zeroed() };
@@ -73,8 +96,6 @@ impl Group {
                 queue.mask = self.capacity - 1;
                 queue
             })
-            .collect();
-        image.put(self.structs, &queues);
-        image.address(self.structs)
+            .collect()
     }
 }

@@ -124,9 +124,14 @@ MPK_DEVICE int await_entries(const mpk_rank* rank, const Told& told) {
       told();
       continue;
     }
-    leave = config->idle_exit_ns != 0 && platform::clock_ns() - since >= config->idle_exit_ns;
-    if (leave) break;
-    const int code = park(rank, config->num_admissions, entries);
+    uint64_t longest_ns = kLongestParkNs;
+    if (config->idle_exit_ns != 0) {
+      const uint64_t idle_ns = platform::clock_ns() - since;
+      leave = idle_ns >= config->idle_exit_ns;
+      if (leave) break;
+      if (config->idle_exit_ns - idle_ns < longest_ns) longest_ns = config->idle_exit_ns - idle_ns;
+    }
+    const int code = park(rank, config->num_admissions, entries, longest_ns);
     if (code != MPK_OK) return code;
   }
   ++state->decided;

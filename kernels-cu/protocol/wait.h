@@ -134,7 +134,7 @@ class Parked {
 
 /* One turn of a wait of that thread: sleeps, for a bounded time, until `word` is no longer `seen`. MPK_OK: look again. Otherwise the
  * abort code with which the caller has to leave. */
-MPK_DEVICE int park(const mpk_rank* rank, const uint32_t* word, uint32_t seen) {
+MPK_DEVICE int park(const mpk_rank* rank, const uint32_t* word, uint32_t seen, uint64_t longest_ns = kLongestParkNs) {
   const int code = abort_code(rank);
   if (code != MPK_OK) return code;
   if (rank->host_abort != nullptr) {
@@ -142,7 +142,7 @@ MPK_DEVICE int park(const mpk_rank* rank, const uint32_t* word, uint32_t seen) {
     const uint32_t wish = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
     if (wish != MPK_OK) return static_cast<int>(wish);
   }
-  platform::park(word, seen, kLongestParkNs);
+  platform::park(word, seen, longest_ns);
   return MPK_OK;
 }
 

@@ -2,7 +2,7 @@
 
 use crate::affinity::Cores;
 use crate::arrays::GraphArrays;
-use crate::control::{Control, Parts};
+use crate::control::{Control, ControlWriter, Parts};
 use crate::cpu::symmetric::SymmetricHeap;
 use crate::error::{Error, Result};
 use crate::fill::TensorSource;
@@ -281,10 +281,48 @@ impl CpuRank {
         unsafe { std::slice::from_raw_parts(statuses, self.control.statuses) }.to_vec()
     }
 
+    /// How the host writes what the loops read.
+    pub(crate) fn writer(&self) -> Writer<'_> {
+        Writer { control: &self.control, heap: self.heap.own() }
+    }
+
     /// Collective: gives the symmetric heap back.
     pub fn free(self, world: &World) {
         let CpuRank { heap, .. } = self;
         heap.free(world);
+    }
+}
+
+/// Writes where the loops read.
+pub(crate) struct Writer<'a> {
+    control: &'a Control,
+    heap: *mut u8,
+}
+
+impl ControlWriter for Writer<'_> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let place = self.control.image.host::<u8>(offset, bytes.len());
+        // SAFETY: `place` has room for the bytes. The loops do not read them before the host has counted the entry that names
+        // them (release), or before the next launch.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, bytes: u64) -> Result<()> {
+        let place = self.control.image.host::<u8>(offset, bytes as usize);
+        // SAFETY: as above.
+        unsafe { std::ptr::write_bytes(place, 0, bytes as usize) };
+        Ok(())
+    }
+
+    fn zero_heap(&self, offset: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the heap's layout names these bytes, and no loop of any rank runs.
+        unsafe { std::ptr::write_bytes(self.heap.add(offset as usize), 0, bytes as usize) };
+        Ok(())
+    }
+
+    fn is_written(&self) -> Result<bool> {
+        Ok(true)
     }
 }
 

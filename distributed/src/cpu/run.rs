@@ -26,14 +26,29 @@ impl CpuRank {
     /// an [`Error::Aborted`] with this rank's report.
     pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
         let _noted = interrupt::note();
+        let look = |rank: &CpuRank| {
+            std::thread::sleep(LOOK);
+            look(&rank.common);
+            Ok(interrupt::requested())
+        };
+        self.launch(world, look)
+    }
+
+    /// Collective: as [`CpuRank::run`]. `look` is called all the time, waits a little, and says whether the run is to be
+    /// aborted. After an error of its own the run is aborted too.
+    pub(crate) fn launch(
+        &mut self,
+        world: &World,
+        mut look: impl FnMut(&CpuRank) -> Result<bool>,
+    ) -> Result<()> {
         let shared = Shared(self.rank());
+        // Every rank's memory is set up before the first put.
+        world.barrier();
         // SAFETY: the rank is complete and no loop runs yet.
         let code = unsafe { abi::mpk_cpu_begin(shared.0) };
         if code != 0 {
             self.abort(code as u32);
         }
-        // Every rank's memory is set up before the first put.
-        world.barrier();
         let (workers, schedulers) =
             (self.header().num_workers as usize, self.header().num_schedulers as usize);
         let mut handles = Vec::new();
@@ -61,28 +76,31 @@ impl CpuRank {
                 }
             }
         }
-        let lost = world.run_kernel(|| {
-            let mut lost = None;
+        let (lost, looked) = world.run_kernel(|| {
+            let (mut lost, mut looked) = (None, Ok(()));
             while !handles.iter().all(|h| h.is_finished()) {
-                std::thread::sleep(LOOK);
-                look(&self.common);
+                let stop = look(self).unwrap_or_else(|error| {
+                    looked = Err(error);
+                    true
+                });
                 if lost.is_none() {
                     lost = interrupt::lost_rank(world);
                 }
                 match &lost {
                     Some(_) => self.abort(abi::MPK_ABORT_PEER),
-                    None if interrupt::requested() => self.abort(abi::MPK_ABORT_INTERRUPT),
+                    None if stop || looked.is_err() => self.abort(abi::MPK_ABORT_INTERRUPT),
                     None => {}
                 }
             }
-            lost
+            (lost, looked)
         });
         for handle in handles {
             if handle.join().is_err() {
                 self.abort(abi::MPK_ABORT_KERNEL);
             }
         }
-        look(&self.common);
+        looked?;
+        look(self)?;
         let (code, first) = self.abort_state();
         if code != 0 {
             let text =

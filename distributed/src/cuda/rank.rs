@@ -10,7 +10,7 @@ use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
 use crate::agreement::agreed;
 use crate::arrays::GraphArrays;
-use crate::control::{Control, Parts};
+use crate::control::{Control, ControlWriter, Parts};
 use crate::error::{Error, Result};
 use crate::fill::TensorSource;
 use crate::heap_layout::HeapLayout;
@@ -57,6 +57,8 @@ pub struct CudaRank {
     /// The kernel's stream, and one for looking at the device while it runs.
     pub(super) stream: Stream,
     pub(super) watch: Stream,
+    /// For what the host writes while the kernel runs.
+    tables: Stream,
     pub(super) host_abort: PinnedBuffer,
     pub(super) snapshot: PinnedBuffer,
     pub(super) deadline: Duration,
@@ -229,9 +231,9 @@ impl CudaRank {
             let trace = new("the trace", trace_bytes, 0)?;
             let host_abort = PinnedBuffer::new(&context, "the abort word", 64)?;
             let snapshot = PinnedBuffer::new(&context, "the progress", size_of::<abi::mpk_control>())?;
-            Ok((areas, trace, host_abort, snapshot, Stream::new(&context)?))
+            Ok((areas, trace, host_abort, snapshot, Stream::new(&context)?, Stream::new(&context)?))
         };
-        let (areas, trace, host_abort, snapshot, watch) = agreed(world, memory())?;
+        let (areas, trace, host_abort, snapshot, watch, tables) = agreed(world, memory())?;
         // One kind of atomic for one counter: two ranks that can't reach each other decide for all.
         let out_of_reach = heap.bases().contains(&0);
         let signals = match world.all_gather(u64::from(out_of_reach)).contains(&1) {
@@ -290,6 +292,7 @@ impl CudaRank {
             shape,
             stream,
             watch,
+            tables,
             host_abort,
             snapshot,
             deadline: options.deadline,
@@ -416,6 +419,11 @@ impl CudaRank {
         Ok(from_bytes(&bytes))
     }
 
+    /// How the host writes what the kernel reads.
+    pub(crate) fn writer(&self) -> Writer<'_> {
+        Writer { rank: self }
+    }
+
     /// Collective: gives symmetric memory back, after every rank's kernel has ended.
     ///
     /// # Errors
@@ -423,6 +431,34 @@ impl CudaRank {
     pub fn free(self, world: &World) -> Result<()> {
         let CudaRank { heap, library, .. } = self;
         heap.free(world, &library)
+    }
+}
+
+/// Writes device memory by the copy engine, beside the kernel.
+pub(crate) struct Writer<'a> {
+    rank: &'a CudaRank,
+}
+
+impl ControlWriter for Writer<'_> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let to = self.rank.control_memory.address() + offset;
+        // SAFETY: a range of the control memory. The kernel does not read it before the host has counted the entry that names
+        // it, or before the next launch. From memory that is not pinned, the bytes have been read when the call returns.
+        unsafe { self.rank.tables.to_device(to, bytes.as_ptr(), bytes.len() as u64) }
+    }
+
+    fn zero(&self, offset: u64, bytes: u64) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.rank.tables.memset(self.rank.control_memory.address() + offset, 0, bytes) }
+    }
+
+    fn zero_heap(&self, offset: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the heap's layout names these bytes, and no kernel of any rank runs.
+        unsafe { self.rank.tables.memset(self.rank.heap.base() + offset, 0, bytes) }
+    }
+
+    fn is_written(&self) -> Result<bool> {
+        self.rank.tables.is_done()
     }
 }
 

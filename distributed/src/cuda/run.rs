@@ -36,6 +36,8 @@ struct Watch {
     told: Option<Instant>,
     /// What is known of a rank that is lost, if one is.
     lost: Option<String>,
+    /// What `look` has met.
+    looked: Result<()>,
 }
 
 impl CudaRank {
@@ -46,12 +48,27 @@ impl CudaRank {
     /// [`Error::Aborted`] with this rank's report for an early end, [`Error::Device`] where the GPU failed.
     pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
         let _noted = interrupt::note();
+        let look = |rank: &CudaRank| {
+            std::thread::sleep(LOOK);
+            look(&rank.common);
+            Ok(interrupt::requested())
+        };
+        self.launch(world, look)
+    }
+
+    /// Collective: as [`CudaRank::run`]. `look` is called all the time, waits a little, and says whether the run is to be
+    /// aborted. After an error of its own the run is aborted too.
+    pub(crate) fn launch(
+        &mut self,
+        world: &World,
+        mut look: impl FnMut(&CudaRank) -> Result<bool>,
+    ) -> Result<()> {
         self.machine.context.make_current()?;
         let argument = self.control.image.address(self.control.rank);
         // Every rank's memory is set up before the first put.
         world.barrier();
         // NVSHMEM's collective launch waits for all ranks.
-        let mut launched = world.call(|| self.launch(argument));
+        let mut launched = world.call(|| self.start(argument));
         let failed = |launched: &Result<()>| {
             world.all_gather(launched.as_ref().err().map_or(0, |error| error.exit_status() as u64))
         };
@@ -61,7 +78,7 @@ impl CudaRank {
                 tracing::warn!("{error}; launching by cuLaunchCooperativeKernel");
             }
             self.launcher = Launcher::Cooperative;
-            launched = world.call(|| self.launch(argument));
+            launched = world.call(|| self.start(argument));
             statuses = failed(&launched);
         }
         launched?;
@@ -78,9 +95,11 @@ impl CudaRank {
             copied: now,
             told: failed.then_some(now),
             lost: None,
+            looked: Ok(()),
         };
         world.run_kernel(|| self.wait(world, &mut watch, &mut look))?;
-        look(&self.common);
+        std::mem::replace(&mut watch.looked, Ok(()))?;
+        look(self)?;
         self.end(world).map_err(|error| match (error, &watch.lost) {
             (error @ Error::Cuda { .. }, _) => self.device_error(world, &error, &watch),
             (Error::Aborted(text), Some(lost)) => Error::Aborted(format!("{lost}\n{text}")),
@@ -89,18 +108,25 @@ impl CudaRank {
     }
 
     /// Waits for the kernel's end.
-    fn wait(&self, world: &World, watch: &mut Watch, look: &mut impl FnMut(&Common)) -> Result<()> {
+    fn wait(
+        &self,
+        world: &World,
+        watch: &mut Watch,
+        look: &mut impl FnMut(&CudaRank) -> Result<bool>,
+    ) -> Result<()> {
         loop {
             match self.stream.is_done() {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => return Err(self.device_error(world, &error, watch)),
             }
-            std::thread::sleep(LOOK);
-            look(&self.common);
+            let stop = look(self).unwrap_or_else(|error| {
+                watch.looked = Err(error);
+                true
+            });
             if watch.told.is_none() {
                 watch.lost = interrupt::lost_rank(world);
-                if watch.lost.is_some() || interrupt::requested() {
+                if watch.lost.is_some() || stop {
                     let lost = watch.lost.is_some();
                     self.abort(if lost { abi::MPK_ABORT_PEER } else { abi::MPK_ABORT_INTERRUPT });
                     watch.told = Some(Instant::now());
@@ -116,7 +142,7 @@ impl CudaRank {
     }
 
     /// Starts the kernel on the `mpk_rank` at this address of the device.
-    fn launch(&self, rank: u64) -> Result<()> {
+    fn start(&self, rank: u64) -> Result<()> {
         // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory; all it leads to is owned by
         // `self`, which waits for the kernel or marks it stuck.
         unsafe { self.launcher.launch(self.heap.nvshmem(), self.kernel, self.shape, &self.stream, rank) }
@@ -135,7 +161,9 @@ impl CudaRank {
             if self.watch.is_done()? {
                 // SAFETY: the copy has ended; the buffer holds one control block.
                 let now = unsafe { self.snapshot.as_ptr().cast::<abi::mpk_control>().read() };
-                if (now.progress, now.iteration) != (watch.last.progress, watch.last.iteration) {
+                // A parked kernel waits for requests, for any length of time.
+                let parked = now.parks % 2 == 1;
+                if parked || (now.progress, now.iteration) != (watch.last.progress, watch.last.iteration) {
                     watch.changed = Instant::now();
                 }
                 watch.last = now;

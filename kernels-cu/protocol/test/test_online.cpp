@@ -94,7 +94,7 @@ class Hosts {
   bool turn(bool may_add) {
     drain();
     if (may_add && requests_.size() < count_ && random_.between(0, 2) == 0) add();
-    if (random_.between(0, 40) == 0) cancel_some();
+    if (random_.between(0, 8) == 0) cancel_some();
     if (!stopped_ && requests_.size() == count_ && ended_ == count_) {
       send({MPK_STOP, 0, {}, 0, 0});
       stopped_ = true;
@@ -249,12 +249,12 @@ void serve(const Case& one, uint32_t requests) {
   const auto start = std::chrono::steady_clock::now();
   uint32_t launches = 0, parks = 0;
   bool running = false;
-  uint32_t burst = 30;
+  uint32_t burst = 5;
   for (bool more = true; more || running;) {
     /* In bursts, with pauses in which everything ends. */
     if (burst == 0 && hosts.quiet()) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(random.between(0, 1) ? one.idle_exit_ns * 3 / 2 : 200000));
-      burst = random.between(1, 60);
+      std::this_thread::sleep_for(std::chrono::nanoseconds(random.between(0, 2) ? 2 * one.idle_exit_ns + 200000 : 200000));
+      burst = random.between(1, 30);
     }
     const uint32_t before = hosts.ended();
     more = hosts.turn(burst > 0);

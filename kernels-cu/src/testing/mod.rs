@@ -175,6 +175,10 @@ pub fn call_kernel(
         next_token: pad.next_token.as_mut_ptr(),
         top_token: pad.top_token.as_mut_ptr(),
         top_logprob: pad.top_logprob.as_mut_ptr(),
+        active_num_samples: std::ptr::null_mut(),
+        accepted: std::ptr::null_mut(),
+        num_drafts: std::ptr::null_mut(),
+        draft_token: std::ptr::null_mut(),
     };
     let mut config = abi::mpk_batch_config {
         page_size: pad.page_size,
