@@ -206,6 +206,11 @@ impl World {
         }
     }
 
+    /// The communicator of all ranks; `None` without MPI.
+    pub(crate) fn communicator(&self) -> Option<mpi::ffi::MPI_Comm> {
+        self.mpi.as_ref().map(|m| m.world.as_raw())
+    }
+
     /// The communicator of this node's ranks.
     pub(crate) fn node_communicator(&self) -> Option<&SimpleCommunicator> {
         self.mpi.as_ref().map(|m| &m.node)

@@ -297,7 +297,7 @@ void Job::build_batch(Rank& rank) {
   config.max_seq_len = options.max_seq_len;
   config.page_size = options.page_size;
   config.pages_per_slot = (options.max_seq_len + options.page_size - 1) / options.page_size;
-  config.num_pages = config.pages_per_slot * options.max_batch / 2; /* scarce: admission has to wait for pages */
+  config.num_pages = options.num_pages != 0 ? options.num_pages : config.pages_per_slot * options.max_batch / 2; /* scarce: admission has to wait for pages */
   config.max_rows = *std::max_element(options.rows.begin(), options.rows.end());
   config.max_samples = options.max_batch;
   config.num_requests = std::max<uint32_t>(1, static_cast<uint32_t>(requests.size()));

@@ -43,6 +43,7 @@ struct Options {
   uint32_t admission_ring = 0; /* with a table: length of the admission ring */
   uint64_t idle_exit_ns = 0;
   bool on_demand = false;
+  uint32_t num_pages = 0; /* 0: half of what the slots can hold */
   uint32_t prefill_rows = 0;
   uint32_t new_tokens = 0; /* 0: of random lengths */
   int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */

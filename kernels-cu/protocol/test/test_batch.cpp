@@ -565,13 +565,9 @@ void reuse_numbers(Scenario* scenario, Expected* expected) {
 
 /* A rank with one request of one token, of which no entry says anything yet, and `slots` slots. */
 struct OneRequest {
-<<<<<<< HEAD
   mpk_request request = {0, 1, 1, 0, {}};
-  mpk_admission admission = {1, MPK_ADMIT, 0, 0};
-=======
-  mpk_request request = {0, 1, 1, 0};
   mpk_admission admissions[4] = {{MPK_ADMIT, 0}};
->>>>>>> 9afc67e (Batch step: rank 0 decides how many entries are in effect; requests come, go and are preempted; idle kernels park and can begin again)
+  uint32_t num_admissions = 0;
   uint32_t num_admissions = 0;
   int32_t token = 1, row = 0;
   std::vector<int32_t> per_slot[9];

@@ -94,7 +94,7 @@ class Hosts {
   bool turn(bool may_add) {
     drain();
     if (may_add && requests_.size() < count_ && random_.between(0, 2) == 0) add();
-    if (random_.between(0, 8) == 0) cancel_some();
+    if (random_.between(0, 20) == 0) cancel_some();
     if (!stopped_ && requests_.size() == count_ && ended_ == count_) {
       send({MPK_STOP, 0, {}, 0, 0});
       stopped_ = true;
@@ -228,7 +228,11 @@ struct Case {
   uint64_t idle_exit_ns;
 };
 
-void serve(const Case& one, uint32_t requests) {
+struct Seen {
+  uint64_t cancels = 0, full = 0, parks = 0, preemptions = 0, launches = 0;
+};
+
+void serve(const Case& one, uint32_t requests, Seen* seen) {
   Options options;
   options.world = one.world;
   options.dynamic = one.dynamic;
@@ -239,6 +243,7 @@ void serve(const Case& one, uint32_t requests) {
   options.num_requests = 0;
   options.idle_exit_ns = one.idle_exit_ns;
   options.on_demand = one.on_demand;
+  if (one.on_demand) options.num_pages = options.max_seq_len / options.page_size + 4; /* scarce */
   options.prefill_rows = one.on_demand ? 3 : 0;
   options.stalls = true;
   options.deadline_ns = 20000000000ull;
@@ -254,7 +259,7 @@ void serve(const Case& one, uint32_t requests) {
     /* In bursts, with pauses in which everything ends. */
     if (burst == 0 && hosts.quiet()) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(random.between(0, 2) ? 2 * one.idle_exit_ns + 200000 : 200000));
-      burst = random.between(1, 30);
+      burst = random.between(1, 40);
     }
     const uint32_t before = hosts.ended();
     more = hosts.turn(burst > 0);
@@ -290,9 +295,11 @@ void serve(const Case& one, uint32_t requests) {
     CHECK(output.finished == requests && output.running == 0 && output.waiting == 0 && output.free_pages == job.ranks[r]->config.num_pages, "%s: rank %u: something is left", one.name, r);
     CHECK(job.iterations(r) == job.iterations(0), "%s: ranks differ in iterations", one.name);
   }
-  CHECK(hosts.cancels > 0 && hosts.full > 0 && parks > 0, "%s: too tame", one.name);
-  CHECK(one.idle_exit_ns == 0 || launches > 1, "%s: no launch but the first", one.name);
-  CHECK(!one.on_demand || job.ranks[0]->output.preemptions > 0, "%s: nobody was preempted", one.name);
+  seen->cancels += hosts.cancels;
+  seen->full += hosts.full;
+  seen->parks += parks;
+  seen->preemptions += job.ranks[0]->output.preemptions;
+  seen->launches += launches - 1;
   std::printf("online, %s: ok, %u requests, %u cancels, %lu iterations, %lu preemptions, %u parks, %u launches, %.2f s\n", one.name, requests, hosts.cancels,
               job.iterations(0), job.ranks[0]->output.preemptions, parks, launches, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   std::fflush(stdout);
@@ -335,7 +342,10 @@ int main() {
   const char* wanted = std::getenv("MPK_SOAK_REQUESTS");
   const uint32_t requests = wanted != nullptr ? static_cast<uint32_t>(std::strtoul(wanted, nullptr, 10)) : 150;
   parked_threads_sleep();
+  Seen seen;
   for (const Case& one : {Case{"1 rank, static", 1, false, false, 0}, Case{"2 ranks, static, idle exit", 2, false, false, 2000000},
                           Case{"2 ranks, dynamic, idle exit, pages on demand", 2, true, true, 2000000}, Case{"4 ranks, static, pages on demand", 4, false, true, 0}})
-    serve(one, requests);
+    serve(one, requests, &seen);
+  CHECK(seen.cancels > 20 && seen.full > 20 && seen.parks > 20 && seen.preemptions > 20 && seen.launches > 5, "too tame: %lu cancels, %lu times full, %lu parks, %lu preemptions, %lu launches after the first",
+        seen.cancels, seen.full, seen.parks, seen.preemptions, seen.launches);
 }

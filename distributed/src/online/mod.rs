@@ -1,0 +1,72 @@
+//! Requests that come and go while the kernel runs: the hosts' side of `kernels-cu/protocol/admission.h`.
+//!
+//! Rank 0 makes a [`service`]: a [`Client`] for the threads that submit requests, and a [`Service`] for the main thread, which
+//! then serves ([`Rank::lead`]). All other ranks call [`Rank::follow`]. Both return when the client has asked for the end.
+//!
+//! - An entry (a request, a cancel, the stop) goes to every other host with its payload. Each writes it into its rank's ring,
+//!   once its kernel is done with what lay there, and confirms it. Rank 0's host writes an entry last, when all have confirmed
+//!   it. Its kernel decides when it takes effect.
+//! - Every room is bounded: numbers of requests, room for their tokens, entries of the ring. Where there is none, `submit` says
+//!   so ([`SubmitError::Full`]). A request has room for all the tokens that it may yield, in the kernel's memory and in its
+//!   stream. So neither a slow host nor a slow reader stops the kernel or another request.
+//! - A kernel without work ends after [`crate::plan::ServePlan::idle_exit`]. Rank 0 starts all of them again when an entry has
+//!   come. Weights, KV cache and the batch step's state stay where they are.
+
+mod arena;
+mod client;
+mod follower;
+mod leader;
+mod serve;
+mod table;
+mod target;
+mod wire;
+
+pub use client::{Client, Event, Handle, Stats, SubmitError, Token};
+pub use leader::Service;
+
+use crate::error::{Error, Result};
+use crate::plan::BatchPlan;
+use crate::rank::Rank;
+use crate::world::World;
+use client::Shared;
+use follower::Follower;
+use leader::Leader;
+use serve::serve;
+
+/// Both ends of a service on rank 0; `None` where the plan's mode is not [`crate::plan::Mode::Serve`]. Requests may be submitted before the rank
+/// serves.
+pub fn service(plan: &BatchPlan) -> Option<(Client, Service)> {
+    let shared = Shared::new(plan)?;
+    Some((shared.client(), Service(shared)))
+}
+
+impl Rank {
+    /// Collective, on rank 0 while the others [`Rank::follow`]: serves until [`Client::shutdown`] and the end of the last request.
+    /// The thread is the one that made the world.
+    ///
+    /// # Errors
+    /// As [`Rank::run`]. All open streams end with [`Event::Lost`].
+    pub fn lead(&mut self, world: &World, service: Service) -> Result<()> {
+        let numbers = service.0.numbers();
+        let mut leader = Leader::new(service, world, numbers);
+        match self {
+            Rank::Cpu(rank) => serve(rank.as_mut(), world, &mut leader),
+            Rank::Cuda(rank) => serve(rank.as_mut(), world, &mut leader),
+        }
+    }
+
+    /// Collective, on all ranks but 0: serves until rank 0 ends it.
+    ///
+    /// # Errors
+    /// As [`Rank::run`].
+    pub fn follow(&mut self, world: &World) -> Result<()> {
+        if world.rank() == 0 {
+            return Err(Error::Aborted("rank 0 leads; it can't follow".into()));
+        }
+        let mut follower = Follower::new(world);
+        match self {
+            Rank::Cpu(rank) => serve(rank.as_mut(), world, &mut follower),
+            Rank::Cuda(rank) => serve(rank.as_mut(), world, &mut follower),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The loop of every rank that serves: launches the kernel when it is wanted, and lets the host work beside it.
+
+use super::target::Target;
+use super::wire::Wire;
+use crate::control::ControlWriter;
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::world::World;
+use std::time::{Duration, Instant};
+
+/// What a host wants of the loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    Nothing,
+    /// No kernel runs, and all ranks are to begin one.
+    Launch,
+    /// Serving is over.
+    Leave,
+}
+
+/// A host's work.
+pub(super) trait Host<T> {
+    /// One look at everything, and a short wait. `running`: this rank's kernel has not ended.
+    fn turn(&mut self, target: &T, running: bool) -> Result<Wish>;
+    /// This rank's kernel has ended as it was told to.
+    fn left(&mut self) -> Result<()>;
+    /// Serving ends with this error here: the others are told.
+    fn failed(&mut self, error: &Error);
+    fn wire(&mut self) -> &mut Wire;
+}
+
+/// Last messages are given so long to leave.
+const FLUSH: Duration = Duration::from_millis(500);
+/// The memory that the next launch starts from is written within this, or the device does not answer.
+const WRITTEN: Duration = Duration::from_secs(5);
+
+/// Serves until the host wants to leave, or something fails.
+pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
+    let _noted = interrupt::note();
+    // Who waits for requests waits for any length of time: it is the kernel's deadline that holds, not that of the watch.
+    let result = world.run_kernel(|| run(target, world, host));
+    if let Err(error) = &result {
+        host.failed(error);
+    }
+    let begin = Instant::now();
+    while !host.wire().is_idle() && begin.elapsed() < FLUSH {
+        // Tests what is on its way. What comes now is of no use any more.
+        if host.wire().receive().is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    result
+}
+
+fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
+    for launches in 0u64.. {
+        loop {
+            match host.turn(target, false)? {
+                Wish::Nothing => {}
+                Wish::Launch => break,
+                Wish::Leave => return Ok(()),
+            }
+            if let Some(lost) = interrupt::lost_rank(world) {
+                return Err(Error::Aborted(lost));
+            }
+        }
+        let begin = Instant::now();
+        if launches > 0 {
+            reset(target)?;
+        }
+        target.launch(world, |target| {
+            host.turn(target, true)?;
+            // A signal is the program's affair: it ends the service as it likes.
+            Ok(false)
+        })?;
+        tracing::debug!("launch {launches} has ended after {:.3} s", begin.elapsed().as_secs_f64());
+        host.left()?;
+    }
+    Ok(())
+}
+
+/// Makes a rank's memory ready for another launch. All ranks' kernels have ended: rank 0 has heard that of each.
+fn reset<T: Target>(target: &T) -> Result<()> {
+    let writer = target.writer();
+    target.control().reset(&writer)?;
+    let begin = Instant::now();
+    while !writer.is_written()? {
+        if begin.elapsed() > WRITTEN {
+            return Err(Error::Aborted("the device does not take the memory of the next launch".into()));
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    Ok(())
+}

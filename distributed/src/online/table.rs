@@ -1,0 +1,62 @@
+//! A host's end of its rank's request table and admission ring.
+
+use super::wire::Entry;
+use crate::control::{Control, ControlWriter};
+use crate::error::Result;
+use crate::outputs::Outputs;
+use kernels_cu::abi;
+
+/// The entries that a host has written, and those that its kernel may see.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    written: u64,
+    counted: u64,
+}
+
+impl Table {
+    /// Writes an entry with its payload. False, and nothing done, while the kernel has not got on far enough: the ring is full,
+    /// or somebody who had the number or the memory has not ended.
+    pub fn write(&mut self, entry: &Entry, outputs: &Outputs, control: &Control, writer: &impl ControlWriter) -> Result<bool> {
+        let places = control.table;
+        let open = (self.written as u32).wrapping_sub(outputs.entries_taken()) & abi::MPK_ENTRY_COUNT_MASK;
+        if open >= places.ring || outputs.finished() < entry.after_finished {
+            return Ok(false);
+        }
+        if let Some(payload) = &entry.payload {
+            let tokens: Vec<u8> = payload.prompt.iter().flat_map(|token| token.to_ne_bytes()).collect();
+            writer.write(places.tokens + 4 * u64::from(payload.request.first_token), &tokens)?;
+            let size = size_of::<abi::mpk_request>();
+            // SAFETY: a plain struct without padding.
+            let bytes = unsafe { std::slice::from_raw_parts((&raw const payload.request).cast::<u8>(), size) };
+            writer.write(places.requests + u64::from(entry.number) * size as u64, bytes)?;
+            outputs.clear(entry.number);
+        }
+        let place = self.written % u64::from(places.ring) * size_of::<abi::mpk_admission>() as u64;
+        let words: [u8; 8] = std::array::from_fn(|i| if i < 4 { entry.kind.to_ne_bytes()[i] } else { entry.number.to_ne_bytes()[i - 4] });
+        writer.write(places.admissions + place, &words)?;
+        self.written += 1;
+        Ok(true)
+    }
+
+    /// Lets the kernel see what has been written and has arrived. True where that is all of it.
+    pub fn count(&mut self, outputs: &Outputs, writer: &impl ControlWriter) -> Result<bool> {
+        if self.counted != self.written {
+            if !writer.is_written()? {
+                return Ok(false);
+            }
+            self.counted = self.written;
+            outputs.count_entries(self.counted as u32);
+        }
+        Ok(true)
+    }
+
+    /// Entries that the kernel may see, ever.
+    pub fn counted(&self) -> u64 {
+        self.counted
+    }
+
+    /// Entries that the kernel may see, but has not taken.
+    pub fn open(&self, outputs: &Outputs) -> u32 {
+        (self.counted as u32).wrapping_sub(outputs.entries_taken()) & abi::MPK_ENTRY_COUNT_MASK
+    }
+}
