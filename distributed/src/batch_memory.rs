@@ -60,8 +60,8 @@ impl BatchMemory {
             Mode::Serve(serve) => (1, 0, Some(serve)),
         };
         let num_requests = serve.map_or(plan.requests.len() as u32, |serve| serve.requests).max(1);
-        let tokens = serve
-            .map_or_else(|| plan.requests.iter().map(room).sum(), |serve| u64::from(serve.tokens));
+        let tokens =
+            serve.map_or_else(|| plan.requests.iter().map(room).sum(), |serve| u64::from(serve.tokens));
         // A cancel for each request, and the stop.
         let entries = serve.map_or(num_requests.saturating_add(1), |serve| 2 * serve.requests + 1);
         let idle_exit = serve.and_then(|serve| serve.idle_exit);

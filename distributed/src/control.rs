@@ -155,7 +155,8 @@ impl Control {
         };
         image.put(rank_at, &[rank]);
         let published = (offset_of!(abi::mpk_control, iteration) as u64, 8);
-        let tails = (0..u64::from(parts.world)).map(|sender| (parts.heap.rings + sender * parts.heap.ring_bytes, 8));
+        let tails =
+            (0..u64::from(parts.world)).map(|sender| (parts.heap.rings + sender * parts.heap.ring_bytes, 8));
         let tails = tails.filter(|_| parts.heap.ring_capacity > 0);
         Ok(Control {
             image,

@@ -80,7 +80,7 @@ impl Outputs {
         self.image.address(self.num_admissions_at)
     }
 
-    /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^31), with all that they name.
+    /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^30), with all that they name.
     pub fn count_entries(&self, entries: u32) {
         let word = self.image.host::<u32>(self.num_admissions_at, 1);
         // SAFETY: a live word that host and kernel access atomically only. Release: pairs with the batch step's acquire
@@ -91,7 +91,7 @@ impl Outputs {
         }
     }
 
-    /// Entries of the admission ring that are in effect, modulo 2^31.
+    /// Entries of the admission ring that are in effect, modulo 2^30.
     pub fn entries_taken(&self) -> u32 {
         let header = self.image.host::<abi::mpk_batch_output>(0, 1);
         // SAFETY: a live word, accessed atomically only. Acquire: pairs with hand_out; those entries are not read any more.

@@ -68,7 +68,8 @@ impl Queues {
         for group in [&self.workers, &self.schedulers] {
             let queues = group.empty(image);
             // SAFETY: plain structs without padding, read as bytes.
-            let bytes = unsafe { std::slice::from_raw_parts(queues.as_ptr().cast::<u8>(), size_of_val(&queues[..])) };
+            let bytes =
+                unsafe { std::slice::from_raw_parts(queues.as_ptr().cast::<u8>(), size_of_val(&queues[..])) };
             writer.write(group.structs, bytes)?;
             writer.zero(group.slots, group.count * group.capacity * 8)?;
         }

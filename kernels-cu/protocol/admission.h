@@ -11,11 +11,12 @@
  * It does not depend on the graph: iterations of prompt rows, which sample no token, carry it too.
  *
  * Nothing to run. If a decision leaves a rank without work, so it does all others: they have the same state. Rank 0 then applies
- * new entries as they come, without telling anybody, until there is work, the run is to stop, or the kernel has been idle
- * for long enough. Only then it writes its next decision, with all of those entries; the others wait for that. Applying
- * entries one by one or together leaves the same state, since each one is followed by an admission of its own. These
- * waits have no deadline (mpk_control.parks is odd), but look at the abort word. So an iteration takes two decisions at
- * most, and MPK_DECISIONS words are enough. */
+ * new entries as they come, until there is work, the run is to stop, or the kernel has been idle for long enough. Its next
+ * decision has all of those entries. Until it is made, its word is written again and again as an interim one, with the entries
+ * so far: the others apply them too, since their hosts wait for that, and go on waiting. A rank that is late sees only the last
+ * of these words. That is no difference: applying entries one by one or together leaves the same state, since each one is followed
+ * by an admission of its own. These waits have no deadline (mpk_control.parks is odd), but look at the abort word. So an
+ * iteration takes two decisions at most, and MPK_DECISIONS words are enough. */
 #ifndef MPK_PROTOCOL_ADMISSION_H
 #define MPK_PROTOCOL_ADMISSION_H
 
@@ -24,28 +25,29 @@
 
 namespace mpk {
 
-/* Word of a decision: its number, from 1, modulo 2^32 in the high half; whether the kernel ends, and the entries modulo 2^31 in
- * the low half. */
-constexpr uint32_t kLeave = 0x80000000u;
-static_assert(kLeave == MPK_ENTRY_COUNT_MASK + 1u, "the rest of the low half");
+/* Word of a decision: its number, from 1, modulo 2^32 in the high half; whether the kernel ends, whether it is an interim word, and
+ * the entries modulo 2^30 in the low half. */
+constexpr uint32_t kLeave = 0x80000000u, kInterim = 0x40000000u;
+static_assert((kLeave | kInterim) == ~MPK_ENTRY_COUNT_MASK, "the rest of the low half");
 
 struct Decision {
   uint32_t entries;
-  bool leave;
+  uint32_t flags;
+
+  MPK_DEVICE bool leave() const { return (flags & kLeave) != 0; }
+  MPK_DEVICE bool interim() const { return (flags & kInterim) != 0; }
 };
 
 MPK_DEVICE uint64_t* decision_word(const mpk_rank* rank, uint32_t number) { return &rank->control->decisions[number % MPK_DECISIONS]; }
 
-/* The half of the word that says which decision it is: what a thread that waits for it may sleep on. */
-template <typename T>
-MPK_DEVICE T* number_half(T* word) {
-  return word + 1;
-}
+/* The halves of a word, for a thread that sleeps until one changes. */
+MPK_DEVICE uint32_t* entries_half(uint64_t* word) { return reinterpret_cast<uint32_t*>(word); }
+MPK_DEVICE uint32_t* number_half(uint64_t* word) { return reinterpret_cast<uint32_t*>(word) + 1; }
 
 /* Rank 0: makes decision `number` known to all ranks. Relaxed: whoever reads it looks for the entries in its own ring, with an
  * acquire of its own (entries_here). */
 MPK_DEVICE bool write_decision(const mpk_rank* rank, uint32_t number, const Decision& decision) {
-  const uint64_t word = (static_cast<uint64_t>(number) << 32) | decision.entries | (decision.leave ? kLeave : 0u);
+  const uint64_t word = (static_cast<uint64_t>(number) << 32) | decision.entries | decision.flags;
   bool reached = true;
   for (uint32_t pe = 0; pe < rank->world; ++pe) reached = platform::put_word(rank, pe, decision_word(rank, number), word) && reached;
   return reached;
@@ -61,28 +63,35 @@ MPK_DEVICE bool decide(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   if (rank->rank != 0 || state->decided != state->decision) return true;
   ++state->decided;
-  return write_decision(rank, state->decided, {entries_here(rank), false});
+  return write_decision(rank, state->decided, {entries_here(rank), 0});
 }
 
-/* Decision number state->decision + 1. MPK_OK, or an abort code; `parked`: there is no deadline. */
+/* Decision number state->decision + 1. MPK_OK, or an abort code. `parked`: there is no deadline, and interim words are news if they
+ * have more entries than are in effect. */
 MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool parked, Decision* decision) {
   BatchState* state = batch_state(rank);
   if (!decide(rank)) return MPK_ABORT_PEER;
   const uint32_t wanted = state->decision + 1;
-  const uint64_t* word = decision_word(rank, wanted);
+  uint64_t* word = decision_word(rank, wanted);
   Wait wait(rank, status, follower_deadline_ns(rank));
   for (;;) {
     /* Relaxed: pairs with write_decision. */
     const uint64_t seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
-    const uint32_t number = static_cast<uint32_t>(seen >> 32);
+    const uint32_t number = static_cast<uint32_t>(seen >> 32), low = static_cast<uint32_t>(seen);
     if (number == wanted) {
-      state->decision = wanted;
-      *decision = {static_cast<uint32_t>(seen) & MPK_ENTRY_COUNT_MASK, (static_cast<uint32_t>(seen) & kLeave) != 0};
-      return MPK_OK;
+      *decision = {low & MPK_ENTRY_COUNT_MASK, low & ~MPK_ENTRY_COUNT_MASK};
+      if (!decision->interim()) {
+        state->decision = wanted;
+        return MPK_OK;
+      }
+      if (decision->entries != state->next_admission) return MPK_OK;
     }
     /* A later one has taken its place: this rank is further behind than the exchanges between the ranks allow. */
     if (static_cast<int32_t>(number - wanted) > 0) return MPK_ABORT_DIVERGED;
-    const int code = parked ? park(rank, number_half(reinterpret_cast<const uint32_t*>(word)), number) : wait.poll(seen);
+    int code = MPK_OK;
+    if (!parked) code = wait.poll(seen);
+    else if (number == wanted) code = park(rank, entries_half(word), low);
+    else code = park(rank, number_half(word), number);
     if (code != MPK_OK) return code;
   }
 }
@@ -108,6 +117,19 @@ MPK_DEVICE int apply_entries(const mpk_rank* rank, uint32_t entries) {
 
 MPK_DEVICE bool has_work(const mpk_rank* rank) { return batch_state(rank)->running != 0; }
 
+/* Rank 0: makes the decision that sleeping ranks wait for known. All of its words go into the same place, in order. */
+MPK_DEVICE bool write_to_parked(const mpk_rank* rank, uint32_t number, const Decision& decision) {
+  platform::order_puts();
+  const bool reached = write_decision(rank, number, decision);
+  for (uint32_t pe = 0; pe < rank->world; ++pe) {
+    uint64_t* word = platform::peer_address(rank, pe, decision_word(rank, number));
+    if (word == nullptr || pe == rank->rank) continue;
+    platform::wake(entries_half(word));
+    platform::wake(number_half(word));
+  }
+  return reached;
+}
+
 /* Rank 0, without work: applies entries as they come until there is work or the kernel is to end, and decides that. `told()` is
  * called after entries have been applied. */
 template <typename Told>
@@ -115,32 +137,31 @@ MPK_DEVICE int await_entries(const mpk_rank* rank, const Told& told) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const uint64_t since = platform::clock_ns();
-  bool leave = false;
-  while (!has_work(rank) && !state->stopping && !leave) {
+  uint32_t flags = 0;
+  while (!has_work(rank) && !state->stopping) {
     const uint32_t entries = entries_here(rank);
     if (entries != state->next_admission) {
       const int code = apply_entries(rank, entries);
       if (code != MPK_OK) return code;
       told();
+      if (has_work(rank) || state->stopping) break;
+      if (!write_to_parked(rank, state->decided + 1, {entries, kInterim})) return MPK_ABORT_PEER;
       continue;
     }
     uint64_t longest_ns = kLongestParkNs;
     if (config->idle_exit_ns != 0) {
       const uint64_t idle_ns = platform::clock_ns() - since;
-      leave = idle_ns >= config->idle_exit_ns;
-      if (leave) break;
+      if (idle_ns >= config->idle_exit_ns) {
+        flags = kLeave;
+        break;
+      }
       if (config->idle_exit_ns - idle_ns < longest_ns) longest_ns = config->idle_exit_ns - idle_ns;
     }
     const int code = park(rank, config->num_admissions, entries, longest_ns);
     if (code != MPK_OK) return code;
   }
   ++state->decided;
-  if (!write_decision(rank, state->decided, {state->next_admission, leave})) return MPK_ABORT_PEER;
-  for (uint32_t pe = 0; pe < rank->world; ++pe) {
-    uint64_t* word = platform::peer_address(rank, pe, decision_word(rank, state->decided));
-    if (word != nullptr) platform::wake(number_half(reinterpret_cast<uint32_t*>(word)));
-  }
-  return MPK_OK;
+  return write_to_parked(rank, state->decided, {state->next_admission, flags}) ? MPK_OK : MPK_ABORT_PEER;
 }
 
 }  // namespace mpk

@@ -49,7 +49,7 @@ struct BatchState {
   uint32_t begun;     /* 1: set up; a later launch goes on with this state */
   uint32_t decision;  /* number of the last decision that has been applied (admission.h) */
   uint32_t decided;   /* rank 0: number of the last one that it has made */
-  uint32_t next_admission; /* entries in effect, modulo 2^31 */
+  uint32_t next_admission; /* entries in effect, modulo 2^30 */
   uint32_t stopping;  /* 1: the run ends when nothing is left to do */
   uint32_t waiting_head, waiting; /* first of the waiting requests, and how many there are */
   uint32_t running;   /* slots in use */

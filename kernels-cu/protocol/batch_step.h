@@ -247,8 +247,12 @@ MPK_DEVICE int compose_parked(const mpk_rank* rank, mpk_status* status, Decision
   const Parked parked(rank);
   int code = MPK_OK;
   if (rank->rank == 0) code = await_entries(rank, [rank] { hand_out(rank); });
-  if (code == MPK_OK) code = await_decision(rank, status, true, decision);
-  if (code == MPK_OK) code = apply_entries(rank, decision->entries);
+  while (code == MPK_OK) {
+    code = await_decision(rank, status, true, decision);
+    if (code == MPK_OK) code = apply_entries(rank, decision->entries);
+    if (code != MPK_OK || !decision->interim()) break;
+    hand_out(rank); /* the host may wait for that */
+  }
   state->started_ns = platform::clock_ns();
   return code;
 }
@@ -259,10 +263,10 @@ MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
   Decision decision;
   int code = await_decision(rank, status, false, &decision);
   if (code == MPK_OK) code = apply_decision(rank, decision.entries);
-  if (code == MPK_OK && !has_work(rank) && !decision.leave && !state->stopping) {
+  if (code == MPK_OK && !has_work(rank) && !decision.leave() && !state->stopping) {
     code = compose_parked(rank, status, &decision);
     /* All ranks have what rank 0 had when it decided that. */
-    if (code == MPK_OK && !has_work(rank) && !decision.leave && !state->stopping) return MPK_ABORT_DIVERGED;
+    if (code == MPK_OK && !has_work(rank) && !decision.leave() && !state->stopping) return MPK_ABORT_DIVERGED;
   }
   if (code != MPK_OK) return code;
   share_rows(rank);

@@ -44,11 +44,6 @@ impl CpuRank {
         let shared = Shared(self.rank());
         // Every rank's memory is set up before the first put.
         world.barrier();
-        // SAFETY: the rank is complete and no loop runs yet.
-        let code = unsafe { abi::mpk_cpu_begin(shared.0) };
-        if code != 0 {
-            self.abort(code as u32);
-        }
         let (workers, schedulers) =
             (self.header().num_workers as usize, self.header().num_schedulers as usize);
         let mut handles = Vec::new();
@@ -57,8 +52,12 @@ impl CpuRank {
             let body = move || {
                 let shared = shared;
                 bind(&[core]);
-                // SAFETY: the rank outlives the thread (joined below); each index runs once.
+                // SAFETY: the rank is complete and outlives the thread (joined below); each index runs once. The first batch step
+                // may have to wait for requests, so it is not the host's thread that takes it. Its code is in the abort word.
                 unsafe {
+                    if index == 0 {
+                        abi::mpk_cpu_begin(shared.0);
+                    }
                     if index < workers {
                         abi::mpk_cpu_worker(shared.0, index as u32);
                     } else {

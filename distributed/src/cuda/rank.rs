@@ -50,7 +50,7 @@ pub struct Code {
 /// One rank of the CUDA target, ready to run.
 pub struct CudaRank {
     pub(crate) common: Common,
-    pub(super) control: Control,
+    pub(crate) control: Control,
     pub(super) launcher: Launcher,
     pub(super) kernel: Kernel,
     pub(super) shape: Shape,

@@ -48,7 +48,10 @@ mod tests {
     #[test]
     fn ranges_come_apart_and_together_again() {
         let mut arena = Arena::new(10);
-        assert_eq!([arena.take(4), arena.take(4), arena.take(4), arena.take(2)], [Some(0), Some(4), None, Some(8)]);
+        assert_eq!(
+            [arena.take(4), arena.take(4), arena.take(4), arena.take(2)],
+            [Some(0), Some(4), None, Some(8)]
+        );
         arena.give_back(0, 4);
         arena.give_back(8, 2);
         assert_eq!(arena.take(5), None);

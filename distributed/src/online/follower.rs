@@ -48,7 +48,9 @@ impl<T: Target> Host<T> for Follower {
                 Message::Launch => self.launch = true,
                 Message::End => self.end = true,
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
-                other => return Err(Error::Aborted(format!("rank {rank} sent {other:?}; please report this"))),
+                other => {
+                    return Err(Error::Aborted(format!("rank {rank} sent {other:?}; please report this")));
+                }
             }
         }
         while let Some(entry) = self.waiting.front() {

@@ -133,7 +133,11 @@ impl Leader {
                 Message::Confirmed(entries) => other.confirmed = entries,
                 Message::Left => other.left = true,
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
-                other => return Err(Error::Aborted(format!("rank {rank} sent {other:?} to rank 0; please report this"))),
+                other => {
+                    return Err(Error::Aborted(format!(
+                        "rank {rank} sent {other:?} to rank 0; please report this"
+                    )));
+                }
             }
         }
         Ok(any)
@@ -144,7 +148,9 @@ impl Leader {
         let confirmed = self.others.iter().map(|other| other.confirmed).min().unwrap_or(u64::MAX);
         let mut any = false;
         while let Some((number, entry)) = self.log.front() {
-            if *number >= confirmed || !self.table.write(entry, target.outputs(), target.control(), &target.writer())? {
+            if *number >= confirmed
+                || !self.table.write(entry, target.outputs(), target.control(), &target.writer())?
+            {
                 break;
             }
             self.log.pop_front();
@@ -161,7 +167,8 @@ impl Leader {
         for number in 0..self.active.len() {
             let Some(active) = &mut self.active[number] else { continue };
             // Its entry has not been written: the words are those of who had the number before.
-            if self.log.iter().any(|(_, entry)| entry.kind == abi::MPK_ADMIT && entry.number == number as u32) {
+            if self.log.iter().any(|(_, entry)| entry.kind == abi::MPK_ADMIT && entry.number == number as u32)
+            {
                 continue;
             }
             let (count, finish) = outputs.progress(number as u32);
@@ -237,7 +244,10 @@ impl<T: Target> Host<T> for Leader {
         }
         if !moved {
             // What is under way elsewhere does not wake this thread.
-            let busy = self.stop_sent || !self.is_quiet() || !self.wire.is_idle() || (!running && self.others.iter().any(|other| !other.left));
+            let busy = self.stop_sent
+                || !self.is_quiet()
+                || !self.wire.is_idle()
+                || (!running && self.others.iter().any(|other| !other.left));
             self.shared.wait(if busy { SHORT.saturating_sub(begin.elapsed()) } else { LONG });
         }
         Ok(Wish::Nothing)

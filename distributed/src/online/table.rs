@@ -16,7 +16,13 @@ pub(super) struct Table {
 impl Table {
     /// Writes an entry with its payload. False, and nothing done, while the kernel has not got on far enough: the ring is full,
     /// or somebody who had the number or the memory has not ended.
-    pub fn write(&mut self, entry: &Entry, outputs: &Outputs, control: &Control, writer: &impl ControlWriter) -> Result<bool> {
+    pub fn write(
+        &mut self,
+        entry: &Entry,
+        outputs: &Outputs,
+        control: &Control,
+        writer: &impl ControlWriter,
+    ) -> Result<bool> {
         let places = control.table;
         let open = (self.written as u32).wrapping_sub(outputs.entries_taken()) & abi::MPK_ENTRY_COUNT_MASK;
         if open >= places.ring || outputs.finished() < entry.after_finished {
@@ -27,12 +33,15 @@ impl Table {
             writer.write(places.tokens + 4 * u64::from(payload.request.first_token), &tokens)?;
             let size = size_of::<abi::mpk_request>();
             // SAFETY: a plain struct without padding.
-            let bytes = unsafe { std::slice::from_raw_parts((&raw const payload.request).cast::<u8>(), size) };
+            let bytes =
+                unsafe { std::slice::from_raw_parts((&raw const payload.request).cast::<u8>(), size) };
             writer.write(places.requests + u64::from(entry.number) * size as u64, bytes)?;
             outputs.clear(entry.number);
         }
         let place = self.written % u64::from(places.ring) * size_of::<abi::mpk_admission>() as u64;
-        let words: [u8; 8] = std::array::from_fn(|i| if i < 4 { entry.kind.to_ne_bytes()[i] } else { entry.number.to_ne_bytes()[i - 4] });
+        let words: [u8; 8] = std::array::from_fn(|i| {
+            if i < 4 { entry.kind.to_ne_bytes()[i] } else { entry.number.to_ne_bytes()[i - 4] }
+        });
         writer.write(places.admissions + place, &words)?;
         self.written += 1;
         Ok(true)

@@ -91,7 +91,12 @@ impl Message {
                         Some(Payload {
                             // SAFETY: as many bytes as the struct has, all of them numbers.
                             request: unsafe { request.as_ptr().cast::<abi::mpk_request>().read_unaligned() },
-                            prompt: prompt.as_chunks().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect(),
+                            prompt: prompt
+                                .as_chunks()
+                                .0
+                                .iter()
+                                .map(|bytes| i32::from_ne_bytes(*bytes))
+                                .collect(),
                         })
                     }
                 };
@@ -102,7 +107,9 @@ impl Message {
             2 => Message::End,
             3 => Message::Confirmed(word(0)?),
             4 => Message::Left,
-            5 => Message::Failed(word(0)? as u32 as i32, String::from_utf8_lossy(rest.get(8..)?).into_owned()),
+            5 => {
+                Message::Failed(word(0)? as u32 as i32, String::from_utf8_lossy(rest.get(8..)?).into_owned())
+            }
             _ => return None,
         })
     }
@@ -188,7 +195,9 @@ impl Wire {
         self.receiving = None;
         match message {
             Some(message) => Ok(Some((from, message))),
-            None => Err(Error::Aborted(format!("rank {from} sent a message that is none; please report this"))),
+            None => {
+                Err(Error::Aborted(format!("rank {from} sent a message that is none; please report this")))
+            }
         }
     }
 
@@ -201,7 +210,10 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         // MPI may still read or write them.
-        self.sending.drain(..).chain(self.receiving.take().map(|(_, transfer)| transfer)).for_each(std::mem::forget);
+        self.sending
+            .drain(..)
+            .chain(self.receiving.take().map(|(_, transfer)| transfer))
+            .for_each(std::mem::forget);
     }
 }
 
@@ -211,7 +223,14 @@ fn probe(communicator: ffi::MPI_Comm) -> Result<Option<(u32, Transfer)>> {
     let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: valid out-pointers.
     let code = unsafe {
-        ffi::MPI_Improbe(ffi::RSMPI_ANY_SOURCE, TAG, communicator, &mut found, message.as_mut_ptr(), status.as_mut_ptr())
+        ffi::MPI_Improbe(
+            ffi::RSMPI_ANY_SOURCE,
+            TAG,
+            communicator,
+            &mut found,
+            message.as_mut_ptr(),
+            status.as_mut_ptr(),
+        )
     };
     check("MPI_Improbe", code)?;
     if found == 0 {
@@ -226,7 +245,13 @@ fn probe(communicator: ffi::MPI_Comm) -> Result<Option<(u32, Transfer)>> {
     let mut request = MaybeUninit::uninit();
     // SAFETY: the message is received once; the bytes stay where they are until the request is done.
     let code = unsafe {
-        ffi::MPI_Imrecv(bytes.as_mut_ptr().cast(), count, ffi::RSMPI_UINT8_T, &mut message, request.as_mut_ptr())
+        ffi::MPI_Imrecv(
+            bytes.as_mut_ptr().cast(),
+            count,
+            ffi::RSMPI_UINT8_T,
+            &mut message,
+            request.as_mut_ptr(),
+        )
     };
     check("MPI_Imrecv", code)?;
     // SAFETY: set by the call, which went well.

@@ -222,7 +222,7 @@ typedef struct mpk_request {
 } mpk_request;
 
 /* Entries are counted modulo this. */
-#define MPK_ENTRY_COUNT_MASK 0x7FFFFFFFu
+#define MPK_ENTRY_COUNT_MASK 0x3FFFFFFFu
 
 /* Constant for a launch. What the pointers lead to changes while the kernel runs: protocol/admission.h says how. */
 typedef struct mpk_batch_config {
@@ -243,7 +243,7 @@ typedef struct mpk_batch_config {
   const mpk_request* requests;       /* [num_requests] */
   const int32_t* eos;       /* empty where end-of-sequence is ignored */
   const mpk_admission* admissions;   /* [admission_ring] entry number n lies at n modulo admission_ring */
-  const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^31; on rank 0: that all hosts have */
+  const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^30; on rank 0: that all hosts have */
 } mpk_batch_config;
 
 /* Results for the host, read while the kernel runs. */
@@ -261,7 +261,7 @@ typedef struct mpk_batch_output {
   uint64_t prefill_iterations, decode_steps;
   /* Released after the results of all that they count. */
   uint64_t finished;        /* requests that have ended, ever */
-  uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^31 */
+  uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^30 */
   /* Relaxed: figures. */
   uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for one, pages without owner */
   uint64_t preemptions;
@@ -484,7 +484,8 @@ extern "C" {
 #endif
 /* Bytes of mpk_rank.batch_private for this configuration, zeroed by the caller. */
 uint64_t mpk_batch_private_bytes(const mpk_batch_config* config);
-/* First batch step of a launch; call once on each rank before any worker starts. Returns an abort code. */
+/* First batch step of a launch; call once on each rank, by one thread, which may have to wait for requests. The loops wait for it. An
+ * abort code is what all loops leave with. */
 int mpk_cpu_begin(mpk_rank* rank);
 /* Wakes whoever sleeps until this word changes: after mpk_batch_config.num_admissions has grown. */
 void mpk_cpu_wake(uint32_t* word);

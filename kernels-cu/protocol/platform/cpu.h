@@ -203,6 +203,9 @@ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destinat
   return true;
 }
 
+/* Words that this thread has put at a place come there before those that it puts from now on. */
+inline void order_puts() {}
+
 /* Writes `bytes` at rank `pe`'s copy of `local_destination`. Not ordered by itself: a later signal with release
  * order makes it visible to who acquires the signal. False where the rank can't be reached. */
 inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {

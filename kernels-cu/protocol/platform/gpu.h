@@ -226,6 +226,13 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
 #endif
 }
 
+/* As in cpu.h: stores to one place are in order, NVSHMEM's puts only behind its fence. */
+__device__ inline void order_puts() {
+#if MPK_NVSHMEM
+  nvshmem_fence();
+#endif
+}
+
 /* The rank has been aborted. Relaxed: as abort_code. */
 __device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK; }
 

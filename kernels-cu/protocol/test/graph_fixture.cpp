@@ -440,8 +440,12 @@ void Job::start() {
   for (auto& rank : ranks) {
     mpk_rank* abi = &rank->rank;
     if (!mpk::batch_state(abi)->begun) mpk::batch_state(abi)->iteration = options.begun;
-    CHECK(mpk_cpu_begin(abi) == MPK_OK, "begin failed");
-    for (uint32_t w = 0; w < abi->num_workers; ++w) threads_.emplace_back([abi, w] { mpk_cpu_worker(abi, w); });
+    for (uint32_t w = 0; w < abi->num_workers; ++w) {
+      threads_.emplace_back([abi, w] {
+        if (w == 0) mpk_cpu_begin(abi); /* which may park; the others wait */
+        mpk_cpu_worker(abi, w);
+      });
+    }
     for (uint32_t s = 0; s < abi->num_schedulers; ++s) {
       if (options.teams) start_team(abi, s);
       else threads_.emplace_back([abi, s] { mpk_cpu_scheduler(abi, s); });

@@ -568,7 +568,6 @@ struct OneRequest {
   mpk_request request = {0, 1, 1, 0, {}};
   mpk_admission admissions[4] = {{MPK_ADMIT, 0}};
   uint32_t num_admissions = 0;
-  uint32_t num_admissions = 0;
   int32_t token = 1, row = 0;
   std::vector<int32_t> per_slot[9];
   mpk_request_output request_output{};
