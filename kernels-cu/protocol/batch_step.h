@@ -241,7 +241,7 @@ MPK_DEVICE int apply_decision(const mpk_rank* rank, uint32_t entries) {
 }
 
 /* The decisions after one that has left no work: without a deadline. */
-MPK_DEVICE int compose_parked(const mpk_rank* rank, mpk_status* status, Decision* decision) {
+MPK_DEVICE_COLD int compose_parked(const mpk_rank* rank, mpk_status* status, Decision* decision) {
   BatchState* state = batch_state(rank);
   hand_out(rank); /* the wait may be long */
   const Parked parked(rank);

@@ -145,7 +145,7 @@ MPK_DEVICE int preempt(const mpk_rank* rank, uint32_t slot) {
 
 /* On demand: pages for the rows of the iteration, the oldest request first. Where none is left, the youngest gives its own. The
  * oldest always goes on: alone it has room (admit), so all get their turn. */
-MPK_DEVICE int take_pages_on_demand(const mpk_rank* rank) {
+MPK_DEVICE_COLD int take_pages_on_demand(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);

@@ -11,6 +11,7 @@
 #include "mpk/abi.h"
 
 #define MPK_DEVICE inline
+#define MPK_DEVICE_COLD static __attribute__((noinline, unused))
 
 /* Each use of an order knows its place in the source. */
 #define kRelaxed order_at(::mpk::model::Kind::kRelaxed, __FILE__, __LINE__)

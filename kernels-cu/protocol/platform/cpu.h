@@ -16,6 +16,8 @@
 #include "mpk/abi.h"
 
 #define MPK_DEVICE inline
+/* Of no hurry: kept out of the code around its call. */
+#define MPK_DEVICE_COLD static __attribute__((noinline, cold, unused))
 
 namespace mpk {
 namespace platform {

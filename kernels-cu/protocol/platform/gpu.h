@@ -27,6 +27,7 @@
 #endif
 
 #define MPK_DEVICE __device__ inline
+#define MPK_DEVICE_COLD static __device__ __noinline__
 
 namespace mpk {
 namespace platform {
