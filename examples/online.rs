@@ -3,11 +3,11 @@
 //! Rank 0 first runs each request alone, then all of them again from several threads with pauses, cancels and pushed-back
 //! submissions, and compares the tokens. Between the two the kernels end for lack of work and begin again.
 
-use distributed::fill::TensorSource;
 use distributed::online::{Client, Event, SubmitError, service};
 use distributed::plan::{BatchPlan, Finish, Mode, Request, Sampling, ServePlan};
 use distributed::{WatchOptions, World};
-use launch::engine::agreement::{Exit, together};
+use launch::engine::Error;
+use launch::engine::agreement::together;
 use launch::engine::backend::Backend;
 use launch::engine::config::{BackendChoice, RunConfig};
 use launch::engine::graphs::{build_options, build_together};
@@ -16,9 +16,9 @@ use launch::model::app_error::AppError;
 use launch::model::families::{self, GraphOptions};
 use launch::model::fill::ModelValues;
 use launch::model::model_json::Placement;
+use launch::model::model_path;
 use launch::model::model_source::ModelSource;
 use launch::model::not_numbers::NotNumbers;
-use launch::model::model_path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 const IDLE_EXIT: Duration = Duration::from_millis(60);
 
 fn main() -> ExitCode {
-    let options = WatchOptions { deadline: Duration::from_secs(30), tell: |text| eprintln!("{text}"), fault: None };
+    let options =
+        WatchOptions { deadline: Duration::from_secs(30), tell: |text| eprintln!("{text}"), fault: None };
     let world = match World::init(options) {
         Ok(world) => world,
         Err(error) => {
@@ -36,13 +37,18 @@ fn main() -> ExitCode {
     };
     let status = match run(&world) {
         Ok(()) => 0,
-        Err(Exit(status)) => status as u8,
+        Err(error) => {
+            if world.rank() == 0 {
+                eprintln!("online: error: {error}");
+            }
+            error.exit_status() as u8
+        }
     };
     world.finalize();
     ExitCode::from(status)
 }
 
-fn run(world: &World) -> Result<(), Exit> {
+fn run(world: &World) -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
     let usage = || AppError::input("usage: online MODEL [REQUESTS] [static|dynamic]");
     let path = together(world, arguments.next().ok_or_else(usage))?;
@@ -54,7 +60,9 @@ fn run(world: &World) -> Result<(), Exit> {
     }
     let source = match together(world, ModelSource::open(&model).map_err(AppError::from))? {
         ModelSource::Model(source) => source,
-        ModelSource::Graph { .. } => together(world, Err(AppError::input("a model is needed, not an op graph")))?,
+        ModelSource::Graph { .. } => {
+            together(world, Err(AppError::input("a model is needed, not an op graph")))?
+        }
     };
     let config = RunConfig { backend: BackendChoice::Cpu, ..RunConfig::default() };
     let backend = Backend::choose(world, &config, None)?;
@@ -83,12 +91,12 @@ fn run(world: &World) -> Result<(), Exit> {
     let mut rank = backend.rank(world, &config, graphs, plan.clone(), &run_options)?;
     let not_numbers = NotNumbers::default();
     let values = ModelValues { config: &source.config, weights: &source.weights, not_numbers: &not_numbers };
-    let filled = fill(world, &mut rank, threads, &values);
+    let filled = load(world, &mut rank, threads, &config, &values);
     together(world, filled)?;
     world.phase("serving");
     let vocabulary = source.config.vocab_size;
     let served = if world.rank() == 0 {
-        let Some((client, service)) = service(&plan) else { return Err(Exit(4)) };
+        let Some((client, service)) = service(&plan) else { unreachable!("the plan's mode is to serve") };
         let user = std::thread::spawn(move || use_it(&client, requests, vocabulary, plan.max_seq_len));
         let served = rank.lead(world, service).map_err(AppError::from);
         let used = user.join().unwrap_or_else(|_| Err("the user's thread has panicked".into()));
@@ -98,15 +106,6 @@ fn run(world: &World) -> Result<(), Exit> {
     };
     together(world, served)?;
     together(world, rank.free(world).map_err(AppError::from))
-}
-
-fn fill(
-    world: &World,
-    rank: &mut distributed::Rank,
-    threads: usize,
-    values: &impl TensorSource<Error = AppError>,
-) -> Result<(), AppError> {
-    load(world, rank, threads, values).map(|_| ())
 }
 
 /// Numbers from a seed.
@@ -199,7 +198,9 @@ fn compare(client: &Client, count: usize, vocabulary: u32, max_seq_len: u32) -> 
         let (tokens, why) = finish(handle)?;
         let wanted = &alone[index];
         cancelled += u32::from(why == Finish::Cancelled);
-        if (why == Finish::Cancelled && !wanted.starts_with(&tokens)) || (why != Finish::Cancelled && tokens != *wanted) {
+        if (why == Finish::Cancelled && !wanted.starts_with(&tokens))
+            || (why != Finish::Cancelled && tokens != *wanted)
+        {
             return Err(format!("request {index}: {tokens:?}, alone {wanted:?}"));
         }
     }
@@ -208,7 +209,11 @@ fn compare(client: &Client, count: usize, vocabulary: u32, max_seq_len: u32) -> 
     let figures = stats.figures;
     println!(
         "online: ok, {} requests, {} tokens, {cancelled} cancelled, {full} times full, {} preemptions, {} launches, first token after a pause {:.2} ms",
-        stats.submitted, stats.tokens, figures.preemptions, stats.launches, restarted.as_secs_f64() * 1e3
+        stats.submitted,
+        stats.tokens,
+        figures.preemptions,
+        stats.launches,
+        restarted.as_secs_f64() * 1e3
     );
     if figures.free_pages != stats.pages || figures.running != 0 || figures.waiting != 0 {
         return Err(format!("something is left: {stats:?}"));
