@@ -96,15 +96,30 @@ MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool par
   }
 }
 
+/* Until this rank's host has counted `entries`. It did so before rank 0 decided on them. But the decision's word orders nothing, so it
+ * may be seen before the count, which comes another way. MPK_OK, or an abort code. */
+MPK_DEVICE int await_entries_here(const mpk_rank* rank, uint32_t entries, mpk_status* status) {
+  const uint32_t most = rank->batch_config->admission_ring;
+  uint32_t here = entries_here(rank);
+  if (((here - entries) & MPK_ENTRY_COUNT_MASK) <= most) return MPK_OK;
+  Wait wait(rank, status, follower_deadline_ns(rank));
+  do {
+    const int code = wait.poll(here);
+    if (code != MPK_OK) return code;
+    here = entries_here(rank);
+  } while (((here - entries) & MPK_ENTRY_COUNT_MASK) > most);
+  return MPK_OK;
+}
+
 /* Entries up to number `entries` take effect, one after the other. Each one is followed by an admission of its own, so that it does
  * not matter how many are applied together. Others than these come to admissions only through slots that have come free. */
-MPK_DEVICE int apply_entries(const mpk_rank* rank, uint32_t entries) {
+MPK_DEVICE int apply_entries(const mpk_rank* rank, uint32_t entries, mpk_status* status) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   if (entries == state->next_admission) return MPK_OK;
   if (((entries - state->next_admission) & MPK_ENTRY_COUNT_MASK) > config->admission_ring) return MPK_ABORT_QUEUE;
-  /* Rank 0 has been told that they are here. */
-  if (((entries_here(rank) - entries) & MPK_ENTRY_COUNT_MASK) > config->admission_ring) return MPK_ABORT_QUEUE;
+  const int here = await_entries_here(rank, entries, status);
+  if (here != MPK_OK) return here;
   while (state->next_admission != entries) {
     const mpk_admission entry = config->admissions[state->next_admission & (config->admission_ring - 1)];
     state->next_admission = (state->next_admission + 1) & MPK_ENTRY_COUNT_MASK;
@@ -133,7 +148,7 @@ MPK_DEVICE bool write_to_parked(const mpk_rank* rank, uint32_t number, const Dec
 /* Rank 0, without work: applies entries as they come until there is work or the kernel is to end, and decides that. `told()` is
  * called after entries have been applied. */
 template <typename Told>
-MPK_DEVICE int await_entries(const mpk_rank* rank, const Told& told) {
+MPK_DEVICE int await_entries(const mpk_rank* rank, mpk_status* status, const Told& told) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const uint64_t since = platform::clock_ns();
@@ -141,7 +156,7 @@ MPK_DEVICE int await_entries(const mpk_rank* rank, const Told& told) {
   while (!has_work(rank) && !state->stopping) {
     const uint32_t entries = entries_here(rank);
     if (entries != state->next_admission) {
-      const int code = apply_entries(rank, entries);
+      const int code = apply_entries(rank, entries, status);
       if (code != MPK_OK) return code;
       told();
       if (has_work(rank) || state->stopping) break;

@@ -235,9 +235,9 @@ MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
 }
 
 /* Applies a decision and whatever follows from free slots, in the only order there is. */
-MPK_DEVICE int apply_decision(const mpk_rank* rank, uint32_t entries) {
+MPK_DEVICE int apply_decision(const mpk_rank* rank, uint32_t entries, mpk_status* status) {
   const int code = admit(rank);
-  return code != MPK_OK ? code : apply_entries(rank, entries);
+  return code != MPK_OK ? code : apply_entries(rank, entries, status);
 }
 
 /* The decisions after one that has left no work: without a deadline. */
@@ -246,10 +246,10 @@ MPK_DEVICE_COLD int compose_parked(const mpk_rank* rank, mpk_status* status, Dec
   hand_out(rank); /* the wait may be long */
   const Parked parked(rank);
   int code = MPK_OK;
-  if (rank->rank == 0) code = await_entries(rank, [rank] { hand_out(rank); });
+  if (rank->rank == 0) code = await_entries(rank, status, [rank] { hand_out(rank); });
   while (code == MPK_OK) {
     code = await_decision(rank, status, true, decision);
-    if (code == MPK_OK) code = apply_entries(rank, decision->entries);
+    if (code == MPK_OK) code = apply_entries(rank, decision->entries, status);
     if (code != MPK_OK || !decision->interim()) break;
     hand_out(rank); /* the host may wait for that */
   }
@@ -262,7 +262,7 @@ MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
   BatchState* state = batch_state(rank);
   Decision decision;
   int code = await_decision(rank, status, false, &decision);
-  if (code == MPK_OK) code = apply_decision(rank, decision.entries);
+  if (code == MPK_OK) code = apply_decision(rank, decision.entries, status);
   if (code == MPK_OK && !has_work(rank) && !decision.leave() && !state->stopping) {
     code = compose_parked(rank, status, &decision);
     /* All ranks have what rank 0 had when it decided that. */

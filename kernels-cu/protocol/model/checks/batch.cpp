@@ -1,0 +1,290 @@
+/* The batch step at work: the host gets results while the run goes on and uses entries of the request table again; and all ranks
+ * apply the same entries of the admission ring in the same batch step, in whatever order their hosts' writes become visible. */
+#include <vector>
+
+#include "cpu/worker.h"
+#include "model/checks/world.h"
+
+namespace {
+
+using namespace mpk;
+using namespace mpk::model;
+
+constexpr uint32_t kPrompt = 2, kMostNewTokens = 5;
+
+/* A rank that serves one request at a time, and its host's side. */
+struct Server {
+  mpk_rank* rank;
+  mpk_graph* graphs; /* decode with 1 row, prefill with 2 */
+  mpk_batch_config* config;
+  mpk_request* requests;
+  mpk_admission* admissions;
+  uint32_t* num_admissions;
+  mpk_batch_output* output;
+  uint32_t new_tokens;
+  uint32_t written = 0; /* by the host: entries */
+
+  void build(mpk_rank* of, uint32_t num_events, uint32_t ring, uint32_t tokens) {
+    rank = of;
+    new_tokens = tokens;
+    written = 0;
+    rank->num_workers = 2;
+    rank->placement = MPK_STATIC;
+    rank->num_graphs = 2;
+    rank->stall_op = 0xFFFFFFFFu;
+    rank->graphs = graphs = make<mpk_graph>(2);
+    for (uint32_t g = 0; g < 2; ++g) {
+      graphs[g].num_events = num_events;
+      mpk_event* events = make<mpk_event>(num_events);
+      events[0] = {1, 0, 0, MPK_EVENT_TERMINATION_TYPE, 0};
+      events[1] = {1, 0, 0, MPK_EVENT_LAUNCH_DEPENDENT_TASKS, 0};
+      events[2] = {1, 0, 0, MPK_EVENT_END_OF_TASK_GRAPH, 0};
+      for (uint32_t e = 3; e < num_events; ++e) events[e] = {1, 0, 0, MPK_EVENT_EMPTY, static_cast<uint16_t>(rank->world > 1)};
+      graphs[g].events = events;
+      graphs[g].counters = heap<uint64_t>(*rank) + g * 64;
+      graphs[g].rows = g + 1;
+      graphs[g].active = graphs[g].samples = 1;
+      graphs[g].num_workers = 2;
+      graphs[g].worker_first = make<uint32_t>(3);
+      label(graphs[g].counters, g == 0 ? "decode's counters of rank" : "prefill's counters of rank", static_cast<int>(rank->rank));
+    }
+    rank->batch_config = config = make<mpk_batch_config>();
+    config->max_batch = config->max_samples = config->num_requests = config->num_pages = config->pages_per_slot = 1;
+    config->max_seq_len = config->page_size = 8;
+    config->max_rows = 2;
+    config->admission_ring = ring;
+    config->generate = 1;
+    config->tokens = make<int32_t>(kPrompt + kMostNewTokens);
+    config->requests = requests = make<mpk_request>();
+    config->admissions = admissions = make<mpk_admission>(ring);
+    config->num_admissions = num_admissions = make<uint32_t>();
+    mpk_batch* batch = rank->batch = make<mpk_batch>();
+    batch->row_token = make<int32_t>(2);
+    batch->row_active = make<int32_t>(2);
+    batch->row_position = make<int32_t>(2);
+    for (int32_t** one : {&batch->active_slot, &batch->active_first_row, &batch->active_num_rows, &batch->active_context, &batch->sample_row,
+                          &batch->sample_active, &batch->active_num_samples, &batch->page_table, &batch->next_token})
+      *one = make<int32_t>();
+    rank->batch_output = output = make<mpk_batch_output>();
+    output->requests = make<mpk_request_output>();
+    output->tokens = make<int32_t>(kMostNewTokens);
+    rank->status = make<mpk_status>(2);
+    label(config, "config");
+    label(config->tokens, "tokens of the table");
+    label(requests, "requests");
+    label(admissions, "admission ring");
+    label(num_admissions, "num_admissions of rank", static_cast<int>(rank->rank));
+    label(batch, "batch");
+    label(batch->row_token, "rows");
+    label(batch->next_token, "next_token");
+    label(output, "figures");
+    label(output->requests, "request's output");
+    label(output->tokens, "output tokens");
+  }
+  void set_private() {
+    rank->batch_private = make<uint8_t>(batch_state_bytes(config));
+    label(rank->batch_private, "batch state of rank", static_cast<int>(rank->rank));
+  }
+
+  /* What the sampled token of a position is. */
+  static int32_t token_after(int32_t token, int32_t position) { return token * 10 + position; }
+  void sample() const {
+    const mpk_batch* batch = rank->batch;
+    for (uint32_t s = 0; s < batch->num_samples; ++s) {
+      const int32_t row = batch->sample_row[s];
+      batch->next_token[s] = token_after(batch->row_token[row], batch->row_position[row]);
+    }
+  }
+
+  /* ---- the host ---- */
+  void write_entry(uint32_t kind) {
+    admissions[written & (config->admission_ring - 1)] = mpk_admission{kind, 0};
+    ++written;
+  }
+  void write_request(int32_t number) {
+    for (uint32_t i = 0; i < kPrompt; ++i) config->tokens[i] = number + static_cast<int32_t>(i);
+    requests[0] = mpk_request{};
+    requests[0].num_prompt_tokens = kPrompt;
+    requests[0].max_new_tokens = new_tokens;
+    write_entry(MPK_ADMIT);
+  }
+  /* As the host does: release. */
+  void count() const { platform::store<platform::Scope::kSystem>(num_admissions, written, platform::kRelease); }
+  template <typename T>
+  bool await(const T* word, T value) const {
+    return wait_until(rank, [&] { return platform::load<platform::Scope::kSystem>(word, platform::kAcquire) == value; });
+  }
+  void check_result(int32_t number) const {
+    int32_t token = number + 1;
+    for (uint32_t i = 0; i < new_tokens; ++i) {
+      token = token_after(token, static_cast<int32_t>(kPrompt - 1 + i));
+      MODEL_CHECK(output->tokens[i] == token, "token %u of request %d is %d, not %d", i, number, output->tokens[i], token);
+    }
+  }
+};
+
+/* Two workers and the host. The decode graph has nothing for worker 0, so it may still give results to the host when the next batch
+ * step is due. */
+class Serving : public Registered {
+ public:
+  Serving(const char* check, uint32_t num_requests, uint32_t ring) : Registered(check), num_requests_(num_requests), ring_(ring) {}
+  void build() override {
+    current() = this;
+    mpk_rank* rank = make_ranks(1, 1024);
+    s_.build(rank, 4, ring_, 2);
+    s_.set_private();
+    mpk_kernel* kernels = make<mpk_kernel>(MPK_TASK_TYPE_FIRST_REGISTERED + 1);
+    kernels[MPK_TASK_TYPE_FIRST_REGISTERED].run = [](const mpk_kernel_args* args) { return current()->run(args); };
+    rank->kernels = kernels;
+    data_ = make<uint32_t>();
+    label(data_, "data");
+    /* Decode: worker 1 samples. Prefill: worker 0 writes, worker 1 waits for that, reads it and samples. */
+    for (uint32_t g = 0; g < 2; ++g) {
+      mpk_task* tasks = make<mpk_task>(4);
+      mpk_dependency* dependencies = make<mpk_dependency>();
+      uint32_t* first = make<uint32_t>(3);
+      uint32_t* list = make<uint32_t>(2);
+      tasks[1].task_type = MPK_TASK_TYPE_BEGIN_TASK_GRAPH;
+      const uint32_t last = 2 + g;
+      for (uint32_t t = 2; t <= last; ++t) {
+        tasks[t].task_type = MPK_TASK_TYPE_FIRST_REGISTERED;
+        tasks[t].args[0] = t == last;
+        tasks[t].trigger_event = make_event_id(MPK_EVENT_TAG_LOCAL, 0, t == last ? MPK_EVENT_END : 3u);
+        list[t - 2] = t;
+      }
+      dependencies[0] = {3, 0};
+      tasks[last].num_dependencies = static_cast<uint16_t>(g);
+      first[1] = g;
+      first[2] = g + 1;
+      s_.graphs[g].num_tasks = last + 1;
+      s_.graphs[g].tasks = tasks;
+      s_.graphs[g].dependencies = dependencies;
+      s_.graphs[g].worker_first = first;
+      s_.graphs[g].worker_tasks = list;
+    }
+    /* On a GPU the first batch step runs while the other blocks wait already. */
+    thread("worker 0", 0, [this] {
+      MODEL_CHECK(mpk_cpu_begin(s_.rank) == MPK_OK, "the run does not begin");
+      mpk_cpu_worker(s_.rank, 0);
+    });
+    thread("worker 1", 0, [this] { mpk_cpu_worker(s_.rank, 1); });
+    thread("host", kHost, [this] { host(); });
+  }
+
+ private:
+  int run(const mpk_kernel_args* args) {
+    if (args->task->args[0] == 0) {
+      *data_ = args->batch->iteration;
+      return MPK_OK;
+    }
+    if (args->batch->graph == 1) MODEL_CHECK(*data_ == args->batch->iteration, "iteration %u: the value is %u", args->batch->iteration, *data_);
+    s_.sample();
+    return MPK_OK;
+  }
+  void host() {
+    for (uint32_t i = 1; i <= num_requests_; ++i) {
+      const int32_t number = static_cast<int32_t>(i) * 7;
+      s_.write_request(number);
+      if (i == num_requests_ && ring_ > 1) s_.write_entry(MPK_STOP);
+      s_.count();
+      if (i == 1 && ring_ > 1) {
+        /* Streamed: the first token as soon as it is counted. */
+        uint32_t tokens = 0;
+        if (!wait_until(s_.rank, [&] {
+              tokens = platform::load<platform::Scope::kSystem>(&s_.output->requests[0].num_tokens, platform::kAcquire);
+              return tokens != 0;
+            }))
+          return fail("aborted");
+        MODEL_CHECK(tokens <= 2 && s_.output->tokens[tokens - 1] != 0, "a token is not there");
+      }
+      if (ring_ == 1) {
+        /* The entry of the ring is free. */
+        if (!s_.await(&s_.output->entries_taken, s_.written)) return fail("aborted");
+        if (i == num_requests_) {
+          s_.write_entry(MPK_STOP);
+          s_.count();
+        }
+      }
+      /* By its finish, or by the number of all that have finished; then its entry of the table is free. */
+      if (ring_ > 1 ? !s_.await(&s_.output->requests[0].finish, uint32_t{MPK_FINISH_LENGTH}) : !s_.await(&s_.output->finished, uint64_t{i})) return fail("aborted");
+      s_.check_result(number);
+    }
+  }
+  static Serving*& current() {
+    static Serving* serving = nullptr;
+    return serving;
+  }
+  uint32_t num_requests_, ring_;
+  Server s_;
+  uint32_t* data_ = nullptr;
+};
+
+Serving one_request("batch: 1 request, streamed", 1, 2);
+Serving reused("batch: 2 requests through 1 entry of each table", 2, 1);
+
+/* Two ranks with their hosts. Rank 0's host counts an entry last. Ranks exchange something in each iteration. */
+class Admission : public Registered {
+ public:
+  /* `kinds`: what each of the hosts' steps adds: an admission, a stop, both, or a cancellation of nothing, which leaves no work. */
+  enum Step { kAdmit, kStop, kBoth, kNothing };
+  Admission(const char* check, std::vector<Step> steps, uint32_t new_tokens) : Registered(check), steps_(std::move(steps)), new_tokens_(new_tokens) {}
+  void build() override {
+    mpk_rank* ranks = make_ranks(2, 1024);
+    for (uint32_t r = 0; r < 2; ++r) {
+      s_[r].build(&ranks[r], 4, 4, new_tokens_);
+      s_[r].set_private();
+    }
+    confirmed_ = make<uint32_t>();
+    label(confirmed_, "confirmed");
+    hashes_ = make<uint64_t>(2);
+    for (uint32_t r = 0; r < 2; ++r) thread(r == 0 ? "rank 0" : "rank 1", r, [this, r] { run(r); });
+    thread("host 1", kHost + 1, [this] { host(1); });
+    thread("host 0", kHost, [this] { host(0); });
+  }
+  void finish() override { MODEL_CHECK(hashes_[0] == hashes_[1], "the ranks' batches differ"); }
+
+ private:
+  void run(uint32_t r) {
+    const mpk_rank* rank = s_[r].rank;
+    MODEL_CHECK(batch_begin(rank) == MPK_OK, "the run does not begin");
+    for (uint32_t iteration = 1;; ++iteration) {
+      const int code = next_iteration(rank, nullptr);
+      MODEL_CHECK(code == MPK_OK, "rank %u, iteration %u: the batch step ends with %d", r, iteration, code);
+      if (rank->batch->stop) break;
+      const mpk_graph* graph = &rank->graphs[rank->batch->graph];
+      trigger_remote(rank, graph, 1 - r, 3);
+      MODEL_CHECK(event_wait(rank, graph, 3, rank->batch->epoch, 0, nullptr) == MPK_OK, "the exchange failed");
+      s_[r].sample();
+    }
+    hashes_[r] = batch_state(rank)->hash;
+  }
+  void host(uint32_t r) {
+    for (uint32_t step = 0; step < steps_.size(); ++step) {
+      if (steps_[step] == kAdmit || steps_[step] == kBoth) s_[r].write_request(7);
+      if (steps_[step] == kStop || steps_[step] == kBoth) s_[r].write_entry(MPK_STOP);
+      if (steps_[step] == kNothing) s_[r].write_entry(MPK_CANCEL);
+      if (r == 0) {
+        /* A message between the hosts. */
+        if (!wait_until(s_[0].rank, [&] {
+              return platform::load<platform::Scope::kSystem>(confirmed_, platform::kAcquire) > step;
+            }))
+          return fail("aborted");
+        s_[0].count();
+      } else {
+        s_[1].count();
+        platform::store<platform::Scope::kSystem>(confirmed_, step + 1, platform::kRelease);
+      }
+    }
+  }
+  std::vector<Step> steps_;
+  uint32_t new_tokens_;
+  Server s_[2];
+  uint32_t* confirmed_ = nullptr;
+  uint64_t* hashes_ = nullptr;
+};
+
+Admission together("batch: 2 ranks, entries come together", {Admission::kBoth}, 3);
+Admission apart("batch: 2 ranks, entries come one by one", {Admission::kAdmit, Admission::kStop}, long_run() ? kMostNewTokens : 3);
+Admission without_work("batch: 2 ranks, an entry that brings no work", {Admission::kNothing, Admission::kBoth}, 1);
+
+}  // namespace
