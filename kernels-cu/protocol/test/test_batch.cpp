@@ -675,10 +675,10 @@ void missing_decision_is_bounded() {
   one.control = {};
   one.control.decisions[1] = 5ull << 32;
   CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_DIVERGED, "a decision is skipped");
-  /* Entries that this rank's host has not got. */
+  /* An entry that this rank's host has not counted: it is waited for, no longer than the deadline. */
   one.control = {};
   one.control.decisions[1] = (1ull << 32) | 1;
-  CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_QUEUE, "an entry that is not there");
+  CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_DEADLINE, "an entry that never comes");
 }
 
 /* Entries may come at any moment of a batch step, and their count may wrap. */
