@@ -98,7 +98,7 @@ MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, co
 /* The remote scheduler's: true once for each epoch of an event, of which it may take several entries. */
 MPK_DEVICE bool mark_launched(const Iteration& iteration, uint32_t index) {
   uint32_t* launched = &iteration.graph->launched[index];
-  if (static_cast<int32_t>(iteration.epoch - *launched) <= 0) return false;
+  if (iteration.epoch <= *launched) return false; /* epochs don't wrap */
   *launched = iteration.epoch;
   return true;
 }
@@ -180,7 +180,8 @@ MPK_DEVICE int remote_scheduler_step(Scheduler* scheduler, uint64_t* heads, Foun
       if (peeked != MPK_OK) return peeked;
       if (entry.graph >= rank->num_graphs || entry.event >= rank->graphs[entry.graph].num_events) return MPK_ABORT_QUEUE;
       const uint32_t current = read_publication(rank).iteration;
-      if (static_cast<int32_t>(entry.iteration - current) > 0) break;
+      /* Iterations don't wrap. Before this rank's first one, `current` is 0, however many have been before this launch. */
+      if (entry.iteration > current) break;
       ++heads[sender];
       found->worked = true;
       if (entry.iteration != current) continue;

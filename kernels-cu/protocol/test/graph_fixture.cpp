@@ -441,7 +441,8 @@ void Job::start() {
     mpk_rank* abi = &rank->rank;
     if (!mpk::batch_state(abi)->begun) mpk::batch_state(abi)->iteration = options.begun;
     for (uint32_t w = 0; w < abi->num_workers; ++w) {
-      threads_.emplace_back([abi, w] {
+      threads_.emplace_back([abi, w, late = options.late_rank == static_cast<int>(abi->rank)] {
+        if (w == 0 && late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
         if (w == 0) mpk_cpu_begin(abi); /* which may park; the others wait */
         mpk_cpu_worker(abi, w);
       });

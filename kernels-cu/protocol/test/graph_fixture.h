@@ -49,6 +49,7 @@ struct Options {
   int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */
   int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
   uint32_t begun = 0;         /* iterations, and epochs of each graph, that have been before the run */
+  int late_rank = -1;         /* this rank's first batch step comes 20 ms after the others' */
   bool trace = false;
   bool teams = false; /* schedulers of several threads */
   bool shortest = false; /* queues and rings as short as is allowed; worker queues of one entry */

@@ -132,12 +132,14 @@ void fixed_iterations(bool dynamic) {
   std::printf("fixed iterations, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
-/* Near the last iteration and the last epochs everything is as usual, and the run ends with an error of its own. */
+/* Near the last iteration and the last epochs everything is as usual, and the run ends with an error of its own. A rank that
+ * begins late gets its peer's ring entries before it has published an iteration. */
 void last_iterations(bool dynamic) {
   constexpr uint32_t kLeft = 40;
   Options options;
   options.dynamic = dynamic;
   options.begun = MPK_LAST_ITERATION - kLeft;
+  options.late_rank = 1;
   options.deadline_ns = 1000000000;
   Job job(options);
   job.run();
