@@ -33,14 +33,14 @@ void missing_trigger(bool dynamic, bool teams = false) {
   Options options;
   options.dynamic = dynamic;
   options.teams = teams;
-  options.deadline_ns = 300000000;
+  options.deadline_ns = 1000000000;
   options.drop_trigger_rank = 1;
   options.num_requests = 20;
   Job job(options);
   const auto start = std::chrono::steady_clock::now();
   job.run();
   const double took = seconds_since(start);
-  CHECK(took > 0.25 && took < 3.0, "took %.2f s", took);
+  CHECK(took > 0.9 && took < 10.0, "took %.2f s", took);
   bool named = false, timed_out = false; /* whichever rank's deadline comes first ends both */
   for (uint32_t r = 0; r < 2; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE, "rank %u: code %u", r, job.abort_code(r));
@@ -71,7 +71,7 @@ void abort_from_one_rank(bool dynamic) {
   mpk_cpu_abort(&job.ranks[0]->rank, MPK_ABORT_INTERRUPT);
   job.join();
   const double took = seconds_since(start);
-  CHECK(took < 0.5, "took %.3f s", took);
+  CHECK(took < 5, "took %.3f s", took); /* its deadline is 10 s; milliseconds where a core is free */
   for (uint32_t r = 0; r < 2; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_INTERRUPT && job.ranks[r]->rank.control->abort_rank == 0, "rank %u: code %u", r, job.abort_code(r));
     CHECK(job.ranks[r]->rank.control->running == 0, "rank %u: workers still inside", r);
@@ -108,7 +108,7 @@ void stall() {
   job.ranks[1]->rank.stall_op = fixture::kFinal;
   const auto start = std::chrono::steady_clock::now();
   job.run();
-  CHECK(seconds_since(start) < 3.0, "took %.2f s", seconds_since(start));
+  CHECK(seconds_since(start) < 10.0, "took %.2f s", seconds_since(start));
   for (uint32_t r = 0; r < 2; ++r) CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE, "rank %u: code %u", r, job.abort_code(r));
   std::puts("stall: ok");
 }
@@ -140,7 +140,6 @@ void last_iterations(bool dynamic) {
   options.dynamic = dynamic;
   options.begun = MPK_LAST_ITERATION - kLeft;
   options.late_rank = 1;
-  options.deadline_ns = 1000000000;
   Job job(options);
   job.run();
   for (uint32_t r = 0; r < 2; ++r)
