@@ -72,7 +72,7 @@ pub fn checkpoint(bytes: &[u8]) {
         &Limits::new(&sizes, 9, 9),
     );
     // Every tensor has been found with its shape, so that it can be read.
-    for (name, shape) in launch::model::checkpoint::expected_tensors(&source.config).iter().take(20) {
+    for (name, shape) in launch::model::families::tensors(&source.config).iter().take(20) {
         let Ok(dtype) = source.weights.dtype(name, shape) else { continue };
         let columns =
             shape.iter().skip(1).product::<usize>().max(if shape.len() == 1 { shape[0] } else { 0 });

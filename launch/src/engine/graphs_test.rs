@@ -1,8 +1,8 @@
 //! What the memory plan makes of models of real shape, from their configuration alone.
 
 use super::*;
-use crate::model::families::{GraphOptions, op_graphs};
-use crate::model::hf_config::{ModelConfig, WeightDtype};
+use crate::model::families::{GraphOptions, op_graphs, parse_config};
+use crate::model::hf_config::WeightDtype;
 use crate::model::model_json::{Embedding, Sizes};
 use crate::model::shapes;
 use taskgraph::Target;
@@ -21,8 +21,7 @@ struct Run {
 /// MiB of activations in device memory and in the symmetric heap of the prefill graph of one slot, on an H200.
 fn mebibytes(run: &Run) -> (u64, u64) {
     let json = shapes::config(run.shape).unwrap();
-    let config =
-        ModelConfig::parse(run.shape, "", json.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap();
+    let config = parse_config(run.shape, "", json.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap();
     let target = Target::cuda(device("h200").unwrap());
     let pages = run.max_seq_len / 64;
     let sizes = Sizes {

@@ -50,8 +50,8 @@ pub(crate) fn kind(value: &Value) -> String {
 
 /// Typed access to the fields of an object of which only some are known. A field that is null counts as absent,
 /// as transformers writes its optional fields.
-#[derive(Clone)]
-pub(crate) struct Fields<'a> {
+#[derive(Clone, Debug)]
+pub struct Fields<'a> {
     pub(crate) file: &'a str,
     prefix: String,
     map: &'a Map<String, Value>,
@@ -66,16 +66,13 @@ impl<'a> Fields<'a> {
         if self.prefix.is_empty() { name.into() } else { format!("{}.{name}", self.prefix) }
     }
 
-    pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> InputError {
+    /// The error of a wrong value.
+    pub fn error(&self, name: &str, problem: impl Into<String>) -> InputError {
         InputError::field(self.file, self.place(name), problem)
     }
 
-    pub(crate) fn unsupported(
-        &self,
-        name: &str,
-        what: impl Into<String>,
-        mend: impl Into<String>,
-    ) -> InputError {
+    /// The error of a value that is not implemented: the field, what it asks for, and what would do.
+    pub fn unsupported(&self, name: &str, what: impl Into<String>, mend: impl Into<String>) -> InputError {
         InputError::Unsupported {
             file: self.file.into(),
             place: self.place(name),
@@ -88,12 +85,13 @@ impl<'a> Fields<'a> {
         self.map.is_empty()
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+    /// The value, unless it is absent or null.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|v| !v.is_null())
     }
 
     /// The field as it stands, null included.
-    pub(crate) fn raw(&self, name: &str) -> Option<&'a Value> {
+    pub fn raw(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name)
     }
 
@@ -110,35 +108,62 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(crate) fn u32(&self, name: &str) -> Result<Option<u32>, InputError> {
+    /// As an integer.
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn u32(&self, name: &str) -> Result<Option<u32>, InputError> {
         self.typed(name, "an integer between 0 and 4294967295", |v| {
             v.as_u64().and_then(|v| u32::try_from(v).ok())
         })
     }
 
-    pub(crate) fn f64(&self, name: &str) -> Result<Option<f64>, InputError> {
+    /// As a number.
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn f64(&self, name: &str) -> Result<Option<f64>, InputError> {
         self.typed(name, "a number", Value::as_f64)
     }
 
-    pub(crate) fn bool(&self, name: &str) -> Result<Option<bool>, InputError> {
+    /// As true or false.
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn bool(&self, name: &str) -> Result<Option<bool>, InputError> {
         self.typed(name, "true or false", Value::as_bool)
     }
 
-    pub(crate) fn str(&self, name: &str) -> Result<Option<&'a str>, InputError> {
+    /// As a string.
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn str(&self, name: &str) -> Result<Option<&'a str>, InputError> {
         self.typed(name, "a string", Value::as_str)
     }
 
-    pub(crate) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, InputError> {
+    /// As a list.
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, InputError> {
         self.typed(name, "a list", Value::as_array)
     }
 
-    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, InputError> {
+    /// As an object.
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>, InputError> {
         let map = self.typed(name, "an object", Value::as_object)?;
         Ok(map.map(|map| Fields { file: self.file, prefix: self.place(name), map }))
     }
 
     /// A list of strings; absent is `None`.
-    pub(crate) fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>, InputError> {
+    ///
+    /// # Errors
+    /// It has another type.
+    pub fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>, InputError> {
         let Some(list) = self.list(name)? else { return Ok(None) };
         let mut strings = Vec::with_capacity(list.len());
         for (i, value) in list.iter().enumerate() {

@@ -11,7 +11,7 @@ pub mod files;
 pub mod fill;
 pub mod fold;
 pub mod hf_config;
-mod json;
+pub mod json;
 pub mod lack;
 pub(crate) mod mapped;
 pub mod model_json;

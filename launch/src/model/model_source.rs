@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::model::{
     checkpoint::Checkpoint,
     error::InputError,
+    families,
     hf_config::{ModelConfig, WeightDtype},
     model_json::ModelJson,
     random_weights::RandomWeights,
@@ -41,8 +42,8 @@ impl ModelSource {
     /// Opens and checks what `model` names. Nothing is read of the weights but their headers.
     ///
     /// # Errors
-    /// Any of [`Checkpoint::open`], [`Checkpoint::validate`], [`ModelConfig::read_folder`], [`ModelConfig::parse`]
-    /// and [`Tokenizer::open`].
+    /// Any of [`Checkpoint::open`], [`Checkpoint::validate`], [`families::read_config`],
+    /// [`families::parse_config`] and [`Tokenizer::open`].
     pub fn open(model: &ModelJson) -> Result<Self, InputError> {
         let random = model.weights.as_ref().map(|w| RandomWeights::new(w.random.seed));
         if let Some(folder) = model.checkpoint_folder() {
@@ -50,7 +51,7 @@ impl ModelSource {
             // The configuration first: an unsupported architecture is the better news than a missing shard. The
             // checkpoint is opened early only where the configuration does not name the dtype.
             let mut opened = None;
-            let config = ModelConfig::read_folder(&folder, || {
+            let config = families::read_config(&folder, || {
                 let checkpoint = Checkpoint::open(&folder)?;
                 let dtype = checkpoint.main_dtype();
                 opened = Some(checkpoint);
@@ -60,14 +61,14 @@ impl ModelSource {
                 Some(checkpoint) => checkpoint,
                 None => Checkpoint::open(&folder)?,
             };
-            checkpoint.validate(&config)?;
+            checkpoint.validate(&config, &families::tensors(&config))?;
             let tokenizer = Tokenizer::open(&folder)?;
             let weights = WeightSource::Checkpoint(checkpoint);
             return Ok(Self::Model(Box::new(Model { config, weights, tokenizer })));
         }
         if let (Some(config), Some(random)) = (&model.config, random) {
             // transformers' own default where a configuration names no dtype.
-            let config = ModelConfig::parse(&model.file(), "config", config, || Ok(WeightDtype::F32))?;
+            let config = families::parse_config(&model.file(), "config", config, || Ok(WeightDtype::F32))?;
             let weights = WeightSource::Random(random);
             return Ok(Self::Model(Box::new(Model { config, weights, tokenizer: None })));
         }
@@ -87,16 +88,15 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::model::hf_config::Family;
 
     /// The checkpoints that Hugging Face transformers wrote for the golden tests.
     #[test]
     fn the_families_fixtures_open() {
-        for (name, family) in [
-            ("llama", Family::Llama),
-            ("mistral", Family::Mistral),
-            ("qwen2", Family::Qwen2),
-            ("qwen3", Family::Qwen3),
+        for (name, architecture) in [
+            ("llama", "LlamaForCausalLM"),
+            ("mistral", "MistralForCausalLM"),
+            ("qwen2", "Qwen2ForCausalLM"),
+            ("qwen3", "Qwen3ForCausalLM"),
         ] {
             let path =
                 Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name).join("model.json");
@@ -104,7 +104,7 @@ mod tests {
             let Ok(ModelSource::Model(source)) = ModelSource::open(&model) else {
                 panic!("{name} does not open")
             };
-            assert_eq!(source.config.family, family);
+            assert_eq!(source.config.architecture(), architecture);
             model.sizes(&source.config).unwrap();
         }
     }

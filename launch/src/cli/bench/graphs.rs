@@ -2,7 +2,7 @@
 
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
-use crate::model::hf_config::{ModelConfig, WeightDtype};
+use crate::model::hf_config::WeightDtype;
 use crate::model::model_json::{Embedding, Sizes};
 use crate::model::shapes;
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub fn measure(
         AppError::input(format!("no shape {model}; there are {}", shapes::NAMES.join(", ")))
     })?;
     let fields = config.as_object().ok_or_else(|| AppError::input("a shape is an object"))?;
-    let config = ModelConfig::parse(model, "", fields, || Ok(WeightDtype::Bf16))?;
+    let config = families::parse_config(model, "", fields, || Ok(WeightDtype::Bf16))?;
     let pages_per_slot = 4096 / 64;
     let sizes = Sizes {
         max_batch: batch,

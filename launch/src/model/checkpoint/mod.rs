@@ -18,13 +18,11 @@ use crate::model::{
     json,
 };
 
-mod expected;
 mod shard;
 mod tensor;
 #[cfg(test)]
 mod tests;
 
-pub use expected::expected_tensors;
 use shard::Shard;
 pub use tensor::TensorView;
 pub(crate) use tensor::matrix;
@@ -133,16 +131,20 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that all tensors of `config`'s model are there with the right shape and a supported dtype.
+    /// Checks that all tensors of `config`'s model, which `expected` lists with their shapes, are there with the right shape
+    /// and a supported dtype.
     ///
     /// Tensors that the model does not need (such as `lm_head.weight` of a model with tied embeddings) are ignored;
     /// a warning names them.
     ///
     /// # Errors
     /// The first tensor that is missing or differs, with both shapes.
-    pub fn validate(&self, config: &ModelConfig) -> Result<(), InputError> {
-        let expected = expected_tensors(config);
-        for (name, shape) in &expected {
+    pub fn validate(
+        &self,
+        config: &ModelConfig,
+        expected: &[(String, Vec<usize>)],
+    ) -> Result<(), InputError> {
+        for (name, shape) in expected {
             let tensor = self.tensor(name).map_err(|error| match error {
                 InputError::Tensor { path, tensor, problem } if tensor == "lm_head.weight" => {
                     let problem =
@@ -171,7 +173,7 @@ impl Checkpoint {
                 "{}: {} tensors are not part of a {} and are ignored: {}{}",
                 self.folder.display(),
                 unused.len(),
-                config.family.architecture(),
+                config.architecture(),
                 unused[..unused.len().min(4)].join(", "),
                 if unused.len() > 4 { ", ..." } else { "" }
             );

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::model::families::{parse_config, tensors};
 use crate::model::hf_config::WeightDtype::{Bf16, F16, F32};
 
 /// A safetensors file of these entries (dtype, shape, offsets) and data bytes.
@@ -43,7 +44,7 @@ fn read(view: &TensorView<'_>, rows: std::ops::Range<usize>, columns: std::ops::
 }
 
 #[test]
-fn tensors_are_read_and_converted() {
+fn expected_tensors_are_read_and_converted() {
     let checkpoint = open_bytes(&small_file()).unwrap();
     let a = checkpoint.tensor("a").unwrap();
     assert_eq!((a.dtype, &a.shape[..], a.matrix()), (F32, &[2, 2][..], (2, 2)));
@@ -157,7 +158,7 @@ fn config(more: Value) -> ModelConfig {
     let mut map = json!({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 6, "vocab_size": 5});
     map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    ModelConfig::parse("config.json", "", map.as_object().unwrap(), || Ok(F32)).unwrap()
+    parse_config("config.json", "", map.as_object().unwrap(), || Ok(F32)).unwrap()
 }
 
 /// A file with these tensors of f32 zeros.
@@ -175,8 +176,8 @@ fn zeros(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
 /// The names and shapes that transformers 5.23 gives the state dict of such a model.
 #[test]
 fn expected_tensors_are_those_of_transformers() {
-    let tensors = |more: Value| -> Vec<String> {
-        expected_tensors(&config(more)).iter().map(|(n, s)| format!("{n} {s:?}")).collect()
+    let named = |more: Value| -> Vec<String> {
+        tensors(&config(more)).iter().map(|(n, s)| format!("{n} {s:?}")).collect()
     };
     let l = "model.layers.0";
     let common = [
@@ -196,7 +197,7 @@ fn expected_tensors_are_those_of_transformers() {
         let mut expected = common.to_vec();
         expected.extend(extra.iter().map(|t| t.replace("L.", &format!("{l}.self_attn."))));
         expected.sort();
-        let mut got = tensors(more);
+        let mut got = named(more);
         got.sort();
         assert_eq!(got, expected);
     };
@@ -213,19 +214,25 @@ fn expected_tensors_are_those_of_transformers() {
 fn checkpoints_that_contradict_the_configuration_are_refused() {
     let untied = config(json!({}));
     let tied = config(json!({"tie_word_embeddings": true}));
-    let all = expected_tensors(&untied);
-    open_bytes(&zeros(&all)).unwrap().validate(&untied).unwrap();
-    open_bytes(&zeros(&all)).unwrap().validate(&tied).expect("a spare lm_head is ignored");
+    let all = tensors(&untied);
+    open_bytes(&zeros(&all)).unwrap().validate(&untied, &tensors(&untied)).unwrap();
+    open_bytes(&zeros(&all)).unwrap().validate(&tied, &tensors(&tied)).expect("a spare lm_head is ignored");
 
-    let without_head = expected_tensors(&tied);
-    let message = open_bytes(&zeros(&without_head)).unwrap().validate(&untied).unwrap_err().to_string();
+    let without_head = tensors(&tied);
+    let message = open_bytes(&zeros(&without_head))
+        .unwrap()
+        .validate(&untied, &tensors(&untied))
+        .unwrap_err()
+        .to_string();
     assert!(message.contains("lm_head.weight") && message.contains("tie_word_embeddings"), "{message}");
     let mut wrong = all.clone();
     wrong[2].1 = vec![8, 16];
-    let message = open_bytes(&zeros(&wrong)).unwrap().validate(&untied).unwrap_err().to_string();
+    let message =
+        open_bytes(&zeros(&wrong)).unwrap().validate(&untied, &tensors(&untied)).unwrap_err().to_string();
     let name = all[2].0.as_str();
     assert!([name, "[8, 16]", "[16, 8]", "config.json"].iter().all(|n| message.contains(n)), "{message}");
-    let message = open_bytes(&zeros(&all[1..])).unwrap().validate(&untied).unwrap_err().to_string();
+    let message =
+        open_bytes(&zeros(&all[1..])).unwrap().validate(&untied, &tensors(&untied)).unwrap_err().to_string();
     assert!(message.contains("`model.embed_tokens.weight`") && message.contains("missing"), "{message}");
 }
 
@@ -291,7 +298,8 @@ proptest! {
                     prop_assert_eq!(read(&view, 0..rows, 0..columns).len(), rows * columns);
                 }
             }
-            let _ = checkpoint.validate(&config(json!({})));
+            let config = config(json!({}));
+            let _ = checkpoint.validate(&config, &tensors(&config));
         }
     }
 

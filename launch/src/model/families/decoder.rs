@@ -14,7 +14,7 @@ use taskgraph::{Capacity, DType, OpGraph, Rows, Sharding, Split, TensorId};
 const INTERMEDIATE_UNIT: u64 = 16;
 
 /// The op graph of one iteration with room for `capacity`.
-pub(super) fn op_graph(
+pub fn op_graph(
     config: &ModelConfig,
     sizes: &Sizes,
     options: &GraphOptions,

@@ -1,15 +1,74 @@
-//! Model families: from a configuration to op graphs.
+//! Model families: from a checkpoint's configuration to op graphs. An open set: a family is one file that implements
+//! [`Family`], and a line in `registry.rs`, or a call of [`add`] from another crate.
 //!
-//! All supported families are pre-norm decoders that differ in what [`ModelConfig`] says (biases, q/k norm, rope,
-//! tied embeddings), so one builder serves them. A family with another structure gets its own module here and a
-//! line in [`op_graph`].
+//! All families so far are pre-norm decoders that differ in what [`ModelConfig`] says (biases, q/k norm, rope, tied
+//! embeddings), so one builder serves them.
 
-mod decoder;
+pub mod decoder;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+mod registry;
 
-use crate::model::hf_config::{Family, ModelConfig, WeightDtype};
+use crate::model::error::InputError;
+use crate::model::hf_config::{Architecture, ModelConfig, WeightDtype};
+use crate::model::json::Fields;
 use crate::model::model_json::{Embedding, Sizes};
 use kernels_cu::tasks::argmax_partial;
+pub use registry::{add, all};
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+use std::path::Path;
+use taskgraph::op_graph::Role;
 use taskgraph::{Capacity, DType, OpGraph, Target};
+
+/// A model family: how its configurations are read, and what they compute.
+pub trait Family: Architecture {
+    /// The op graph of one iteration with room for `capacity`.
+    ///
+    /// Its weights name the tensors of the checkpoint. It reads the batch and writes the tensor `batch.next_token`, as
+    /// [`decoder::op_graph`] does, which serves where a family overrides nothing.
+    fn op_graph(
+        &self,
+        config: &ModelConfig,
+        sizes: &Sizes,
+        options: &GraphOptions,
+        name: &str,
+        capacity: Capacity,
+    ) -> OpGraph {
+        decoder::op_graph(config, sizes, options, name, capacity)
+    }
+}
+
+/// Reads config.json, and generation_config.json where it exists, from a checkpoint's folder. `fallback_dtype` is asked
+/// where config.json names no dtype.
+///
+/// # Errors
+/// A file is unreadable or not JSON; a field is missing, wrong, contradictory or not supported.
+pub fn read_config(
+    folder: &Path,
+    fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
+) -> Result<ModelConfig, InputError> {
+    ModelConfig::read_folder(folder, architecture, fallback_dtype)
+}
+
+/// Reads a configuration that is the object at `place` of `file` (`""`: the file itself).
+///
+/// # Errors
+/// As [`read_config`].
+pub fn parse_config(
+    file: &str,
+    place: &str,
+    config: &Map<String, Value>,
+    fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
+) -> Result<ModelConfig, InputError> {
+    ModelConfig::parse(file, place, config, architecture, fallback_dtype)
+}
+
+fn architecture(fields: &Fields<'_>) -> Result<&'static dyn Architecture, InputError> {
+    registry::of(fields).map(|family| family as &dyn Architecture)
+}
 
 /// Names of tensors that the host knows.
 pub mod names {
@@ -55,11 +114,39 @@ pub fn op_graph(
     name: &str,
     capacity: Capacity,
 ) -> OpGraph {
-    match config.family {
-        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => {
-            decoder::op_graph(config, sizes, options, name, capacity)
-        }
-    }
+    registry::of_config(config).op_graph(config, sizes, options, name, capacity)
+}
+
+/// Names and shapes of all tensors that a model of this configuration reads of its checkpoint, in the order of their use:
+/// what the weights of its graph consist of.
+pub fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let sizes = Sizes {
+        max_batch: 1,
+        max_seq_len: 1,
+        page_size: 1,
+        pages_per_slot: 1,
+        num_pages: 1,
+        prefill_chunk: 1,
+    };
+    let options = GraphOptions {
+        embedding: Embedding::default(),
+        top_k: 0,
+        ranks: 1,
+        argmax_tiles: 1,
+        sampling: false,
+        workers: 1,
+    };
+    let capacity = Capacity { rows: 1, samples: 1, active: 1 };
+    let graph = op_graph(config, &sizes, &options, "tensors", capacity);
+    let mut seen = HashSet::new();
+    let parts = graph.tensors.iter().flat_map(|tensor| match &tensor.role {
+        Role::Weight { parts } => parts.as_slice(),
+        _ => &[],
+    });
+    parts
+        .filter(|part| seen.insert(part.source.as_str()))
+        .map(|part| (part.source.clone(), part.dims.iter().map(|&d| d as usize).collect()))
+        .collect()
 }
 
 /// Rows of the prefill graphs for prompts, or rests of prompts, shorter than the largest chunk: an iteration takes about the
@@ -128,7 +215,7 @@ mod tests {
                 "num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
                 "torch_dtype": "bfloat16"});
             let config =
-                ModelConfig::parse("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
+                parse_config("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
             let options = GraphOptions::new(&config, Embedding::default(), 0, 1, &Target::cpu(2));
             let graphs = op_graphs(&config, &sizes, &options);
             let rows: Vec<u32> = graphs.iter().map(|g| g.capacity.rows).collect();

@@ -15,12 +15,12 @@ use crate::model::{
     sampling::GenerationConfig,
 };
 
-mod family;
+mod architecture;
 mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use family::{Family, SUPPORTED_ARCHITECTURES};
+pub use architecture::{Architecture, Defaults, Traits, refuse_in_any, sliding_window, some_layer_slides};
 pub use rope::{RopeConfig, RopeScaling, inverse_frequencies, rope_table};
 
 /// Element type of weights and of the activations between tasks.
@@ -74,8 +74,10 @@ pub const LARGEST_NUM_LAYERS: u32 = 1 << 14;
 /// What the arithmetic of a model depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The architecture.
-    pub family: Family,
+    /// Which architecture it is, and so which family's.
+    architecture: &'static str,
+    /// The object as it was read, for what only one family needs.
+    pub fields: Map<String, Value>,
     /// Dtype of the weights (as the configuration or, failing that, the checkpoint says).
     pub dtype: WeightDtype,
     /// Tokens of the vocabulary: rows of the embedding table.
@@ -116,20 +118,21 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads config.json, and generation_config.json where it exists, from a checkpoint's folder.
-    ///
-    /// `fallback_dtype` is asked where config.json names no dtype.
-    ///
-    /// # Errors
-    /// A file is unreadable or not JSON; a field is missing, wrong, contradictory or not supported.
-    pub fn read_folder(
+    /// Its value of `architectures`.
+    pub fn architecture(&self) -> &'static str {
+        self.architecture
+    }
+
+    /// What [`read_config`](crate::model::families::read_config) does, once `architecture` has found the family.
+    pub(crate) fn read_folder(
         folder: &Path,
+        architecture: impl FnOnce(&Fields<'_>) -> Result<&'static dyn Architecture, InputError>,
         fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
     ) -> Result<Self, InputError> {
         let path = folder.join("config.json");
         let file = path.display().to_string();
         let config = json::parse_object(&file, &files::read(&path)?)?;
-        let mut model = Self::parse(&file, "", &config, fallback_dtype)?;
+        let mut model = Self::parse(&file, "", &config, architecture, fallback_dtype)?;
 
         let path = folder.join("generation_config.json");
         if let Some(bytes) = files::read_if_there(&path)? {
@@ -142,20 +145,18 @@ impl ModelConfig {
         Ok(model)
     }
 
-    /// Reads a configuration that is the object at `place` of `file` (`""`: the file itself).
-    ///
-    /// # Errors
-    /// As [`ModelConfig::read_folder`].
-    pub fn parse(
+    /// What [`parse_config`](crate::model::families::parse_config) does, once `architecture` has found the family.
+    pub(crate) fn parse(
         file: &str,
         place: &str,
         config: &Map<String, Value>,
+        architecture: impl FnOnce(&Fields<'_>) -> Result<&'static dyn Architecture, InputError>,
         fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
     ) -> Result<Self, InputError> {
         let fields = Fields::new(file, place, config);
-        let family = Family::of(&fields)?;
-        refuse_what_is_not_implemented(&fields)?;
-        let defaults = family.defaults();
+        let architecture = architecture(&fields)?;
+        architecture.refuse(&fields)?;
+        let defaults = architecture.defaults();
 
         let size = |name: &str, default: u32| -> Result<u32, InputError> {
             match fields.u32(name)? {
@@ -222,13 +223,10 @@ impl ModelConfig {
             Some(dtype) => dtype,
             None => fallback_dtype()?,
         };
-        let attention_bias = match family {
-            Family::Llama | Family::Qwen3 => fields.bool("attention_bias")?.unwrap_or(false),
-            Family::Qwen2 => true,
-            Family::Mistral => false,
-        };
+        let traits = architecture.traits(&fields, num_layers)?;
         let model = Self {
-            family,
+            architecture: architecture.name(),
+            fields: config.clone(),
             dtype,
             vocab_size,
             hidden_size,
@@ -239,12 +237,12 @@ impl ModelConfig {
             intermediate_size,
             rms_norm_eps: eps as f32,
             tie_word_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(false),
-            attention_bias,
-            output_bias: attention_bias && family != Family::Qwen2,
-            qk_norm: family == Family::Qwen3,
+            attention_bias: traits.attention_bias,
+            output_bias: traits.output_bias,
+            qk_norm: traits.qk_norm,
             rope: RopeConfig::read(&fields, max_position_embeddings)?,
             max_position_embeddings,
-            sliding_window: family.sliding_window(&fields, num_layers)?,
+            sliding_window: traits.sliding_window,
             eos: match end_of_sequence(&fields, vocab_size)? {
                 Some(eos) => eos,
                 // Null says that there is none, an absent field that the default holds.
@@ -283,34 +281,6 @@ impl ModelConfig {
         }
         Ok(())
     }
-}
-
-fn refuse_what_is_not_implemented(fields: &Fields<'_>) -> Result<(), InputError> {
-    let act = fields.str("hidden_act")?.unwrap_or("silu");
-    // transformers' names for the same function.
-    if !matches!(act, "silu" | "swish") {
-        return Err(fields.unsupported(
-            "hidden_act",
-            format!("the activation \"{act}\""),
-            "only \"silu\" is",
-        ));
-    }
-    if fields.get("quantization_config").is_some() {
-        return Err(fields.unsupported(
-            "quantization_config",
-            "a quantised checkpoint",
-            "take one with bf16, f16 or f32 weights",
-        ));
-    }
-    if fields.bool("mlp_bias")? == Some(true) {
-        return Err(fields.unsupported("mlp_bias", "an MLP with biases", "only false is"));
-    }
-    for name in ["attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"] {
-        if fields.get(name).is_some() {
-            return Err(fields.unsupported(name, "soft-capping of logits", "only null is"));
-        }
-    }
-    Ok(())
 }
 
 /// `dtype` (transformers 5) before `torch_dtype` (4).

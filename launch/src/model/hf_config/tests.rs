@@ -2,10 +2,11 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::model::families::{parse_config, read_config};
 
 fn parse(config: Value) -> Result<ModelConfig, String> {
     let fallback = || Ok(WeightDtype::F16);
-    ModelConfig::parse("config.json", "", config.as_object().unwrap(), fallback).map_err(|e| {
+    parse_config("config.json", "", config.as_object().unwrap(), fallback).map_err(|e| {
         assert_eq!(e.exit_status(), 2);
         e.to_string()
     })
@@ -37,7 +38,8 @@ fn llama_3_2_as_transformers_4_writes_it() {
     }))
     .unwrap();
     let expected = ModelConfig {
-        family: Family::Llama,
+        architecture: "LlamaForCausalLM",
+        fields: model.fields.clone(),
         dtype: WeightDtype::Bf16,
         vocab_size: 128256,
         hidden_size: 2048,
@@ -82,7 +84,7 @@ fn qwen3_as_transformers_5_writes_it() {
         "vocab_size": 151936
     }))
     .unwrap();
-    assert_eq!(model.family, Family::Qwen3);
+    assert_eq!(model.architecture(), "Qwen3ForCausalLM");
     assert_eq!((model.num_heads, model.num_kv_heads, model.head_dim), (16, 8, 128));
     assert!(model.qk_norm && model.tie_word_embeddings && !model.attention_bias);
     assert_eq!(model.rope, RopeConfig { theta: 1e6, scaling: RopeScaling::None });
@@ -238,7 +240,7 @@ fn generation_config_decides_the_end_of_sequence() {
     let write = |name: &str, value: Value| {
         std::fs::write(folder.path().join(name), value.to_string()).unwrap();
     };
-    let read = || ModelConfig::read_folder(folder.path(), || Ok(WeightDtype::F32)).unwrap().eos;
+    let read = || read_config(folder.path(), || Ok(WeightDtype::F32)).unwrap().eos;
     write("config.json", with(llama(), json!({"eos_token_id": 7})));
     assert_eq!(read(), [7]);
     write("generation_config.json", json!({"eos_token_id": [9, 8, 9, 5000, -1]}));
@@ -248,10 +250,10 @@ fn generation_config_decides_the_end_of_sequence() {
     write("generation_config.json", json!({"eos_token_id": null, "top_k": 1}));
     assert_eq!(read(), [7]);
     std::fs::write(folder.path().join("generation_config.json"), "{\n 1").unwrap();
-    let error = ModelConfig::read_folder(folder.path(), || Ok(WeightDtype::F32)).unwrap_err();
+    let error = read_config(folder.path(), || Ok(WeightDtype::F32)).unwrap_err();
     assert!(error.to_string().contains("generation_config.json:2:"), "{error}");
     std::fs::remove_file(folder.path().join("config.json")).unwrap();
-    let error = ModelConfig::read_folder(folder.path(), || Ok(WeightDtype::F32)).unwrap_err();
+    let error = read_config(folder.path(), || Ok(WeightDtype::F32)).unwrap_err();
     assert!(matches!(error, InputError::Unreadable { .. }), "{error}");
 }
 

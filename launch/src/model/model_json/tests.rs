@@ -17,9 +17,10 @@ fn config(more: Value) -> ModelConfig {
     let mut map = json!({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100});
     map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    ModelConfig::parse("config.json", "", map.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap()
+    parse_config("config.json", "", map.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap()
 }
 
+use crate::model::families::parse_config;
 use crate::model::hf_config::ModelConfig;
 
 #[test]

@@ -1,0 +1,53 @@
+//! Qwen2 and Qwen2.5.
+
+use super::Family;
+use crate::model::error::InputError;
+use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};
+use crate::model::json::Fields;
+
+/// Qwen2: biases of the q, k and v projections.
+#[derive(Debug)]
+pub struct Qwen2;
+
+impl Architecture for Qwen2 {
+    fn name(&self) -> &'static str {
+        "Qwen2ForCausalLM"
+    }
+
+    fn model_type(&self) -> &'static str {
+        "qwen2"
+    }
+
+    fn defaults(&self) -> Defaults {
+        Defaults {
+            vocab_size: 151936,
+            hidden_size: 4096,
+            intermediate_size: 22016,
+            num_layers: 32,
+            num_heads: 32,
+            num_kv_heads: Some(32),
+            head_dim: None,
+            max_position_embeddings: 32768,
+            eos: None,
+        }
+    }
+
+    fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError> {
+        Ok(Traits { attention_bias: true, sliding_window: window(fields, num_layers)?, ..Traits::default() })
+    }
+}
+
+impl Family for Qwen2 {}
+
+/// Only with `use_sliding_window`, for the layers that `layer_types` names or, without it, those from `max_window_layers`
+/// on.
+pub(super) fn window(fields: &Fields<'_>, num_layers: u32) -> Result<Option<u32>, InputError> {
+    let some_slide = some_layer_slides(fields, num_layers)?;
+    let used = fields.bool("use_sliding_window")?.unwrap_or(false);
+    let max_window_layers = fields.u32("max_window_layers")?.unwrap_or(28);
+    if used && some_slide.unwrap_or(max_window_layers < num_layers) {
+        sliding_window(fields, 4096)
+    } else {
+        Ok(None)
+    }
+}

@@ -1,0 +1,134 @@
+//! What the configurations of an architecture have of their own, and what transformers assumes where they are silent.
+
+use serde_json::Value;
+
+use crate::model::{error::InputError, json::Fields};
+
+/// transformers' defaults for fields that are absent.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    /// Tokens of the vocabulary.
+    pub vocab_size: u32,
+    /// Width of the residual stream.
+    pub hidden_size: u32,
+    /// Width of the MLP.
+    pub intermediate_size: u32,
+    /// Decoder layers.
+    pub num_layers: u32,
+    /// Query heads.
+    pub num_heads: u32,
+    /// Key/value heads; `None`: as many as query heads.
+    pub num_kv_heads: Option<u32>,
+    /// Elements of a head; `None`: hidden size / query heads.
+    pub head_dim: Option<u32>,
+    /// The longest sequence.
+    pub max_position_embeddings: u32,
+    /// End-of-sequence token.
+    pub eos: Option<u32>,
+}
+
+/// What decoders differ in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// q, k and v projections have a bias.
+    pub attention_bias: bool,
+    /// The attention's output projection has a bias.
+    pub output_bias: bool,
+    /// Query and key heads are normalised.
+    pub qk_norm: bool,
+    /// A query sees its own and the `sliding_window - 1` positions before it, in some or all layers.
+    pub sliding_window: Option<u32>,
+}
+
+/// An architecture, as far as reading its config.json goes.
+pub trait Architecture: std::fmt::Debug + Sync {
+    /// Its value of `architectures`, such as `LlamaForCausalLM`.
+    fn name(&self) -> &'static str;
+
+    /// Its `model_type`, for configurations without `architectures`.
+    fn model_type(&self) -> &'static str;
+
+    /// transformers' defaults.
+    fn defaults(&self) -> Defaults;
+
+    /// What this model has of that in which decoders differ.
+    ///
+    /// # Errors
+    /// A field has a wrong value, or one that is not implemented.
+    fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError>;
+
+    /// Refuses fields that change the arithmetic and are not implemented.
+    ///
+    /// # Errors
+    /// There is one.
+    fn refuse(&self, fields: &Fields<'_>) -> Result<(), InputError> {
+        let act = fields.str("hidden_act")?.unwrap_or("silu");
+        // transformers' names for the same function.
+        if !matches!(act, "silu" | "swish") {
+            return Err(fields.unsupported(
+                "hidden_act",
+                format!("the activation \"{act}\""),
+                "only \"silu\" is",
+            ));
+        }
+        refuse_in_any(fields)
+    }
+}
+
+/// Refuses what no architecture has implemented: quantised checkpoints, biases of the MLP, soft-capping.
+///
+/// # Errors
+/// The configuration has one of them.
+pub fn refuse_in_any(fields: &Fields<'_>) -> Result<(), InputError> {
+    if fields.get("quantization_config").is_some() {
+        return Err(fields.unsupported(
+            "quantization_config",
+            "a quantised checkpoint",
+            "take one with bf16, f16 or f32 weights",
+        ));
+    }
+    if fields.bool("mlp_bias")? == Some(true) {
+        return Err(fields.unsupported("mlp_bias", "an MLP with biases", "only false is"));
+    }
+    for name in ["attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"] {
+        if fields.get(name).is_some() {
+            return Err(fields.unsupported(name, "soft-capping of logits", "only null is"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether `layer_types`, where it is given, names a layer with a sliding window.
+///
+/// # Errors
+/// It names another type of layer, or has not one entry for each layer.
+pub fn some_layer_slides(fields: &Fields<'_>, num_layers: u32) -> Result<Option<bool>, InputError> {
+    let Some(types) = fields.strings("layer_types")? else { return Ok(None) };
+    if let Some(i) = types.iter().position(|t| !matches!(*t, "full_attention" | "sliding_attention")) {
+        return Err(fields.unsupported(
+            &format!("layer_types[{i}]"),
+            format!("the layer type \"{}\"", types[i]),
+            "only full_attention is",
+        ));
+    }
+    if types.len() != num_layers as usize {
+        let problem = format!("has {} entries, num_hidden_layers = {num_layers}", types.len());
+        return Err(fields.error("layer_types", problem));
+    }
+    Ok(Some(types.contains(&"sliding_attention")))
+}
+
+/// `sliding_window`: `default` where the field is absent, none where it is null.
+///
+/// # Errors
+/// It is no positive number.
+pub fn sliding_window(fields: &Fields<'_>, default: u32) -> Result<Option<u32>, InputError> {
+    match fields.raw("sliding_window") {
+        None => Ok(Some(default)),
+        Some(Value::Null) => Ok(None),
+        Some(_) => match fields.u32("sliding_window")? {
+            Some(0) => Err(fields.error("sliding_window", "must be at least 1")),
+            window => Ok(window),
+        },
+    }
+}
