@@ -2,7 +2,6 @@
 
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
-use crate::cli::run::sampling;
 use crate::engine::backend::{compile_all, cuda_target};
 use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_ranks};
 use crate::engine::user_graph;
@@ -39,7 +38,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             let sizes = model.sizes_on(&source.config, &target)?;
             let top_k = args.logprobs.min(source.config.vocab_size);
             let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, ranks, &target)
-                .with_sampling(!sampling(args, &model, source)?.sampling.is_greedy());
+                .with_sampling(!args.sampling.in_force(&model, source)?.sampling.is_greedy());
             (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
         }
         ModelSource::Graph { graph, .. } => {

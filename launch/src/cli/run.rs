@@ -9,9 +9,8 @@ use crate::engine::{Engine, Opened, Request, SamplingParams};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::model_json::ModelJson;
-use crate::model::model_source::Model;
 use crate::model::prompts::{self, PromptSource, parse_tokens, resolve};
-use crate::model::sampling::{self, InForce};
+use crate::model::sampling::describe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -122,10 +121,10 @@ fn requests(args: &Args, opened: &Opened<'_>) -> Result<Vec<Request>, AppError> 
         sources = as_chats(args, model, sources)?;
     }
     let resolved = resolve(&sources, opened.source.tokenizer.as_ref(), &opened.limits)?;
-    let in_force = sampling(args, model, opened.source)?;
+    let in_force = args.sampling.in_force(model, opened.source)?;
     opened.sampling.set(!in_force.sampling.is_greedy());
     let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
-    tracing::info!("sampling: {}", sampling::describe(&sampling.into()));
+    tracing::info!("sampling: {}", describe(&sampling.into()));
     let requests = resolved.into_iter().map(|resolved| Request {
         sampling,
         ignore_eos: model.generate.ignore_eos,
@@ -133,13 +132,6 @@ fn requests(args: &Args, opened: &Opened<'_>) -> Result<Vec<Request>, AppError> 
         ..Request::tokens(resolved.prompt_tokens, resolved.max_new_tokens)
     });
     Ok(requests.collect())
-}
-
-/// How tokens are chosen, as the options in force say.
-pub fn sampling(args: &Args, model: &ModelJson, source: &Model) -> Result<InForce, AppError> {
-    let file = (&*model.file(), &model.generate.sampling());
-    let config = &source.config;
-    Ok(sampling::merge(&args.sampling.options(), file, &config.generation, config.vocab_size)?)
 }
 
 /// Each text as the first message of a conversation (`--chat`).

@@ -1,6 +1,9 @@
 //! Options that say how tokens are chosen.
 
-use crate::model::sampling::SamplingOptions;
+use crate::model::app_error::AppError;
+use crate::model::model_json::ModelJson;
+use crate::model::model_source::Model;
+use crate::model::sampling::{InForce, SamplingOptions, merge};
 
 const SAMPLING: &str = "Sampling (before model.json, before generation_config.json)";
 
@@ -51,5 +54,15 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             seed: self.seed,
         }
+    }
+
+    /// How tokens are chosen: by these options, before model.json, before generation_config.json.
+    ///
+    /// # Errors
+    /// A value is out of range, or they contradict each other.
+    pub fn in_force(&self, model: &ModelJson, source: &Model) -> Result<InForce, AppError> {
+        let file = (&*model.file(), &model.generate.sampling());
+        let config = &source.config;
+        Ok(merge(&self.options(), file, &config.generation, config.vocab_size)?)
     }
 }
