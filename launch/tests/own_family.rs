@@ -83,11 +83,11 @@ impl Family for Bigram {
         let (vocabulary, hidden) = (u64::from(config.vocab_size), u64::from(config.hidden_size));
         let dtype = families::dtype(config);
         let mut g = OpGraph::new(name, capacity);
-        let table = g.weight("table", dtype, &[vocabulary, hidden], None);
+        let table = g.weight("table.weight", dtype, &[vocabulary, hidden], None);
         let x = g.op("embedding", "embedding", &[table], attrs(json!({})));
-        let norm = g.weight("norm", dtype, &[hidden], None);
+        let norm = g.weight("norm.weight", dtype, &[hidden], None);
         let x = g.op("norm", "rmsnorm", &[x, norm], attrs(json!({"eps": config.rms_norm_eps})));
-        let head = g.weight("head", dtype, &[vocabulary, hidden], Some((0, Split::Even { unit: 16 })));
+        let head = g.weight("head.weight", dtype, &[vocabulary, hidden], Some((0, Split::Even { unit: 16 })));
         let logits =
             g.op("head", "linear", &[x, head], attrs(json!({"gather_samples": true, "output_dtype": "f32"})));
         let records = json!({"top_k": 0, "slices": options.ranks, "tiles": options.argmax_tiles});
