@@ -1,111 +1,78 @@
 //! Requests that come and go while the kernels run: `mpirun -n 2 target/release/examples/online MODEL [REQUESTS] [static|dynamic]`.
 //!
-//! Rank 0 first runs each request alone, then all of them again from several threads with pauses, cancels and pushed-back
-//! submissions, and compares the tokens. Between the two the kernels end for lack of work and begin again.
+//! Rank 0 first runs each of a few dozen requests alone. Then it submits so many of them from several threads, with pauses,
+//! cancels and handles that are dropped, and compares all tokens. In the end no page is in use, and memory has not grown.
 
-use distributed::online::{Client, Event, SubmitError, service};
-use distributed::plan::{BatchPlan, Finish, Mode, Request, Sampling, ServePlan};
-use distributed::{WatchOptions, World};
-use launch::engine::Error;
-use launch::engine::agreement::together;
-use launch::engine::backend::Backend;
-use launch::engine::config::{BackendChoice, RunConfig};
-use launch::engine::graphs::{build_options, build_together};
-use launch::engine::launch::{load, run_options};
-use launch::model::app_error::AppError;
-use launch::model::families::{self, GraphOptions};
-use launch::model::fill::ModelValues;
-use launch::model::model_json::Placement;
-use launch::model::model_path;
-use launch::model::model_source::ModelSource;
-use launch::model::not_numbers::NotNumbers;
+use launch::engine::config::BackendChoice;
+use launch::engine::{Engine, Error, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig};
+use launch::model::model_json::{Kv, Overrides, Placement};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The kernels end after so long without work.
 const IDLE_EXIT: Duration = Duration::from_millis(60);
+/// Different requests.
+const DIFFERENT: usize = 40;
+/// Threads that submit.
+const CALLERS: u64 = 4;
+/// Requests that a thread has open at most.
+const OPEN: usize = 12;
 
 fn main() -> ExitCode {
-    let options =
-        WatchOptions { deadline: Duration::from_secs(30), tell: |text| eprintln!("{text}"), fault: None };
-    let world = match World::init(options) {
-        Ok(world) => world,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(3);
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Told(status)) => ExitCode::from(status as u8),
+        Err(Failure::Wrong(text)) => {
+            eprintln!("online: error: {text}");
+            ExitCode::from(4)
         }
-    };
-    let status = match run(&world) {
-        Ok(()) => 0,
-        Err(error) => {
-            if world.rank() == 0 {
-                eprintln!("online: error: {error}");
-            }
-            error.exit_status() as u8
-        }
-    };
-    world.finalize();
-    ExitCode::from(status)
+    }
 }
 
-fn run(world: &World) -> Result<(), Error> {
-    let mut arguments = std::env::args().skip(1);
-    let usage = || AppError::input("usage: online MODEL [REQUESTS] [static|dynamic]");
-    let path = together(world, arguments.next().ok_or_else(usage))?;
-    let requests = arguments.next().map_or(Ok(40), |text| text.parse::<usize>().map_err(|_| usage()));
-    let requests = together(world, requests)?;
-    let mut model = together(world, model_path::open(path.as_ref()).map_err(AppError::from))?;
-    if arguments.next().as_deref() == Some("dynamic") {
-        model.runtime.placement = Placement::Dynamic;
-    }
-    let source = match together(world, ModelSource::open(&model).map_err(AppError::from))? {
-        ModelSource::Model(source) => source,
-        ModelSource::Graph { .. } => {
-            together(world, Err(AppError::input("a model is needed, not an op graph")))?
+enum Failure {
+    /// The engine has told it.
+    Told(i32),
+    Wrong(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match error.kind() {
+            ErrorKind::Full => Failure::Wrong(error.to_string()),
+            _ => Failure::Told(error.exit_status()),
         }
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let mut arguments = std::env::args().skip(1);
+    let usage = || Failure::Wrong("usage: online MODEL [REQUESTS] [static|dynamic]".into());
+    let model = arguments.next().ok_or_else(usage)?;
+    let count = arguments.next().map_or(Ok(200), |text| text.parse::<u64>().map_err(|_| usage()))?;
+    let mut spec = ModelSpec::path(model);
+    spec.overrides = Overrides {
+        kv: Some(Kv::OnDemand),
+        prefill_share: Some(0.05),
+        placement: (arguments.next().as_deref() == Some("dynamic")).then_some(Placement::Dynamic),
+        ..Overrides::default()
     };
-    let config = RunConfig { backend: BackendChoice::Cpu, ..RunConfig::default() };
-    let backend = Backend::choose(world, &config, None)?;
-    let target = backend.target(world, &model)?;
-    let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
-    let options = GraphOptions::new(&source.config, model.runtime.embedding, 1, world.size(), &target);
-    let ops = families::op_graphs(&source.config, &sizes, &options);
-    let graphs = build_together(world, &ops, &build_options(&config, &model, world.size(), target))?;
-    let plan = BatchPlan {
-        max_batch: sizes.max_batch,
-        max_seq_len: sizes.max_seq_len,
-        page_size: sizes.page_size,
-        num_pages: sizes.num_pages,
-        top_k: 1,
-        eos: Vec::new(),
-        requests: Vec::new(),
-        mode: Mode::Serve(ServePlan {
-            idle_exit: Some(IDLE_EXIT),
-            prefill_rows: 4,
-            kv_on_demand: true,
-            ..ServePlan::new(sizes.max_batch, sizes.max_seq_len)
-        }),
+    let config = RunConfig {
+        backend: BackendChoice::Cpu,
+        logprobs: 1,
+        max_waiting: 24,
+        idle_exit: Some(IDLE_EXIT),
+        tell: |text| eprintln!("online: error: {text}"),
+        ..RunConfig::default()
     };
-    let run_options = together(world, run_options(&config, &[]))?;
-    let threads = backend.readers();
-    let mut rank = backend.rank(world, &config, graphs, plan.clone(), &run_options)?;
-    let not_numbers = NotNumbers::default();
-    let values = ModelValues { config: &source.config, weights: &source.weights, not_numbers: &not_numbers };
-    let filled = load(world, &mut rank, threads, &config, &values);
-    together(world, filled)?;
-    world.phase("serving");
-    let vocabulary = source.config.vocab_size;
-    let served = if world.rank() == 0 {
-        let Some((client, service)) = service(&plan) else { unreachable!("the plan's mode is to serve") };
-        let user = std::thread::spawn(move || use_it(&client, requests, vocabulary, plan.max_seq_len));
-        let served = rank.lead(world, service).map_err(AppError::from);
-        let used = user.join().unwrap_or_else(|_| Err("the user's thread has panicked".into()));
-        served.and_then(|()| used.map_err(AppError::failed))
-    } else {
-        rank.follow(world).map_err(AppError::from)
-    };
-    together(world, served)?;
-    together(world, rank.free(world).map_err(AppError::from))
+    let engine = Engine::load(spec, config)?;
+    if engine.info().rank > 0 {
+        return Ok(engine.serve()?);
+    }
+    let compared = compare(&engine, count);
+    let status = i32::from(compared.is_err()) * 4;
+    engine.shutdown_with_status(Duration::from_secs(60), status)?;
+    compared
 }
 
 /// Numbers from a seed.
@@ -119,104 +86,162 @@ impl Random {
     }
 }
 
-/// Submits until it is taken; counts how often there was no room.
-fn submit(client: &Client, request: &Request, full: &mut u32) -> Result<distributed::online::Handle, String> {
-    loop {
-        match client.submit(request.clone()) {
-            Ok(handle) => return Ok(handle),
-            Err(SubmitError::Full { .. }) => {
-                *full += 1;
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    }
+/// What has happened so far.
+#[derive(Default)]
+struct Counts {
+    done: AtomicU64,
+    full: AtomicU64,
+    cancelled: AtomicU64,
+    dropped: AtomicU64,
+    /// KiB of the process when a quarter was done.
+    early: AtomicU64,
 }
 
-/// All tokens of a request, and its end.
-fn finish(mut handle: distributed::online::Handle) -> Result<(Vec<i32>, Finish), String> {
-    let mut tokens = Vec::new();
-    while let Some(event) = handle.wait_next() {
-        match event {
-            Event::Token(token) if token.logprobs.first().is_some_and(|&(id, _)| id == token.id) => {
-                tokens.push(token.id)
-            }
-            Event::Token(token) => return Err(format!("token {} without its log-probability", token.id)),
-            Event::Finished(why) => return Ok((tokens, why)),
-            Event::Lost(reason) => return Err(reason),
-        }
-    }
-    Err("a stream without an end".into())
-}
-
-fn use_it(client: &Client, count: usize, vocabulary: u32, max_seq_len: u32) -> Result<(), String> {
-    let result = compare(client, count, vocabulary, max_seq_len);
-    client.shutdown();
-    result
-}
-
-fn compare(client: &Client, count: usize, vocabulary: u32, max_seq_len: u32) -> Result<(), String> {
+fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
+    let wrong = |text: String| Err(Failure::Wrong(text));
+    let Some(limits) = engine.info().limits else { return wrong("a model is needed, not an op graph".into()) };
     let mut random = Random(7);
-    let longest = u64::from(max_seq_len / 4).clamp(2, 40);
-    let requests: Vec<Request> = (0..count)
-        .map(|_| Request {
-            prompt: (0..1 + random.below(longest)).map(|_| random.below(vocabulary.into()) as i32).collect(),
-            max_new_tokens: 1 + random.below(longest) as u32,
-            sampling: Sampling::default(),
+    let longest = u64::from(limits.max_seq_len / 4).clamp(2, 40);
+    let requests: Vec<Request> = (0..DIFFERENT)
+        .map(|_| {
+            let prompt: Vec<u32> =
+                (0..1 + random.below(longest)).map(|_| random.below(limits.vocab_size.into()) as u32).collect();
+            let new = 1 + random.below(longest) as u32;
+            Request { ignore_eos: true, logprobs: 1, ..Request::tokens(prompt, new) }
         })
         .collect();
-    let mut full = 0;
-    let alone = requests
-        .iter()
-        .map(|request| finish(submit(client, request, &mut full)?).map(|(tokens, _)| tokens))
-        .collect::<Result<Vec<_>, String>>()?;
+    let alone = requests.iter().map(|request| Ok(engine.submit(request.clone())?.wait().tokens));
+    let alone = alone.collect::<Result<Vec<_>, Failure>>()?;
     // Long enough for the kernels to end. The next request starts them again.
-    std::thread::sleep(5 * IDLE_EXIT);
-    let before = client.stats();
-    if before.kernel_runs {
-        return Err("the kernel has not ended for lack of work".into());
+    std::thread::sleep(8 * IDLE_EXIT);
+    if engine.stats().kernel_runs {
+        return wrong("the kernel has not ended for lack of work".into());
     }
     let begin = Instant::now();
-    let mut first = submit(client, &requests[0], &mut full)?;
-    let Some(Event::Token(_)) = first.next_within(Duration::from_secs(10)) else {
-        return Err("no token after a pause".into());
-    };
+    let first = engine.submit(requests[0].clone())?;
+    let Some(Event::Token(_)) = first.recv() else { return wrong("no token after a pause".into()) };
     let restarted = begin.elapsed();
-    drop(first); // which cancels it
-    let (mut open, mut cancelled) = (Vec::new(), 0);
-    for (index, request) in requests.iter().enumerate() {
-        let handle = submit(client, request, &mut full)?;
-        if random.below(5) == 0 {
-            handle.cancel();
-        }
-        open.push((index, handle));
-        if random.below(4) == 0 {
-            std::thread::sleep(Duration::from_micros(random.below(3000)));
-        }
-    }
-    for (index, handle) in open {
-        let (tokens, why) = finish(handle)?;
-        let wanted = &alone[index];
-        cancelled += u32::from(why == Finish::Cancelled);
-        if (why == Finish::Cancelled && !wanted.starts_with(&tokens))
-            || (why != Finish::Cancelled && tokens != *wanted)
-        {
-            return Err(format!("request {index}: {tokens:?}, alone {wanted:?}"));
-        }
-    }
-    std::thread::sleep(Duration::from_millis(5));
-    let stats = client.stats();
-    let figures = stats.figures;
+    drop(first);
+    let counts = Counts::default();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..CALLERS)
+            .map(|caller| {
+                let (requests, alone, counts) = (&requests, &alone, &counts);
+                let share = (count + CALLERS - 1 - caller) / CALLERS;
+                scope.spawn(move || call(engine, requests, alone, counts, Random(caller), share, count))
+            })
+            .collect();
+        callers.into_iter().try_for_each(|caller| {
+            caller.join().unwrap_or_else(|_| wrong("a thread has panicked".into()))
+        })
+    })?;
+    let took = begin.elapsed();
+    engine.wait_idle();
+    let stats = engine.stats();
+    let (early, late) = (counts.early.load(Ordering::Relaxed), resident());
     println!(
-        "online: ok, {} requests, {} tokens, {cancelled} cancelled, {full} times full, {} preemptions, {} launches, first token after a pause {:.2} ms",
-        stats.submitted,
-        stats.tokens,
-        figures.preemptions,
+        "online: ok, {count} requests in {:.1} s, {} tokens, {} cancelled, {} dropped, {} times full, {} preemptions, {} launches, first token after a pause {:.2} ms, memory {} to {} MiB",
+        took.as_secs_f64(),
+        stats.new_tokens,
+        counts.cancelled.load(Ordering::Relaxed),
+        counts.dropped.load(Ordering::Relaxed),
+        counts.full.load(Ordering::Relaxed),
+        stats.preemptions,
         stats.launches,
-        restarted.as_secs_f64() * 1e3
+        restarted.as_secs_f64() * 1e3,
+        early / 1024,
+        late / 1024
     );
-    if figures.free_pages != stats.pages || figures.running != 0 || figures.waiting != 0 {
-        return Err(format!("something is left: {stats:?}"));
+    let all = DIFFERENT as u64 + 1 + count;
+    if stats.kv_pages_used != 0 || stats.running != 0 || stats.waiting != 0 || stats.finished.total() != all {
+        return wrong(format!("something is left or lost: {all} requests, {stats:?}"));
+    }
+    // What a leak of a hundred bytes a request would be.
+    if late > early + 4096 + count / 10 {
+        return wrong(format!("memory has grown from {early} to {late} KiB"));
     }
     Ok(())
+}
+
+/// One thread's requests.
+fn call(
+    engine: &Engine,
+    requests: &[Request],
+    alone: &[Vec<u32>],
+    counts: &Counts,
+    mut random: Random,
+    share: u64,
+    all: u64,
+) -> Result<(), Failure> {
+    let mut open = Vec::new();
+    let add = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed) + 1;
+    let mut submitted = 0;
+    while submitted < share || !open.is_empty() {
+        if submitted < share && open.len() < OPEN {
+            let index = random.below(requests.len() as u64) as usize;
+            match engine.submit(requests[index].clone()) {
+                Ok(handle) => {
+                    submitted += 1;
+                    match random.below(10) {
+                        0 => handle.cancel(),
+                        // A client that goes away, at once or in the middle.
+                        1 => {
+                            if random.below(2) == 0 {
+                                handle.recv();
+                            }
+                            drop(handle);
+                            add(&counts.dropped);
+                            done(counts, all);
+                            continue;
+                        }
+                        _ => {}
+                    }
+                    open.push((index, handle));
+                    if random.below(4) == 0 {
+                        std::thread::sleep(Duration::from_micros(random.below(2000)));
+                    }
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Full => {
+                    add(&counts.full);
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if open.is_empty() {
+            continue;
+        }
+        let (index, handle) = open.swap_remove(random.below(open.len() as u64) as usize);
+        let answer = handle.wait();
+        let wanted = &alone[index];
+        let right = match answer.reason {
+            FinishReason::Cancelled => wanted.starts_with(&answer.tokens),
+            FinishReason::Length => answer.tokens == *wanted,
+            _ => false,
+        };
+        if !right || answer.logprobs.iter().zip(&answer.tokens).any(|(best, &token)| best[0].0 != token) {
+            return Err(Failure::Wrong(format!("request {index}: {answer:?}, alone {wanted:?}")));
+        }
+        if answer.reason == FinishReason::Cancelled {
+            add(&counts.cancelled);
+        }
+        done(counts, all);
+    }
+    Ok(())
+}
+
+/// One more request is over.
+fn done(counts: &Counts, all: u64) {
+    if counts.done.fetch_add(1, Ordering::Relaxed) + 1 == all.div_ceil(4) {
+        counts.early.store(resident(), Ordering::Relaxed);
+    }
+}
+
+/// KiB of memory that the process has in use.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }

@@ -3,7 +3,7 @@
 use crate::image::Image;
 use crate::memory::Layout;
 use crate::outputs::Outputs;
-use crate::plan::{BatchPlan, Mode, Request};
+use crate::plan::{BatchPlan, Mode};
 use crate::tensors::{Slot, find};
 use kernels_cu::abi;
 use taskgraph::task_graph::TaskGraph;
@@ -55,15 +55,13 @@ impl BatchMemory {
         let pages_per_slot = plan.max_seq_len.div_ceil(plan.page_size.max(1)).max(1);
         let max_samples = graphs.iter().map(|g| g.capacity.samples).max().unwrap_or(1).max(max_batch);
         let (generate, fixed_iterations, serve) = match plan.mode {
-            Mode::Generate => (1, 0, None),
-            Mode::Fixed(iterations) => (0, iterations, None),
+            Mode::Fixed { iterations, .. } => (0, iterations, None),
             Mode::Serve(serve) => (1, 0, Some(serve)),
         };
-        let num_requests = serve.map_or(plan.requests.len() as u32, |serve| serve.requests).max(1);
-        let tokens =
-            serve.map_or_else(|| plan.requests.iter().map(room).sum(), |serve| u64::from(serve.tokens));
+        let num_requests = serve.map_or(1, |serve| serve.requests).max(1);
+        let tokens = serve.map_or(0, |serve| u64::from(serve.tokens));
         // A cancel for each request, and the stop.
-        let entries = serve.map_or(num_requests.saturating_add(1), |serve| 2 * serve.requests + 1);
+        let entries = num_requests.saturating_mul(2).saturating_add(1);
         let idle_exit = serve.and_then(|serve| serve.idle_exit);
         let config = abi::mpk_batch_config {
             max_batch,
@@ -124,29 +122,6 @@ impl BatchMemory {
         image: &mut Image,
     ) -> BatchAddresses {
         image.put(self.eos, &plan.eos);
-        let mut first_token = 0;
-        let mut requests = Vec::new();
-        for (index, request) in plan.requests.iter().enumerate() {
-            image.put(self.tokens + 4 * first_token, &request.prompt);
-            requests.push(abi::mpk_request {
-                first_token: first_token as u32,
-                num_prompt_tokens: request.prompt.len() as u32,
-                max_new_tokens: request.max_new_tokens,
-                first_output: outputs.first(index) as u32,
-                sampling: request.sampling.to_abi(request.prompt.len() as u32),
-            });
-            first_token += room(request);
-        }
-        image.put(self.requests, &requests);
-        if plan.mode == Mode::Generate {
-            // All of them before the launch, and the end when they are done.
-            let numbers = 0..plan.requests.len() as u32;
-            let mut entries: Vec<_> =
-                numbers.map(|request| abi::mpk_admission { kind: abi::MPK_ADMIT, request }).collect();
-            entries.push(abi::mpk_admission { kind: abi::MPK_STOP, request: 0 });
-            image.put(self.admissions, &entries);
-            outputs.count_entries(entries.len() as u32);
-        }
         let config = abi::mpk_batch_config {
             tokens: image.address(self.tokens) as *mut _,
             requests: image.address(self.requests) as *const _,
@@ -212,8 +187,8 @@ impl BatchMemory {
         batch.num_samples = samples;
         batch.num_active = 1;
         batch.prompt_rows = rows;
-        if let Some(request) = plan.requests.first() {
-            image.put(self.rows[0], &request.prompt[..request.prompt.len().min(rows as usize)]);
+        if let Mode::Fixed { tokens, .. } = &plan.mode {
+            image.put(self.rows[0], &tokens[..tokens.len().min(rows as usize)]);
         }
         let positions = |range: std::ops::Range<u32>| range.map(|i| i as i32).collect::<Vec<_>>();
         image.put(self.rows[2], &positions(0..rows));
@@ -221,9 +196,4 @@ impl BatchMemory {
         image.put(self.samples[0], &positions(rows - samples..rows));
         image.put(self.page_table, &positions(0..self.config.pages_per_slot.min(plan.num_pages)));
     }
-}
-
-/// Tokens of a request: its prompt, and the new ones that it asks for.
-fn room(request: &Request) -> u64 {
-    request.prompt.len() as u64 + u64::from(request.max_new_tokens)
 }

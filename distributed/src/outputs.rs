@@ -3,23 +3,21 @@
 use crate::error::Result;
 use crate::image::Image;
 use crate::memory::Layout;
-use crate::plan::{BatchPlan, Figures, Finish, Mode, RequestOutput, Timing};
+use crate::plan::{BatchPlan, Figures, Finish, Mode};
 use kernels_cu::abi;
-use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `mpk_batch_output` and the arrays it points to, in memory that host and kernel both see.
 pub(crate) struct Outputs {
     image: Image,
-    /// Where each request's tokens begin in the output arrays.
-    first: Vec<usize>,
-    room: Vec<usize>,
     /// Numbers that requests may have, and places in the output arrays.
     numbers: usize,
     total: usize,
     top_k: usize,
     num_admissions_at: u64,
+    bell_at: u64,
     requests_at: u64,
     tokens_at: u64,
     top_tokens_at: u64,
@@ -27,25 +25,17 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// For the requests of `plan`, in zeroed memory of the size given to `allocate`.
+    /// For `plan`, in zeroed memory of the size given to `allocate`.
     pub fn new(plan: &BatchPlan, allocate: impl FnOnce(u64) -> Result<Image>) -> Result<Outputs> {
-        let room: Vec<usize> = plan.requests.iter().map(|r| r.max_new_tokens as usize).collect();
-        let mut total = 0;
-        let first = room
-            .iter()
-            .map(|&n| {
-                total += n;
-                total - n
-            })
-            .collect();
-        let mut numbers = room.len().max(1);
-        if let Mode::Serve(serve) = plan.mode {
-            (numbers, total) = (serve.requests as usize, serve.tokens as usize);
-        }
+        let (numbers, total) = match plan.mode {
+            Mode::Serve(serve) => (serve.requests as usize, serve.tokens as usize),
+            Mode::Fixed { .. } => (1, 0),
+        };
         let top_k = plan.top_k as usize;
         let mut layout = Layout::default();
         layout.reserve(size_of::<abi::mpk_batch_output>() as u64, 64);
         let num_admissions_at = layout.reserve(4, 64);
+        let bell_at = layout.reserve(4, 64);
         let requests_at = layout.reserve((numbers * size_of::<abi::mpk_request_output>()) as u64, 64);
         let mut words = |count: usize| layout.reserve(count.max(1) as u64 * 4, 64);
         let tokens_at = words(total);
@@ -62,12 +52,11 @@ impl Outputs {
         image.put(0, &[header]);
         Ok(Outputs {
             image,
-            first,
-            room,
             numbers,
             total,
             top_k,
             num_admissions_at,
+            bell_at,
             requests_at,
             tokens_at,
             top_tokens_at,
@@ -78,6 +67,11 @@ impl Outputs {
     /// The kernel's address of the number of entries that this host has written to the admission ring.
     pub fn num_admissions(&self) -> u64 {
         self.image.address(self.num_admissions_at)
+    }
+
+    /// A word for the host's own use, on which its thread sleeps where the kernel has none for that.
+    pub fn bell(&self) -> NonNull<u32> {
+        NonNull::new(self.image.host::<u32>(self.bell_at, 1)).unwrap_or(NonNull::dangling())
     }
 
     /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^30), with all that they name.
@@ -173,67 +167,6 @@ impl Outputs {
     /// The kernel's address of `mpk_batch_output`.
     pub fn address(&self) -> u64 {
         self.image.address(0)
-    }
-
-    /// Index in the output arrays of the first token of request `index`.
-    pub fn first(&self, index: usize) -> usize {
-        self.first[index]
-    }
-
-    /// Tokens that request `index` has yielded so far, from number `from` on, and why it ended if it has.
-    pub fn tokens(&self, index: usize, from: usize) -> (&[i32], Option<Finish>) {
-        let (count, finish) = self.progress(index as u32);
-        let count = count.min(self.room[index]);
-        // SAFETY: tokens below the count, which was acquired, are not written any more.
-        unsafe {
-            let from = from.min(count);
-            let first =
-                self.image.host::<i32>(self.tokens_at + 4 * (self.first[index] + from) as u64, count - from);
-            (std::slice::from_raw_parts(first, count - from), finish)
-        }
-    }
-
-    /// The `most` best tokens, highest first, of each of these tokens of request `index`, which `tokens` has shown.
-    pub fn logprobs(&self, index: usize, tokens: Range<usize>, most: usize) -> Vec<Vec<(u32, f32)>> {
-        let most = most.min(self.top_k);
-        if most == 0 {
-            return Vec::new();
-        }
-        assert!(tokens.end <= self.room[index]);
-        let at = 4 * ((self.first[index] + tokens.start) * self.top_k) as u64;
-        let count = tokens.len() * self.top_k;
-        let ids = self.image.host::<i32>(self.top_tokens_at + at, count);
-        let values = self.image.host::<f32>(self.top_logprobs_at + at, count);
-        // SAFETY: released by the kernel together with the tokens, whose count the caller has seen.
-        let pair = |place: usize| unsafe { (*ids.add(place) as u32, *values.add(place)) };
-        (0..tokens.len()).map(|t| (0..most).map(|k| pair(t * self.top_k + k)).collect()).collect()
-    }
-
-    /// Everything that request `index` has yielded.
-    pub fn request_output(&self, index: usize) -> RequestOutput {
-        let (tokens, finish) = self.tokens(index, 0);
-        let top = self.top_k;
-        let mut logprobs = Vec::new();
-        if top > 0 {
-            let at = 4 * (self.first[index] * top) as u64;
-            let ids = self.image.host::<i32>(self.top_tokens_at + at, tokens.len() * top);
-            let values = self.image.host::<f32>(self.top_logprobs_at + at, tokens.len() * top);
-            // SAFETY: released by the kernel together with the tokens, whose count was acquired above.
-            let pair = |place: usize| unsafe { (*ids.add(place), *values.add(place)) };
-            logprobs = (0..tokens.len()).map(|s| (0..top).map(|k| pair(s * top + k)).collect()).collect();
-        }
-        RequestOutput { tokens: tokens.to_vec(), logprobs, finish }
-    }
-
-    /// Time inside the kernel, after a run.
-    pub fn timing(&self) -> Timing {
-        // SAFETY: the header lies at the start of the image; outside of a run nobody writes it.
-        let output = unsafe { &*self.image.host::<abi::mpk_batch_output>(0, 1) };
-        Timing {
-            prefill: Duration::from_nanos(output.prefill_ns),
-            decode: Duration::from_nanos(output.decode_ns),
-            decode_steps: output.decode_steps,
-        }
     }
 }
 

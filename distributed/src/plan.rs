@@ -11,6 +11,8 @@ pub struct Request {
     pub prompt: Vec<i32>,
     /// New tokens at most.
     pub max_new_tokens: u32,
+    /// An end-of-sequence token ends it only after so many new tokens; [`u32::MAX`]: never.
+    pub min_new_tokens: u32,
     /// How its tokens are chosen.
     pub sampling: Sampling,
 }
@@ -105,23 +107,23 @@ pub struct BatchPlan {
     pub num_pages: u32,
     /// Log-probabilities wanted for each token.
     pub top_k: u32,
-    /// End-of-sequence ids; empty where they are ignored.
+    /// End-of-sequence ids.
     pub eos: Vec<i32>,
-    /// In order of arrival.
-    pub requests: Vec<Request>,
     /// What to run.
     pub mode: Mode,
 }
 
 /// What a launch runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// All requests until they are finished.
-    Generate,
-    /// This many iterations of graph 0, on one slot with all its rows in use: a user's own op graph. The tokens of
-    /// the rows are the first request's prompt.
-    Fixed(u32),
-    /// Requests that come and go while the kernel runs; [`BatchPlan::requests`] is empty.
+    /// So many iterations of graph 0, on one slot with all its rows in use: a user's own op graph.
+    Fixed {
+        /// How often it runs.
+        iterations: u32,
+        /// Tokens of its rows; the rest are 0.
+        tokens: Vec<i32>,
+    },
+    /// Requests that come and go while the kernel runs.
     Serve(ServePlan),
 }
 
@@ -185,28 +187,6 @@ pub enum Finish {
     Eos,
     /// It was cancelled.
     Cancelled,
-}
-
-/// What a request has yielded so far.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RequestOutput {
-    /// New tokens.
-    pub tokens: Vec<i32>,
-    /// For each new token the `top_k` best tokens with their log-probabilities, highest first.
-    pub logprobs: Vec<Vec<(i32, f32)>>,
-    /// Set once it has ended.
-    pub finish: Option<Finish>,
-}
-
-/// Time spent inside the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timing {
-    /// In iterations with any prompt row.
-    pub prefill: Duration,
-    /// In the others.
-    pub decode: Duration,
-    /// Number of the others.
-    pub decode_steps: u64,
 }
 
 /// How the batch step stands.

@@ -5,11 +5,10 @@ use crate::cuda::CudaRank;
 use crate::error::Result;
 use crate::fill::TensorSource;
 use crate::outputs::Outputs;
-use crate::plan::{BatchPlan, Finish, RequestOutput, Timing};
+use crate::plan::BatchPlan;
 use crate::tensors::Slot;
 use crate::world::World;
 use kernels_cu::abi;
-use std::ops::Range;
 use std::time::Duration;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
@@ -19,7 +18,6 @@ pub struct Common {
     pub(crate) graphs: Vec<TaskGraph>,
     pub(crate) slots: Vec<Vec<Slot>>,
     pub(crate) outputs: Outputs,
-    pub(crate) requests: usize,
     pub(crate) constant_bytes: u64,
 }
 
@@ -32,32 +30,6 @@ impl Common {
     /// Bytes of weights and constants on this rank.
     pub fn constant_bytes(&self) -> u64 {
         self.constant_bytes
-    }
-
-    /// Number of requests.
-    pub fn requests(&self) -> usize {
-        self.requests
-    }
-
-    /// Tokens that request `index` has yielded so far, from number `from` on, and why it ended if it has.
-    pub fn tokens(&self, index: usize, from: usize) -> (&[i32], Option<Finish>) {
-        self.outputs.tokens(index, from)
-    }
-
-    /// The `most` best tokens with their log-probabilities, highest first, of each of these tokens of request `index`, which
-    /// [`Common::tokens`] has shown. Empty where the run has none.
-    pub fn logprobs(&self, index: usize, tokens: Range<usize>, most: usize) -> Vec<Vec<(u32, f32)>> {
-        self.outputs.logprobs(index, tokens, most)
-    }
-
-    /// Everything that request `index` has yielded.
-    pub fn request_output(&self, index: usize) -> RequestOutput {
-        self.outputs.request_output(index)
-    }
-
-    /// Time inside the kernel, after a run.
-    pub fn timing(&self) -> Timing {
-        self.outputs.timing()
     }
 
     /// Slots of the graph input `name` in all graphs that have it with room for `bytes`.
@@ -153,23 +125,22 @@ impl Rank {
         }
     }
 
-    /// Collective: runs the graphs until the batch step says stop. `look` is called now and then on the calling
-    /// thread, and once at the end, to follow the outputs. Ends within the deadline in any case.
+    /// Collective: runs the graphs of a plan with [`crate::plan::Mode::Fixed`]. Ends within the deadline in any case.
     ///
     /// # Errors
     /// [`crate::Error::Aborted`] with this rank's report for an early end; an error of the device.
-    pub fn run(&mut self, world: &World, look: impl FnMut(&Common)) -> Result<()> {
+    pub fn run(&mut self, world: &World) -> Result<()> {
         match self {
-            Rank::Cpu(rank) => rank.run(world, look),
-            Rank::Cuda(rank) => rank.run(world, look),
+            Rank::Cpu(rank) => rank.run(world),
+            Rank::Cuda(rank) => rank.run(world),
         }
     }
 
-    /// Gets ready for another launch, with the requests of `plan`, on memory that stays as it is: weights and the
+    /// Gets ready for another launch, as `plan` says, on memory that stays as it is: weights and the
     /// compiled kernel. The last launch has ended on every rank, and its outputs are gone from here on.
     ///
     /// # Errors
-    /// There is no memory for the requests; the device failed.
+    /// There is no memory for it; the device failed.
     pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
         match self {
             Rank::Cpu(rank) => rank.restart(plan),

@@ -19,7 +19,7 @@ struct BatchSlot {
   uint32_t pages;
   uint32_t rows;      /* in the current iteration */
   int32_t last_token;
-  uint32_t first_token; /* mpk_request's */
+  uint32_t first_token, min_new_tokens; /* mpk_request's */
 };
 
 /* A token that the last iteration sampled, until the host gets it. */

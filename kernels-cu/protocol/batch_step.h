@@ -30,7 +30,8 @@ MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) 
   if (config->on_demand) config->tokens[static_cast<uint64_t>(entry->first_token) + config->requests[entry->request].num_prompt_tokens + entry->generated] = token;
   ++entry->generated;
   fold(state, static_cast<uint32_t>(token));
-  for (uint32_t i = 0; i < config->num_eos; ++i) {
+  const bool may_end = entry->generated > entry->min_new_tokens;
+  for (uint32_t i = 0; may_end && i < config->num_eos; ++i) {
     if (config->eos[i] == token) return free_slot(rank, slot, MPK_FINISH_EOS);
   }
   if (entry->generated >= entry->limit) return free_slot(rank, slot, MPK_FINISH_LENGTH);
@@ -45,6 +46,7 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   const BatchArrays arrays = batch_arrays(rank);
   const mpk_batch_output* output = &state->output;
   const uint32_t top_k = config->top_k;
+  const bool news = state->pending != 0 || state->told != state->finished || state->output.entries_taken != state->next_admission;
   for (uint32_t i = 0; i < state->pending; ++i) {
     const PendingToken pending = arrays.pending[i];
     const uint64_t place = static_cast<uint64_t>(config->requests[pending.request].first_output) + pending.number;
@@ -64,13 +66,7 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     platform::store<platform::Scope::kSystem>(&output->requests[request.request].finish, request.finish, platform::kRelease);
   }
   mpk_batch_output* figures = rank->batch_output;
-  /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, nor is an entry read again. */
-  if (ended) platform::store<platform::Scope::kSystem>(&figures->finished, state->told, platform::kRelease);
-  if (state->output.entries_taken != state->next_admission) {
-    state->output.entries_taken = state->next_admission;
-    platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
-  }
-  /* Relaxed: figures for the host, exact once the run has ended. */
+  /* Relaxed: figures for the host, exact for who has acquired the end of the last request. */
   platform::store<platform::Scope::kSystem>(&figures->prefill_ns, output->prefill_ns, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->prefill_iterations, output->prefill_iterations, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->decode_ns, output->decode_ns, platform::kRelaxed);
@@ -79,6 +75,14 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   platform::store<platform::Scope::kSystem>(&figures->waiting, state->waiting, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->free_pages, state->free_pages, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->preemptions, state->preemptions, platform::kRelaxed);
+  /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, nor is an entry read again. */
+  if (ended) platform::store<platform::Scope::kSystem>(&figures->finished, state->told, platform::kRelease);
+  if (state->output.entries_taken != state->next_admission) {
+    state->output.entries_taken = state->next_admission;
+    platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
+  }
+  /* Other hosts look on their own while they wait for their kernel. */
+  if (news && rank->rank == 0) platform::ring(&rank->control->bell);
 }
 
 /* Takes over what the iteration that has just ended did. Of a slot's samples a prefix holds: each of them says that the row

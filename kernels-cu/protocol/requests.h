@@ -116,7 +116,7 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
     leave_waiting(rank);
     const uint32_t order = record.order == kNone ? state->admitted++ : record.order;
     arrays.records[request].state = kInSlot;
-    arrays.slots[slot] = BatchSlot{request, order, 0, known, record.generated, limit, 0, 0, 0, wanted->first_token};
+    arrays.slots[slot] = BatchSlot{request, order, 0, known, record.generated, limit, 0, 0, 0, wanted->first_token, wanted->min_new_tokens};
     if (rank->batch->sampling != nullptr) rank->batch->sampling[slot] = wanted->sampling;
     ++state->running;
     fold(state, (static_cast<uint64_t>(slot) << 32) | request);

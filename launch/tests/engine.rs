@@ -1,4 +1,4 @@
-//! The engine as a library, on one rank of the CPU target: rounds, ends, text, and what it refuses.
+//! The engine as a library, on one rank of the CPU target: requests that come and go, ends, text, and what it refuses.
 //!
 //! Its tokens are compared with those that Hugging Face transformers computed for the same checkpoint. Many ranks, lost ranks
 //! and exit statuses are tested through mpk-run (`tests/tests`), which runs on the same engine.
@@ -36,13 +36,13 @@ fn expected(name: &str) -> Vec<(Vec<u32>, Vec<u32>, bool)> {
 }
 
 #[test]
-fn rounds_give_the_tokens_of_transformers_and_leave_no_trace() {
+fn requests_have_the_tokens_of_transformers_whatever_runs_beside_them() {
     let engine = load("qwen3", config());
     let expected = expected("qwen3");
     assert!(expected.len() > 1);
     let requests =
         || expected.iter().map(|(prompt, tokens, _)| Request::tokens(prompt.clone(), tokens.len() as u32));
-    // Together, then each alone, then together again: a round does not depend on those before it.
+    // Together, then each alone, then together again: a request does not depend on those before it.
     let mut answers: Vec<_> =
         engine.submit_all(requests().collect()).unwrap().into_iter().map(|h| h.wait()).collect();
     for request in requests() {
@@ -58,7 +58,7 @@ fn rounds_give_the_tokens_of_transformers_and_leave_no_trace() {
     let stats = engine.stats();
     assert_eq!((stats.waiting, stats.running, stats.finished.total()), (0, 0, answers.len() as u64));
     assert_eq!(stats.new_tokens, answers.iter().map(|a| a.tokens.len() as u64).sum::<u64>());
-    assert!(stats.rounds >= 2 && stats.decode_steps > 0);
+    assert!(stats.launches >= 1 && stats.decode_steps > 0 && stats.kv_pages_used == 0, "{stats:?}");
     engine.shutdown(Duration::from_secs(60)).unwrap();
     let error = engine.submit(Request::tokens([1], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stopped);
@@ -171,4 +171,102 @@ fn requests_may_come_from_any_thread() {
         let threads: Vec<_> = (0..6).map(|_| scope.spawn(ask)).collect();
         threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), first));
     });
+}
+
+/// Waits, no longer than a minute, until `done`.
+fn until(what: &str, done: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_request_joins_those_that_run_and_leaves_before_them() {
+    let engine = load("tiny", config());
+    let long = Request { ignore_eos: true, ..Request::text("In the beginning", 400) };
+    let long = engine.submit(long).unwrap();
+    assert!(matches!(long.recv(), Some(Event::Token(_))));
+    let short = engine.submit(Request::text("And God said", 4)).unwrap().wait();
+    assert_eq!(short.tokens.len(), 4);
+    assert_eq!((engine.stats().running, engine.stats().finished.length), (1, 1), "the long one goes on");
+    // A cancel gives slot and pages back while nothing else happens.
+    assert!(engine.stats().kv_pages_used > 0);
+    long.cancel();
+    until("the slot is not free", || engine.stats().running == 0 && engine.stats().kv_pages_used == 0);
+    assert_eq!(engine.stats().launches, 1);
+    // So does a stop string.
+    let stop = engine.submit(Request::text("And God said", 12)).unwrap().wait().text;
+    let request = Request { stop: vec![stop[2..4].into()], ignore_eos: true, ..Request::text("And God said", 400) };
+    let before = engine.stats().new_tokens;
+    assert_eq!(engine.submit(request).unwrap().wait().reason, FinishReason::Stop);
+    engine.wait_idle();
+    assert!(engine.stats().new_tokens - before < 40, "{:?}", engine.stats());
+}
+
+#[test]
+fn an_end_of_sequence_counts_only_after_the_fewest_tokens() {
+    let engine = load("qwen3", config());
+    let (prompt, tokens, _) = expected("qwen3").into_iter().find(|(_, _, eos)| *eos).unwrap();
+    let most = tokens.len() as u32 + 3;
+    let ask = |min_new_tokens| {
+        let request = Request { min_new_tokens, ..Request::tokens(prompt.clone(), most) };
+        engine.submit(request).unwrap().wait()
+    };
+    // The end of sequence is the last of `tokens`, so it counts if all before it are enough.
+    assert_eq!(ask(tokens.len() as u32 - 1).tokens, tokens);
+    let on = ask(tokens.len() as u32);
+    assert!(on.tokens.len() > tokens.len() && on.tokens.starts_with(&tokens), "{on:?}");
+}
+
+#[test]
+fn an_idle_kernel_ends_and_the_next_request_starts_it_again() {
+    let engine = load("tiny", RunConfig { idle_exit: Some(Duration::from_millis(20)), ..config() });
+    let ask = || engine.submit(Request::text("And it came to pass", 8)).unwrap().wait();
+    let first = ask();
+    for launches in 1..4 {
+        assert_eq!(engine.stats().launches, launches);
+        until("the kernel goes on", || !engine.stats().kernel_runs);
+        assert_eq!(ask(), first);
+    }
+}
+
+#[test]
+fn requests_that_are_cut_off_are_cancelled_and_the_engine_ends_well() {
+    let engine = load("tiny", config());
+    let request = || Request { ignore_eos: true, ..Request::text("In the beginning", 400) };
+    // More than there are slots.
+    let handles = engine.submit_all((0..12).map(|_| request()).collect()).unwrap();
+    assert!(matches!(handles[0].recv(), Some(Event::Token(_))));
+    let error = engine.shutdown(Duration::ZERO).unwrap_err();
+    assert!(error.message().contains("were ended"), "{error}");
+    for handle in handles {
+        assert_eq!(handle.wait().reason, FinishReason::Cancelled);
+    }
+    assert_eq!(engine.serve(), Ok(()), "the engine itself has not failed");
+}
+
+#[test]
+fn pages_on_demand_give_the_same_tokens() {
+    let alone = load("tiny", config());
+    let prompts = ["In the beginning", "And God said", "Thus saith the LORD", "And it came to pass", "Now"];
+    let request = |prompt: &str| Request { ignore_eos: true, ..Request::text(prompt, 100) };
+    let expected: Vec<_> = prompts.map(|p| alone.submit(request(p)).unwrap().wait().tokens).into();
+    drop(alone);
+    let mut spec = ModelSpec::path(fixture("tiny").join("model.json")).open().unwrap();
+    // Room for less than three of the five.
+    spec.page_size = Some(8);
+    spec.runtime.kv_pages = Some(40);
+    spec.runtime.kv = launch::model::model_json::Kv::OnDemand;
+    spec.runtime.prefill_share = Some(0.02);
+    spec.checkpoint = spec.checkpoint_folder();
+    let engine =
+        Engine::load(ModelSpec::json(&serde_json::to_string(&spec).unwrap()).unwrap(), config()).unwrap();
+    let handles = engine.submit_all(prompts.map(request).into()).unwrap();
+    let tokens: Vec<_> = handles.into_iter().map(|handle| handle.wait().tokens).collect();
+    assert_eq!(tokens, expected);
+    engine.wait_idle();
+    let stats = engine.stats();
+    assert!(stats.preemptions > 0 && stats.kv_pages_used == 0, "{stats:?}");
 }

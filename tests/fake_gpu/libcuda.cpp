@@ -104,17 +104,25 @@ bool sound() {
          reinterpret_cast<uint8_t*>(rank->control) == rank->sym[rank->rank];
 }
 
+/* What a kernel does with the entries that are there, before it ends for lack of work: all requests at once. */
 void finish() {
   mpk_batch_output* output = rank->batch_output;
   const mpk_batch_config* config = rank->batch_config;
-  for (uint32_t r = 0; r < config->num_requests; ++r) {
-    const mpk_request& request = config->requests[r];
+  const uint32_t entries = __atomic_load_n(config->num_admissions, __ATOMIC_ACQUIRE);
+  uint64_t finished = output->finished;
+  for (uint32_t e = output->entries_taken; e != entries; ++e) {
+    const mpk_admission& entry = config->admissions[e % config->admission_ring];
+    if (entry.kind != MPK_ADMIT) continue;
+    const mpk_request& request = config->requests[entry.request];
     for (uint32_t i = 0; i < request.max_new_tokens; ++i) output->tokens[request.first_output + i] = static_cast<int32_t>(i + 1);
-    output->requests[r].num_tokens = request.max_new_tokens;
-    output->requests[r].finish = MPK_FINISH_LENGTH;
     output->decode_steps = request.max_new_tokens - 1;
+    output->prefill_ns = output->decode_ns = 1000000;
+    __atomic_store_n(&output->requests[entry.request].num_tokens, request.max_new_tokens, __ATOMIC_RELEASE);
+    __atomic_store_n(&output->requests[entry.request].finish, static_cast<uint32_t>(MPK_FINISH_LENGTH), __ATOMIC_RELEASE);
+    ++finished;
   }
-  output->prefill_ns = output->decode_ns = 1000000;
+  __atomic_store_n(&output->finished, finished, __ATOMIC_RELEASE);
+  __atomic_store_n(&output->entries_taken, entries, __ATOMIC_RELEASE);
 }
 
 }  // namespace

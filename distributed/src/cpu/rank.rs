@@ -15,6 +15,8 @@ use crate::rank::Common;
 use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged};
 use crate::world::World;
 use kernels_cu::abi;
+use std::mem::offset_of;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::Placement;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
@@ -158,7 +160,6 @@ impl CpuRank {
                 graphs,
                 slots,
                 outputs,
-                requests: plan.requests.len(),
                 constant_bytes: layout.constants,
             },
             cores,
@@ -170,7 +171,7 @@ impl CpuRank {
         })
     }
 
-    /// Gets ready for another launch, with the requests of `plan`. Weights stay where they are; outputs of the last launch
+    /// Gets ready for another launch, as `plan` says. Weights stay where they are; outputs of the last launch
     /// are gone. No rank may still run; [`CpuRank::run`] waits until every rank has come this far.
     pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
         let own = self.heap.own();
@@ -185,7 +186,6 @@ impl CpuRank {
         let Common { graphs, slots, .. } = &self.common;
         let (outputs, control) = self.lasting.launch(graphs, slots, plan, &self.heap)?;
         self.common.outputs = outputs;
-        self.common.requests = plan.requests.len();
         self.control = control;
         Ok(())
     }
@@ -279,6 +279,13 @@ impl CpuRank {
         let statuses = self.control.image.host(self.control.status, self.control.statuses);
         // SAFETY: as many structs were reserved and zeroed; no loop runs any more.
         unsafe { std::slice::from_raw_parts(statuses, self.control.statuses) }.to_vec()
+    }
+
+    /// The bell of a rank's host, in its control block; `None` where its memory is out of reach.
+    pub(crate) fn bell_of(&self, rank: usize) -> Option<NonNull<u32>> {
+        let heap = NonNull::new(*self.heap.bases().get(rank)?)?;
+        // SAFETY: the control block is the first in every rank's heap.
+        Some(unsafe { heap.add(offset_of!(abi::mpk_control, bell)) }.cast())
     }
 
     /// How the host writes what the loops read.

@@ -4,14 +4,13 @@ use crate::affinity::bind;
 use crate::cpu::CpuRank;
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::rank::Common;
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How often the host looks at outputs and signals. It sleeps in between, so as not to take a worker's core.
+/// How often the host looks for signals. It sleeps in between, so as not to take a worker's core.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// An `mpk_rank` that the loops share.
@@ -21,14 +20,12 @@ struct Shared(*mut abi::mpk_rank);
 unsafe impl Send for Shared {}
 
 impl CpuRank {
-    /// Collective: runs the graphs until the batch step says stop. `look` is called now and then on the calling
-    /// thread, and once at the end, to follow the outputs. Ends within the deadline in any case; an early end is
-    /// an [`Error::Aborted`] with this rank's report.
-    pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
+    /// Collective: runs the graphs until the batch step says stop. Ends within the deadline in any case; an early end is an
+    /// [`Error::Aborted`] with this rank's report.
+    pub fn run(&mut self, world: &World) -> Result<()> {
         let _noted = interrupt::note();
-        let look = |rank: &CpuRank| {
+        let look = |_: &Self| {
             std::thread::sleep(LOOK);
-            look(&rank.common);
             Ok(interrupt::requested())
         };
         self.launch(world, look)

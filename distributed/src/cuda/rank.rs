@@ -94,7 +94,7 @@ struct Lasting {
 }
 
 impl Lasting {
-    /// Outputs and control memory for the requests of `plan`, in place on the device.
+    /// Outputs and control memory for `plan`, in place on the device.
     fn launch(
         &self,
         context: &Arc<Context>,
@@ -283,7 +283,6 @@ impl CudaRank {
                 graphs,
                 slots,
                 outputs,
-                requests: plan.requests.len(),
                 constant_bytes: layout.constants,
             },
             control,
@@ -309,7 +308,7 @@ impl CudaRank {
         })
     }
 
-    /// Gets ready for another launch, with the requests of `plan`. Weights and the kernel stay where they are; outputs of
+    /// Gets ready for another launch, as `plan` says. Weights and the kernel stay where they are; outputs of
     /// the last launch are gone. No rank may still run; [`CudaRank::run`] waits until every rank has come this far.
     ///
     /// # Errors
@@ -329,7 +328,6 @@ impl CudaRank {
         let made = self.lasting.launch(context, stream, graphs, slots, plan, self.heap.bases())?;
         let (outputs, control, control_memory) = made;
         self.common.outputs = outputs;
-        self.common.requests = plan.requests.len();
         self.control = control;
         self.control_memory = control_memory;
         Ok(())

@@ -6,14 +6,13 @@ use super::launch::Launcher;
 use super::rank::CudaRank;
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::rank::Common;
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the host looks at outputs, stream and signals.
+/// How often the host looks at stream and signals.
 const LOOK: Duration = Duration::from_micros(500);
 /// How often it looks at the device's control block.
 const SNAPSHOT: Duration = Duration::from_millis(250);
@@ -41,16 +40,14 @@ struct Watch {
 }
 
 impl CudaRank {
-    /// Collective: runs the graphs until the batch step says stop. `look` is called now and then on the calling
-    /// thread, and once at the end, to follow the outputs.
+    /// Collective: runs the graphs until the batch step says stop.
     ///
     /// # Errors
     /// [`Error::Aborted`] with this rank's report for an early end, [`Error::Device`] where the GPU failed.
-    pub fn run(&mut self, world: &World, mut look: impl FnMut(&Common)) -> Result<()> {
+    pub fn run(&mut self, world: &World) -> Result<()> {
         let _noted = interrupt::note();
-        let look = |rank: &CudaRank| {
+        let look = |_: &Self| {
             std::thread::sleep(LOOK);
-            look(&rank.common);
             Ok(interrupt::requested())
         };
         self.launch(world, look)

@@ -1,20 +1,18 @@
-//! What the rest of rank 0's process sees: requests are submitted and cancelled from any thread, and yield their tokens.
+//! What the rest of rank 0's process sees: requests are submitted and cancelled from any thread, and their tokens go to sinks.
 
-use super::arena::Arena;
+use super::bell::Bell;
 use crate::plan::{BatchPlan, Figures, Finish, Mode, Request};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// There is no room now; there will be when another request has ended.
-    #[error("all {requests} places for requests, or the room for their tokens, are taken; try again later")]
+    /// There is no room now; there will be when other requests have begun.
+    #[error("{waiting} requests wait already")]
     Full {
-        /// Places.
-        requests: u32,
+        /// Requests that wait.
+        waiting: usize,
     },
     /// It can never fit.
     #[error(
@@ -30,7 +28,7 @@ pub enum SubmitError {
     #[error("a request needs at least one token of prompt and one new token")]
     Empty,
     /// [`Client::shutdown`] was called.
-    #[error("no more requests are taken: the engine is ending")]
+    #[error("the engine takes no more requests: it is shutting down")]
     Ending,
     /// The run has failed.
     #[error("the engine has failed: {0}")]
@@ -46,24 +44,41 @@ pub struct Token {
     pub logprobs: Vec<(i32, f32)>,
 }
 
-/// What a request yields.
+/// The end of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The next token.
-    Token(Token),
-    /// The end: nothing follows.
+pub enum End {
+    /// It has come to its end.
     Finished(Finish),
-    /// The run has failed: nothing follows.
+    /// The run has failed.
     Lost(String),
+}
+
+/// Where the tokens of a request go. It is called on the host's thread, which serves all requests: it must not wait.
+pub trait Sink: Send {
+    /// The next token. False: no more are wanted, and the request is cancelled.
+    fn token(&mut self, token: Token) -> bool;
+
+    /// The end: nothing follows.
+    fn end(self: Box<Self>, end: End);
+}
+
+/// A request with its sink.
+pub struct Submission {
+    /// What is asked for.
+    pub request: Request,
+    /// Where its tokens go.
+    pub sink: Box<dyn Sink>,
 }
 
 /// How things stand.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Requests that were taken, ever.
-    pub submitted: u64,
-    /// Requests that have ended, ever.
-    pub ended: u64,
+    /// Requests that wait, on the host or in the kernel.
+    pub waiting: usize,
+    /// Requests in slots.
+    pub running: usize,
+    /// Prompt tokens of the requests that the kernel has got, ever.
+    pub prompt_tokens: u64,
     /// New tokens, ever.
     pub tokens: u64,
     /// How often the kernel was started.
@@ -77,113 +92,88 @@ pub struct Stats {
 }
 
 /// Rank 0's end for submitting requests; a copy is the same end.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client(Arc<Shared>);
 
 /// The place of requests between the threads of rank 0's process.
-#[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// A command has come.
-    wake: Condvar,
+    /// Nothing is left to do, or nothing more is served.
+    idle: Condvar,
+    plan: BatchPlan,
 }
 
-#[derive(Debug)]
 pub(super) struct State {
-    limits: Limits,
-    pub free_numbers: Vec<u32>,
-    pub arena: Arena,
-    pub commands: VecDeque<Command>,
+    pub limits: Limits,
+    most_waiting: usize,
+    /// In the order of their numbers.
+    pub waiting: VecDeque<Waiting>,
+    pub cancels: Vec<u64>,
+    pub cancel_all: bool,
+    last_id: u64,
+    /// Requests that were taken and whose sinks have not heard of the end.
+    pub unsettled: usize,
+    /// Requests that the kernel has got and that have not ended.
+    pub in_kernel: usize,
     pub ending: bool,
     lost: Option<String>,
     pub stats: Stats,
+    /// Of the thread that serves, while it does.
+    pub bell: Option<Bell>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    requests: u32,
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Numbers of requests.
+    pub requests: u32,
     /// Tokens of a sequence.
     tokens: u32,
+    /// Tokens of all requests that have a number.
+    pub all_tokens: u32,
 }
 
-#[derive(Debug)]
-pub(super) enum Command {
-    Add(Add),
-    Cancel(Arc<Stream>),
-}
-
-/// A request that has its place.
-#[derive(Debug)]
-pub(super) struct Add {
-    pub number: u32,
-    /// First place of its tokens.
-    pub first: u32,
+/// A request that the kernel has not got yet.
+pub(super) struct Waiting {
+    pub id: u64,
     pub request: Request,
-    pub stream: Arc<Stream>,
+    pub sink: Box<dyn Sink>,
 }
 
-impl Add {
+impl Waiting {
     /// Places of its tokens.
     pub fn room(&self) -> u32 {
         self.request.prompt.len() as u32 + self.request.max_new_tokens
     }
 }
 
-/// From the host's thread to the holder of a [`Handle`]. It never holds more than the request's new tokens and its end, so a slow
-/// reader stops nobody.
-#[derive(Debug, Default)]
-pub(super) struct Stream {
-    state: Mutex<StreamState>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct StreamState {
-    events: VecDeque<Event>,
-    ended: bool,
-    waker: Option<Waker>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Stream {
-    pub fn push(&self, events: impl IntoIterator<Item = Event>) {
-        let mut state = lock(&self.state);
-        for event in events {
-            state.ended |= !matches!(event, Event::Token(_));
-            state.events.push_back(event);
-        }
-        let waker = state.waker.take();
-        drop(state);
-        self.wake.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
+impl State {
+    fn ring(&self) {
+        if let Some(bell) = self.bell {
+            bell.ring();
         }
     }
 }
 
 impl Shared {
-    pub fn new(plan: &BatchPlan) -> Option<Arc<Shared>> {
+    pub fn new(plan: &BatchPlan, most_waiting: usize) -> Option<Arc<Shared>> {
         let Mode::Serve(serve) = plan.mode else { return None };
         let pages = u64::from(plan.num_pages) * u64::from(plan.page_size);
         let tokens = u64::from(plan.max_seq_len).min(pages).min(u64::from(serve.tokens)) as u32;
         let state = State {
-            limits: Limits { requests: serve.requests, tokens },
-            free_numbers: (0..serve.requests).rev().collect(),
-            arena: Arena::new(serve.tokens),
-            commands: VecDeque::new(),
+            limits: Limits { requests: serve.requests, tokens, all_tokens: serve.tokens },
+            most_waiting,
+            waiting: VecDeque::new(),
+            cancels: Vec::new(),
+            cancel_all: false,
+            last_id: 0,
+            unsettled: 0,
+            in_kernel: 0,
             ending: false,
             lost: None,
             stats: Stats { pages: plan.num_pages, ..Stats::default() },
+            bell: None,
         };
-        Some(Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() }))
-    }
-
-    /// Numbers that requests may have.
-    pub fn numbers(&self) -> u32 {
-        self.lock().limits.requests
+        Some(Arc::new(Shared { state: Mutex::new(state), idle: Condvar::new(), plan: plan.clone() }))
     }
 
     pub fn client(self: &Arc<Self>) -> Client {
@@ -191,35 +181,49 @@ impl Shared {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until a command comes, at most `longest`.
-    pub fn wait(&self, longest: Duration) {
-        let state = self.lock();
-        if state.commands.is_empty() {
-            drop(self.wake.wait_timeout(state, longest));
+    /// The sinks of so many requests have heard of the end.
+    pub fn settle(&self, count: usize) {
+        let mut state = self.lock();
+        state.unsettled -= count;
+        if state.unsettled == 0 {
+            self.idle.notify_all();
         }
     }
 
-    /// Nothing more is served; requests whose command was not taken yet hear of it.
+    /// Nothing more is served. Requests that wait hear of it.
     pub fn close(&self, reason: &str) {
         let mut state = self.lock();
-        state.lost.get_or_insert_with(|| reason.to_string());
-        for command in state.commands.drain(..) {
-            if let Command::Add(add) = command {
-                add.stream.push([Event::Lost(reason.to_string())]);
-            }
-        }
+        let reason = state.lost.get_or_insert_with(|| reason.to_string()).clone();
+        state.bell = None;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(|waiting| waiting.sink.end(End::Lost(reason.clone())));
+        self.idle.notify_all();
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
     }
 }
 
 impl Client {
-    /// Takes a request, or says why not. Never waits.
+    /// Takes requests, all of them or none, or says why not; gives their numbers, from 1. They begin together, as far as the kernel
+    /// has room for them. Never waits.
     ///
     /// # Errors
     /// There is no room, now or ever, or the engine ends.
-    pub fn submit(&self, mut request: Request) -> Result<Handle, SubmitError> {
+    pub fn submit(&self, mut submissions: Vec<Submission>) -> Result<Vec<u64>, SubmitError> {
         let mut state = self.0.lock();
         if let Some(reason) = &state.lost {
             return Err(SubmitError::Lost(reason.clone()));
@@ -227,125 +231,66 @@ impl Client {
         if state.ending {
             return Err(SubmitError::Ending);
         }
-        let limits = state.limits;
-        let prompt = request.prompt.len();
-        if prompt == 0 || request.max_new_tokens == 0 {
-            return Err(SubmitError::Empty);
+        let limit = state.limits.tokens;
+        for Submission { request, .. } in &mut submissions {
+            let prompt = request.prompt.len();
+            if prompt == 0 || request.max_new_tokens == 0 {
+                return Err(SubmitError::Empty);
+            }
+            if prompt >= limit as usize {
+                return Err(SubmitError::TooLong { prompt, most: (limit as usize).saturating_sub(1) });
+            }
+            request.max_new_tokens = request.max_new_tokens.min(limit - prompt as u32);
         }
-        if prompt >= limits.tokens as usize {
-            return Err(SubmitError::TooLong { prompt, most: (limits.tokens as usize).saturating_sub(1) });
+        if submissions.len() > state.most_waiting.saturating_sub(state.waiting.len()) {
+            return Err(SubmitError::Full { waiting: state.waiting.len() });
         }
-        request.max_new_tokens = request.max_new_tokens.min(limits.tokens - prompt as u32);
-        let full = SubmitError::Full { requests: limits.requests };
-        let number = state.free_numbers.last().copied().ok_or(full.clone())?;
-        let first = state.arena.take(prompt as u32 + request.max_new_tokens).ok_or(full)?;
-        state.free_numbers.pop();
-        state.stats.submitted += 1;
-        let stream = Arc::new(Stream::default());
-        let handle = Handle { stream: stream.clone(), shared: self.0.clone(), ended: false };
-        state.commands.push_back(Command::Add(Add { number, first, request, stream }));
-        drop(state);
-        self.0.wake.notify_all();
-        Ok(handle)
+        let first = state.last_id + 1;
+        state.unsettled += submissions.len();
+        for Submission { request, sink } in submissions {
+            state.last_id += 1;
+            let id = state.last_id;
+            state.waiting.push_back(Waiting { id, request, sink });
+        }
+        state.ring();
+        Ok((first..=state.last_id).collect())
+    }
+
+    /// Asks for the end of the request with this number. Its sink hears of it, unless it has ended before.
+    pub fn cancel(&self, id: u64) {
+        let mut state = self.0.lock();
+        state.cancels.push(id);
+        state.ring();
+    }
+
+    /// Asks for the end of all requests.
+    pub fn cancel_all(&self) {
+        let mut state = self.0.lock();
+        state.cancel_all = true;
+        state.ring();
     }
 
     /// How things stand.
     pub fn stats(&self) -> Stats {
-        self.0.lock().stats.clone()
+        let state = self.0.lock();
+        let running = state.in_kernel.min(state.stats.figures.running as usize);
+        let waiting = state.waiting.len() + state.in_kernel - running;
+        Stats { waiting, running, ..state.stats.clone() }
+    }
+
+    /// Waits until all requests have ended. Then the figures are those of all of them.
+    pub fn wait_idle(&self) {
+        let mut state = self.0.lock();
+        while state.unsettled > 0 && state.lost.is_none() {
+            state = self.0.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// From now on no requests are taken. When the last one has ended, the kernel ends on all ranks, and with it
-    /// [`crate::Rank::lead`] and [`crate::Rank::follow`]. Cancel the handles to have that soon.
+    /// [`crate::Rank::lead`] and [`crate::Rank::follow`]. [`Client::cancel_all`] makes that soon.
     pub fn shutdown(&self) {
-        self.0.lock().ending = true;
-        self.0.wake.notify_all();
-    }
-
-    /// Ctrl-C or SIGTERM has come since the ranks began to serve. The second one ends the process.
-    pub fn is_interrupted(&self) -> bool {
-        crate::interrupt::requested()
-    }
-}
-
-/// A request that was taken: its tokens as they come. Dropping it cancels the request.
-#[derive(Debug)]
-pub struct Handle {
-    stream: Arc<Stream>,
-    shared: Arc<Shared>,
-    ended: bool,
-}
-
-impl Handle {
-    fn taken(&mut self, event: Option<Event>) -> Option<Event> {
-        self.ended |= matches!(event, Some(Event::Finished(_) | Event::Lost(_)));
-        event
-    }
-
-    /// The next event if it is there. After the end there is none.
-    pub fn try_next(&mut self) -> Option<Event> {
-        let event = lock(&self.stream.state).events.pop_front();
-        self.taken(event)
-    }
-
-    /// Waits for the next event. `None` after the end.
-    pub fn wait_next(&mut self) -> Option<Event> {
-        while !self.ended {
-            if let Some(event) = self.next_within(Duration::from_secs(1)) {
-                return Some(event);
-            }
-        }
-        None
-    }
-
-    /// Waits for the next event, at most `longest`.
-    pub fn next_within(&mut self, longest: Duration) -> Option<Event> {
-        let until = Instant::now() + longest;
-        let mut state = lock(&self.stream.state);
-        while state.events.is_empty() && !self.ended {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            state = self.stream.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let event = state.events.pop_front();
-        drop(state);
-        self.taken(event)
-    }
-
-    /// For asynchronous callers: as the `poll_next` of a stream. One task at a time may wait.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        if self.ended {
-            return Poll::Ready(None);
-        }
-        let mut state = lock(&self.stream.state);
-        match state.events.pop_front() {
-            Some(event) => {
-                drop(state);
-                Poll::Ready(self.taken(Some(event)))
-            }
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-
-    /// Asks for the request's end. Its stream ends with [`Finish::Cancelled`], unless another end came first.
-    pub fn cancel(&self) {
-        // A request that has ended is cancelled in vain, and one that is cancelled twice is cancelled once.
-        if lock(&self.stream.state).ended {
-            return;
-        }
-        self.shared.lock().commands.push_back(Command::Cancel(self.stream.clone()));
-        self.shared.wake.notify_all();
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.cancel();
-        }
+        let mut state = self.0.lock();
+        state.ending = true;
+        state.ring();
     }
 }

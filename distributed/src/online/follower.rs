@@ -1,5 +1,6 @@
 //! The host of every other rank: writes entries as they come, and confirms them.
 
+use super::bell::Bell;
 use super::serve::{Host, Wish};
 use super::table::Table;
 use super::target::Target;
@@ -7,42 +8,67 @@ use super::wire::{Entry, Message, Wire};
 use crate::error::{Error, Result};
 use crate::world::World;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Between two looks for messages: short after one has come, longer as time goes on without any.
-const SHORTEST: Duration = Duration::from_micros(100);
-const LONGEST: Duration = Duration::from_micros(500);
-/// So long it stays short.
-const BUSY: Duration = Duration::from_millis(20);
+/// Between two looks while something is under way.
+const SHORT: Duration = Duration::from_micros(100);
+/// Between two looks for messages where rank 0 can't ring this host's bell.
+const UNRUNG: Duration = Duration::from_micros(500);
+/// Where it can. Lost ranks are noticed within it.
+const UNTIL_RUNG: Duration = Duration::from_millis(20);
+/// So many short looks follow a ring: MPI may take a moment to show the message.
+const LOOKS: u32 = 8;
 
 pub(super) struct Follower {
+    bell: Bell,
+    /// The bell, as last heard.
+    heard: u32,
+    /// It has been rung: rank 0 reaches it.
+    reached: bool,
+    /// Short looks that are left.
+    looks: u32,
     wire: Wire,
     table: Table,
     waiting: VecDeque<Entry>,
     confirmed: u64,
     launch: bool,
     end: bool,
-    moved: Instant,
 }
 
 impl Follower {
-    pub fn new(world: &World) -> Follower {
+    pub fn new(world: &World, bell: Bell) -> Follower {
         Follower {
+            bell,
+            heard: bell.listen(),
+            reached: false,
+            looks: 0,
             wire: Wire::new(world),
             table: Table::default(),
             waiting: VecDeque::new(),
             confirmed: 0,
             launch: false,
             end: false,
-            moved: Instant::now(),
+        }
+    }
+
+    /// Until there may be something to do.
+    fn rest(&mut self) {
+        if !self.waiting.is_empty() || self.wire.is_busy() || self.looks > 0 {
+            self.looks = self.looks.saturating_sub(1);
+            self.bell.sleep(self.heard, SHORT);
+        } else {
+            self.bell.sleep(self.heard, if self.reached { UNTIL_RUNG } else { UNRUNG });
         }
     }
 }
 
 impl<T: Target> Host<T> for Follower {
     fn turn(&mut self, target: &T, running: bool) -> Result<Wish> {
+        let heard = self.bell.listen();
+        if heard != self.heard {
+            (self.heard, self.reached, self.looks) = (heard, true, LOOKS);
+        }
         while let Some((rank, message)) = self.wire.receive()? {
-            self.moved = Instant::now();
             match message {
                 Message::Entry(entry) => self.waiting.push_back(entry),
                 Message::Launch => self.launch = true,
@@ -63,7 +89,6 @@ impl<T: Target> Host<T> for Follower {
         if self.confirmed != self.table.counted() {
             self.confirmed = self.table.counted();
             self.wire.send(0, &Message::Confirmed(self.confirmed))?;
-            self.moved = Instant::now();
         }
         if !running && std::mem::take(&mut self.launch) {
             return Ok(Wish::Launch);
@@ -71,7 +96,7 @@ impl<T: Target> Host<T> for Follower {
         if !running && self.end {
             return Ok(Wish::Leave);
         }
-        std::thread::sleep(if self.moved.elapsed() < BUSY { SHORTEST } else { LONGEST });
+        self.rest();
         Ok(Wish::Nothing)
     }
 

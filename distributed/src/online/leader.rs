@@ -1,42 +1,52 @@
 //! Rank 0's host: gives entries their order, hands them to all hosts, and takes the results.
 
-use super::client::{Add, Command, Event, Shared, Stream, Token};
+use super::arena::Arena;
+use super::bell::Bell;
+use super::client::{End, Shared, Sink, Token, Waiting};
 use super::serve::{Host, Wish};
 use super::table::Table;
 use super::target::Target;
 use super::wire::{Entry, Message, Payload, Wire};
 use crate::error::{Error, Result};
+use crate::plan::Finish;
 use crate::world::World;
 use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Rank 0's part of a service; see [`super::service`].
 #[derive(Debug)]
 pub struct Service(pub(super) Arc<Shared>);
 
-/// How long the host sleeps between two looks while requests run. A token waits half of it for its reader on average.
+/// How long the host sleeps between two looks while it waits for something that does not ring its bell: messages of other hosts,
+/// and results of a GPU. A token of a GPU waits half of it for its reader on average.
 const SHORT: Duration = Duration::from_micros(100);
-/// While there are none; a command wakes it.
+/// While nothing but the bell is waited for. Lost ranks are noticed within it.
 const LONG: Duration = Duration::from_millis(20);
 
 pub(super) struct Leader {
     shared: Arc<Shared>,
+    bell: Bell,
     wire: Wire,
     table: Table,
+    free_numbers: Vec<u32>,
+    /// Room for the tokens of requests.
+    arena: Arena,
     /// Entries that this rank's ring has not got, in order, with their numbers.
     log: VecDeque<(u64, Entry)>,
     /// Entries, ever.
     sent: u64,
-    /// How many each other rank has confirmed, and whether its kernel has ended.
+    /// Entries that came together are seen together: where each group of the log ends.
+    groups: VecDeque<u64>,
+    /// How many entries each other rank has confirmed, and whether its kernel has ended.
     others: Vec<Other>,
     /// By number.
     active: Vec<Option<Active>>,
     /// Requests that have ended, ever.
     ended: u64,
-    /// Numbers and places of requests that have ended, until their end is counted.
-    freeing: Vec<(u32, u32, u32)>,
+    /// Those of them whose end has not been counted yet.
+    ending: Vec<(u32, Active, Finish)>,
     stop_sent: bool,
 }
 
@@ -46,28 +56,43 @@ struct Other {
 }
 
 struct Active {
-    stream: Arc<Stream>,
+    id: u64,
+    sink: Box<dyn Sink>,
+    /// The sink wants more tokens.
+    wanted: bool,
+    /// The entry is in this rank's ring. Before that, the words of the results are those of who had the number before.
+    written: bool,
+    cancelled: bool,
     /// Place of its tokens, and how many: the prompt's come first.
     first: u32,
     room: u32,
     first_output: usize,
     taken: usize,
-    cancelled: bool,
 }
 
 impl Leader {
-    pub fn new(service: Service, world: &World, numbers: u32) -> Leader {
+    pub fn new(service: Service, world: &World, bell: Bell) -> Leader {
         let others = (1..world.size()).map(|_| Other { confirmed: 0, left: true }).collect();
+        let shared = service.0;
+        let limits = {
+            let mut state = shared.lock();
+            state.bell = Some(bell);
+            state.limits
+        };
         Leader {
-            shared: service.0,
+            shared,
+            bell,
             wire: Wire::new(world),
             table: Table::default(),
+            free_numbers: (0..limits.requests).rev().collect(),
+            arena: Arena::new(limits.all_tokens),
             log: VecDeque::new(),
             sent: 0,
+            groups: VecDeque::new(),
             others,
-            active: (0..numbers).map(|_| None).collect(),
+            active: (0..limits.requests).map(|_| None).collect(),
             ended: 0,
-            freeing: Vec::new(),
+            ending: Vec::new(),
             stop_sent: false,
         }
     }
@@ -79,30 +104,42 @@ impl Leader {
         Ok(())
     }
 
-    fn add(&mut self, add: Add, after_finished: u64) -> Result<()> {
-        let prompt = add.request.prompt.len() as u32;
-        let request = abi::mpk_request {
-            first_token: add.first,
-            num_prompt_tokens: prompt,
-            max_new_tokens: add.request.max_new_tokens,
-            first_output: add.first + prompt,
-            sampling: add.request.sampling.to_abi(prompt),
-        };
-        self.active[add.number as usize] = Some(Active {
-            first: add.first,
-            room: add.room(),
-            stream: add.stream,
-            first_output: (add.first + prompt) as usize,
-            taken: 0,
-            cancelled: false,
-        });
-        let payload = Some(Payload { request, prompt: add.request.prompt });
-        self.enter(Entry { kind: abi::MPK_ADMIT, number: add.number, after_finished, payload })
+    /// The entries so far are seen together. The other hosts have something to do.
+    fn close_group(&mut self, target: &impl Target) {
+        if self.groups.back() != Some(&self.sent) && self.log.back().is_some() {
+            self.groups.push_back(self.sent);
+        }
+        target.ring_others();
     }
 
-    fn cancel(&mut self, stream: &Arc<Stream>) -> Result<()> {
-        let of = |active: &Option<Active>| active.as_ref().is_some_and(|a| Arc::ptr_eq(&a.stream, stream));
-        let Some(number) = self.active.iter().position(of) else { return Ok(()) };
+    fn add(&mut self, number: u32, first: u32, add: Waiting, after_finished: u64) -> Result<()> {
+        let room = add.room();
+        let prompt = add.request.prompt.len() as u32;
+        let request = abi::mpk_request {
+            first_token: first,
+            num_prompt_tokens: prompt,
+            max_new_tokens: add.request.max_new_tokens,
+            first_output: first + prompt,
+            sampling: add.request.sampling.to_abi(prompt),
+            min_new_tokens: add.request.min_new_tokens,
+            reserved: 0,
+        };
+        self.active[number as usize] = Some(Active {
+            id: add.id,
+            sink: add.sink,
+            wanted: true,
+            written: false,
+            cancelled: false,
+            first,
+            room,
+            first_output: (first + prompt) as usize,
+            taken: 0,
+        });
+        let payload = Some(Payload { request, prompt: add.request.prompt });
+        self.enter(Entry { kind: abi::MPK_ADMIT, number, after_finished, payload })
+    }
+
+    fn cancel(&mut self, number: usize) -> Result<()> {
         let Some(active) = &mut self.active[number] else { return Ok(()) };
         if std::mem::replace(&mut active.cancelled, true) {
             return Ok(());
@@ -111,17 +148,50 @@ impl Leader {
         self.enter(Entry { kind: abi::MPK_CANCEL, number: number as u32, after_finished: 0, payload: None })
     }
 
-    /// Requests that were submitted, and those that are to end.
-    fn take_commands(&mut self, finished: u64) -> Result<bool> {
-        let commands = std::mem::take(&mut self.shared.lock().commands);
-        let any = !commands.is_empty();
-        for command in commands {
-            match command {
-                Command::Add(add) => self.add(add, finished)?,
-                Command::Cancel(stream) => self.cancel(&stream)?,
+    /// Takes requests for which there is room, and those that are to end.
+    fn take_commands(&mut self, target: &impl Target) -> Result<bool> {
+        let finished = target.outputs().finished();
+        let (mut adds, mut gone) = (Vec::new(), Vec::new());
+        let (cancels, all) = {
+            let mut state = self.shared.lock();
+            let cancels = std::mem::take(&mut state.cancels);
+            for id in &cancels {
+                if let Ok(place) = state.waiting.binary_search_by_key(id, |waiting| waiting.id) {
+                    gone.extend(state.waiting.remove(place));
+                }
+            }
+            let all = std::mem::take(&mut state.cancel_all);
+            if all {
+                gone.extend(state.waiting.drain(..));
+            }
+            while let (Some(next), Some(&number)) = (state.waiting.front(), self.free_numbers.last()) {
+                let Some(first) = self.arena.take(next.room()) else { break };
+                let Some(next) = state.waiting.pop_front() else { break };
+                self.free_numbers.pop();
+                state.in_kernel += 1;
+                state.stats.prompt_tokens += next.request.prompt.len() as u64;
+                adds.push((number, first, next));
+            }
+            (cancels, all)
+        };
+        let count = gone.len();
+        gone.into_iter().for_each(|waiting| waiting.sink.end(End::Finished(Finish::Cancelled)));
+        if count > 0 {
+            self.shared.settle(count);
+        }
+        let before = self.sent;
+        for (number, first, add) in adds {
+            self.add(number, first, add, finished)?;
+        }
+        for number in 0..self.active.len() {
+            if all || self.active[number].as_ref().is_some_and(|active| cancels.contains(&active.id)) {
+                self.cancel(number)?;
             }
         }
-        Ok(any)
+        if self.sent != before {
+            self.close_group(target);
+        }
+        Ok(self.sent != before)
     }
 
     fn take_messages(&mut self) -> Result<bool> {
@@ -147,108 +217,122 @@ impl Leader {
     fn publish(&mut self, target: &impl Target) -> Result<bool> {
         let confirmed = self.others.iter().map(|other| other.confirmed).min().unwrap_or(u64::MAX);
         let mut any = false;
-        while let Some((number, entry)) = self.log.front() {
-            if *number >= confirmed
-                || !self.table.write(entry, target.outputs(), target.control(), &target.writer())?
-            {
-                break;
+        while let Some(&end) = self.groups.front().filter(|&&end| end <= confirmed) {
+            while let Some((_, entry)) = self.log.front().filter(|(number, _)| *number < end) {
+                if !self.table.write(entry, target.outputs(), target.control(), &target.writer())? {
+                    // The first entries of the group stay unseen until the last one is there.
+                    return Ok(any);
+                }
+                if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize]) {
+                    active.written = true;
+                }
+                self.log.pop_front();
+                any = true;
             }
-            self.log.pop_front();
-            any = true;
+            self.groups.pop_front();
         }
         self.table.count(target.outputs(), &target.writer())?;
         Ok(any)
     }
 
-    /// Everything that the kernel has handed out goes to the streams; the kernel never waits for their readers.
-    fn take_results(&mut self, target: &impl Target) -> bool {
+    /// Everything that the kernel has handed out goes to the sinks. The kernel never waits for them.
+    fn take_results(&mut self, target: &impl Target) -> Result<bool> {
         let outputs = target.outputs();
-        let (mut tokens, mut any) = (0, false);
+        let (mut tokens, mut ended, mut unwanted) = (0, 0, Vec::new());
         for number in 0..self.active.len() {
-            let Some(active) = &mut self.active[number] else { continue };
-            // Its entry has not been written: the words are those of who had the number before.
-            if self.log.iter().any(|(_, entry)| entry.kind == abi::MPK_ADMIT && entry.number == number as u32)
-            {
-                continue;
-            }
+            let Some(active) = self.active[number].as_mut().filter(|active| active.written) else { continue };
             let (count, finish) = outputs.progress(number as u32);
-            let mut events: Vec<Event> = Vec::new();
             for place in active.first_output + active.taken..active.first_output + count {
-                let (id, logprobs) = outputs.token(place);
-                events.push(Event::Token(Token { id, logprobs }));
+                if active.wanted {
+                    let (id, logprobs) = outputs.token(place);
+                    active.wanted = active.sink.token(Token { id, logprobs });
+                }
             }
-            tokens += events.len() as u64;
+            tokens += (count - active.taken) as u64;
             active.taken = count;
-            events.extend(finish.map(Event::Finished));
-            any |= !events.is_empty();
-            let stream = active.stream.clone();
-            if finish.is_some() {
-                self.freeing.push((number as u32, active.first, active.room));
-                self.ended += 1;
-                self.active[number] = None;
-            }
-            if !events.is_empty() {
-                stream.push(events);
+            if let Some(finish) = finish {
+                self.ending.extend(self.active[number].take().map(|active| (number as u32, active, finish)));
+                ended += 1;
+            } else if !active.wanted && !active.cancelled {
+                unwanted.push(number);
             }
         }
-        // An end may be seen a moment before it is counted, and other hosts go by the count.
-        let counted = outputs.finished() >= self.ended;
-        let mut state = self.shared.lock();
-        if counted {
-            for (number, first, room) in self.freeing.drain(..) {
-                state.free_numbers.push(number);
-                state.arena.give_back(first, room);
-            }
+        self.ended += ended as u64;
+        let any = tokens != 0 || ended != 0;
+        let has_cancelled = !unwanted.is_empty();
+        unwanted.into_iter().try_for_each(|number| self.cancel(number))?;
+        if has_cancelled {
+            self.close_group(target);
         }
-        state.stats.tokens += tokens;
-        state.stats.ended = self.ended;
-        state.stats.figures = outputs.figures();
-        any
+        // An end may be seen a moment before it is counted. Other hosts go by the count, and the figures come before it.
+        let counted = !self.ending.is_empty() && outputs.finished() >= self.ended;
+        let over = if counted { std::mem::take(&mut self.ending) } else { Vec::new() };
+        if any || counted {
+            let mut state = self.shared.lock();
+            state.stats.tokens += tokens;
+            state.stats.figures = outputs.figures();
+            state.in_kernel -= over.len();
+        }
+        let count = over.len();
+        for (number, active, finish) in over {
+            self.free_numbers.push(number);
+            self.arena.give_back(active.first, active.room);
+            active.sink.end(End::Finished(finish));
+        }
+        if count > 0 {
+            self.shared.settle(count);
+        }
+        Ok(any || counted || has_cancelled)
     }
 
-    fn is_quiet(&self) -> bool {
-        self.log.is_empty() && self.active.iter().all(Option::is_none)
+    /// No request is in the kernel or on its way there.
+    fn is_empty(&self) -> bool {
+        self.active.iter().all(Option::is_none) && self.ending.is_empty()
+    }
+
+    /// What would ring the bell is not all that is waited for.
+    fn must_poll(&self, running: bool) -> bool {
+        let others = !self.others.is_empty();
+        (others && (!self.log.is_empty() || !self.wire.is_idle() || self.stop_sent))
+            || (others && !running && self.others.iter().any(|other| !other.left))
+            || (!self.bell.of_kernel && (!self.is_empty() || !self.log.is_empty() || self.stop_sent))
     }
 }
 
 impl<T: Target> Host<T> for Leader {
     fn turn(&mut self, target: &T, running: bool) -> Result<Wish> {
-        let begin = Instant::now();
-        let finished = target.outputs().finished();
-        let mut moved = self.take_commands(finished)?;
+        let heard = self.bell.listen();
+        let mut moved = self.take_commands(target)?;
         moved |= self.take_messages()?;
         moved |= self.publish(target)?;
-        moved |= self.take_results(target);
+        moved |= self.take_results(target)?;
         let ending = {
             let mut state = self.shared.lock();
             state.stats.kernel_runs = running;
-            state.ending && state.commands.is_empty()
+            state.ending && state.waiting.is_empty()
         };
-        let over = ending && self.is_quiet();
-        if over && running && !self.stop_sent {
+        if ending && running && !self.stop_sent && self.log.is_empty() && self.is_empty() {
             self.stop_sent = true;
             self.enter(Entry { kind: abi::MPK_STOP, number: 0, after_finished: 0, payload: None })?;
+            self.close_group(target);
             return Ok(Wish::Nothing);
         }
         if !running && self.others.iter().all(|other| other.left) {
-            if ending && self.active.iter().all(Option::is_none) {
+            if ending && self.is_empty() {
                 self.wire.send_all(&Message::End)?;
+                target.ring_others();
                 return Ok(Wish::Leave);
             }
             if !self.stop_sent && self.table.open(target.outputs()) != 0 {
                 self.others.iter_mut().for_each(|other| other.left = false);
                 self.wire.send_all(&Message::Launch)?;
+                target.ring_others();
                 self.shared.lock().stats.launches += 1;
                 return Ok(Wish::Launch);
             }
         }
         if !moved {
-            // What is under way elsewhere does not wake this thread.
-            let busy = self.stop_sent
-                || !self.is_quiet()
-                || !self.wire.is_idle()
-                || (!running && self.others.iter().any(|other| !other.left));
-            self.shared.wait(if busy { SHORT.saturating_sub(begin.elapsed()) } else { LONG });
+            self.bell.sleep(heard, if self.must_poll(running) { SHORT } else { LONG });
         }
         Ok(Wish::Nothing)
     }
@@ -260,10 +344,11 @@ impl<T: Target> Host<T> for Leader {
     fn failed(&mut self, error: &Error) {
         let reason = error.to_string();
         self.shared.close(&reason);
-        for active in self.active.iter_mut().filter_map(Option::take) {
-            active.stream.push([Event::Lost(reason.clone())]);
-        }
-        let _ = self.wire.send_all(&Message::Failed(error.exit_status(), reason));
+        let _ = self.wire.send_all(&Message::Failed(error.exit_status(), reason.clone()));
+        let active = self.active.iter_mut().filter_map(Option::take);
+        active.for_each(|active| active.sink.end(End::Lost(reason.clone())));
+        // These have come to their end.
+        self.ending.drain(..).for_each(|(_, active, finish)| active.sink.end(End::Finished(finish)));
     }
 
     fn wire(&mut self) -> &mut Wire {

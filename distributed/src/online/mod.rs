@@ -6,13 +6,14 @@
 //! - An entry (a request, a cancel, the stop) goes to every other host with its payload. Each writes it into its rank's ring,
 //!   once its kernel is done with what lay there, and confirms it. Rank 0's host writes an entry last, when all have confirmed
 //!   it. Its kernel decides when it takes effect.
-//! - Every room is bounded: numbers of requests, room for their tokens, entries of the ring. Where there is none, `submit` says
-//!   so ([`SubmitError::Full`]). A request has room for all the tokens that it may yield, in the kernel's memory and in its
-//!   stream. So neither a slow host nor a slow reader stops the kernel or another request.
+//! - Every room is bounded: numbers of requests, room for their tokens, entries of the ring. A request waits on the host until there
+//!   is room; if too many wait, `submit` says so ([`SubmitError::Full`]). A request in the kernel has room for all the tokens that
+//!   it may yield. So neither a slow host nor a slow reader stops the kernel or another request.
 //! - A kernel without work ends after [`crate::plan::ServePlan::idle_exit`]. Rank 0 starts all of them again when an entry has
 //!   come. Weights, KV cache and the batch step's state stay where they are.
 
 mod arena;
+mod bell;
 mod client;
 mod follower;
 mod leader;
@@ -21,7 +22,7 @@ mod table;
 mod target;
 mod wire;
 
-pub use client::{Client, Event, Handle, Stats, SubmitError, Token};
+pub use client::{Client, End, Sink, Stats, Submission, SubmitError, Token};
 pub use leader::Service;
 
 use crate::error::{Error, Result};
@@ -32,11 +33,12 @@ use client::Shared;
 use follower::Follower;
 use leader::Leader;
 use serve::serve;
+use target::Target;
 
-/// Both ends of a service on rank 0; `None` where the plan's mode is not [`crate::plan::Mode::Serve`]. Requests may be submitted before the rank
-/// serves.
-pub fn service(plan: &BatchPlan) -> Option<(Client, Service)> {
-    let shared = Shared::new(plan)?;
+/// Both ends of a service on rank 0; `None` where the plan's mode is not [`crate::plan::Mode::Serve`]. At most `most_waiting` requests
+/// wait on the host. Requests may be submitted before the rank serves.
+pub fn service(plan: &BatchPlan, most_waiting: usize) -> Option<(Client, Service)> {
+    let shared = Shared::new(plan, most_waiting)?;
     Some((shared.client(), Service(shared)))
 }
 
@@ -45,13 +47,17 @@ impl Rank {
     /// The thread is the one that made the world.
     ///
     /// # Errors
-    /// As [`Rank::run`]. All open streams end with [`Event::Lost`].
+    /// As [`Rank::run`]. All sinks hear [`End::Lost`], after [`World::tell`].
     pub fn lead(&mut self, world: &World, service: Service) -> Result<()> {
-        let numbers = service.0.numbers();
-        let mut leader = Leader::new(service, world, numbers);
         match self {
-            Rank::Cpu(rank) => serve(rank.as_mut(), world, &mut leader),
-            Rank::Cuda(rank) => serve(rank.as_mut(), world, &mut leader),
+            Rank::Cpu(rank) => {
+                let mut leader = Leader::new(service, world, rank.bell());
+                serve(rank.as_mut(), world, &mut leader)
+            }
+            Rank::Cuda(rank) => {
+                let mut leader = Leader::new(service, world, rank.bell());
+                serve(rank.as_mut(), world, &mut leader)
+            }
         }
     }
 
@@ -63,10 +69,15 @@ impl Rank {
         if world.rank() == 0 {
             return Err(Error::Aborted("rank 0 leads; it can't follow".into()));
         }
-        let mut follower = Follower::new(world);
         match self {
-            Rank::Cpu(rank) => serve(rank.as_mut(), world, &mut follower),
-            Rank::Cuda(rank) => serve(rank.as_mut(), world, &mut follower),
+            Rank::Cpu(rank) => {
+                let mut follower = Follower::new(world, rank.bell());
+                serve(rank.as_mut(), world, &mut follower)
+            }
+            Rank::Cuda(rank) => {
+                let mut follower = Follower::new(world, rank.bell());
+                serve(rank.as_mut(), world, &mut follower)
+            }
         }
     }
 }

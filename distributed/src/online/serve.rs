@@ -40,6 +40,10 @@ pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Ho
     // Who waits for requests waits for any length of time: it is the kernel's deadline that holds, not that of the watch.
     let result = world.run_kernel(|| run(target, world, host));
     if let Err(error) = &result {
+        // What another rank has failed with, that rank tells; rank 0 tells it too, since it has the requests.
+        if world.rank() == 0 || !matches!(error, Error::AtRank { .. }) {
+            world.tell(&error.to_string());
+        }
         host.failed(error);
     }
     let begin = Instant::now();
@@ -64,6 +68,9 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
             if let Some(lost) = interrupt::lost_rank(world) {
                 return Err(Error::Aborted(lost));
             }
+            if interrupt::requested() {
+                return Err(Error::Aborted("ended by a signal, or told to end, while no kernel ran".into()));
+            }
         }
         let begin = Instant::now();
         if launches > 0 {
@@ -71,8 +78,7 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
         }
         target.launch(world, |target| {
             host.turn(target, true)?;
-            // A signal is the program's affair: it ends the service as it likes.
-            Ok(false)
+            Ok(interrupt::requested())
         })?;
         tracing::debug!("launch {launches} has ended after {:.3} s", begin.elapsed().as_secs_f64());
         host.left()?;

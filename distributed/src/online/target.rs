@@ -1,16 +1,22 @@
 //! What serving needs of a rank, whichever target it is on.
 
+use super::bell::Bell;
 use crate::control::{Control, ControlWriter};
 use crate::cpu::CpuRank;
 use crate::cuda::CudaRank;
 use crate::error::Result;
 use crate::outputs::Outputs;
 use crate::world::World;
+use std::ptr::NonNull;
 
 pub(super) trait Target {
     fn outputs(&self) -> &Outputs;
     fn control(&self) -> &Control;
     fn writer(&self) -> impl ControlWriter;
+    /// What this rank's host sleeps on.
+    fn bell(&self) -> Bell;
+    /// Wakes the hosts of other ranks that can be reached: there is a message for them. The rest look now and then.
+    fn ring_others(&self);
     /// Collective: see `CpuRank::launch`.
     fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()>;
 }
@@ -26,6 +32,22 @@ impl Target for CpuRank {
 
     fn writer(&self) -> impl ControlWriter {
         CpuRank::writer(self)
+    }
+
+    fn bell(&self) -> Bell {
+        let word = self.bell_of(self.header().rank as usize).unwrap_or(NonNull::dangling());
+        // SAFETY: the control block lies in the heap, which lives as long as the rank, and the word is only accessed atomically.
+        unsafe { Bell::new(word, true) }
+    }
+
+    fn ring_others(&self) {
+        let header = self.header();
+        for rank in (0..header.world as usize).filter(|&rank| rank != header.rank as usize) {
+            if let Some(word) = self.bell_of(rank) {
+                // SAFETY: as above; the heaps of all ranks live as long as each of them serves.
+                unsafe { Bell::new(word, true) }.ring();
+            }
+        }
     }
 
     fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
@@ -45,6 +67,13 @@ impl Target for CudaRank {
     fn writer(&self) -> impl ControlWriter {
         CudaRank::writer(self)
     }
+
+    fn bell(&self) -> Bell {
+        // SAFETY: the word lies in the memory of the results, which lives as long as the rank, and is only accessed atomically.
+        unsafe { Bell::new(self.common.outputs.bell(), false) }
+    }
+
+    fn ring_others(&self) {}
 
     fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         CudaRank::launch(self, world, look)

@@ -201,6 +201,11 @@ impl Wire {
         }
     }
 
+    /// Something is on its way, in either direction.
+    pub fn is_busy(&self) -> bool {
+        !self.sending.is_empty() || self.receiving.is_some()
+    }
+
     /// Nothing that was sent is still on its way.
     pub fn is_idle(&self) -> bool {
         self.sending.is_empty()

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MPK_ABI_VERSION 2u
+#define MPK_ABI_VERSION 3u
 
 /* ---- identifiers -------------------------------------------------------------------------------------- */
 
@@ -219,6 +219,8 @@ typedef struct mpk_request {
   uint32_t max_new_tokens;
   uint32_t first_output; /* in mpk_batch_output.tokens; it has room for max_new_tokens */
   mpk_sampling sampling;
+  uint32_t min_new_tokens; /* an end-of-sequence token ends the request only after so many new ones; all ones: never */
+  uint32_t reserved;       /* 0 */
 } mpk_request;
 
 /* Entries are counted modulo this. */
@@ -241,7 +243,7 @@ typedef struct mpk_batch_config {
   uint64_t idle_exit_ns;    /* the kernel ends after so long without work; 0: never */
   int32_t* tokens;          /* the host writes prompts; the batch step appends what it accepts */
   const mpk_request* requests;       /* [num_requests] */
-  const int32_t* eos;       /* empty where end-of-sequence is ignored */
+  const int32_t* eos;       /* ids that end a sequence (mpk_request.min_new_tokens) */
   const mpk_admission* admissions;   /* [admission_ring] entry number n lies at n modulo admission_ring */
   const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^30; on rank 0: that all hosts have */
 } mpk_batch_config;
@@ -259,7 +261,7 @@ typedef struct mpk_batch_output {
   float* top_logprobs;
   uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
   uint64_t prefill_iterations, decode_steps;
-  /* Released after the results of all that they count. */
+  /* Released after the results of all that they count, and after the figures. */
   uint64_t finished;        /* requests that have ended, ever */
   uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^30 */
   /* Relaxed: figures. */
@@ -358,7 +360,8 @@ typedef struct mpk_control {
   uint32_t launch;     /* graph of that iteration; MPK_LAUNCH_STOP: there is no further iteration */
   uint32_t pad2[14];
   uint32_t running;    /* workers still inside */
-  uint32_t pad3[15];
+  uint32_t bell;       /* CPU target: changes when there is something new for this rank's host, which may sleep on it */
+  uint32_t pad3[14];
   uint64_t decisions[MPK_DECISIONS]; /* of rank 0, written by it at every rank: protocol/admission.h */
   uint64_t pad4[8 - MPK_DECISIONS];
 } mpk_control;
@@ -470,7 +473,7 @@ MPK_ASSERT_SIZE(mpk_task, 80);
 MPK_ASSERT_SIZE(mpk_event, 16);
 MPK_ASSERT_SIZE(mpk_variant, 128);
 MPK_ASSERT_SIZE(mpk_sampling, 48);
-MPK_ASSERT_SIZE(mpk_request, 64);
+MPK_ASSERT_SIZE(mpk_request, 72);
 MPK_ASSERT_SIZE(mpk_status, 64);
 MPK_ASSERT_SIZE(mpk_admission, 8);
 MPK_ASSERT_SIZE(mpk_control, 320);
@@ -489,6 +492,9 @@ uint64_t mpk_batch_private_bytes(const mpk_batch_config* config);
 int mpk_cpu_begin(mpk_rank* rank);
 /* Wakes whoever sleeps until this word changes: after mpk_batch_config.num_admissions has grown. */
 void mpk_cpu_wake(uint32_t* word);
+/* Changes the word and wakes whoever sleeps on it; sleeps until it is no longer `seen`, or `ns` are over (mpk_control.bell). */
+void mpk_cpu_ring(uint32_t* word);
+void mpk_cpu_sleep(const uint32_t* word, uint32_t seen, uint64_t ns);
 /* The loops; each runs on a thread of its own until the batch step says stop or the rank aborts. */
 void mpk_cpu_worker(mpk_rank* rank, uint32_t worker);
 void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler);

@@ -49,6 +49,8 @@ extern "C" {
 uint64_t mpk_batch_private_bytes(const mpk_batch_config* config) { return mpk::batch_state_bytes(config); }
 
 void mpk_cpu_wake(uint32_t* word) { mpk::platform::wake(word); }
+void mpk_cpu_ring(uint32_t* word) { mpk::platform::ring(word); }
+void mpk_cpu_sleep(const uint32_t* word, uint32_t seen, uint64_t ns) { mpk::platform::park(word, seen, ns); }
 
 int mpk_cpu_begin(mpk_rank* rank) {
   int code = MPK_ABORT_KERNEL;

@@ -74,6 +74,7 @@ inline void sleep_ns(uint64_t) {}
 /* Sleeping on a word is waiting like any other; that a wake comes too late costs time only. */
 inline void park(const uint32_t*, uint32_t, uint64_t) { model::wait_turn(0xFFFFFFFFu); }
 inline void wake(uint32_t*) {}
+inline void ring(uint32_t*) {}
 
 inline uint32_t float_bits(float value) {
   uint32_t bits;

@@ -134,6 +134,13 @@ inline void wake(uint32_t* word) {
 #endif
 }
 
+/* Tells the host, which may sleep on `word`, that there is something new. Release: pairs with the acquire with which the host reads
+ * the word before it looks at the results, so that it does not go to sleep on what it has not seen. */
+inline void ring(uint32_t* word) {
+  fetch_add<Scope::kSystem>(word, 1u, kRelease);
+  wake(word);
+}
+
 inline uint32_t float_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));

@@ -31,6 +31,7 @@ struct Scenario {
   std::vector<GraphShape> graphs;
   std::vector<std::vector<int32_t>> prompts;
   std::vector<uint32_t> max_new;
+  std::vector<uint32_t> min_new; /* an end of sequence counts only after so many */
   std::vector<uint32_t> number; /* entry of the request table that the request has; used again after its end */
   std::vector<Arrival> log;
   std::vector<int32_t> eos;
@@ -219,7 +220,7 @@ Expected simulate(const Scenario& scenario) {
         const int32_t token = sampled(request, one.done - 1, token_at(one.done - 1));
         tokens.push_back(token);
         one.drafts = guessed(scenario, request, one.done, token);
-        if (std::count(scenario.eos.begin(), scenario.eos.end(), token)) {
+        if (tokens.size() > scenario.min_new[request] && std::count(scenario.eos.begin(), scenario.eos.end(), token)) {
           end(request, MPK_FINISH_EOS);
           break;
         }
@@ -378,6 +379,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
       requests[number].first_token = number * token_room;
       requests[number].num_prompt_tokens = static_cast<uint32_t>(scenario.prompts[r].size());
       requests[number].max_new_tokens = scenario.max_new[r];
+      requests[number].min_new_tokens = scenario.min_new[r];
       requests[number].first_output = number * output_room;
       std::fill_n(prompt_tokens.begin() + number * token_room, token_room, -1);
       std::copy(scenario.prompts[r].begin(), scenario.prompts[r].end(), prompt_tokens.begin() + number * token_room);
@@ -517,6 +519,7 @@ Scenario random_scenario(uint64_t seed) {
     if (random.between(0, 1)) scenario.prompts.back().resize(std::min<size_t>(scenario.prompts.back().size(), 5));
     for (int32_t& token : scenario.prompts.back()) token = static_cast<int32_t>(random.between(0, kVocabulary - 1));
     scenario.max_new.push_back(random.between(0, 20) == 0 ? 0 : random.between(1, 30));
+    scenario.min_new.push_back(random.between(0, 3) != 0 ? 0 : random.between(0, 4) == 0 ? UINT32_MAX : random.between(0, 30));
     scenario.number.push_back(r);
     const uint32_t arrives = random.between(0, 1) ? 0 : random.between(0, 60);
     scenario.log.push_back({arrives, MPK_ADMIT, r});
@@ -565,7 +568,7 @@ void reuse_numbers(Scenario* scenario, Expected* expected) {
 
 /* A rank with one request of one token, of which no entry says anything yet, and `slots` slots. */
 struct OneRequest {
-  mpk_request request = {0, 1, 1, 0, {}};
+  mpk_request request = {0, 1, 1, 0, {}, 0, 0};
   mpk_admission admissions[4] = {{MPK_ADMIT, 0}};
   uint32_t num_admissions = 0;
   int32_t token = 1, row = 0;

@@ -57,6 +57,13 @@ choices! {
         /// By cuLaunchCooperativeKernel, each rank its own.
         Cooperative,
     }
+    /// When a request gets pages of the KV cache.
+    Kv for model_json::Kv {
+        /// All that it can need, when it begins.
+        Reserved,
+        /// As it needs them; the youngest request waits where none is left.
+        OnDemand,
+    }
     /// How tasks get to workers.
     Placement for model_json::Placement {
         /// Each worker has its list.

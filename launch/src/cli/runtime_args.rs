@@ -1,6 +1,6 @@
 //! Options on where and how a model is run, the same for all programs that run one.
 
-use crate::cli::choices::{Allreduce, Backend, Bootstrap, Launch, Placement, Transport};
+use crate::cli::choices::{Allreduce, Backend, Bootstrap, Kv, Launch, Placement, Transport};
 use crate::engine::RunConfig;
 use crate::engine::config::BackendChoice;
 use crate::model::model_json::Overrides;
@@ -19,6 +19,13 @@ pub struct RuntimeArgs {
     /// Maximum number of tokens of a request, prompt and new; replaces max_seq_len of model.json.
     #[arg(long, value_name = "L", help_heading = SIZES)]
     pub max_seq_len: Option<u32>,
+    /// Share of an iteration's prompt rows (runtime.prefill_chunk) that prompts may take while other requests generate: above 0, at
+    /// most 1. A small share keeps a long prompt from holding up the others.
+    #[arg(long, value_name = "S", help_heading = SIZES)]
+    pub prefill_share: Option<f64>,
+    /// When a request gets pages of the KV cache.
+    #[arg(long, value_enum, help_heading = SIZES)]
+    pub kv: Option<Kv>,
     /// Where to run.
     #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = MACHINE)]
     pub backend: Backend,
@@ -68,6 +75,8 @@ impl RuntimeArgs {
             max_seq_len: self.max_seq_len,
             placement: self.placement.map(Into::into),
             allreduce: self.allreduce.map(Into::into),
+            prefill_share: self.prefill_share,
+            kv: self.kv.map(Into::into),
             workers: self.workers,
             ..Overrides::default()
         }

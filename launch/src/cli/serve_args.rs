@@ -51,7 +51,7 @@ pub struct ServeArgs {
     /// After SIGTERM or SIGINT, running requests have this long to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = HTTP)]
     pub shutdown_timeout: f64,
-    /// The kernel ends after this long without requests, at the latest; the next request starts it again.
+    /// The kernel ends after this long without requests; the next request starts it again. 0: it never ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, help_heading = HTTP)]
     pub idle_exit: f64,
     /// Log-probabilities of each token that a request may ask for (at most 128).
@@ -99,7 +99,13 @@ impl ServeArgs {
 
     /// How it is run. The server's own queue is the shorter one.
     pub fn run_config(&self) -> RunConfig {
-        RunConfig { logprobs: self.logprobs, max_waiting: usize::MAX, ..self.runtime.run_config() }
+        let idle_exit = Duration::try_from_secs_f64(self.idle_exit).ok().filter(|time| !time.is_zero());
+        RunConfig {
+            logprobs: self.logprobs,
+            max_waiting: usize::MAX,
+            idle_exit,
+            ..self.runtime.run_config()
+        }
     }
 
     /// How long running requests may go on after a signal. What is no time is told by [`ServeArgs::contradiction`].

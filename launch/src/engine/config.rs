@@ -46,9 +46,11 @@ pub struct RunConfig {
     pub logprobs: u32,
     /// Requests may draw their tokens or have penalties. The graphs are built for it; without it they are greedy.
     pub sampling: bool,
-    /// Requests that may wait. One more is refused.
+    /// Requests that may wait before the kernel gets them. One more is refused.
     pub max_waiting: usize,
-    /// Record every task's times, and write the timeline of the last round to this file (Chrome trace format).
+    /// The kernel ends after so long without requests, and the next one starts it again. `None`: it goes on waiting.
+    pub idle_exit: Option<Duration>,
+    /// Record every task's times, and write the timeline to this file at the end (Chrome trace format).
     pub trace: Option<PathBuf>,
     /// What the ranks of a job must have in common, by name and value: a difference ends the job before anything
     /// depends on it. The model is compared in any case; if this is empty, the fields of the configuration are.
@@ -91,6 +93,7 @@ impl RunConfig {
             ("deadline", format!("{:?}", self.deadline)),
             ("logprobs", self.logprobs.to_string()),
             ("sampling", self.sampling.to_string()),
+            ("idle_exit", format!("{:?}", self.idle_exit)),
             ("trace", format!("{:?}", self.trace)),
             ("unprotected", self.unprotected.to_string()),
             ("stall", format!("{:?}", self.stall)),
@@ -112,6 +115,7 @@ impl Default for RunConfig {
             logprobs: 0,
             sampling: true,
             max_waiting: 1024,
+            idle_exit: Some(Duration::from_secs(2)),
             trace: None,
             in_common: Vec::new(),
             tell: |message| tracing::error!("{message}"),

@@ -1,6 +1,7 @@
 //! What comes of a request: a stream of tokens that ends with a reason.
 
 use crate::engine::error::Error;
+use distributed::online::Client;
 use futures_core::Stream;
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -92,11 +93,18 @@ pub struct Handle {
     id: u64,
     prompt_tokens: Vec<u32>,
     channel: Arc<Channel>,
+    /// Where a cancel is told.
+    client: Option<Client>,
 }
 
 impl Handle {
-    pub(crate) fn new(id: u64, prompt_tokens: Vec<u32>, channel: Arc<Channel>) -> Handle {
-        Handle { id, prompt_tokens, channel }
+    pub(crate) fn new(
+        id: u64,
+        prompt_tokens: Vec<u32>,
+        channel: Arc<Channel>,
+        client: Option<Client>,
+    ) -> Handle {
+        Handle { id, prompt_tokens, channel, client }
     }
 
     /// The request's number, from 1.
@@ -141,9 +149,13 @@ impl Handle {
         self.channel.lock().next()
     }
 
-    /// Ends the request: no further token comes. What has come already can still be read.
+    /// Ends the request: no further token comes, and its slot is free an iteration later. What has come already can still be read.
     pub fn cancel(&self) {
-        self.channel.end(FinishReason::Cancelled, String::new(), None);
+        if self.channel.end_first(FinishReason::Cancelled, String::new(), None)
+            && let Some(client) = &self.client
+        {
+            client.cancel(self.id);
+        }
     }
 
     /// Waits for the end and gives everything that has not been read yet.
@@ -256,14 +268,21 @@ impl Channel {
 
     /// The first end counts.
     pub fn end(&self, reason: FinishReason, text: String, error: Option<Error>) {
+        self.end_first(reason, text, error);
+    }
+
+    /// The same; true if it was the first one.
+    pub fn end_first(&self, reason: FinishReason, text: String, error: Option<Error>) -> bool {
         let mut state = self.lock();
-        if !state.over {
+        let first = !state.over;
+        if first {
             state.over = true;
             // Before whoever waits for the end can know of it. Relaxed: the lock orders it.
             self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
             state.events.push_back(Event::End(End { reason, text, error }));
             self.tell(state);
         }
+        first
     }
 
     fn tell(&self, mut state: MutexGuard<'_, State>) {
@@ -284,7 +303,7 @@ mod tests {
 
     fn pair() -> (Handle, Arc<Channel>) {
         let channel = Arc::new(Channel::new(Arc::default()));
-        (Handle::new(1, vec![7], channel.clone()), channel)
+        (Handle::new(1, vec![7], channel.clone(), None), channel)
     }
 
     fn token(id: u32, text: &str) -> Token {

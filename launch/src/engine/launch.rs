@@ -5,7 +5,7 @@ use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use distributed::fill::TensorSource;
 use distributed::plan::{RunOptions, Stall};
-use distributed::{Common, Rank, World};
+use distributed::{Rank, World};
 use std::time::{Duration, Instant};
 
 /// Longest that a rank which ended early waits for the others' reports.
@@ -53,19 +53,19 @@ pub fn load(
     result.map(|()| took)
 }
 
-/// Collective: runs the kernel. A run that ends early tells this rank's report (see [`World::tell`]); ranks that no longer answer are
-/// waited for no longer than their own deadline, then the job is ended.
-pub fn launch(
-    world: &World,
-    rank: &mut Rank,
-    deadline: Duration,
-    look: impl FnMut(&Common),
-) -> Result<(), Error> {
+/// Collective: runs a user's own graph. A run that ends early tells this rank's report (see [`World::tell`]).
+pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), Error> {
     world.phase("the run");
-    let result = rank.run(world, look);
+    let result = rank.run(world);
     if let Err(error) = &result {
         world.tell(&error.to_string());
     }
+    ended(world, deadline, result)
+}
+
+/// Collective: after the kernel, how it went on all ranks. Those that no longer answer are waited for no longer than their own deadline,
+/// then the job is ended.
+pub fn ended(world: &World, deadline: Duration, result: distributed::Result<()>) -> Result<(), Error> {
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
     world.phase("the end of the run");
     world.barrier_within(limit);

@@ -7,6 +7,7 @@ use crate::engine::error::Error;
 use crate::engine::graphs::{build_options, build_together, check_ranks};
 use crate::engine::launch::{load, run_options};
 use crate::engine::same::{same_model, same_options};
+use crate::engine::sampling::SamplingParams;
 use crate::engine::spec::ModelSpec;
 use crate::engine::stats::Start;
 use crate::engine::trace;
@@ -14,16 +15,21 @@ use crate::engine::user_graph::UserGraph;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::fill::ModelValues;
-use crate::model::model_json::{ModelJson, Sizes};
+use crate::model::model_json::{Kv, ModelJson, Sizes};
 use crate::model::model_source::{Model, ModelSource};
 use crate::model::not_numbers::NotNumbers;
 use crate::model::prompts::Limits;
+use crate::model::sampling::{SamplingOptions, merge};
 use crate::model::tokenizer::Tokenizer;
 use distributed::cuda::WarmUp;
-use distributed::plan::{BatchPlan, Mode};
+use distributed::online::{Client, Service, service};
+use distributed::plan::{BatchPlan, Mode, ServePlan};
 use distributed::{Rank, World};
 use std::cell::Cell;
 use std::time::Instant;
+
+/// The kernel knows of so many requests at least, so that a list of prompts is in it as one.
+const LEAST_KNOWN: u32 = 64;
 
 /// A model whose files have been opened. Nothing has been built or loaded yet.
 pub struct Opened<'a> {
@@ -56,6 +62,9 @@ pub struct Info {
     pub limits: Option<Limits>,
     /// Requests may draw their tokens or have penalties.
     pub sampling: bool,
+    /// How a request that says nothing of its own is to be sampled: as model.json and the checkpoint's generation_config.json say.
+    /// [`Request`](crate::engine::Request) does not take it over by itself.
+    pub defaults: SamplingParams,
     /// Ids that end a sequence.
     pub eos: Vec<u32>,
     /// The checkpoint's tokenizer, if it has one.
@@ -66,8 +75,8 @@ pub struct Info {
 
 /// What is run.
 pub(crate) enum Work {
-    /// Tokens from a model; what a plan without requests looks like.
-    Tokens(BatchPlan),
+    /// Tokens from a model, on rank 0 with both ends of the service.
+    Tokens(Option<(Client, Service)>),
     /// A graph of one's own.
     Graph(Box<UserGraph>),
 }
@@ -107,6 +116,7 @@ pub(crate) fn load_all(
                 ranks: world.size(),
                 limits: None,
                 sampling: false,
+                defaults: SamplingParams::default(),
                 eos: Vec::new(),
                 tokenizer: None,
                 start,
@@ -143,9 +153,9 @@ fn tokens(
         let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
         let opened = Opened { model: &model, source: &source, limits, sampling: Cell::new(config.sampling) };
         inspect(&opened)?;
-        Ok((limits, opened.sampling.get()))
+        Ok((limits, opened.sampling.get(), defaults(&model, &source)?))
     });
-    let (limits, sampling) = together(world, inspected)?;
+    let (limits, sampling, defaults) = together(world, inspected)?;
     let target = backend.target(world, &model)?;
     let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
     if sizes.prefill_chunk <= sizes.max_batch {
@@ -165,10 +175,11 @@ fn tokens(
 
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(config, &names))?;
-    let plan = empty_plan(&sizes, top_k);
+    let plan = plan(config, &model, &sizes, top_k, &source.config.eos);
     let threads = backend.readers();
     world.phase("memory");
-    let mut rank = backend.rank(world, config, graphs, plan.clone(), &run_options)?;
+    let service = if world.rank() == 0 { service(&plan, config.max_waiting) } else { None };
+    let mut rank = backend.rank(world, config, graphs, plan, &run_options)?;
     world.phase("weights");
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
     let not_numbers = NotNumbers::default();
@@ -191,22 +202,39 @@ fn tokens(
         ranks: world.size(),
         limits: Some(limits),
         sampling,
+        defaults,
         eos: source.config.eos.clone(),
         tokenizer: source.tokenizer,
         start,
     };
-    Ok(Loaded { rank, work: Work::Tokens(plan), info })
+    Ok(Loaded { rank, work: Work::Tokens(service), info })
 }
 
-fn empty_plan(sizes: &Sizes, top_k: u32) -> BatchPlan {
+/// What model.json and generation_config.json say about sampling.
+fn defaults(model: &ModelJson, source: &Model) -> Result<SamplingParams, AppError> {
+    let file = (&*model.file(), &model.generate.sampling());
+    let config = &source.config;
+    let in_force = merge(&SamplingOptions::default(), file, &config.generation, config.vocab_size)?;
+    Ok(SamplingParams::new(in_force.sampling, in_force.seed))
+}
+
+/// What the batch step is told before the first launch.
+fn plan(config: &RunConfig, model: &ModelJson, sizes: &Sizes, top_k: u32, eos: &[u32]) -> BatchPlan {
+    let pool = u64::from(sizes.num_pages) * u64::from(sizes.page_size);
     BatchPlan {
         max_batch: sizes.max_batch,
         max_seq_len: sizes.max_seq_len,
         page_size: sizes.page_size,
         num_pages: sizes.num_pages,
         top_k,
-        eos: Vec::new(),
-        requests: Vec::new(),
-        mode: Mode::Generate,
+        eos: eos.iter().map(|&id| id as i32).collect(),
+        mode: Mode::Serve(ServePlan {
+            // Those in slots, and enough that wait to fill slots that come free before the host hears of it.
+            requests: sizes.max_batch.saturating_mul(2).max(LEAST_KNOWN),
+            tokens: pool.saturating_mul(2).min(i32::MAX as u64) as u32,
+            idle_exit: config.idle_exit,
+            prefill_rows: sizes.prompt_rows(model.runtime.prefill_share),
+            kv_on_demand: model.runtime.kv == Kv::OnDemand,
+        }),
     }
 }

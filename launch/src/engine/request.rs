@@ -10,6 +10,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// New tokens at most. The answer is shorter where `max_seq_len` or the KV cache leaves less room.
     pub max_new_tokens: u32,
+    /// An end-of-sequence token, a stop token or a stop string ends it only after so many new tokens.
+    pub min_new_tokens: u32,
     /// Go on after an end-of-sequence token.
     pub ignore_eos: bool,
     /// Log-probabilities that are wanted for each new token, at most [`RunConfig::logprobs`].
@@ -30,6 +32,7 @@ impl Request {
         Request {
             prompt,
             max_new_tokens,
+            min_new_tokens: 0,
             ignore_eos: false,
             logprobs: 0,
             stop: Vec::new(),

@@ -2,18 +2,20 @@
 
 use crate::engine::config::{BackendChoice, RunConfig};
 use crate::engine::error::{Error, ErrorKind};
-use crate::engine::handle::{Channel, Handle};
-use crate::engine::loaded::{Info, Inspect, Opened, load_all};
-use crate::engine::queue::{GraphJob, Pending, Queue};
+use crate::engine::handle::{Channel, Ended, Handle};
+use crate::engine::life::{GraphJob, Life, stopped};
+use crate::engine::loaded::{Info, Inspect, Loaded, Opened, Work, load_all};
 use crate::engine::request::Request;
-use crate::engine::rounds;
+use crate::engine::serving;
 use crate::engine::spec::ModelSpec;
-use crate::engine::stats::{Finished, Stats};
-use crate::engine::text;
+use crate::engine::stats::Stats;
+use crate::engine::text::{RequestText, Wanted};
 use crate::engine::user_graph::GraphRun;
 use crate::model::app_error::AppError;
 use crate::model::prompts::{Limits, PromptSource, resolve};
 use distributed::cuda::WarmUp;
+use distributed::online::{Client, Submission, SubmitError};
+use distributed::plan;
 use distributed::{WatchOptions, World};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,18 +34,22 @@ const STOP_GRACE: Duration = Duration::from_secs(20);
 /// # Threads
 /// Each process has one thread that owns MPI, the heap, the device and the kernel: MPI wants all calls from the thread that
 /// initialised it, and callers may come from any. It begins in `load` and is fed by a queue, so an `Engine` can be shared
-/// (`Arc<Engine>`) and its calls never wait for the kernel. On rank 0, another thread turns tokens into text. An idle engine
-/// sleeps. It looks a few times a second whether the other ranks are still there.
+/// (`Arc<Engine>`) and its calls never wait for the kernel. An idle engine sleeps. It looks a few times a second whether the other
+/// ranks are still there.
 ///
 /// MPI can be initialised once a process, so under a launcher a process has one engine in its life.
 ///
-/// # Rounds
-/// Requests run in rounds: a round takes what waits when it begins, and later requests wait for the next one. Requests of
-/// one [`Engine::submit_all`] run in the same round, if they agree in `ignore_eos`. A request that is cancelled, or ends at
-/// a stop string, leaves its slot at the end of its round.
+/// # Requests come and go
+/// The kernel runs as long as there is work. A request joins at the next iteration that has a free slot and pages for it; one that is
+/// cancelled, or meets a stop string, leaves an iteration later. Requests of one [`Engine::submit_all`] begin together, as far as
+/// there is room. Without requests the kernel waits, and ends after [`RunConfig::idle_exit`]; the next request starts it again.
 pub struct Engine {
     info: Info,
-    queue: Arc<Queue>,
+    life: Arc<Life>,
+    /// On rank 0 of an engine with tokens.
+    client: Option<Client>,
+    ended: Arc<Ended>,
+    max_waiting: usize,
     logprobs: u32,
     deadline: Duration,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -69,23 +75,23 @@ impl Engine {
         config: RunConfig,
         inspect: impl FnOnce(&Opened<'_>) -> Result<(), AppError> + Send + 'static,
     ) -> Result<Engine, Error> {
-        let queue = Arc::new(Queue::new(config.max_waiting));
-        let (logprobs, deadline) = (config.logprobs, config.deadline);
+        let life = Arc::new(Life::default());
+        let (logprobs, deadline, max_waiting) = (config.logprobs, config.deadline, config.max_waiting);
         let (ready, loaded) = mpsc::channel();
-        let of_thread = queue.clone();
+        let of_thread = life.clone();
         let body = move || engine_thread(&model, &config, Box::new(inspect), &of_thread, &ready);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(body).map_err(|e| {
             Error::new(ErrorKind::Environment, format!("cannot start the engine's thread: {e}"))
         })?;
-        let info = loaded.recv().unwrap_or_else(|_| Err(panicked()));
-        let info = match info {
-            Ok(info) => info,
+        let (info, client) = match loaded.recv().unwrap_or_else(|_| Err(panicked())) {
+            Ok(loaded) => loaded,
             Err(error) => {
                 drop(thread.join());
                 return Err(error);
             }
         };
-        Ok(Engine { info, queue, logprobs, deadline, thread: Mutex::new(Some(thread)) })
+        let thread = Mutex::new(Some(thread));
+        Ok(Engine { info, life, client, ended: Arc::default(), max_waiting, logprobs, deadline, thread })
     }
 
     /// What is known of the loaded model.
@@ -112,15 +118,27 @@ impl Engine {
             return Err(Error::new(ErrorKind::Input, "the model is a graph of one's own, without tokens")
                 .with_help("call Engine::run_graph"));
         };
-        let requests: Vec<Pending> =
-            requests.into_iter().map(|request| self.pending(request, limits)).collect::<Result<_, _>>()?;
-        let parts: Vec<_> = requests.iter().map(|p| (p.prompt.clone(), p.channel.clone())).collect();
-        let ids = self.queue.put(requests)?;
+        let Some(client) = &self.client else { return Err(stopped()) };
+        let mut parts = Vec::with_capacity(requests.len());
+        let mut submissions = Vec::with_capacity(requests.len());
+        for request in requests {
+            let (submission, prompt, channel) = self.submission(request, limits)?;
+            submissions.push(submission);
+            parts.push((prompt, channel));
+        }
+        let ids = client.submit(submissions).map_err(|error| self.refusal(error))?;
         let handles = ids.into_iter().zip(parts);
-        Ok(handles.map(|(id, (prompt, channel))| Handle::new(id, prompt, channel)).collect())
+        Ok(handles
+            .map(|(id, (prompt, channel))| Handle::new(id, prompt, channel, Some(client.clone())))
+            .collect())
     }
 
-    fn pending(&self, mut request: Request, limits: Limits) -> Result<Pending, Error> {
+    /// A request, checked, with its prompt and the place where its tokens go.
+    fn submission(
+        &self,
+        mut request: Request,
+        limits: Limits,
+    ) -> Result<(Submission, Vec<u32>, Arc<Channel>), Error> {
         request.sampling.check(self.info.sampling, limits.vocab_size)?;
         request.sampling = request.sampling.with_seed();
         if request.sampling.top_k >= limits.vocab_size {
@@ -132,14 +150,41 @@ impl Engine {
             let help = "load it with more of them (RunConfig::logprobs)";
             return Err(Error::new(ErrorKind::Unsupported, message).with_help(help));
         }
-        let source = PromptSource { place: "the request".into(), prompt: request.prompt.clone() };
+        let source = PromptSource { place: "the request".into(), prompt: request.prompt };
         let limits = Limits { max_new_tokens: request.max_new_tokens, ..limits };
         let resolved = resolve(&[source], self.info.tokenizer.as_ref(), &limits)?;
         let resolved = resolved.into_iter().next();
         let resolved = resolved.ok_or_else(|| Error::new(ErrorKind::Input, "the request has no prompt"))?;
-        let channel = Arc::new(Channel::new(self.queue.ended.clone()));
-        let (prompt, max_new_tokens) = (resolved.prompt_tokens, resolved.max_new_tokens);
-        Ok(Pending { id: 0, prompt, max_new_tokens, request, channel })
+        let channel = Arc::new(Channel::new(self.ended.clone()));
+        let wanted = Wanted {
+            stop: &request.stop,
+            eos: if request.ignore_eos { Vec::new() } else { self.info.eos.clone() },
+            stop_token_ids: request.stop_token_ids,
+            min_new_tokens: request.min_new_tokens,
+            logprobs: request.logprobs,
+        };
+        let text = RequestText::new(channel.clone(), self.info.tokenizer.as_ref(), wanted);
+        let of_kernel = plan::Request {
+            prompt: resolved.prompt_tokens.iter().map(|&token| token as i32).collect(),
+            max_new_tokens: resolved.max_new_tokens,
+            min_new_tokens: if request.ignore_eos { u32::MAX } else { request.min_new_tokens },
+            sampling: request.sampling.into(),
+        };
+        Ok((Submission { request: of_kernel, sink: Box::new(text) }, resolved.prompt_tokens, channel))
+    }
+
+    fn refusal(&self, error: SubmitError) -> Error {
+        match error {
+            SubmitError::Full { .. } => Error::new(ErrorKind::Full, error.to_string())
+                .with_help(format!("try again later, or raise the limit of {}", self.max_waiting)),
+            SubmitError::TooLong { .. } | SubmitError::Empty => Error::new(ErrorKind::Input, error.to_string()),
+            SubmitError::Ending => stopped(),
+            SubmitError::Lost(_) => match self.life.ended() {
+                Some(Ok(())) => stopped(),
+                Some(Err(error)) => error,
+                None => Error::new(ErrorKind::Failed, error.to_string()),
+            },
+        }
     }
 
     /// Runs a graph of one's own this many times in one launch, and waits for it. On rank 0.
@@ -153,7 +198,7 @@ impl Engine {
                 .with_help("call Engine::submit"));
         }
         let (reply, answer) = mpsc::channel();
-        self.queue.put_graph(GraphJob { iterations: iterations.max(1), reply })?;
+        self.life.put_graph(GraphJob { iterations: iterations.max(1), reply })?;
         answer.recv().unwrap_or_else(|_| Err(self.wait_ended(None).err().unwrap_or_else(panicked)))
     }
 
@@ -167,18 +212,14 @@ impl Engine {
 
     /// Figures, as they are now.
     pub fn stats(&self) -> Stats {
-        let (waiting, running) = self.queue.lengths();
-        Stats {
-            waiting: waiting as u64,
-            running: running as u64,
-            finished: Finished::of(&self.queue.ended),
-            ..self.queue.counters.now()
-        }
+        self.client.as_ref().map(|client| Stats::new(&client.stats(), &self.ended)).unwrap_or_default()
     }
 
-    /// Waits until nothing waits and nothing runs. Then [`Engine::stats`] holds the times of all rounds.
+    /// Waits until all requests have ended. Then [`Engine::stats`] holds the times of all of them.
     pub fn wait_idle(&self) {
-        self.queue.wait_idle();
+        if let Some(client) = &self.client {
+            client.wait_idle();
+        }
     }
 
     /// Does what rank 0 asks for until it shuts the engine down. On the other ranks.
@@ -190,10 +231,11 @@ impl Engine {
     }
 
     /// Takes no more requests, and ends when those that it has are done. Those that are not done after `timeout` are
-    /// cancelled, and a kernel that still runs then is told to end, which ends the job with an error.
+    /// cancelled; the other ranks end as after any other shutdown. A kernel that still runs after the deadline is told to end,
+    /// which ends the job with an error.
     ///
     /// # Errors
-    /// The run failed or had to be ended.
+    /// Requests had to be cancelled; the run failed or had to be ended.
     pub fn shutdown(&self, timeout: Duration) -> Result<(), Error> {
         self.shutdown_with_status(timeout, 0)
     }
@@ -205,24 +247,43 @@ impl Engine {
     /// As [`Engine::shutdown`].
     pub fn shutdown_with_status(&self, timeout: Duration, status: i32) -> Result<(), Error> {
         if self.info.rank == 0 {
-            self.queue.stop(status);
+            self.stop(status);
         }
         let limit = (timeout < Duration::MAX).then_some(timeout);
-        if let Some(result) = self.queue.wait_ended(limit) {
+        if let Some(result) = self.life.wait_ended(limit) {
             self.join();
             return result;
         }
-        self.queue.cancel_all();
-        distributed::stop_kernel();
-        let result = self.wait_ended(Some(self.deadline.saturating_add(STOP_GRACE)));
+        if let Some(client) = &self.client {
+            client.cancel_all();
+        }
+        let grace = self.deadline.saturating_add(STOP_GRACE);
+        let result = match self.life.wait_ended(self.client.is_some().then_some(grace)) {
+            Some(result) if self.client.is_some() => {
+                self.join();
+                result
+            }
+            _ => {
+                distributed::stop_kernel();
+                self.wait_ended(Some(grace))
+            }
+        };
         result.and(Err(Error::new(
             ErrorKind::Failed,
             "requests that ran were ended: the time for them was over",
         )))
     }
 
+    /// No more requests are taken.
+    fn stop(&self, status: i32) {
+        self.life.stop(status);
+        if let Some(client) = &self.client {
+            client.shutdown();
+        }
+    }
+
     fn wait_ended(&self, limit: Option<Duration>) -> Result<(), Error> {
-        match self.queue.wait_ended(limit) {
+        match self.life.wait_ended(limit) {
             Some(result) => {
                 self.join();
                 result
@@ -231,7 +292,7 @@ impl Engine {
         }
     }
 
-    /// The thread has closed the queue: it is about to end.
+    /// The thread has said how it ended: it is about to be gone.
     fn join(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
@@ -241,11 +302,13 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Cancels what waits, lets the round end, and shuts down; on ranks other than 0 after rank 0 has.
+    /// Cancels what there is, and shuts down; on ranks other than 0 after rank 0 has.
     fn drop(&mut self) {
         if self.info.rank == 0 {
-            self.queue.stop(0);
-            self.queue.cancel_all();
+            self.stop(0);
+            if let Some(client) = &self.client {
+                client.cancel_all();
+            }
         }
         let _ = self.wait_ended(None);
     }
@@ -256,8 +319,8 @@ fn panicked() -> Error {
         .with_help("this is a mistake in the program, please report it")
 }
 
-/// Closes the queue even if the thread panics.
-struct Closes<'a>(&'a Queue);
+/// Says that the thread has ended even if it panics.
+struct Closes<'a>(&'a Life);
 
 impl Drop for Closes<'_> {
     fn drop(&mut self) {
@@ -270,14 +333,14 @@ fn engine_thread(
     spec: &ModelSpec,
     config: &RunConfig,
     inspect: Inspect,
-    queue: &Queue,
-    ready: &Sender<Result<Info, Error>>,
+    life: &Life,
+    ready: &Sender<Result<(Info, Option<Client>), Error>>,
 ) {
-    let closes = Closes(queue);
+    let closes = Closes(life);
     let watch = WatchOptions { deadline: config.deadline, tell: config.tell, fault: config.fault };
     let result = match World::init(watch) {
         Ok(world) => {
-            let result = engine_on(&world, spec, config, inspect, queue, ready);
+            let result = engine_on(&world, spec, config, inspect, life, ready);
             world.finalize();
             result
         }
@@ -286,7 +349,7 @@ fn engine_thread(
             Err(AppError::from(error).into())
         }
     };
-    queue.close(result.clone());
+    life.close(result.clone());
     drop(closes);
     if let Err(error) = result {
         // After a load that went well nobody listens.
@@ -299,29 +362,24 @@ fn engine_on(
     spec: &ModelSpec,
     config: &RunConfig,
     inspect: Inspect,
-    queue: &Queue,
-    ready: &Sender<Result<Info, Error>>,
+    life: &Life,
+    ready: &Sender<Result<(Info, Option<Client>), Error>>,
 ) -> Result<(), Error> {
     let warm_up = (config.backend != BackendChoice::Cpu).then(|| WarmUp::begin(world));
-    let mut loaded = load_all(world, spec, config, inspect, warm_up)?;
-    // `load` waits for it.
-    let _ = ready.send(Ok(loaded.info.clone()));
-    let (produced, events) = mpsc::channel();
-    // Here, so that it runs on this rank's cores, not on those that a launcher has bound the process to.
-    let texts = std::thread::Builder::new().name("text".into()).spawn(move || text::serve(&events));
-    let texts = texts.map_err(|e| AppError::environment(format!("cannot start a thread for texts: {e}")));
-    let served = match texts {
-        Ok(texts) => {
-            let served = rounds::serve(world, config, &mut loaded, queue, &produced);
-            drop(produced);
-            // What it has goes to the handles before the queue fails those that have not ended.
-            drop(texts.join());
-            served
-        }
-        Err(error) => Err(error.into()),
+    let Loaded { mut rank, work, info } = load_all(world, spec, config, inspect, warm_up)?;
+    let client = match &work {
+        Work::Tokens(service) => service.as_ref().map(|(client, _)| client.clone()),
+        Work::Graph(_) => None,
     };
-    served?;
+    // `load` waits for it.
+    let _ = ready.send(Ok((info, client)));
+    match work {
+        Work::Tokens(service) => {
+            serving::requests(world, config, &mut rank, service.map(|(_, service)| service), life)?
+        }
+        Work::Graph(graph) => serving::graphs(world, config, &mut rank, &graph, life)?,
+    }
     world.phase("giving memory back");
-    let freed = loaded.rank.free(world).map_err(AppError::from);
+    let freed = rank.free(world).map_err(AppError::from);
     crate::engine::agreement::together(world, freed)
 }

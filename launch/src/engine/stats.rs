@@ -1,8 +1,7 @@
 //! Figures of an engine.
 
 use crate::engine::handle::{Ended, FinishReason};
-use distributed::plan::Timing;
-use std::sync::{Mutex, PoisonError};
+use distributed::online;
 use std::time::Duration;
 
 /// What a start took.
@@ -18,27 +17,60 @@ pub struct Start {
     pub weights_bytes: u64,
 }
 
-/// Figures of an engine, as they are now. Those of rank 0; times are known when a round has ended.
+/// Figures of an engine, as they are now. Those of rank 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Requests that wait.
+    /// Requests that wait for a slot.
     pub waiting: u64,
-    /// Requests that run.
+    /// Requests in slots.
     pub running: u64,
     /// Requests that have ended, by reason.
     pub finished: Finished,
-    /// Prompt tokens of the requests that have begun.
+    /// Prompt tokens of the requests that the kernel has got.
     pub prompt_tokens: u64,
     /// New tokens.
     pub new_tokens: u64,
     /// Launches of the kernel.
-    pub rounds: u64,
+    pub launches: u64,
+    /// The kernel runs; it may wait for requests.
+    pub kernel_runs: bool,
     /// In iterations with any prompt row.
     pub prefill: Duration,
     /// In the others.
     pub decode: Duration,
     /// Number of the others.
     pub decode_steps: u64,
+    /// Pages of the KV cache.
+    pub kv_pages: u32,
+    /// Those in use.
+    pub kv_pages_used: u32,
+    /// Requests that had to give their pages back, to go on later.
+    pub preemptions: u64,
+}
+
+impl Stats {
+    pub(crate) fn new(online: &online::Stats, ended: &Ended) -> Stats {
+        let figures = online.figures;
+        Stats {
+            waiting: online.waiting as u64,
+            running: online.running as u64,
+            finished: Finished::of(ended),
+            prompt_tokens: online.prompt_tokens,
+            new_tokens: online.tokens,
+            launches: online.launches,
+            kernel_runs: online.kernel_runs,
+            prefill: figures.prefill,
+            decode: figures.decode,
+            decode_steps: figures.decode_steps,
+            kv_pages: online.pages,
+            // Before the first iteration the batch step knows of no pages.
+            kv_pages_used: match figures.prefill_iterations + figures.decode_steps {
+                0 => 0,
+                _ => online.pages.saturating_sub(figures.free_pages),
+            },
+            preemptions: figures.preemptions,
+        }
+    }
 }
 
 /// Requests that have ended, by reason.
@@ -73,30 +105,5 @@ impl Finished {
     /// All of them.
     pub fn total(&self) -> u64 {
         self.length + self.eos + self.stop + self.cancelled + self.error
-    }
-}
-
-/// What the engine's thread adds up.
-#[derive(Debug, Default)]
-pub(crate) struct Counters(Mutex<Stats>);
-
-impl Counters {
-    /// Figures without those that the queue knows.
-    pub fn now(&self) -> Stats {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn change(&self, change: impl FnOnce(&mut Stats)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    pub fn round(&self, timing: Timing, new_tokens: u64) {
-        self.change(|stats| {
-            stats.new_tokens += new_tokens;
-            stats.rounds += 1;
-            stats.prefill += timing.prefill;
-            stats.decode += timing.decode;
-            stats.decode_steps += timing.decode_steps;
-        });
     }
 }

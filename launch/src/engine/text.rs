@@ -1,25 +1,16 @@
-//! Text of tokens: a thread of its own decodes them and looks for stop strings, so that the thread which watches the kernel
-//! does not have to.
+//! Where a request's tokens go: they become text, stop strings are looked for, and the handle gets both.
 
+use crate::engine::error::{Error, ErrorKind};
 use crate::engine::handle::{Channel, FinishReason, Token};
 use crate::engine::stop::{Released, StopStrings};
 use crate::model::error::InputError;
 use crate::model::tokenizer::{TextStream, Tokenizer};
-use std::collections::HashMap;
+use distributed::online::{self, End, Sink};
+use distributed::plan::Finish;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
-/// What the engine's thread hands over.
-pub(crate) enum Produced {
-    /// A request begins.
-    Begin(u64, Box<RequestText>),
-    /// Its next tokens, each with log-probabilities if they are wanted.
-    Tokens(u64, Vec<(u32, Vec<(u32, f32)>)>),
-    /// It has ended.
-    End(u64, FinishReason),
-}
-
-/// A request whose tokens become text.
+/// The sink of a request. It works on the thread that serves all requests: a token takes microseconds, which the kernel does not
+/// wait for.
 pub(crate) struct RequestText {
     channel: Arc<Channel>,
     stream: Option<TextStream>,
@@ -27,39 +18,61 @@ pub(crate) struct RequestText {
     /// End-of-sequence ids; empty where they are ignored. Their text is left out.
     eos: Vec<u32>,
     stop_token_ids: Vec<u32>,
+    /// Stop strings and stop tokens count only after so many tokens.
+    min_new_tokens: u32,
+    /// Log-probabilities that are wanted for each token.
+    logprobs: usize,
+    /// Tokens so far.
+    count: u32,
+}
+
+/// What ends a request before its tokens do, and what is wanted of its tokens.
+pub(crate) struct Wanted<'a> {
+    pub stop: &'a [String],
+    pub eos: Vec<u32>,
+    pub stop_token_ids: Vec<u32>,
+    pub min_new_tokens: u32,
+    pub logprobs: u32,
 }
 
 impl RequestText {
-    pub fn new(
-        channel: Arc<Channel>,
-        tokenizer: Option<&Tokenizer>,
-        stop: &[String],
-        eos: Vec<u32>,
-        stop_token_ids: Vec<u32>,
-    ) -> RequestText {
-        let stream = tokenizer.map(Tokenizer::stream);
-        RequestText { channel, stream, stops: StopStrings::new(stop), eos, stop_token_ids }
+    pub fn new(channel: Arc<Channel>, tokenizer: Option<&Tokenizer>, wanted: Wanted<'_>) -> RequestText {
+        RequestText {
+            channel,
+            stream: tokenizer.map(Tokenizer::stream),
+            stops: StopStrings::new(wanted.stop),
+            eos: wanted.eos,
+            stop_token_ids: wanted.stop_token_ids,
+            min_new_tokens: wanted.min_new_tokens,
+            logprobs: wanted.logprobs as usize,
+            count: 0,
+        }
     }
 
-    fn token(&mut self, id: u32, logprobs: Vec<(u32, f32)>) -> Result<(), InputError> {
-        let stops = self.stop_token_ids.contains(&id);
+    fn take(&mut self, token: online::Token) -> Result<(), InputError> {
+        let id = token.id as u32;
+        self.count += 1;
+        let may_stop = self.count > self.min_new_tokens;
+        let stops = may_stop && self.stop_token_ids.contains(&id);
         let released = match &mut self.stream {
             Some(stream) if !stops && !self.eos.contains(&id) => {
                 let piece = stream.push(id)?;
-                self.stops.push(&piece)
+                if may_stop { self.stops.push(&piece) } else { Released { text: piece, stopped: false } }
             }
             _ => Released::default(),
         };
+        let best = token.logprobs.into_iter().take(self.logprobs);
+        let logprobs = best.map(|(id, logprob)| (id as u32, logprob)).collect();
         self.channel.token(Token { id, text: released.text, logprobs });
         if released.stopped {
             self.channel.end(FinishReason::Stop, String::new(), None);
         } else if stops {
-            self.end(FinishReason::Stop)?;
+            self.finish(FinishReason::Stop)?;
         }
         Ok(())
     }
 
-    fn end(&mut self, reason: FinishReason) -> Result<(), InputError> {
+    fn finish(&mut self, reason: FinishReason) -> Result<(), InputError> {
         let rest = self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default();
         let mut last = self.stops.push(&rest);
         if !last.stopped {
@@ -69,33 +82,78 @@ impl RequestText {
         self.channel.end(reason, last.text, None);
         Ok(())
     }
+
+    fn check(&self, done: Result<(), InputError>) {
+        if let Err(error) = done {
+            self.channel.end(FinishReason::Error, String::new(), Some(error.into()));
+        }
+    }
 }
 
-/// Until the engine's thread is gone.
-pub(crate) fn serve(produced: &Receiver<Produced>) {
-    let mut requests: HashMap<u64, RequestText> = HashMap::new();
-    for event in produced {
-        let (id, done) = match event {
-            Produced::Begin(id, request) => {
-                requests.insert(id, *request);
-                continue;
-            }
-            Produced::Tokens(id, tokens) => {
-                let Some(request) = requests.get_mut(&id) else { continue };
-                let mut tokens = tokens.into_iter();
-                (id, tokens.try_for_each(|(token, logprobs)| request.token(token, logprobs)))
-            }
-            Produced::End(id, reason) => {
-                let Some(request) = requests.get_mut(&id) else { continue };
-                (id, request.end(reason))
+impl Sink for RequestText {
+    fn token(&mut self, token: online::Token) -> bool {
+        if !self.channel.is_over() {
+            let done = self.take(token);
+            self.check(done);
+        }
+        !self.channel.is_over()
+    }
+
+    fn end(mut self: Box<Self>, end: End) {
+        let reason = match end {
+            End::Finished(Finish::Length) => FinishReason::Length,
+            End::Finished(Finish::Eos) => FinishReason::Eos,
+            End::Finished(Finish::Cancelled) => FinishReason::Cancelled,
+            End::Lost(reason) => {
+                let error = Error::new(ErrorKind::Failed, reason);
+                return self.channel.end(FinishReason::Error, String::new(), Some(error));
             }
         };
-        let Some(request) = requests.get(&id) else { continue };
-        if let Err(error) = done {
-            request.channel.end(FinishReason::Error, String::new(), Some(error.into()));
+        if !self.channel.is_over() {
+            let done = self.finish(reason);
+            self.check(done);
         }
-        if request.channel.is_over() {
-            requests.remove(&id);
-        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::handle::Handle;
+
+    fn request(wanted: Wanted<'_>) -> (Box<RequestText>, Handle) {
+        let channel = Arc::new(Channel::new(Arc::default()));
+        let handle = Handle::new(1, vec![7], channel.clone(), None);
+        (Box::new(RequestText::new(channel, None, wanted)), handle)
+    }
+
+    fn token(id: i32) -> online::Token {
+        online::Token { id, logprobs: vec![(id, -0.5), (9, -1.5)] }
+    }
+
+    #[test]
+    fn a_stop_token_counts_after_the_fewest_tokens_and_ends_the_request() {
+        let wanted =
+            Wanted { stop: &[], eos: vec![2], stop_token_ids: vec![5], min_new_tokens: 2, logprobs: 1 };
+        let (mut sink, handle) = request(wanted);
+        assert!(sink.token(token(5)) && sink.token(token(2)) && sink.token(token(4)));
+        assert!(!sink.token(token(5)), "the kernel may stop");
+        assert!(!sink.token(token(6)));
+        sink.end(End::Finished(Finish::Cancelled));
+        let all = handle.wait();
+        assert_eq!((all.tokens, all.reason), (vec![5, 2, 4, 5], FinishReason::Stop));
+        assert_eq!(all.logprobs[3], [(5, -0.5)]);
+    }
+
+    #[test]
+    fn a_lost_engine_ends_the_request_with_its_error() {
+        let wanted =
+            Wanted { stop: &[], eos: vec![], stop_token_ids: vec![], min_new_tokens: 0, logprobs: 0 };
+        let (mut sink, handle) = request(wanted);
+        assert!(sink.token(token(5)));
+        sink.end(End::Lost("rank 1 is lost".into()));
+        let all = handle.wait();
+        assert_eq!((all.tokens, all.reason), (vec![5], FinishReason::Error));
+        assert_eq!(all.error.map(|error| error.exit_status()), Some(4));
     }
 }

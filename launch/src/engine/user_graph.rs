@@ -21,7 +21,7 @@ use crate::model::not_numbers::NotNumbers;
 use crate::model::random_weights::RandomWeights;
 use crate::model::weights::WeightSource;
 use distributed::fill::{Piece, TensorSource};
-use distributed::plan::{BatchPlan, Mode, Request, Sampling};
+use distributed::plan::{BatchPlan, Mode};
 use distributed::{Rank, World};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -96,12 +96,6 @@ struct Sequence {
     page_size: u32,
     pages: u32,
     tokens: Vec<i32>,
-}
-
-impl Sequence {
-    fn request(&self) -> Request {
-        Request { prompt: self.tokens.clone(), max_new_tokens: 1, sampling: Sampling::default() }
-    }
 }
 
 /// A wanted tensor at the end.
@@ -192,8 +186,7 @@ impl UserGraph {
             num_pages: self.sequence.pages,
             top_k: 0,
             eos: Vec::new(),
-            requests: vec![self.sequence.request()],
-            mode: Mode::Fixed(iterations),
+            mode: Mode::Fixed { iterations, tokens: self.sequence.tokens.clone() },
         }
     }
 
@@ -210,7 +203,7 @@ impl UserGraph {
         let written = write_inputs(rank, &self.graph, &self.values, world);
         together(world, written)?;
         let started = Instant::now();
-        launch(world, rank, deadline, |_| {})?;
+        launch(world, rank, deadline)?;
         let took = started.elapsed();
         world.phase("results");
         let locals = together(world, locals(rank, &self.sharded))?;

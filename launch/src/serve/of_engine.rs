@@ -25,7 +25,7 @@ pub fn serve(
         max_seq_len: u64::from(limits.max_seq_len).min(limits.kv_tokens) as u32,
         vocab_size: limits.vocab_size,
         max_batch: info.model.max_batch(),
-        defaults: Sampling::default(),
+        defaults: defaults(&info.defaults),
     };
     let can = |params: SamplingParams| params.check(info.sampling, limits.vocab_size).is_ok();
     let neutral = SamplingParams::default();
@@ -37,12 +37,26 @@ pub fn serve(
             repetition_penalty: 1.1,
             ..neutral
         }),
-        min_tokens: false,
+        min_tokens: true,
         ignore_eos: true,
         logprobs: Some(logprobs).filter(|&most| most > 0),
     };
     let backend = Box::new(OfEngine(Arc::clone(engine)));
     Some(Loaded { backend, model, capabilities, tokenizer: info.tokenizer.clone(), template })
+}
+
+/// The engine's defaults as the HTTP layer has them.
+fn defaults(params: &SamplingParams) -> Sampling {
+    Sampling {
+        temperature: params.temperature,
+        top_p: params.top_p,
+        top_k: params.top_k,
+        min_p: params.min_p,
+        seed: params.seed,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        repetition_penalty: params.repetition_penalty,
+    }
 }
 
 struct OfEngine(Arc<Engine>);
@@ -56,7 +70,13 @@ impl Backend for OfEngine {
 
     fn stats(&self) -> Stats {
         let stats = self.0.stats();
-        Stats { running: stats.running, waiting: stats.waiting, ..Stats::default() }
+        Stats {
+            running: stats.running,
+            waiting: stats.waiting,
+            kv_usage: f64::from(stats.kv_pages_used) / f64::from(stats.kv_pages.max(1)),
+            preemptions: stats.preemptions,
+            ..Stats::default()
+        }
     }
 }
 
@@ -64,7 +84,7 @@ fn request(submission: Submission) -> Request {
     let Submission {
         prompt,
         max_new_tokens,
-        min_new_tokens: _,
+        min_new_tokens,
         ignore_eos,
         stop,
         stop_token_ids,
@@ -72,6 +92,7 @@ fn request(submission: Submission) -> Request {
         logprobs,
     } = submission;
     Request {
+        min_new_tokens,
         ignore_eos,
         // The chosen token's own is among the best.
         logprobs: logprobs.map_or(0, |count| count.max(1)),

@@ -125,6 +125,17 @@ pub enum Allreduce {
     TwoShot,
 }
 
+/// When a request gets pages of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kv {
+    /// All that it can need, when it begins.
+    #[default]
+    Reserved,
+    /// As it needs them. Where none is left, the youngest request gives its own back and goes on later, with the same tokens.
+    OnDemand,
+}
+
 /// How the embedding table is shared out among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -150,6 +161,13 @@ pub struct Runtime {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub prefill_chunk: Option<u32>,
+    /// Share of `prefill_chunk` that prompts may take of an iteration in which other requests generate; all of it if absent. A small
+    /// share keeps a long prompt from holding up the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1))]
+    pub prefill_share: Option<f64>,
+    /// When a request gets pages of the KV cache.
+    pub kv: Kv,
     /// Pages of the KV cache; enough for `max_batch` requests of `max_seq_len` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -324,6 +342,11 @@ impl ModelJson {
         .into_iter()
         .filter_map(|(name, given)| given.then_some(name))
         .collect();
+        if let Some(share) = self.runtime.prefill_share
+            && !(share > 0.0 && share <= 1.0)
+        {
+            return error("runtime.prefill_share", format!("must be above 0 and at most 1, found {share}"));
+        }
         match sources[..] {
             [] => {
                 return error(

@@ -1,6 +1,6 @@
 //! What a program puts in the place of values of model.json, such as the options of its command line.
 
-use super::{Allreduce, ModelJson, Placement};
+use super::{Allreduce, Kv, ModelJson, Placement};
 use crate::model::error::InputError;
 
 /// Values that replace those of model.json, where they are given.
@@ -14,6 +14,10 @@ pub struct Overrides {
     pub placement: Option<Placement>,
     /// `runtime.allreduce`.
     pub allreduce: Option<Allreduce>,
+    /// `runtime.prefill_share`.
+    pub prefill_share: Option<f64>,
+    /// `runtime.kv`.
+    pub kv: Option<Kv>,
     /// `runtime.workers`.
     pub workers: Option<u32>,
     /// `generate.max_new_tokens`.
@@ -28,6 +32,7 @@ impl Overrides {
         let (given, option) = match field {
             "max_batch" => (self.max_batch.is_some(), "--max-batch"),
             "max_seq_len" => (self.max_seq_len.is_some(), "--max-seq-len"),
+            "runtime.prefill_share" => (self.prefill_share.is_some(), "--prefill-share"),
             "runtime.workers" => (self.workers.is_some(), "--workers"),
             "generate.max_new_tokens" => (self.max_new_tokens.is_some(), "--max-new-tokens"),
             _ => return None,
@@ -48,6 +53,8 @@ impl ModelJson {
         put(&mut self.runtime.workers, overrides.workers);
         put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
         self.runtime.placement = overrides.placement.unwrap_or(self.runtime.placement);
+        self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);
+        self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
         self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
         self.generate.ignore_eos |= overrides.ignore_eos;
         self.check(overrides)?;

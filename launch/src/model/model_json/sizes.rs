@@ -30,6 +30,14 @@ impl Sizes {
         let pages = u64::from(self.num_pages) * u64::from(self.page_size);
         u64::from(self.max_seq_len).min(pages) as u32
     }
+
+    /// Prompt rows of an iteration in which other requests generate, by `runtime.prefill_share`; 0: as many as there is room for.
+    pub fn prompt_rows(&self, share: Option<f64>) -> u32 {
+        match share {
+            Some(share) if share < 1.0 => (f64::from(self.prefill_chunk) * share).ceil().max(1.0) as u32,
+            _ => 0,
+        }
+    }
 }
 
 impl ModelJson {

@@ -1,0 +1,123 @@
+//! What the engine's thread does once everything is loaded: requests that come and go (`distributed::online`), or runs of a graph
+//! of one's own, which all ranks begin together.
+
+use crate::engine::config::RunConfig;
+use crate::engine::error::Error;
+use crate::engine::launch::ended;
+use crate::engine::life::{GraphJob, Life, Next};
+use crate::engine::trace;
+use crate::engine::user_graph::UserGraph;
+use crate::model::app_error::AppError;
+use distributed::online::Service;
+use distributed::{Rank, World};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// How often an idle engine looks whether all ranks are there.
+const IDLE_LOOK: Duration = Duration::from_millis(200);
+/// Longest that a rank waits for the others after one is lost.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Collective: serves requests until rank 0 ends it. `service` is rank 0's.
+///
+/// # Errors
+/// The run failed, or the status with which rank 0 ended.
+pub(crate) fn requests(
+    world: &World,
+    config: &RunConfig,
+    rank: &mut Rank,
+    service: Option<Service>,
+    life: &Life,
+) -> Result<(), Error> {
+    world.phase("requests");
+    let served = match service {
+        Some(service) => rank.lead(world, service),
+        None => rank.follow(world),
+    };
+    ended(world, config.deadline, served)?;
+    trace::write(world, config.trace.as_deref(), rank)?;
+    let status = world.broadcast(0, life.status().to_ne_bytes().to_vec());
+    end(world, i32::from_ne_bytes(status.try_into().unwrap_or_default()))
+}
+
+/// The end of a run that went well, with the status of rank 0's program.
+fn end(world: &World, status: i32) -> Result<(), Error> {
+    if status == 0 || world.rank() == 0 {
+        return Ok(());
+    }
+    Err(Error::at_rank(0, status, "the program has ended the run".into()))
+}
+
+/// What rank 0 has the others do with a graph.
+#[derive(Serialize, Deserialize)]
+enum Message {
+    Run { iterations: u32 },
+    End { status: i32 },
+}
+
+/// Collective: runs a graph as often as rank 0 is asked to, until it ends.
+///
+/// # Errors
+/// A run that failed, or the status with which rank 0 ended.
+pub(crate) fn graphs(
+    world: &World,
+    config: &RunConfig,
+    rank: &mut Rank,
+    graph: &UserGraph,
+    life: &Life,
+) -> Result<(), Error> {
+    let mut launched = false;
+    loop {
+        world.phase("the next run");
+        let (message, job) = if world.rank() == 0 { next(world, life) } else { (Vec::new(), None) };
+        let message = world.broadcast(0, message);
+        let message = serde_json::from_slice(&message);
+        match message.map_err(|e| AppError::failed(format!("a message of rank 0: {e}")))? {
+            Message::Run { iterations } => {
+                let result = graph.run(world, rank, config.deadline, iterations);
+                if let Some(job) = job {
+                    // Who asked may be gone.
+                    let _ = job.reply.send(result.clone());
+                }
+                result?;
+                launched = true;
+            }
+            Message::End { status } => {
+                if launched {
+                    trace::write(world, config.trace.as_deref(), rank)?;
+                }
+                return end(world, status);
+            }
+        }
+    }
+}
+
+/// Rank 0: waits for something to do, with an eye on the other ranks.
+fn next(world: &World, life: &Life) -> (Vec<u8>, Option<GraphJob>) {
+    let next = world.idle(|| {
+        loop {
+            match life.next(IDLE_LOOK) {
+                Next::Nothing => {
+                    if let Some(lost) = world.lost() {
+                        break Err(lost);
+                    }
+                }
+                next => break Ok(next),
+            }
+        }
+    });
+    let (message, job) = match next {
+        Ok(Next::Graph(job)) => (Message::Run { iterations: job.iterations }, Some(job)),
+        Ok(Next::End(status)) => (Message::End { status }, None),
+        // The loop above goes on.
+        Ok(Next::Nothing) => (Message::End { status: 4 }, None),
+        Err(lost) => {
+            world.tell(&lost);
+            // The watch ends the process: the rank does not come.
+            world.barrier_within(GRACE);
+            (Message::End { status: 4 }, None)
+        }
+    };
+    // Numbers can always be written.
+    (serde_json::to_vec(&message).unwrap_or_default(), job)
+}
