@@ -17,7 +17,7 @@ const DIFFERENT: usize = 40;
 /// Threads that submit.
 const CALLERS: u64 = 4;
 /// Requests that a thread has open at most.
-const OPEN: usize = 12;
+const OPEN: usize = 30;
 
 fn main() -> ExitCode {
     match run() {

@@ -14,7 +14,7 @@ in this order, and stops at the first that fails:
   doc        rustdoc on all crates, warnings are errors
   deny       cargo-deny: licences, sources, banned and duplicate crates (offline: no advisories)
   protocol   the protocol's C++ tests under ThreadSanitizer, and its model checks
-  build      the binaries, in release mode
+  build      the binaries and examples, in release mode
   doctest    the examples in the documentation
   extension  another crate's additions to the open sets (tests/extension)
   test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
@@ -87,7 +87,7 @@ step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_opt
 # cargo-deny looks at the crates of all platforms; a build has fetched those of this one alone.
 step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level warn check bans licenses sources; }
 step_protocol() { sh kernels-cu/protocol/test/run.sh && sh kernels-cu/protocol/model/run.sh; }
-step_build() { cargo build --quiet "${cargo_options[@]}" --bins; }
+step_build() { cargo build --quiet "${cargo_options[@]}" --bins --examples; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
 # No member of the workspace; what it needs is built there already.
 step_extension() {

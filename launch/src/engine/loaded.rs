@@ -31,6 +31,9 @@ use std::time::Instant;
 /// The kernel knows of so many requests at least, so that a list of prompts is in it as one.
 const LEAST_KNOWN: u32 = 64;
 
+/// Tokens of requests that are in the kernel before there are pages for them.
+const MOST_AHEAD: u64 = 1 << 17;
+
 /// A model whose files have been opened. Nothing has been built or loaded yet.
 pub struct Opened<'a> {
     /// model.json with what replaces its values.
@@ -231,7 +234,7 @@ fn plan(config: &RunConfig, model: &ModelJson, sizes: &Sizes, top_k: u32, eos: &
         mode: Mode::Serve(ServePlan {
             // Those in slots, and enough that wait to fill slots that come free before the host hears of it.
             requests: sizes.max_batch.saturating_mul(2).max(LEAST_KNOWN),
-            tokens: pool.saturating_mul(2).min(i32::MAX as u64) as u32,
+            tokens: (pool + pool.min(MOST_AHEAD)).min(i32::MAX as u64) as u32,
             idle_exit: config.idle_exit,
             prefill_rows: sizes.prompt_rows(model.runtime.prefill_share),
             kv_on_demand: model.runtime.kv == Kv::OnDemand,
