@@ -75,6 +75,15 @@ impl Answer {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
+    /// The last event of a stream; null where there is none.
+    pub fn last_event(mut self) -> Value {
+        let mut last = Value::Null;
+        while let Some(event) = self.event() {
+            last = event;
+        }
+        last
+    }
+
     /// The next event of a stream; `None` after `[DONE]`, or where the stream breaks.
     pub fn event(&mut self) -> Option<Value> {
         loop {

@@ -1,6 +1,7 @@
 //! The processes of a job, found by a mark in their environment: also those that lost their parent.
 
 use std::fs;
+use std::time::Duration;
 
 /// Environment variable that marks the processes of one job.
 pub(crate) const MARK: &str = "MPK_TEST_JOB";
@@ -14,6 +15,19 @@ pub struct Process {
     pub name: String,
     /// Its rank, where a launcher gave it one.
     pub rank: Option<u32>,
+}
+
+impl Process {
+    /// Time that it has spent on cores; `None` where it is gone.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        // The name, in parentheses, may hold spaces. User and system time are the 14th and 15th fields.
+        let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+        let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+        // SAFETY: sysconf has no memory effects.
+        let each = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
+        Some(Duration::from_millis(1000 * ticks / each.max(1)))
+    }
 }
 
 /// All processes that live and carry `mark`; those that ended and were not waited for are left out.

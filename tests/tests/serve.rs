@@ -2,39 +2,10 @@
 //! error in every stream where a rank is lost.
 
 use mpk_tests::http::Answer;
+use mpk_tests::server::{Server, example};
 use mpk_tests::{Job, ModelFile, Running};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// The trained example, which has a tokenizer.
-fn example() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny/model.json")
-}
-
-fn server(ranks: u32, model: &Path, options: &[&str]) -> Job {
-    let job = if ranks == 1 { Job::alone() } else { Job::new(ranks) };
-    let job = job.of("mpk-serve").arg(model).args(["--port", "0", "--backend", "cpu"]).args(options);
-    // mpirun's patience with processes that it has told to end.
-    job.env("OMPI_MCA_odls_base_sigkill_timeout", "20")
-}
-
-/// Starts `job` and waits until it is ready; gives its address.
-fn start(job: &Job) -> (Running, String) {
-    let mut running = job.start();
-    running.wait_for_log("listening on http://");
-    let log = running.log();
-    let address =
-        log.split("listening on http://").nth(1).and_then(|rest| rest.lines().next()).expect("an address");
-    (running, address.to_string())
-}
-
-/// Ends a server that has nothing to do: SIGTERM to rank 0.
-fn end(running: Running) {
-    let ranks = running.ranks();
-    running.signal_process(&ranks[0], libc::SIGTERM);
-    running.wait().expect(0).expect_nothing_left();
-}
 
 #[test]
 fn its_tokens_are_those_of_mpk_run() {
@@ -45,7 +16,7 @@ fn its_tokens_are_those_of_mpk_run() {
             run = run.args(["--prompt", prompt]);
         }
         let expected = run.run_json();
-        let (running, address) = start(&server(ranks, &example(), &[]));
+        let Server { running, address } = Server::start(ranks, &example(), &[]);
         let body = json!({"prompt": prompts, "max_tokens": 24, "return_token_ids": true, "temperature": 0});
         let answer = Answer::post(&address, "/v1/completions", &body).json();
         let choices = answer["choices"].as_array().unwrap();
@@ -75,13 +46,13 @@ fn its_tokens_are_those_of_mpk_run() {
             metrics.contains("mpk:time_to_first_token_seconds_count{model_name=\"tiny-qwen3\"} 8"),
             "{metrics}"
         );
-        end(running);
+        Server { running, address }.end();
     }
 }
 
 #[test]
 fn a_stop_string_ends_an_answer_and_a_closed_connection_a_request() {
-    let (running, address) = start(&server(2, &example(), &["--logprobs", "3"]));
+    let Server { running, address } = Server::start(2, &example(), &["--logprobs", "3"]);
     let ask = |fields: Value| {
         let mut body = json!({"prompt": "In the beginning", "max_tokens": 40});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -113,25 +84,17 @@ fn a_stop_string_ends_an_answer_and_a_closed_connection_a_request() {
     assert_eq!(ask(json!({}))["text"], whole);
     let metrics = Answer::get(&address, "/metrics").text();
     assert!(metrics.contains("finished_reason=\"abort\""), "{metrics}");
-    end(running);
+    Server { running, address }.end();
 }
 
 /// A job slow enough that signals meet it in the middle of an answer, and a stream of it.
 fn streaming(ranks: u32, options: &[&str]) -> (Running, Answer) {
     let slow = ["--debug-stall", "0:4:10"];
-    let (running, address) = start(&server(ranks, &example(), &[&slow, options].concat()));
+    let Server { running, address } = Server::start(ranks, &example(), &[&slow, options].concat());
     let body = json!({"prompt": "x", "max_tokens": 24, "ignore_eos": true, "stream": true});
     let mut answer = Answer::post(&address, "/v1/completions", &body);
     assert!(answer.event().is_some());
     (running, answer)
-}
-
-fn last_event(mut answer: Answer) -> Value {
-    let mut last = Value::Null;
-    while let Some(event) = answer.event() {
-        last = event;
-    }
-    last
 }
 
 #[test]
@@ -139,7 +102,7 @@ fn a_signal_lets_running_requests_finish() {
     for (ranks, signal) in [(1, libc::SIGINT), (2, libc::SIGTERM)] {
         let (running, answer) = streaming(ranks, &[]);
         running.signal_process(&running.ranks()[0], signal);
-        assert_eq!(last_event(answer)["choices"][0]["finish_reason"], "length");
+        assert_eq!(answer.last_event()["choices"][0]["finish_reason"], "length");
         running.wait().expect(0).expect_nothing_left();
     }
 }
@@ -148,7 +111,7 @@ fn a_signal_lets_running_requests_finish() {
 fn a_lost_rank_ends_every_stream_with_an_error() {
     let (running, answer) = streaming(2, &["--deadline", "2"]);
     running.signal_process(&running.ranks()[1], libc::SIGKILL);
-    let error = last_event(answer)["error"].clone();
+    let error = answer.last_event()["error"].clone();
     assert_eq!(error["code"], "engine_lost", "{error}");
     let finished = running.wait();
     assert_ne!(finished.status, Some(0), "{}", finished.stderr);

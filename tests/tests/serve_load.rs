@@ -1,0 +1,139 @@
+//! Proves that `mpk-serve` stays well under load and faults: cancel storms, floods, idle times, lost and stopped ranks, answers
+//! that are cut off.
+
+use mpk_tests::http::Answer;
+use mpk_tests::server::{Server, example};
+use mpk_tests::{Job, ModelFile};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// A long answer as a stream.
+fn long(tokens: u32) -> Value {
+    json!({"prompt": "x", "max_tokens": tokens, "ignore_eos": true, "stream": true})
+}
+
+#[test]
+fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let slow = ["--deadline", "2", "--debug-stall", "0:4:10"];
+        let server = Server::start(2, &example(), &slow);
+        let mut streams: Vec<_> = (0..6).map(|_| server.post("/v1/completions", &long(400))).collect();
+        streams.iter_mut().for_each(|stream| assert!(stream.event().is_some()));
+        let begin = Instant::now();
+        server.running.signal_process(&server.running.ranks()[1], signal);
+        for stream in streams {
+            let error = stream.last_event()["error"].clone();
+            assert_eq!(error["code"], "engine_lost", "{error}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
+        let finished = server.running.wait();
+        // mpirun ends with the signal's status where a rank was killed.
+        assert!(matches!(finished.status, Some(4 | 137)), "{:?}: {}", finished.status, finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
+#[test]
+fn clients_that_go_away_leave_nothing_behind() {
+    let server = Server::start(2, &example(), &["--max-queued-requests", "400"]);
+    let ask = || server.post("/v1/completions", &json!({"prompt": "In the beginning", "max_tokens": 12})).json();
+    let before = ask()["choices"][0]["text"].clone();
+    for round in 0..3 {
+        // Some have seen tokens, some have not.
+        let mut streams: Vec<_> = (0..60).map(|_| server.post("/v1/completions", &long(400))).collect();
+        streams.iter_mut().take(5 * round).for_each(|stream| assert!(stream.event().is_some()));
+        drop(streams);
+    }
+    let begin = Instant::now();
+    server.until("requests or pages are left", |server| {
+        server.metric("num_requests_running") == 0.0
+            && server.metric("num_requests_waiting") == 0.0
+            && server.metric("kv_cache_usage_perc") == 0.0
+    });
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert_eq!(ask()["choices"][0]["text"], before);
+    server.end();
+}
+
+#[test]
+fn a_flood_is_refused_and_what_is_taken_is_answered() {
+    let server = Server::start(2, &example(), &["--max-queued-requests", "4", "--max-batch", "4"]);
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let ask = || server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 60, "ignore_eos": true}));
+        let threads: Vec<_> = (0..40).map(|_| scope.spawn(move || {
+            let answer = ask();
+            let status = answer.status;
+            if status == 200 {
+                assert_eq!(answer.json()["usage"]["completion_tokens"], 60);
+            }
+            status
+        })).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    assert_eq!(server.metric("num_requests_running"), 0.0);
+    server.end();
+}
+
+#[test]
+fn an_idle_server_sleeps_and_wakes() {
+    for (idle_exit, what) in [("0", "parked"), ("0.2", "without a kernel")] {
+        let server = Server::start(2, &example(), &["--idle-exit", idle_exit]);
+        let ask = || {
+            let begin = Instant::now();
+            let mut stream = server.post("/v1/completions", &long(8));
+            assert!(stream.event().is_some());
+            let first = begin.elapsed();
+            (stream.last_event()["choices"][0]["finish_reason"].clone(), first)
+        };
+        assert_eq!(ask().0, "length");
+        std::thread::sleep(Duration::from_millis(600));
+        let ranks = server.running.ranks();
+        let time = || ranks.iter().map(|rank| rank.cpu_time().unwrap()).collect::<Vec<_>>();
+        let before = time();
+        let span = Duration::from_secs(2);
+        std::thread::sleep(span);
+        for (rank, (after, before)) in time().into_iter().zip(before).enumerate() {
+            let share = (after - before).as_secs_f64() / span.as_secs_f64();
+            println!("idle, {what}: rank {rank} takes {:.1} % of a core", 100.0 * share);
+            assert!(share < 0.03, "rank {rank}, {what}: {share}");
+        }
+        let (reason, first) = ask();
+        assert_eq!(reason, "length");
+        println!("{what}: first token after {:.2} ms", first.as_secs_f64() * 1e3);
+        server.end();
+    }
+}
+
+#[test]
+fn answers_that_are_cut_off_end_the_job_well() {
+    let options = ["--shutdown-timeout", "0.2", "--debug-stall", "0:4:10"];
+    let server = Server::start(2, &example(), &options);
+    let mut streams: Vec<_> = (0..12).map(|_| server.post("/v1/completions", &long(400))).collect();
+    assert!(streams[0].event().is_some());
+    server.running.signal_process(&server.running.ranks()[0], libc::SIGTERM);
+    for stream in streams {
+        assert_eq!(stream.last_event()["error"]["code"], "shutting_down");
+    }
+    server.running.wait().expect(0).expect_nothing_left();
+}
+
+#[test]
+fn a_request_that_says_nothing_is_sampled_as_mpk_run_samples() {
+    let model = ModelFile::of_fixture("tiny").set("generate.temperature", 0.9).set("generate.seed", 5);
+    let job = Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20"]);
+    let run = job.args(["--prompt", "In the beginning"]).run_json();
+    let greedy = Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20", "--greedy"]);
+    let greedy = greedy.args(["--prompt", "In the beginning"]).run_json();
+    let server = Server::start(1, model.path(), &[]);
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": "In the beginning", "max_tokens": 20, "return_token_ids": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/completions", &body).json()["choices"][0]["token_ids"].clone()
+    };
+    assert_eq!(ask(json!({})), json!(run.requests[0].tokens));
+    assert_eq!(ask(json!({"temperature": 0})), json!(greedy.requests[0].tokens));
+    assert_ne!(run.requests[0].tokens, greedy.requests[0].tokens);
+    server.end();
+}
