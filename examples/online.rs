@@ -99,13 +99,16 @@ struct Counts {
 
 fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
     let wrong = |text: String| Err(Failure::Wrong(text));
-    let Some(limits) = engine.info().limits else { return wrong("a model is needed, not an op graph".into()) };
+    let Some(limits) = engine.info().limits else {
+        return wrong("a model is needed, not an op graph".into());
+    };
     let mut random = Random(7);
     let longest = u64::from(limits.max_seq_len / 4).clamp(2, 40);
     let requests: Vec<Request> = (0..DIFFERENT)
         .map(|_| {
-            let prompt: Vec<u32> =
-                (0..1 + random.below(longest)).map(|_| random.below(limits.vocab_size.into()) as u32).collect();
+            let prompt: Vec<u32> = (0..1 + random.below(longest))
+                .map(|_| random.below(limits.vocab_size.into()) as u32)
+                .collect();
             let new = 1 + random.below(longest) as u32;
             Request { ignore_eos: true, logprobs: 1, ..Request::tokens(prompt, new) }
         })
@@ -132,9 +135,9 @@ fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
                 scope.spawn(move || call(engine, requests, alone, counts, Random(caller), share, count))
             })
             .collect();
-        callers.into_iter().try_for_each(|caller| {
-            caller.join().unwrap_or_else(|_| wrong("a thread has panicked".into()))
-        })
+        callers
+            .into_iter()
+            .try_for_each(|caller| caller.join().unwrap_or_else(|_| wrong("a thread has panicked".into())))
     })?;
     let took = begin.elapsed();
     engine.wait_idle();

@@ -198,7 +198,8 @@ fn a_request_joins_those_that_run_and_leaves_before_them() {
     assert_eq!(engine.stats().launches, 1);
     // So does a stop string.
     let stop = engine.submit(Request::text("And God said", 12)).unwrap().wait().text;
-    let request = Request { stop: vec![stop[2..4].into()], ignore_eos: true, ..Request::text("And God said", 400) };
+    let request =
+        Request { stop: vec![stop[2..4].into()], ignore_eos: true, ..Request::text("And God said", 400) };
     let before = engine.stats().new_tokens;
     assert_eq!(engine.submit(request).unwrap().wait().reason, FinishReason::Stop);
     engine.wait_idle();

@@ -8,7 +8,8 @@ fn run(ranks: u32, requests: u64, placement: &str) {
     // Room in the KV cache for a few of the eight requests that run at once.
     let model = ModelFile::of_fixture("tiny").set("max_seq_len", 160).set("page_size", 16);
     let model = model.set("runtime.kv_pages", 10);
-    let job = Job::new(ranks).of("examples/online").arg(model.path()).arg(requests.to_string()).arg(placement);
+    let job =
+        Job::new(ranks).of("examples/online").arg(model.path()).arg(requests.to_string()).arg(placement);
     let finished = job.timeout(Duration::from_secs(1200)).run().expect(0).expect_nothing_left();
     let out = &finished.stdout;
     assert!(out.contains(&format!("online: ok, {requests} requests")), "{out}");

@@ -36,7 +36,8 @@ fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
 #[test]
 fn clients_that_go_away_leave_nothing_behind() {
     let server = Server::start(2, &example(), &["--max-queued-requests", "400"]);
-    let ask = || server.post("/v1/completions", &json!({"prompt": "In the beginning", "max_tokens": 12})).json();
+    let ask =
+        || server.post("/v1/completions", &json!({"prompt": "In the beginning", "max_tokens": 12})).json();
     let before = ask()["choices"][0]["text"].clone();
     for round in 0..3 {
         // Some have seen tokens, some have not.
@@ -59,15 +60,20 @@ fn clients_that_go_away_leave_nothing_behind() {
 fn a_flood_is_refused_and_what_is_taken_is_answered() {
     let server = Server::start(2, &example(), &["--max-queued-requests", "4", "--max-batch", "4"]);
     let statuses: Vec<u16> = std::thread::scope(|scope| {
-        let ask = || server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 60, "ignore_eos": true}));
-        let threads: Vec<_> = (0..40).map(|_| scope.spawn(move || {
-            let answer = ask();
-            let status = answer.status;
-            if status == 200 {
-                assert_eq!(answer.json()["usage"]["completion_tokens"], 60);
-            }
-            status
-        })).collect();
+        let ask =
+            || server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 60, "ignore_eos": true}));
+        let threads: Vec<_> = (0..40)
+            .map(|_| {
+                scope.spawn(move || {
+                    let answer = ask();
+                    let status = answer.status;
+                    if status == 200 {
+                        assert_eq!(answer.json()["usage"]["completion_tokens"], 60);
+                    }
+                    status
+                })
+            })
+            .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
@@ -124,7 +130,8 @@ fn a_request_that_says_nothing_is_sampled_as_mpk_run_samples() {
     let model = ModelFile::of_fixture("tiny").set("generate.temperature", 0.9).set("generate.seed", 5);
     let job = Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20"]);
     let run = job.args(["--prompt", "In the beginning"]).run_json();
-    let greedy = Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20", "--greedy"]);
+    let greedy =
+        Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20", "--greedy"]);
     let greedy = greedy.args(["--prompt", "In the beginning"]).run_json();
     let server = Server::start(1, model.path(), &[]);
     let ask = |more: Value| {

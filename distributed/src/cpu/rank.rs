@@ -156,12 +156,7 @@ impl CpuRank {
         };
         let (outputs, control) = lasting.launch(&graphs, &slots, &plan, &heap)?;
         Ok(CpuRank {
-            common: Common {
-                graphs,
-                slots,
-                outputs,
-                constant_bytes: layout.constants,
-            },
+            common: Common { graphs, slots, outputs, constant_bytes: layout.constants },
             cores,
             control,
             trace,

@@ -279,12 +279,7 @@ impl CudaRank {
         let took = begin.elapsed().as_secs_f64();
         tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.written));
         Ok(CudaRank {
-            common: Common {
-                graphs,
-                slots,
-                outputs,
-                constant_bytes: layout.constants,
-            },
+            common: Common { graphs, slots, outputs, constant_bytes: layout.constants },
             control,
             launcher,
             kernel,

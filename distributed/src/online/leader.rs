@@ -223,7 +223,8 @@ impl Leader {
                     // The first entries of the group stay unseen until the last one is there.
                     return Ok(any);
                 }
-                if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize]) {
+                if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize])
+                {
                     active.written = true;
                 }
                 self.log.pop_front();

@@ -100,12 +100,7 @@ impl ServeArgs {
     /// How it is run. The server's own queue is the shorter one.
     pub fn run_config(&self) -> RunConfig {
         let idle_exit = Duration::try_from_secs_f64(self.idle_exit).ok().filter(|time| !time.is_zero());
-        RunConfig {
-            logprobs: self.logprobs,
-            max_waiting: usize::MAX,
-            idle_exit,
-            ..self.runtime.run_config()
-        }
+        RunConfig { logprobs: self.logprobs, max_waiting: usize::MAX, idle_exit, ..self.runtime.run_config() }
     }
 
     /// How long running requests may go on after a signal. What is no time is told by [`ServeArgs::contradiction`].

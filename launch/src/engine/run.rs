@@ -177,7 +177,9 @@ impl Engine {
         match error {
             SubmitError::Full { .. } => Error::new(ErrorKind::Full, error.to_string())
                 .with_help(format!("try again later, or raise the limit of {}", self.max_waiting)),
-            SubmitError::TooLong { .. } | SubmitError::Empty => Error::new(ErrorKind::Input, error.to_string()),
+            SubmitError::TooLong { .. } | SubmitError::Empty => {
+                Error::new(ErrorKind::Input, error.to_string())
+            }
             SubmitError::Ending => stopped(),
             SubmitError::Lost(_) => match self.life.ended() {
                 Some(Ok(())) => stopped(),
