@@ -10,6 +10,7 @@ pub mod job;
 pub mod model_file;
 pub mod reference;
 pub mod run_json;
+pub mod server;
 pub mod task_graph;
 
 mod capture;
