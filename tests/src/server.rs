@@ -27,8 +27,8 @@ impl Server {
     pub fn start(ranks: u32, model: &Path, options: &[&str]) -> Server {
         let job = if ranks == 1 { Job::alone() } else { Job::new(ranks) };
         let job = job.of("mpk-serve").arg(model).args(["--port", "0", "--backend", "cpu"]).args(options);
-        // mpirun's patience with processes that it has told to end.
-        let mut running = job.env("OMPI_MCA_odls_base_sigkill_timeout", "20").start();
+        // mpirun's patience with processes that it has told to end. It waits so long, twice, whatever they do.
+        let mut running = job.env("OMPI_MCA_odls_base_sigkill_timeout", "3").start();
         running.wait_for_log("listening on http://");
         let log = running.log();
         let address = log.split("listening on http://").nth(1).and_then(|rest| rest.lines().next());
@@ -47,7 +47,8 @@ impl Server {
     /// There is none.
     pub fn metric(&self, name: &str) -> f64 {
         let text = Answer::get(&self.address, "/metrics").text();
-        let line = text.lines().find(|line| line.strip_prefix("mpk:").is_some_and(|rest| rest.starts_with(name)));
+        let line =
+            text.lines().find(|line| line.strip_prefix("mpk:").is_some_and(|rest| rest.starts_with(name)));
         let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
         value.unwrap_or_else(|| panic!("no {name}: {text}"))
     }

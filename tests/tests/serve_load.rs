@@ -1,7 +1,6 @@
 //! Proves that `mpk-serve` stays well under load and faults: cancel storms, floods, idle times, lost and stopped ranks, answers
 //! that are cut off.
 
-use mpk_tests::http::Answer;
 use mpk_tests::server::{Server, example};
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
@@ -133,7 +132,7 @@ fn a_request_that_says_nothing_is_sampled_as_mpk_run_samples() {
     let greedy =
         Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20", "--greedy"]);
     let greedy = greedy.args(["--prompt", "In the beginning"]).run_json();
-    let server = Server::start(1, model.path(), &[]);
+    let server = Server::start(1, &model.path(), &[]);
     let ask = |more: Value| {
         let mut body = json!({"prompt": "In the beginning", "max_tokens": 20, "return_token_ids": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
