@@ -357,7 +357,7 @@ Job::Job(const Options& given) : options(given) {
   uint32_t outputs = 0;
   for (uint32_t r = 0; r < options.num_requests; ++r) {
     const uint32_t prompt = random.between(1, 20), fresh = options.new_tokens ? options.new_tokens : random.between(1, 50);
-    requests.push_back({static_cast<uint32_t>(prompt_tokens.size()), prompt, fresh, outputs, {}});
+    requests.push_back({static_cast<uint32_t>(prompt_tokens.size()), prompt, fresh, outputs, {}, 0, 0});
     outputs += fresh;
     for (uint32_t i = 0; i < prompt; ++i) prompt_tokens.push_back(static_cast<int32_t>(random.between(0, kVocabulary - 1)));
     prompt_tokens.resize(prompt_tokens.size() + fresh, -1);
