@@ -8,7 +8,6 @@ use crate::abi::{self, KernelFn};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -160,10 +159,7 @@ fn built() -> Result<PathBuf, String> {
     let library = Path::new(env!("OUT_DIR")).join(format!("sanitized-{:016x}.so", hash.digest()));
     let lock = library.with_extension("lock");
     let file = File::create(&lock).map_err(|e| format!("{}: {e}", lock.display()))?;
-    // SAFETY: the descriptor is open; the lock ends with it.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
-        return Err(format!("{}: {}", lock.display(), io::Error::last_os_error()));
-    }
+    file.lock().map_err(|e| format!("{}: {e}", lock.display()))?;
     if library.exists() {
         return Ok(library);
     }

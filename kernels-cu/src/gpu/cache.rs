@@ -9,9 +9,8 @@ use super::interrupt::Held;
 use super::private_folder::{PrivateFolder, remove};
 use super::{GpuError, ToolchainIdentity};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -244,10 +243,9 @@ impl Lock {
         let open =
             || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = open()?;
-        // SAFETY: the descriptor is open as long as `file` lives.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            locked => locked?,
         }
         // The one who had it may have removed the file after we opened it.
         let ours = file.metadata()?;

@@ -1,6 +1,7 @@
 //! Running nvcc.
 
 use super::{GpuError, interrupt};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _};
 use std::os::unix::process::CommandExt as _;
@@ -109,8 +110,8 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
 
 /// Kills it and all that it has started.
 fn kill_group(child: &mut Child) -> io::Result<()> {
-    // SAFETY: the child leads its group and has not been waited for, so the number is still its own.
-    unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+    // It leads its group. That it has ended already is no error.
+    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     child.wait().map(|_| ())
 }
 

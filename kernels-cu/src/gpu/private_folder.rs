@@ -1,5 +1,6 @@
 //! Folders whose content this process trusts: kernels that it runs, notes of what is proven.
 
+use rustix::process::geteuid;
 use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -38,8 +39,7 @@ impl PrivateFolder {
         if !metadata.is_dir() {
             return Err("is not a folder".into());
         }
-        // SAFETY: geteuid has no preconditions.
-        let user = unsafe { libc::geteuid() };
+        let user = geteuid().as_raw();
         if metadata.uid() != user {
             return Err(format!(
                 "belongs to user {}, but only a folder of your own (user {user}) is trusted",
@@ -132,8 +132,7 @@ mod tests {
 
         // Root's own, to others; another user's, to root.
         let root_owned = PrivateFolder::new("/usr");
-        // SAFETY: geteuid has no preconditions.
-        if unsafe { libc::geteuid() } != 0 {
+        if !geteuid().is_root() {
             assert!(root_owned.check().is_err_and(|problem| problem.contains("user 0")));
             return;
         }

@@ -2,6 +2,7 @@
 
 use crate::model::app_error::AppError;
 use crate::model::files;
+use rustix::stdio::dup2_stdout;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -17,8 +18,7 @@ pub fn keep_stdout_for_results() {
     // Without a free descriptor all stays as it is.
     let Ok(own) = std::io::stdout().as_fd().try_clone_to_owned() else { return };
     if KEPT.set(own.into()).is_ok() {
-        // SAFETY: descriptors 1 and 2 are open from the process's start on, and nothing owns them.
-        unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) };
+        let _ = dup2_stdout(std::io::stderr());
     }
 }
 

@@ -11,6 +11,7 @@ use crate::model::families::{self, GraphOptions};
 use crate::model::model_source::ModelSource;
 use distributed::cuda::{Driver, Found, Gpu, driver, gibibytes, memory_needed};
 use kernels_cu::gpu::{Architecture, Cache, GpuError, Nvcc, NvshmemFiles};
+use rustix::fs::{Access, access};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -356,10 +357,7 @@ fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
 }
 
 fn writable(folder: &Path) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    let Ok(path) = std::ffi::CString::new(folder.as_os_str().as_bytes()) else { return false };
-    // SAFETY: the path ends in a zero byte.
-    unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+    access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
 /// Whether each GPU holds the ranks of the model that would be on it.

@@ -1,6 +1,7 @@
 //! Limits of this process that a library below us would end it at, with a status that says nothing.
 
 use crate::model::app_error::AppError;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,14 +22,14 @@ const FILES_WANTED: u64 = 1 << 16;
 pub fn check(ranks_here: Option<u32>) -> Result<(), AppError> {
     raise_open_files();
     let files = FILES_ALONE + ranks_here.map_or(0, |ranks| FILES_OF_MPI + u64::from(ranks));
-    let limit = limit(libc::RLIMIT_NOFILE).rlim_cur;
-    if limit < files {
+    let limit = getrlimit(Resource::Nofile).current;
+    if let Some(limit) = limit.filter(|&limit| limit < files) {
         return Err(AppError::environment(format!(
             "a process may have only {limit} files open at a time here, but at least {files} are needed; raise the limit (`ulimit -n 4096`)"
         )));
     }
-    let limit = self::limit(libc::RLIMIT_AS).rlim_cur;
-    if ranks_here.is_some() && limit < ADDRESSES_OF_MPI {
+    let limit = getrlimit(Resource::As).current.filter(|_| ranks_here.is_some());
+    if let Some(limit) = limit.filter(|&limit| limit < ADDRESSES_OF_MPI) {
         return Err(AppError::environment(format!(
             "a process may have only {limit} bytes of address space here, but MPI needs at least {ADDRESSES_OF_MPI}; raise the limit (`ulimit -v unlimited`)"
         )));
@@ -44,20 +45,12 @@ pub fn ranks_here() -> Option<u32> {
 }
 
 fn raise_open_files() {
-    let mut files = limit(libc::RLIMIT_NOFILE);
-    let wanted = files.rlim_max.min(FILES_WANTED);
-    if files.rlim_cur < wanted {
-        files.rlim_cur = wanted;
-        // SAFETY: a valid limit; where it is refused, the old one holds and is checked.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files) };
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(FILES_WANTED, |most| most.min(FILES_WANTED));
+    if limit.current.is_some_and(|limit| limit < wanted) {
+        // Where it is refused, the old one holds and is checked.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
     }
-}
-
-fn limit(resource: libc::__rlimit_resource_t) -> libc::rlimit {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the out-pointer is valid; where the call fails, the limit stays infinite.
-    unsafe { libc::getrlimit(resource, &raw mut limit) };
-    limit
 }
 
 /// Bytes that could not be had when memory was asked for last; 0 as long as there was always enough.

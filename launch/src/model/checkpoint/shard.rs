@@ -71,8 +71,7 @@ impl Shard {
 
     /// Gives back the memory of all pages that [begin, end) touches; reading them again maps the file again.
     pub(super) fn release(&self, begin: usize, end: usize) {
-        // SAFETY: sysconf has no preconditions.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let page = rustix::param::page_size();
         // Outward, so that ranges released one after the other leave no page between them; and further back, since
         // a page fault also maps those of its neighbours that are in memory, released ones among them.
         let begin = begin.saturating_sub(MAPPED_WITH_A_FAULT) / page * page;
