@@ -6,6 +6,7 @@ use crate::run_json::RunJson;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ pub struct Job {
     stdout_unread: bool,
     stderr_unread: bool,
     stdout_file: Option<PathBuf>,
+    stdin_open: bool,
     limits: Vec<(u32, u64)>,
 }
 
@@ -57,6 +59,7 @@ impl Job {
             stdout_unread: false,
             stderr_unread: false,
             stdout_file: None,
+            stdin_open: false,
             limits: Vec::new(),
         }
     }
@@ -64,6 +67,11 @@ impl Job {
     /// `mpirun -n ranks mpk-run`, also for one rank.
     pub fn under_mpirun(ranks: u32) -> Self {
         Job { ranks: Some(ranks), ..Job::alone() }
+    }
+
+    /// Its standard input is written to by [`Running::say`].
+    pub fn with_stdin(self) -> Self {
+        Job { stdin_open: true, ..self }
     }
 
     /// Of another program of ours.
@@ -222,7 +230,8 @@ impl Job {
             ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
         ]);
         command.envs(self.variables.iter().map(|(n, v)| (n, v)));
-        command.stdin(Stdio::null()).stdout(pipe(self.stdout_unread)).stderr(pipe(self.stderr_unread));
+        command.stdin(if self.stdin_open { Stdio::piped() } else { Stdio::null() });
+        command.stdout(pipe(self.stdout_unread)).stderr(pipe(self.stderr_unread));
         if let Some(path) = &self.stdout_file {
             let file = File::options().write(true).open(path);
             command.stdout(file.unwrap_or_else(|e| panic!("{}: {e}", path.display())));
@@ -340,6 +349,20 @@ impl Running {
         self.ended.is_none()
     }
 
+    /// Writes a line to its standard input.
+    ///
+    /// # Panics
+    /// The job was not started [`Job::with_stdin`], or reads no more.
+    pub fn say(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("a job with standard input");
+        stdin.write_all(format!("{line}\n").as_bytes()).expect("a job that reads");
+    }
+
+    /// Ends its standard input.
+    pub fn say_no_more(&mut self) {
+        self.child.stdin = None;
+    }
+
     /// Waits until `stdout` holds something that `seen` accepts.
     ///
     /// # Panics
@@ -354,6 +377,11 @@ impl Running {
     /// As [`Running::wait_for_output`].
     pub fn wait_for_log(&mut self, text: &str) {
         self.wait_for(|job| job.stderr.text().contains(text));
+    }
+
+    /// What `stdout` holds so far.
+    pub fn output(&self) -> String {
+        self.stdout.text()
     }
 
     /// What the log holds so far.

@@ -40,6 +40,65 @@ fn a_chat_prompt_is_what_the_template_renders() {
     assert_eq!(tokens.requests[0].prompt_tokens, [5, 6, 7]);
 }
 
+const TRANSCRIPT: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+
+#[test]
+fn a_conversation_keeps_its_history() {
+    let folder = folder_with_template(TRANSCRIPT);
+    let text =
+        |prompt: &str| job(folder.path(), &["--prompt", prompt]).run_json().requests[0].text.clone().unwrap();
+    let first = text("user: Light\nassistant:");
+    let second = text(&format!("user: Light\nassistant: {first}\nuser: And the waters\nassistant:"));
+    for ranks in [1, 2] {
+        let conversation = Job::new(ranks).arg(folder.path()).args(["--chat", "--max-new-tokens", "6"]);
+        let mut running = conversation.with_stdin().start();
+        running.say("Light");
+        running.wait_for_output(|out| out.contains(&format!("{first}\n")));
+        running.say("");
+        running.say("And the waters");
+        running.say_no_more();
+        let finished = running.wait().expect(0).expect_nothing_left();
+        assert_eq!(finished.stdout, format!("{first}\n{second}\n"));
+    }
+}
+
+#[test]
+fn a_signal_stops_an_answer_and_not_the_conversation() {
+    let folder = folder_with_template(TRANSCRIPT);
+    let options = ["--chat", "--max-new-tokens", "400", "--ignore-eos", "--debug-stall", "0:embedding:20"];
+    let mut running = Job::alone().arg(folder.path()).args(options).with_stdin().start();
+    running.say("Light");
+    running.wait_for_output(|out| out.len() > 3);
+    running.signal_process(&running.ranks()[0], libc::SIGINT);
+    running.wait_for_output(|out| out.ends_with('\n'));
+    let stopped = running.output();
+    running.say("And the waters");
+    running.wait_for_output(|out| out.len() > stopped.len() + 3);
+    // Of an answer, then of the conversation.
+    running.signal_process(&running.ranks()[0], libc::SIGTERM);
+    running.wait_for_output(|out| out.len() > stopped.len() && out.ends_with('\n'));
+    running.signal_process(&running.ranks()[0], libc::SIGTERM);
+    let finished = running.wait().expect(0).expect_nothing_left();
+    assert!(finished.stdout.starts_with(&stopped) && finished.stdout.len() > stopped.len() + 3);
+}
+
+#[test]
+fn a_conversation_goes_on_where_it_no_longer_fits() {
+    let folder = folder_with_template(TRANSCRIPT);
+    let conversation = Job::alone().arg(folder.path());
+    let options = ["--chat", "--max-seq-len", "96", "--max-new-tokens", "24", "--ignore-eos"];
+    let mut running = conversation.args(options).with_stdin().start();
+    for _ in 0..6 {
+        running.say("And the earth was without form, and void");
+    }
+    running.say(&"And darkness was upon the face of the deep. ".repeat(20));
+    running.say("And light was");
+    running.say_no_more();
+    let finished = running.wait().expect(0).expect_nothing_left();
+    assert!(finished.stderr.contains("messages are left out"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("prompt tokens and a new one can never fit"), "{}", finished.stderr);
+}
+
 #[test]
 fn a_refusal_of_the_template_is_bad_input() {
     let folder = folder_with_template("{{ raise_exception('no such talk') }}");

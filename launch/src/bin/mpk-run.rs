@@ -2,6 +2,7 @@
 
 use launch::cli::args::{Args, Command};
 use launch::cli::process_limits::Allocator;
+use launch::cli::signals::Signals;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -23,7 +24,9 @@ fn main() {
     let status = match command {
         Command::Run(args) => {
             launch::cli::logging::init(args.runtime.log_all_ranks);
-            launch::cli::run::run(&args)
+            // Before there is any other thread.
+            let signals = (first && args.is_conversation()).then(Signals::hold);
+            launch::cli::run::run(&args, signals)
         }
         // Under a launcher one rank tells.
         Command::Doctor(_) if !first => 0,

@@ -17,6 +17,7 @@ const BUILD: &str = "Graphs";
 const EXAMPLES: &str = "\
 Examples:
   mpk-run examples/tiny/model.json --prompt \"In the beginning\"
+  mpirun -n 2 mpk-run Qwen/Qwen3-8B --chat
   mpirun -n 2 mpk-run Qwen/Qwen3-8B --chat --prompt \"Why is the sky blue?\"
   mpirun -n 4 mpk-run model.json --prompt-tokens 1,2,3 --json
   mpk-run model.json --ranks 8 --device h200 --check
@@ -35,7 +36,8 @@ pub struct Args {
     /// A prompt as token ids, separated by commas. May be given several times.
     #[arg(long, value_name = "IDS", help_heading = PROMPTS)]
     pub prompt_tokens: Vec<String>,
-    /// Treat each text prompt as the user's message and apply the checkpoint's chat template.
+    /// A conversation: each line of standard input is a message, and the checkpoint's chat template is applied. With
+    /// prompts on the command line, each text is the first message of a conversation of its own, answered once.
     #[arg(long, help_heading = PROMPTS)]
     pub chat: bool,
     /// An argument of the chat template, such as enable_thinking=false. VALUE is JSON, or else text. May be given
@@ -215,8 +217,18 @@ impl Args {
         }
     }
 
+    /// True for a conversation on standard input.
+    pub fn is_conversation(&self) -> bool {
+        self.chat && self.prompts.is_empty() && !self.builds_only()
+    }
+
     /// What the options contradict in each other, if anything.
     pub fn contradiction(&self) -> Option<String> {
+        if self.is_conversation() && (self.json || self.logprobs > 0) {
+            return Some(
+                "--json and --logprobs need prompts; --chat without a prompt is a conversation".into(),
+            );
+        }
         if !self.builds_only() {
             if self.ranks.is_some() {
                 return Some(

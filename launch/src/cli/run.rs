@@ -2,9 +2,11 @@
 
 use crate::cli::args::{Args, GivenPrompt};
 use crate::cli::console::print_line;
+use crate::cli::conversation::{Conversation, Interrupts};
 use crate::cli::logging::is_first_rank;
 use crate::cli::output::{self, json_object, print_outputs};
 use crate::cli::program::{Failure, prepare, tell_once, with_console};
+use crate::cli::signals::Signals;
 use crate::engine::{Engine, Opened, Request, SamplingParams};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::{ChatTemplate, Rendering};
@@ -14,8 +16,8 @@ use crate::model::sampling::describe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Runs or builds what `args` ask for; gives the exit status.
-pub fn run(args: &Args) -> i32 {
+/// Runs or builds what `args` ask for; gives the exit status. `signals` are those of a conversation, on rank 0.
+pub fn run(args: &Args, signals: Option<Signals>) -> i32 {
     if let Some(contradiction) = args.contradiction() {
         return tell_once(&AppError::input(contradiction));
     }
@@ -29,12 +31,13 @@ pub fn run(args: &Args) -> i32 {
     if let Err(error) = prepare(&args.runtime) {
         return tell_once(&error);
     }
+    let interrupts = signals.map(Interrupts::watch).unwrap_or_default();
     // Every rank resolves the prompts, so that what is wrong with them is found before anything is built.
-    let requests = Arc::new(Mutex::new(Vec::new()));
-    let (of_engine, own_args) = (requests.clone(), args.clone());
+    let asked = Arc::new(Mutex::new(Asked::Requests(Vec::new())));
+    let (of_engine, own_args) = (asked.clone(), args.clone());
     let inspect = move |opened: &Opened<'_>| {
-        let resolved = self::requests(&own_args, opened)?;
-        *of_engine.lock().unwrap_or_else(PoisonError::into_inner) = resolved;
+        let found = Asked::find(&own_args, opened)?;
+        *of_engine.lock().unwrap_or_else(PoisonError::into_inner) = found;
         Ok(())
     };
     let config = with_console(args.run_config());
@@ -46,10 +49,15 @@ pub fn run(args: &Args) -> i32 {
     if engine.info().rank > 0 {
         return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
     }
-    let requests = std::mem::take(&mut *requests.lock().unwrap_or_else(PoisonError::into_inner));
-    let done = match engine.info().limits {
-        Some(_) => generate(args, &engine, requests),
-        None => run_graph(args, &engine),
+    interrupts.ready();
+    let asked = std::mem::replace(
+        &mut *asked.lock().unwrap_or_else(PoisonError::into_inner),
+        Asked::Requests(Vec::new()),
+    );
+    let done = match asked {
+        _ if engine.info().limits.is_none() => run_graph(args, &engine),
+        Asked::Requests(requests) => generate(args, &engine, requests),
+        Asked::Conversation(conversation) => conversation.hold(&engine, &interrupts),
     };
     finish(&engine, done)
 }
@@ -98,8 +106,29 @@ fn run_graph(args: &Args, engine: &Engine) -> Result<(), Failure> {
     Ok(print_outputs(args.json, engine.info(), &run)?)
 }
 
+/// What a model with tokens is to do.
+enum Asked {
+    Requests(Vec<Request>),
+    Conversation(Box<Conversation>),
+}
+
+impl Asked {
+    /// What the command line or model.json asks for.
+    fn find(args: &Args, opened: &Opened<'_>) -> Result<Asked, AppError> {
+        let in_force = args.sampling.in_force(opened.model, opened.source)?;
+        opened.sampling.set(!in_force.sampling.is_greedy());
+        let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
+        tracing::info!("sampling: {}", describe(&sampling.into()));
+        if args.is_conversation() {
+            let template = chat_template(opened.model)?;
+            return Ok(Asked::Conversation(Box::new(Conversation::new(args, opened, template, sampling)?)));
+        }
+        requests(args, opened, sampling).map(Asked::Requests)
+    }
+}
+
 /// The requests that the command line or model.json asks for.
-fn requests(args: &Args, opened: &Opened<'_>) -> Result<Vec<Request>, AppError> {
+fn requests(args: &Args, opened: &Opened<'_>, sampling: SamplingParams) -> Result<Vec<Request>, AppError> {
     let model = opened.model;
     let mut sources: Vec<PromptSource> = Vec::new();
     for given in &args.prompts {
@@ -121,10 +150,6 @@ fn requests(args: &Args, opened: &Opened<'_>) -> Result<Vec<Request>, AppError> 
         sources = as_chats(args, model, sources)?;
     }
     let resolved = resolve(&sources, opened.source.tokenizer.as_ref(), &opened.limits)?;
-    let in_force = args.sampling.in_force(model, opened.source)?;
-    opened.sampling.set(!in_force.sampling.is_greedy());
-    let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
-    tracing::info!("sampling: {}", describe(&sampling.into()));
     let requests = resolved.into_iter().map(|resolved| Request {
         sampling,
         ignore_eos: model.generate.ignore_eos,
@@ -140,13 +165,17 @@ fn as_chats(
     model: &ModelJson,
     sources: Vec<PromptSource>,
 ) -> Result<Vec<PromptSource>, AppError> {
+    let template = chat_template(model)?;
+    let rendering = Rendering { arguments: args.template_arguments()?, ..Rendering::default() };
+    Ok(sources.into_iter().map(|source| source.as_chat(&template, &rendering)).collect::<Result<_, _>>()?)
+}
+
+fn chat_template(model: &ModelJson) -> Result<ChatTemplate, AppError> {
     let folder = model.checkpoint_folder();
-    let template = folder.as_deref().map(ChatTemplate::open).transpose()?.flatten().ok_or_else(|| {
+    folder.as_deref().map(ChatTemplate::open).transpose()?.flatten().ok_or_else(|| {
         AppError::input(
             "--chat: the checkpoint has no chat template (chat_template.jinja, or `chat_template` in \
              tokenizer_config.json); an instruction-tuned checkpoint has one",
         )
-    })?;
-    let rendering = Rendering { arguments: args.template_arguments()?, ..Rendering::default() };
-    Ok(sources.into_iter().map(|source| source.as_chat(&template, &rendering)).collect::<Result<_, _>>()?)
+    })
 }

@@ -6,6 +6,17 @@ use std::ptr;
 /// The run failed.
 const STATUS: libc::c_int = 4;
 
+/// What follows from a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing more.
+    Handled,
+    /// What it does by default: it ends the process.
+    ByDefault,
+    /// The process ends with status 4.
+    Exit,
+}
+
 /// The two signals, kept from every thread.
 pub struct Signals(libc::sigset_t);
 
@@ -27,14 +38,24 @@ impl Signals {
     /// Waits for signals on a thread of its own. `first` hears of the first one and tells whether the program now ends by
     /// itself; otherwise, and at the second one, the process ends at once.
     pub fn watch(self, first: impl FnOnce() -> bool + Send + 'static) {
-        let body = move || {
+        let mut first = Some(first);
+        self.watch_each(move || match first.take().map(|first| first()) {
+            Some(true) => Next::Handled,
+            Some(false) => Next::ByDefault,
+            None => Next::Exit,
+        });
+    }
+
+    /// Waits for signals on a thread of its own, and does what `each` says.
+    pub fn watch_each(self, mut each: impl FnMut() -> Next + Send + 'static) {
+        let body = move || loop {
             let signal = self.wait();
-            if !first() {
-                self.end_by(signal);
+            match each() {
+                Next::Handled => {}
+                Next::ByDefault => self.end_by(signal),
+                // SAFETY: ends the process; nothing of it is used any more.
+                Next::Exit => unsafe { libc::_exit(STATUS) },
             }
-            self.wait();
-            // SAFETY: ends the process; nothing of it is used any more.
-            unsafe { libc::_exit(STATUS) };
         };
         // Without the thread the signals would be lost: then they do what they do by default.
         if std::thread::Builder::new().name("signals".into()).spawn(body).is_err() {
