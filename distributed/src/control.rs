@@ -50,7 +50,7 @@ pub(crate) struct Control {
     /// Offset of the `mpk_status` array, and how many there are.
     pub status: u64,
     pub statuses: usize,
-    /// Offset of the number of trace records of each worker.
+    /// Offset of the number of records of each row of the timeline.
     pub trace_count: u64,
     /// What the host fills while the kernel runs.
     pub table: TablePlaces,
@@ -86,7 +86,7 @@ impl Control {
         let sym_at = words(parts.sym.len());
         let pushed_at = words(parts.world as usize);
         let scratch_at = words(workers);
-        let trace_count_at = words(workers);
+        let trace_count_at = words(workers + 1);
         let status_at = layout.reserve((statuses * size_of::<abi::mpk_status>()) as u64, 128);
         let batch = BatchMemory::reserve(parts.graphs, parts.plan, &mut layout);
         let places: Vec<_> = parts.arrays.iter().map(|arrays| arrays.reserve(&mut layout)).collect();

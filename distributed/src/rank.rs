@@ -7,8 +7,8 @@ use crate::fill::TensorSource;
 use crate::outputs::Outputs;
 use crate::plan::BatchPlan;
 use crate::tensors::Slot;
+use crate::trace;
 use crate::world::World;
-use kernels_cu::abi;
 use std::time::Duration;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
@@ -148,11 +148,11 @@ impl Rank {
         }
     }
 
-    /// Trace records by worker, in order.
+    /// The timeline: the workers' rows, and the batch step's.
     ///
     /// # Errors
     /// The device failed.
-    pub fn trace(&self) -> Result<Vec<Vec<abi::mpk_trace_record>>> {
+    pub fn trace(&self) -> Result<Vec<trace::Row>> {
         match self {
             Rank::Cpu(rank) => Ok(rank.trace()),
             Rank::Cuda(rank) => rank.trace(),

@@ -4,7 +4,7 @@
 //! `cargo run --release -p kernels-cu --example gemm_bench [-- THREADS]`
 
 use kernels_cu::abi::{mpk_linear_params, mpk_operand, params_words};
-use kernels_cu::isa::{Isa, read_memory};
+use kernels_cu::isa::{Isa, ReadPattern, read_memory};
 use kernels_cu::layout;
 use kernels_cu::testing::{
     AlignedBytes, Call, TestBatch, TestRank, TestTask, TestTensor, random_values, run_task,
@@ -117,7 +117,10 @@ fn decode(threads: usize, rows: u32, k: u32, n: u32) {
     let time = run(threads, rows, k, n, &memory).as_secs_f64();
     let share = memory.bytes().len() / threads / 64 * 64;
     let read = best(threads, |thread| {
-        std::hint::black_box(read_memory(&memory.bytes()[share * thread..share * (thread + 1)]));
+        std::hint::black_box(read_memory(
+            &memory.bytes()[share * thread..share * (thread + 1)],
+            ReadPattern::ALL[0],
+        ));
     })
     .as_secs_f64()
         / copies as f64;

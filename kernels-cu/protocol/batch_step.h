@@ -9,6 +9,7 @@
 
 #include "admission.h"
 #include "publication.h"
+#include "trace.h"
 
 namespace mpk {
 
@@ -379,13 +380,16 @@ MPK_DEVICE bool claim_batch_step(const mpk_rank* rank, uint32_t ended) {
 /* The current iteration has ended and the caller has claimed that: next batch, published; then the results of the one that has
  * ended. */
 MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
-  const int code = batch_step(rank, platform::clock_ns(), status);
+  const uint64_t began_ns = platform::clock_ns();
+  const int code = batch_step(rank, began_ns, status);
   if (code == MPK_OK) publish(rank);
   else abort_broadcast(rank, static_cast<uint32_t>(code));
+  const uint64_t published_ns = trace_clock(rank);
   const bool goes_on = code == MPK_OK && rank->batch_config->generate && !rank->batch->stop;
   /* Before anything that takes long: the others want it at the end of this iteration. */
   if (goes_on && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
   hand_out(rank);
+  if (is_traced(rank) && code == MPK_OK && !rank->batch->stop) trace_batch_step(rank, rank->batch->iteration, rank->batch->graph, began_ns, published_ns);
   /* Release: pairs with claim_batch_step. The state is this thread's until then, whatever the tasks have done meanwhile. */
   BatchState* state = batch_state(rank);
   if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);

@@ -4,6 +4,7 @@
 #ifndef MPK_PROTOCOL_KERNEL_WAIT_H
 #define MPK_PROTOCOL_KERNEL_WAIT_H
 
+#include "trace.h"
 #include "wait.h"
 
 /* Writes one word, here or in a peer's memory (its address as platform::peer_address gives it). */
@@ -48,6 +49,7 @@ MPK_DEVICE int mpk_wait_flagged(const mpk_kernel_args* args, const uint64_t* wor
   uint32_t i = 0;
   while (i < count && mpk_flagged_arrived(mpk_flagged_load(words + i), tag)) ++i;
   if (i == count) return MPK_OK;
+  const uint64_t began_ns = mpk::trace_clock(args->rank);
   mpk_status* status = args->rank->status + args->worker;
   mpk::report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, tag, mpk_flagged_load(words + i) >> 32);
   mpk::Wait wait(args->rank, status);
@@ -60,6 +62,9 @@ MPK_DEVICE int mpk_wait_flagged(const mpk_kernel_args* args, const uint64_t* wor
     }
     const int code = wait.poll(word >> 32);
     if (code != MPK_OK) return code;
+  }
+  if (mpk::is_traced(args->rank)) {
+    mpk::trace_next(args->rank, args->worker)->peer_ns += static_cast<uint32_t>(mpk::platform::clock_ns() - began_ns);
   }
   mpk::report_state(status, MPK_WORKER_RUNS);
   return MPK_OK;

@@ -57,16 +57,38 @@ impl Isa {
     }
 }
 
-/// Reads memory as fast as one core can (but for a rest of up to 255 bytes) and folds it into a number: the rate
+/// In which order [`read_memory`] reads. Which is the fastest depends on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPattern {
+    /// Name in reports.
+    pub name: &'static str,
+    streams: u32,
+    prefetch: bool,
+}
+
+impl ReadPattern {
+    /// All patterns: one piece of memory from its first byte to its last, or four pieces side by side, with and without prefetch
+    /// instructions.
+    pub const ALL: [ReadPattern; 4] = [
+        ReadPattern { name: "one stream", streams: 1, prefetch: false },
+        ReadPattern { name: "one stream, prefetch", streams: 1, prefetch: true },
+        ReadPattern { name: "four streams", streams: 4, prefetch: false },
+        ReadPattern { name: "four streams, prefetch", streams: 4, prefetch: true },
+    ];
+}
+
+/// Reads memory as fast as one core can with this pattern (but for a rest of up to 1,023 bytes) and folds it into a number: the rate
 /// that decoding is measured against.
-pub fn read_memory(memory: &[u8]) -> u32 {
+pub fn read_memory(memory: &[u8], pattern: ReadPattern) -> u32 {
     assert!(memory.as_ptr().cast::<u32>().is_aligned(), "memory must be aligned to 4 bytes");
-    // SAFETY: the slice is that many readable bytes.
-    unsafe { mpk_cpu_read(memory.as_ptr(), memory.len() as u64) }
+    // SAFETY: the slice is that many readable bytes. A prefetch past its end does nothing.
+    unsafe {
+        mpk_cpu_read(memory.as_ptr(), memory.len() as u64, pattern.streams, u32::from(pattern.prefetch))
+    }
 }
 
 unsafe extern "C" {
-    fn mpk_cpu_read(memory: *const u8, bytes: u64) -> u32;
+    fn mpk_cpu_read(memory: *const u8, bytes: u64, streams: u32, prefetch: u32) -> u32;
     fn mpk_cpu_isa() -> i32;
     fn mpk_cpu_isa_supported() -> i32;
     fn mpk_cpu_set_isa(level: i32) -> i32;

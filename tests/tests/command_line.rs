@@ -233,6 +233,7 @@ fn traces_hold_every_task() {
         let mut tasks: BTreeMap<(u64, u64, &str), BTreeSet<u64>> = BTreeMap::new();
         let mut slices: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
         let mut named: BTreeSet<String> = BTreeSet::new();
+        let (mut kinds, mut steps_seen) = (BTreeSet::<String>::new(), 0);
         for event in events {
             let number = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("no number in {event}"));
             if event["ph"] == "M" {
@@ -245,6 +246,8 @@ fn traces_hold_every_task() {
             assert!(begin >= 0.0 && took >= 0.0, "{event}");
             slices.entry((rank, worker)).or_default().push((begin, begin + took));
             if event["cat"] != "task" {
+                kinds.insert(event["name"].as_str().expect("a name").into());
+                steps_seen += u64::from(event["name"] == "batch step");
                 continue;
             }
             let arguments = &event["args"];
@@ -263,6 +266,11 @@ fn traces_hold_every_task() {
             "one graph each"
         );
         assert!(steps > found.timing.decode_steps, "{steps} iterations, {:?}", found.timing);
+        assert_eq!(steps_seen, 2 * steps, "a batch step before each iteration of each rank");
+        let queue_or_event = if placement == "static" { "wait event" } else { "wait queue" };
+        for kind in ["wait batch step", queue_or_event] {
+            assert!(kinds.contains(kind), "{placement}: {kinds:?}");
+        }
         for rank in 0..2 {
             for &(iteration, graph) in &iterations {
                 let what = format!("{placement}, rank {rank}, iteration {iteration}, graph {graph}");
@@ -279,6 +287,36 @@ fn traces_hold_every_task() {
             assert!(apart, "{placement}: slices of worker {worker} of rank {rank} overlap");
         }
     }
+}
+
+/// `--trace-iterations` keeps the last iterations, whole.
+#[test]
+fn traces_can_be_cut_to_the_last_iterations() {
+    let fixture = Fixture::open("qwen3");
+    let some: Vec<_> = fixture.expected.requests.iter().take(2).cloned().collect();
+    let model = fixture.model_of(&some).set("generate.max_new_tokens", 6);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let iterations = |options: &[&str]| {
+        let path = folder.path().join("trace.json");
+        Job::new(2).arg(model.path()).args(options).arg("--trace").arg(&path).run_json();
+        let trace = read_json(&path);
+        let events = trace["traceEvents"].as_array().expect("traceEvents");
+        let tasks = events.iter().filter(|event| event["cat"] == "task");
+        let mut counts: BTreeMap<(u64, u64), usize> = BTreeMap::new();
+        for task in tasks {
+            let key = |name: &Value| name.as_u64().expect("a number");
+            *counts.entry((key(&task["pid"]), key(&task["args"]["iteration"]))).or_default() += 1;
+        }
+        counts
+    };
+    let all = iterations(&[]);
+    let cut = iterations(&["--trace-iterations", "2"]);
+    let last = all.keys().map(|key| key.1).max().expect("an iteration");
+    let expected: BTreeMap<_, _> = all.into_iter().filter(|(key, _)| key.1 + 2 > last).collect();
+    assert_eq!(expected.len(), 4, "two iterations of two ranks");
+    assert_eq!(cut, expected);
+    let alone = Job::alone().arg(model.path()).args(["--trace-iterations", "2"]).run().expect(2);
+    assert!(alone.stderr.contains("--trace"), "{}", alone.stderr);
 }
 
 /// Who reads may have seen enough: the status is that of the run. Without mpirun, which may crash on such a pipe itself.
@@ -310,6 +348,7 @@ fn help() {
         "--logprobs",
         "--json",
         "--trace",
+        "--trace-iterations",
         "--workers",
         "--deadline",
         "--ranks",

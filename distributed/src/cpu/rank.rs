@@ -13,6 +13,7 @@ use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
 use crate::rank::Common;
 use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged};
+use crate::trace;
 use crate::world::World;
 use kernels_cu::abi;
 use std::mem::offset_of;
@@ -21,8 +22,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::Placement;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
-/// Largest part of the trace that is kept for one worker.
-const TRACE_RECORDS: u64 = 200_000;
+/// Memory of the timeline at most. What is not written costs nothing.
+const TRACE_BYTES: u64 = 4 << 30;
 
 /// One rank of the CPU target, ready to run.
 pub struct CpuRank {
@@ -136,9 +137,10 @@ impl CpuRank {
         let scratch = HugeBuffer::new(me, "scratch", scratch_each as usize * workers)?;
         let scratch_of: Vec<u64> =
             (0..workers as u64).map(|w| scratch.as_ptr() as u64 + w * scratch_each).collect();
-        let trace_capacity = if options.trace { TRACE_RECORDS } else { 0 };
-        let trace_bytes = trace_capacity as usize * workers * size_of::<abi::mpk_trace_record>();
-        let trace = HugeBuffer::new(me, "the trace", trace_bytes)?;
+        let trace_capacity = if options.trace { trace::capacity(workers as u32, TRACE_BYTES) } else { 0 };
+        let trace_bytes =
+            trace_capacity * trace::rows(workers as u32) * size_of::<abi::mpk_trace_record>() as u64;
+        let trace = HugeBuffer::on(Pages::Small, me, "the trace", trace_bytes as usize)?;
         let kernels = kernels_cu::registry::kernel_table()?;
         let lasting = Lasting {
             rank: me,
@@ -237,23 +239,25 @@ impl CpuRank {
         Some((tensor, unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) }.to_vec()))
     }
 
-    /// Trace records by worker, in order.
-    pub fn trace(&self) -> Vec<Vec<abi::mpk_trace_record>> {
+    /// The timeline: the workers' rows, and the batch step's.
+    pub fn trace(&self) -> Vec<trace::Row> {
         let header = self.header();
         let each = header.trace_capacity as usize;
         if each == 0 {
             return Vec::new();
         }
-        let workers = header.num_workers as usize;
-        let counts = self.control.image.host::<u64>(self.control.trace_count, workers);
+        let rows = trace::rows(header.num_workers) as usize;
+        let counts = self.control.image.host::<u64>(self.control.trace_count, rows);
         let records = self.trace.as_ptr().cast::<abi::mpk_trace_record>();
-        (0..workers)
-            .map(|worker| {
-                // SAFETY: a count for each worker, and `each` zeroed or written records; no worker runs any more.
-                unsafe {
-                    let count = (*counts.add(worker) as usize).min(each);
-                    std::slice::from_raw_parts(records.add(worker * each), count).to_vec()
-                }
+        (0..rows)
+            .map(|row| {
+                // SAFETY: a count for each row, and `each` zeroed or written records; no worker runs any more.
+                let (count, written) = unsafe {
+                    let count = *counts.add(row);
+                    let written = (count as usize).min(each);
+                    (count, std::slice::from_raw_parts(records.add(row * each), written))
+                };
+                trace::Row::new(written.to_vec(), count)
             })
             .collect()
     }

@@ -11,6 +11,7 @@ use crate::memory::Layout;
 use crate::plan::RunOptions;
 use crate::queues::Queues;
 use crate::tensors::TensorLayout;
+use crate::trace;
 use crate::world::World;
 use kernels_cu::abi;
 use std::collections::BTreeMap;
@@ -18,10 +19,8 @@ use std::sync::Arc;
 use taskgraph::Placement;
 use taskgraph::task_graph::{Task, TaskGraph};
 
-/// Trace memory of a rank at most, bytes.
+/// Memory of a rank's timeline at most.
 const TRACE_BYTES: u64 = 512 << 20;
-/// Records that are kept for one worker at most.
-const TRACE_RECORDS: u64 = 200_000;
 /// Schedulers of dynamic placement that launch this rank's own events.
 const LOCAL_SCHEDULERS: u32 = 8;
 /// Device memory that CUDA and NVSHMEM take besides what is asked for, about.
@@ -92,7 +91,7 @@ impl Machine {
         let layout = agreed(world, TensorLayout::new(graphs, &heap))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
         let record = size_of::<abi::mpk_trace_record>() as u64;
-        let trace = trace_capacity(options, workers) * record * u64::from(workers);
+        let trace = trace_capacity(options, workers) * record * trace::rows(workers);
         let budget = budget(graphs, &layout, heap.bytes, trace);
         let free = agreed(world, self.context.free_memory())?;
         // Nobody takes memory before all have looked how much there is.
@@ -136,10 +135,9 @@ fn all_reach(gpus: &[&Gpu]) -> Result<bool> {
     Ok(true)
 }
 
-/// Trace records that are kept for each worker.
+/// Records of each row of the timeline; 0: there is none.
 pub(super) fn trace_capacity(options: &RunOptions, workers: u32) -> u64 {
-    let record = size_of::<abi::mpk_trace_record>() as u64;
-    if options.trace { TRACE_RECORDS.min(TRACE_BYTES / record / u64::from(workers)) } else { 0 }
+    if options.trace { trace::capacity(workers, TRACE_BYTES) } else { 0 }
 }
 
 /// What a rank takes of its GPU's memory.

@@ -20,6 +20,7 @@ use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
 use crate::rank::Common;
 use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged, flagged_activations};
+use crate::trace;
 use crate::world::World;
 use bytemuck::AnyBitPattern;
 use kernels_cu::abi;
@@ -174,7 +175,7 @@ impl CudaRank {
         let scratch = Scratch::new(&graphs);
         let record = size_of::<abi::mpk_trace_record>() as u64;
         let trace_capacity = trace_capacity(options, workers);
-        let trace_bytes = trace_capacity * record * u64::from(workers);
+        let trace_bytes = trace_capacity * record * trace::rows(workers);
 
         let begin = Instant::now();
         let linked = code.cubin.toolchain.nvshmem.is_some();
@@ -377,24 +378,24 @@ impl CudaRank {
         Ok(Some((tensor, bytes)))
     }
 
-    /// Trace records by worker, in order.
+    /// The timeline: the workers' rows, and the batch step's.
     ///
     /// # Errors
     /// The device failed.
-    pub fn trace(&self) -> Result<Vec<Vec<abi::mpk_trace_record>>> {
+    pub fn trace(&self) -> Result<Vec<trace::Row>> {
         let each = self.trace_capacity;
         if each == 0 {
             return Ok(Vec::new());
         }
         let record = size_of::<abi::mpk_trace_record>() as u64;
-        let counts = self.read_control::<u64>(self.control.trace_count, self.shape.blocks as usize)?;
+        let rows = trace::rows(self.shape.blocks);
+        let counts = self.read_control::<u64>(self.control.trace_count, rows as usize)?;
         let mut all = Vec::new();
-        for (worker, count) in counts.into_iter().enumerate() {
-            let count = count.min(each);
-            let at = self.trace.address() + worker as u64 * each * record;
-            // SAFETY: `each` records were reserved for each worker.
-            let bytes = unsafe { self.watch.read(at, count * record) }?;
-            all.push(from_bytes::<abi::mpk_trace_record>(&bytes));
+        for (row, count) in counts.into_iter().enumerate() {
+            let at = self.trace.address() + row as u64 * each * record;
+            // SAFETY: `each` records were reserved for each row.
+            let bytes = unsafe { self.watch.read(at, count.min(each) * record) }?;
+            all.push(trace::Row::new(from_bytes::<abi::mpk_trace_record>(&bytes), count));
         }
         Ok(all)
     }

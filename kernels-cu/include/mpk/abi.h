@@ -366,11 +366,19 @@ typedef struct mpk_control {
   uint64_t pad4[8 - MPK_DECISIONS];
 } mpk_control;
 
+/* What a task waited for between fetched_ns and ready_ns: the number of a dependency of the task, the last that was missing, or */
+#define MPK_TRACE_NO_WAIT 0xFFFFFFFFu /* it waited for nothing */
+#define MPK_TRACE_QUEUE 0xFFFFFFFEu   /* dynamic placement: the worker's queues were empty */
+#define MPK_TRACE_HELD 0xFFFFFFFDu    /* dynamic placement: all tasks that the worker had waited for flagged words, or for an earlier epoch */
+
+/* A task on the timeline, or a batch step: protocol/trace.h. */
 typedef struct mpk_trace_record {
-  uint64_t fetched_ns, ready_ns, done_ns; /* one clock for a rank */
+  uint64_t fetched_ns, ready_ns, done_ns; /* one clock for a rank; of a batch step: it begins, has published, has handed out results */
   uint32_t iteration, task;
   uint16_t graph, worker;
-  uint32_t reserved;
+  uint32_t waited_for;
+  uint32_t peer_ns; /* of ready_ns to done_ns: waiting for flagged words */
+  uint32_t page_ns; /* GPU, the same: waiting for a stage of streamed weights */
 } mpk_trace_record;
 
 /* One ring of a remote scheduler queue: single producer (one sending rank), in the receiver's symmetric
@@ -438,9 +446,9 @@ typedef struct mpk_rank {
   const mpk_kernel* kernels;   /* by task type */
   uint8_t** scratch;           /* [num_workers] */
   mpk_status* status;          /* [num_workers + num_schedulers]; GPU, static: then one of the batch step */
-  mpk_trace_record* trace;     /* [num_workers][trace_capacity] or NULL */
-  uint64_t* trace_count;       /* [num_workers] */
-  uint64_t trace_capacity;
+  mpk_trace_record* trace;     /* [num_workers + 1][trace_capacity] or NULL: protocol/trace.h */
+  uint64_t* trace_count;       /* [num_workers + 1] records ever made; the last trace_capacity of them are kept */
+  uint64_t trace_capacity;     /* a power of two */
   /* Debug: on this rank, worker 0 (GPU: every worker) sleeps this long before each task of op stall_op (UINT32_MAX:
    * none). */
   uint64_t stall_ns;
@@ -475,6 +483,7 @@ MPK_ASSERT_SIZE(mpk_variant, 128);
 MPK_ASSERT_SIZE(mpk_sampling, 48);
 MPK_ASSERT_SIZE(mpk_request, 72);
 MPK_ASSERT_SIZE(mpk_status, 64);
+MPK_ASSERT_SIZE(mpk_trace_record, 48);
 MPK_ASSERT_SIZE(mpk_admission, 8);
 MPK_ASSERT_SIZE(mpk_control, 320);
 MPK_ASSERT_SIZE(mpk_remote_entry, 16);

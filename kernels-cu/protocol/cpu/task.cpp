@@ -19,12 +19,9 @@ int stall(const mpk_rank* rank) {
   }
 }
 
-void record(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns, uint64_t ready_ns) {
-  const mpk_rank* rank = worker.rank;
-  uint64_t* count = &rank->trace_count[worker.index];
-  const uint64_t place = *count;
-  if (place >= rank->trace_capacity) return;
-  mpk_trace_record* entry = &rank->trace[worker.index * rank->trace_capacity + place];
+/* The rest of the record that run_task has begun. */
+void record(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns, uint64_t ready_ns, uint32_t waited_for) {
+  mpk_trace_record* entry = trace_next(worker.rank, worker.index);
   entry->fetched_ns = fetched_ns;
   entry->ready_ns = ready_ns;
   entry->done_ns = platform::clock_ns();
@@ -32,9 +29,9 @@ void record(const Worker& worker, const Iteration& iteration, uint32_t task_inde
   entry->task = task_index;
   entry->graph = static_cast<uint16_t>(iteration.graph_index);
   entry->worker = static_cast<uint16_t>(worker.index);
-  entry->reserved = 0;
-  /* Release: a host that reads the count with acquire while the run goes on finds the records below it. */
-  platform::store<platform::Scope::kSystem>(count, place + 1, platform::kRelease);
+  entry->waited_for = waited_for;
+  entry->page_ns = 0;
+  trace_keep(worker.rank, worker.index);
 }
 
 }  // namespace
@@ -56,7 +53,7 @@ mpk_kernel_args kernel_args(const Worker& worker, const Iteration& iteration, ui
   return args;
 }
 
-int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns) {
+int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns, uint32_t waited_for) {
   const mpk_rank* rank = worker.rank;
   const mpk_task* task = &iteration.graph->tasks[task_index];
   if (task->task_type <= MPK_TASK_TYPE_BEGIN_TASK_GRAPH) {
@@ -66,6 +63,7 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
   }
   report_state(worker.status, MPK_WORKER_RUNS);
   const uint64_t ready_ns = trace_clock(rank);
+  if (is_traced(rank)) trace_next(rank, worker.index)->peer_ns = 0; /* mpk_wait_flagged adds to it */
   if (rank->stall_ns != 0 && worker.index == 0 && task->op == rank->stall_op) {
     const int code = stall(rank);
     if (code != MPK_OK) return code;
@@ -81,7 +79,7 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
     }
     if (code != MPK_OK) return code;
   }
-  if (rank->trace != nullptr) record(worker, iteration, task_index, fetched_ns, ready_ns);
+  if (is_traced(rank)) record(worker, iteration, task_index, fetched_ns, ready_ns, waited_for);
   const mpk_event own = is_own_event(rank, task->trigger_event) ? iteration.graph->events[event_id_index(task->trigger_event)] : mpk_event{};
   const int code = trigger_event(rank, iteration, task->trigger_event, own, worker.status);
   if (code == MPK_OK) count_progress(rank); /* last of all: see publication.h */

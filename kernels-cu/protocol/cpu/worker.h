@@ -14,14 +14,12 @@ struct Worker {
   mpk_status* status;
 };
 
-/* Runs one task of which all dependencies are met, then triggers its event. Returns MPK_OK or an abort code. */
-int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns);
+/* Runs one task of which all dependencies are met, then triggers its event. For the timeline: the time from which the worker waited for
+ * it, and for what (mpk_trace_record). Returns MPK_OK or an abort code. */
+int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns, uint32_t waited_for);
 
 /* What a kernel gets to see of a task. */
 mpk_kernel_args kernel_args(const Worker& worker, const Iteration& iteration, uint32_t task_index);
-
-/* Time of the trace; 0 when no trace is kept. */
-inline uint64_t trace_clock(const mpk_rank* rank) { return rank->trace != nullptr ? platform::clock_ns() : 0; }
 
 /* The two compositions; they return when the run has stopped (MPK_OK) or with the abort code. */
 int run_static(const Worker& worker);

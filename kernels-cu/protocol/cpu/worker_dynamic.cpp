@@ -60,6 +60,8 @@ int run_dynamic(const Worker& worker) {
   Iteration iteration = {nullptr, 0, 0, 0};
   Wait idle(rank, worker.status, follower_deadline_ns(rank));
   Wait held(rank, worker.status); /* with tasks put aside: this worker knows what is missing */
+  uint64_t looks_since_ns = trace_clock(rank);
+  uint32_t waited_for = MPK_TRACE_NO_WAIT;
   for (;;) {
     int code = abort_code(rank);
     if (code != MPK_OK) return code;
@@ -88,11 +90,13 @@ int run_dynamic(const Worker& worker) {
           continue;
         }
       } else if (deferred.count != 0) {
+        waited_for = MPK_TRACE_HELD;
         report_parked_task(rank, iteration.graph, deferred.tasks[0], iteration.epoch, worker.status);
         code = held.poll(worker.status->seen);
         if (code != MPK_OK) return code;
         continue;
       } else {
+        waited_for = MPK_TRACE_QUEUE;
         report_state(worker.status, MPK_WORKER_IDLE);
         code = idle.poll(0);
         if (code != MPK_OK) return code;
@@ -102,8 +106,10 @@ int run_dynamic(const Worker& worker) {
     idle.reset();
     held.reset();
     report(&worker.status->task, next);
-    code = run_task(worker, iteration, next, trace_clock(rank));
+    code = run_task(worker, iteration, next, looks_since_ns, waited_for);
     if (code != MPK_OK) return code;
+    looks_since_ns = trace_clock(rank);
+    waited_for = MPK_TRACE_NO_WAIT;
   }
 }
 

@@ -47,13 +47,15 @@ int run_list(const Worker& worker, const Iteration& iteration, const uint32_t* t
     if (code != MPK_OK) return code;
     const mpk_task* task = &graph->tasks[tasks[i]];
     const uint64_t fetched_ns = trace_clock(rank);
+    uint32_t waited_for = MPK_TRACE_NO_WAIT;
     report(&worker.status->task, tasks[i]);
     const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
     for (uint32_t d = 0; d < task->num_dependencies; ++d) {
+      if (is_traced(rank) && !event_test(graph, dependencies[d].event, iteration.epoch, dependencies[d].epochs_back)) waited_for = d;
       code = event_wait(rank, graph, dependencies[d].event, iteration.epoch, dependencies[d].epochs_back, worker.status);
       if (code != MPK_OK) return code;
     }
-    code = run_task(worker, iteration, tasks[i], fetched_ns);
+    code = run_task(worker, iteration, tasks[i], fetched_ns, waited_for);
     if (code != MPK_OK) return code;
   }
   return MPK_OK;

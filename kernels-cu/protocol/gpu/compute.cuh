@@ -46,10 +46,8 @@ __device__ __noinline__ int stall(const mpk_rank* rank) {
 
 __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns) {
   const uint64_t done_ns = platform::clock_ns(); /* before the loads below, which are the trace's own */
-  uint64_t* count = &rank->trace_count[worker];
-  const uint64_t place = *count;
-  if (place >= rank->trace_capacity) return;
-  mpk_trace_record* entry = &rank->trace[worker * rank->trace_capacity + place];
+  Shared& shared = shared_state();
+  mpk_trace_record* entry = trace_next(rank, worker);
   entry->fetched_ns = slot.fetched_ns;
   entry->ready_ns = ready_ns;
   entry->done_ns = done_ns;
@@ -57,13 +55,18 @@ __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const
   entry->task = slot.task_index;
   entry->graph = static_cast<uint16_t>(slot.graph_index);
   entry->worker = static_cast<uint16_t>(worker);
-  entry->reserved = 0;
-  *count = place + 1; /* read by the host after the kernel */
+  /* A launched task has waited in no event of its own, but in the queues. */
+  entry->waited_for = slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : peek(shared.waited_for);
+  entry->peer_ns = peek(shared.peer_ns);
+  entry->page_ns = peek(shared.page_ns);
+  poke(shared.peer_ns, 0u);
+  poke(shared.page_ns, 0u);
+  trace_keep(rank, worker);
 }
 
 /* One thread, behind the barrier after the task: its trigger, then its count, as run_task of the CPU target. */
 __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, mpk_status* status) {
-  if (rank->trace != nullptr) record(rank, worker, slot, ready_ns);
+  if (is_traced(rank)) record(rank, worker, slot, ready_ns);
   if (slot.trigger != nullptr) {
     /* Release, of the event's own scope (event.h): pairs with the waits for the event. */
     if (slot.trigger_system) platform::fetch_add<platform::Scope::kSystem>(slot.trigger, uint64_t{1}, platform::kRelease);

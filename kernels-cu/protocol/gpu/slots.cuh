@@ -183,7 +183,7 @@ class SlotWriter {
       to.graph = iteration.graph;
       to.num_waits = from.num_waits;
       to.finished = finished;
-      to.fetched_ns = rank_->trace != nullptr ? platform::clock_ns() : 0;
+      to.fetched_ns = trace_clock(rank_);
       resolve_trigger(iteration, from.trigger_event, from.triggered, &to);
     }
   }

@@ -40,8 +40,7 @@ struct NotShown {
 
 /* Orders and scopes that stay as they are though no check fails without them. */
 constexpr NotShown kNotShown[] = {
-    {false, "task.cpp", "platform::store<platform::Scope::kSystem>(count, place + 1", "for a host that reads the trace while the run goes on; no step reads it"},
-    {true, "task.cpp", "platform::store<platform::Scope::kSystem>(count, place + 1", "likewise"},
+    {true, "trace.h", "platform::store<platform::Scope::kSystem>(count, *count + 1", "the timeline is for the host; no step reads it"},
     {false, "entry.cpp", "&rank->control->running, ~0u", "hosts join the threads, and then look at it; none does so while they run"},
     {true, "entry.cpp", "&rank->control->running", "likewise"},
     {true, "wait.h", "platform::store<platform::Scope::kSystem>(field, value", "the status is for the host's report; no step reads it"},

@@ -23,6 +23,7 @@ namespace mpk {
 namespace platform {
 
 enum class Scope { kThread, kDevice, kSystem };
+constexpr bool kTraces = true;
 using Order = model::Order;
 inline Order order_at(model::Kind kind, const char* file, int line) { return Order{kind, file, line}; }
 

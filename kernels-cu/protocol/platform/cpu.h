@@ -26,6 +26,9 @@ namespace platform {
  * domain on the CPU; on the GPU `.cta`, `.gpu` and `.sys`. */
 enum class Scope { kThread, kDevice, kSystem };
 
+/* A launch may keep a timeline (trace.h). */
+constexpr bool kTraces = true;
+
 enum Order : int {
   kRelaxed = __ATOMIC_RELAXED,
   kAcquire = __ATOMIC_ACQUIRE,

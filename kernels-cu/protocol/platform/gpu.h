@@ -21,6 +21,9 @@
 #ifndef MPK_NVSHMEM
 #define MPK_NVSHMEM 0
 #endif
+#ifndef MPK_TRACE
+#define MPK_TRACE 0
+#endif
 #if MPK_NVSHMEM
 #include <nvshmem.h>
 #include <nvshmemx.h>
@@ -34,6 +37,8 @@ namespace platform {
 
 /* Threads of one block, of one GPU, of any GPU and the host: `.cta`, `.gpu`, `.sys`. */
 enum class Scope { kThread, kDevice, kSystem };
+/* The kernel may keep a timeline (trace.h). */
+constexpr bool kTraces = MPK_TRACE != 0;
 enum Order : int { kRelaxed, kAcquire, kRelease, kAcquireRelease };
 
 /* One PTX instruction for each width, scope and order; the order is a constant after inlining. */

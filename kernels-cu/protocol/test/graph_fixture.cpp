@@ -422,12 +422,12 @@ Job::Job(const Options& given) : options(given) {
     rank.status.assign(options.workers + schedulers, {});
     abi.status = rank.status.data();
     abi.stall_op = UINT32_MAX;
-    if (options.trace) {
-      rank.trace.assign(static_cast<size_t>(options.workers) * 256, {});
-      rank.trace_count.assign(options.workers, 0);
+    if (options.trace_capacity != 0) {
+      rank.trace.assign(static_cast<size_t>(options.workers + 1) * options.trace_capacity, {});
+      rank.trace_count.assign(options.workers + 1, 0);
       abi.trace = rank.trace.data();
       abi.trace_count = rank.trace_count.data();
-      abi.trace_capacity = 256;
+      abi.trace_capacity = options.trace_capacity;
     }
   }
   for (auto& rank : ranks) {

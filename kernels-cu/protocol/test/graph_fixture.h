@@ -50,7 +50,7 @@ struct Options {
   int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
   uint32_t begun = 0;         /* iterations, and epochs of each graph, that have been before the run */
   int late_rank = -1;         /* this rank's first batch step comes 20 ms after the others' */
-  bool trace = false;
+  uint32_t trace_capacity = 0; /* a power of two; 0: no timeline */
   bool teams = false; /* schedulers of several threads */
   bool shortest = false; /* queues and rings as short as is allowed; worker queues of one entry */
   bool stalls = false;   /* tasks now and then take up to 0.1 ms, and rarely 2 ms */

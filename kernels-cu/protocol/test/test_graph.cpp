@@ -175,23 +175,42 @@ void lagging_rank(bool dynamic) {
   std::printf("lagging rank, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
-void trace() {
+/* Rows of `capacity` records: the newest of each worker, in order, and of the batch step. */
+void trace(uint32_t capacity, bool dynamic) {
   Options options;
-  options.trace = true;
+  options.trace_capacity = capacity;
+  options.dynamic = dynamic;
   options.num_requests = 10;
   Job job(options);
   job.run();
   job.check_results();
-  for (uint32_t w = 0; w < options.workers; ++w) {
-    const uint64_t count = job.ranks[0]->trace_count[w];
-    CHECK(count > 0 && count <= 256, "%lu records", count);
-    for (uint64_t i = 0; i < count; ++i) {
-      const mpk_trace_record& record = job.ranks[0]->trace[w * 256 + i];
-      CHECK(record.fetched_ns <= record.ready_ns && record.ready_ns <= record.done_ns && record.iteration > 0 && record.worker == w, "record %lu", i);
-      CHECK(record.task >= 2 && record.task < job.ranks[0]->abi_graphs[record.graph].num_tasks, "record %lu", i);
+  const auto& rank = *job.ranks[0];
+  bool cut = false;
+  for (uint32_t row = 0; row <= options.workers; ++row) {
+    const uint64_t count = rank.trace_count[row];
+    CHECK(count > 0, "row %u has no record", row);
+    cut |= count > capacity;
+    uint64_t before_ns = 0;
+    uint32_t iteration = 0;
+    for (uint64_t i = count > capacity ? count - capacity : 0; i < count; ++i) {
+      const mpk_trace_record& record = rank.trace[row * capacity + i % capacity];
+      CHECK(record.fetched_ns <= record.ready_ns && record.ready_ns + record.peer_ns <= record.done_ns && record.ready_ns >= before_ns, "record %lu of row %u", i, row);
+      CHECK(record.iteration >= iteration && record.iteration > 0 && record.worker == row, "record %lu of row %u", i, row);
+      const mpk_graph& graph = rank.abi_graphs[record.graph];
+      if (row == options.workers) {
+        CHECK(record.task == MPK_TASK_BEGIN && record.iteration > iteration, "batch step %lu", i);
+      } else {
+        CHECK(record.task >= 2 && record.task < graph.num_tasks, "record %lu of row %u", i, row);
+        const uint32_t waits = graph.tasks[record.task].num_dependencies;
+        CHECK(record.waited_for < waits || (dynamic ? record.waited_for >= MPK_TRACE_HELD : record.waited_for == MPK_TRACE_NO_WAIT), "record %lu waited for %u", i,
+              record.waited_for);
+      }
+      before_ns = record.ready_ns;
+      iteration = record.iteration;
     }
   }
-  std::puts("trace: ok");
+  CHECK(cut == (capacity < 4096), "rows of %u records are %s", capacity, cut ? "cut" : "whole");
+  std::printf("timeline of %u records, %s: ok\n", capacity, dynamic ? "dynamic" : "static");
 }
 
 }  // namespace
@@ -230,6 +249,9 @@ int main() {
   }
   missing_trigger(true, true);
   stall();
-  trace();
+  for (bool dynamic : {false, true}) {
+    trace(4096, dynamic);
+    trace(8, dynamic);
+  }
   std::puts("graph: ok");
 }

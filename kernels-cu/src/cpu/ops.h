@@ -18,7 +18,7 @@ struct VectorOps {
   void (*rmsnorm)(void* out, uint32_t out_dtype, const void* x, uint32_t x_dtype, const void* weight,
                   uint32_t weight_dtype, float eps, float* scratch, uint64_t n);
   // Reads memory as fast as it comes, and folds it into a number: the rate that decoding is measured against.
-  uint32_t (*read)(const void* memory, uint64_t bytes);
+  uint32_t (*read)(const void* memory, uint64_t bytes, uint32_t streams, uint32_t prefetch);
 };
 
 // Those of the level in use.

@@ -136,6 +136,7 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
       counter = slot->waits[lane].counter;
     }
     bool missing = lane < count;
+    uint32_t awaited = 0; /* timeline: lanes whose event was missing at the last test but one */
     /* Acquire, system scope where a peer may have triggered: the event's own test (event.h) knows; here the wider scope
      * serves both. Pairs with the triggers' release. Each acquire empties the first-level cache, under the loads that are
      * under way: then it is only the last of the polls. */
@@ -144,7 +145,14 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
         missing = (loads_under_way ? platform::load<platform::Scope::kSystem>(counter, platform::kRelaxed)
                                    : platform::load<platform::Scope::kSystem>(counter, platform::kAcquire)) < wanted;
       }
+      if constexpr (platform::kTraces) {
+        const uint32_t still = __ballot_sync(0xFFFFFFFFu, missing);
+        if (still != 0) awaited = still;
+      }
       if (!__any_sync(0xFFFFFFFFu, missing)) break;
+    }
+    if constexpr (platform::kTraces) {
+      if (lane == 0) poke(shared_state().waited_for, awaited != 0 ? static_cast<uint32_t>(__ffs(static_cast<int>(awaited)) - 1) : MPK_TRACE_NO_WAIT);
     }
     if (loads_under_way && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
     for (uint32_t i = kSlotWaits + lane; i < slot->task.num_dependencies; i += 32) {
@@ -158,7 +166,7 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
     __syncwarp();
   }
   const int code = sync();
-  if (thread_index() == 0 && rank()->trace != nullptr) poke(shared_state().ready_ns, platform::clock_ns());
+  if (thread_index() == 0 && is_traced(rank())) poke(shared_state().ready_ns, platform::clock_ns());
   find_thread();
   return code;
 }
@@ -179,14 +187,19 @@ __device__ __forceinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mp
 
 __device__ inline float Context::wait_flagged(const uint64_t* word) const {
   uint64_t seen = 0;
+  [[maybe_unused]] uint64_t began_ns = 0;
+  if constexpr (platform::kTraces) began_ns = wait_clock();
   for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
     /* Relaxed: the word carries its value, nothing else is read on the strength of it. */
     seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
-    if (mpk_flagged_arrived(seen, slot->tag)) return mpk_flagged_value(seen);
+    if (!mpk_flagged_arrived(seen, slot->tag)) continue;
+    if constexpr (platform::kTraces) add_wait(shared_state().peer_ns, began_ns);
+    return mpk_flagged_value(seen);
   }
   int code = MPK_OK;
   seen = wait_flagged_slowly(rank(), status(), word, slot->tag, &code);
   if (code != MPK_OK) fail(code);
+  if constexpr (platform::kTraces) add_wait(shared_state().peer_ns, began_ns);
   return mpk_flagged_value(seen);
 }
 

@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.left = 0;
     shared.next_slot = shared.next_stage = shared.next_place = {0, 0};
     shared.wide_begun = 0;
+    shared.peer_ns = shared.page_ns = 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.pages_per_slot = description->batch_config->pages_per_slot;

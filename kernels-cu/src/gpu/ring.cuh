@@ -7,6 +7,12 @@
 namespace mpk {
 namespace gpu {
 
+/* Timeline: the time inside a task that its first thread waits stands for the block's. Now, or 0 on other threads. */
+__device__ __forceinline__ uint64_t wait_clock() { return threadIdx.x == 0 ? platform::clock_ns() : 0; }
+__device__ __forceinline__ void add_wait(uint32_t& sum, uint64_t began_ns) {
+  if (threadIdx.x == 0) poke(sum, peek(sum) + static_cast<uint32_t>(platform::clock_ns() - began_ns));
+}
+
 /* The loader's end: with bulk copies one thread, without them all lanes of the loader warp, which then call the same
  * functions. The prefetch warp goes through the same tasks with a loader that only warms the L2 cache. */
 class Loader {
@@ -155,6 +161,15 @@ class StageReader {
   /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */
   __device__ __forceinline__ bool wait() const {
     const uint32_t barrier = full_ + place_.index * 8;
+    if constexpr (platform::kTraces) {
+      if (mbarrier_test(barrier, place_.parity)) return true;
+      const uint64_t began_ns = wait_clock();
+      while (!mbarrier_test(barrier, place_.parity)) {
+        if (peek(shared_state().code) != 0) return false;
+      }
+      add_wait(shared_state().page_ns, began_ns);
+      return true;
+    }
     while (!mbarrier_test(barrier, place_.parity)) {
       if (peek(shared_state().code) != 0) return false;
     }

@@ -1,21 +1,30 @@
-//! Benchmarks: graph building, memory, and model.json files of real shapes for `mpk-run`.
+//! Benchmarks: decode, prefill, the allreduce and tasks inside the running kernel, graph building, memory; and model.json files of real
+//! shapes for `mpk-run`.
 
 use clap::{Parser, Subcommand};
-use launch::cli::bench::{decode, graphs, memory};
+use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, tasks};
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
 use launch::cli::process_limits::Allocator;
-use launch::cli::runtime_args::RuntimeArgs;
-use launch::engine::graphs::{allreduce, placement};
+use launch::engine::graphs::{allreduce as lowering, placement};
 use launch::model::app_error::AppError;
 use launch::model::shapes;
 use serde_json::json;
 use std::path::PathBuf;
 use taskgraph::{Target, target};
 
-/// Benchmarks of mpk-run's parts. Each prints one JSON object a line.
+const NOTES: &str = "\
+Each prints one JSON object a line. Figures of a run are printed only if its results are right: all ranks computed the same bits, every
+repetition the same tokens or outputs, and those of a reference where there is one. Otherwise the exit status is 4.
+
+Examples:
+  mpirun -n 2 mpk-bench decode --model qwen3-0.6b --context 512 --batch 8
+  mpk-bench decode --model examples/tiny/model.json --context 64 --budget
+  mpirun -n 4 mpk-bench allreduce --bytes 131072 --allreduce one-shot";
+
+/// Benchmarks: whole models, and the parts that their time is made of.
 #[derive(Parser)]
-#[command(name = "mpk-bench", version)]
+#[command(name = "mpk-bench", version, max_term_width = 110, after_help = NOTES)]
 struct Args {
     #[command(subcommand)]
     what: What,
@@ -47,7 +56,7 @@ enum What {
         #[arg(long, default_value_t = 3)]
         repeats: u32,
     },
-    /// Memory read rate on huge pages: the floor of decode on the CPU.
+    /// Memory read rate on huge pages, the best of several patterns: the floor of decode on the CPU.
     Memory {
         /// Threads.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -56,25 +65,22 @@ enum What {
         #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u32).range(1..))]
         mebibytes: u32,
     },
-    /// Times decode at a context length: `mpirun -n N mpk-bench decode --model model.json --context 512 --batch 8`.
+    /// Milliseconds of a decode step at a context length: `mpirun -n N mpk-bench decode --model qwen3-8b --context 512 --batch 8`.
     ///
-    /// Every request has a prompt of CONTEXT tokens and yields STEPS tokens after its first. Requests whose prompt is
-    /// done first end first, so a few of the last steps have fewer rows than the batch.
-    Decode {
-        /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder or a hub name.
-        #[arg(long)]
-        model: PathBuf,
-        /// Tokens before the first step.
-        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
-        context: u32,
-        /// Requests at a time.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-        batch: u32,
-        /// Steps.
-        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
-        steps: u32,
-        #[command(flatten)]
-        runtime: Box<RuntimeArgs>,
+    /// Every request has a prompt of CONTEXT tokens and yields STEPS tokens after its first. Requests whose prompt is done first end
+    /// first, so a few of the last steps have fewer rows than the batch.
+    Decode(Box<decode::Case>),
+    /// Milliseconds from prompts to their first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
+    Prefill(Box<prefill::Case>),
+    /// Microseconds of an allreduce inside the running kernel, from the last value of a part to the first reader of the sum:
+    /// `mpirun -n N mpk-bench allreduce --bytes 8192`.
+    Allreduce(Box<allreduce::Case>),
+    /// Microseconds of a task that does next to nothing: in a chain of dependent tasks, and from one task to many and back to one.
+    Tasks(Box<tasks::Case>),
+    /// Sums up a timeline that mpk-run wrote (`--trace`): where the microseconds of a decode iteration go.
+    Budget {
+        /// The timeline, with two decode iterations in a row at least.
+        trace: PathBuf,
     },
     /// Prints a model.json of a real shape with random weights.
     Model {
@@ -109,7 +115,7 @@ fn run(args: Args) -> Result<(), AppError> {
                     batch,
                     &target,
                     placement(p.into()),
-                    allreduce(a.into()),
+                    lowering(a.into()),
                     repeats,
                 )?;
                 print_line(&json!(timing).to_string())?;
@@ -117,27 +123,22 @@ fn run(args: Args) -> Result<(), AppError> {
             Ok(())
         }
         What::Memory { threads, mebibytes } => {
-            let rate = memory::read_rate(threads as usize, (mebibytes as usize) << 20, 5)?;
-            print_line(&json!({"threads": threads, "read_bytes_per_second": rate}).to_string())
+            let rates = memory::read_rates(threads as usize, (mebibytes as usize) << 20, 5)?;
+            let best = rates.first().map_or(0.0, |rate| rate.bytes_per_second);
+            let object = json!({"threads": threads, "read_bytes_per_second": best, "patterns": rates});
+            print_line(&object.to_string())
         }
-        What::Decode { model, context, batch, steps, runtime } => {
-            let case = decode::Case { model, context, batch, steps, runtime: *runtime };
-            launch::cli::program::exit(decode::run(&case))
+        What::Decode(case) => launch::cli::program::exit(decode::run(&case)),
+        What::Prefill(case) => launch::cli::program::exit(prefill::run(&case)),
+        What::Allreduce(case) => launch::cli::program::exit(allreduce::run(&case)),
+        What::Tasks(case) => launch::cli::program::exit(tasks::run(&case)),
+        What::Budget { trace } => {
+            let budget = budget::of_file(&trace)?;
+            tell(budget.table().trim_end());
+            print_line(&json!(budget).to_string())
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
-            let config = shapes::config(&name).ok_or_else(|| {
-                AppError::input(format!("no shape {name}; there are {}", shapes::NAMES.join(", ")))
-            })?;
-            let model = json!({
-                "schema": "mpk-model/1",
-                "name": name,
-                "config": config,
-                "weights": {"random": {"seed": 1}},
-                "max_batch": max_batch,
-                "max_seq_len": max_seq_len,
-                "runtime": {"prefill_chunk": prefill_chunk},
-                "generate": {"prompt_tokens": [[1, 2, 3]], "max_new_tokens": 16, "ignore_eos": true}
-            });
+            let model = program::shape_model(&name, max_batch, max_seq_len, prefill_chunk)?;
             print_line(&serde_json::to_string_pretty(&model).unwrap_or_default())
         }
     }

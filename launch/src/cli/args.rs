@@ -62,9 +62,12 @@ pub struct Args {
     /// Print one JSON object (schema mpk-run/1) instead of text.
     #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
-    /// Write a timeline of all ranks (Chrome trace format) to FILE.
+    /// Write a timeline of all ranks (Chrome trace format) to FILE: the last iterations, as many as make a file of 20 MB.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub trace: Option<PathBuf>,
+    /// Number of iterations in the timeline, counted from the last one.
+    #[arg(long, value_name = "K", requires = "trace", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUTPUT)]
+    pub trace_iterations: Option<u32>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
@@ -212,6 +215,7 @@ impl Args {
         RunConfig {
             logprobs: self.logprobs,
             trace: self.trace.clone(),
+            trace_iterations: self.trace_iterations,
             in_common: self.to_compare(),
             ..self.runtime.run_config()
         }

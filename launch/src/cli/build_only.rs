@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         emit(folder, &all, &main)?;
     }
     if let (true, Some(row)) = (args.compile_only, &row) {
-        let compiled = compile_all(row, args.runtime.transport.into(), &all)?;
+        let compiled = compile_all(row, args.runtime.transport.into(), args.trace.is_some(), &all)?;
         print_line(&format!(
             "{}: {} kernel variants for {} ranks, {}, {:.2} s ({})",
             compiled.cubin.path.display(),

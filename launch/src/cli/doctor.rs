@@ -177,7 +177,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             gpu.sms,
             gibibytes(gpu.memory)
         );
-        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false)) {
+        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false, false)) {
             Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
             Err(error) => table.missing(&what, found, error.to_string()),
         }

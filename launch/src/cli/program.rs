@@ -10,6 +10,7 @@ use crate::model::app_error::AppError;
 use distributed::launcher::launched_by_mpi;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// Before the engine is loaded: the process has what it takes, and its standard output is kept for results.
@@ -27,7 +28,7 @@ pub fn prepare(runtime: &RuntimeArgs) -> Result<(), AppError> {
 /// `config` with what a program shows on standard error: why the job ends, and on a terminal how far loading is.
 pub fn with_console(config: RunConfig) -> RunConfig {
     RunConfig {
-        tell: |message| tell(format_args!("mpk-run: error: {message}")),
+        tell: |message| tell(format_args!("{}: error: {message}", name())),
         progress: std::io::stderr().is_terminal().then(progress),
         ..config
     }
@@ -48,10 +49,17 @@ fn progress() -> Progress {
     }))
 }
 
+/// The program's name, as it was called.
+fn name() -> String {
+    let called = std::env::args_os().next();
+    let file = called.as_deref().map(Path::new).and_then(Path::file_name);
+    file.map_or("mpk-run".into(), |file| file.to_string_lossy().into_owned())
+}
+
 /// Tells an error that concerns all ranks, once; gives its exit status.
 pub fn tell_once(error: &AppError) -> i32 {
     if is_first_rank() {
-        tell(format_args!("mpk-run: error: {error}"));
+        tell(format_args!("{}: error: {error}", name()));
     }
     error.status
 }

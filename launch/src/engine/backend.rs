@@ -179,17 +179,20 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
     Ok(target)
 }
 
-/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's.
+/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's; `traced`: it can keep a timeline.
 ///
 /// # Errors
 /// No cubin can be made for it, or a block has too little shared memory.
-pub fn compile_options(row: &Device, device_library: bool) -> Result<CompileOptions, AppError> {
+pub fn compile_options(row: &Device, device_library: bool, traced: bool) -> Result<CompileOptions, AppError> {
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
     let mut options = CompileOptions::new(architecture, device_library);
     // For compute-sanitizer, see kernels-cu/src/gpu/config.cuh.
     if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
         options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
+    }
+    if traced {
+        options.defines.push(("MPK_TRACE".into(), "1".into()));
     }
     options.config = fit(options.config, row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
@@ -233,7 +236,7 @@ fn code(
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let options = together(world, compile_options(row, device_library))?;
+    let options = together(world, compile_options(row, device_library, config.trace.is_some()))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
@@ -309,11 +312,17 @@ pub struct Compiled {
     pub variants: usize,
 }
 
-/// Compiles what all ranks' graphs run into the cache. `auto`: for a node whose GPUs reach each other.
+/// Compiles what all ranks' graphs run into the cache. `auto`: for a node whose GPUs reach each other. `traced`: so that it can
+/// keep a timeline.
 ///
 /// # Errors
 /// A task can't run on the GPU, or the toolchain lacks something.
-pub fn compile_all(row: &Device, transport: Transport, all: &[Vec<TaskGraph>]) -> Result<Compiled, AppError> {
+pub fn compile_all(
+    row: &Device,
+    transport: Transport,
+    traced: bool,
+    all: &[Vec<TaskGraph>],
+) -> Result<Compiled, AppError> {
     let error = |e| AppError::from(distributed::Error::Code(e));
     let mut lists = Vec::new();
     let mut ranks = 1;
@@ -322,7 +331,7 @@ pub fn compile_all(row: &Device, transport: Transport, all: &[Vec<TaskGraph>]) -
         lists.push(task_codes(graphs).map_err(error)?.expressions);
     }
     let expressions = merge(lists.iter().map(Vec::as_slice));
-    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true))?;
+    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true), traced)?;
     let cache = Cache::from_environment().map_err(error)?;
     let cubin = compile(&expressions, &options, &cache).map_err(error)?;
     if ranks > 1

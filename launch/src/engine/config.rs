@@ -52,6 +52,8 @@ pub struct RunConfig {
     pub idle_exit: Option<Duration>,
     /// Record every task's times, and write the timeline to this file at the end (Chrome trace format).
     pub trace: Option<PathBuf>,
+    /// Iterations that the timeline holds, the last ones; without it as many as make a file of 20 MB.
+    pub trace_iterations: Option<u32>,
     /// What the ranks of a job must have in common, by name and value: a difference ends the job before anything
     /// depends on it. The model is compared in any case; if this is empty, the fields of the configuration are.
     pub in_common: Vec<(String, String)>,
@@ -95,6 +97,7 @@ impl RunConfig {
             ("sampling", self.sampling.to_string()),
             ("idle_exit", format!("{:?}", self.idle_exit)),
             ("trace", format!("{:?}", self.trace)),
+            ("trace_iterations", format!("{:?}", self.trace_iterations)),
             ("unprotected", self.unprotected.to_string()),
             ("stall", format!("{:?}", self.stall)),
         ] {
@@ -117,6 +120,7 @@ impl Default for RunConfig {
             max_waiting: 1024,
             idle_exit: Some(Duration::from_secs(2)),
             trace: None,
+            trace_iterations: None,
             in_common: Vec::new(),
             tell: |message| tracing::error!("{message}"),
             progress: None,

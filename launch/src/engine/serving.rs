@@ -35,7 +35,7 @@ pub(crate) fn requests(
         None => rank.follow(world),
     };
     ended(world, config.deadline, served)?;
-    trace::write(world, config.trace.as_deref(), rank)?;
+    trace::write(world, config, rank)?;
     let status = world.broadcast(0, life.status().to_ne_bytes().to_vec());
     end(world, i32::from_ne_bytes(status.try_into().unwrap_or_default()))
 }
@@ -84,7 +84,7 @@ pub(crate) fn graphs(
             }
             Message::End { status } => {
                 if launched {
-                    trace::write(world, config.trace.as_deref(), rank)?;
+                    trace::write(world, config, rank)?;
                 }
                 return end(world, status);
             }

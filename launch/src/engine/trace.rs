@@ -1,6 +1,7 @@
 //! The timeline of all ranks.
 
 use crate::engine::agreement::together;
+use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use crate::model::files;
@@ -17,11 +18,11 @@ pub fn check(path: Option<&Path>) -> Result<(), AppError> {
 }
 
 /// Collective: writes the timeline, at rank 0, if one is wanted.
-pub fn write(world: &World, path: Option<&Path>, rank: &Rank) -> Result<(), Error> {
-    let Some(path) = path else { return Ok(()) };
+pub fn write(world: &World, config: &RunConfig, rank: &Rank) -> Result<(), Error> {
+    let Some(path) = config.trace.as_deref() else { return Ok(()) };
     world.phase("the trace");
     let records = together(world, rank.trace().map_err(AppError::from))?;
-    let events = distributed::trace::gather(world, rank.graphs(), &records);
+    let events = distributed::trace::gather(world, rank.graphs(), &records, config.trace_iterations);
     let written = if world.rank() == 0 {
         files::write(path, |out| distributed::trace::write(&events, out))
             .map_err(|error| failed(path, &error))

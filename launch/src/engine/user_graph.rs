@@ -118,6 +118,8 @@ pub struct GraphRun {
     pub outputs: Vec<Output>,
     /// How long the launch took.
     pub took: Duration,
+    /// Outputs that every rank holds whole have the same bits on all ranks.
+    pub same_on_all_ranks: bool,
 }
 
 /// A graph that has been loaded.
@@ -207,7 +209,8 @@ impl UserGraph {
         let took = started.elapsed();
         world.phase("results");
         let locals = together(world, locals(rank, &self.sharded))?;
-        Ok(GraphRun { outputs: outputs(world, locals, &self.sharded), took })
+        let (outputs, same_on_all_ranks) = outputs(world, locals, &self.sharded);
+        Ok(GraphRun { outputs, took, same_on_all_ranks })
     }
 }
 
@@ -457,11 +460,12 @@ fn locals(rank: &Rank, graph: &OpGraph) -> Result<Vec<Vec<f64>>, AppError> {
         .collect()
 }
 
-/// Collective: the wanted outputs, whole, at rank 0.
-fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> Vec<Output> {
-    let mut all = Vec::new();
+/// Collective: the wanted outputs, whole, at rank 0, and whether those that every rank holds whole are the same everywhere.
+fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> (Vec<Output>, bool) {
+    let (mut all, mut same) = (Vec::new(), true);
     for (tensor, local) in graph.tensors.iter().filter(|t| t.output).zip(locals) {
         let gathered = world.gather(bytemuck::cast_slice(&local).to_vec());
+        same &= tensor.sharding != Sharding::Replicated || gathered.iter().all(|bytes| *bytes == gathered[0]);
         let ranks: Vec<Vec<f64>> = gathered
             .iter()
             .map(|bytes| bytes.as_chunks().0.iter().map(|word| f64::from_ne_bytes(*word)).collect())
@@ -475,7 +479,7 @@ fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> Vec<Output>
             });
         }
     }
-    all
+    (all, same)
 }
 
 /// A whole tensor from the ranks' pieces.

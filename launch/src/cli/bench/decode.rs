@@ -1,96 +1,178 @@
 //! Time of a decode step at a context length, on any backend and number of ranks.
 
-use crate::cli::console::print_line;
-use crate::cli::program::{Failure, prepare, tell_once, with_console};
-use crate::cli::run::finish;
+use crate::cli::bench::budget::{self, Budget};
+use crate::cli::bench::floor::{Bytes, floor};
+use crate::cli::bench::program::{Scratch, finish, load};
+use crate::cli::bench::samples::Samples;
+use crate::cli::bench::verdict::{Answers, Reference};
+use crate::cli::console::{print_line, tell};
+use crate::cli::program::{Failure, tell_once};
 use crate::cli::runtime_args::RuntimeArgs;
 use crate::engine::{Engine, ModelSpec, Request, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::model_json::Overrides;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
+/// Iterations that a budget is made from, and one more for the last step between two.
+const BUDGET_ITERATIONS: u32 = 9;
+
 /// What is timed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// model.json, or whatever else names a model.
+    /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder, a hub name, or the name of a shape.
+    #[arg(long)]
     pub model: PathBuf,
     /// Tokens before the first step.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub context: u32,
     /// Requests at a time.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// Steps.
+    /// Steps of each repetition.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub steps: u32,
-    /// Where and how it is run.
+    /// Repetitions; median, least and most are reported.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeats: u32,
+    /// Bytes a second that a rank can read, for the floor. On the CPU it is measured if it is not given.
+    #[arg(long, value_name = "BYTES")]
+    pub read_rate: Option<f64>,
+    /// Tokens that must come out: what `mpk-run --json` or this program (`--tokens`) has written for the same requests.
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Write the tokens into the object.
+    #[arg(long)]
+    pub tokens: bool,
+    /// Keep a timeline of the last repetition's end, and sum up where its microseconds go: a table on standard error, and in the object.
+    #[arg(long)]
+    pub budget: bool,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
 }
 
 impl Case {
-    fn spec(&self) -> ModelSpec {
-        let mut spec = ModelSpec::path(&self.model);
+    fn spec(&self) -> Result<ModelSpec, AppError> {
+        let mut spec = crate::cli::bench::program::model(&self.model)?;
         spec.overrides = Overrides {
             max_batch: Some(self.batch),
             max_seq_len: Some(self.context + self.steps + 1),
             ..self.runtime.overrides()
         };
-        spec
+        Ok(spec)
     }
 
     fn requests(&self) -> Vec<Request> {
-        // Any ids that every vocabulary has, not the same for all.
-        let prompt = |request| (0..self.context).map(|i| (i * 7 + request) % 31).collect::<Vec<u32>>();
-        let request =
-            |number| Request { ignore_eos: true, ..Request::tokens(prompt(number), self.steps + 1) };
-        (0..self.batch).map(request).collect()
+        crate::cli::bench::program::requests(self.batch, self.context, self.steps + 1)
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        match self.read_rate {
+            Some(rate) if !rate.is_finite() || rate <= 0.0 => {
+                Some(format!("--read-rate {rate} is not a positive number of bytes a second"))
+            }
+            _ => self.runtime.contradiction(),
+        }
     }
 }
 
 /// Runs it and prints one JSON object, on rank 0; gives the exit status.
 pub fn run(case: &Case) -> i32 {
-    if let Some(problem) = case.runtime.contradiction() {
-        return tell_once(&AppError::input(problem));
-    }
-    if let Err(error) = prepare(&case.runtime) {
-        return tell_once(&error);
-    }
-    let config = RunConfig { sampling: false, ..with_console(case.runtime.run_config()) };
-    let engine = match Engine::load(case.spec(), config) {
-        Ok(engine) => engine,
-        // It has been told.
-        Err(error) => return error.exit_status(),
+    let prepared = case.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
+    let prepared = prepared.and_then(|()| {
+        let reference = case.reference.as_deref().map(Reference::read).transpose()?;
+        let scratch = if case.budget { Some(Scratch::new()?) } else { None };
+        Ok((case.spec()?, reference, scratch))
+    });
+    let (spec, reference, scratch) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => return tell_once(&error),
+    };
+    let config = RunConfig {
+        sampling: false,
+        trace: scratch.as_ref().map(|scratch| scratch.path("timeline.json")),
+        trace_iterations: Some(BUDGET_ITERATIONS),
+        // The timeline's path is each process's own.
+        in_common: vec![("the options".into(), format!("{case:?}"))],
+        ..case.runtime.run_config()
+    };
+    let (engine, model) = match load(&case.runtime, spec, config) {
+        Ok(loaded) => loaded,
+        Err(status) => return status,
     };
     if engine.info().rank > 0 {
         return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
     }
-    let done = measure(case, &engine);
-    finish(&engine, done)
+    let done = measure(case, &engine, reference.as_ref(), |engine| {
+        let info = engine.info();
+        let Some(config) = &model else { return Ok(Value::Null) };
+        let bytes = Bytes::of_step(config, info.ranks, case.batch, case.context + case.steps / 2);
+        let workers = case.runtime.workers.unwrap_or_else(|| cores() / info.ranks).max(1);
+        let threads = (workers * info.ranks).min(cores()) as usize;
+        Ok(json!(floor(bytes, info.backend, info.ranks, threads, case.read_rate)?))
+    });
+    finish(&engine, done, |mut object| {
+        if let Some(scratch) = &scratch {
+            let budget: Budget = budget::of_file(&scratch.path("timeline.json"))?;
+            tell(budget.table().trim_end());
+            object["budget"] = json!(budget);
+        }
+        print_line(&object.to_string())
+    })
 }
 
-fn measure(case: &Case, engine: &Engine) -> Result<(), Failure> {
-    for handle in engine.submit_all(case.requests())? {
-        if let Some(error) = handle.wait().error {
-            return Err(error.into());
+fn cores() -> u32 {
+    distributed::affinity::cores_of_rank(&distributed::World::single()).own.len().max(1) as u32
+}
+
+/// All repetitions, then the floor; an error instead of figures unless every token is as it must be.
+fn measure(
+    case: &Case,
+    engine: &Engine,
+    reference: Option<&Reference>,
+    floor: impl Fn(&Engine) -> Result<Value, AppError>,
+) -> Result<Value, Failure> {
+    let (mut times, mut prefills, mut steps) = (Vec::new(), Vec::new(), 0);
+    let mut answers = Answers::default();
+    for _ in 0..case.repeats {
+        let before = engine.stats();
+        answers.take(engine, case.requests(), case.steps + 1)?;
+        let after = engine.stats();
+        steps = after.decode_steps - before.decode_steps;
+        if steps == 0 {
+            return Err(AppError::failed("no decode step was made").into());
         }
+        times.push(1e3 * (after.decode - before.decode).as_secs_f64() / steps as f64);
+        prefills.push(1e3 * (after.prefill - before.prefill).as_secs_f64());
     }
-    engine.wait_idle();
-    let (stats, info) = (engine.stats(), engine.info());
-    if stats.decode_steps == 0 {
-        return Err(AppError::failed("no decode step was made").into());
-    }
-    let ms = 1000.0 * stats.decode.as_secs_f64() / stats.decode_steps as f64;
-    let object = json!({
+    let verdict = answers.verdict(reference)?;
+    let (ms, info) = (Samples::of(times), engine.info());
+    let median = ms.as_ref().map_or(0.0, |ms| ms.median);
+    let floor = floor(engine)?;
+    let share = floor["ms"].as_f64().map(|floor| floor / median);
+    let mut object = json!({
         "schema": "mpk-bench/1",
         "what": "decode",
-        "model": case.model,
+        "model": info.model.name,
         "backend": info.backend,
         "tp": info.ranks,
         "batch": case.batch,
         "context": case.context,
-        "steps": stats.decode_steps,
-        "ms_per_step": ms,
-        "tokens_per_s": 1000.0 * f64::from(case.batch) / ms,
-        "prefill_s": stats.prefill.as_secs_f64(),
+        "placement": info.model.runtime.placement,
+        "allreduce": info.model.runtime.allreduce,
+        "steps": steps,
+        "ms_per_step": median,
+        "ms": ms,
+        "tokens_per_s": 1e3 * f64::from(case.batch) / median,
+        "prefill_s": Samples::of(prefills).map(|ms| ms.median / 1e3),
         "load_s": info.start.load.as_secs_f64(),
+        "floor": floor,
+        "share_of_floor": share,
+        "verdict": verdict,
     });
-    Ok(print_line(&object.to_string())?)
+    if case.tokens {
+        object["requests"] = answers.requests();
+    }
+    Ok(object)
 }

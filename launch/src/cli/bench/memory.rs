@@ -1,26 +1,81 @@
 //! The floor of decode on the CPU: how fast threads read memory on huge pages.
 
+use distributed::World;
+use distributed::affinity::{bind, cores_of_rank};
 use distributed::memory::HugeBuffer;
-use kernels_cu::isa::read_memory;
+use kernels_cu::isa::{ReadPattern, read_memory};
+use serde::Serialize;
 use std::time::Instant;
 
-/// Best read rate of `threads` threads over `bytes` bytes, bytes per second, of `repeats` passes.
-pub fn read_rate(threads: usize, bytes: usize, repeats: usize) -> distributed::Result<f64> {
+/// What one pattern reads.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Rate {
+    /// In which order each thread reads its share.
+    pub pattern: &'static str,
+    /// The best of the passes.
+    pub bytes_per_second: f64,
+}
+
+/// Read rates of `threads` threads over `bytes` bytes, for each pattern the best of `repeats` passes, the fastest pattern first. Each
+/// thread has a core of this machine to itself while there are enough.
+///
+/// # Errors
+/// There is no memory for it, or no thread can be started.
+pub fn read_rates(threads: usize, bytes: usize, repeats: usize) -> distributed::Result<Vec<Rate>> {
+    let threads = threads.max(1);
     let mut buffer = HugeBuffer::new(0, "the memory benchmark", bytes)?;
-    buffer.as_mut_slice().fill(1);
-    let piece = bytes.div_ceil(threads.max(1)).next_multiple_of(4096);
-    let mut best = 0f64;
-    for _ in 0..repeats {
-        let begin = Instant::now();
-        std::thread::scope(|scope| {
-            for part in buffer.as_slice().chunks(piece) {
-                std::thread::Builder::new()
-                    .spawn_scoped(scope, move || std::hint::black_box(read_memory(part)))
-                    .map_err(|e| distributed::Error::Readers { reason: e.to_string() })?;
-            }
-            distributed::Result::Ok(())
-        })?;
-        best = best.max(bytes as f64 / begin.elapsed().as_secs_f64());
+    let piece = bytes.div_ceil(threads).next_multiple_of(4096);
+    let cores = cores_of_rank(&World::single()).own;
+    let core = |thread: usize| cores.get(thread % cores.len().max(1)).copied();
+    // Each thread touches its share first, so that it lies near its core.
+    scoped(buffer.as_mut_slice().chunks_mut(piece), core, |part| part.fill(1))?;
+    let mut rates = Vec::new();
+    for pattern in ReadPattern::ALL {
+        let mut seconds = f64::INFINITY;
+        for _ in 0..repeats.max(1) {
+            let begin = Instant::now();
+            scoped(buffer.as_slice().chunks(piece), core, |part| {
+                std::hint::black_box(read_memory(part, pattern));
+            })?;
+            seconds = seconds.min(begin.elapsed().as_secs_f64());
+        }
+        rates.push(Rate { pattern: pattern.name, bytes_per_second: bytes as f64 / seconds });
     }
-    Ok(best)
+    rates.sort_by(|a, b| b.bytes_per_second.total_cmp(&a.bytes_per_second));
+    Ok(rates)
+}
+
+/// `work` on each part, in a thread of its own on a core of its own.
+fn scoped<T: Send>(
+    parts: impl Iterator<Item = T>,
+    core: impl Fn(usize) -> Option<usize> + Sync,
+    work: impl Fn(T) + Sync,
+) -> distributed::Result<()> {
+    let (core, work) = (&core, &work);
+    std::thread::scope(|scope| {
+        for (number, part) in parts.enumerate() {
+            std::thread::Builder::new()
+                .spawn_scoped(scope, move || {
+                    if let Some(core) = core(number) {
+                        bind(&[core]);
+                    }
+                    work(part);
+                })
+                .map_err(|e| distributed::Error::Readers { reason: e.to_string() })?;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_is_measured_and_the_fastest_comes_first() {
+        let rates = read_rates(2, 8 << 20, 2).unwrap();
+        assert_eq!(rates.len(), ReadPattern::ALL.len());
+        assert!(rates.iter().all(|rate| rate.bytes_per_second > 1e6), "{rates:?}");
+        assert!(rates.is_sorted_by(|a, b| a.bytes_per_second >= b.bytes_per_second), "{rates:?}");
+    }
 }

@@ -1,5 +1,15 @@
-//! Benchmarks that need no peer: how fast graphs are built, and what this machine's memory yields.
+//! What mpk-bench measures: whole models (`decode`, `prefill`, with `budget`), parts of the running kernel (`allreduce`, `tasks`), graph
+//! building (`graphs`) and the machine (`memory`).
 
+pub mod allreduce;
+pub mod budget;
 pub mod decode;
+pub mod floor;
 pub mod graphs;
 pub mod memory;
+mod own_graph;
+pub mod prefill;
+pub mod program;
+pub mod samples;
+pub mod tasks;
+pub mod verdict;

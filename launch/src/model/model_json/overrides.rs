@@ -20,6 +20,8 @@ pub struct Overrides {
     pub kv: Option<Kv>,
     /// `runtime.workers`.
     pub workers: Option<u32>,
+    /// `runtime.prefill_chunk`.
+    pub prefill_chunk: Option<u32>,
     /// `generate.max_new_tokens`.
     pub max_new_tokens: Option<u32>,
     /// `generate.ignore_eos`, if true.
@@ -51,6 +53,7 @@ impl ModelJson {
         put(&mut self.max_batch, overrides.max_batch);
         put(&mut self.max_seq_len, overrides.max_seq_len);
         put(&mut self.runtime.workers, overrides.workers);
+        put(&mut self.runtime.prefill_chunk, overrides.prefill_chunk);
         put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
         self.runtime.placement = overrides.placement.unwrap_or(self.runtime.placement);
         self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);

@@ -1,0 +1,50 @@
+/* The timeline that a rank keeps when it is asked for: rows of records in the rank's memory, which the host reads after the launch. Row w
+ * is worker w's; the row after the last worker's is the batch step's. A row is a ring: the newest records stay.
+ *
+ * On the CPU target a launch decides (mpk_rank.trace). A GPU's kernel has the code only if it is compiled with MPK_TRACE, so that a kernel
+ * without a timeline is the same instruction for instruction whether timelines exist or not. */
+#ifndef MPK_PROTOCOL_TRACE_H
+#define MPK_PROTOCOL_TRACE_H
+
+#include "mpk/abi.h"
+#include "platform/platform.h"
+
+namespace mpk {
+
+MPK_DEVICE bool is_traced(const mpk_rank* rank) { return platform::kTraces && rank->trace != nullptr; }
+
+/* Now; 0 where no timeline is kept. */
+MPK_DEVICE uint64_t trace_clock(const mpk_rank* rank) { return is_traced(rank) ? platform::clock_ns() : 0; }
+
+/* The record that the row gets next: its only writer may fill it over time. */
+MPK_DEVICE mpk_trace_record* trace_next(const mpk_rank* rank, uint32_t row) {
+  return rank->trace + row * rank->trace_capacity + (rank->trace_count[row] & (rank->trace_capacity - 1));
+}
+
+/* The record that trace_next gave is whole. */
+MPK_DEVICE void trace_keep(const mpk_rank* rank, uint32_t row) {
+  uint64_t* count = &rank->trace_count[row];
+  /* Relaxed: the host reads rows after the launch. The batch step's row passes from thread to thread with the step itself
+   * (BatchState.open). */
+  platform::store<platform::Scope::kSystem>(count, *count + 1, platform::kRelaxed);
+}
+
+/* A batch step that has published `iteration`: what came before the publication, and after it. */
+MPK_DEVICE_COLD void trace_batch_step(const mpk_rank* rank, uint32_t iteration, uint32_t graph, uint64_t began_ns, uint64_t published_ns) {
+  mpk_trace_record* entry = trace_next(rank, rank->num_workers);
+  entry->fetched_ns = began_ns;
+  entry->ready_ns = published_ns;
+  entry->done_ns = platform::clock_ns();
+  entry->iteration = iteration;
+  entry->task = MPK_TASK_BEGIN;
+  entry->graph = static_cast<uint16_t>(graph);
+  entry->worker = static_cast<uint16_t>(rank->num_workers);
+  entry->waited_for = MPK_TRACE_NO_WAIT;
+  entry->peer_ns = 0;
+  entry->page_ns = 0;
+  trace_keep(rank, rank->num_workers);
+}
+
+}  // namespace mpk
+
+#endif

@@ -1,0 +1,138 @@
+//! Time of prompts up to their first new token, on any backend and number of ranks.
+
+use crate::cli::bench::program::{finish, load, model, requests};
+use crate::cli::bench::samples::Samples;
+use crate::cli::bench::verdict::{Answers, Reference};
+use crate::cli::console::print_line;
+use crate::cli::program::{Failure, tell_once};
+use crate::cli::runtime_args::RuntimeArgs;
+use crate::engine::{Engine, ModelSpec, RunConfig};
+use crate::model::app_error::AppError;
+use crate::model::hf_config::ModelConfig;
+use crate::model::model_json::Overrides;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// What is timed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Case {
+    /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder, a hub name, or the name of a shape.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
+    pub prompt: u32,
+    /// Prompts at a time.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: u32,
+    /// Rows of a prefill iteration; by default what the model says.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
+    pub chunk: Option<u32>,
+    /// Repetitions; median, least and most are reported.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeats: u32,
+    /// Tokens that must come out: what `mpk-run --json` or this program (`--tokens`) has written for the same requests.
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Write the tokens into the object.
+    #[arg(long)]
+    pub tokens: bool,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "would be shown as help")]
+    pub runtime: RuntimeArgs,
+}
+
+impl Case {
+    fn spec(&self) -> Result<ModelSpec, AppError> {
+        let mut spec = model(&self.model)?;
+        spec.overrides = Overrides {
+            max_batch: Some(self.batch),
+            max_seq_len: Some(self.prompt + 2),
+            prefill_chunk: self.chunk,
+            ..self.runtime.overrides()
+        };
+        Ok(spec)
+    }
+}
+
+/// Runs it and prints one JSON object, on rank 0; gives the exit status.
+pub fn run(case: &Case) -> i32 {
+    let prepared = case.runtime.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
+    let prepared = prepared
+        .and_then(|()| Ok((case.spec()?, case.reference.as_deref().map(Reference::read).transpose()?)));
+    let (spec, reference) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => return tell_once(&error),
+    };
+    let in_common = vec![("the options".into(), format!("{case:?}"))];
+    let config = RunConfig { sampling: false, in_common, ..case.runtime.run_config() };
+    let (engine, model) = match load(&case.runtime, spec, config) {
+        Ok(loaded) => loaded,
+        Err(status) => return status,
+    };
+    if engine.info().rank > 0 {
+        return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
+    }
+    let done = measure(case, &engine, reference.as_ref(), model.as_ref());
+    finish(&engine, done, |object| print_line(&object.to_string()))
+}
+
+fn measure(
+    case: &Case,
+    engine: &Engine,
+    reference: Option<&Reference>,
+    config: Option<&ModelConfig>,
+) -> Result<Value, Failure> {
+    let mut times = Vec::new();
+    let mut answers = Answers::default();
+    for _ in 0..case.repeats {
+        let before = engine.stats();
+        answers.take(engine, requests(case.batch, case.prompt, 1), 1)?;
+        let after = engine.stats();
+        times.push(1e3 * (after.prefill - before.prefill).as_secs_f64());
+    }
+    let verdict = answers.verdict(reference)?;
+    let (ms, info) = (Samples::of(times), engine.info());
+    let median = ms.as_ref().map_or(0.0, |ms| ms.median);
+    let tokens = f64::from(case.batch) * f64::from(case.prompt);
+    let mut object = json!({
+        "schema": "mpk-bench/1",
+        "what": "prefill",
+        "model": info.model.name,
+        "backend": info.backend,
+        "tp": info.ranks,
+        "batch": case.batch,
+        "prompt": case.prompt,
+        "chunk": info.model.runtime.prefill_chunk,
+        "ms_median": median,
+        "ms": ms,
+        "tokens_per_s": 1e3 * tokens / median,
+        "tflop_per_s": config.map(|config| operations(config, case.batch, case.prompt) / median / 1e9),
+        "load_s": info.start.load.as_secs_f64(),
+        "verdict": verdict,
+    });
+    if case.tokens {
+        object["requests"] = answers.requests();
+    }
+    Ok(object)
+}
+
+/// Floating-point operations of all ranks: products of every token, causal attention, the head of each last token.
+fn operations(config: &ModelConfig, batch: u32, prompt: u32) -> f64 {
+    let [batch, prompt, hidden, layers, heads, kv_heads, size, inner, vocabulary] = [
+        batch,
+        prompt,
+        config.hidden_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.intermediate_size,
+        config.vocab_size,
+    ]
+    .map(f64::from);
+    let layer = hidden * size * (2.0 * heads + 2.0 * kv_heads) + 3.0 * hidden * inner;
+    // Of each token's products with those before it the half is masked.
+    let attention = 2.0 * prompt * prompt / 2.0 * heads * size;
+    2.0 * batch * (layers * (prompt * layer + attention) + vocabulary * hidden)
+}

@@ -1,0 +1,123 @@
+//! What the benchmarks of a model have in common: naming it, loading it, ending.
+
+use crate::cli::program::{Failure, prepare, tell_once, with_console};
+use crate::cli::run;
+use crate::cli::runtime_args::RuntimeArgs;
+use crate::engine::{Engine, ModelSpec, Request, RunConfig};
+use crate::model::app_error::AppError;
+use crate::model::hf_config::ModelConfig;
+use crate::model::shapes;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// model.json of a real shape with random weights.
+///
+/// # Errors
+/// There is no such shape.
+pub fn shape_model(
+    name: &str,
+    max_batch: u32,
+    max_seq_len: u32,
+    prefill_chunk: u32,
+) -> Result<Value, AppError> {
+    let config = shapes::config(name)
+        .ok_or_else(|| AppError::input(format!("no shape {name}; there are {}", shapes::NAMES.join(", "))))?;
+    Ok(json!({
+        "schema": "mpk-model/1",
+        "name": name,
+        "config": config,
+        "weights": {"random": {"seed": 1}},
+        "max_batch": max_batch,
+        "max_seq_len": max_seq_len,
+        "runtime": {"prefill_chunk": prefill_chunk},
+        "generate": {"prompt_tokens": [[1, 2, 3]], "max_new_tokens": 16, "ignore_eos": true}
+    }))
+}
+
+/// What `--model` names: a file, a folder or a hub name, or a shape with random weights.
+///
+/// # Errors
+/// A shape can't be written.
+pub fn model(named: &Path) -> Result<ModelSpec, AppError> {
+    let shape = named.to_str().filter(|name| shapes::NAMES.contains(name) && !named.exists());
+    match shape {
+        Some(name) => ModelSpec::json(&shape_model(name, 1, 1024, 512)?.to_string()),
+        None => Ok(ModelSpec::path(named)),
+    }
+}
+
+/// `count` requests of `length` tokens, which every vocabulary has, not the same for all.
+pub fn requests(count: u32, length: u32, new_tokens: u32) -> Vec<Request> {
+    let prompt = |request: u32| (0..length).map(|i| (i * 7 + request) % 31).collect::<Vec<u32>>();
+    let request = |number| Request { ignore_eos: true, ..Request::tokens(prompt(number), new_tokens) };
+    (0..count).map(request).collect()
+}
+
+/// Loads the engine, on all ranks, and gives the model's configuration if it has one. Otherwise what is wrong has been told, and this is
+/// the exit status.
+///
+/// # Errors
+/// The exit status.
+pub fn load(
+    runtime: &RuntimeArgs,
+    spec: ModelSpec,
+    config: RunConfig,
+) -> Result<(Engine, Option<ModelConfig>), i32> {
+    prepare(runtime).map_err(|error| tell_once(&error))?;
+    let seen: Arc<Mutex<Option<ModelConfig>>> = Arc::default();
+    let of_engine = seen.clone();
+    let engine = Engine::load_with(spec, with_console(config), move |opened| {
+        *of_engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened.source.config.clone());
+        Ok(())
+    });
+    // What went wrong has been told.
+    let engine = engine.map_err(|error| error.exit_status())?;
+    let config = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok((engine, config))
+}
+
+/// Ends the engine on all ranks, then has `print` print what was measured; gives the exit status. A timeline is there only after the end.
+pub fn finish(
+    engine: &Engine,
+    done: Result<Value, Failure>,
+    print: impl FnOnce(Value) -> Result<(), AppError>,
+) -> i32 {
+    let (object, done) = match done {
+        Ok(object) => (Some(object), Ok(())),
+        Err(failure) => (None, Err(failure)),
+    };
+    match (run::finish(engine, done), object) {
+        (0, Some(object)) => print(object).map_or_else(|error| tell_once(&error), |()| 0),
+        (status, _) => status,
+    }
+}
+
+/// A folder of this process that is removed with its files.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// In the folder for temporary files.
+    ///
+    /// # Errors
+    /// It can't be made.
+    pub fn new() -> Result<Scratch, AppError> {
+        let folder = std::env::temp_dir().join(format!("mpk-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(|error| {
+            AppError::environment(format!("{}: {error}; name another folder in TMPDIR", folder.display()))
+        })?;
+        Ok(Scratch(folder))
+    }
+
+    /// A file in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left costs disk only.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,155 @@
+//! Whether what was timed was right. No figure is printed without it.
+//!
+//! The engine itself ends a run whose ranks do not compute the same bits. Here every repetition must give the same tokens, as many as were
+//! asked for, and those of a reference where one is given.
+
+use crate::cli::program::Failure;
+use crate::engine::{Engine, Request};
+use crate::model::app_error::AppError;
+use crate::model::files;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Tokens that must come out.
+#[derive(Debug)]
+pub struct Reference {
+    path: PathBuf,
+    requests: Vec<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct File {
+    requests: Vec<Tokens>,
+}
+
+#[derive(Deserialize)]
+struct Tokens {
+    tokens: Vec<u32>,
+}
+
+impl Reference {
+    /// Reads an object with `requests`, each with `tokens`.
+    ///
+    /// # Errors
+    /// It can't be read, or is something else.
+    pub fn read(path: &Path) -> Result<Reference, AppError> {
+        let bytes = files::read(path)?;
+        let file: File = serde_json::from_slice(&bytes).map_err(|error| {
+            AppError::input(format!("{}: {error}; expected what `mpk-run --json` writes", path.display()))
+        })?;
+        let requests = file.requests.into_iter().map(|request| request.tokens).collect();
+        Ok(Reference { path: path.to_path_buf(), requests })
+    }
+}
+
+/// The tokens of all repetitions so far: those of the first, which the others must equal.
+#[derive(Debug, Default)]
+pub struct Answers {
+    repetitions: u32,
+    tokens: Vec<Vec<u32>>,
+}
+
+impl Answers {
+    /// Runs the requests and takes their tokens.
+    ///
+    /// # Errors
+    /// A request fails, has not as many tokens as it should, or other ones than in an earlier repetition.
+    pub fn take(&mut self, engine: &Engine, requests: Vec<Request>, wanted: u32) -> Result<(), Failure> {
+        let mut tokens = Vec::new();
+        for handle in engine.submit_all(requests)? {
+            let answer = handle.wait();
+            if let Some(error) = answer.error {
+                return Err(error.into());
+            }
+            tokens.push(answer.tokens);
+        }
+        engine.wait_idle();
+        Ok(self.add(tokens, wanted)?)
+    }
+
+    fn add(&mut self, tokens: Vec<Vec<u32>>, wanted: u32) -> Result<(), AppError> {
+        if let Some(short) = tokens.iter().position(|tokens| tokens.len() != wanted as usize) {
+            let count = tokens[short].len();
+            return Err(AppError::failed(format!("request {short} has {count} tokens instead of {wanted}")));
+        }
+        if self.repetitions > 0 {
+            differ(&tokens, &self.tokens, "an earlier repetition of the same requests")?;
+        }
+        self.repetitions += 1;
+        self.tokens = tokens;
+        Ok(())
+    }
+
+    /// What is known to be right; an error where it is not.
+    ///
+    /// # Errors
+    /// The tokens are not those of the reference.
+    pub fn verdict(&self, reference: Option<&Reference>) -> Result<Value, AppError> {
+        if let Some(reference) = reference {
+            differ(&self.tokens, &reference.requests, &reference.path.display().to_string())?;
+        }
+        let bytes: Vec<u8> = self.tokens.iter().flatten().flat_map(|token| token.to_le_bytes()).collect();
+        Ok(json!({
+            "right": true,
+            "ranks": "the same bits",
+            "repetitions_with_the_same_tokens": self.repetitions,
+            "tokens": self.tokens.iter().map(Vec::len).sum::<usize>(),
+            "tokens_hash": format!("{:016x}", xxh3_64(&bytes)),
+            "reference": reference.map(|reference| reference.path.clone()),
+        }))
+    }
+
+    /// For another run's [`Reference`].
+    pub fn requests(&self) -> Value {
+        self.tokens.iter().map(|tokens| json!({"tokens": tokens})).collect()
+    }
+}
+
+/// An error that names the first difference.
+fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), AppError> {
+    if found.len() != expected.len() {
+        return Err(AppError::failed(format!(
+            "no figures: {} requests, but {} in {from}",
+            found.len(),
+            expected.len()
+        )));
+    }
+    for (request, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let at = (0..found.len().max(expected.len())).find(|&at| found.get(at) != expected.get(at));
+        if let Some(at) = at {
+            let shown = |token: Option<&u32>| token.map_or("none".to_string(), u32::to_string);
+            return Err(AppError::failed(format!(
+                "no figures: token {at} of request {request} is {}, but {} in {from}",
+                shown(found.get(at)),
+                shown(expected.get(at))
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference(requests: &[&[u32]]) -> Reference {
+        Reference { path: "r.json".into(), requests: requests.iter().map(|r| r.to_vec()).collect() }
+    }
+
+    #[test]
+    fn what_is_not_right_has_no_figures() {
+        let mut answers = Answers::default();
+        answers.add(vec![vec![1, 2], vec![3, 4]], 2).unwrap();
+        answers.add(vec![vec![1, 2], vec![3, 4]], 2).unwrap();
+        let error = answers.add(vec![vec![1, 2], vec![3, 5]], 2).unwrap_err();
+        assert!(error.message.contains("token 1 of request 1 is 5, but 4"), "{error}");
+        assert!(answers.add(vec![vec![1], vec![3, 4]], 2).is_err());
+        assert!(answers.verdict(Some(&reference(&[&[1, 2], &[3, 4]]))).is_ok());
+        for wrong in [&[&[1, 2][..]][..], &[&[1, 2], &[3]], &[&[1, 2], &[3, 4, 5]], &[&[1, 2], &[4, 4]]] {
+            let error = answers.verdict(Some(&reference(wrong))).unwrap_err();
+            assert!(error.message.contains("r.json"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `mpk-bench`: each figure comes with a verdict, on one rank and on two; what is wrong has no figure.
+
+use mpk_tests::{Fixture, Job};
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn bench(ranks: u32, options: &[&str]) -> Job {
+    Job::new(ranks).of("mpk-bench").args(options).args(["--backend", "cpu"])
+}
+
+/// The one object of a run.
+fn object(job: Job) -> Value {
+    let finished = job.run().expect(0);
+    finished.expect_nothing_left();
+    let mut lines = finished.stdout.lines();
+    let object = serde_json::from_str(lines.next().expect("a line")).expect("an object");
+    assert_eq!(lines.next(), None, "{}", finished.stdout);
+    object
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+fn tiny() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny/model.json").display().to_string()
+}
+
+#[test]
+fn decode_has_figures_a_floor_a_budget_and_tokens() {
+    let model = tiny();
+    let options =
+        ["decode", "--model", &model, "--context", "20", "--batch", "2", "--steps", "12", "--repeats", "2"];
+    let found = object(bench(1, &options).args(["--tokens", "--budget", "--workers", "2"]));
+    assert_eq!(found["verdict"]["right"], true, "{found}");
+    assert_eq!(found["verdict"]["repetitions_with_the_same_tokens"], 2);
+    let requests = found["requests"].as_array().expect("requests");
+    assert!(requests.iter().all(|r| r["tokens"].as_array().is_some_and(|t| t.len() == 13)), "{found}");
+    assert!(number(&found["ms_per_step"]) > 0.0);
+    assert_eq!(found["floor"]["source"], "measured");
+    let patterns = found["floor"]["patterns"].as_array().expect("patterns");
+    assert_eq!(
+        patterns[0]["bytes_per_second"], found["floor"]["bytes_per_second"],
+        "the best of them counts"
+    );
+
+    // What the budget lists is the whole iteration.
+    let budget = &found["budget"];
+    let operators = budget["operators"].as_array().expect("operators");
+    assert!(operators.iter().any(|o| o["op"] == "lm_head"), "{budget}");
+    assert_eq!(budget["graph"], "decode-2");
+    let listed: f64 = operators.iter().map(|o| number(&o["total_us"])).sum();
+    let between = number(&budget["mean_us"]) - listed;
+    assert!(between > 0.0 && number(&budget["batch_step_us"]) > 0.0, "{budget}");
+
+    // The same tokens come out of mpk-run, for the same requests, on two ranks.
+    let prompt = |request: usize| {
+        let ids: Vec<String> = (0..20).map(|i| ((i * 7 + request) % 31).to_string()).collect();
+        ids.join(",")
+    };
+    let job = Job::new(2).arg(&model).args(["--max-new-tokens", "13", "--ignore-eos"]);
+    let run = job.args(["--prompt-tokens", &prompt(0), "--prompt-tokens", &prompt(1)]).run_json();
+    for (request, found) in run.requests.iter().zip(requests) {
+        assert_eq!(json!(request.tokens), found["tokens"]);
+    }
+}
+
+#[test]
+fn prefill_of_two_ranks() {
+    let model = tiny();
+    let found =
+        object(bench(2, &["prefill", "--model", &model, "--prompt", "40", "--batch", "2", "--repeats", "2"]));
+    assert_eq!((&found["tp"], &found["verdict"]["right"]), (&json!(2), &json!(true)), "{found}");
+    assert!(number(&found["ms_median"]) > 0.0 && number(&found["tokens_per_s"]) > 0.0);
+}
+
+#[test]
+fn an_allreduce_of_each_lowering_and_size() {
+    for (lowering, bytes) in [("one-shot", "8192"), ("copy-reduce", "1024"), ("two-shot", "32768")] {
+        let found =
+            object(bench(2, &["allreduce", "--bytes", bytes, "--allreduce", lowering, "--repeats", "1"]));
+        assert_eq!(
+            (&found["allreduce"], &found["verdict"]["right"]),
+            (&json!(lowering), &json!(true)),
+            "{found}"
+        );
+        assert!(number(&found["us"]["median"]) > 0.0, "{found}");
+    }
+}
+
+#[test]
+fn tasks_in_both_shapes_and_placements() {
+    let finished = bench(1, &["tasks", "--repeats", "1", "--workers", "2"]).run().expect(0);
+    let found: Vec<Value> =
+        finished.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let kinds: Vec<_> = found.iter().map(|f| (f["shape"].clone(), f["placement"].clone())).collect();
+    let expected = [("chain", "static"), ("chain", "dynamic"), ("fan", "static"), ("fan", "dynamic")];
+    assert_eq!(kinds, expected.map(|(shape, placement)| (json!(shape), json!(placement))));
+    assert!(found.iter().all(|f| f["verdict"]["right"] == true), "{found:?}");
+}
+
+#[test]
+fn a_timeline_of_mpk_run_is_summed_up() {
+    let fixture = Fixture::open("qwen3");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("trace.json");
+    let some: Vec<_> = fixture.expected.requests.iter().take(1).cloned().collect();
+    let model = fixture.model_of(&some).set("generate.max_new_tokens", 6);
+    Job::new(2).arg(model.path()).arg("--trace").arg(&path).run_json();
+    let finished = Job::alone().of("mpk-bench").arg("budget").arg(&path).run().expect(0);
+    let budget: Value = serde_json::from_str(&finished.stdout).expect("an object");
+    assert_eq!(budget["workers"].as_array().map(Vec::len), Some(2), "{budget}");
+    for shares in budget["workers"].as_array().expect("ranks") {
+        let all: f64 = shares.as_object().expect("shares").values().map(number).sum();
+        assert!((all - 1.0).abs() < 0.02, "{shares}");
+    }
+    assert!(finished.stderr.contains("lm_head"), "{}", finished.stderr);
+}
+
+#[test]
+fn wrong_input_is_told_with_status_2() {
+    let model = tiny();
+    for (options, words) in [
+        (&["decode", "--model", &model, "--read-rate=-1"][..], "--read-rate"),
+        (&["decode", "--model", "no-such-model"], "no-such-model"),
+        (&["decode", "--model", &model, "--reference", "/no/such/file"], "/no/such/file"),
+        (&["decode", "--model", &model, "--context", "0"], "--context"),
+        (&["prefill", "--model", &model, "--repeats", "0"], "--repeats"),
+        (&["allreduce"], "mpirun -n 2"),
+        (&["allreduce", "--bytes", "100"], "--bytes 100"),
+    ] {
+        let finished = bench(1, options).run().expect(2);
+        assert!(finished.stderr.contains(words), "{options:?}: {}", finished.stderr);
+        assert!(finished.stdout.is_empty(), "{options:?}: {}", finished.stdout);
+    }
+    let nothing = Job::alone().of("mpk-bench").args(["budget", "/no/such/trace.json"]).run().expect(2);
+    assert!(nothing.stderr.contains("/no/such/trace.json"), "{}", nothing.stderr);
+}
