@@ -1,6 +1,7 @@
 //! `mpk-bench`: each figure comes with a verdict, on one rank and on two; what is wrong has no figure.
 
-use mpk_tests::{Fixture, Job};
+use mpk_tests::Job;
+use mpk_tests::fixtures::Fixture;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -10,8 +11,7 @@ fn bench(ranks: u32, options: &[&str]) -> Job {
 
 /// The one object of a run.
 fn object(job: Job) -> Value {
-    let finished = job.run().expect(0);
-    finished.expect_nothing_left();
+    let finished = job.run().expect(0).expect_nothing_left();
     let mut lines = finished.stdout.lines();
     let object = serde_json::from_str(lines.next().expect("a line")).expect("an object");
     assert_eq!(lines.next(), None, "{}", finished.stdout);

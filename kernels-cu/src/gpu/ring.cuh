@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/shared.cuh"
+#include "platform/gpu.h"
 
 namespace mpk {
 namespace gpu {
