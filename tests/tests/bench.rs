@@ -66,6 +66,32 @@ fn decode_has_figures_a_floor_a_budget_and_tokens() {
 }
 
 #[test]
+fn wrong_tokens_have_no_figures() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("other.json").display().to_string();
+    std::fs::write(&path, json!({"requests": [{"tokens": [1, 2]}]}).to_string()).expect("a file");
+    let model = tiny();
+    let options = [
+        "decode",
+        "--model",
+        &model,
+        "--context",
+        "8",
+        "--steps",
+        "4",
+        "--repeats",
+        "1",
+        "--reference",
+        &path,
+    ];
+    for ranks in [1, 2] {
+        let finished = bench(ranks, &options).run().expect(4).expect_nothing_left();
+        assert!(finished.stdout.is_empty(), "{}", finished.stdout);
+        assert!(finished.stderr.contains("no figures"), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn prefill_of_two_ranks() {
     let model = tiny();
     let found =

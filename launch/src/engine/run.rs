@@ -375,13 +375,14 @@ fn engine_on(
     };
     // `load` waits for it.
     let _ = ready.send(Ok((info, client)));
-    match work {
+    let status = match work {
         Work::Tokens(service) => {
             serving::requests(world, config, &mut rank, service.map(|(_, service)| service), life)?
         }
         Work::Graph(graph) => serving::graphs(world, config, &mut rank, &graph, life)?,
-    }
+    };
     world.phase("giving memory back");
     let freed = rank.free(world).map_err(AppError::from);
-    crate::engine::agreement::together(world, freed)
+    crate::engine::agreement::together(world, freed)?;
+    serving::end(world, status)
 }

@@ -18,17 +18,17 @@ const IDLE_LOOK: Duration = Duration::from_millis(200);
 /// Longest that a rank waits for the others after one is lost.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Collective: serves requests until rank 0 ends it. `service` is rank 0's.
+/// Collective: serves requests until rank 0 ends it; gives the status with which it did. `service` is rank 0's.
 ///
 /// # Errors
-/// The run failed, or the status with which rank 0 ended.
+/// The run failed.
 pub(crate) fn requests(
     world: &World,
     config: &RunConfig,
     rank: &mut Rank,
     service: Option<Service>,
     life: &Life,
-) -> Result<(), Error> {
+) -> Result<i32, Error> {
     world.phase("requests");
     let served = match service {
         Some(service) => rank.lead(world, service),
@@ -37,11 +37,11 @@ pub(crate) fn requests(
     ended(world, config.deadline, served)?;
     trace::write(world, config, rank)?;
     let status = world.broadcast(0, life.status().to_ne_bytes().to_vec());
-    end(world, i32::from_ne_bytes(status.try_into().unwrap_or_default()))
+    Ok(i32::from_ne_bytes(status.try_into().unwrap_or_default()))
 }
 
-/// The end of a run that went well, with the status of rank 0's program.
-fn end(world: &World, status: i32) -> Result<(), Error> {
+/// The end of a run that went well, with the status of rank 0's program. After all that ranks do together.
+pub(crate) fn end(world: &World, status: i32) -> Result<(), Error> {
     if status == 0 || world.rank() == 0 {
         return Ok(());
     }
@@ -55,17 +55,17 @@ enum Message {
     End { status: i32 },
 }
 
-/// Collective: runs a graph as often as rank 0 is asked to, until it ends.
+/// Collective: runs a graph as often as rank 0 is asked to, until it ends; gives the status with which it did.
 ///
 /// # Errors
-/// A run that failed, or the status with which rank 0 ended.
+/// A run that failed.
 pub(crate) fn graphs(
     world: &World,
     config: &RunConfig,
     rank: &mut Rank,
     graph: &UserGraph,
     life: &Life,
-) -> Result<(), Error> {
+) -> Result<i32, Error> {
     let mut launched = false;
     loop {
         world.phase("the next run");
@@ -86,7 +86,7 @@ pub(crate) fn graphs(
                 if launched {
                     trace::write(world, config, rank)?;
                 }
-                return end(world, status);
+                return Ok(status);
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::model::files;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Tokens that must come out.
@@ -66,6 +67,8 @@ impl Answers {
             tokens.push(answer.tokens);
         }
         engine.wait_idle();
+        // The kernel hands out its figures after the last token, a word at a time.
+        std::thread::sleep(Duration::from_millis(5));
         Ok(self.add(tokens, wanted)?)
     }
 
