@@ -1,4 +1,4 @@
-//! Requests that come and go while the kernels run: `mpirun -n 2 target/release/examples/online MODEL [REQUESTS] [static|dynamic]`.
+//! Requests that come and go while the kernels run: `mpirun -n 2 target/release/examples/online MODEL [REQUESTS] [static|dynamic] [cpu|cuda]`.
 //!
 //! Rank 0 first runs each of a few dozen requests alone. Then it submits so many of them from several threads, with pauses,
 //! cancels and handles that are dropped, and compares all tokens. In the end no page is in use, and memory has not grown.
@@ -47,7 +47,7 @@ impl From<Error> for Failure {
 
 fn run() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
-    let usage = || Failure::Wrong("usage: online MODEL [REQUESTS] [static|dynamic]".into());
+    let usage = || Failure::Wrong("usage: online MODEL [REQUESTS] [static|dynamic] [cpu|cuda]".into());
     let model = arguments.next().ok_or_else(usage)?;
     let count = arguments.next().map_or(Ok(200), |text| text.parse::<u64>().map_err(|_| usage()))?;
     let mut spec = ModelSpec::path(model);
@@ -57,8 +57,9 @@ fn run() -> Result<(), Failure> {
         placement: (arguments.next().as_deref() == Some("dynamic")).then_some(Placement::Dynamic),
         ..Overrides::default()
     };
+    let cuda = arguments.next().as_deref() == Some("cuda");
     let config = RunConfig {
-        backend: BackendChoice::Cpu,
+        backend: if cuda { BackendChoice::Cuda } else { BackendChoice::Cpu },
         logprobs: 1,
         max_waiting: 24,
         idle_exit: Some(IDLE_EXIT),
