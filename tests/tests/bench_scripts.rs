@@ -36,8 +36,28 @@ fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
     std::fs::write(&peers, report.to_string()).expect("a file");
     let model = model();
     let peers = peers.display().to_string();
-    let arguments = ["--model", &model, "--tp", "1,2", "--batch", "1", "--context", "16", "--steps", "4", "--repeats", "1",
-        "--prompts", "1x8", "--bytes", "8192", "--peers", "none", "--peer-results", &peers];
+    let arguments = [
+        "--model",
+        &model,
+        "--tp",
+        "1,2",
+        "--batch",
+        "1",
+        "--context",
+        "16",
+        "--steps",
+        "4",
+        "--repeats",
+        "1",
+        "--prompts",
+        "1x8",
+        "--bytes",
+        "8192",
+        "--peers",
+        "none",
+        "--peer-results",
+        &peers,
+    ];
     let done = bench_tp(&arguments, folder.path());
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
     assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
@@ -48,9 +68,19 @@ fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
         std::fs::read_to_string(&files[0]).expect("a file")
     };
     let report: Value = std::fs::read_to_string(
-        folder.path().read_dir().expect("the folder").map(|f| f.expect("a file").path())
-            .find(|p| p.extension().is_some_and(|e| e == "json") && p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("tp-")))
-            .expect("a report")).map(|text| serde_json::from_str(&text).expect("JSON")).expect("a file");
+        folder
+            .path()
+            .read_dir()
+            .expect("the folder")
+            .map(|f| f.expect("a file").path())
+            .find(|p| {
+                p.extension().is_some_and(|e| e == "json")
+                    && p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("tp-"))
+            })
+            .expect("a report"),
+    )
+    .map(|text| serde_json::from_str(&text).expect("JSON"))
+    .expect("a file");
     assert_eq!(report["schema"], "mpk-bench-tp/1");
     let rows = report["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 5, "{text}");
@@ -62,7 +92,10 @@ fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
     assert_eq!(verdict("decode", 2), "ok");
     assert_eq!(verdict("prefill", 1), "no peer");
     assert_eq!(verdict("allreduce", 2), "no peer", "a wrong sum has no figure");
-    assert!(rows.iter().filter(|row| row["what"] == "decode").all(|row| row["share_of_floor"].as_f64().is_some()), "{text}");
+    assert!(
+        rows.iter().filter(|row| row["what"] == "decode").all(|row| row["share_of_floor"].as_f64().is_some()),
+        "{text}"
+    );
     assert!(text.contains("slower than torch") && found(".md").contains("slower than torch"));
     for chart in ["-latency.svg", "-floor.svg", "-allreduce.svg"] {
         assert!(found(chart).starts_with("<svg"));
@@ -91,15 +124,27 @@ fn a_session_runs_its_parts_and_writes_what_they_measured() {
     let _turn = Turn::take();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut command = Command::new("bash");
-    command.arg(script("gpu_session.sh")).args(["--backend", "cpu", "--gpus", "1", "--only", "sampled,sampling,nvshmem,tasks"]);
-    command.env("OUT", folder.path()).env("CARGO_TARGET_DIR", binary().ancestors().nth(2).expect("the target folder"));
+    command.arg(script("gpu_session.sh")).args([
+        "--backend",
+        "cpu",
+        "--gpus",
+        "1",
+        "--only",
+        "sampled,sampling,nvshmem,tasks",
+    ]);
+    command
+        .env("OUT", folder.path())
+        .env("CARGO_TARGET_DIR", binary().ancestors().nth(2).expect("the target folder"));
     let done = command.output().expect("bash");
     let text = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
     for line in ["ok sampled", "skipped nvshmem", "ok sampling", "ok tasks"] {
         assert!(text.contains(line), "{text}");
     }
-    assert!(std::fs::read_to_string(folder.path().join("tasks.jsonl")).expect("a file").contains("\"chain\""));
-    let refused = Command::new("bash").arg(script("gpu_session.sh")).args(["--only", "teapot"]).output().expect("bash");
+    assert!(
+        std::fs::read_to_string(folder.path().join("tasks.jsonl")).expect("a file").contains("\"chain\"")
+    );
+    let refused =
+        Command::new("bash").arg(script("gpu_session.sh")).args(["--only", "teapot"]).output().expect("bash");
     assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
 }
