@@ -232,7 +232,7 @@ fn quoted(text: &str) -> String {
 
 fn line(out: &mut String, event: std::fmt::Arguments<'_>) {
     // Writing to memory does not fail.
-    let _ = write!(out, "{event},\n");
+    let _ = writeln!(out, "{event},");
 }
 
 /// Collective: every rank's events, at rank 0, as text: one after the other, each with a comma and a line end. They are those of the last
