@@ -23,6 +23,7 @@ pub(crate) struct BatchMemory {
     next: [u64; 3],
     requests: u64,
     admissions: u64,
+    page_keys: u64,
     private: u64,
 }
 
@@ -37,6 +38,14 @@ pub(crate) struct TablePlaces {
     pub admissions: u64,
     /// A power of two.
     pub ring: u32,
+    /// `mpk_page_key`, as many as [`first_page_key`] of the number of tokens and one more; none without a prefix cache.
+    pub page_keys: u64,
+    pub page_size: u32,
+}
+
+/// `MPK_FIRST_PAGE_KEY`: where the keys of a prompt's pages begin.
+pub(crate) fn first_page_key(first_token: u32, page_size: u32) -> u32 {
+    first_token.div_ceil(page_size)
 }
 
 /// Addresses of what [`BatchMemory::write`] wrote.
@@ -63,6 +72,8 @@ impl BatchMemory {
         // A cancel for each request, and the stop.
         let entries = num_requests.saturating_mul(2).saturating_add(1);
         let idle_exit = serve.and_then(|serve| serve.idle_exit);
+        let cached = serve.filter(|serve| serve.prefix_cache && plan.page_size > 0);
+        let num_page_keys = cached.map_or(0, |serve| first_page_key(serve.tokens, plan.page_size) + 1);
         let config = abi::mpk_batch_config {
             max_batch,
             max_seq_len: plan.max_seq_len,
@@ -80,10 +91,13 @@ impl BatchMemory {
             prefill_rows: serve.map_or(0, |serve| serve.prefill_rows),
             on_demand: u32::from(serve.is_some_and(|serve| serve.kv_on_demand)),
             max_drafts: 0,
+            num_page_keys,
+            reserved: 0,
             idle_exit_ns: idle_exit.map_or(0, |time| (time.as_nanos() as u64).max(1)),
             tokens: std::ptr::null_mut(),
             requests: std::ptr::null(),
             eos: std::ptr::null(),
+            page_keys: std::ptr::null(),
             admissions: std::ptr::null(),
             num_admissions: std::ptr::null(),
         };
@@ -105,6 +119,8 @@ impl BatchMemory {
             sampling: layout.reserve(slots * size_of::<abi::mpk_sampling>() as u64, 64),
             requests: layout.reserve(requests * size_of::<abi::mpk_request>() as u64, 64),
             admissions: layout.reserve(ring * size_of::<abi::mpk_admission>() as u64, 64),
+            page_keys: layout
+                .reserve(u64::from(num_page_keys) * size_of::<abi::mpk_page_key>() as u64, 64),
             config_at: layout.reserve(size_of::<abi::mpk_batch_config>() as u64, 64),
             batch_at: layout.reserve(size_of::<abi::mpk_batch>() as u64, 64),
             private: layout.reserve(private_bytes, 64),
@@ -126,6 +142,7 @@ impl BatchMemory {
             tokens: image.address(self.tokens) as *mut _,
             requests: image.address(self.requests) as *const _,
             eos: image.address(self.eos) as *const _,
+            page_keys: image.address(self.page_keys) as *const _,
             admissions: image.address(self.admissions) as *const _,
             num_admissions: outputs.num_admissions() as *const _,
             ..self.config
@@ -170,6 +187,8 @@ impl BatchMemory {
             tokens: self.tokens,
             admissions: self.admissions,
             ring: self.config.admission_ring,
+            page_keys: self.page_keys,
+            page_size: self.config.page_size,
         }
     }
 

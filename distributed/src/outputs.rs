@@ -114,6 +114,9 @@ impl Outputs {
                 waiting: word(&raw mut (*header).waiting),
                 free_pages: word(&raw mut (*header).free_pages),
                 preemptions: long(&raw mut (*header).preemptions),
+                prefix_queries: long(&raw mut (*header).prefix_queries),
+                prefix_hits: long(&raw mut (*header).prefix_hits),
+                evictions: long(&raw mut (*header).evictions),
                 prefill: Duration::from_nanos(long(&raw mut (*header).prefill_ns)),
                 decode: Duration::from_nanos(long(&raw mut (*header).decode_ns)),
                 prefill_iterations: long(&raw mut (*header).prefill_iterations),
@@ -129,6 +132,7 @@ impl Outputs {
         // request. Relaxed: `count_entries` releases it.
         unsafe {
             AtomicU32::from_ptr(&raw mut (*output).num_tokens).store(0, Ordering::Relaxed);
+            AtomicU32::from_ptr(&raw mut (*output).cached_tokens).store(0, Ordering::Relaxed);
             AtomicU32::from_ptr(&raw mut (*output).finish).store(abi::MPK_RUNNING, Ordering::Relaxed);
         }
     }
@@ -143,6 +147,14 @@ impl Outputs {
             let count = AtomicU32::from_ptr(&raw mut (*output).num_tokens).load(Ordering::Acquire);
             (count as usize, finish_of(finish))
         }
+    }
+
+    /// Tokens of the prompt that the request with number `number` found in the prefix cache. The caller has seen its first token, or
+    /// its end.
+    pub fn cached_tokens(&self, number: u32) -> u32 {
+        let output = self.request(number as usize);
+        // SAFETY: a live word. Relaxed: the kernel releases it with the first token, which the caller has acquired.
+        unsafe { AtomicU32::from_ptr(&raw mut (*output).cached_tokens).load(Ordering::Relaxed) }
     }
 
     /// The token at `place` of the output arrays with its log-probabilities. The caller has seen that it is there.

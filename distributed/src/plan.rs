@@ -141,6 +141,9 @@ pub struct ServePlan {
     /// A slot takes KV pages when it needs them, and the youngest request gives its own back where none is left. Otherwise a
     /// request gets all that it can need when it gets its slot.
     pub kv_on_demand: bool,
+    /// Full pages of prompts are kept, and a later prompt that begins with the same tokens does not compute them again. A request with
+    /// penalties computes its whole prompt.
+    pub prefix_cache: bool,
 }
 
 impl ServePlan {
@@ -152,6 +155,7 @@ impl ServePlan {
             idle_exit: Some(Duration::from_secs(2)),
             prefill_rows: 0,
             kv_on_demand: false,
+            prefix_cache: true,
         }
     }
 }
@@ -196,10 +200,16 @@ pub struct Figures {
     pub running: u32,
     /// Requests that wait for a slot.
     pub waiting: u32,
-    /// KV pages without an owner. 0 before the first iteration.
+    /// KV pages that no slot has; those that the prefix cache keeps are counted too. 0 before the first iteration.
     pub free_pages: u32,
     /// Requests that had to give their pages back, ever.
     pub preemptions: u64,
+    /// Prompt tokens that were looked up in the prefix cache, ever: those of all requests but the ones with penalties.
+    pub prefix_queries: u64,
+    /// Those of them that were found.
+    pub prefix_hits: u64,
+    /// Pages that the prefix cache gave up for others, ever.
+    pub evictions: u64,
     /// Time in iterations with any prompt row.
     pub prefill: Duration,
     /// Time in the others.

@@ -17,6 +17,8 @@ struct BatchSlot {
   uint32_t generated; /* new tokens so far */
   uint32_t limit;     /* new tokens at most */
   uint32_t pages;
+  uint32_t kept;      /* the first of them, which the prefix cache has too: the slot only reads them */
+  uint32_t keyed;     /* pages of the prompt that the prefix cache may have */
   uint32_t rows;      /* in the current iteration */
   int32_t last_token;
   uint32_t first_token, min_new_tokens; /* mpk_request's */
@@ -41,7 +43,19 @@ struct RequestRecord {
   uint32_t state;     /* enum RequestState */
   uint32_t generated; /* while it waits: new tokens before it was preempted */
   uint32_t order;     /* BatchSlot's, which it keeps */
+  uint32_t cached;    /* tokens of its prompt that it found in the prefix cache when it first got a slot */
 };
+
+/* A page of the KV cache (pages.h). All zeros but for the owner: a free one. */
+struct Page {
+  mpk_page_key key; /* kept pages: what they hold */
+  uint32_t owner;   /* the slot that writes it, kKept, or kNone */
+  uint32_t readers; /* kept pages: slots that have it */
+  uint32_t next;    /* kept pages: the next one in the same bucket, plus 1; 0: none */
+  uint32_t older, newer; /* kept pages without readers: their neighbours in the order of their last use */
+  uint32_t reserved;
+};
+constexpr uint32_t kKept = 0xFFFFFFFEu;
 
 struct BatchState {
   uint32_t open;      /* the iteration whose end may be taken in hand; 0: none, or somebody has it (see publication.h) */
@@ -54,11 +68,16 @@ struct BatchState {
   uint32_t waiting_head, waiting; /* first of the waiting requests, and how many there are */
   uint32_t running;   /* slots in use */
   uint32_t free_pages;
+  uint32_t unused_pages; /* kept ones without readers */
+  uint32_t bucket_mask;
+  uint32_t changes;   /* counts what may let the first waiting request in: pages that come free, pages that are kept, cancels */
+  uint32_t held_up;   /* `changes` when the first waiting request found too few pages, plus 1 */
   uint32_t admitted;
   uint32_t pending;   /* tokens that the host has not got */
   uint64_t finished;
   uint64_t told;      /* of the finished requests, those that the host knows of */
   uint64_t preemptions;
+  uint64_t prefix_queries, prefix_hits, evictions; /* mpk_batch_output's */
   uint64_t expected;  /* mpk_control.progress once all published iterations are done */
   uint64_t hash;
   uint64_t started_ns; /* when the current iteration began */
@@ -68,6 +87,7 @@ struct BatchState {
 
 /* Where the arrays lie. */
 struct BatchArrays {
+  Page* pages;           /* [num_pages], and one more: the end of the order of their last use */
   BatchSlot* slots;      /* [max_batch] */
   PendingToken* pending; /* [max_samples] in the order in which they came */
   int32_t* top_tokens;   /* [max_samples][top_k], by sample */
@@ -76,15 +96,24 @@ struct BatchArrays {
   uint32_t* waiting;     /* [num_requests] a ring: each entry of the request table waits at most once */
   EndedRequest* ended;   /* [num_requests] a ring: an entry is not used again before the host knows of its end */
   uint32_t* free_list;   /* [num_pages] a stack: the last one is taken first */
-  uint32_t* page_owner;  /* [num_pages] slot, or kNone */
+  uint32_t* buckets;     /* [page_buckets] first page of each, plus 1; 0: none */
 };
 
 MPK_DEVICE BatchState* batch_state(const mpk_rank* rank) { return static_cast<BatchState*>(rank->batch_private); }
 
+/* Buckets of the prefix cache, a power of two. */
+MPK_DEVICE uint32_t page_buckets(const mpk_batch_config* config) {
+  if (config->num_page_keys == 0) return 0;
+  uint32_t buckets = 1;
+  while (buckets < config->num_pages) buckets *= 2;
+  return buckets;
+}
+
 MPK_DEVICE BatchArrays batch_arrays(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchArrays arrays;
-  arrays.slots = reinterpret_cast<BatchSlot*>(batch_state(rank) + 1);
+  arrays.pages = reinterpret_cast<Page*>(batch_state(rank) + 1);
+  arrays.slots = reinterpret_cast<BatchSlot*>(arrays.pages + config->num_pages + 1);
   const uint64_t top = static_cast<uint64_t>(config->max_samples) * config->top_k;
   arrays.pending = reinterpret_cast<PendingToken*>(arrays.slots + config->max_batch);
   arrays.top_tokens = reinterpret_cast<int32_t*>(arrays.pending + config->max_samples);
@@ -93,14 +122,15 @@ MPK_DEVICE BatchArrays batch_arrays(const mpk_rank* rank) {
   arrays.waiting = reinterpret_cast<uint32_t*>(arrays.records + config->num_requests);
   arrays.ended = reinterpret_cast<EndedRequest*>(arrays.waiting + config->num_requests);
   arrays.free_list = reinterpret_cast<uint32_t*>(arrays.ended + config->num_requests);
-  arrays.page_owner = arrays.free_list + config->num_pages;
+  arrays.buckets = arrays.free_list + config->num_pages;
   return arrays;
 }
 
 MPK_DEVICE uint64_t batch_state_bytes(const mpk_batch_config* config) {
-  const uint64_t samples = config->max_samples, requests = config->num_requests;
-  return sizeof(BatchState) + sizeof(BatchSlot) * config->max_batch + (sizeof(PendingToken) + 8 * static_cast<uint64_t>(config->top_k)) * samples +
-         (sizeof(RequestRecord) + sizeof(uint32_t) + sizeof(EndedRequest)) * requests + 2 * sizeof(uint32_t) * static_cast<uint64_t>(config->num_pages);
+  const uint64_t samples = config->max_samples, requests = config->num_requests, pages = config->num_pages;
+  return sizeof(BatchState) + sizeof(Page) * (pages + 1) + sizeof(BatchSlot) * config->max_batch +
+         (sizeof(PendingToken) + 8 * static_cast<uint64_t>(config->top_k)) * samples +
+         (sizeof(RequestRecord) + sizeof(uint32_t) + sizeof(EndedRequest)) * requests + sizeof(uint32_t) * (pages + page_buckets(config));
 }
 
 /* A hash of the batch state with one more value (the finaliser of splitmix64). */
@@ -111,65 +141,6 @@ MPK_DEVICE uint64_t folded(uint64_t hash, uint64_t value) {
   return mixed ^ (mixed >> 31);
 }
 MPK_DEVICE void fold(BatchState* state, uint64_t value) { state->hash = folded(state->hash, value); }
-
-/* Takes `count` pages more for a slot. MPK_OK, or MPK_ABORT_KERNEL when a page has an owner already: the allocator's
- * invariant is broken, and so would the KV cache be. The caller has checked that enough are free. */
-MPK_DEVICE int pages_take(const mpk_rank* rank, uint32_t slot, uint32_t count) {
-  BatchState* state = batch_state(rank);
-  const BatchArrays arrays = batch_arrays(rank);
-  const uint32_t held = arrays.slots[slot].pages;
-  int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * rank->batch_config->pages_per_slot;
-  for (uint32_t i = held; i < held + count; ++i) {
-    const uint32_t page = arrays.free_list[--state->free_pages];
-    if (arrays.page_owner[page] != kNone) return MPK_ABORT_KERNEL;
-    arrays.page_owner[page] = slot;
-    table[i] = static_cast<int32_t>(page);
-    fold(state, page);
-  }
-  arrays.slots[slot].pages = held + count;
-  return MPK_OK;
-}
-
-MPK_DEVICE int pages_release(const mpk_rank* rank, uint32_t slot) {
-  BatchState* state = batch_state(rank);
-  const BatchArrays arrays = batch_arrays(rank);
-  int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * rank->batch_config->pages_per_slot;
-  for (uint32_t i = arrays.slots[slot].pages; i-- > 0;) {
-    const uint32_t page = static_cast<uint32_t>(table[i]);
-    if (page >= rank->batch_config->num_pages || arrays.page_owner[page] != slot) return MPK_ABORT_KERNEL;
-    arrays.page_owner[page] = kNone;
-    arrays.free_list[state->free_pages++] = page;
-    table[i] = -1;
-  }
-  arrays.slots[slot].pages = 0;
-  return MPK_OK;
-}
-
-/* The whole invariant at once: free pages and slots' pages partition all pages, and the table agrees with the
- * owners. Linear in pages; for debug builds and tests (MPK_DEBUG_CHECKS). */
-MPK_DEVICE bool pages_consistent(const mpk_rank* rank) {
-  const mpk_batch_config* config = rank->batch_config;
-  const BatchState* state = batch_state(rank);
-  const BatchArrays arrays = batch_arrays(rank);
-  uint64_t owned = 0;
-  for (uint32_t page = 0; page < config->num_pages; ++page) owned += arrays.page_owner[page] != kNone;
-  uint64_t held = 0;
-  for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
-    const int32_t* table = rank->batch->page_table + static_cast<uint64_t>(slot) * config->pages_per_slot;
-    for (uint32_t i = 0; i < arrays.slots[slot].pages; ++i) {
-      if (table[i] < 0 || static_cast<uint32_t>(table[i]) >= config->num_pages) return false;
-      if (arrays.page_owner[table[i]] != slot) return false;
-      for (uint32_t j = 0; j < i; ++j) {
-        if (table[j] == table[i]) return false;
-      }
-    }
-    held += arrays.slots[slot].pages;
-  }
-  for (uint32_t i = 0; i < state->free_pages; ++i) {
-    if (arrays.page_owner[arrays.free_list[i]] != kNone) return false;
-  }
-  return held == owned && owned + state->free_pages == config->num_pages;
-}
 
 }  // namespace mpk
 

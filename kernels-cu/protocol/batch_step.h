@@ -10,6 +10,9 @@
 #include "admission.h"
 #include "publication.h"
 #include "trace.h"
+#ifdef MPK_DEBUG_CHECKS
+#include "pages_check.h"
+#endif
 
 namespace mpk {
 
@@ -56,8 +59,10 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
       output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(pending.sample) * top_k + k];
       output->top_logprobs[place * top_k + k] = arrays.top_logprobs[static_cast<uint64_t>(pending.sample) * top_k + k];
     }
+    mpk_request_output* result = &output->requests[pending.request];
+    if (pending.number == 0) result->cached_tokens = arrays.records[pending.request].cached;
     /* Release: pairs with the host's acquire, which then reads the tokens below it. */
-    platform::store<platform::Scope::kSystem>(&output->requests[pending.request].num_tokens, pending.number + 1, platform::kRelease);
+    platform::store<platform::Scope::kSystem>(&result->num_tokens, pending.number + 1, platform::kRelease);
   }
   state->pending = 0;
   const bool ended = state->told != state->finished;
@@ -74,8 +79,11 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   platform::store<platform::Scope::kSystem>(&figures->decode_steps, output->decode_steps, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->running, state->running, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->waiting, state->waiting, platform::kRelaxed);
-  platform::store<platform::Scope::kSystem>(&figures->free_pages, state->free_pages, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->free_pages, pages_available(state), platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->preemptions, state->preemptions, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->prefix_queries, state->prefix_queries, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->prefix_hits, state->prefix_hits, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->evictions, state->evictions, platform::kRelaxed);
   /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, nor is an entry read again. */
   if (ended) platform::store<platform::Scope::kSystem>(&figures->finished, state->told, platform::kRelease);
   if (state->output.entries_taken != state->next_admission) {
@@ -103,6 +111,10 @@ MPK_DEVICE int collect(const mpk_rank* rank) {
       held = static_cast<uint32_t>(accepted);
     }
     slot->context += slot->rows - (samples - held);
+    if (slot->kept < slot->keyed) {
+      const int code = keep_pages(rank, index);
+      if (code != MPK_OK) return code;
+    }
     const uint32_t request = slot->request;
     for (uint32_t s = 0; s < held && slot->request == request; ++s) {
       const int code = take_token(rank, index, sample + s);
@@ -355,12 +367,7 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   }
   const BatchArrays arrays = batch_arrays(rank);
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) arrays.slots[slot].request = kNone;
-  /* The lowest page lies on top of the stack. */
-  for (uint32_t page = 0; page < config->num_pages; ++page) {
-    arrays.free_list[page] = config->num_pages - 1 - page;
-    arrays.page_owner[page] = kNone;
-  }
-  state->free_pages = config->num_pages;
+  pages_begin(rank);
   return MPK_OK;
 }
 

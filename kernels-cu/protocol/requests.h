@@ -2,7 +2,7 @@
 #ifndef MPK_PROTOCOL_REQUESTS_H
 #define MPK_PROTOCOL_REQUESTS_H
 
-#include "batch_state.h"
+#include "pages.h"
 
 namespace mpk {
 
@@ -48,6 +48,7 @@ MPK_DEVICE void stop_waiting(const mpk_rank* rank, uint32_t request) {
     if (other != request) waiting[waiting_place(rank, kept++)] = other;
   }
   state->waiting = kept;
+  ++state->changes; /* another one may be the first now */
 }
 
 MPK_DEVICE int cancel(const mpk_rank* rank, uint32_t request) {
@@ -77,13 +78,9 @@ MPK_DEVICE int apply_entry(const mpk_rank* rank, const mpk_admission& entry) {
   const uint32_t known = arrays.records[entry.request].state;
   if (entry.kind != MPK_ADMIT || known == kWaiting || known == kInSlot) return MPK_ABORT_KERNEL;
   state->stopping = 0;
-  arrays.records[entry.request] = RequestRecord{kWaiting, 0, kNone};
+  arrays.records[entry.request] = RequestRecord{kWaiting, 0, kNone, 0};
   arrays.waiting[waiting_place(rank, state->waiting++)] = entry.request;
   return MPK_OK;
-}
-
-MPK_DEVICE uint32_t pages_for(const mpk_batch_config* config, uint64_t tokens) {
-  return static_cast<uint32_t>((tokens + config->page_size - 1) / config->page_size);
 }
 
 /* Moves waiting requests into free slots, in order: the first that finds no slot or no pages holds up the rest,
@@ -93,6 +90,7 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   while (state->waiting != 0) {
+    if (state->held_up == state->changes + 1) return MPK_OK; /* the first one has not got any closer */
     const uint32_t request = arrays.waiting[state->waiting_head];
     const RequestRecord record = arrays.records[request];
     const mpk_request* wanted = &config->requests[request];
@@ -106,21 +104,50 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
       finish_request(rank, request, MPK_FINISH_LENGTH);
       continue;
     }
+    uint32_t slot = 0;
+    while (slot < config->max_batch && arrays.slots[slot].request != kNone) ++slot;
+    if (slot == config->max_batch) return MPK_OK;
     /* On demand: what the next tokens need, and a page for each of the others, so that they do not take these back at once. */
     const uint32_t known = prompt + record.generated;
     const uint32_t pages = config->on_demand ? pages_for(config, static_cast<uint64_t>(known) + 1) : most;
     const uint32_t spare = config->on_demand ? state->running : 0;
-    uint32_t slot = 0;
-    while (slot < config->max_batch && arrays.slots[slot].request != kNone) ++slot;
-    if (slot == config->max_batch || pages > state->free_pages || state->free_pages - pages < spare) return MPK_OK;
+    const uint32_t keyed = config->num_page_keys != 0 ? prompt / config->page_size : 0;
+    /* The last token is always fed, since the next one is sampled after it. Penalties need the counts of all tokens, which come from
+     * feeding them (token_counts). */
+    const bool looks = keyed != 0 && (wanted->sampling.flags & MPK_SAMPLING_PENALTIES) == 0;
+    const uint32_t useful = (known - 1) / config->page_size;
+    CachedPrefix found = {0, 0};
+    if (looks) found = find_prefix(rank, slot, wanted->first_token, keyed < useful ? keyed : useful);
+    if (static_cast<uint64_t>(pages - found.pages) + found.unused + spare > pages_available(state)) {
+      forget_prefix(rank, slot, found.pages);
+      state->held_up = state->changes + 1;
+      return MPK_OK;
+    }
     leave_waiting(rank);
-    const uint32_t order = record.order == kNone ? state->admitted++ : record.order;
+    const uint32_t cached = found.pages * config->page_size;
+    if (record.order == kNone) {
+      arrays.records[request].order = state->admitted++;
+      arrays.records[request].cached = cached;
+      if (looks) state->prefix_queries += prompt;
+      state->prefix_hits += cached;
+    }
     arrays.records[request].state = kInSlot;
-    arrays.slots[slot] = BatchSlot{request, order, 0, known, record.generated, limit, 0, 0, 0, wanted->first_token, wanted->min_new_tokens};
+    BatchSlot entry{};
+    entry.request = request;
+    entry.order = arrays.records[request].order;
+    entry.context = cached;
+    entry.prompt = known;
+    entry.generated = record.generated;
+    entry.limit = limit;
+    entry.keyed = keyed;
+    entry.first_token = wanted->first_token;
+    entry.min_new_tokens = wanted->min_new_tokens;
+    arrays.slots[slot] = entry;
     if (rank->batch->sampling != nullptr) rank->batch->sampling[slot] = wanted->sampling;
     ++state->running;
     fold(state, (static_cast<uint64_t>(slot) << 32) | request);
-    const int code = pages_take(rank, slot, pages);
+    if (found.pages != 0) share_prefix(rank, slot, found.pages);
+    const int code = pages_take(rank, slot, pages - found.pages);
     if (code != MPK_OK) return code;
   }
   return MPK_OK;
@@ -131,7 +158,9 @@ MPK_DEVICE int preempt(const mpk_rank* rank, uint32_t slot) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   BatchSlot* entry = &arrays.slots[slot];
-  arrays.records[entry->request] = RequestRecord{kWaiting, entry->generated, entry->order};
+  RequestRecord* record = &arrays.records[entry->request];
+  record->state = kWaiting;
+  record->generated = entry->generated;
   state->waiting_head = state->waiting_head == 0 ? rank->batch_config->num_requests - 1 : state->waiting_head - 1;
   arrays.waiting[state->waiting_head] = entry->request;
   ++state->waiting;
@@ -162,7 +191,7 @@ MPK_DEVICE_COLD int take_pages_on_demand(const mpk_rank* rank) {
     const BatchSlot* entry = &arrays.slots[oldest];
     const uint32_t needed = pages_for(config, static_cast<uint64_t>(entry->context) + entry->rows);
     const uint32_t missing = needed > entry->pages ? needed - entry->pages : 0;
-    if (missing > state->free_pages) {
+    if (missing > pages_available(state)) {
       const int code = preempt(rank, youngest);
       if (code != MPK_OK) return code;
       continue;

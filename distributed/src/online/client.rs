@@ -1,7 +1,9 @@
 //! What the rest of rank 0's process sees: requests are submitted and cancelled from any thread, and their tokens go to sinks.
 
 use super::bell::Bell;
+use super::prefix::PageKeys;
 use crate::plan::{BatchPlan, Figures, Finish, Mode, Request};
+use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -55,6 +57,9 @@ pub enum End {
 
 /// Where the tokens of a request go. It is called on the host's thread, which serves all requests: it must not wait.
 pub trait Sink: Send {
+    /// Before the first token: so many tokens of the prompt were not computed, since the prefix cache had them.
+    fn cached(&mut self, _tokens: u32) {}
+
     /// The next token. False: no more are wanted, and the request is cancelled.
     fn token(&mut self, token: Token) -> bool;
 
@@ -101,6 +106,8 @@ pub(super) struct Shared {
     /// Nothing is left to do, or nothing more is served.
     idle: Condvar,
     plan: BatchPlan,
+    /// `None` without a prefix cache.
+    keys: Option<PageKeys>,
 }
 
 pub(super) struct State {
@@ -136,6 +143,8 @@ pub(super) struct Limits {
 pub(super) struct Waiting {
     pub id: u64,
     pub request: Request,
+    /// Of its prompt.
+    pub keys: Vec<abi::mpk_page_key>,
     pub sink: Box<dyn Sink>,
 }
 
@@ -173,7 +182,8 @@ impl Shared {
             stats: Stats { pages: plan.num_pages, ..Stats::default() },
             bell: None,
         };
-        Some(Arc::new(Shared { state: Mutex::new(state), idle: Condvar::new(), plan: plan.clone() }))
+        let keys = serve.prefix_cache.then(|| PageKeys::new(plan.page_size.max(1)));
+        Some(Arc::new(Shared { state: Mutex::new(state), idle: Condvar::new(), plan: plan.clone(), keys }))
     }
 
     pub fn client(self: &Arc<Self>) -> Client {
@@ -224,6 +234,9 @@ impl Client {
     /// # Errors
     /// There is no room, now or ever, or the engine ends.
     pub fn submit(&self, mut submissions: Vec<Submission>) -> Result<Vec<u64>, SubmitError> {
+        // In the caller's thread, before anybody waits for the lock.
+        let keys_of = |prompt: &[i32]| self.0.keys.as_ref().map_or(Vec::new(), |keys| keys.of(prompt));
+        let keys: Vec<_> = submissions.iter().map(|submission| keys_of(&submission.request.prompt)).collect();
         let mut state = self.0.lock();
         if let Some(reason) = &state.lost {
             return Err(SubmitError::Lost(reason.clone()));
@@ -247,10 +260,10 @@ impl Client {
         }
         let first = state.last_id + 1;
         state.unsettled += submissions.len();
-        for Submission { request, sink } in submissions {
+        for (Submission { request, sink }, keys) in submissions.into_iter().zip(keys) {
             state.last_id += 1;
             let id = state.last_id;
-            state.waiting.push_back(Waiting { id, request, sink });
+            state.waiting.push_back(Waiting { id, request, keys, sink });
         }
         state.ring();
         Ok((first..=state.last_id).collect())

@@ -135,7 +135,7 @@ impl Leader {
             first_output: (first + prompt) as usize,
             taken: 0,
         });
-        let payload = Some(Payload { request, prompt: add.request.prompt });
+        let payload = Some(Payload { request, prompt: add.request.prompt, keys: add.keys });
         self.enter(Entry { kind: abi::MPK_ADMIT, number, after_finished, payload })
     }
 
@@ -243,6 +243,9 @@ impl Leader {
         for number in 0..self.active.len() {
             let Some(active) = self.active[number].as_mut().filter(|active| active.written) else { continue };
             let (count, finish) = outputs.progress(number as u32);
+            if active.taken == 0 && count > 0 {
+                active.sink.cached(outputs.cached_tokens(number as u32));
+            }
             for place in active.first_output + active.taken..active.first_output + count {
                 if active.wanted {
                     let (id, logprobs) = outputs.token(place);

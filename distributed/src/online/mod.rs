@@ -17,6 +17,7 @@ mod bell;
 mod client;
 mod follower;
 mod leader;
+mod prefix;
 mod serve;
 mod table;
 mod target;

@@ -1,6 +1,7 @@
 //! A host's end of its rank's request table and admission ring.
 
 use super::wire::Entry;
+use crate::batch_memory::first_page_key;
 use crate::control::{Control, ControlWriter};
 use crate::error::Result;
 use crate::outputs::Outputs;
@@ -31,6 +32,13 @@ impl Table {
         if let Some(payload) = &entry.payload {
             let tokens: Vec<u8> = payload.prompt.iter().flat_map(|token| token.to_ne_bytes()).collect();
             writer.write(places.tokens + 4 * u64::from(payload.request.first_token), &tokens)?;
+            if !payload.keys.is_empty() {
+                let place = first_page_key(payload.request.first_token, places.page_size);
+                let words = payload.keys.iter().flat_map(|key| key.words);
+                let keys: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+                let size = size_of::<abi::mpk_page_key>() as u64;
+                writer.write(places.page_keys + size * u64::from(place), &keys)?;
+            }
             let size = size_of::<abi::mpk_request>();
             // SAFETY: a plain struct without padding.
             let bytes =

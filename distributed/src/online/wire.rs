@@ -25,6 +25,8 @@ pub(super) struct Entry {
 pub(super) struct Payload {
     pub request: abi::mpk_request,
     pub prompt: Vec<i32>,
+    /// Of the prompt's full pages; none without a prefix cache.
+    pub keys: Vec<abi::mpk_page_key>,
 }
 
 /// What hosts say to each other.
@@ -62,6 +64,8 @@ impl Message {
                         std::slice::from_raw_parts((&raw const payload.request).cast::<u8>(), REQUEST_BYTES)
                     });
                     payload.prompt.iter().for_each(|token| bytes.extend_from_slice(&token.to_ne_bytes()));
+                    let words = payload.keys.iter().flat_map(|key| key.words);
+                    words.for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
                 }
             }
             Message::Launch => words(1, &[]),
@@ -87,10 +91,20 @@ impl Message {
                 let payload = match rest.get(24..).filter(|rest| !rest.is_empty()) {
                     None => None,
                     Some(rest) => {
-                        let (request, prompt) = rest.split_at_checked(REQUEST_BYTES)?;
+                        let (request, rest) = rest.split_at_checked(REQUEST_BYTES)?;
+                        // SAFETY: as many bytes as the struct has, all of them numbers.
+                        let request = unsafe { request.as_ptr().cast::<abi::mpk_request>().read_unaligned() };
+                        let (prompt, keys) = rest.split_at_checked(4 * request.num_prompt_tokens as usize)?;
+                        let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
+                        let words: Vec<u64> = keys.as_chunks().0.iter().map(word).collect();
                         Some(Payload {
-                            // SAFETY: as many bytes as the struct has, all of them numbers.
-                            request: unsafe { request.as_ptr().cast::<abi::mpk_request>().read_unaligned() },
+                            request,
+                            keys: words
+                                .as_chunks()
+                                .0
+                                .iter()
+                                .map(|words| abi::mpk_page_key { words: *words })
+                                .collect(),
                             prompt: prompt
                                 .as_chunks()
                                 .0
@@ -274,7 +288,8 @@ mod tests {
     #[test]
     fn messages_come_out_as_they_went_in() {
         let request = abi::mpk_request { first_token: 3, num_prompt_tokens: 2, ..Default::default() };
-        let payload = Some(Payload { request, prompt: vec![5, -6] });
+        let keys = vec![abi::mpk_page_key { words: [1, u64::MAX] }, abi::mpk_page_key { words: [3, 4] }];
+        let payload = Some(Payload { request, prompt: vec![5, -6], keys });
         let messages = [
             Message::Entry(Entry { kind: abi::MPK_ADMIT, number: 4, after_finished: 1 << 40, payload }),
             Message::Entry(Entry { kind: abi::MPK_CANCEL, number: 4, after_finished: 0, payload: None }),

@@ -226,6 +226,17 @@ typedef struct mpk_request {
 /* Entries are counted modulo this. */
 #define MPK_ENTRY_COUNT_MASK 0x3FFFFFFFu
 
+/* Name of a full page of a prompt: a keyed hash of all its tokens up to the end of the page. Rank 0's host makes it with a secret key of its
+ * own, so nobody can choose prompts that share a name: protocol/pages.h. */
+typedef struct mpk_page_key {
+  uint64_t words[2];
+} mpk_page_key;
+
+/* Where the keys of a prompt's full pages begin in mpk_batch_config.page_keys: ranges of tokens that do not overlap, and leave room for one
+ * more token, have ranges of keys that do not overlap either. All of them together need MPK_PAGE_KEYS(tokens, page size) places. */
+#define MPK_FIRST_PAGE_KEY(first_token, page_size) (((first_token) + (page_size) - 1) / (page_size))
+#define MPK_PAGE_KEYS(tokens, page_size) (MPK_FIRST_PAGE_KEY(tokens, page_size) + 1)
+
 /* Constant for a launch. What the pointers lead to changes while the kernel runs: protocol/admission.h says how. */
 typedef struct mpk_batch_config {
   uint32_t max_batch, max_seq_len, page_size, num_pages, pages_per_slot;
@@ -240,10 +251,13 @@ typedef struct mpk_batch_config {
   uint32_t prefill_rows;    /* prompt rows at most in an iteration that also generates; 0: as many as there is room for */
   uint32_t on_demand;       /* 1: a slot takes pages when it needs them; 0: all that it can need at admission */
   uint32_t max_drafts;      /* [slot][max_drafts] of mpk_batch.draft_token; 0: no slot has drafts */
+  uint32_t num_page_keys;   /* MPK_PAGE_KEYS of all tokens; 0: no prefix cache */
+  uint32_t reserved;
   uint64_t idle_exit_ns;    /* the kernel ends after so long without work; 0: never */
   int32_t* tokens;          /* the host writes prompts; the batch step appends what it accepts */
   const mpk_request* requests;       /* [num_requests] */
   const int32_t* eos;       /* ids that end a sequence (mpk_request.min_new_tokens) */
+  const mpk_page_key* page_keys;     /* [num_page_keys] by MPK_FIRST_PAGE_KEY */
   const mpk_admission* admissions;   /* [admission_ring] entry number n lies at n modulo admission_ring */
   const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^30; on rank 0: that all hosts have */
 } mpk_batch_config;
@@ -252,6 +266,7 @@ typedef struct mpk_batch_config {
 typedef struct mpk_request_output {
   uint32_t num_tokens;    /* released after the tokens (and log-probabilities) it counts */
   uint32_t finish;        /* enum mpk_finish, released after num_tokens */
+  uint32_t cached_tokens; /* of the prompt: they came from the prefix cache. Written before the first token is counted */
 } mpk_request_output;
 
 typedef struct mpk_batch_output {
@@ -265,8 +280,11 @@ typedef struct mpk_batch_output {
   uint64_t finished;        /* requests that have ended, ever */
   uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^30 */
   /* Relaxed: figures. */
-  uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for one, pages without owner */
+  uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for one, pages that no slot has */
   uint64_t preemptions;
+  uint64_t prefix_queries;  /* prompt tokens of requests that were looked up in the prefix cache, */
+  uint64_t prefix_hits;     /* those found there, */
+  uint64_t evictions;       /* and pages that were given up for others */
 } mpk_batch_output;
 
 /* What one iteration works on: written by the batch step only, constant while the iteration runs.
@@ -485,6 +503,8 @@ MPK_ASSERT_SIZE(mpk_request, 72);
 MPK_ASSERT_SIZE(mpk_status, 64);
 MPK_ASSERT_SIZE(mpk_trace_record, 48);
 MPK_ASSERT_SIZE(mpk_admission, 8);
+MPK_ASSERT_SIZE(mpk_page_key, 16);
+MPK_ASSERT_SIZE(mpk_request_output, 12);
 MPK_ASSERT_SIZE(mpk_control, 320);
 MPK_ASSERT_SIZE(mpk_remote_entry, 16);
 MPK_ASSERT_SIZE(mpk_remote_ring, 64);

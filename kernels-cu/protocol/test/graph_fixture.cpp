@@ -30,8 +30,19 @@ float value(uint32_t iteration, uint32_t rank, uint32_t column, int32_t token, i
   return static_cast<float>(mix(mix(iteration, rank * 64 + column), mix(static_cast<uint32_t>(token), static_cast<uint32_t>(position))) & 0xFFF);
 }
 
-int32_t next_token(int32_t token, int32_t position) {
-  return static_cast<int32_t>(mix(static_cast<uint32_t>(token) + 1, static_cast<uint32_t>(position) + 1) % kVocabulary);
+/* What the KV cache holds at a position: everything that led to it. */
+uint32_t history(uint32_t before, int32_t token, int32_t position) {
+  return mix(before ^ static_cast<uint32_t>(token) * 0x9E3779B1u, static_cast<uint32_t>(position) + 1);
+}
+
+/* After that history. */
+int32_t next_token(uint32_t history) { return static_cast<int32_t>(history % kVocabulary); }
+
+uint32_t& kv_place(Rank& rank, uint32_t slot, uint32_t position) {
+  const mpk_batch_config& config = rank.config;
+  const int32_t page = rank.batch.page_table[slot * config.pages_per_slot + position / config.page_size];
+  CHECK(page >= 0 && page < static_cast<int32_t>(config.num_pages), "page %d", page);
+  return rank.kv[static_cast<size_t>(page) * config.page_size + position % config.page_size];
 }
 
 uint64_t* receive_slot(const mpk_kernel_args* args, uint32_t sender) {
@@ -132,9 +143,13 @@ int final_task(const mpk_kernel_args* args) {
       CHECK(rank.memory[graph.hashes + pe] == batch->hash, "rank %u iteration %u: batch differs from rank %u", args->rank->rank, batch->iteration, pe);
     }
   }
+  for (uint32_t row = 0; row < batch->num_rows; ++row) {
+    const uint32_t slot = static_cast<uint32_t>(batch->active_slot[batch->row_active[row]]), position = static_cast<uint32_t>(batch->row_position[row]);
+    kv_place(rank, slot, position) = history(position == 0 ? 0 : kv_place(rank, slot, position - 1), batch->row_token[row], batch->row_position[row]);
+  }
   for (uint32_t s = 0; s < batch->num_samples; ++s) {
     const int32_t row = batch->sample_row[s];
-    batch->next_token[s] = next_token(batch->row_token[row], batch->row_position[row]);
+    batch->next_token[s] = next_token(kv_place(rank, static_cast<uint32_t>(batch->active_slot[batch->sample_active[s]]), static_cast<uint32_t>(batch->row_position[row])));
   }
   return MPK_OK;
 }
@@ -318,6 +333,11 @@ void Job::build_batch(Rank& rank) {
     rank.requests.assign(options.table, {});
     rank.request_tokens.assign(static_cast<size_t>(options.table) * 2 * options.max_seq_len, -1);
     rank.admissions.assign(options.admission_ring, {});
+    if (options.prefix_cache) {
+      rank.page_keys.resize(MPK_PAGE_KEYS(rank.request_tokens.size(), config.page_size));
+      config.num_page_keys = static_cast<uint32_t>(rank.page_keys.size());
+      config.page_keys = rank.page_keys.data();
+    }
   }
   config.admission_ring = static_cast<uint32_t>(rank.admissions.size());
   config.tokens = rank.request_tokens.data();
@@ -345,7 +365,8 @@ void Job::build_batch(Rank& rank) {
   uint32_t outputs = options.table * options.max_seq_len;
   for (const mpk_request& request : requests) outputs = std::max(outputs, request.first_output + request.max_new_tokens);
   rank.tokens.assign(outputs, -1);
-  rank.request_outputs.assign(config.num_requests, {0, 0});
+  rank.request_outputs.assign(config.num_requests, {0, 0, 0});
+  rank.kv.assign(static_cast<size_t>(config.num_pages) * config.page_size, 0);
   rank.output.requests = rank.request_outputs.data();
   rank.output.tokens = rank.tokens.data();
   rank.batch_private.assign(mpk_batch_private_bytes(&config) / 8 + 1, 0);
@@ -495,10 +516,12 @@ void Job::reset() {
 
 std::vector<int32_t> Job::alone(const int32_t* prompt, uint32_t num_prompt_tokens, uint32_t max_new_tokens, uint32_t* finish) const {
   std::vector<int32_t> tokens;
-  int32_t token = prompt[num_prompt_tokens - 1];
+  uint32_t known = 0;
+  for (uint32_t i = 0; i < num_prompt_tokens; ++i) known = history(known, prompt[i], static_cast<int32_t>(i));
   *finish = MPK_FINISH_LENGTH;
   while (tokens.size() < max_new_tokens && num_prompt_tokens + tokens.size() < options.max_seq_len) {
-    token = next_token(token, static_cast<int32_t>(num_prompt_tokens + tokens.size() - 1));
+    const int32_t token = next_token(known);
+    known = history(known, token, static_cast<int32_t>(num_prompt_tokens + tokens.size()));
     tokens.push_back(token);
     if (options.new_tokens == 0 && token == kEos) {
       *finish = MPK_FINISH_EOS;

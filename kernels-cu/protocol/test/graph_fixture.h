@@ -2,8 +2,8 @@
  *
  * The "model" is one allreduce with fake kernels that really move data. Row values are small integers that depend
  * on rank, column, token, position and iteration, so that any stale, early or missing word changes the sum; the
- * final task compares every row with a plain serial sum and derives the next token from (token, position) alone,
- * so that the expected tokens of a request are known without the batching. */
+ * final task compares every row with a plain serial sum. It keeps a KV cache in pages: each place has a hash of all tokens up to it, made
+ * from the place before, and the next token comes from there. So the expected tokens of a request are known without the batching. */
 #ifndef MPK_TEST_GRAPH_FIXTURE_H
 #define MPK_TEST_GRAPH_FIXTURE_H
 
@@ -42,7 +42,7 @@ struct Options {
   uint32_t table = 0;        /* entries of the request table, for a host that fills it while the job runs; 0: all requests are known before */
   uint32_t admission_ring = 0; /* with a table: length of the admission ring */
   uint64_t idle_exit_ns = 0;
-  bool on_demand = false;
+  bool on_demand = false, prefix_cache = false;
   uint32_t num_pages = 0; /* 0: half of what the slots can hold */
   uint32_t prefill_rows = 0;
   uint32_t new_tokens = 0; /* 0: of random lengths */
@@ -82,9 +82,11 @@ struct Rank {
   std::vector<int32_t> request_tokens;
   std::vector<mpk_admission> admissions;
   uint32_t num_admissions = 0;
+  std::vector<mpk_page_key> page_keys;
   std::vector<mpk_request_output> request_outputs;
   std::vector<int32_t> tokens;
   std::vector<uint64_t> batch_private;
+  std::vector<uint32_t> kv; /* [pages][page size] */
   std::vector<mpk_queue> worker_queues, scheduler_queues;
   std::vector<std::vector<uint64_t>> slots;
   std::vector<mpk_kernel> kernels;

@@ -15,7 +15,8 @@ build_tests() {
     # shellcheck disable=SC2086
     {
         "$compiler" $flags test/test_queue.cpp -o "$build/$name/queue"
-        "$compiler" $flags test/test_batch.cpp cpu/*.cpp -o "$build/$name/batch"
+        "$compiler" $flags test/test_batch.cpp test/batch/*.cpp cpu/*.cpp -o "$build/$name/batch"
+        "$compiler" $flags test/test_batch_edges.cpp cpu/*.cpp -o "$build/$name/batch_edges"
         "$compiler" $flags test/test_graph.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/graph"
         "$compiler" $flags test/test_online.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/online"
         "$compiler" $flags test/test_soak.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/soak"
@@ -32,7 +33,7 @@ fixed=""
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed="setarch $(uname -m) -R"; fi
 
 run_tests() {
-    for test in queue batch graph online soak; do
+    for test in queue batch batch_edges graph online soak; do
         # shellcheck disable=SC2086
         timeout "${MPK_SOAK_SECONDS:-120}" $fixed "$build/$1/$test"
     done

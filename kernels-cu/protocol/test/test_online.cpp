@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "batch_state.h"
+#include "pages_check.h"
 #include "graph_fixture.h"
 
 using fixture::Job;
@@ -31,6 +31,17 @@ struct Message {
   uint64_t after_finished; /* requests that must have ended on the rank before: who had the number and its memory is one of them */
 };
 
+/* Keys of a prompt's full pages; a hash that is good enough for texts that nobody has chosen. */
+std::vector<mpk_page_key> keys_of(const std::vector<int32_t>& prompt, uint32_t page_size) {
+  std::vector<mpk_page_key> keys;
+  mpk_page_key key = {{1, 2}};
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    for (uint64_t& word : key.words) word = mpk::folded(word, static_cast<uint64_t>(prompt[i]));
+    if ((i + 1) % page_size == 0) keys.push_back(key);
+  }
+  return keys;
+}
+
 /* What a rank's host does: takes messages in order as its rank gets on, and confirms them. */
 class RankHost {
  public:
@@ -49,6 +60,10 @@ class RankHost {
       request.max_new_tokens = message.max_new_tokens;
       request.first_output = message.number * options_.max_seq_len;
       std::copy(message.prompt.begin(), message.prompt.end(), rank_->request_tokens.begin() + request.first_token);
+      if (options_.prefix_cache) {
+        const std::vector<mpk_page_key> keys = keys_of(message.prompt, options_.page_size);
+        std::copy(keys.begin(), keys.end(), rank_->page_keys.begin() + MPK_FIRST_PAGE_KEY(request.first_token, options_.page_size));
+      }
       rank_->requests[message.number] = request;
       __atomic_store_n(&rank_->request_outputs[message.number].num_tokens, 0u, __ATOMIC_RELAXED);
       __atomic_store_n(&rank_->request_outputs[message.number].finish, static_cast<uint32_t>(MPK_RUNNING), __ATOMIC_RELAXED);
@@ -123,6 +138,9 @@ class Hosts {
     const uint32_t number = static_cast<uint32_t>(free - current_.begin());
     request.prompt.resize(random_.between(1, 20));
     for (int32_t& token : request.prompt) token = static_cast<int32_t>(random_.between(0, fixture::kVocabulary - 1));
+    /* Most of them begin with one of three texts. */
+    const uint32_t text = random_.between(0, 3), common = std::min(random_.between(0, 20), static_cast<uint32_t>(request.prompt.size()));
+    for (uint32_t i = 0; i < common && text != 0; ++i) request.prompt[i] = static_cast<int32_t>((i * 7 + text * 31) % fixture::kVocabulary);
     request.max_new_tokens = random_.between(1, 40);
     request.cancel_at = random_.between(0, 120);
     request.tokens = job_->alone(request.prompt.data(), static_cast<uint32_t>(request.prompt.size()), request.max_new_tokens, &request.finish);
@@ -231,12 +249,12 @@ class Hosts {
 struct Case {
   const char* name;
   uint32_t world;
-  bool dynamic, on_demand;
+  bool dynamic, on_demand, prefix_cache;
   uint64_t idle_exit_ns;
 };
 
 struct Seen {
-  uint64_t cancels = 0, full = 0, parks = 0, preemptions = 0, launches = 0;
+  uint64_t cancels = 0, full = 0, parks = 0, preemptions = 0, launches = 0, prefix_hits = 0, evictions = 0;
 };
 
 void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
@@ -250,6 +268,7 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
   options.num_requests = 0;
   options.idle_exit_ns = one.idle_exit_ns;
   options.on_demand = one.on_demand;
+  options.prefix_cache = one.prefix_cache;
   if (one.on_demand) options.num_pages = options.max_seq_len / options.page_size + 4; /* scarce */
   options.prefill_rows = one.on_demand ? 3 : 0;
   options.stalls = true;
@@ -300,8 +319,10 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
   seen->parks += parks;
   seen->preemptions += job.ranks[0]->output.preemptions;
   seen->launches += launches - 1;
-  std::printf("online, %s: ok, %u requests, %u cancels, %lu iterations, %lu preemptions, %u parks, %u launches, %.2f s\n", one.name, requests, hosts.cancels,
-              job.iterations(0), job.ranks[0]->output.preemptions, parks, launches, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  seen->prefix_hits += job.ranks[0]->output.prefix_hits;
+  seen->evictions += job.ranks[0]->output.evictions;
+  std::printf("online, %s: ok, %u requests, %u cancels, %lu iterations, %lu preemptions, %lu prompt tokens found, %u parks, %u launches, %.2f s\n", one.name, requests, hosts.cancels,
+              job.iterations(0), job.ranks[0]->output.preemptions, job.ranks[0]->output.prefix_hits, parks, launches, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   std::fflush(stdout);
 }
 
@@ -342,13 +363,16 @@ int main() {
   const uint32_t requests = wanted != nullptr ? static_cast<uint32_t>(std::strtoul(wanted, nullptr, 10)) : 150;
   parked_threads_sleep();
   Seen seen;
-  const auto enough = [&seen] { return seen.cancels > 20 && seen.full > 20 && seen.parks > 20 && seen.preemptions > 5 && seen.launches > 3; };
+  const auto enough = [&seen] {
+    return seen.cancels > 20 && seen.full > 20 && seen.parks > 20 && seen.preemptions > 5 && seen.launches > 3 && seen.prefix_hits > 100 && seen.evictions > 10;
+  };
   /* How often each thing happens depends on how fast the machine is: where something was rare, once more with other requests. */
   for (uint64_t seed = 0; seed < 20 && !enough(); ++seed) {
-    for (const Case& one : {Case{"1 rank, static", 1, false, false, 0}, Case{"2 ranks, static, idle exit", 2, false, false, 2000000},
-                            Case{"2 ranks, dynamic, idle exit, pages on demand", 2, true, true, 2000000}, Case{"4 ranks, static, pages on demand", 4, false, true, 0}})
+    for (const Case& one : {Case{"1 rank, static, prefix cache", 1, false, false, true, 0}, Case{"2 ranks, static, idle exit", 2, false, false, false, 2000000},
+                            Case{"2 ranks, dynamic, idle exit, pages on demand, prefix cache", 2, true, true, true, 2000000},
+                            Case{"4 ranks, static, pages on demand, prefix cache", 4, false, true, true, 0}})
       serve(one, requests, seed, &seen);
   }
-  CHECK(enough(), "too tame: %lu cancels, %lu times full, %lu parks, %lu preemptions, %lu launches after the first", seen.cancels, seen.full, seen.parks,
-        seen.preemptions, seen.launches);
+  CHECK(enough(), "too tame: %lu cancels, %lu times full, %lu parks, %lu preemptions, %lu launches after the first, %lu tokens found, %lu pages given up", seen.cancels,
+        seen.full, seen.parks, seen.preemptions, seen.launches, seen.prefix_hits, seen.evictions);
 }

@@ -147,6 +147,12 @@ void add_operand(Task* task, const mpk_operand& o, bool write) {
     const uint32_t tokens = static_cast<uint32_t>(batch->active_context[trust->slot] + batch->active_num_rows[trust->slot]);
     box.pages = batch->page_table + uint64_t{slot} * config->pages_per_slot;
     box.num_pages = std::min((tokens + config->page_size - 1) / config->page_size, config->pages_per_slot);
+    if (write) {
+      // Pages before the new tokens are full, and other slots may have them too.
+      const uint32_t full = std::min(static_cast<uint32_t>(batch->active_context[trust->slot]) / config->page_size, box.num_pages);
+      box.pages += full;
+      box.num_pages -= full;
+    }
     box.planes = o.dims[1];
     box.plane = trust->lo[1];
     box.stride[0] = o.strides[0] * bytes;
