@@ -6,6 +6,7 @@
 use launch::engine::config::BackendChoice;
 use launch::engine::{Engine, Error, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig};
 use launch::model::model_json::{Kv, Overrides, Placement};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -105,17 +106,22 @@ fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
     };
     let mut random = Random(7);
     let longest = u64::from(limits.max_seq_len / 4).clamp(2, 40);
+    // Prompts begin with one of three texts, so that a prefix cache finds something.
+    let token = |random: &mut Random| random.below(limits.vocab_size.into()) as u32;
+    let texts: Vec<Vec<u32>> = (0..3).map(|_| (0..longest).map(|_| token(&mut random)).collect()).collect();
     let requests: Vec<Request> = (0..DIFFERENT)
         .map(|_| {
-            let prompt: Vec<u32> = (0..1 + random.below(longest))
-                .map(|_| random.below(limits.vocab_size.into()) as u32)
-                .collect();
+            let mut prompt: Vec<u32> = (0..1 + random.below(longest)).map(|_| token(&mut random)).collect();
+            let common = random.below(prompt.len() as u64 + 1) as usize;
+            prompt[..common].copy_from_slice(&texts[random.below(3) as usize][..common]);
             let new = 1 + random.below(longest) as u32;
             Request { ignore_eos: true, logprobs: 1, ..Request::tokens(prompt, new) }
         })
         .collect();
     let alone = requests.iter().map(|request| Ok(engine.submit(request.clone())?.wait().tokens));
     let alone = alone.collect::<Result<Vec<_>, Failure>>()?;
+    let mut hasher = DefaultHasher::new();
+    alone.hash(&mut hasher);
     // Long enough for the kernels to end. The next request starts them again.
     std::thread::sleep(8 * IDLE_EXIT);
     if engine.stats().kernel_runs {
@@ -145,7 +151,7 @@ fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
     let stats = engine.stats();
     let (early, late) = (counts.early.load(Ordering::Relaxed), resident());
     println!(
-        "online: ok, {count} requests in {:.1} s, {} tokens, {} cancelled, {} dropped, {} times full, {} preemptions, {} launches, first token after a pause {:.2} ms, memory {} to {} MiB",
+        "online: ok, {count} requests in {:.1} s, {} tokens, {} cancelled, {} dropped, {} times full, {} preemptions, {} launches, first token after a pause {:.2} ms, memory {} to {} MiB, {} of {} prompt tokens found in the prefix cache, {} pages given up, tokens alone {:016x}",
         took.as_secs_f64(),
         stats.new_tokens,
         counts.cancelled.load(Ordering::Relaxed),
@@ -155,7 +161,11 @@ fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
         stats.launches,
         restarted.as_secs_f64() * 1e3,
         early / 1024,
-        late / 1024
+        late / 1024,
+        stats.prefix_hits,
+        stats.prefix_queries,
+        stats.prefix_evictions,
+        hasher.finish()
     );
     let all = DIFFERENT as u64 + 1 + count;
     if stats.kv_pages_used != 0 || stats.running != 0 || stats.waiting != 0 || stats.finished.total() != all {

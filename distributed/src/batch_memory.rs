@@ -119,8 +119,7 @@ impl BatchMemory {
             sampling: layout.reserve(slots * size_of::<abi::mpk_sampling>() as u64, 64),
             requests: layout.reserve(requests * size_of::<abi::mpk_request>() as u64, 64),
             admissions: layout.reserve(ring * size_of::<abi::mpk_admission>() as u64, 64),
-            page_keys: layout
-                .reserve(u64::from(num_page_keys) * size_of::<abi::mpk_page_key>() as u64, 64),
+            page_keys: layout.reserve(u64::from(num_page_keys) * size_of::<abi::mpk_page_key>() as u64, 64),
             config_at: layout.reserve(size_of::<abi::mpk_batch_config>() as u64, 64),
             batch_at: layout.reserve(size_of::<abi::mpk_batch>() as u64, 64),
             private: layout.reserve(private_bytes, 64),

@@ -155,7 +155,7 @@ impl ServePlan {
             idle_exit: Some(Duration::from_secs(2)),
             prefill_rows: 0,
             kv_on_demand: false,
-            prefix_cache: true,
+            prefix_cache: false,
         }
     }
 }

@@ -4,10 +4,10 @@
 use mpk_tests::{Job, ModelFile};
 use std::time::Duration;
 
-fn run(ranks: u32, requests: u64, placement: &str) -> String {
+fn run(ranks: u32, requests: u64, placement: &str, prefix_cache: &str) -> String {
     // Room in the KV cache for a few of the eight requests that run at once.
     let model = ModelFile::of_fixture("tiny").set("max_seq_len", 160).set("page_size", 16);
-    let model = model.set("runtime.kv_pages", 10);
+    let model = model.set("runtime.kv_pages", 10).set("runtime.prefix_cache", prefix_cache);
     let job =
         Job::new(ranks).of("examples/online").arg(model.path()).arg(requests.to_string()).arg(placement);
     let finished = job.timeout(Duration::from_secs(1200)).run().expect(0).expect_nothing_left();
@@ -20,13 +20,19 @@ fn run(ranks: u32, requests: u64, placement: &str) -> String {
 #[test]
 fn requests_under_load_have_the_tokens_of_each_one_alone() {
     for (ranks, placement) in [(1, "static"), (2, "static"), (2, "dynamic"), (4, "static")] {
-        run(ranks, 120, placement);
+        let without = run(ranks, 120, placement, "off");
+        assert!(without.contains(" 0 of 0 prompt tokens found"), "{without}");
+        let with = run(ranks, 120, placement, "on");
+        assert!(!with.contains(" 0 of ") && !with.contains(" 0 pages given up"), "nothing is cached: {with}");
+        // Of each request alone: with a prefix cache it finds pages of those before.
+        let alone = |out: &str| out.split("tokens alone ").nth(1).map(|rest| rest[..16].to_string());
+        assert!(alone(&with).is_some() && alone(&with) == alone(&without), "{without}\n{with}");
     }
 }
 
 #[test]
 fn a_soak_loses_nothing() {
     let requests = std::env::var("MPK_SOAK_REQUESTS").ok().and_then(|text| text.parse().ok());
-    let out = run(2, requests.unwrap_or(3000), "static");
+    let out = run(2, requests.unwrap_or(3000), "static", "on");
     assert!(!out.contains(" 0 times full") && !out.contains(" 0 preemptions"), "too tame: {out}");
 }

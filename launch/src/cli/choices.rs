@@ -64,6 +64,13 @@ choices! {
         /// As it needs them; the youngest request waits where none is left.
         OnDemand,
     }
+    /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+    PrefixCache for model_json::PrefixCache {
+        /// Every prompt is computed.
+        Off,
+        /// What an earlier prompt has in common is not computed again.
+        On,
+    }
     /// How tasks get to workers.
     Placement for model_json::Placement {
         /// Each worker has its list.

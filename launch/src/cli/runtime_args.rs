@@ -1,6 +1,6 @@
 //! Options on where and how a model is run, the same for all programs that run one.
 
-use crate::cli::choices::{Allreduce, Backend, Bootstrap, Kv, Launch, Placement, Transport};
+use crate::cli::choices::{Allreduce, Backend, Bootstrap, Kv, Launch, Placement, PrefixCache, Transport};
 use crate::engine::RunConfig;
 use crate::engine::config::BackendChoice;
 use crate::model::model_json::Overrides;
@@ -26,6 +26,9 @@ pub struct RuntimeArgs {
     /// When a request gets pages of the KV cache.
     #[arg(long, value_enum, help_heading = SIZES)]
     pub kv: Option<Kv>,
+    /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+    #[arg(long, value_enum, help_heading = SIZES)]
+    pub prefix_cache: Option<PrefixCache>,
     /// Where to run.
     #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = MACHINE)]
     pub backend: Backend,
@@ -77,6 +80,7 @@ impl RuntimeArgs {
             allreduce: self.allreduce.map(Into::into),
             prefill_share: self.prefill_share,
             kv: self.kv.map(Into::into),
+            prefix_cache: self.prefix_cache.map(Into::into),
             workers: self.workers,
             ..Overrides::default()
         }

@@ -15,7 +15,7 @@ use crate::engine::user_graph::UserGraph;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::fill::ModelValues;
-use crate::model::model_json::{Kv, ModelJson, Sizes};
+use crate::model::model_json::{Kv, ModelJson, PrefixCache, Sizes};
 use crate::model::model_source::{Model, ModelSource};
 use crate::model::not_numbers::NotNumbers;
 use crate::model::prompts::Limits;
@@ -238,6 +238,7 @@ fn plan(config: &RunConfig, model: &ModelJson, sizes: &Sizes, top_k: u32, eos: &
             idle_exit: config.idle_exit,
             prefill_rows: sizes.prompt_rows(model.runtime.prefill_share),
             kv_on_demand: model.runtime.kv == Kv::OnDemand,
+            prefix_cache: model.runtime.prefix_cache == PrefixCache::On,
         }),
     }
 }

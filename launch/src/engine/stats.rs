@@ -46,6 +46,12 @@ pub struct Stats {
     pub kv_pages_used: u32,
     /// Requests that had to give their pages back, to go on later.
     pub preemptions: u64,
+    /// Prompt tokens that were looked up in the prefix cache, ever.
+    pub prefix_queries: u64,
+    /// Those of them that were found.
+    pub prefix_hits: u64,
+    /// Pages that the prefix cache gave up for others, ever.
+    pub prefix_evictions: u64,
 }
 
 impl Stats {
@@ -69,6 +75,9 @@ impl Stats {
                 _ => online.pages.saturating_sub(figures.free_pages),
             },
             preemptions: figures.preemptions,
+            prefix_queries: figures.prefix_queries,
+            prefix_hits: figures.prefix_hits,
+            prefix_evictions: figures.evictions,
         }
     }
 }

@@ -74,8 +74,9 @@ impl Backend for OfEngine {
             running: stats.running,
             waiting: stats.waiting,
             kv_usage: f64::from(stats.kv_pages_used) / f64::from(stats.kv_pages.max(1)),
+            prefix_queries: stats.prefix_queries,
+            prefix_hits: stats.prefix_hits,
             preemptions: stats.preemptions,
-            ..Stats::default()
         }
     }
 }

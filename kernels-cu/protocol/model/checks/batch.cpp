@@ -115,6 +115,7 @@ struct Server {
     return wait_until(rank, [&] { return platform::load<platform::Scope::kSystem>(word, platform::kAcquire) == value; });
   }
   void check_result(int32_t number) const {
+    MODEL_CHECK(output->requests[0].cached_tokens == 0, "%u cached tokens", output->requests[0].cached_tokens);
     int32_t token = number + 1;
     for (uint32_t i = 0; i < new_tokens; ++i) {
       token = token_after(token, static_cast<int32_t>(kPrompt - 1 + i));

@@ -136,6 +136,17 @@ pub enum Kv {
     OnDemand,
 }
 
+/// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrefixCache {
+    /// Every prompt is computed.
+    #[default]
+    Off,
+    /// What an earlier prompt has in common is not computed again, as long as there is room for it.
+    On,
+}
+
 /// How the embedding table is shared out among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -168,6 +179,8 @@ pub struct Runtime {
     pub prefill_share: Option<f64>,
     /// When a request gets pages of the KV cache.
     pub kv: Kv,
+    /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+    pub prefix_cache: PrefixCache,
     /// Pages of the KV cache; enough for `max_batch` requests of `max_seq_len` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]

@@ -1,6 +1,6 @@
 //! What a program puts in the place of values of model.json, such as the options of its command line.
 
-use super::{Allreduce, Kv, ModelJson, Placement};
+use super::{Allreduce, Kv, ModelJson, Placement, PrefixCache};
 use crate::model::error::InputError;
 
 /// Values that replace those of model.json, where they are given.
@@ -18,6 +18,8 @@ pub struct Overrides {
     pub prefill_share: Option<f64>,
     /// `runtime.kv`.
     pub kv: Option<Kv>,
+    /// `runtime.prefix_cache`.
+    pub prefix_cache: Option<PrefixCache>,
     /// `runtime.workers`.
     pub workers: Option<u32>,
     /// `runtime.prefill_chunk`.
@@ -58,6 +60,7 @@ impl ModelJson {
         self.runtime.placement = overrides.placement.unwrap_or(self.runtime.placement);
         self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);
         self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
+        self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);
         self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
         self.generate.ignore_eos |= overrides.ignore_eos;
         self.check(overrides)?;
