@@ -33,6 +33,29 @@ fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
 }
 
 #[test]
+fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_end() {
+    for ends in [false, true] {
+        // Parked, and without a kernel.
+        for idle_exit in ["0", "0.1"] {
+            let server = Server::start(2, &example(), &["--deadline", "1", "--idle-exit", idle_exit]);
+            server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).json();
+            std::thread::sleep(Duration::from_millis(300));
+            let ranks = server.running.ranks();
+            server.running.signal_process(&ranks[1], libc::SIGSTOP);
+            if ends {
+                server.running.signal_process(&ranks[0], libc::SIGTERM);
+            } else {
+                let error = server.post("/v1/completions", &long(4)).last_event()["error"].clone();
+                assert_eq!(error["code"], "engine_lost", "{error}");
+            }
+            let finished = server.running.wait();
+            assert!(finished.elapsed < Duration::from_secs(25), "{:?}", finished.elapsed);
+            finished.expect_nothing_left();
+        }
+    }
+}
+
+#[test]
 fn clients_that_go_away_leave_nothing_behind() {
     let server = Server::start(2, &example(), &["--max-queued-requests", "400"]);
     let ask =

@@ -62,7 +62,7 @@ pub struct CudaRank {
     tables: Stream,
     pub(super) host_abort: PinnedBuffer,
     pub(super) snapshot: PinnedBuffer,
-    pub(super) deadline: Duration,
+    pub(crate) deadline: Duration,
     weight_kernels: WeightKernels,
     trace_capacity: u64,
     trace: DeviceBuffer,

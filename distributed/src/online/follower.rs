@@ -1,12 +1,13 @@
 //! The host of every other rank: writes entries as they come, and confirms them.
 
 use super::bell::Bell;
-use super::serve::{Host, Wish};
+use super::serve::{Host, Owed, Wish};
 use super::table::Table;
 use super::target::Target;
 use super::wire::{Entry, Message, Wire};
 use crate::error::{Error, Result};
 use crate::world::World;
+use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -33,6 +34,10 @@ pub(super) struct Follower {
     confirmed: u64,
     launch: bool,
     end: bool,
+    /// The stop is among the entries.
+    stopping: bool,
+    /// With the kernel over after that: rank 0 owes the end.
+    owed: Owed,
 }
 
 impl Follower {
@@ -48,6 +53,8 @@ impl Follower {
             confirmed: 0,
             launch: false,
             end: false,
+            stopping: false,
+            owed: Owed::default(),
         }
     }
 
@@ -70,7 +77,10 @@ impl<T: Target> Host<T> for Follower {
         }
         while let Some((rank, message)) = self.wire.receive()? {
             match message {
-                Message::Entry(entry) => self.waiting.push_back(entry),
+                Message::Entry(entry) => {
+                    self.stopping = entry.kind == abi::MPK_STOP;
+                    self.waiting.push_back(entry);
+                }
                 Message::Launch => self.launch = true,
                 Message::End => self.end = true,
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
@@ -95,6 +105,11 @@ impl<T: Target> Host<T> for Follower {
         }
         if !running && self.end {
             return Ok(Wish::Leave);
+        }
+        if running || !self.stopping {
+            self.owed.reset();
+        } else {
+            self.owed.check(0, target.deadline())?;
         }
         self.rest();
         Ok(Wish::Nothing)

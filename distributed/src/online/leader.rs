@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::bell::Bell;
 use super::client::{End, Shared, Sink, Token, Waiting};
-use super::serve::{Host, Wish};
+use super::serve::{Host, Owed, Wish};
 use super::table::Table;
 use super::target::Target;
 use super::wire::{Entry, Message, Payload, Wire};
@@ -48,6 +48,7 @@ pub(super) struct Leader {
     /// Those of them whose end has not been counted yet.
     ending: Vec<(u32, Active, Finish)>,
     stop_sent: bool,
+    owed: Owed,
 }
 
 struct Other {
@@ -94,6 +95,7 @@ impl Leader {
             ended: 0,
             ending: Vec::new(),
             stop_sent: false,
+            owed: Owed::default(),
         }
     }
 
@@ -294,6 +296,21 @@ impl Leader {
         self.active.iter().all(Option::is_none) && self.ending.is_empty()
     }
 
+    /// Nobody waits for another host for longer than the deadline: for its confirmation of an entry or, once this rank's kernel has
+    /// ended, for the end of its own.
+    fn check_owed(&mut self, deadline: Duration, running: bool, heard: bool) -> Result<()> {
+        let next = self.log.front().map(|(number, _)| *number);
+        let owes =
+            |other: &Other| next.is_some_and(|next| other.confirmed <= next) || (!running && !other.left);
+        match self.others.iter().position(owes) {
+            Some(index) if !heard => self.owed.check(index + 1, deadline),
+            _ => {
+                self.owed.reset();
+                Ok(())
+            }
+        }
+    }
+
     /// What would ring the bell is not all that is waited for.
     fn must_poll(&self, running: bool) -> bool {
         let others = !self.others.is_empty();
@@ -307,7 +324,9 @@ impl<T: Target> Host<T> for Leader {
     fn turn(&mut self, target: &T, running: bool) -> Result<Wish> {
         let heard = self.bell.listen();
         let mut moved = self.take_commands(target)?;
-        moved |= self.take_messages()?;
+        let heard_of = self.take_messages()?;
+        moved |= heard_of;
+        self.check_owed(target.deadline(), running, heard_of)?;
         moved |= self.publish(target)?;
         moved |= self.take_results(target)?;
         let ending = {

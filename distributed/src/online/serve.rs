@@ -29,6 +29,36 @@ pub(super) trait Host<T> {
     fn wire(&mut self) -> &mut Wire;
 }
 
+/// How long another host has owed something. Time in which this process was stopped does not count.
+#[derive(Debug, Default)]
+pub(super) struct Owed(Option<(Instant, Duration)>);
+
+impl Owed {
+    /// Nothing is owed, or something has come.
+    pub fn reset(&mut self) {
+        self.0 = None;
+    }
+
+    /// Called at every turn while rank `rank` owes something.
+    ///
+    /// # Errors
+    /// It has done so for longer than `deadline`.
+    pub fn check(&mut self, rank: usize, deadline: Duration) -> Result<()> {
+        /// Longer than a turn takes.
+        const MOST: Duration = Duration::from_millis(50);
+        let (last, waited) = self.0.unwrap_or((Instant::now(), Duration::ZERO));
+        let waited = waited + last.elapsed().min(MOST);
+        self.0 = Some((Instant::now(), waited));
+        if waited <= deadline {
+            return Ok(());
+        }
+        let seconds = deadline.as_secs_f64();
+        Err(Error::Aborted(format!(
+            "rank {rank} has not answered for {seconds} s (--deadline): it is stopped, or lost"
+        )))
+    }
+}
+
 /// Last messages are given so long to leave.
 const FLUSH: Duration = Duration::from_millis(500);
 /// The memory that the next launch starts from is written within this, or the device does not answer.

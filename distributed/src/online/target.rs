@@ -8,11 +8,14 @@ use crate::error::Result;
 use crate::outputs::Outputs;
 use crate::world::World;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 pub(super) trait Target {
     fn outputs(&self) -> &Outputs;
     fn control(&self) -> &Control;
     fn writer(&self) -> impl ControlWriter;
+    /// A wait for another rank without progress for this long ends the run.
+    fn deadline(&self) -> Duration;
     /// What this rank's host sleeps on.
     fn bell(&self) -> Bell;
     /// Wakes the hosts of other ranks that can be reached: there is a message for them. The rest look now and then.
@@ -32,6 +35,10 @@ impl Target for CpuRank {
 
     fn writer(&self) -> impl ControlWriter {
         CpuRank::writer(self)
+    }
+
+    fn deadline(&self) -> Duration {
+        Duration::from_nanos(self.header().deadline_ns)
     }
 
     fn bell(&self) -> Bell {
@@ -66,6 +73,10 @@ impl Target for CudaRank {
 
     fn writer(&self) -> impl ControlWriter {
         CudaRank::writer(self)
+    }
+
+    fn deadline(&self) -> Duration {
+        self.deadline
     }
 
     fn bell(&self) -> Bell {
