@@ -88,7 +88,7 @@ pub struct Args {
     /// Compile the GPU code of all ranks' graphs into the cache, run nothing.
     #[arg(long, help_heading = BUILD)]
     pub compile_only: bool,
-    /// Run an op graph of one's own this many times in one launch, to time it.
+    /// Run a user graph this many times in one launch, to time it.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = BUILD)]
     pub iterations: u32,
     /// Every option in force with its values, as the command line has it; filled by [`Args::from_command_line`].

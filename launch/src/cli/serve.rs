@@ -69,8 +69,7 @@ fn load(args: &ServeArgs, signals: Signals) -> i32 {
     let name = args.served_model_name.clone().unwrap_or_else(|| model_name(&engine.info().model));
     let template = template.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(loaded) = of_engine::serve(&engine, name, template, args.logprobs) else {
-        let error =
-            AppError::input("the model is a graph of one's own; only models with tokens can be served");
+        let error = AppError::input("the model is a user graph; only models with tokens can be served");
         let status = failed(&error);
         let _ = engine.shutdown_with_status(END_OF_ENGINE, status);
         return status;

@@ -61,7 +61,7 @@ pub struct Info {
     pub rank: u32,
     /// Number of ranks.
     pub ranks: u32,
-    /// What requests are checked against; not for a graph of one's own.
+    /// What requests are checked against; not for a user graph.
     pub limits: Option<Limits>,
     /// Requests may draw their tokens or have penalties.
     pub sampling: bool,
@@ -80,7 +80,7 @@ pub struct Info {
 pub(crate) enum Work {
     /// Tokens from a model, on rank 0 with both ends of the service.
     Tokens(Option<(Client, Service)>),
-    /// A graph of one's own.
+    /// A user graph.
     Graph(Box<UserGraph>),
 }
 

@@ -66,7 +66,7 @@ impl Engine {
     }
 
     /// As [`Engine::load`], and `inspect` sees the model's files before anything is built: it can refuse, early, what could
-    /// not run. It is not called for a graph of one's own.
+    /// not run. It is not called for a user graph.
     ///
     /// # Errors
     /// As [`Engine::load`], and those of `inspect`.
@@ -115,7 +115,7 @@ impl Engine {
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Handle>, Error> {
         self.first_rank()?;
         let Some(limits) = self.info.limits else {
-            return Err(Error::new(ErrorKind::Input, "the model is a graph of one's own, without tokens")
+            return Err(Error::new(ErrorKind::Input, "the model is a user graph, without tokens")
                 .with_help("call Engine::run_graph"));
         };
         let Some(client) = &self.client else { return Err(stopped()) };
@@ -189,14 +189,14 @@ impl Engine {
         }
     }
 
-    /// Runs a graph of one's own this many times in one launch, and waits for it. On rank 0.
+    /// Runs a user graph this many times in one launch, and waits for it. On rank 0.
     ///
     /// # Errors
     /// The model is no such graph; the run failed.
     pub fn run_graph(&self, iterations: u32) -> Result<GraphRun, Error> {
         self.first_rank()?;
         if self.info.limits.is_some() {
-            return Err(Error::new(ErrorKind::Input, "the model is not a graph of one's own")
+            return Err(Error::new(ErrorKind::Input, "the model is not a user graph")
                 .with_help("call Engine::submit"));
         }
         let (reply, answer) = mpsc::channel();

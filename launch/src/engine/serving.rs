@@ -1,5 +1,5 @@
 //! What the engine's thread does once everything is loaded: requests that come and go (`distributed::online`), or runs of a graph
-//! of one's own, which all ranks begin together.
+//! of the user's, which all ranks begin together.
 
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use taskgraph::OpGraph;
 use taskgraph::json::{DataSource, DataSources, op_graph_to_value};
 
-/// What is to be run: a model, or an op graph of one's own, with values that replace those of model.json.
+/// What is to be run: a model, or a user graph, with values that replace those of model.json.
 #[derive(Clone, Debug)]
 pub struct ModelSpec {
     source: Source,
@@ -38,7 +38,7 @@ impl ModelSpec {
         Ok(ModelSpec { source: Source::Json(Box::new(model)), overrides: Overrides::default() })
     }
 
-    /// An op graph of one's own, with the global values of its inputs, weights and constants.
+    /// A user graph, with the global values of its inputs, weights and constants.
     ///
     /// # Errors
     /// The graph can't be written as JSON.
