@@ -38,6 +38,8 @@ pub(crate) struct Parts<'a> {
     pub oversubscribed: bool,
     pub kernels: u64,
     pub host_abort: u64,
+    /// CPU: the ring of what carries to ranks that stores can't reach, or 0.
+    pub proxy: u64,
 }
 
 /// Control memory, written.
@@ -152,6 +154,7 @@ impl Control {
             stall_op: stall.map_or(u32::MAX, |s| s.op),
             signals: parts.signals,
             host_abort: parts.host_abort as *mut _,
+            proxy: parts.proxy as *mut _,
         };
         image.put(rank_at, &[rank]);
         let published = (offset_of!(abi::mpk_control, iteration) as u64, 8);

@@ -11,17 +11,13 @@ pub enum Error {
         "MPI could not be initialised: {0}; check that mpirun and libmpi are of one installation (`mpirun --version`)"
     )]
     MpiInit(String),
-    /// The CPU target works within one node.
+    /// Ranks on several nodes need an MPI that several threads may call.
     #[error(
-        "the CPU target runs on one node, but this job has {ranks} ranks of which {here} are on node {node}; start all ranks on one node (`mpirun --host {node}:{ranks} ...`)"
+        "this job's ranks are on {nodes} nodes, and this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE), which the proxy between nodes needs; use one that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"
     )]
-    SeveralNodes {
-        /// Ranks of the job.
-        ranks: u32,
-        /// Ranks on this node.
-        here: u32,
-        /// This node's name.
-        node: String,
+    ThreadLevel {
+        /// Nodes of the job.
+        nodes: usize,
     },
     /// `MPK_SANITIZE` asks for what this machine lacks.
     #[error(transparent)]
@@ -289,7 +285,7 @@ impl Error {
     pub fn exit_status(&self) -> i32 {
         match self {
             Error::MpiInit(_)
-            | Error::SeveralNodes { .. }
+            | Error::ThreadLevel { .. }
             | Error::OutOfMemory { .. }
             | Error::SharedMemory { .. }
             | Error::SharedWindow { .. }

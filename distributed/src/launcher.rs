@@ -29,6 +29,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Whether the launcher says that all ranks are on this node.
+    pub(crate) fn is_one_node(&self) -> bool {
+        self.size != 0 && self.local_size == Some(self.size)
+    }
+
     /// As the launcher has it.
     pub(crate) fn from_environment() -> Place {
         let rank = number(&["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]);

@@ -16,6 +16,7 @@ mod interrupt;
 pub mod launcher;
 pub mod memory;
 mod messages;
+pub mod nodes;
 pub mod online;
 mod outputs;
 pub mod plan;

@@ -1,14 +1,19 @@
 //! The ranks of a job: MPI where mpirun started us, a single rank without MPI otherwise.
 
+use crate::agreement::agreed;
 use crate::error::{Error, Result};
 use crate::launcher::{Place, launched_by_mpi};
 use crate::messages::{pack, receive, send, unpack};
+use crate::nodes::{Nodes, Proxy};
 use crate::watch::{Watch, WatchOptions};
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use std::mem::ManuallyDrop;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Longest wait for the watch's opinion of other nodes.
+const DOUBT: Duration = Duration::from_secs(1);
 
 /// The job's ranks and what they say to each other outside the kernel.
 ///
@@ -19,6 +24,9 @@ pub struct World {
     tell: fn(&str),
     mpi: Option<Mpi>,
     watch: Option<Watch>,
+    nodes: Nodes,
+    /// Between this rank and those of other nodes.
+    proxy: Option<Proxy>,
 }
 
 struct Mpi {
@@ -36,26 +44,73 @@ impl World {
         if !launched_by_mpi() {
             return Ok(World { tell: options.tell, ..World::single() });
         }
-        let watch = Watch::begin(Place::from_environment(), options);
-        let world = World { tell: options.tell, mpi: None, watch: Some(watch) };
+        let place = Place::from_environment();
+        // The proxy between nodes calls MPI too.
+        let wanted = if place.is_one_node() { mpi::Threading::Funneled } else { mpi::Threading::Multiple };
+        let watch = Watch::begin(place, options);
+        let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
-        let mpi = world.call(|| -> Result<Mpi> {
-            let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Funneled)
+        let (mpi, provided) = world.call(|| -> Result<_> {
+            let (universe, provided) = mpi::initialize_with_threading(wanted)
                 .ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
             let world = universe.world();
             let node = world.split_shared(world.rank());
-            Ok(Mpi { universe: ManuallyDrop::new(universe), world, node })
+            Ok((Mpi { universe: ManuallyDrop::new(universe), world, node }, provided))
         })?;
         if let Some(watch) = &world.watch {
             watch.set_mpi(true);
             end_the_job_on_panic(watch.clone());
         }
-        Ok(World { mpi: Some(mpi), ..world })
+        let nodes = Nodes::one(mpi.world.size() as u32, &node_name());
+        World { mpi: Some(mpi), nodes, ..world }.with_nodes(provided == mpi::Threading::Multiple)
+    }
+
+    /// Finds out which rank is on which node, and begins to carry between nodes where there are several.
+    fn with_nodes(mut self, threads_may_call: bool) -> Result<World> {
+        let Some(Mpi { world, node, .. }) = &self.mpi else { return Ok(self) };
+        // As all ranks see it: with several nodes each has fewer ranks than the job.
+        if node.size() == world.size() {
+            return Ok(self);
+        }
+        self.phase("the nodes");
+        let first = node.group().translate_rank(0, &world.group()).unwrap_or(0) as u32;
+        let own = [&first.to_ne_bytes()[..], node_name().as_bytes()].concat();
+        let all: Vec<(u32, String)> = self
+            .exchange(own)
+            .iter()
+            .map(|bytes| {
+                let (first, name) = bytes.split_first_chunk().unwrap_or((&[0; 4], &[]));
+                (u32::from_ne_bytes(*first), String::from_utf8_lossy(name).into_owned())
+            })
+            .collect();
+        let nodes = Nodes::new(&all);
+        if !threads_may_call {
+            return Err(Error::ThreadLevel { nodes: nodes.count() });
+        }
+        let rank = self.rank();
+        let peers = nodes.elsewhere(rank);
+        let communicator = self.call(|| {
+            let own = world.duplicate();
+            // SAFETY: a live communicator. Errors come back from now on; by MPI's default they would end the job without a word.
+            unsafe { mpi::ffi::MPI_Comm_set_errhandler(own.as_raw(), mpi::ffi::RSMPI_ERRORS_RETURN) };
+            // The proxy has it until the process ends.
+            ManuallyDrop::new(own).as_raw()
+        });
+        if let Some(watch) = &self.watch {
+            let far = peers.iter().map(|&peer| (peer, nodes.name_of(peer).to_string()));
+            watch.set_elsewhere(self.size(), far);
+            let begun = Proxy::begin(rank, communicator, peers.clone(), watch);
+            self.proxy = Some(agreed(&self, begun)?);
+        }
+        tracing::info!("{} ranks on {} nodes; rank {rank} is on {}", self.size(), nodes.count(), node_name());
+        self.nodes = nodes;
+        Ok(self)
     }
 
     /// A world of one rank, without MPI.
     pub fn single() -> World {
-        World { tell: |_| {}, mpi: None, watch: None }
+        let nodes = Nodes::one(1, "localhost");
+        World { tell: |_| {}, mpi: None, watch: None, nodes, proxy: None }
     }
 
     /// Tells the user why the job ends, as [`WatchOptions::tell`] does.
@@ -83,18 +138,33 @@ impl World {
         self.mpi.as_ref().map_or(1, |m| m.node.size() as u32)
     }
 
-    /// Name of this node.
-    pub fn node_name(&self) -> String {
-        self.mpi
-            .as_ref()
-            .and_then(|_| mpi::environment::processor_name().ok())
-            .unwrap_or_else(|| "localhost".to_string())
+    /// Which rank is on which node.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// What carries between this rank and those of other nodes, if there are any.
+    pub(crate) fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref()
     }
 
     /// Names what this rank does from now on, for the message about a rank that does not come.
     pub fn phase(&self, name: &str) {
         if let Some(watch) = &self.watch {
             watch.phase(name);
+        }
+    }
+
+    /// As `lost`, but where there are several nodes waits a moment for it: a rank may find out that nothing comes any more before
+    /// the watch is sure that a node is lost.
+    pub(crate) fn lost_soon(&self) -> Option<String> {
+        let begin = Instant::now();
+        loop {
+            let lost = self.find_lost();
+            if lost.is_some() || self.nodes.count() == 1 || begin.elapsed() > DOUBT {
+                return lost;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -220,6 +290,9 @@ impl World {
     /// nobody watches it any more.
     pub fn finalize(mut self) {
         self.phase("MPI's end");
+        if let Some(proxy) = self.proxy.take() {
+            self.call(|| proxy.stop());
+        }
         if let Some(mut m) = self.mpi.take() {
             if let Some(watch) = &self.watch {
                 watch.set_mpi(false);
@@ -268,6 +341,11 @@ impl Meeting<'_> {
 
 fn numbers(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
+}
+
+/// Name of this node. MPI is initialised.
+fn node_name() -> String {
+    mpi::environment::processor_name().unwrap_or_else(|_| "localhost".to_string())
 }
 
 /// A rank that panics would leave the others waiting: print, then end the job.

@@ -31,7 +31,7 @@ pub struct CpuRank {
     pub(crate) cores: Cores,
     pub(crate) control: Control,
     trace: HugeBuffer,
-    heap: SymmetricHeap,
+    pub(crate) heap: SymmetricHeap,
     /// What the control memory of a launch is made from.
     lasting: Lasting,
     /// What the kernel's structs point to and nobody looks at again.
@@ -54,6 +54,8 @@ struct Lasting {
     options: RunOptions,
     oversubscribed: bool,
     kernels: Vec<abi::mpk_kernel>,
+    /// The ring of the proxy, or 0.
+    proxy: u64,
 }
 
 impl Lasting {
@@ -91,6 +93,7 @@ impl Lasting {
                 oversubscribed: self.oversubscribed,
                 kernels: self.kernels.as_ptr() as u64,
                 host_abort: 0,
+                proxy: self.proxy,
             },
             in_place("the batch state"),
         )?;
@@ -155,6 +158,7 @@ impl CpuRank {
             options: options.clone(),
             oversubscribed: cores.shared || workers + schedulers > cores.own.len(),
             kernels,
+            proxy: world.proxy().map_or(0, |proxy| proxy.ring() as u64),
         };
         let (outputs, control) = lasting.launch(&graphs, &slots, &plan, &heap)?;
         Ok(CpuRank {

@@ -4,14 +4,19 @@ use crate::affinity::bind;
 use crate::cpu::CpuRank;
 use crate::error::{Error, Result};
 use crate::interrupt;
+use crate::nodes::Carried;
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the host looks for signals. It sleeps in between, so as not to take a worker's core.
 const LOOK: Duration = Duration::from_millis(2);
+/// The same while it waits for what other nodes have on their way.
+const SHORT: Duration = Duration::from_micros(50);
+/// Loops of other ranks end no later than this after this rank's: it has taken part in their last iteration.
+const AFTERWARDS: Duration = Duration::from_secs(60);
 
 /// An `mpk_rank` that the loops share.
 #[derive(Clone, Copy)]
@@ -39,6 +44,10 @@ impl CpuRank {
         mut look: impl FnMut(&CpuRank) -> Result<bool>,
     ) -> Result<()> {
         let shared = Shared(self.rank());
+        // SAFETY: the heap lives as long as this rank, which outlives this call.
+        let carried = world.proxy().map(|proxy| unsafe {
+            proxy.carry(self.heap.own(), self.heap.bytes() as u64, self.header().oversubscribed != 0)
+        });
         // Every rank's memory is set up before the first put.
         world.barrier();
         let (workers, schedulers) =
@@ -72,7 +81,7 @@ impl CpuRank {
                 }
             }
         }
-        let (lost, looked) = world.run_kernel(|| {
+        let (mut lost, looked) = world.run_kernel(|| {
             let (mut lost, mut looked) = (None, Ok(()));
             while !handles.iter().all(|h| h.is_finished()) {
                 let stop = look(self).unwrap_or_else(|error| {
@@ -95,6 +104,10 @@ impl CpuRank {
                 self.abort(abi::MPK_ABORT_KERNEL);
             }
         }
+        if let Some(carried) = &carried {
+            carried.end();
+            lost = lost.or(world.run_kernel(|| self.await_other_nodes(world, carried)));
+        }
         looked?;
         look(self)?;
         let (code, first) = self.abort_state();
@@ -104,6 +117,21 @@ impl CpuRank {
             return Err(Error::Aborted(lost.map_or_else(|| text.clone(), |lost| format!("{lost}\n{text}"))));
         }
         Ok(())
+    }
+
+    /// Waits until what other nodes' ranks have put in this launch is here. What is known of a lost rank.
+    fn await_other_nodes(&self, world: &World, carried: &Carried<'_>) -> Option<String> {
+        let begin = Instant::now();
+        while !carried.is_over() && self.abort_state().0 == 0 {
+            let lost = interrupt::lost_rank(world);
+            if lost.is_some() || begin.elapsed() > AFTERWARDS {
+                self.abort(abi::MPK_ABORT_PEER);
+                return lost;
+            }
+            std::thread::sleep(SHORT);
+        }
+        // A rank that found out by its own deadline may not know the cause.
+        (self.abort_state().0 != 0).then(|| world.lost_soon()).flatten()
     }
 
     fn abort(&self, code: u32) {

@@ -1,4 +1,5 @@
-//! The symmetric heap of the CPU target: an MPI shared-memory window within a node.
+//! The symmetric heap of the CPU target: an MPI shared-memory window within each node. Ranks of other nodes write to it through the
+//! proxies.
 
 use crate::agreement::agreed;
 use crate::error::{Error, Result};
@@ -13,6 +14,7 @@ const MPI_SHARE: u64 = 1 << 20;
 /// Memory at the same offset on every rank, reachable by stores from every rank of the node.
 pub struct SymmetricHeap {
     bases: Vec<*mut u8>,
+    bytes: usize,
     rank: usize,
     backing: Backing,
 }
@@ -29,7 +31,7 @@ impl SymmetricHeap {
         let rank = world.rank() as usize;
         let Some(node) = world.node_communicator() else {
             let own = HugeBuffer::new(0, "the symmetric heap", bytes)?;
-            return Ok(SymmetricHeap { bases: vec![own.as_ptr()], rank, backing: Backing::Own(own) });
+            return Ok(SymmetricHeap { bases: vec![own.as_ptr()], bytes, rank, backing: Backing::Own(own) });
         };
         agreed(world, check(world, bytes as u64))?;
         let mut window = std::mem::MaybeUninit::uninit();
@@ -53,12 +55,17 @@ impl SymmetricHeap {
         let window = unsafe { window.assume_init() };
         let bases = (0..world.size())
             .map(|peer| {
+                if !world.nodes().share(peer, world.rank()) {
+                    return std::ptr::null_mut();
+                }
+                // A node's ranks are in the order of the job's.
+                let of_node = (0..peer).filter(|&other| world.nodes().share(other, peer)).count();
                 let (mut size, mut unit, mut base) = (0 as ffi::MPI_Aint, 0, std::ptr::null_mut::<u8>());
                 // SAFETY: a local query of a live shared window, with valid out-pointers.
                 unsafe {
                     ffi::MPI_Win_shared_query(
                         window,
-                        peer as i32,
+                        of_node as i32,
                         &mut size,
                         &mut unit,
                         (&raw mut base).cast(),
@@ -70,10 +77,15 @@ impl SymmetricHeap {
         // SAFETY: this rank's own `bytes` bytes; nobody reads them before the barrier below.
         unsafe { std::ptr::write_bytes(bases[rank], 0, bytes) };
         world.barrier();
-        Ok(SymmetricHeap { bases, rank, backing: Backing::Window(window) })
+        Ok(SymmetricHeap { bases, bytes, rank, backing: Backing::Window(window) })
     }
 
-    /// Base address of each rank's heap, as seen from this process.
+    /// Size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Base address of each rank's heap, as seen from this process; null on other nodes.
     pub fn bases(&self) -> &[*mut u8] {
         &self.bases
     }
@@ -95,10 +107,7 @@ impl SymmetricHeap {
 /// Refuses what there is no room for: a full file system would end the job inside MPI, or by a bus error at the first
 /// store.
 fn check(world: &World, bytes: u64) -> Result<()> {
-    let (ranks, here) = (world.size(), world.node_size());
-    if here != ranks {
-        return Err(Error::SeveralNodes { ranks, here, node: world.node_name() });
-    }
+    let ranks = world.node_size();
     if let Some(free) = shared_memory_free()
         && bytes.saturating_mul(u64::from(ranks)).saturating_add(MPI_SHARE) > free
     {

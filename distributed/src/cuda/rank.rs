@@ -128,6 +128,7 @@ impl Lasting {
                 trace_capacity: self.trace_capacity,
                 oversubscribed: self.oversubscribed,
                 kernels: 0,
+                proxy: 0,
                 host_abort: self.host_abort,
             },
             |bytes| {

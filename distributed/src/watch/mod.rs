@@ -4,6 +4,7 @@
 //! others there. While its rank waits for them, in a message or inside a library's call that can't be interrupted, it
 //! decides whether the wait still has an end ([`observer`]); if not, it has the cause told and ends the process.
 
+mod elsewhere;
 mod ending;
 mod observer;
 mod process;
@@ -12,6 +13,7 @@ mod table;
 
 use crate::fault::Fault;
 use crate::launcher::Place;
+use elsewhere::Elsewhere;
 use observer::{Observer, Verdict, lost};
 use process::{Fate, fate, own_namespace};
 use share::{Search, Table};
@@ -51,6 +53,8 @@ struct Shared {
     /// Where this rank stands. Written by its main thread; the beats by the watch's thread.
     own: Slot,
     table: OnceLock<Table>,
+    /// The ranks of other nodes, once they are known.
+    elsewhere: OnceLock<Elsewhere>,
     /// Nanoseconds that this rank's wait may last at most.
     limit: AtomicU64,
     /// The other rank that is lost, and what is known of it.
@@ -83,6 +87,7 @@ impl Watch {
             options,
             own,
             table: OnceLock::new(),
+            elsewhere: OnceLock::new(),
             limit: AtomicU64::new(NO_LIMIT),
             lost: Mutex::new(None),
             is_lost: AtomicBool::new(false),
@@ -162,6 +167,40 @@ impl Watch {
         self.0.mpi.store(up, Ordering::Relaxed);
     }
 
+    /// The job's ranks on other nodes, with their nodes, of `everybody` ranks. From now on they are heard of.
+    pub(crate) fn set_elsewhere(&self, everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) {
+        let _ = self.0.elsewhere.set(Elsewhere::new(everybody, ranks));
+    }
+
+    /// What this rank tells other nodes of itself.
+    pub(crate) fn own_words(&self) -> Vec<u64> {
+        self.0.own.words().to_vec()
+    }
+
+    /// What a rank of another node tells of itself.
+    pub(crate) fn hear(&self, rank: u32, words: &[u64]) {
+        if let Some(elsewhere) = self.0.elsewhere.get() {
+            elsewhere.hear(rank, words);
+        }
+    }
+
+    /// A rank of another node has said goodbye.
+    pub(crate) fn hear_goodbye(&self, rank: u32) {
+        if let Some(elsewhere) = self.0.elsewhere.get() {
+            elsewhere.hear_goodbye(rank);
+        }
+    }
+
+    /// This rank has given the job up.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.0.own.state() == State::Ended
+    }
+
+    /// A thread of this process can't do its work any more: the job ends.
+    pub(crate) fn fail(&self, message: String) {
+        self.act(Verdict::Overdue { text: message }, self.0.own.state());
+    }
+
     /// What is known of a rank of this node whose process has ended in the run, if one has.
     pub(crate) fn lost(&self) -> Option<String> {
         if !self.0.is_lost.load(Ordering::Relaxed) {
@@ -190,7 +229,7 @@ impl Watch {
             .others()
             .unwrap_or_default()
             .iter()
-            .any(|other| other.step < step && other.state != State::Ended)
+            .any(|other| other.node.is_none() && other.step < step && other.state != State::Ended)
         {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -217,13 +256,12 @@ impl Watch {
         self.0.table.get()?.slots.get(self.0.place.local_rank? as usize)
     }
 
-    /// The other ranks of this node that have come; `None` where there is no table of them.
+    /// The other ranks that have come, of this node and of others; `None` where there is no table of this node's.
     fn others(&self) -> Option<Vec<Seen>> {
         let slots = self.0.table.get()?.slots;
         let own = self.0.place.local_rank? as usize;
-        Some(
-            slots.iter().enumerate().filter(|(i, _)| *i != own).filter_map(|(_, slot)| slot.look()).collect(),
-        )
+        let here = slots.iter().enumerate().filter(|(i, _)| *i != own).filter_map(|(_, slot)| slot.look());
+        Some(here.chain(self.0.elsewhere.get().into_iter().flat_map(Elsewhere::look)).collect())
     }
 
     fn run(&self) {
@@ -231,7 +269,7 @@ impl Watch {
         let (mut search, table) = Search::begin(place);
         self.found(table);
         let all_here = place.local_rank.is_some() && place.local_size == Some(place.size);
-        let everybody = all_here.then_some(place.size);
+        let mut everybody = all_here.then_some(place.size);
         let mut observer = Observer::new(self.0.options.deadline, everybody);
         let namespace = own_namespace();
         let mut last = Instant::now();
@@ -246,6 +284,10 @@ impl Watch {
             // Whoever brought it there does the rest.
             if matches!(own.state, State::Left | State::Ended) {
                 return;
+            }
+            if let Some(elsewhere) = self.0.elsewhere.get() {
+                everybody = Some(elsewhere.everybody);
+                observer.set_everybody(elsewhere.everybody);
             }
             let others = self.others();
             let limit = match self.0.limit.load(Ordering::Relaxed) {

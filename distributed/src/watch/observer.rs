@@ -1,5 +1,6 @@
 //! Decides when a wait for other ranks has no end: from where they stand, moment by moment.
 
+use super::elsewhere;
 use super::process::Fate;
 use super::table::{Seen, State};
 use std::collections::BTreeMap;
@@ -14,6 +15,8 @@ const LEAST_CALL: Duration = Duration::from_secs(60);
 /// Ranks that can't be seen, as those of other nodes, give no sign of life but their messages, and may compile for
 /// minutes.
 const LEAST_ELSEWHERE: Duration = Duration::from_secs(900);
+/// MPI's start-up over several nodes, whose ranks can't be seen before it, has this long at least.
+const LEAST_START: Duration = Duration::from_secs(120);
 /// After this long without a sign of life the system is asked.
 const DOUBTFUL: Duration = Duration::from_millis(150);
 /// A moment counts for no more than this: a job that was stopped as a whole goes on where it was.
@@ -38,11 +41,11 @@ struct Life {
     silent: Duration,
 }
 
-/// Watches the ranks of this node for one of them.
+/// Watches the other ranks for one of them.
 #[derive(Debug)]
 pub(crate) struct Observer {
     deadline: Duration,
-    /// All ranks, where all are on this node.
+    /// All ranks, where all can be seen or heard of.
     everybody: Option<u32>,
     lives: BTreeMap<u32, Life>,
     /// The step and the state of this rank, and how long it has been there.
@@ -70,6 +73,11 @@ impl Observer {
         }
     }
 
+    /// All of this many ranks can be seen or heard of from now on.
+    pub(crate) fn set_everybody(&mut self, everybody: u32) {
+        self.everybody = Some(everybody);
+    }
+
     /// One look, `moment` after the last: at this rank (`own`) and at the others of its node, which are not known where
     /// it has found no table of theirs. `limit`: this wait may not last longer, whatever the others do.
     pub(crate) fn look(
@@ -91,7 +99,7 @@ impl Observer {
             others.iter().chain([own]).map(|seen| (seen.rank, seen.state, seen.step, seen.moves)).collect();
         self.still = if standing == self.standing { self.still + moment } else { Duration::ZERO };
         self.standing = standing;
-        let mut silent = Vec::new();
+        let (mut silent, mut far) = (Vec::new(), Vec::new());
         for seen in others {
             let life = self.lives.entry(seen.rank).or_default();
             life.silent = if life.beats == seen.beats { life.silent + moment } else { Duration::ZERO };
@@ -100,6 +108,13 @@ impl Observer {
                 State::Left => continue,
                 State::Ended => return Some(Verdict::GivenUp { rank: seen.rank }),
                 _ => {}
+            }
+            if seen.node.is_some() {
+                // Nothing else can be found out about it.
+                if life.silent >= self.deadline {
+                    far.push(seen);
+                }
+                continue;
             }
             if life.silent < DOUBTFUL {
                 continue;
@@ -111,6 +126,10 @@ impl Observer {
             if life.silent >= self.deadline {
                 silent.push((seen, fate));
             }
+        }
+        if let Some(first) = far.first() {
+            let text = elsewhere::lost(&far, others, whole(self.deadline), seconds(self.deadline));
+            return Some(Verdict::Lost { rank: first.rank, text });
         }
         if !own.state.awaits() {
             return None;
@@ -142,7 +161,8 @@ impl Observer {
             return overdue(none, self.deadline);
         }
         if self.everybody.is_none() || !known {
-            let limit = self.deadline.max(LEAST_ELSEWHERE);
+            let least = if own.step <= 1 { LEAST_START } else { LEAST_ELSEWHERE };
+            let limit = self.deadline.max(least);
             let text =
                 format!("`{}` did not end: no message from ranks that can't be seen from here", own.phase);
             return if self.waited < limit { None } else { overdue(text, limit) };
@@ -218,7 +238,7 @@ mod tests {
     const TICK: Duration = Duration::from_millis(50);
 
     fn rank(rank: u32, state: State, step: u64, phase: &str) -> Seen {
-        Seen { pid: 100 + rank, pid_namespace: 1, rank, state, step, moves: 0, beats: 0, phase: phase.into() }
+        Seen { pid: 100 + rank, pid_namespace: 1, rank, state, step, moves: 0, beats: 0, phase: phase.into(), node: None }
     }
 
     /// Looks until there is a verdict; gives it and when it came. `alive`: ranks whose beats go on.
@@ -263,6 +283,22 @@ mod tests {
         let own = rank(0, State::Waits, 7, "graphs");
         let others = vec![rank(1, State::Works, 6, "compilation"), rank(2, State::Waits, 7, "graphs")];
         assert_eq!(verdict(1, &own, others, &[1, 2], None, Fate::Alive), None);
+    }
+
+    #[test]
+    fn a_silent_node_is_lost_whatever_this_rank_does() {
+        for state in [State::Works, State::Waits, State::Calls, State::Runs] {
+            let own = rank(0, state, 7, "the run");
+            let far = |r| Seen { node: Some("b".into()), ..rank(r, State::Runs, 7, "the run") };
+            let others = vec![rank(1, State::Runs, 7, "the run"), far(2), far(3)];
+            let found = verdict(5, &own, others.clone(), &[1], None, Fate::Unknown).expect("a verdict");
+            assert!(found.0 >= Duration::from_secs(5) && found.0 < Duration::from_secs(6), "{:?}", found.0);
+            let Verdict::Lost { text, .. } = found.1 else { panic!("{:?}", found.1) };
+            assert!(text.contains("node b is lost") && text.contains("ranks 2, 3"), "{text}");
+            if state == State::Works || state == State::Runs {
+                assert_eq!(verdict(5, &own, others, &[1, 2, 3], None, Fate::Unknown), None);
+            }
+        }
     }
 
     #[test]

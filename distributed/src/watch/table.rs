@@ -70,6 +70,8 @@ pub(crate) struct Seen {
     pub moves: u64,
     pub beats: u64,
     pub phase: String,
+    /// Its node, where that is another one.
+    pub node: Option<String>,
 }
 
 impl Slot {
@@ -137,7 +139,29 @@ impl Slot {
             moves: self.moves.load(Ordering::Relaxed),
             beats: self.beats.load(Ordering::Relaxed),
             phase: self.phase(),
+            node: None,
         })
+    }
+
+    /// What it says, for other nodes.
+    pub(crate) fn words(&self) -> [u64; 4 + NAME_WORDS] {
+        let mut words = [self.state() as u64, self.step(), self.moves.load(Ordering::Relaxed), self.beats.load(Ordering::Relaxed), 0, 0, 0, 0];
+        for (to, from) in words[4..].iter_mut().zip(&self.phase) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        words
+    }
+
+    /// What another rank's slot said; nothing, if these are not its words.
+    pub(crate) fn set_words(&self, words: &[u64]) {
+        let [state, step, moves, beats, phase @ ..] = words else { return };
+        self.set_state(State::of(*state as u32));
+        self.step.store(*step, Ordering::Relaxed);
+        self.moves.store(*moves, Ordering::Relaxed);
+        self.beats.store(*beats, Ordering::Relaxed);
+        for (to, from) in self.phase.iter().zip(phase) {
+            to.store(*from, Ordering::Relaxed);
+        }
     }
 
     /// Takes over what `other`, this rank's slot elsewhere, says.

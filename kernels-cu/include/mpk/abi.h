@@ -426,6 +426,43 @@ typedef struct mpk_queue {
   uint64_t pad2[6];
 } mpk_queue;
 
+/* What the CPU target's proxy carries to a rank whose memory can't be reached by stores (protocol/platform/proxy.h): frames, one
+ * after the other, in the order in which they were made. */
+enum mpk_frame_kind {
+  MPK_FRAME_SKIP = 0,  /* nothing: the next frame begins at the beginning of the ring */
+  MPK_FRAME_ROWS = 1,  /* bytes of `rows` rows, `row_bytes` each, to `offset`, `stride` apart */
+  MPK_FRAME_ADD = 2,   /* `value` to the counter at `offset` */
+  MPK_FRAME_WORDS = 3, /* `rows` words of 8 bytes, each written whole */
+};
+
+typedef struct mpk_frame {
+  uint32_t bytes;     /* of the frame with its payload, a multiple of 16 */
+  uint32_t kind;      /* enum mpk_frame_kind */
+  uint32_t to;        /* rank */
+  uint32_t rows;
+  uint64_t offset;    /* in the receiver's symmetric heap */
+  uint64_t stride;
+  uint64_t value;
+  uint32_t row_bytes;
+  uint32_t reserved;
+  /* the payload follows */
+} mpk_frame;
+
+/* A ring of frames: the threads of a rank write, one at a time, and its proxy reads. */
+typedef struct mpk_proxy {
+  uint64_t tail;     /* bytes ever written, released after the frames below it */
+  uint64_t pad0[7];
+  uint64_t head;     /* bytes ever read */
+  uint64_t pad1[7];
+  uint32_t lock;     /* 1: a thread writes a frame */
+  uint32_t pad2;
+  uint64_t capacity; /* bytes, a power of two, at least 4 x MPK_FRAME_BYTES */
+  uint8_t* bytes;
+  uint64_t pad3[5];
+} mpk_proxy;
+/* Largest frame. */
+#define MPK_FRAME_BYTES 65536u
+
 struct mpk_rank;
 struct mpk_kernel_args;
 
@@ -473,6 +510,7 @@ typedef struct mpk_rank {
   uint32_t stall_op;
   uint32_t signals;            /* enum mpk_signals */
   uint32_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort (enum mpk_abort_code) */
+  mpk_proxy* proxy;            /* CPU: what carries puts to the ranks whose sym is NULL; NULL where there are none */
 } mpk_rank;
 
 typedef struct mpk_kernel_args {
@@ -509,6 +547,8 @@ MPK_ASSERT_SIZE(mpk_control, 320);
 MPK_ASSERT_SIZE(mpk_remote_entry, 16);
 MPK_ASSERT_SIZE(mpk_remote_ring, 64);
 MPK_ASSERT_SIZE(mpk_queue, 192);
+MPK_ASSERT_SIZE(mpk_frame, 48);
+MPK_ASSERT_SIZE(mpk_proxy, 192);
 
 /* ---- entry points of the CPU target (C linkage) --------------------------------------------------------- */
 #ifdef __cplusplus
@@ -529,6 +569,13 @@ void mpk_cpu_worker(mpk_rank* rank, uint32_t worker);
 void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler);
 /* Sets the abort word here and at every rank that can be reached. */
 void mpk_cpu_abort(mpk_rank* rank, uint32_t code);
+/* The proxy's: the rank that the next frame goes to; UINT32_MAX if there is none. */
+uint32_t mpk_proxy_next(const mpk_proxy* proxy);
+/* The proxy's: copies the next frames, as many as follow each other, go to the same rank and have room, to `out`, and takes them out
+ * of the ring. Their bytes; `room` is at least MPK_FRAME_BYTES. */
+uint64_t mpk_proxy_take(mpk_proxy* proxy, uint8_t* out, uint64_t room);
+/* The receiver's proxy: does what the frames say in this rank's heap. MPK_OK, or MPK_ABORT_QUEUE if they are none. */
+int mpk_proxy_apply(uint8_t* heap, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes);
 #ifdef __cplusplus
 }
 #endif

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <mutex>
 
 #include "identifiers.h"
 #include "kernel_wait.h"
@@ -63,7 +64,13 @@ int produce(const mpk_kernel_args* args) {
       }
       uint64_t* word = receive_slot(args, args->rank->rank) + row * kColumns + c;
       for (uint32_t pe = 0; pe < args->rank->world; ++pe) {
-        mpk_flagged_store(mpk::platform::peer_address(args->rank, pe, word), v, mpk_flagged_tag(args));
+        uint64_t* there = mpk::platform::peer_address(args->rank, pe, word);
+        if (there != nullptr) {
+          mpk_flagged_store(there, v, mpk_flagged_tag(args));
+          continue;
+        }
+        const uint64_t flagged = static_cast<uint64_t>(mpk_flagged_tag(args)) << 32 | mpk::platform::float_bits(v);
+        if (!mpk::platform::put_word(args->rank, pe, word, flagged)) return MPK_ABORT_PEER;
       }
     }
   }
@@ -454,10 +461,43 @@ Job::Job(const Options& given) : options(given) {
   for (auto& rank : ranks) {
     for (auto& peer : ranks) rank->sym.push_back(reinterpret_cast<uint8_t*>(peer->memory.data()));
     rank->rank.sym = rank->sym.data();
+    if (options.ranks_of_node == 0) continue;
+    for (uint32_t pe = 0; pe < options.world; ++pe) {
+      if (pe / options.ranks_of_node != rank->rank.rank / options.ranks_of_node) rank->sym[pe] = nullptr;
+    }
+    rank->proxy_ring.assign(options.proxy_bytes / 8, 0);
+    rank->proxy.capacity = options.proxy_bytes;
+    rank->proxy.bytes = reinterpret_cast<uint8_t*>(rank->proxy_ring.data());
+    rank->rank.proxy = &rank->proxy;
+  }
+}
+
+/* A rank's proxy: all frames go to their receivers in order. Where several proxies bring something to one rank, they take turns, as
+ * its own proxy would. */
+void Job::carry(Rank& rank) {
+  static std::mutex receivers[64];
+  std::vector<uint8_t> frames(MPK_FRAME_BYTES);
+  for (;;) {
+    const bool last = proxies_stop_.load(std::memory_order_acquire);
+    const uint32_t to = options.deaf_rank == static_cast<int>(rank.rank.rank) ? UINT32_MAX : mpk_proxy_next(&rank.proxy);
+    if (to == UINT32_MAX) {
+      if (last) return;
+      std::this_thread::yield();
+      continue;
+    }
+    const uint64_t bytes = mpk_proxy_take(&rank.proxy, frames.data(), frames.size());
+    Rank& receiver = *ranks[to];
+    const std::lock_guard<std::mutex> turn(receivers[to]);
+    const int code = mpk_proxy_apply(reinterpret_cast<uint8_t*>(receiver.memory.data()), receiver.memory.size() * 8, frames.data(), bytes);
+    CHECK(code == MPK_OK, "rank %u sent what are no frames", rank.rank.rank);
   }
 }
 
 void Job::start() {
+  proxies_stop_ = false;
+  for (auto& rank : ranks) {
+    if (rank->rank.proxy != nullptr) proxies_.emplace_back([this, &rank] { carry(*rank); });
+  }
   for (auto& rank : ranks) {
     mpk_rank* abi = &rank->rank;
     if (!mpk::batch_state(abi)->begun) mpk::batch_state(abi)->iteration = options.begun;
@@ -497,6 +537,9 @@ void Job::start_team(mpk_rank* rank, uint32_t index) {
 void Job::join() {
   for (auto& thread : threads_) thread.join();
   threads_.clear();
+  proxies_stop_.store(true, std::memory_order_release);
+  for (auto& proxy : proxies_) proxy.join();
+  proxies_.clear();
 }
 
 void Job::reset() {

@@ -7,6 +7,7 @@
 #ifndef MPK_TEST_GRAPH_FIXTURE_H
 #define MPK_TEST_GRAPH_FIXTURE_H
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -54,6 +55,9 @@ struct Options {
   bool teams = false; /* schedulers of several threads */
   bool shortest = false; /* queues and rings as short as is allowed; worker queues of one entry */
   bool stalls = false;   /* tasks now and then take up to 0.1 ms, and rarely 2 ms */
+  uint32_t ranks_of_node = 0; /* so many ranks share memory, and proxies carry the rest; 0: all */
+  uint64_t proxy_bytes = 1 << 18; /* length of a proxy's ring */
+  int deaf_rank = -1;         /* this rank's proxy carries nothing */
   uint64_t seed = 1;
 };
 
@@ -61,6 +65,8 @@ struct Rank {
   std::vector<uint64_t> memory; /* symmetric */
   std::vector<uint8_t*> sym;
   std::vector<uint64_t> pushed;
+  mpk_proxy proxy{};
+  std::vector<uint64_t> proxy_ring;
   struct Graph {
     mpk_graph graph{};
     Lowering lowering;
@@ -124,8 +130,10 @@ class Job {
  private:
   void build_graph(Rank& rank, uint32_t index, uint64_t* words);
   void build_batch(Rank& rank);
+  void carry(Rank& rank);
   void start_team(mpk_rank* rank, uint32_t scheduler);
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> threads_, proxies_;
+  std::atomic<bool> proxies_stop_{false};
   std::vector<std::unique_ptr<ThreadTeam::Meeting>> meetings_;
 };
 

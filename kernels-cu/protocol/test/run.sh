@@ -14,7 +14,7 @@ build_tests() {
     flags="-std=c++20 -Wall -Wextra -Werror -pthread -DMPK_DEBUG_CHECKS -I. -I../include -Itest $*"
     # shellcheck disable=SC2086
     {
-        "$compiler" $flags test/test_queue.cpp -o "$build/$name/queue"
+        "$compiler" $flags test/test_queue.cpp cpu/proxy.cpp -o "$build/$name/queue"
         "$compiler" $flags test/test_batch.cpp test/batch/*.cpp cpu/*.cpp -o "$build/$name/batch"
         "$compiler" $flags test/test_batch_edges.cpp cpu/*.cpp -o "$build/$name/batch_edges"
         "$compiler" $flags test/test_graph.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/graph"
@@ -24,7 +24,7 @@ build_tests() {
     # Negative control: releases weakened to relaxed, which ThreadSanitizer must notice.
     if [ "$name" = thread ]; then
         # shellcheck disable=SC2086
-        "$compiler" $flags -DMPK_TEST_WEAKEN_RELEASE test/test_queue.cpp -o "$build/$name/weakened"
+        "$compiler" $flags -DMPK_TEST_WEAKEN_RELEASE test/test_queue.cpp cpu/proxy.cpp -o "$build/$name/weakened"
     fi
 }
 

@@ -175,6 +175,49 @@ void lagging_rank(bool dynamic) {
   std::printf("lagging rank, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
+/* Ranks on several nodes: what is not in reach goes through proxies, by rings so short that they are often full. */
+void nodes(bool dynamic, uint32_t world, uint32_t ranks_of_node) {
+  Options options;
+  options.dynamic = dynamic;
+  options.world = world;
+  options.ranks_of_node = ranks_of_node;
+  options.num_requests = 40;
+  char name[64];
+  std::snprintf(name, sizeof(name), "nodes of %u ranks, %u in all, %s", ranks_of_node, world, dynamic ? "dynamic" : "static");
+  generates(name, options, 100);
+}
+
+/* An abort reaches the ranks of other nodes, with its origin. */
+void abort_over_nodes(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.world = 3;
+  options.ranks_of_node = 1;
+  options.failing_rank = 1;
+  Job job(options);
+  job.run();
+  for (uint32_t r = 0; r < 3; ++r) {
+    CHECK(job.abort_code(r) == MPK_ABORT_KERNEL && job.ranks[r]->rank.control->abort_rank == 1, "rank %u: code %u", r, job.abort_code(r));
+  }
+  std::printf("abort over nodes, %s: ok\n", dynamic ? "dynamic" : "static");
+}
+
+/* A proxy that carries nothing ends all ranks: who waits for its rank by the deadline, the rank itself at the latest when the ring is
+ * full. */
+void deaf_proxy(bool dynamic) {
+  Options options;
+  options.dynamic = dynamic;
+  options.ranks_of_node = 1;
+  options.deaf_rank = 0;
+  options.deadline_ns = 300000000;
+  Job job(options);
+  const auto start = std::chrono::steady_clock::now();
+  job.run();
+  CHECK(seconds_since(start) < 3.0, "took %.2f s", seconds_since(start));
+  for (uint32_t r = 0; r < 2; ++r) CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE || job.abort_code(r) == MPK_ABORT_PEER, "rank %u: code %u", r, job.abort_code(r));
+  std::printf("deaf proxy, %s: ok\n", dynamic ? "dynamic" : "static");
+}
+
 /* Rows of `capacity` records: the newest of each worker, in order, and of the batch step. */
 void trace(uint32_t capacity, bool dynamic) {
   Options options;
@@ -246,6 +289,10 @@ int main() {
     fixed_iterations(dynamic);
     nothing_to_do(dynamic);
     last_iterations(dynamic);
+    nodes(dynamic, 2, 1);
+    nodes(dynamic, 4, 2);
+    abort_over_nodes(dynamic);
+    deaf_proxy(dynamic);
   }
   missing_trigger(true, true);
   stall();

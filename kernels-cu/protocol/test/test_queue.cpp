@@ -1,4 +1,5 @@
 /* Worker queues and remote rings under many producers, wraparound and full queues, and a team that queues tasks. */
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -207,6 +208,111 @@ void team_does_not_wait_for_ever() {
   for (uint64_t slot : slots) CHECK(slot != 0, "room was left");
 }
 
+/* A rank without a way to rank 1 but its proxy. */
+struct ProxiedRank : OneRank {
+  mpk_proxy proxy{};
+  std::vector<uint64_t> bytes;
+
+  explicit ProxiedRank(uint64_t capacity) : OneRank(0, 2, 1), bytes(capacity / 8) {
+    proxy.capacity = capacity;
+    proxy.bytes = reinterpret_cast<uint8_t*>(bytes.data());
+    rank.proxy = &proxy;
+  }
+};
+
+/* Workers of one rank write rows of floats at rank 1, each its own, and signal; whoever sees a counter grow finds the rows that it
+ * counts. `capacity`: of the ring, far less than what goes through it. */
+void proxy_brings_data_before_signals(uint64_t capacity, uint32_t workers, uint32_t each) {
+  constexpr uint32_t kRows = 3, kWords = 5, kStride = 7; /* of words */
+  ProxiedRank sender(capacity);
+  std::vector<uint64_t> heap(65536, 0);
+  const uint64_t counters = 1024, data = 2048; /* words; the same in both heaps */
+  CHECK(data + static_cast<uint64_t>(workers) * each * kRows * kStride <= heap.size(), "heap too small");
+  const auto place = [&](uint32_t w, uint32_t i) { return data + (static_cast<uint64_t>(w) * each + i) * kRows * kStride; };
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < workers; ++w) {
+    threads.emplace_back([&, w] {
+      uint64_t source[kRows * kWords];
+      for (uint32_t i = 0; i < each; ++i) {
+        for (uint32_t k = 0; k < kRows * kWords; ++k) source[k] = w * 1000003ull + i * 31 + k;
+        uint64_t* to = &sender.memory[place(w, i)];
+        CHECK(mpk::platform::put_rows(&sender.rank, 1, to, kStride * 8, source, kWords * 8, kRows, kWords * 8), "no way");
+        CHECK(mpk::platform::signal_add(&sender.rank, 1, &sender.memory[counters + w * MPK_COUNTER_STRIDE], 1), "no way");
+      }
+    });
+    threads.emplace_back([&, w] {
+      for (uint32_t i = 0; i < each; ++i) {
+        while (mpk::platform::load<mpk::platform::Scope::kSystem>(&heap[counters + w * MPK_COUNTER_STRIDE], mpk::platform::kAcquire) <= i) std::this_thread::yield();
+        for (uint32_t k = 0; k < kRows * kWords; ++k)
+          CHECK(heap[place(w, i) + k / kWords * kStride + k % kWords] == w * 1000003ull + i * 31 + k, "worker %u, put %u, word %u", w, i, k);
+      }
+    });
+  }
+  std::vector<uint8_t> frames(MPK_FRAME_BYTES);
+  for (uint64_t done = 0; done < static_cast<uint64_t>(workers) * each;) {
+    if (mpk_proxy_next(&sender.proxy) == UINT32_MAX) {
+      std::this_thread::yield();
+      continue;
+    }
+    const uint64_t taken = mpk_proxy_take(&sender.proxy, frames.data(), frames.size());
+    CHECK(mpk_proxy_apply(reinterpret_cast<uint8_t*>(heap.data()), heap.size() * 8, frames.data(), taken) == MPK_OK, "no frames");
+    done = 0;
+    for (uint32_t w = 0; w < workers; ++w) done += heap[counters + w * MPK_COUNTER_STRIDE];
+  }
+  for (auto& thread : threads) thread.join();
+  for (uint32_t w = 0; w < workers; ++w)
+    for (uint32_t i = 0; i < each; ++i) CHECK(heap[place(w, i) + kWords] == 0, "written between the rows");
+}
+
+/* What is larger than a frame goes in pieces; a full ring ends the wait, and an abort does. */
+void proxy_is_bounded() {
+  ProxiedRank sender(4 * MPK_FRAME_BYTES);
+  std::vector<uint8_t> source(3 * MPK_FRAME_BYTES / 2), heap(sender.memory.size() * 8, 0), frames(2 * MPK_FRAME_BYTES);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 7 + i / 256);
+  CHECK(mpk::platform::put(&sender.rank, 1, &sender.memory[64], source.data(), source.size()), "no way");
+  while (mpk_proxy_next(&sender.proxy) == 1) {
+    const uint64_t taken = mpk_proxy_take(&sender.proxy, frames.data(), frames.size());
+    CHECK(mpk_proxy_apply(heap.data(), heap.size(), frames.data(), taken) == MPK_OK, "no frames");
+  }
+  CHECK(memcmp(&heap[512], source.data(), source.size()) == 0, "the pieces do not make the whole");
+  sender.rank.deadline_ns = 50000000;
+  uint32_t puts = 0;
+  while (mpk::platform::put(&sender.rank, 1, &sender.memory[64], source.data(), 30000)) ++puts;
+  CHECK(puts == 8, "%u puts of 30000 bytes in 256 KiB", puts);
+  sender.rank.deadline_ns = 60000000000ull;
+  sender.rank.control->abort = MPK_ABORT_PEER;
+  CHECK(!mpk::platform::put(&sender.rank, 1, &sender.memory[64], source.data(), 60000), "an aborted rank waits");
+}
+
+/* Frames that would write outside of the heap, or are cut short, are refused; words at the abort word keep the first cause. */
+void proxy_refuses_what_is_no_frame() {
+  ProxiedRank sender(4 * MPK_FRAME_BYTES);
+  std::vector<uint64_t> heap(1024, 0);
+  uint8_t* const bytes = reinterpret_cast<uint8_t*>(heap.data());
+  const auto apply = [&](mpk_frame frame, uint64_t given) {
+    std::vector<uint8_t> all(256, 0);
+    memcpy(all.data(), &frame, sizeof(frame));
+    return mpk_proxy_apply(bytes, heap.size() * 8, all.data(), given);
+  };
+  const mpk_frame add = {48, MPK_FRAME_ADD, 1, 0, 8184, 0, 1, 0, 0};
+  CHECK(apply(add, 48) == MPK_OK && heap[1023] == 1, "an addition");
+  CHECK(apply(add, 47) == MPK_ABORT_QUEUE && apply(add, 96) == MPK_ABORT_QUEUE, "cut short, or followed by nothing");
+  for (uint64_t offset : {8185ull, 8192ull, ~0ull - 7}) CHECK(apply({48, MPK_FRAME_ADD, 1, 0, offset, 0, 1, 0, 0}, 48) == MPK_ABORT_QUEUE, "%lx", offset);
+  CHECK(apply({80, MPK_FRAME_ROWS, 1, 2, 8168, 8, 0, 16, 0}, 80) == MPK_OK, "two rows to the end");
+  CHECK(apply({80, MPK_FRAME_ROWS, 1, 2, 8176, 8, 0, 16, 0}, 80) == MPK_ABORT_QUEUE, "beyond the end");
+  CHECK(apply({80, MPK_FRAME_ROWS, 1, 3, 0, 8, 0, 16, 0}, 80) == MPK_ABORT_QUEUE, "more rows than bytes");
+  CHECK(apply({80, MPK_FRAME_ROWS, 1, 2, 0, ~0ull, 0, 16, 0}, 80) == MPK_ABORT_QUEUE, "a stride that wraps");
+  CHECK(apply({80, MPK_FRAME_WORDS, 1, 5, 0, 0, 0, 0, 0}, 80) == MPK_ABORT_QUEUE, "more words than bytes");
+  CHECK(apply({80, 99, 1, 0, 0, 0, 0, 0, 0}, 80) == MPK_ABORT_QUEUE, "of no kind");
+  const uint64_t first = (7ull << 32) | MPK_ABORT_KERNEL, second = (5ull << 32) | MPK_ABORT_PEER;
+  for (const uint64_t word : {first, second}) {
+    CHECK(mpk::platform::put_word(&sender.rank, 1, &sender.memory[0], word), "no way");
+    std::vector<uint8_t> frames(MPK_FRAME_BYTES);
+    const uint64_t taken = mpk_proxy_take(&sender.proxy, frames.data(), frames.size());
+    CHECK(mpk_proxy_apply(bytes, heap.size() * 8, frames.data(), taken) == MPK_OK && heap[0] == first, "abort word %lx", heap[0]);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -221,5 +327,9 @@ int main() {
   team_queues_tasks(3, 2, true);
   team_queues_tasks(7, 4096, false);
   team_does_not_wait_for_ever();
-  std::puts("queue and ring: ok");
+  proxy_brings_data_before_signals(1024, 3, 150);
+  proxy_brings_data_before_signals(16384, 2, 500);
+  proxy_is_bounded();
+  proxy_refuses_what_is_no_frame();
+  std::puts("queue, ring and proxy: ok");
 }

@@ -5,23 +5,38 @@
 
 #include <cstring>
 
+// To a rank whose memory can't be reached by stores. Compiled once: this header is included at every instruction level.
+extern "C" bool mpk_push_words(const mpk_rank* rank, uint32_t pe, uint64_t* words, const uint64_t* values, uint32_t count);
+
 namespace mpk {
 
 // Stores `values` at `address` of this rank's symmetric heap, and at the same offset at every other rank, each
 // with the tag of the write in the upper half of its word. A word carries its own flag, so its store needs no
-// order with others.
-static inline void push_flagged(const mpk_kernel_args* args, uint64_t address, const float* values, uint32_t n) {
+// order with others. False where a rank can't be reached.
+static inline bool push_flagged(const mpk_kernel_args* args, uint64_t address, const float* values, uint32_t n) {
+  constexpr uint32_t kMost = 256;
   const mpk_rank* rank = args->rank;
   const uint64_t offset = address - reinterpret_cast<uint64_t>(rank->sym[rank->rank]);
   const uint64_t tag = static_cast<uint64_t>(MPK_FLAG_TAG(*args->task, args->batch->epoch)) << 32;
-  for (uint32_t pe = 0; pe < rank->world; ++pe) {
-    uint64_t* words = reinterpret_cast<uint64_t*>(rank->sym[pe] + offset);
-    for (uint32_t i = 0; i < n; ++i) {
+  bool reached = true;
+  for (uint32_t first = 0; first < n; first += kMost) {
+    const uint32_t count = n - first < kMost ? n - first : kMost;
+    uint64_t values_with_tag[kMost];
+    for (uint32_t i = 0; i < count; ++i) {
       uint32_t bits;
-      std::memcpy(&bits, values + i, 4);
-      __atomic_store_n(words + i, tag | bits, __ATOMIC_RELAXED);
+      std::memcpy(&bits, values + first + i, 4);
+      values_with_tag[i] = tag | bits;
+    }
+    for (uint32_t pe = 0; pe < rank->world; ++pe) {
+      if (rank->sym[pe] == nullptr) {
+        reached = mpk_push_words(rank, pe, reinterpret_cast<uint64_t*>(address) + first, values_with_tag, count) && reached;
+        continue;
+      }
+      uint64_t* words = reinterpret_cast<uint64_t*>(rank->sym[pe] + offset) + first;
+      for (uint32_t i = 0; i < count; ++i) __atomic_store_n(words + i, values_with_tag[i], __ATOMIC_RELAXED);
     }
   }
+  return reached;
 }
 
 } // namespace mpk

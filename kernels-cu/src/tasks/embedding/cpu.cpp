@@ -41,10 +41,10 @@ extern "C" int mpk_task_embedding(const mpk_kernel_args* args) {
         ops.to_f32(values, stored, table.dtype, n);
       }
       uint8_t* at = mpk::row_address(out, row) + column * mpk::element_bytes(out.dtype);
-      if (out.dtype == MPK_F32_FLAGGED)
-        mpk::push_flagged(args, reinterpret_cast<uint64_t>(at), values, n);
-      else
+      if (out.dtype != MPK_F32_FLAGGED)
         ops.from_f32(at, out.dtype, values, n);
+      else if (!mpk::push_flagged(args, reinterpret_cast<uint64_t>(at), values, n))
+        return MPK_ABORT_PEER;
     }
   }
   return MPK_OK;

@@ -1,0 +1,78 @@
+//! Ranks on several nodes: which rank is where, and the proxy that carries between those that share no memory.
+
+mod carrier;
+mod proxy;
+mod ring;
+
+pub(crate) use proxy::{Carried, Proxy};
+
+/// Where the ranks of a job are. Ranks of a node share memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    /// Each rank's node, counted from 0 in the order of their first ranks.
+    of: Vec<u32>,
+    names: Vec<String>,
+}
+
+impl Nodes {
+    /// All ranks on one node.
+    pub fn one(ranks: u32, name: &str) -> Nodes {
+        Nodes { of: vec![0; ranks as usize], names: vec![name.into()] }
+    }
+
+    /// From each rank's word for its node, the same for ranks that share memory and no others, and the node's name.
+    pub(crate) fn new(ranks: &[(u32, String)]) -> Nodes {
+        let mut words: Vec<u32> = Vec::new();
+        let mut nodes = Nodes { of: Vec::new(), names: Vec::new() };
+        for (word, name) in ranks {
+            let node = words.iter().position(|w| w == word).unwrap_or_else(|| {
+                words.push(*word);
+                nodes.names.push(name.clone());
+                words.len() - 1
+            });
+            nodes.of.push(node as u32);
+        }
+        nodes
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Each rank's node.
+    pub fn of_ranks(&self) -> &[u32] {
+        &self.of
+    }
+
+    /// Name of the node that `rank` is on.
+    pub fn name_of(&self, rank: u32) -> &str {
+        &self.names[self.of[rank as usize] as usize]
+    }
+
+    /// Whether two ranks share memory.
+    pub fn share(&self, a: u32, b: u32) -> bool {
+        self.of[a as usize] == self.of[b as usize]
+    }
+
+    /// The ranks that `rank` shares no memory with.
+    pub(crate) fn elsewhere(&self, rank: u32) -> Vec<u32> {
+        (0..self.of.len() as u32).filter(|&other| !self.share(rank, other)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_counted_by_their_first_ranks() {
+        let ranks = [(0, "a"), (1, "b"), (0, "a"), (1, "b"), (4, "a")].map(|(w, n)| (w, n.to_string()));
+        let nodes = Nodes::new(&ranks);
+        assert_eq!(nodes.of_ranks(), [0, 1, 0, 1, 2]);
+        assert_eq!((nodes.count(), nodes.name_of(3), nodes.name_of(4)), (3, "b", "a"));
+        assert!(nodes.share(1, 3) && !nodes.share(0, 4));
+        assert_eq!(nodes.elsewhere(2), [1, 3, 4]);
+        assert_eq!(Nodes::one(3, "x").elsewhere(1), [0u32; 0]);
+    }
+}

@@ -1,0 +1,123 @@
+//! Ranks of other nodes: where they stand is heard from them (`nodes/proxy.rs`), not seen in the table.
+
+use super::table::{Seen, Slot, State};
+
+/// A rank of another node.
+#[derive(Debug)]
+struct Far {
+    rank: u32,
+    node: String,
+    slot: Slot,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Elsewhere {
+    /// Ranks of the job.
+    pub everybody: u32,
+    ranks: Vec<Far>,
+}
+
+impl Elsewhere {
+    /// Of a job of so many ranks: these, on these nodes.
+    pub fn new(everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) -> Elsewhere {
+        let far = |(rank, node)| Far { rank, node, slot: Slot::default() };
+        Elsewhere { everybody, ranks: ranks.into_iter().map(far).collect() }
+    }
+
+    fn slot(&self, rank: u32) -> Option<&Slot> {
+        Some(&self.ranks.iter().find(|far| far.rank == rank)?.slot)
+    }
+
+    /// What a rank says of itself ([`Slot::words`]).
+    pub fn hear(&self, rank: u32, words: &[u64]) {
+        if let Some(slot) = self.slot(rank) {
+            slot.set_words(words);
+            // Its process says nothing here: it is another machine's.
+            slot.take(rank, u32::MAX, 0);
+        }
+    }
+
+    /// A rank has done everything, and is not heard of any more.
+    pub fn hear_goodbye(&self, rank: u32) {
+        if let Some(slot) = self.slot(rank) {
+            slot.set_state(State::Left);
+        }
+    }
+
+    /// Those that have been heard of.
+    pub fn look(&self) -> impl Iterator<Item = Seen> {
+        self.ranks
+            .iter()
+            .filter_map(|far| far.slot.look().map(|seen| Seen { node: Some(far.node.clone()), ..seen }))
+    }
+}
+
+/// What is known of ranks of other nodes that have given no sign of life for `seconds`. `all`: everybody who can be seen.
+pub(crate) fn lost(silent: &[&Seen], all: &[Seen], seconds: u64, deadline: f64) -> String {
+    let mut nodes: Vec<&str> = Vec::new();
+    for node in silent.iter().filter_map(|seen| seen.node.as_deref()) {
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    let mut parts = Vec::new();
+    for node in nodes {
+        let of_node: Vec<&&Seen> = silent.iter().filter(|seen| seen.node.as_deref() == Some(node)).collect();
+        let numbers: Vec<String> = of_node.iter().map(|seen| seen.rank.to_string()).collect();
+        let ranks = format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "));
+        let whole = all.iter().filter(|seen| seen.node.as_deref() == Some(node)).count() == of_node.len();
+        parts.push(match whole {
+            true => format!("node {node} is lost: no sign of life of it ({ranks}"),
+            false => format!("{ranks} on node {node} gone: no sign of life ("),
+        } + &format!("{}last in `{}`)", if whole { "; " } else { "" }, of_node[0].phase));
+    }
+    format!(
+        "{} for {seconds} s (--deadline {deadline}); the link to it, the machine or its processes have stopped",
+        parts.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_says_is_seen_until_it_says_goodbye() {
+        let own = Slot::default();
+        own.set_phase("the run");
+        own.set_state(State::Runs);
+        own.next_step();
+        own.beat();
+        let elsewhere = Elsewhere::new(3, [(1, "b".to_string()), (2, "b".to_string())]);
+        assert_eq!(elsewhere.look().count(), 0);
+        elsewhere.hear(2, &own.words());
+        let seen: Vec<Seen> = elsewhere.look().collect();
+        assert_eq!(seen.len(), 1);
+        assert_eq!((seen[0].rank, seen[0].state, seen[0].step, seen[0].beats), (2, State::Runs, 1, 1));
+        assert_eq!((seen[0].phase.as_str(), seen[0].node.as_deref()), ("the run", Some("b")));
+        elsewhere.hear(2, &[1]);
+        elsewhere.hear_goodbye(2);
+        assert_eq!(elsewhere.look().next().map(|seen| seen.state), Some(State::Left));
+    }
+
+    #[test]
+    fn a_whole_node_is_named_as_one() {
+        let seen = |rank, node: &str| Seen {
+            pid: 1,
+            pid_namespace: 0,
+            rank,
+            state: State::Runs,
+            step: 3,
+            moves: 0,
+            beats: 0,
+            phase: "the run".into(),
+            node: Some(node.into()),
+        };
+        let all = [seen(1, "b"), seen(2, "b"), seen(3, "c")];
+        let text = lost(&[&all[0], &all[1]], &all, 5, 5.0);
+        assert!(text.starts_with("node b is lost: no sign of life of it (ranks 1, 2; last in `the run`) for 5 s"), "{text}");
+        let text = lost(&[&all[1]], &all, 5, 5.0);
+        assert!(text.starts_with("rank 2 on node b gone: no sign of life (last in `the run`) for 5 s"), "{text}");
+    }
+}
