@@ -1,6 +1,6 @@
 //! Which cores a rank may use. mpirun's binding is ignored: it ties a rank to one core.
 
-use crate::launcher::launched_by_mpi;
+use crate::launcher::{self, launched_by_mpi};
 use crate::world::World;
 
 /// Cores of this rank, and whether ranks must share them.
@@ -48,40 +48,12 @@ fn allowed_cores() -> Vec<usize> {
     launcher_cores().filter(|cores| !cores.is_empty()).unwrap_or_else(own)
 }
 
-/// Programs that start the ranks of a node, as the system names them (at most 15 characters).
-const LAUNCHERS: [&str; 10] = [
-    "mpirun",
-    "mpiexec",
-    "orterun",
-    "orted",
-    "prterun",
-    "prted",
-    "hydra_pmi_proxy",
-    "mpiexec.hydra",
-    "slurmstepd",
-    "srun",
-];
-
-/// Cores of the nearest ancestor that is a launcher (there may be shell scripts between), else of the parent.
+/// Cores of the launcher that this process descends from, else of its parent.
 fn launcher_cores() -> Option<Vec<usize>> {
-    const DEEPEST: usize = 16;
-    let status = |process: &str| std::fs::read_to_string(format!("/proc/{process}/status")).ok();
-    let field = |status: &str, name: &str| {
-        status.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_string()))
-    };
-    let cores = |status: &str| field(status, "Cpus_allowed_list:").map(|list| parse_list(&list));
-    let parent = status(&field(&status("self")?, "PPid:")?)?;
-    let mut ancestor = parent.clone();
-    for _ in 0..DEEPEST {
-        if LAUNCHERS.contains(&field(&ancestor, "Name:")?.as_str()) {
-            return cores(&ancestor);
-        }
-        match field(&ancestor, "PPid:").and_then(|process| status(&process)) {
-            Some(next) => ancestor = next,
-            None => break,
-        }
-    }
-    cores(&parent)
+    let process = launcher::process().map_or_else(std::os::unix::process::parent_id, |(process, _)| process);
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    Some(parse_list(list.trim()))
 }
 
 /// Parses `0-3,8,10-11`.

@@ -37,6 +37,19 @@ impl Drop for Noted {
     }
 }
 
+extern "C" fn on_signal_at_the_end(_signal: libc::c_int) {
+    // SAFETY: may be called in a signal handler, and ends the process.
+    unsafe { libc::_exit(STATUS) };
+}
+
+/// The run has failed, and why has been told: from now on a signal, such as that of a launcher which ends the job, ends this process
+/// with the status of that.
+pub fn end_on_signal() {
+    let handler = on_signal_at_the_end as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: the handler ends the process and does nothing else.
+    SIGNALS.map(|signal| unsafe { libc::signal(signal, handler) });
+}
+
 /// A kernel that runs is told to end, as by Ctrl-C, and so is any later one.
 pub fn stop_kernel() {
     INTERRUPTED.store(true, Ordering::Relaxed);
@@ -50,5 +63,5 @@ pub(crate) fn requested() -> bool {
 /// What is known of a rank that is lost, if one is. The launcher ends the others when one has died, so a signal is first
 /// taken for that.
 pub(crate) fn lost_rank(world: &World) -> Option<String> {
-    if requested() { world.find_lost() } else { world.lost() }
+    if requested() { world.find_lost().or_else(|| world.missed()) } else { world.lost() }
 }

@@ -64,3 +64,35 @@ fn job_name() -> String {
     }
     IDENTITY.iter().filter_map(|v| std::env::var(v).ok()).collect::<Vec<_>>().join("/")
 }
+
+/// Programs that start the ranks of a node, as the system names them (at most 15 characters).
+const LAUNCHERS: [&str; 10] = [
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "orted",
+    "prterun",
+    "prted",
+    "hydra_pmi_proxy",
+    "mpiexec.hydra",
+    "slurmstepd",
+    "srun",
+];
+
+/// The nearest ancestor of this process that is a launcher, and its name. There may be shell scripts between.
+pub(crate) fn process() -> Option<(u32, String)> {
+    const DEEPEST: usize = 16;
+    let mut pid = std::os::unix::process::parent_id();
+    for _ in 0..DEEPEST {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let field = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_string()))
+        };
+        let name = field("Name:")?;
+        if LAUNCHERS.contains(&name.as_str()) {
+            return Some((pid, name));
+        }
+        pid = field("PPid:")?.parse().ok().filter(|&parent| parent > 1)?;
+    }
+    None
+}

@@ -32,7 +32,7 @@ pub use cpu::CpuRank;
 pub use cuda::CudaRank;
 pub use error::{Error, Result};
 pub use fault::{Fault, FaultKind};
-pub use interrupt::stop_kernel;
+pub use interrupt::{end_on_signal, stop_kernel};
 pub use rank::{Common, Rank};
 pub use watch::WatchOptions;
 pub use world::World;

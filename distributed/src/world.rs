@@ -2,6 +2,7 @@
 
 use crate::agreement::agreed;
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::launcher::{Place, launched_by_mpi};
 use crate::messages::{pack, receive, send, unpack};
 use crate::nodes::{Nodes, Proxy};
@@ -12,8 +13,10 @@ use mpi::traits::*;
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
+/// What is left to a rank that has been told to end, for its last words.
+const HURRY: Duration = Duration::from_millis(200);
 /// Longest wait for the watch's opinion of other nodes.
-const DOUBT: Duration = Duration::from_secs(1);
+const DOUBT: Duration = Duration::from_millis(500);
 
 /// The job's ranks and what they say to each other outside the kernel.
 ///
@@ -155,17 +158,23 @@ impl World {
         }
     }
 
-    /// As `lost`, but where there are several nodes waits a moment for it: a rank may find out that nothing comes any more before
-    /// the watch is sure that a node is lost.
+    /// What is known of a rank of another node that has missed its times, if one has.
+    pub(crate) fn missed(&self) -> Option<String> {
+        self.watch.as_ref()?.missed()
+    }
+
+    /// As `lost`, but waits a moment for it: a rank may find out that nothing comes any more before the watch is sure that a node is
+    /// lost.
     pub(crate) fn lost_soon(&self) -> Option<String> {
-        let begin = Instant::now();
-        loop {
+        let (begin, limit) = (Instant::now(), if interrupt::requested() { HURRY } else { DOUBT });
+        while begin.elapsed() < limit {
             let lost = self.find_lost();
-            if lost.is_some() || self.nodes.count() == 1 || begin.elapsed() > DOUBT {
+            if lost.is_some() {
                 return lost;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+        self.missed()
     }
 
     /// Makes a call of a library that all ranks make together and that can't be interrupted: the watch ends the process
@@ -204,6 +213,9 @@ impl World {
 
     /// Waits until every rank is here, at most `limit`; after that the job ends.
     pub fn barrier_within(&self, limit: Duration) {
+        // A launcher that ends the job's ranks gives them a second.
+        let hurry = self.nodes.count() > 1 && interrupt::requested();
+        let limit = if hurry { limit.min(HURRY) } else { limit };
         self.exchange_within(Vec::new(), Some(limit));
     }
 

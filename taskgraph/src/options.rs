@@ -15,6 +15,8 @@ pub struct BuildOptions {
     pub allreduce: Allreduce,
     /// Largest payload (bytes of one rank's partial sums) that [`Allreduce::Auto`] pushes as flagged words.
     pub one_shot_bytes: u64,
+    /// Each rank's node, counted from 0 in the order of their first ranks; empty: all are on one node.
+    pub nodes: Vec<u32>,
     /// Machine.
     pub target: Target,
     /// False only to show what the protection is for: receive buffers are then shared without regard to the peers that
@@ -30,6 +32,7 @@ impl BuildOptions {
             placement: Placement::Static,
             allreduce: Allreduce::Auto,
             one_shot_bytes: 256 << 10,
+            nodes: Vec::new(),
             target,
             protected: true,
         }
@@ -39,6 +42,16 @@ impl BuildOptions {
         let error = |message: &str| Err(BuildError::Options(message.into()));
         if self.world == 0 || self.world > u32::from(u16::MAX) {
             return error("the number of ranks must be 1 to 65535");
+        }
+        let mut next = 0;
+        let counted = self.nodes.iter().all(|&node| {
+            next = next.max(node + 1).min(next + 1);
+            node < next
+        });
+        if !self.nodes.is_empty() && (self.nodes.len() != self.world as usize || !counted) {
+            return error(
+                "the ranks' nodes must be as many as ranks, counted from 0 in the order of their first ranks",
+            );
         }
         if self.target.workers == 0 || self.target.max_tiles == 0 || self.target.column_unit == 0 {
             return error("the target needs at least one worker, one tile and a column unit");

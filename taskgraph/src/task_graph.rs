@@ -54,6 +54,8 @@ pub enum Allreduce {
     OneShot,
     /// Each tile is reduced by one rank, which copies the sum to the others.
     TwoShot,
+    /// Over nodes: a sum within each node, an exchange of the nodes' sums, and the result spread within each node.
+    Hierarchical,
 }
 
 /// Memory that a tensor lies in.

@@ -27,7 +27,31 @@ fn settings() -> Vec<BuildOptions> {
             }
         }
     }
+    for nodes in topologies() {
+        for placement in [Placement::Static, Placement::Dynamic] {
+            for workers in [1, 3] {
+                let options = BuildOptions::new(nodes.len() as u32, Target::cpu(workers));
+                let allreduce = Allreduce::Hierarchical;
+                all.push(BuildOptions { placement, allreduce, nodes: nodes.clone(), ..options });
+            }
+        }
+    }
     all
+}
+
+/// Where ranks may be: even and uneven nodes, ranks in turn, and the plain cases that need no hierarchy.
+fn topologies() -> Vec<Vec<u32>> {
+    let all: [&[u32]; 8] = [
+        &[0, 0],
+        &[0, 1],
+        &[0, 0, 1],
+        &[0, 1, 0, 1],
+        &[0, 0, 1, 1],
+        &[0, 0, 1, 1, 2, 2],
+        &[0, 0, 0, 0, 1, 1, 1, 1],
+        &[0, 1, 1, 1, 2],
+    ];
+    all.map(<[u32]>::to_vec).to_vec()
 }
 
 #[test]

@@ -92,13 +92,19 @@ fn valid(
 ) -> Option<(Vec<TaskGraph>, OpGraph, BuildOptions)> {
     let mut options = BuildOptions::new(1 + random.below(3) as u32, Target::cpu(1 + random.below(2) as u32));
     options.placement = random.pick(&[Placement::Static, Placement::Dynamic]);
-    options.allreduce = random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot]);
+    options.allreduce = lowering(random);
+    // The nodes of three ranks, the last alone, so that a hierarchical one is one.
+    options.nodes = (0..options.world).map(|rank| rank / 2).collect();
     if let Some(like) = like {
         options = like.clone();
     }
     let op_graph = op_graph(random, options.world, name);
     let graphs = build_all(&op_graph, &registry(), &options).ok()?;
     Some((graphs, op_graph, options))
+}
+
+fn lowering(random: &mut Random) -> Allreduce {
+    random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot, Allreduce::Hierarchical])
 }
 
 fn by_hand(random: &mut Random) -> Vec<TaskGraph> {
@@ -115,7 +121,7 @@ fn change_one_rank(
     random: &mut Random,
 ) -> Option<&'static str> {
     let mut options = like.clone();
-    options.allreduce = random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot]);
+    options.allreduce = lowering(random);
     options.target = Target::cpu(1 + random.below(2) as u32);
     let mut others = build_all(op_graph, &registry(), &options).ok()?;
     let rank = random.below(graphs.len());

@@ -106,7 +106,7 @@ impl CpuRank {
         }
         if let Some(carried) = &carried {
             carried.end();
-            lost = lost.or(world.run_kernel(|| self.await_other_nodes(world, carried)));
+            lost = lost.or_else(|| world.run_kernel(|| self.await_other_nodes(world, carried)));
         }
         looked?;
         look(self)?;

@@ -181,8 +181,7 @@ impl Carrier {
         for (index, &peer) in come.iter().enumerate() {
             let (peer, mut bytes) = (peer as usize, 0);
             // SAFETY: a status that the call above has set, and a valid out-pointer.
-            let code =
-                unsafe { ffi::MPI_Get_count(&self.statuses[index], ffi::RSMPI_UINT8_T, &mut bytes) };
+            let code = unsafe { ffi::MPI_Get_count(&self.statuses[index], ffi::RSMPI_UINT8_T, &mut bytes) };
             check("MPI_Get_count", code)?;
             if take(peer, &self.received[peer][..bytes.max(0) as usize]) {
                 self.receive(peer)?;

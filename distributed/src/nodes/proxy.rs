@@ -90,12 +90,7 @@ impl Drop for Carried<'_> {
 
 impl Proxy {
     /// Begins to carry between `rank` and `peers`, on a communicator that nobody else uses.
-    pub fn begin(
-        rank: u32,
-        communicator: ffi::MPI_Comm,
-        peers: Vec<u32>,
-        watch: &Watch,
-    ) -> Result<Proxy> {
+    pub fn begin(rank: u32, communicator: ffi::MPI_Comm, peers: Vec<u32>, watch: &Watch) -> Result<Proxy> {
         let shared = Arc::new(Shared {
             ring: Ring::new(rank)?,
             heap: Mutex::new(None),
@@ -109,9 +104,10 @@ impl Proxy {
         let carrier = Carrier::new(communicator, peers).map_err(Error::MpiInit)?;
         let of_thread = shared.clone();
         let body = move || Thread::new(of_thread, carrier).run();
-        let thread = std::thread::Builder::new().name("proxy".into()).spawn(body).map_err(|error| {
-            Error::Thread { rank, what: "the proxy".into(), reason: error.to_string() }
-        })?;
+        let thread = std::thread::Builder::new()
+            .name("proxy".into())
+            .spawn(body)
+            .map_err(|error| Error::Thread { rank, what: "the proxy".into(), reason: error.to_string() })?;
         Ok(Proxy { shared, thread })
     }
 
@@ -259,7 +255,9 @@ impl Thread {
         let mut any = false;
         while let Some(to) = self.shared.ring.next() {
             let Some(peer) = self.carrier.peers().iter().position(|&peer| peer == to) else {
-                return Err(format!("a put to rank {to}, which shares this rank's memory; please report this"));
+                return Err(format!(
+                    "a put to rank {to}, which shares this rank's memory; please report this"
+                ));
             };
             if !self.carrier.has_room(peer) {
                 break;

@@ -73,9 +73,8 @@ impl Heap {
     /// Does what frames say. False if they are none.
     pub fn apply(&self, frames: &[u8]) -> bool {
         // SAFETY: a live heap of so many bytes; each frame is checked against it.
-        let code = unsafe {
-            abi::mpk_proxy_apply(self.base, self.bytes, frames.as_ptr(), frames.len() as u64)
-        };
+        let code =
+            unsafe { abi::mpk_proxy_apply(self.base, self.bytes, frames.as_ptr(), frames.len() as u64) };
         code == abi::MPK_OK as i32
     }
 

@@ -1,6 +1,12 @@
 //! Ranks of other nodes: where they stand is heard from them (`nodes/proxy.rs`), not seen in the table.
 
 use super::table::{Seen, Slot, State};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A rank that has not been heard of for so long has missed several of its times. It may only be slow, so this counts where something
+/// has gone wrong already.
+const MISSED: Duration = Duration::from_millis(500);
 
 /// A rank of another node.
 #[derive(Debug)]
@@ -8,6 +14,8 @@ struct Far {
     rank: u32,
     node: String,
     slot: Slot,
+    /// When it was last heard of, in milliseconds since [`Elsewhere::since`].
+    heard: AtomicU64,
 }
 
 /// All of them.
@@ -15,34 +23,51 @@ struct Far {
 pub(crate) struct Elsewhere {
     /// Ranks of the job.
     pub everybody: u32,
+    since: Instant,
     ranks: Vec<Far>,
 }
 
 impl Elsewhere {
     /// Of a job of so many ranks: these, on these nodes.
     pub fn new(everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) -> Elsewhere {
-        let far = |(rank, node)| Far { rank, node, slot: Slot::default() };
-        Elsewhere { everybody, ranks: ranks.into_iter().map(far).collect() }
+        let far = |(rank, node)| Far { rank, node, slot: Slot::default(), heard: AtomicU64::new(0) };
+        Elsewhere { everybody, since: Instant::now(), ranks: ranks.into_iter().map(far).collect() }
     }
 
-    fn slot(&self, rank: u32) -> Option<&Slot> {
-        Some(&self.ranks.iter().find(|far| far.rank == rank)?.slot)
+    fn far(&self, rank: u32) -> Option<&Far> {
+        self.ranks.iter().find(|far| far.rank == rank)
     }
 
     /// What a rank says of itself ([`Slot::words`]).
     pub fn hear(&self, rank: u32, words: &[u64]) {
-        if let Some(slot) = self.slot(rank) {
-            slot.set_words(words);
+        if let Some(far) = self.far(rank) {
+            far.slot.set_words(words);
             // Its process says nothing here: it is another machine's.
-            slot.take(rank, u32::MAX, 0);
+            far.slot.take(rank, u32::MAX, 0);
+            far.heard.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
         }
     }
 
     /// A rank has done everything, and is not heard of any more.
     pub fn hear_goodbye(&self, rank: u32) {
-        if let Some(slot) = self.slot(rank) {
-            slot.set_state(State::Left);
+        if let Some(far) = self.far(rank) {
+            far.slot.set_state(State::Left);
         }
+    }
+
+    /// A rank that has missed its times, in words: for who knows already that something has gone wrong.
+    pub fn missed(&self) -> Option<String> {
+        let now = self.since.elapsed().as_millis() as u64;
+        let silence =
+            |far: &Far| Duration::from_millis(now.saturating_sub(far.heard.load(Ordering::Relaxed)));
+        let far = self.ranks.iter().find(|far| far.slot.state() != State::Left && silence(far) > MISSED)?;
+        Some(format!(
+            "rank {} on node {} may be lost: no sign of life for {:.1} s; it was last in `{}`",
+            far.rank,
+            far.node,
+            silence(far).as_secs_f64(),
+            far.slot.phase()
+        ))
     }
 
     /// Those that have been heard of.
@@ -67,10 +92,12 @@ pub(crate) fn lost(silent: &[&Seen], all: &[Seen], seconds: u64, deadline: f64) 
         let numbers: Vec<String> = of_node.iter().map(|seen| seen.rank.to_string()).collect();
         let ranks = format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "));
         let whole = all.iter().filter(|seen| seen.node.as_deref() == Some(node)).count() == of_node.len();
-        parts.push(match whole {
-            true => format!("node {node} is lost: no sign of life of it ({ranks}"),
-            false => format!("{ranks} on node {node} gone: no sign of life ("),
-        } + &format!("{}last in `{}`)", if whole { "; " } else { "" }, of_node[0].phase));
+        parts.push(
+            match whole {
+                true => format!("node {node} is lost: no sign of life of it ({ranks}"),
+                false => format!("{ranks} on node {node} gone: no sign of life ("),
+            } + &format!("{}last in `{}`)", if whole { "; " } else { "" }, of_node[0].phase),
+        );
     }
     format!(
         "{} for {seconds} s (--deadline {deadline}); the link to it, the machine or its processes have stopped",
@@ -116,8 +143,14 @@ mod tests {
         };
         let all = [seen(1, "b"), seen(2, "b"), seen(3, "c")];
         let text = lost(&[&all[0], &all[1]], &all, 5, 5.0);
-        assert!(text.starts_with("node b is lost: no sign of life of it (ranks 1, 2; last in `the run`) for 5 s"), "{text}");
+        assert!(
+            text.starts_with("node b is lost: no sign of life of it (ranks 1, 2; last in `the run`) for 5 s"),
+            "{text}"
+        );
         let text = lost(&[&all[1]], &all, 5, 5.0);
-        assert!(text.starts_with("rank 2 on node b gone: no sign of life (last in `the run`) for 5 s"), "{text}");
+        assert!(
+            text.starts_with("rank 2 on node b gone: no sign of life (last in `the run`) for 5 s"),
+            "{text}"
+        );
     }
 }

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 /// What has to be done at the end has this long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// The same on several nodes after a signal: a launcher that ends its ranks gives them a second.
+pub(super) const HURRY: Duration = Duration::from_millis(150);
 /// The run failed.
 const STATUS: i32 = 4;
 
 /// Does `last` and ends the process, and the job if MPI is up, with status 4. Nothing holds it up for longer than
-/// [`PATIENCE`]: not a pipe that nobody reads, and not a launcher that does not answer.
-pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool) -> ! {
+/// `patience`: not a pipe that nobody reads, and not a launcher that does not answer.
+pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool, patience: Duration) -> ! {
     let work = move || {
         last();
         if mpi {
@@ -20,7 +22,7 @@ pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool) -> ! {
     };
     if let Ok(thread) = std::thread::Builder::new().name("end".into()).spawn(work) {
         let begin = std::time::Instant::now();
-        while begin.elapsed() < PATIENCE && (mpi || !thread.is_finished()) {
+        while begin.elapsed() < patience && (mpi || !thread.is_finished()) {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -12,10 +12,11 @@ mod share;
 mod table;
 
 use crate::fault::Fault;
+use crate::interrupt;
 use crate::launcher::Place;
 use elsewhere::Elsewhere;
 use observer::{Observer, Verdict, lost};
-use process::{Fate, fate, own_namespace};
+use process::{Fate, Launcher, fate, own_namespace};
 use share::{Search, Table};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -214,10 +215,16 @@ impl Watch {
         let namespace = own_namespace();
         let cause = |seen: &Seen| match seen.state {
             State::Left => None,
-            State::Ended => Some(given_up(seen.rank)),
+            State::Ended => Some(given_up(seen.rank, seen.node.as_deref())),
             _ => (fate(seen, namespace) == Fate::Gone).then(|| lost(seen)),
         };
-        self.lost().or_else(|| self.others().unwrap_or_default().iter().find_map(cause))
+        let cause = || self.others().unwrap_or_default().iter().find_map(cause);
+        self.lost().or_else(cause)
+    }
+
+    /// A rank of another node that has missed its times, where that is known: for who knows already that something has gone wrong.
+    pub(crate) fn missed(&self) -> Option<String> {
+        self.0.elsewhere.get()?.missed()
     }
 
     /// The rank has done everything: waits until all ranks of the node have, so that one which does not end is named,
@@ -242,7 +249,13 @@ impl Watch {
         self.set_state(State::Ended);
         let tell = self.0.options.tell;
         let mpi = self.0.mpi.load(Ordering::Relaxed);
-        ending::end(move || message.iter().for_each(|message| tell(message)), mpi)
+        ending::end(move || message.iter().for_each(|message| tell(message)), mpi, self.patience())
+    }
+
+    /// How long this process has for its end.
+    fn patience(&self) -> Duration {
+        let told_to_end = self.0.elsewhere.get().is_some() && interrupt::requested();
+        if told_to_end { ending::HURRY } else { ending::PATIENCE }
     }
 
     /// Notes in the common table where this rank stands.
@@ -272,6 +285,7 @@ impl Watch {
         let mut everybody = all_here.then_some(place.size);
         let mut observer = Observer::new(self.0.options.deadline, everybody);
         let namespace = own_namespace();
+        let launcher = Launcher::find();
         let mut last = Instant::now();
         loop {
             self.0.own.beat();
@@ -288,6 +302,11 @@ impl Watch {
             if let Some(elsewhere) = self.0.elsewhere.get() {
                 everybody = Some(elsewhere.everybody);
                 observer.set_everybody(elsewhere.everybody);
+            }
+            if let Some(gone) = launcher.as_ref().and_then(Launcher::gone) {
+                // Nobody is there to end the job for this process.
+                self.set_mpi(false);
+                self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);
             }
             let others = self.others();
             let limit = match self.0.limit.load(Ordering::Relaxed) {
@@ -317,7 +336,7 @@ impl Watch {
     fn act(&self, verdict: Verdict, state: State) {
         let (message, tells) = match verdict {
             Verdict::Lost { text, .. } => (text, true),
-            Verdict::GivenUp { rank } => (given_up(rank), false),
+            Verdict::GivenUp { rank, node } => (given_up(rank, node.as_deref()), false),
             Verdict::Overdue { text } => (text, true),
         };
         if state == State::Runs {
@@ -339,12 +358,13 @@ impl Watch {
         }
         if !told {
             // The rank that tells needs a moment for it: the launcher ends the others with the first.
-            std::thread::sleep(ending::PATIENCE);
+            std::thread::sleep(self.patience());
         }
         self.give_up(None);
     }
 }
 
-fn given_up(rank: u32) -> String {
-    format!("rank {rank} has ended the job")
+fn given_up(rank: u32, node: Option<&str>) -> String {
+    let place = node.map_or_else(String::new, |node| format!(" on node {node}"));
+    format!("rank {rank}{place} has ended the job")
 }

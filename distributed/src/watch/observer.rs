@@ -28,7 +28,7 @@ pub(crate) enum Verdict {
     /// A rank's process has ended without the others.
     Lost { rank: u32, text: String },
     /// A rank has given up; it, or another, tells why.
-    GivenUp { rank: u32 },
+    GivenUp { rank: u32, node: Option<String> },
     /// A wait has lasted too long.
     Overdue { text: String },
 }
@@ -106,7 +106,7 @@ impl Observer {
             life.beats = seen.beats;
             match seen.state {
                 State::Left => continue,
-                State::Ended => return Some(Verdict::GivenUp { rank: seen.rank }),
+                State::Ended => return Some(Verdict::GivenUp { rank: seen.rank, node: seen.node.clone() }),
                 _ => {}
             }
             if seen.node.is_some() {
@@ -238,7 +238,17 @@ mod tests {
     const TICK: Duration = Duration::from_millis(50);
 
     fn rank(rank: u32, state: State, step: u64, phase: &str) -> Seen {
-        Seen { pid: 100 + rank, pid_namespace: 1, rank, state, step, moves: 0, beats: 0, phase: phase.into(), node: None }
+        Seen {
+            pid: 100 + rank,
+            pid_namespace: 1,
+            rank,
+            state,
+            step,
+            moves: 0,
+            beats: 0,
+            phase: phase.into(),
+            node: None,
+        }
     }
 
     /// Looks until there is a verdict; gives it and when it came. `alive`: ranks whose beats go on.

@@ -43,12 +43,59 @@ pub(crate) fn fate(of: &Seen, own_namespace: u64) -> Fate {
     }
 }
 
+/// The process of the job's launcher that has started the ranks of this node, such as Open MPI's daemon.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    pid: u32,
+    name: String,
+    /// When it began, which tells it from a later process of the same number.
+    begun: String,
+}
+
+impl Launcher {
+    /// The nearest one among the ancestors of this process.
+    pub(crate) fn find() -> Option<Launcher> {
+        let (pid, name) = crate::launcher::process()?;
+        Some(Launcher { pid, name, begun: begun(pid)? })
+    }
+
+    /// What is to be said where it has ended.
+    pub(crate) fn gone(&self) -> Option<String> {
+        if begun(self.pid).as_ref() == Some(&self.begun) {
+            return None;
+        }
+        let node = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        Some(format!("the launcher's process {} ({}) on node {} has ended", self.pid, self.name, node.trim()))
+    }
+}
+
+/// When a process began, as the system counts it; `None` where it has ended.
+fn begun(pid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+    if matches!(*fields.first()?, "Z" | "X") {
+        return None;
+    }
+    fields.get(19).map(|begun| (*begun).to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::Slot;
     use super::*;
     use std::process::Command;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_launcher_is_there_until_it_has_ended() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
+        let launcher =
+            Launcher { pid: child.id(), name: "sleep".into(), begun: begun(child.id()).expect("it runs") };
+        assert_eq!(launcher.gone(), None);
+        child.kill().expect("it can be killed");
+        child.wait().expect("its status");
+        assert!(launcher.gone().is_some_and(|text| text.contains("(sleep)")));
+    }
 
     #[test]
     fn processes_that_run_stop_and_end_are_told_apart() {

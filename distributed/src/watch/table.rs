@@ -145,7 +145,16 @@ impl Slot {
 
     /// What it says, for other nodes.
     pub(crate) fn words(&self) -> [u64; 4 + NAME_WORDS] {
-        let mut words = [self.state() as u64, self.step(), self.moves.load(Ordering::Relaxed), self.beats.load(Ordering::Relaxed), 0, 0, 0, 0];
+        let mut words = [
+            self.state() as u64,
+            self.step(),
+            self.moves.load(Ordering::Relaxed),
+            self.beats.load(Ordering::Relaxed),
+            0,
+            0,
+            0,
+            0,
+        ];
         for (to, from) in words[4..].iter_mut().zip(&self.phase) {
             *to = from.load(Ordering::Relaxed);
         }

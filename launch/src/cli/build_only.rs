@@ -13,6 +13,7 @@ use distributed::World;
 use distributed::affinity::cores_of_rank;
 use distributed::cuda::{Found, Gpu, check_limits, driver};
 use distributed::launcher::launched_ranks;
+use distributed::nodes::Nodes;
 use std::path::Path;
 use taskgraph::json::write_json;
 use taskgraph::stats::stats;
@@ -47,7 +48,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             (vec![parsed.graph], name)
         }
     };
-    let options = build_options(&args.run_config(), &model, ranks, target);
+    let options = build_options(&args.run_config(), &model, &Nodes::one(ranks, "localhost"), target)?;
     let all = build_verified(&ops, &kernels_cu::registry::registry(), &options)?;
     if row.is_some() {
         all.iter().try_for_each(|graphs| check_limits(graphs))?;

@@ -88,6 +88,8 @@ choices! {
         OneShot,
         /// Reduce-scatter, then broadcast.
         TwoShot,
+        /// Over nodes: a sum within each node, an exchange between nodes, the result spread within each node.
+        Hierarchical,
     }
 }
 

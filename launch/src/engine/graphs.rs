@@ -9,6 +9,7 @@ use crate::model::families;
 use crate::model::model_json::{self, ModelJson};
 use crate::model::model_source::Model;
 use distributed::World;
+use distributed::nodes::Nodes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use taskgraph::builder::{BuildError, BuildOptions, Builder};
@@ -34,17 +35,51 @@ pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
         model_json::Allreduce::CopyReduce => Allreduce::CopyReduce,
         model_json::Allreduce::OneShot => Allreduce::OneShot,
         model_json::Allreduce::TwoShot => Allreduce::TwoShot,
+        model_json::Allreduce::Hierarchical => Allreduce::Hierarchical,
     }
 }
 
-/// How the graphs of a run are built.
-pub fn build_options(config: &RunConfig, model: &ModelJson, ranks: u32, target: Target) -> BuildOptions {
-    BuildOptions {
+/// How the graphs of a run are built. `nodes`: where the ranks are, which `runtime.nodes` may replace.
+///
+/// # Errors
+/// `runtime.nodes` does not fit the ranks.
+pub fn build_options(
+    config: &RunConfig,
+    model: &ModelJson,
+    nodes: &Nodes,
+    target: Target,
+) -> Result<BuildOptions, AppError> {
+    let ranks = nodes.of_ranks().len() as u32;
+    let of_ranks = match &model.runtime.nodes {
+        Some(given) => given_nodes(given, ranks)?,
+        None => nodes.of_ranks().to_vec(),
+    };
+    Ok(BuildOptions {
+        nodes: of_ranks,
         protected: !config.unprotected,
         placement: placement(model.runtime.placement),
         allreduce: allreduce(model.runtime.allreduce),
         ..BuildOptions::new(ranks, target)
+    })
+}
+
+/// `runtime.nodes`, with nodes counted in the order of their first ranks.
+fn given_nodes(given: &[u32], ranks: u32) -> Result<Vec<u32>, AppError> {
+    if given.len() != ranks as usize {
+        return Err(AppError::input(format!(
+            "runtime.nodes has {} entries, but there are {ranks} ranks; give one node for each rank, such as [0, 0, 1, 1], or leave it out",
+            given.len()
+        )));
     }
+    let mut seen: Vec<u32> = Vec::new();
+    let count = |node: &u32| {
+        let known = seen.iter().position(|other| other == node);
+        known.unwrap_or_else(|| {
+            seen.push(*node);
+            seen.len() - 1
+        }) as u32
+    };
+    Ok(given.iter().map(count).collect())
 }
 
 /// The number of ranks must divide the query heads.

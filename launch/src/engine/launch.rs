@@ -59,6 +59,7 @@ pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), 
     let result = rank.run(world);
     if let Err(error) = &result {
         world.tell(&error.to_string());
+        distributed::end_on_signal();
     }
     ended(world, deadline, result)
 }

@@ -173,7 +173,8 @@ fn tokens(
     let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target)
         .with_sampling(sampling);
     let ops = families::op_graphs(&source.config, &sizes, &options);
-    let graphs = build_together(world, &ops, &build_options(config, &model, world.size(), target))?;
+    let build = together(world, build_options(config, &model, world.nodes(), target))?;
+    let graphs = build_together(world, &ops, &build)?;
     tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
 
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();

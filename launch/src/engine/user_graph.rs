@@ -149,7 +149,7 @@ impl UserGraph {
         });
         let (parsed, sequence) = together(world, prepared)?;
         let target = backend.target(world, model)?;
-        let options = build_options(config, model, world.size(), target);
+        let options = together(world, build_options(config, model, world.nodes(), target))?;
         let Parsed { graph, sources } = parsed;
         let mut ops = [graph];
         let registry = kernels_cu::registry::registry();

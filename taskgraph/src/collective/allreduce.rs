@@ -3,6 +3,7 @@
 use super::contract::{
     Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Send, Step, TaskStep,
 };
+use super::hierarchical::Hierarchical;
 use super::moves::rows_kind;
 use crate::attribute::{Attribute, AttributeKind};
 use crate::dtype::DType;
@@ -17,7 +18,8 @@ use std::ops::Range;
 /// `allreduce(x [, residual])`: the sum of a partial `[rows, columns]` f32 tensor over the ranks, in rank order,
 /// plus the residual, once. Attribute `dtype` (`f32`, `bf16`, `f16`): element type of the result, f32 by default.
 ///
-/// All ways to carry it out sum in rank order, so all give the same bits.
+/// All ways to carry it out sum in rank order, so all give the same bits; but for `hierarchical`, which sums each node's ranks and
+/// then the nodes.
 #[derive(Debug)]
 pub struct AllReduce;
 
@@ -34,6 +36,8 @@ enum Way {
     CopyReduce,
     OneShot,
     TwoShot,
+    /// Over nodes; see `hierarchical.rs`.
+    Hierarchical,
     /// One rank: a sum of one summand.
     Alone,
 }
@@ -110,6 +114,18 @@ impl Collective for AllReduce {
         let (source, world) = (&op.view.inputs[0], op.world());
         let mut lowered = Lowered::default();
         let way = choose(op, &mut lowered.notes);
+        if way == Way::Hierarchical {
+            let columns = source.ty.dims[1] as u32;
+            let over_nodes = Hierarchical {
+                rows: source.ty.dims[0] as u32,
+                columns,
+                tiles: tiles(way, &op.options.target, columns, world),
+                rows_kind: rows_kind(source.ty.rows),
+                residual: op.view.inputs.len() == 2,
+                nodes: &op.options.nodes,
+            };
+            return Ok(Lowered { notes: lowered.notes, ..over_nodes.lower() });
+        }
         let sum = Sum {
             rows: source.ty.dims[0] as u32,
             tiles: tiles(way, &op.options.target, source.ty.dims[1] as u32, world),
@@ -131,7 +147,7 @@ impl Collective for AllReduce {
                 lowered.buffers.push(received(DType::F32Flagged, false));
                 lowered.steps.push(sum.reduce(Operand::Buffer(0)));
             }
-            Way::CopyReduce | Way::TwoShot => {
+            Way::CopyReduce | Way::TwoShot | Way::Hierarchical => {
                 lowered.buffers.push(received(DType::F32, true));
                 lowered.steps.push(sum.to_owners());
                 lowered.steps.push(sum.reduce(Operand::Buffer(0)));
@@ -187,11 +203,24 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     if world == 1 {
         return Way::Alone;
     }
+    let last_node = options.nodes.iter().max().copied().unwrap_or(0);
+    // A node of several ranks saves the network something.
+    let over_nodes = last_node > 0 && last_node + 1 < world;
     let bytes = source.ty.dims.iter().product::<u64>() * 4;
     let mut way = match options.allreduce {
         Allreduce::CopyReduce => Way::CopyReduce,
         Allreduce::OneShot => Way::OneShot,
         Allreduce::TwoShot => Way::TwoShot,
+        Allreduce::Hierarchical if over_nodes => Way::Hierarchical,
+        Allreduce::Hierarchical => {
+            let (other, name, why) = match last_node {
+                0 => (Way::TwoShot, "two-shot", "all ranks are on one node"),
+                _ => (Way::CopyReduce, "copy-reduce", "every node has one rank"),
+            };
+            notes.push(format!("`{}`: {why}, so {name} takes the place of hierarchical", op.view.name));
+            other
+        }
+        Allreduce::Auto if over_nodes => Way::Hierarchical,
         Allreduce::Auto if bytes <= options.one_shot_bytes && op.can_push => Way::OneShot,
         Allreduce::Auto if options.target.backend == Backend::Cuda => Way::TwoShot,
         Allreduce::Auto => Way::CopyReduce,
@@ -281,6 +310,7 @@ impl Sum {
             target: Operand::Buffer(0),
             rows_kind: self.rows_kind,
             sends: sends.collect(),
+            between_all: true,
             completes: None,
         })
     }
@@ -300,6 +330,7 @@ impl Sum {
             target: Operand::Output,
             rows_kind: self.rows_kind,
             sends: sends.collect(),
+            between_all: true,
             completes: Some(0),
         })
     }
@@ -338,6 +369,7 @@ impl Sum {
             inputs,
             outputs: vec![Operand::Output],
             params: vec![self.world, 0, self.rows_kind, flags],
+            rank_params: Vec::new(),
             rank_param: Some(1),
             // Its own partial tile stands for the received ones.
             stacked: (self.way == Way::Alone).then_some(1),

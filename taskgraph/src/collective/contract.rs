@@ -165,6 +165,9 @@ pub struct Exchange {
     pub rows_kind: u32,
     /// For each rank what it sends, in order.
     pub sends: Vec<Vec<Send>>,
+    /// Every rank hears from every other one: where it has nothing to send, it signals. That keeps ranks within one iteration of
+    /// each other. False where other exchanges of the collective see to that.
+    pub between_all: bool,
     /// An earlier exchange (its place among the steps) of which each rank made a share by the step before this one, and
     /// what arrives here are the others' shares: who has both knows that the earlier one is done on every rank. It is
     /// a hint to the memory plan; the verifier proves what follows from it.
@@ -195,6 +198,8 @@ pub struct TaskStep {
     pub outputs: Vec<Operand>,
     /// The variant's parameters.
     pub params: Vec<u32>,
+    /// For each rank its parameters, where they differ; otherwise empty.
+    pub rank_params: Vec<Vec<u32>>,
     /// The parameter that is the rank's own number.
     pub rank_param: Option<usize>,
     /// The input whose views get a first dimension of one index.

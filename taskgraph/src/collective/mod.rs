@@ -10,6 +10,7 @@ mod all_to_all;
 mod allgather;
 mod allreduce;
 mod contract;
+mod hierarchical;
 mod moves;
 mod reduce_scatter;
 mod slice;

@@ -154,6 +154,7 @@ pub fn local_copies(
         inputs: vec![source],
         outputs: vec![target],
         params: vec![rows_kind],
+        rank_params: Vec::new(),
         rank_param: None,
         stacked: None,
         tasks: tasks.collect(),

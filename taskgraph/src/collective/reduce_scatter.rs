@@ -98,6 +98,7 @@ impl Collective for ReduceScatter {
             inputs: vec![Operand::Input(0), if world == 1 { Operand::Input(0) } else { Operand::Buffer(0) }],
             outputs: vec![Operand::Output],
             params: vec![world, 0, rows_kind, 0],
+            rank_params: Vec::new(),
             rank_param: Some(1),
             stacked: (world == 1).then_some(1),
             tasks: tasks.collect(),
@@ -127,6 +128,7 @@ impl Collective for ReduceScatter {
             target: Operand::Buffer(0),
             rows_kind,
             sends: sends.collect(),
+            between_all: true,
             completes: None,
         });
         let dims = vec![world, room[0], room[1]];

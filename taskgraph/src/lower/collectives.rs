@@ -95,7 +95,9 @@ fn hear_from_all(exchange: &mut Exchange, world: u32) {
 
 fn cut(mut lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
     for step in &mut lowered.steps {
-        if let Step::Exchange(exchange) = step {
+        if let Step::Exchange(exchange) = step
+            && exchange.between_all
+        {
             hear_from_all(exchange, world);
         }
     }
@@ -114,7 +116,8 @@ fn cut(mut lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
                 CutStep::Exchange { table, copy: add(copies, parts), arrive: add(arrivals, parts) }
             }
             Step::Tasks(step) => {
-                CutStep::Tasks { part: add(step.tasks.iter().map(|t| task_part(step, t)).collect(), parts) }
+                let part = |(rank, tasks): (usize, &Vec<TaskSpec>)| task_part(step, rank, tasks);
+                CutStep::Tasks { part: add(step.tasks.iter().enumerate().map(part).collect(), parts) }
             }
         })
         .collect();
@@ -139,10 +142,10 @@ fn add(ranks: Vec<Part>, parts: &mut Vec<Part>) -> Vec<u32> {
     numbers
 }
 
-fn task_part(step: &TaskStep, tasks: &[TaskSpec]) -> Part {
+fn task_part(step: &TaskStep, rank: usize, tasks: &[TaskSpec]) -> Part {
     Part {
         type_name: step.task_type.into(),
-        params: step.params.clone(),
+        params: step.rank_params.get(rank).unwrap_or(&step.params).clone(),
         rank_param: step.rank_param,
         stacked: step.stacked,
         scratch_bytes: 0,
@@ -278,6 +281,9 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
                         "a task of `{}` has an operand that the step lacks",
                         step.task_type
                     ));
+                }
+                if !step.rank_params.is_empty() && step.rank_params.len() != world as usize {
+                    return wrong(format!("parameters of {} ranks, not {world}", step.rank_params.len()));
                 }
                 if step.rank_param.is_some_and(|p| p >= step.params.len()) {
                     return wrong(format!("tasks of `{}` have no parameter for the rank", step.task_type));

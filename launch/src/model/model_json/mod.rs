@@ -123,6 +123,8 @@ pub enum Allreduce {
     OneShot,
     /// Reduce-scatter, then broadcast.
     TwoShot,
+    /// Over nodes: a sum within each node, an exchange between nodes, the result spread within each node.
+    Hierarchical,
 }
 
 /// When a request gets pages of the KV cache.
@@ -189,6 +191,9 @@ pub struct Runtime {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub workers: Option<u32>,
+    /// Each rank's node, counted from 0, for the allreduce over nodes; if absent, where the launcher has put the ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Vec<u32>>,
 }
 
 /// What to generate.

@@ -1,0 +1,83 @@
+"""What the nodes compute: the tokens of Hugging Face transformers, and the very bits of a run on one node."""
+import json
+import os
+import subprocess
+
+from cluster import REPOSITORY, Cluster
+
+FIXTURES = REPOSITORY / "tests" / "fixtures"
+# Family, ranks of each node, placement, lowering; and rows of an iteration, 0: as many as there are.
+SHORT = [
+    ("qwen3", (1, 1), "static", "one-shot", 0),
+    ("llama", (1, 1), "dynamic", "copy-reduce", 5),
+    ("mistral", (2, 2), "static", "two-shot", 7),
+    ("qwen2", (1, 1), "static", "auto", 6),
+    ("qwen3", (2, 2), "dynamic", "hierarchical", 0),
+    ("qwen3", (2, 1, 1), "static", "auto", 6),
+]
+PLACEMENTS = ("static", "dynamic")
+LOWERINGS = ("copy-reduce", "one-shot", "two-shot", "hierarchical")
+LONG = [(family, hosts, placement, lowering, chunk)
+        for family in ("qwen3", "mistral", "llama", "qwen2")
+        for hosts in ((1, 1), (2, 2), (2, 1, 1))
+        for placement in PLACEMENTS
+        for lowering in LOWERINGS
+        for chunk in (0, 6)]
+
+
+def model(folder, family, hosts, chunk):
+    """The fixture's model.json with the requests of expected.json, all in one batch."""
+    source = json.loads((FIXTURES / family / "model.json").read_text())
+    expected = json.loads((FIXTURES / family / "expected.json").read_text())
+    source["checkpoint"] = str(FIXTURES / family)
+    source.setdefault("generate", {}).update(prompt_tokens=[r["prompt_tokens"] for r in expected["requests"]], ignore_eos=True)
+    # Where the reference run has the same nodes, it sums in the same order.
+    source["runtime"] = {"nodes": [node for node, ranks in enumerate(hosts) for _ in range(ranks)], "workers": 1}
+    if chunk:
+        source["max_batch"] = min(chunk, source["max_batch"])
+        source["runtime"]["prefill_chunk"] = chunk
+    path = folder / f"{family}-{'-'.join(map(str, hosts))}-{chunk}.json"
+    path.write_text(json.dumps(source))
+    return path, [r["tokens"] for r in expected["requests"]]
+
+
+def arguments(path, placement, lowering):
+    return [path, "--backend", "cpu", "--json", "--logprobs", "5", "--placement", placement, "--allreduce", lowering, "--deadline", "20"]
+
+
+def result(text):
+    return json.loads(text)["requests"]
+
+
+def check(cluster, program, family, hosts, placement, lowering, chunk, reference=True):
+    path, tokens = model(cluster.folder, family, hosts, chunk)
+    command = [program, *arguments(path, placement, lowering)]
+    job = cluster.run(hosts, command)
+    assert job.process.returncode == 0, f"status {job.process.returncode}:\n{job.stderr()[-4000:]}"
+    found = result(job.stdout())
+    assert [r["tokens"] for r in found] == tokens, f"other tokens than Hugging Face transformers: {found}"
+    if reference:
+        alone = subprocess.run(["mpirun", "-n", str(sum(hosts)), *map(str, command)], capture_output=True, text=True, timeout=60, env=os.environ)
+        assert alone.returncode == 0, alone.stderr[-4000:]
+        assert found == result(alone.stdout), "other bits than on one node"
+
+
+def run(program, report, long):
+    for count in (2, 3):
+        with Cluster(count) as cluster:
+            for case in LONG if long else SHORT:
+                if len(case[1]) == count:
+                    family, hosts, placement, lowering, chunk = case
+                    name = f"{family}, {' + '.join(map(str, hosts))} ranks, {placement}, {lowering}" + (f", {chunk} rows" if chunk else "")
+                    report(name, lambda case=case: check(cluster, program, *case))
+
+
+def run_slow(program, report, long):
+    """The same over a network with delay and jitter, and with loss."""
+    for name, delay in (("20 ms of delay, 5 ms of jitter", (0.020, 0.005, 0.0)), ("1 % loss", (0.0002, 0.0001, 0.01))):
+        with Cluster(2, delay) as cluster:
+            for case in (LONG[::7] if long else [("qwen3", (1, 1), "static", "one-shot", 0)]):
+                if len(case[1]) == 2:
+                    report(f"{name}: {case[0]}, {case[2]}, {case[3]}", lambda case=case: check(cluster, program, *case, reference=long))
+            if delay[2]:
+                assert cluster.relay.lost > 0, "the relay has lost nothing"

@@ -1,0 +1,161 @@
+"""Nodes made of network namespaces on one machine, each with a host name and an address of its own, and mpirun over them.
+
+The caller runs in namespaces of its own already (scripts/multinode_test.sh), so nothing here outlives it.
+"""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from relay import Relay
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUBNET = "10.99.0"
+# mpirun and its daemons notice a connection that is gone in a quarter of a minute, not in a quarter of an hour: the ranks come first.
+KEEPALIVE = ["--mca", "oob_tcp_keepalive_time", "10", "--mca", "oob_tcp_keepalive_intvl", "2", "--mca", "oob_tcp_keepalive_probes", "3"]
+
+
+def sh(*command):
+    subprocess.run(command, check=True)
+
+
+class Cluster:
+    """`count` nodes, node1 to nodeN. `delay`: (seconds, jitter, loss) of every packet between them."""
+
+    def __init__(self, count, delay=None):
+        self.folder = Path(tempfile.mkdtemp(prefix="mpk-nodes-"))
+        self.holders = []
+        self.names = [f"node{i + 1}" for i in range(count)]
+        sh("ip", "link", "set", "lo", "up")  # for jobs on one node
+        if delay is None:
+            sh("ip", "link", "add", "nodes", "type", "bridge")
+            sh("ip", "link", "set", "nodes", "up")
+        for index, name in enumerate(self.names):
+            holder = subprocess.Popen(["unshare", "-n", "--uts", "sh", "-c", f"hostname {name} && echo ok && exec sleep 100000"],
+                                      stdout=subprocess.PIPE, text=True)
+            assert holder.stdout.readline() == "ok\n", "a node's namespaces can't be made"
+            self.holders.append(holder)
+            port = f"port{index + 1}"
+            sh("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+            if delay is None:
+                sh("ip", "link", "set", port, "master", "nodes")
+            sh("ip", "link", "set", port, "up")
+            for command in ("ip link set lo up", f"ip addr add {SUBNET}.{index + 1}/24 dev eth0", "ip link set eth0 up"):
+                sh("nsenter", "-t", str(holder.pid), "-n", *command.split())
+            # A connection whose other end is gone fails after seconds, not after a quarter of an hour: mpirun's daemons then end.
+            sh("nsenter", "-t", str(holder.pid), "-n", "sh", "-c", "echo 5 >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true")
+        self.relay = Relay([f"port{i + 1}" for i in range(count)], [h.pid for h in self.holders], *delay) if delay else None
+        pids = " ".join(f"{name}) pid={holder.pid};;" for name, holder in zip(self.names, self.holders))
+        self.agent = self.folder / "agent"
+        self.agent.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in {pids} *) exit 1;; esac\nexec nsenter -t "$pid" -n -u sh -c "$*"\n')
+        self.agent.chmod(0o755)
+
+    def close(self):
+        for holder in self.holders:
+            holder.kill()
+            holder.wait()
+        if self.relay:
+            self.relay.close()
+        else:
+            sh("ip", "link", "del", "nodes")
+        for index in range(len(self.names)):
+            subprocess.run(["ip", "link", "del", f"port{index + 1}"], stderr=subprocess.DEVNULL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def cut(self, node):
+        """No packet goes to or from this node any more."""
+        sh("ip", "link", "set", f"port{node}", "down")
+
+    def enter(self, node):
+        return ["nsenter", "-t", str(self.holders[node - 1].pid), "-n", "-u"]
+
+    def processes(self, node):
+        """Those on a node, but for what holds it."""
+        space = os.readlink(f"/proc/{self.holders[node - 1].pid}/ns/net")
+        found = []
+        for entry in os.listdir("/proc"):
+            try:
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == space and int(entry) != self.holders[node - 1].pid:
+                    found.append((int(entry), Path(f"/proc/{entry}/comm").read_text().strip()))
+            except OSError:
+                pass
+        return found
+
+    def start(self, hosts, command, options=()):
+        """mpirun on node 1; `hosts`: ranks of each node."""
+        slots = ",".join(f"{name}:{ranks}" for name, ranks in zip(self.names, hosts) if ranks)
+        return Job(self, [*self.enter(1), "mpirun", "--mca", "plm_rsh_agent", str(self.agent), "-H", slots, "-n", str(sum(hosts)),
+                          "--mca", "btl", "tcp,self,vader", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0",
+                          *KEEPALIVE, *options, *map(str, command)])
+
+    def run(self, hosts, command, timeout=60, options=()):
+        return self.start(hosts, command, options).wait(timeout)
+
+
+class Job:
+    """A job that runs. Each rank is started by status_of.py, which notes how it ended."""
+
+    def __init__(self, cluster, command):
+        self.cluster = cluster
+        self.notes = Path(tempfile.mkdtemp(prefix="job-", dir=cluster.folder))
+        at = command.index("-H") + 4
+        while command[at].startswith("-"):
+            at += 3 if command[at] == "--mca" else 2
+        command = [*command[:at], sys.executable, str(Path(__file__).with_name("status_of.py")), str(self.notes), *command[at:]]
+        self.out, self.err = open(self.notes / "stdout", "w+"), open(self.notes / "stderr", "w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, text=True, start_new_session=True)
+
+    def stderr(self):
+        return (self.notes / "stderr").read_text(errors="replace")
+
+    def stdout(self):
+        return (self.notes / "stdout").read_text(errors="replace")
+
+    def await_text(self, text, seconds=30):
+        """Until stderr says this."""
+        end = time.monotonic() + seconds
+        while text not in self.stderr():
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise AssertionError(f"no `{text}` in:\n{self.stderr()}")
+            time.sleep(0.02)
+
+    def ranks(self):
+        """The process of each rank, by rank."""
+        return {int(path.name[4:]): int(path.read_text()) for path in self.notes.glob("pid.*") if path.read_text()}
+
+    def statuses(self):
+        """How the ranks ended that have: (status, seconds since the epoch), by rank."""
+        found = {}
+        for path in self.notes.glob("status.*"):
+            words = path.read_text().split()
+            if len(words) == 2:
+                found[int(path.name[7:])] = (int(words[0]), float(words[1]))
+        return found
+
+    def wait(self, timeout):
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the job did not end within {timeout} s:\n{self.stderr()[-4000:]}") from None
+        return self
+
+    def kill(self):
+        """Everything of the job, for the end of a test that has failed."""
+        for node in range(1, len(self.cluster.names) + 1):
+            for pid, _ in self.cluster.processes(node):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        self.process.wait()

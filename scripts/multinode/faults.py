@@ -1,0 +1,163 @@
+"""What ends a job over nodes: each rank that is left says within seconds which node is gone, and ends with status 4."""
+import ctypes
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from cluster import REPOSITORY, Cluster
+
+DEADLINE = 5
+# From the fault to the end of every rank.
+LIMIT = DEADLINE + 10
+PTRACE_ATTACH, WALL = 16, 0x40000000
+
+
+def endless(folder):
+    """A model whose run takes longer than any test."""
+    path = folder / "endless.json"
+    path.write_text(json.dumps({
+        "schema": "mpk-model/1", "checkpoint": str(REPOSITORY / "tests/fixtures/qwen3"), "max_batch": 4, "max_seq_len": 192, "page_size": 16,
+        "runtime": {"workers": 1},
+        "generate": {"prompt_tokens": [[5, 6, 7]] * 1000, "max_new_tokens": 180, "ignore_eos": True}}))
+    return path
+
+
+def start(cluster, program, hosts):
+    job = cluster.start(hosts, [program, endless(cluster.folder), "--backend", "cpu", "--json", "--deadline", DEADLINE], ["-x", "MPK_LOG=debug"])
+    job.await_text("the run")
+    end = time.monotonic() + 20
+    while len(job.ranks()) < sum(hosts) and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(1)
+    assert job.process.poll() is None, job.stderr()[-3000:]
+    return job
+
+
+def await_ends(job, ranks, since, meanwhile=lambda: None):
+    """Until these ranks have ended; each within the limit, with status 4."""
+    while time.time() < since + LIMIT + 5:
+        if all(rank in job.statuses() for rank in ranks):
+            break
+        meanwhile()
+        time.sleep(0.05)
+    statuses = job.statuses()
+    for rank in ranks:
+        assert rank in statuses, f"rank {rank} has not ended {LIMIT} s after the fault:\n{job.stderr()[-4000:]}"
+        status, ended = statuses[rank]
+        assert ended - since < LIMIT, f"rank {rank} ended after {ended - since:.1f} s"
+        assert status == 4, f"rank {rank} ended with status {status} (all: {statuses}, fault at {since}):\n{job.stderr()[-4000:]}"
+    return max(statuses[rank][1] for rank in ranks) - since
+
+
+def nothing_left(cluster, job, nodes, seconds=20):
+    """No process of the job is left on these nodes."""
+    end = time.monotonic() + seconds
+    while any(cluster.processes(node) for node in nodes) or job.process.poll() is None:
+        if time.monotonic() > end:
+            left = {node: cluster.processes(node) for node in nodes}
+            job.kill()
+            raise AssertionError(f"left behind after {seconds} s: {left}")
+        time.sleep(0.05)
+
+
+def says(job, *texts):
+    for text in texts:
+        assert text in job.stderr(), f"nobody says `{text}`:\n{job.stderr()[-4000:]}"
+
+
+def link_cut(cluster, program, hosts):
+    job = start(cluster, program, hosts)
+    since = time.time()
+    cluster.cut(2)
+    took = await_ends(job, range(sum(hosts)), since)
+    says(job, "node node2 is lost")
+    nothing_left(cluster, job, range(1, len(hosts) + 1), 40)
+    return f"all ranks ended after {took:.1f} s"
+
+
+def node_frozen(cluster, program, hosts):
+    job = start(cluster, program, hosts)
+    frozen = cluster.processes(2)
+    since = time.time()
+    for pid, _ in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    took = await_ends(job, range(hosts[0]), since)
+    says(job, "node node2 is lost")
+    for pid, _ in frozen:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+    nothing_left(cluster, job, range(1, len(hosts) + 1), 40)
+    return f"the ranks of the other nodes ended after {took:.1f} s"
+
+
+def rank_killed(cluster, program, hosts):
+    job = start(cluster, program, hosts)
+    since = time.time()
+    victim = sum(hosts) - 1
+    os.kill(job.ranks()[victim], signal.SIGKILL)
+    took = await_ends(job, range(victim), since)
+    nothing_left(cluster, job, range(1, len(hosts) + 1))
+    return f"the other ranks ended after {took:.1f} s"
+
+
+def proxy_stopped(cluster, program, hosts):
+    """The proxy's thread of the last rank does nothing more, though the rank lives: as a debugger would stop it."""
+    job = start(cluster, program, hosts)
+    victim = sum(hosts) - 1
+    threads = Path(f"/proc/{job.ranks()[victim]}/task")
+    (proxy,) = [int(thread.name) for thread in threads.iterdir() if (thread / "comm").read_text().strip() == "proxy"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    since = time.time()
+    assert libc.ptrace(PTRACE_ATTACH, proxy, None, None) == 0, "the proxy's thread can't be stopped"
+
+    def reap():
+        try:
+            os.waitpid(proxy, os.WNOHANG | WALL)
+        except ChildProcessError:
+            pass
+
+    took = await_ends(job, range(sum(hosts)), since, reap)
+    says(job, f"node node{len(hosts)}")
+    nothing_left(cluster, job, range(1, len(hosts) + 1), 40)
+    return f"all ranks ended after {took:.1f} s"
+
+
+def daemon_killed(cluster, program, hosts):
+    job = start(cluster, program, hosts)
+    daemons = [pid for pid, name in cluster.processes(2) if name in ("orted", "prted")]
+    assert daemons, cluster.processes(2)
+    since = time.time()
+    for pid in daemons:
+        os.kill(pid, signal.SIGKILL)
+    took = await_ends(job, range(sum(hosts)), since)
+    says(job, "node2")
+    nothing_left(cluster, job, range(1, len(hosts) + 1))
+    return f"all ranks ended after {took:.1f} s"
+
+
+def mpirun_killed(cluster, program, hosts):
+    job = start(cluster, program, hosts)
+    since = time.time()
+    for pid, name in cluster.processes(1):
+        if name in ("mpirun", "orterun", "prterun"):
+            os.kill(pid, signal.SIGKILL)
+    took = await_ends(job, range(sum(hosts)), since)
+    nothing_left(cluster, job, range(1, len(hosts) + 1))
+    return f"all ranks ended after {took:.1f} s"
+
+
+SHORT = [("link cut", link_cut, (1, 1)), ("node frozen", node_frozen, (1, 1)), ("mpirun's daemon killed", daemon_killed, (1, 1))]
+LONG = [(name, fault, hosts)
+        for name, fault in (("link cut", link_cut), ("node frozen", node_frozen), ("rank killed", rank_killed), ("proxy stopped", proxy_stopped),
+                            ("mpirun's daemon killed", daemon_killed), ("mpirun killed", mpirun_killed))
+        for hosts in ((1, 1), (2, 2), (1, 1, 2))]
+
+
+def run(program, report, long):
+    for name, fault, hosts in LONG if long else SHORT:
+        with Cluster(len(hosts)) as cluster:
+            report(f"{name}, {' + '.join(map(str, hosts))} ranks", lambda: fault(cluster, program, hosts))
