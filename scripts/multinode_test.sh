@@ -5,6 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'END'
 usage: scripts/multinode_test.sh [--long] [--program FILE] [PART...]
+       scripts/multinode_test.sh --probe
 
 Makes nodes of network namespaces, with host names and addresses of their own, and runs mpk-run over them with mpirun. Parts, all
 unless some are named:
@@ -17,6 +18,7 @@ unless some are named:
   figures  a put with signal over the proxies beside MPI's own messages, and the tiny model on two nodes beside one
 
 --long does all combinations (a quarter of an hour); without it some of each that together meet everything once, for CI.
+--probe only finds out whether namespaces are allowed: status 0 or 3.
 --program names another mpk-run than target/release/mpk-run.
 
 Where namespaces are not allowed, it says so and ends with status 0, or with 3 if MPK_REQUIRE_NAMESPACES is 1.
@@ -38,10 +40,14 @@ export MPK_MULTINODE_PROGRAM="${MPK_MULTINODE_PROGRAM:-$target_folder/release/mp
 inside=(unshare --net --pid --fork --mount --mount-proc --kill-child)
 [[ $(id -u) == 0 ]] || inside+=(--user --map-root-user)
 reason=""
-if ! command -v unshare nsenter ip python3 >/dev/null; then
+if ! { command -v unshare && command -v nsenter && command -v ip && command -v python3; } >/dev/null; then
     reason="it takes unshare, nsenter, ip and python3 (Debian: util-linux iproute2 python3)"
-elif ! problem="$("${inside[@]}" sh -c 'ip link add a type veth peer name b && unshare --net --uts hostname probe' 2>&1)"; then
+elif ! problem="$("${inside[@]}" sh -c 'ip link add name probe1 type veth peer name probe2 && unshare --net --uts hostname probe' 2>&1)"; then
     reason="namespaces are not allowed here: ${problem//$'\n'/ }"
+fi
+if [[ ${1:-} == --probe ]]; then
+    [[ -z $reason ]] || exit 3
+    exit 0
 fi
 if [[ -n $reason ]]; then
     echo "multinode: NOT TESTED: jobs over several nodes (what they compute, delay and loss, cut links, frozen nodes, killed daemons): $reason"

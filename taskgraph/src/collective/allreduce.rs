@@ -244,6 +244,17 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         ));
         way = Way::CopyReduce;
     }
+    if way == Way::Hierarchical {
+        let ranks_of = |node| options.nodes.iter().filter(|&&other| other == node).count();
+        let largest = (0..=last_node).map(ranks_of).max().unwrap_or(1);
+        if tiles < largest {
+            notes.push(format!(
+                "`{}`: {tiles} column tiles are fewer than {largest} ranks of a node, so copy-reduce takes the place of hierarchical",
+                op.view.name
+            ));
+            way = Way::CopyReduce;
+        }
+    }
     way
 }
 

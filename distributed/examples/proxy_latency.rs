@@ -1,0 +1,27 @@
+//! How long a put of 8 KB with its signal takes between two nodes, beside MPI's own messages.
+//!
+//! `mpirun -H node1:1,node2:1 target/release/examples/proxy_latency [ROUNDS]`
+
+use distributed::{WatchOptions, World, nodes};
+use std::time::Duration;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rounds = std::env::args().nth(1).map_or(Ok(2000), |text| text.parse())?;
+    let tell = |message: &str| eprintln!("{message}");
+    let world = World::init(WatchOptions { deadline: Duration::from_secs(30), tell, fault: None })?;
+    match nodes::latency(&world, 8192, rounds)? {
+        Some(found) if world.rank() == 0 => {
+            let (put, message) = (found.put_with_signal.as_secs_f64(), found.message.as_secs_f64());
+            println!(
+                "put with signal {:.1} us, MPI message {:.1} us, one way (medians of {rounds}): {:.2} times",
+                put * 1e6,
+                message * 1e6,
+                put / message
+            );
+        }
+        None if world.rank() == 0 => println!("all ranks are on one node"),
+        _ => {}
+    }
+    world.finalize();
+    Ok(())
+}

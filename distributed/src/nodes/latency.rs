@@ -1,0 +1,154 @@
+//! How long a put with its signal takes to a rank of another node, beside MPI's own messages: for `examples/proxy_latency.rs`.
+
+use crate::error::{Error, Result};
+use crate::memory::HugeBuffer;
+use crate::world::World;
+use kernels_cu::abi;
+use mpi::ffi;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Words before the data: the control block's and the signal's.
+const DATA: usize = 512;
+const SIGNAL: usize = 256;
+/// A message that does not come within this is lost.
+const LIMIT: Duration = Duration::from_secs(10);
+const TAG: i32 = 4;
+
+// The puts of the kernels (kernels-cu/src/cpu/push.h).
+unsafe extern "C" {
+    fn mpk_push_words(
+        rank: *const abi::mpk_rank,
+        pe: u32,
+        words: *mut u64,
+        values: *const u64,
+        count: u32,
+    ) -> bool;
+}
+
+/// One-way times, the median of all rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Latency {
+    /// Of data and a signal that is put after it.
+    pub put_with_signal: Duration,
+    /// Of one MPI message of the same size, whose receiver does nothing but wait for it.
+    pub message: Duration,
+}
+
+/// Collective, between rank 0 and the first rank of another node: `None` on all others, and where there is one node.
+///
+/// # Errors
+/// Something does not come.
+pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latency>> {
+    let peers = [0, world.nodes().elsewhere(0).first().copied().unwrap_or(0)];
+    let place = peers.iter().position(|&rank| rank == world.rank());
+    let (Some(place), Some(proxy), true) = (place, world.proxy(), peers[0] != peers[1]) else {
+        world.barrier();
+        world.barrier();
+        return Ok(None);
+    };
+    let (me, peer) = (world.rank(), peers[1 - place]);
+    let words = bytes.div_ceil(8);
+    let heap = HugeBuffer::new(me, "the heap of a measurement", (DATA + words) * 8)?;
+    let own = heap.as_ptr().cast::<u64>();
+    let mut sym: Vec<*mut u8> = vec![std::ptr::null_mut(); world.size() as usize];
+    sym[me as usize] = heap.as_ptr();
+    let rank = abi::mpk_rank {
+        rank: me,
+        world: world.size(),
+        deadline_ns: LIMIT.as_nanos() as u64,
+        sym: sym.as_mut_ptr(),
+        control: heap.as_ptr().cast(),
+        proxy: proxy.ring(),
+        ..Default::default()
+    };
+    // SAFETY: the heap lives until the end of this function, and `carried` goes before it.
+    let carried = unsafe { proxy.carry(heap.as_ptr(), heap.len() as u64, false) };
+    world.barrier();
+    let values = vec![7u64; words];
+    let put = |round: u64| -> Result<()> {
+        // SAFETY: places in this rank's heap, with room for the words; a live rank.
+        let reached = unsafe {
+            mpk_push_words(&rank, peer, own.add(DATA), values.as_ptr(), words as u32)
+                && mpk_push_words(&rank, peer, own.add(SIGNAL), &round, 1)
+        };
+        if reached { Ok(()) } else { Err(Error::Aborted("the proxy takes nothing".into())) }
+    };
+    let wait = |round: u64| -> Result<()> {
+        let begin = Instant::now();
+        // SAFETY: a word of the live heap that is accessed atomically only.
+        while unsafe { AtomicU64::from_ptr(own.add(SIGNAL)) }.load(Ordering::Acquire) < round {
+            if begin.elapsed() > LIMIT {
+                return Err(Error::Aborted("no signal within 10 s".into()));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    let put_with_signal = ping_pong(place, rounds, put, wait)?;
+    carried.end();
+    world.barrier();
+    drop(carried);
+    let message = messages(world, peer, place, bytes, rounds)?;
+    Ok(Some(Latency { put_with_signal, message }))
+}
+
+/// The median of half a round's time.
+fn ping_pong(
+    place: usize,
+    rounds: u32,
+    mut send: impl FnMut(u64) -> Result<()>,
+    mut receive: impl FnMut(u64) -> Result<()>,
+) -> Result<Duration> {
+    let mut times = Vec::new();
+    for round in 1..=u64::from(rounds) {
+        let begin = Instant::now();
+        if place == 0 {
+            send(round)?;
+            receive(round)?;
+        } else {
+            receive(round)?;
+            send(round)?;
+        }
+        times.push(begin.elapsed() / 2);
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+/// The same with MPI's own messages.
+fn messages(world: &World, peer: u32, place: usize, bytes: usize, rounds: u32) -> Result<Duration> {
+    let Some(communicator) = world.communicator() else { return Ok(Duration::ZERO) };
+    let (out, mut into) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let check = |code: i32| {
+        if code == 0 { Ok(()) } else { Err(Error::Aborted(format!("MPI failed with {code}"))) }
+    };
+    let send = |_| {
+        // SAFETY: a live buffer of so many bytes.
+        check(unsafe {
+            ffi::MPI_Send(
+                out.as_ptr().cast(),
+                bytes as i32,
+                ffi::RSMPI_UINT8_T,
+                peer as i32,
+                TAG,
+                communicator,
+            )
+        })
+    };
+    let receive = |_| {
+        // SAFETY: a live buffer of so many bytes; the status is not asked for.
+        check(unsafe {
+            ffi::MPI_Recv(
+                into.as_mut_ptr().cast(),
+                bytes as i32,
+                ffi::RSMPI_UINT8_T,
+                peer as i32,
+                TAG,
+                communicator,
+                ffi::RSMPI_STATUS_IGNORE,
+            )
+        })
+    };
+    ping_pong(place, rounds, send, receive)
+}
