@@ -46,8 +46,10 @@ extern "C" fn on_signal_at_the_end(_signal: libc::c_int) {
 /// with the status of that.
 pub fn end_on_signal() {
     let handler = on_signal_at_the_end as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    // SAFETY: the handler ends the process and does nothing else.
-    SIGNALS.map(|signal| unsafe { libc::signal(signal, handler) });
+    for signal in SIGNALS {
+        // SAFETY: the handler ends the process and does nothing else.
+        unsafe { libc::signal(signal, handler) };
+    }
 }
 
 /// A kernel that runs is told to end, as by Ctrl-C, and so is any later one.
