@@ -59,7 +59,6 @@ pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), 
     let result = rank.run(world);
     if let Err(error) = &result {
         world.tell(&error.to_string());
-        distributed::end_on_signal();
     }
     ended(world, deadline, result)
 }
@@ -67,6 +66,10 @@ pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), 
 /// Collective: after the kernel, how it went on all ranks. Those that no longer answer are waited for no longer than their own deadline,
 /// then the job is ended.
 pub fn ended(world: &World, deadline: Duration, result: distributed::Result<()>) -> Result<(), Error> {
+    if result.is_err() {
+        // It has been told why.
+        distributed::end_on_signal();
+    }
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
     world.phase("the end of the run");
     world.barrier_within(limit);
