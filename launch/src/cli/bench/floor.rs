@@ -97,7 +97,8 @@ mod tests {
 
     fn shape(name: &str) -> ModelConfig {
         let config = shapes::config(name).unwrap();
-        ModelConfig::parse(name, "", config.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap()
+        crate::model::families::parse_config(name, "", config.as_object().unwrap(), || Ok(WeightDtype::Bf16))
+            .unwrap()
     }
 
     #[test]
