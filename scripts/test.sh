@@ -69,12 +69,6 @@ trap 'rm -rf "$TMPDIR"' EXIT
 
 # Tests that need NVSHMEM's files, CUDA's compiler or the server's clients fail instead of being skipped.
 export MPK_REQUIRE_NVSHMEM=1 MPK_REQUIRE_CUDA=1 MPK_REQUIRE_CLIENTS=1
-# Tests over several nodes too, where this machine lets us make namespaces; elsewhere they say what they leave out.
-if bash "$here/multinode_test.sh" --probe; then
-    export MPK_REQUIRE_NAMESPACES=1
-else
-    echo "    network namespaces are not allowed here: jobs over several nodes are not tested"
-fi
 cargo_options=(--workspace --release --locked)
 
 # Whether a component of the toolchain can be used; rustup adds it if need be.
