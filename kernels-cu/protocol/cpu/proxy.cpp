@@ -23,7 +23,8 @@ bool find_frame(const mpk_proxy* proxy, uint64_t* head, uint64_t tail, mpk_frame
   return false;
 }
 
-/* Writes words whole. Relaxed: their readers tell by the words themselves; pairs with mpk_flagged_load and await_decision. */
+/* Writes words whole; their readers tell by the words themselves. Release: pairs with mpk_flagged_load, after which a reader takes the
+ * words as plain memory; await_decision needs no order. */
 void apply_words(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) {
   for (uint32_t i = 0; i < frame.rows; ++i) {
     uint64_t value;
@@ -35,7 +36,7 @@ void apply_words(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) 
       set_abort(reinterpret_cast<mpk_control*>(heap), static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32));
       continue;
     }
-    platform::store<platform::Scope::kSystem>(word, value, platform::kRelaxed);
+    platform::store<platform::Scope::kSystem>(word, value, platform::kRelease);
     if (offset >= offsetof(mpk_control, decisions) && offset < offsetof(mpk_control, decisions) + sizeof(mpk_control::decisions)) {
       /* The rank may sleep on either half (admission.h). */
       platform::wake(reinterpret_cast<uint32_t*>(word));
