@@ -50,7 +50,7 @@ constexpr NotShown kNotShown[] = {
 };
 
 /* Files whose orders no check looks at yet. */
-constexpr const char* kNotYet[] = {""};
+constexpr const char* kNotYet[] = {"proxy.cpp"};
 
 double seconds() {
   timespec now;
