@@ -1,6 +1,7 @@
 //! One run of `mpk-run`, alone or under `mpirun`, with a time limit and a look at what it leaves behind.
 
 use crate::capture::{Capture, pipe};
+use crate::launcher;
 use crate::processes::{self, MARK, Process};
 use crate::run_json::RunJson;
 use std::collections::BTreeSet;
@@ -450,12 +451,20 @@ impl Running {
             std::thread::sleep(TICK);
         }
         self.kill();
+        let stderr = self.stderr.finish();
+        let (status, signal) = match launcher::status_before_crash(signal, &stderr) {
+            None => (status, signal),
+            Some(status) => {
+                in_temporary.retain(|path| !launcher::is_its_own(path));
+                (Some(status), None)
+            }
+        };
         Finished {
             description: self.description.clone(),
             status,
             signal,
             stdout: self.stdout.finish(),
-            stderr: self.stderr.finish(),
+            stderr,
             elapsed,
             orphans,
             in_shared_memory,

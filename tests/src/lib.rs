@@ -7,6 +7,7 @@
 pub mod fixtures;
 pub mod http;
 pub mod job;
+pub mod launcher;
 pub mod model_file;
 pub mod reference;
 pub mod run_json;

@@ -3,8 +3,8 @@
 //!
 //! MPK_FAULTS is how many there are (100), MPK_FAULT_SEED where the random numbers begin.
 
-use mpk_tests::{Finished, Job, ModelFile, Running, Turn};
-use std::path::{Path, PathBuf};
+use mpk_tests::{Finished, Job, ModelFile, Running, Turn, launcher};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -158,9 +158,8 @@ impl Case {
             return wrong("it ended late");
         }
         // A second Ctrl-C ends mpirun before it has removed its own folder.
-        let of_mpirun = |path: &PathBuf| path.to_string_lossy().contains("/ompi.");
-        let own =
-            finished.in_temporary.iter().find(|path| !of_mpirun(path) || !(self.ends_mpirun() || freed));
+        let may_stay = |path: &Path| launcher::is_its_own(path) && (self.ends_mpirun() || freed);
+        let own = finished.in_temporary.iter().find(|path| !may_stay(path));
         if !finished.orphans.is_empty() || own.is_some() {
             return wrong(&format!("left: {:?} {own:?}", finished.orphans));
         }
