@@ -18,7 +18,8 @@ MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step
     Found found;
     int code = MPK_OK;
     if (team.member() == 0) {
-      code = step(&found);
+      code = end_iteration(scheduler);
+      if (code == MPK_OK) code = step(&found);
       if (found.worked) {
         idle = 0;
         wait.reset();

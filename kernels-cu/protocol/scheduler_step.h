@@ -18,6 +18,7 @@ struct Scheduler {
   mpk_status* status;
   uint32_t next_worker = 0; /* whose turn it is; the same for all of the team */
   /* The leader's: */
+  bool begins = false;      /* it has yet to run the first batch step of the launch */
   uint32_t begun = 0;       /* last iteration of which it has taken notice */
   uint32_t ending = 0;      /* iteration whose end event it has seen and whose last tasks it waits for; 0: none */
   uint32_t next_sender = 0; /* whose ring's turn it is */
@@ -64,9 +65,11 @@ MPK_DEVICE int launch_tasks(const Team& team, Scheduler* scheduler, const Launch
   }
 }
 
-/* Runs the batch step if the iteration has an end event that is ready, and all its tasks are done. */
+/* Runs the batch step if the iteration has an end event that is ready, and all its tasks are done; or if it is the launch's
+ * first. Called in one place, since the batch step is inlined and large. */
 MPK_DEVICE int end_iteration(Scheduler* scheduler) {
-  if (scheduler->ending == 0 || !claim_batch_step(scheduler->rank, scheduler->ending)) return MPK_OK;
+  if (!scheduler->begins && (scheduler->ending == 0 || !claim_batch_step(scheduler->rank, scheduler->ending))) return MPK_OK;
+  scheduler->begins = false;
   scheduler->ending = 0;
   return next_iteration(scheduler->rank, scheduler->status);
 }
@@ -88,8 +91,8 @@ MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, co
       return MPK_OK;
     }
     case MPK_EVENT_END_OF_TASK_GRAPH:
-      scheduler->ending = iteration.number;
-      return end_iteration(scheduler);
+      scheduler->ending = iteration.number; /* for end_iteration */
+      return MPK_OK;
     default:
       return MPK_OK;
   }
@@ -117,11 +120,9 @@ struct Found {
   mpk_queue* handled = nullptr; /* whose first entry it was: to be taken behind the launch, which is waited for */
 };
 
-/* One step of a local scheduler. */
+/* One step of a local scheduler, after end_iteration. */
 MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
   const mpk_rank* rank = scheduler->rank;
-  const int ended = end_iteration(scheduler);
-  if (ended != MPK_OK) return ended;
   if (scheduler->index == 0) {
     const Publication publication = read_publication(rank);
     if (publication.iteration != scheduler->begun) {
@@ -159,7 +160,7 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
   return handle_event(scheduler, iteration, event, shared ? scheduler->index : 0, shared ? num_local_schedulers(rank) : 1, &found->launch);
 }
 
-/* One step of the remote scheduler: through the rings of all senders, up to the first event with tasks to launch; `heads`
+/* One step of the remote scheduler, after end_iteration: through the rings of all senders, up to the first event with tasks to launch; `heads`
  * [world] are its own positions.
  *
  * An entry of a future iteration stays until the batch step reaches it; what lies behind it is of that iteration
@@ -168,8 +169,6 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
  * yet, since a later trigger's entry follows, and one whose event has been launched in that epoch. */
 MPK_DEVICE int remote_scheduler_step(Scheduler* scheduler, uint64_t* heads, Found* found) {
   const mpk_rank* rank = scheduler->rank;
-  const int ended = end_iteration(scheduler);
-  if (ended != MPK_OK) return ended;
   for (uint32_t rings = 0; rings < rank->world; ++rings) {
     const uint32_t sender = scheduler->next_sender;
     scheduler->next_sender = sender + 1 == rank->world ? 0 : sender + 1;

@@ -36,10 +36,12 @@ __device__ __noinline__ void report_end(const mpk_rank* rank) {
               event_count(graph, MPK_EVENT_END));
 }
 
-/* Static placement: the batch step whenever an iteration has ended. This thread alone runs batch steps: it knows what it has
- * published, and what must be done until the next, so it polls one word. */
+/* Static placement: the batch step, at first and whenever an iteration has ended. This thread alone runs batch steps: it knows
+ * what it has published, and what must be done until the next, so it polls one word. */
 __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
   for (;;) {
+    const int begun = next_iteration(rank, nullptr);
+    if (begun != MPK_OK) return begun;
     const mpk_batch* batch = rank->batch;
     if (batch->stop) return MPK_OK;
     const mpk_graph* graph = &rank->graphs[batch->graph];
@@ -57,23 +59,20 @@ __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
       if (wait.timed_out()) report_end(rank); /* of others' waits each says more */
       return code;
     }
-    const int code = next_iteration(rank, nullptr);
-    if (code != MPK_OK) return code;
   }
 }
 
 /* All lanes of a scheduler's warp. */
 __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay, uint64_t* heads) {
   Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
+  self.begins = index == 0;
   const auto at_poll = [rank, relay] {
     if (relay) relay_host_abort(rank);
   };
-  int code;
-  /* A loop each: one for both would keep more than the registers hold. */
-  if (index < num_local_schedulers(rank))
-    code = scheduler_loop(platform::Team(), &self, [&](Found* found) { return local_scheduler_step(&self, found); }, at_poll);
-  else
-    code = scheduler_loop(platform::Team(), &self, [&](Found* found) { return remote_scheduler_step(&self, heads, found); }, at_poll);
+  const bool local = index < num_local_schedulers(rank);
+  /* One loop for both kinds: the batch step is inlined into each, and is most of what the kernel's protocol compiles to. */
+  const auto step = [&](Found* found) { return local ? local_scheduler_step(&self, found) : remote_scheduler_step(&self, heads, found); };
+  const int code = scheduler_loop(platform::Team(), &self, step, at_poll);
   if (code == MPK_OK && platform::Team().member() == 0) report_state(self.status, MPK_WORKER_LEFT);
   return code;
 }
@@ -84,10 +83,7 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
   const bool own_relay = busy < rank->num_workers; /* a block without another use for its spare warp */
   int code = MPK_OK;
   if (block == 0) {
-    if (lane == 0) {
-      code = batch_begin(rank);
-      if (code == MPK_OK) code = next_iteration(rank, nullptr);
-    }
+    if (lane == 0) code = batch_begin(rank);
     code = __shfl_sync(0xFFFFFFFFu, code, 0);
   }
   if (code == MPK_OK) {
