@@ -7,7 +7,7 @@ usage() {
 usage: scripts/gpu_session.sh [--gpus K] [--seconds S] [--only PART,...] [--backend cuda|cpu] [--list]
 
 Runs prebuilt binaries (target/release) in S seconds (default 580), the most important part first; each part has a time of its own, and what is
-left of the others' goes to the next. Prints `ok PART`, `FAILED PART` or `skipped PART`, and writes each part's output to $OUT (default
+left of the others' goes to the next. What the parts launch is compiled before them, on all cores. Prints `ok PART`, `FAILED PART` or `skipped PART`, and writes each part's output to $OUT (default
 gpu-session): raw JSON, and what it said. Ends with 0 only if no part failed.
 
   golden     fixtures against Hugging Face at 1, 2 and 4 ranks; operators, wide products and prefill attention among them (gpu_check.sh)
@@ -224,10 +224,32 @@ part_tasks() {
     "$release/mpk-bench" tasks --backend "$backend" >"$out/tasks.jsonl"
 }
 
+# Fills the cubin cache with what the parts launch, all at once: each takes a core a minute, which would be the parts' time.
+compile_all() {
+    local n file options
+    "$release/mpk-bench" model "$large" >"$work/large.json"
+    "$release/mpk-bench" model "$large" --prefill-chunk 2048 --max-seq-len 2112 >"$work/prompts.json"
+    for n in $ranks; do
+        options=(--ranks "$n" --compile-only --greedy)
+        for file in "$tiny" "$work/large.json"; do
+            "$release/mpk-run" "$file" "${options[@]}" &
+            "$release/mpk-run" "$file" --ranks "$n" --compile-only --temperature 0.8 --top-p 0.95 &
+        done
+        "$release/mpk-run" "$work/large.json" "${options[@]}" --trace "$work/none.json" &
+        "$release/mpk-run" "$work/prompts.json" "${options[@]}" &
+        [[ $n == 1 ]] || "$release/mpk-run" "$tiny" "${options[@]}" --transport nvshmem &
+    done
+    wait
+}
+
 # Each part runs in a shell of its own that `timeout` can end.
 if [[ -n ${MPK_SESSION_PART:-} ]]; then
     "part_$MPK_SESSION_PART" "$MPK_SESSION_SECONDS"
     exit
+fi
+if [[ $backend == cuda ]]; then
+    compile_all >"$out/compile.txt" 2>&1 || true # a part whose cubin is missing says why
+    echo "compiled what the parts launch, $SECONDS s"
 fi
 failed=0
 for part in "${parts[@]}"; do
