@@ -7,6 +7,7 @@ and rate, as a table on stdout and with --json as one object. Needs nothing but 
     scripts/bench_serve.py --model examples/tiny/model.json --ranks 2 --rates 2,8,32 --plot serve.svg
     scripts/bench_serve.py --model MODEL --llama-server PATH --gguf FILE     # llama.cpp's server in the same run
     scripts/bench_serve.py --url http://127.0.0.1:8000                       # a server that runs already
+    scripts/bench_serve.py --token-path --ranks 1                            # one stream: from the kernel's token to the client's byte
 
 Mixes: short (prompts of 16 words), shared-prefix (192 common words, then 16), long-prompt (every tenth has 256 words).
 llama.cpp's server is built with `cmake -B build && cmake --build build --target llama-server`, and takes the same weights as
@@ -31,6 +32,7 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "bench"))
 import serve_plot  # noqa: E402
+import token_path  # noqa: E402
 
 MIXES = ("short", "shared-prefix", "long-prompt")
 WORDS = (
@@ -58,6 +60,10 @@ def percentile(values, share):
         return None
     values = sorted(values)
     return values[min(len(values) - 1, round(share * (len(values) - 1)))]
+
+
+def spread_ms(values):
+    return {f"p{p}": percentile(values, p / 100) for p in (50, 90, 99)}
 
 
 def spread(values):
@@ -157,7 +163,7 @@ class Server:
         self.name, self.url = name, url
         self.log = tempfile.TemporaryFile()
         variables = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                     "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+                     "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_odls_base_sigkill_timeout": "60"}
         self.process = subprocess.Popen(
             command, stdout=self.log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
         )
@@ -173,6 +179,19 @@ class Server:
                 sys.exit(f"bench_serve: {name} does not start: {' '.join(map(str, command))}\n{text[-2000:]}")
             time.sleep(0.1)
 
+    def end(self):
+        """Has our server end by itself, as it does when rank 0 gets one signal; others are the launcher's."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                rank = re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)\0", (entry / "environ").read_bytes())
+                name = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+            if self.process.pid in (parent, int(entry.name)) and name == "mpk-serve" and (rank is None or rank[1] == b"0"):
+                os.kill(int(entry.name), signal.SIGTERM)
+        self.process.wait(END_SECONDS)
+
     def stop(self):
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
@@ -183,11 +202,13 @@ class Server:
                 self.process.wait()
 
 
-def ours(options):
+def ours(options, *more):
     binary = options.binary or HERE.parent / "target/release/mpk-serve"
     if not Path(binary).exists():
         sys.exit(f"bench_serve: {binary} is missing; build it with `cargo build --release -p launch --bins`")
-    command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000"]
+    command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000", "--prefix-cache", options.prefix_cache, *more]
+    if options.workers:
+        command += ["--workers", str(options.workers)]
     if options.ranks > 1:
         command = ["mpirun", "-n", str(options.ranks), *command]
 
@@ -196,6 +217,27 @@ def ours(options):
         return found and found[1]
 
     return Server(f"mpk, {options.ranks} ranks", command, None, ready)
+
+
+def measure_token_path(options):
+    """One stream at a time; gives the figures, and whether they are what they should be."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        server = ours(options, "--idle-exit", "0", "--backend", "cpu", "--trace", str(trace))
+        try:
+            ways, firsts, beyond = token_path.measure(server, server.url, trace)
+        finally:
+            server.stop()
+    result = {"server": server.name, "token_to_client_ms": spread_ms(ways), "first_token_ms": spread_ms(firsts),
+              "first_token_beyond_two_iterations_ms": spread_ms(beyond), "tokens": len(ways)}
+    print(f"{server.name}, one stream, {len(ways)} pieces")
+    for name, text in (("token_to_client_ms", "from the kernel's token to the client's byte"), ("first_token_ms", "first token"),
+                       ("first_token_beyond_two_iterations_ms", "first token, beyond two iterations")):
+        print(f"  {text}: " + ", ".join(f"{p} {v:.3f} ms" for p, v in result[name].items()))
+    good = options.token_limit is None or result["token_to_client_ms"]["p50"] <= options.token_limit
+    if not good:
+        print(f"bench_serve: more than {options.token_limit:g} ms", file=sys.stderr)
+    return result, good
 
 
 def llama(options):
@@ -254,6 +296,11 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--timeout", type=float, default=120, help="of a request, in seconds")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, help="of each rank; by default a core each")
+    parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="for shared-prefix; the other mixes repeat no page")
+    parser.add_argument("--token-path", action="store_true", help="measure one stream from the kernel's token to the client's byte, on the "
+                        "CPU target, and nothing else")
+    parser.add_argument("--token-limit", type=float, metavar="MS", help="with --token-path: exit status 1 if its median is above")
     parser.add_argument("--json", help="write everything to this file")
     parser.add_argument("--plot", help="write a plot (SVG) to this file")
     options = parser.parse_args()
@@ -262,6 +309,11 @@ def main():
     if bool(options.llama_server) != bool(options.gguf):
         parser.error("--llama-server and --gguf come together")
 
+    if options.token_path:
+        result, good = measure_token_path(options)
+        if options.json:
+            Path(options.json).write_text(json.dumps({"schema": "mpk-bench-serve/1", "token_path": result}, indent=1) + "\n")
+        sys.exit(0 if good else 1)
     three = f"{'p50':>7} {'p90':>7} {'p99':>7}"
     print(f"{'':52}{'first token, ms':>23}  {'between tokens, ms':>23}  {'whole, ms':>23}  {'answered a second':>17}")
     print(f"{'server':16} {'mix':14} {'rate/s':>6} {'sent':>5} {'failed':>6}  {three}  {three}  {three}  requests   tokens")

@@ -25,6 +25,7 @@ pub mod rank;
 mod report;
 mod tensors;
 pub mod trace;
+pub mod urgency;
 mod watch;
 pub mod world;
 

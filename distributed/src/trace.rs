@@ -108,6 +108,14 @@ impl<'a> Timeline<'a> {
             name("thread_name", &format!(r#","tid":{worker}"#), &format!("worker {worker}"));
         }
         name("thread_name", &format!(r#","tid":{}"#, self.workers.len()), "between iterations");
+        // Times are counted from here: on the CPU target a moment of CLOCK_MONOTONIC, which other programs can read too.
+        line(
+            &mut out,
+            format_args!(
+                r#"{{"ph":"M","name":"begin","pid":{rank},"args":{{"name":"begin","ns":{}}}}}"#,
+                self.begin_ns
+            ),
+        );
         out
     }
 

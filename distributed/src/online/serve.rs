@@ -5,6 +5,7 @@ use super::wire::Wire;
 use crate::control::ControlWriter;
 use crate::error::{Error, Result};
 use crate::interrupt;
+use crate::urgency::Urgent;
 use crate::world::World;
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,7 @@ const WRITTEN: Duration = Duration::from_secs(5);
 /// Serves until the host wants to leave, or something fails.
 pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
     let _noted = interrupt::note();
+    let _urgent = Urgent::begin();
     // Who waits for requests waits for any length of time: it is the kernel's deadline that holds, not that of the watch.
     let result = world.run_kernel(|| run(target, world, host));
     if let Err(error) = &result {

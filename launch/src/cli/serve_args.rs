@@ -57,6 +57,10 @@ pub struct ServeArgs {
     /// Log-probabilities of each token that a request may ask for (at most 128).
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = HTTP)]
     pub logprobs: u32,
+    /// When the server ends, write a timeline of all ranks (Chrome trace format) to FILE: the last iterations, as many as make a file of
+    /// 20 MB.
+    #[arg(long, value_name = "FILE", help_heading = HTTP)]
+    pub trace: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
@@ -100,7 +104,13 @@ impl ServeArgs {
     /// How it is run. The server's own queue is the shorter one.
     pub fn run_config(&self) -> RunConfig {
         let idle_exit = Duration::try_from_secs_f64(self.idle_exit).ok().filter(|time| !time.is_zero());
-        RunConfig { logprobs: self.logprobs, max_waiting: usize::MAX, idle_exit, ..self.runtime.run_config() }
+        RunConfig {
+            logprobs: self.logprobs,
+            max_waiting: usize::MAX,
+            idle_exit,
+            trace: self.trace.clone(),
+            ..self.runtime.run_config()
+        }
     }
 
     /// How long running requests may go on after a signal. What is no time is told by [`ServeArgs::contradiction`].

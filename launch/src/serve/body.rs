@@ -20,6 +20,8 @@ const POLITENESS: Duration = Duration::from_secs(5);
 pub struct Read<T> {
     /// The value.
     pub value: T,
+    /// Bytes of the body.
+    pub bytes: usize,
     /// Held as long as the value may be in memory.
     pub memory: Option<OwnedSemaphorePermit>,
 }
@@ -33,7 +35,7 @@ pub async fn read_json<T: DeserializeOwned>(app: &Shared, request: Request) -> R
         return Err(ApiError::not_json());
     }
     let (bytes, memory) = read(app, request).await?;
-    Ok(Read { value: parse(&bytes)?, memory })
+    Ok(Read { value: parse(&bytes)?, bytes: bytes.len(), memory })
 }
 
 /// Reads `bytes` as JSON; what is wrong is named with its place.

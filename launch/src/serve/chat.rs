@@ -39,7 +39,7 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
         }
     };
     let conversation = Conversation::read(&mut fields)?;
-    let prompt = prompts::beside(&app, move |loaded| {
+    let prompt = prompts::beside(&app, read.bytes, move |loaded| {
         prompts::encode(loaded, &conversation.render(loaded)?, "messages")
     })
     .await?;

@@ -37,7 +37,7 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
         let message = format!("prompts x n is more than {}, the limit of this server", app.limits.choices);
         return Err(ApiError::field("prompt", message));
     }
-    let (prompts, echoed) = prompts::beside(&app, move |loaded| {
+    let (prompts, echoed) = prompts::beside(&app, read.bytes, move |loaded| {
         let ids = given.iter().map(|prompt| prompts::encode(loaded, prompt, "prompt"));
         let ids = ids.collect::<Result<Vec<_>, _>>()?;
         let echoed = if echo {

@@ -12,15 +12,22 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Longest body whose text is encoded at once: that takes less time than another thread takes to begin.
+const SHORT: usize = 4096;
+
 /// Does what takes the processor's time, such as encoding a long text, beside the threads that serve connections. A
-/// bounded number of such works runs at once.
+/// bounded number of such works runs at once. `bytes`: of the request's body.
 ///
 /// # Errors
 /// Those of `work`.
 pub async fn beside<T: Send + 'static>(
     app: &App,
+    bytes: usize,
     work: impl FnOnce(&Loaded) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    if bytes <= SHORT {
+        return work(&app.serving()?.loaded);
+    }
     let failed = |what: String| ApiError::failed(what, "internal_error");
     let permit = Arc::clone(&app.encoders).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
     let app = App::clone(app);

@@ -8,12 +8,15 @@ use super::state::{App, Loaded, Phase, Shared};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+/// How long a server whose engine is lost goes on saying so, after its streams have ended.
+const LOST: Duration = Duration::from_millis(250);
 /// Threads that serve connections. They parse and format; the engine's threads are not theirs.
 const THREADS: usize = 2;
 
@@ -47,8 +50,19 @@ impl Server {
         let listener = TcpListener::bind(addresses.as_slice())?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let runtime =
-            Builder::new_multi_thread().worker_threads(THREADS).thread_name("http").enable_all().build()?;
+        // A token passes through them on its way to the client.
+        let started = AtomicUsize::new(0);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("http")
+            .on_thread_start(move || {
+                // The first are those that serve; any others do what takes long.
+                if started.fetch_add(1, Ordering::Relaxed) < THREADS {
+                    distributed::urgency::urgent();
+                }
+            })
+            .enable_all()
+            .build()?;
         let app = Shared::new(limits, key);
         let router = router(App::clone(&app));
         let listener = {
@@ -81,6 +95,10 @@ impl Server {
         let outcome = runtime.block_on(drain(&app, patience));
         let last_words = app.limits.last_words;
         runtime.block_on(async {
+            if matches!(outcome, Outcome::Lost(_)) {
+                // The sockets take the last events. The port stays open: `/health` tells what has happened.
+                return tokio::time::sleep(last_words.min(LOST)).await;
+            }
             // Clients read their last events; idle connections are closed already.
             if let Ok(Ok(open)) = timeout(last_words, accepting).await {
                 let _ = timeout(last_words, open.acquire_many(app.limits.connections as u32)).await;

@@ -25,7 +25,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Respon
     };
     let text = fields.text("prompt")?;
     let most = ready.loaded.model.max_seq_len;
-    let object = prompts::beside(&app, move |loaded| {
+    let object = prompts::beside(&app, read.bytes, move |loaded| {
         // A chat template writes its special tokens itself.
         let (prompt, param) = match (conversation, text) {
             (Some(conversation), _) => match (conversation.render(loaded)?, special) {
@@ -56,7 +56,7 @@ pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Resp
         return Err(ApiError::field("tokens", "`tokens` is missing"));
     }
     let ids = fields.ids("tokens", ready.loaded.model.vocab_size)?;
-    let object = prompts::beside(&app, move |loaded| {
+    let object = prompts::beside(&app, read.bytes, move |loaded| {
         let message = "the model has no tokenizer.json";
         let tokenizer = loaded.tokenizer.as_ref().ok_or_else(|| ApiError::field("tokens", message))?;
         let text =

@@ -1,0 +1,88 @@
+"""How long a token takes from the kernel to the client, and a first token from the client to the client: one stream of our server.
+
+The kernel's times come from the timeline that the server writes at its end (`--trace`): on the CPU target its clock is the one that
+this process reads. A batch step begins when the tokens of an iteration are there; the client's time is when its socket has given the
+bytes. The timeline itself costs a few microseconds an iteration."""
+
+import ctypes
+import json
+import os
+import re
+import socket
+import struct
+import time
+from urllib.parse import urlsplit
+
+SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+
+
+def be_prompt():
+    """The client must not be what is measured: it asks for a real-time priority, else for short turns (Linux 6.12), as the server's threads
+    do. The workers may have all cores."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        number = SCHED_SETATTR.get(os.uname().machine)
+        if number is not None:
+            attributes = ctypes.create_string_buffer(struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, 100_000, 0, 0))
+            ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+
+
+def stream(url, prompt, tokens):
+    """One request; when it was sent, and for each piece of the answer when it came and how many tokens it has."""
+    place = urlsplit(url)
+    body = json.dumps({
+        "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True,
+    }).encode()
+    head = (f"POST /v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n").encode()
+    with socket.create_connection((place.hostname, place.port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sent, reads = time.monotonic_ns(), []
+        connection.sendall(head + body)
+        while data := connection.recv(1 << 16):
+            reads.append((time.monotonic_ns(), data))
+    pieces, text = [], b""
+    for moment, data in reads:
+        text += data
+        while (found := re.search(rb'"token_ids":\[([^\]]*)\]', text)) is not None:
+            pieces.append((moment, len(found[1].split(b",")) if found[1] else 0))
+            text = text[found.end():]
+    return sent, pieces
+
+
+def figures(trace, runs):
+    """From the timeline and what the client has seen, in milliseconds: every token's way, the first tokens' times, and what of them is not
+    the iteration that made them nor one more."""
+    begin = next(e["args"]["ns"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "begin" and e["pid"] == 0)
+    steps = sorted((begin + 1e3 * e["ts"], begin + 1e3 * (e["ts"] + e["dur"])) for e in trace["traceEvents"]
+                   if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)
+    ways, firsts, beyond = [], [], []
+    for sent, pieces in runs:
+        # The first step after the request was sent takes the first token: before it the kernel was parked, in the step that begins the
+        # request's first iteration.
+        after = [place for place, (begun, _) in enumerate(steps) if begun > sent]
+        token = 0
+        for moment, count in pieces:
+            token += count
+            # A piece may hold several tokens, since text may be certain only with the last of them.
+            if count and token <= len(after):
+                ways.append((moment - steps[after[token - 1]][0]) / 1e6)
+        first = after[0]
+        firsts.append((pieces[0][0] - sent) / 1e6)
+        iterations = (steps[first][0] - steps[first - 1][1] + steps[first + 1][0] - steps[first][1]) / 1e6
+        beyond.append(firsts[-1] - iterations)
+    return ways, firsts, beyond
+
+
+def measure(server, url, trace, runs=5, tokens=200):
+    """Streams one after the other, then ends the server and reads its timeline."""
+    be_prompt()
+    seen = []
+    for run in range(runs + 1):
+        one = stream(url, "In the beginning God created the heaven", tokens)
+        if run > 0:  # the first one warms up
+            seen.append(one)
+        time.sleep(0.3)
+    server.end()
+    return figures(json.loads(trace.read_text()), seen)
