@@ -193,10 +193,22 @@ impl World {
     /// Waits for something that no other rank owes this one, such as a request. Whoever waits asks for [`World::lost`] now and
     /// then.
     pub fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.run_kernel(wait)
+        self.set_idle(true);
+        let waited = self.run_kernel(wait);
+        self.set_idle(false);
+        waited
     }
 
-    /// What is known of a rank of this node whose process has ended since the kernel, or the idle time, began, if one has.
+    /// While this rank runs the kernel: whether that has nothing to do. Then another rank that gives no sign of life for the deadline is
+    /// lost too ([`World::lost`]): no wait of the kernel would find that out.
+    pub(crate) fn set_idle(&self, idle: bool) {
+        if let Some(watch) = &self.watch {
+            watch.set_idle(idle);
+        }
+    }
+
+    /// What is known of a rank that was lost since the kernel, or the idle time, began, if one was: its process has ended, or has given no
+    /// sign of life while nothing was to be done.
     pub fn lost(&self) -> Option<String> {
         self.watch.as_ref()?.lost()
     }

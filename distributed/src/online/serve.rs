@@ -91,6 +91,7 @@ pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Ho
 
 fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
     for launches in 0u64.. {
+        world.set_idle(true);
         loop {
             match host.turn(target, false)? {
                 Wish::Nothing => {}
@@ -104,18 +105,26 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
                 return Err(Error::Aborted("ended by a signal, or told to end, while no kernel ran".into()));
             }
         }
+        world.set_idle(false);
         let begin = Instant::now();
         if launches > 0 {
             reset(target)?;
         }
         target.launch(world, |target| {
             host.turn(target, true)?;
+            world.set_idle(is_idle(target));
             Ok(interrupt::requested())
         })?;
         tracing::debug!("launch {launches} has ended after {:.3} s", begin.elapsed().as_secs_f64());
         host.left()?;
     }
     Ok(())
+}
+
+/// This rank's kernel has no request. What it is about to get has a deadline of its own, at the hosts.
+fn is_idle(target: &impl Target) -> bool {
+    let figures = target.outputs().figures();
+    figures.running == 0 && figures.waiting == 0
 }
 
 /// Makes a rank's memory ready for another launch. All ranks' kernels have ended: rank 0 has heard that of each.

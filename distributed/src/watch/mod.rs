@@ -61,6 +61,8 @@ struct Shared {
     /// The other rank that is lost, and what is known of it.
     lost: Mutex<Option<String>>,
     is_lost: AtomicBool,
+    /// While the rank runs the kernel: it has nothing to do, and no deadline but this watch's holds.
+    idle: AtomicBool,
     /// MPI can be called: it has been initialised, and not been finalised.
     mpi: AtomicBool,
 }
@@ -92,6 +94,7 @@ impl Watch {
             limit: AtomicU64::new(NO_LIMIT),
             lost: Mutex::new(None),
             is_lost: AtomicBool::new(false),
+            idle: AtomicBool::new(false),
             mpi: AtomicBool::new(false),
         }));
         let of_thread = watch.clone();
@@ -134,6 +137,12 @@ impl Watch {
     /// The rank runs the kernel: it is the kernel's deadline that holds, and who runs it asks for [`Watch::lost`].
     pub(crate) fn run_kernel(&self) -> Waiting<'_> {
         self.enter(State::Runs)
+    }
+
+    /// While the rank runs the kernel: whether it has nothing to do. Then a rank that gives no sign of life for the deadline is lost too,
+    /// since no wait of the kernel would find that out.
+    pub(crate) fn set_idle(&self, idle: bool) {
+        self.0.idle.store(idle, Ordering::Relaxed);
     }
 
     fn enter(&self, state: State) -> Waiting<'_> {
@@ -313,7 +322,9 @@ impl Watch {
                 NO_LIMIT => None,
                 limit => Some(Duration::from_nanos(limit)),
             };
-            let verdict = observer.look(moment, &own, others.as_deref(), limit, |seen| fate(seen, namespace));
+            let idle = self.0.idle.load(Ordering::Relaxed);
+            let verdict =
+                observer.look(moment, &own, others.as_deref(), (limit, idle), |seen| fate(seen, namespace));
             if let Some(verdict) = verdict {
                 self.act(verdict, own.state);
             }

@@ -80,12 +80,13 @@ impl Observer {
 
     /// One look, `moment` after the last: at this rank (`own`) and at the others of its node, which are not known where
     /// it has found no table of theirs. `limit`: this wait may not last longer, whatever the others do.
+    /// `idle`: a rank that runs the kernel has nothing to do.
     pub(crate) fn look(
         &mut self,
         moment: Duration,
         own: &Seen,
         others: Option<&[Seen]>,
-        limit: Option<Duration>,
+        (limit, idle): (Option<Duration>, bool),
         fate: impl Fn(&Seen) -> Fate,
     ) -> Option<Verdict> {
         let known = others.is_some();
@@ -132,7 +133,12 @@ impl Observer {
             return Some(Verdict::Lost { rank: first.rank, text });
         }
         if !own.state.awaits() {
-            return None;
+            // A kernel that has something to do finds out itself, and its report says more.
+            let (first, fate) = silent.first().filter(|_| idle && own.state == State::Runs)?;
+            return Some(Verdict::Lost {
+                rank: first.rank,
+                text: silent_while_idle(first, *fate, self.deadline),
+            });
         }
         let overdue = |missing: String, limit: Duration| {
             let text = format!("{missing} within {} s (--deadline {})", whole(limit), seconds(self.deadline));
@@ -191,6 +197,15 @@ impl Observer {
 /// A rank whose process has ended.
 pub(crate) fn lost(seen: &Seen) -> String {
     format!("rank {} is lost: its process has ended; it was last in `{}`", seen.rank, seen.phase)
+}
+
+/// A rank of a job without work that gives no sign of life.
+fn silent_while_idle(seen: &Seen, fate: Fate, deadline: Duration) -> String {
+    let why = if fate == Fate::Stopped { ": its process is stopped" } else { "" };
+    let (rank, time) = (seen.rank, seconds(deadline));
+    format!(
+        "rank {rank} is lost: it gave no sign of life for {time} s (--deadline) while there was nothing to do{why}"
+    )
 }
 
 /// Who did not come to where this rank waits.
@@ -265,7 +280,9 @@ mod tests {
             for other in &mut others {
                 other.beats += u64::from(alive.contains(&other.rank));
             }
-            observer.look(TICK, own, Some(&others), limit, |_| fate).map(|verdict| (TICK * tick, verdict))
+            observer
+                .look(TICK, own, Some(&others), (limit, false), |_| fate)
+                .map(|verdict| (TICK * tick, verdict))
         })
     }
 
@@ -359,7 +376,7 @@ mod tests {
         let others = [Seen { beats: 0, ..rank(2, State::Calls, 1, "MPI's start-up") }];
         let verdict = (0..100).find_map(|tick| {
             let others: Vec<Seen> = others.iter().map(|o| Seen { beats: tick, ..o.clone() }).collect();
-            observer.look(TICK, &own, Some(&others), None, |_| Fate::Alive)
+            observer.look(TICK, &own, Some(&others), (None, false), |_| Fate::Alive)
         });
         let text = text(verdict.expect("a verdict"));
         assert!(text.starts_with("ranks 1, 3 did not start"), "{text}");
@@ -373,7 +390,7 @@ mod tests {
             let other = Seen { beats: tick, ..rank(1, State::Works, 6, "graphs") };
             // Every tenth moment seems to last an hour.
             let moment = if tick % 10 == 9 { Duration::from_secs(3600) } else { TICK };
-            assert_eq!(observer.look(moment, &own, Some(&[other]), None, |_| Fate::Alive), None);
+            assert_eq!(observer.look(moment, &own, Some(&[other]), (None, false), |_| Fate::Alive), None);
         }
     }
 
@@ -389,11 +406,30 @@ mod tests {
         let others = vec![rank(1, State::Waits, 7, "results"), rank(2, State::Waits, 7, "results")];
         let fate = |seen: &Seen| if seen.rank == 1 { Fate::Stopped } else { Fate::Alive };
         let mut observer = Observer::new(Duration::from_secs(30), Some(3));
-        let verdict = (0..4000).find_map(|_| observer.look(TICK, &own, Some(&others), limit, fate));
+        let verdict = (0..4000).find_map(|_| observer.look(TICK, &own, Some(&others), (limit, false), fate));
         let text = text(verdict.expect("a verdict"));
         assert!(
             text.starts_with("rank 1 did not go on in `results` (its process is stopped) within 2 s"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_stopped_rank_is_lost_to_a_job_without_work_alone() {
+        let own = rank(0, State::Runs, 5, "requests");
+        let others = [rank(1, State::Runs, 5, "requests")];
+        let seen = |idle: bool| {
+            let mut observer = Observer::new(Duration::from_secs(2), Some(2));
+            let look = |_| observer.look(TICK, &own, Some(&others), (None, idle), |_| Fate::Stopped);
+            (0..200).map(look).position(|verdict| verdict.is_some())
+        };
+        assert_eq!(seen(false), None, "its kernel finds out");
+        let looks = seen(true).expect("nobody else does") as u32;
+        assert!((40..=42).contains(&looks), "{looks}");
+        let mut observer = Observer::new(Duration::from_secs(2), Some(2));
+        let verdict =
+            (0..200).find_map(|_| observer.look(TICK, &own, Some(&others), (None, true), |_| Fate::Stopped));
+        let Some(Verdict::Lost { rank: 1, text }) = verdict else { panic!("{verdict:?}") };
+        assert!(text.contains("--deadline") && text.contains("is stopped"), "{text}");
     }
 }

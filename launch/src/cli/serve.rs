@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// How long streams have to end with an error before a process that has lost a rank ends.
 const LAST_WORDS: Duration = Duration::from_millis(800);
+/// How long it then goes on saying so.
+const LOST: Duration = Duration::from_millis(250);
 /// How long the engine has to end once no request is left.
 const END_OF_ENGINE: Duration = Duration::from_secs(5);
 
@@ -138,8 +140,8 @@ fn tell_the_end(message: &str) {
     while ready.places.available_permits() < ready.all_places && begin.elapsed() < LAST_WORDS {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The sockets take the last events.
-    std::thread::sleep(Duration::from_millis(50));
+    // The sockets take the last events, and `/health` is asked.
+    std::thread::sleep(LOST);
 }
 
 /// Reports are long.

@@ -47,9 +47,9 @@ pub async fn accept(listener: TcpListener, app: App, router: Router) -> Arc<Sema
     }
 }
 
-/// No new requests are taken.
+/// No new connections are taken. A server whose engine is lost tells so as long as it lives.
 fn closed(phase: &Phase) -> bool {
-    !matches!(phase, Phase::Loading | Phase::Serving)
+    matches!(phase, Phase::Draining | Phase::Ending)
 }
 
 /// Serves one connection to its end.
