@@ -201,7 +201,27 @@ impl GraphArrays {
     }
 }
 
-/// The ABI's number of a placement.
+/// Some of the graphs are static and others dynamic.
+pub fn are_mixed<'a>(graphs: impl IntoIterator<Item = &'a TaskGraph>) -> bool {
+    let mut graphs = graphs.into_iter().map(|graph| graph.placement);
+    graphs.next().is_some_and(|first| graphs.any(|other| other != first))
+}
+
+/// Some of the graphs are dynamic: the rank has schedulers.
+pub(crate) fn any_dynamic(graphs: &[TaskGraph]) -> bool {
+    graphs.iter().any(|graph| graph.placement == Placement::Dynamic)
+}
+
+/// The ABI's number of a rank's placement.
+pub(crate) fn placement_of_rank(graphs: &[TaskGraph]) -> u32 {
+    match graphs.first() {
+        Some(_) if are_mixed(graphs) => abi::MPK_MIXED,
+        Some(graph) => placement(graph.placement),
+        None => abi::MPK_STATIC,
+    }
+}
+
+/// The ABI's number of a graph's placement.
 pub fn placement(placement: Placement) -> u32 {
     match placement {
         Placement::Static => abi::MPK_STATIC,

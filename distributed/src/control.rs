@@ -1,6 +1,6 @@
 //! The `mpk_rank` of a kernel with everything that it points to, laid out in one piece of memory.
 
-use crate::arrays::{GraphArrays, placement};
+use crate::arrays::{GraphArrays, placement_of_rank};
 use crate::batch_memory::{BatchMemory, TablePlaces};
 use crate::error::Result;
 use crate::heap_layout::HeapLayout;
@@ -128,7 +128,7 @@ impl Control {
             num_workers: workers as u32,
             num_schedulers: parts.schedulers,
             num_graphs: parts.graphs.len() as u32,
-            placement: parts.graphs.first().map_or(0, |g| placement(g.placement)),
+            placement: placement_of_rank(parts.graphs),
             oversubscribed: u32::from(parts.oversubscribed),
             deadline_ns: parts.options.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
             sym: image.address(sym_at) as *mut _,

@@ -29,6 +29,7 @@ pub mod urgency;
 mod watch;
 pub mod world;
 
+pub use arrays::are_mixed;
 pub use cpu::CpuRank;
 pub use cuda::CudaRank;
 pub use error::{Error, Result};

@@ -1,8 +1,8 @@
 //! Why a run ended early, in words.
 
+use crate::arrays::any_dynamic;
 use kernels_cu::abi;
 use std::fmt::Write;
-use taskgraph::Placement;
 use taskgraph::task_graph::TaskGraph;
 use taskgraph::{EventId, TaskId};
 
@@ -148,7 +148,7 @@ impl Group {
 
     fn line(&self, graphs: &[TaskGraph], workers: u32) -> String {
         let graph = graphs.get(self.graph as usize);
-        let scheduled = graph.is_none_or(|graph| graph.placement == Placement::Dynamic);
+        let scheduled = graph.is_none() || any_dynamic(graphs);
         let mut text = names(&self.who, workers, scheduled);
         let many = self.who.len() > 1;
         match self.place {
@@ -230,6 +230,7 @@ fn ranges(numbers: &[u32]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use taskgraph::Placement;
     use taskgraph::op_graph::Capacity;
     use taskgraph::task_graph::Task;
 

@@ -381,7 +381,7 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   for (uint32_t g = 0; g < rank->num_graphs; ++g) {
     const mpk_graph* graph = &rank->graphs[g];
     if (graph->num_events <= MPK_EVENT_END || graph->events[MPK_EVENT_BEGIN].num_triggers == 0 ||
-        graph->events[MPK_EVENT_END].num_triggers == 0 || graph->placement != rank->placement ||
+        graph->events[MPK_EVENT_END].num_triggers == 0 || (graph->placement != rank->placement && !(platform::kMixedPlacement && rank->placement == MPK_MIXED)) ||
         graph->events[MPK_EVENT_END].event_type != MPK_EVENT_END_OF_TASK_GRAPH ||
         (graph->placement == MPK_STATIC && graph->num_workers > rank->num_workers)) {
       return MPK_ABORT_KERNEL;

@@ -54,6 +54,7 @@ MPK_DEVICE void report_missing_event(const mpk_rank* rank, mpk_status* status) {
   const Publication publication = read_publication(rank);
   if (publication.iteration == 0 || publication.stop || publication.graph >= rank->num_graphs) return;
   const mpk_graph* graph = &rank->graphs[publication.graph];
+  if (platform::kMixedPlacement && graph->placement == MPK_STATIC) return; /* mixed: its workers say what they wait for */
   const uint32_t epoch = static_cast<uint32_t>(event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers);
   uint32_t missing = MPK_EVENT_END;
   for (uint32_t index = MPK_EVENT_END + 1; index < graph->num_events && missing == MPK_EVENT_END; ++index) {

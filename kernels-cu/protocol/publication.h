@@ -10,6 +10,9 @@
  * launched, whatever the graph looks like, and all that the tasks did is visible (release of each count, acquire of
  * the sum).
  *
+ * Placement. That holds for static and dynamic graphs alike, so a rank may have both (MPK_MIXED), one after the other: by the batch step
+ * between them all tasks of the first are over, queues and lists are done with, and what has been pushed to a ring carries its iteration.
+ *
  * Between the two mpk_batch is constant, and a reader is on safe ground exactly while it owes the iteration a
  * task: a worker with a non-empty list (static) until it has counted the last task of the list, a worker with a
  * task or a scheduler with an event to launch (dynamic) until those tasks are counted. Whoever owes nothing reads

@@ -1,5 +1,6 @@
 /* The scheduler's steps (dynamic placement): a completed event becomes queued tasks. A scheduler is a team (platform.h); its
- * leader takes the steps, and all of it queue the tasks.
+ * leader takes the steps, and all of it queue the tasks. In mixed placement schedulers have nothing to do in the iterations of static
+ * graphs: no event of theirs is queued or pushed.
  *
  * Local schedulers own the events that only this rank triggers, the remote scheduler those that peers trigger. A worker blocks
  * on nothing but a full scheduler queue, and that has room for every event of a graph; so workers always come back to their
@@ -140,8 +141,13 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
         }
         return MPK_OK;
       }
+      const mpk_graph* graph = &rank->graphs[publication.graph];
+      if (platform::kMixedPlacement && graph->placement == MPK_STATIC) { /* mixed: the workers' own */
+        found->worked = false;
+        return MPK_OK;
+      }
       /* Event 1 is triggered by the batch step; the iteration can't end before its tasks are launched. */
-      const mpk_event& event = rank->graphs[publication.graph].events[MPK_EVENT_BEGIN];
+      const mpk_event& event = graph->events[MPK_EVENT_BEGIN];
       return needs_scheduler(event) ? handle_event(scheduler, current_iteration(rank), event, 0, 1, &found->launch) : static_cast<int>(MPK_OK);
     }
   }

@@ -6,6 +6,7 @@
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::{Job, ModelFile, RunJson};
+use serde_json::json;
 
 const PLACEMENTS: [&str; 2] = ["static", "dynamic"];
 const LOWERINGS: [&str; 3] = ["copy-reduce", "one-shot", "two-shot"];
@@ -91,6 +92,26 @@ golden! {
     tiny_on_2_ranks: "tiny", 2, covering_choices;
     tiny_on_4_ranks: "tiny", 4, covering_choices;
     tiny_on_8_ranks: "tiny", 8, covering_choices;
+}
+
+/// A run of static and dynamic graphs gives the bits of a run with either alone.
+#[test]
+fn static_and_dynamic_graphs_of_one_run_give_the_same_bits() {
+    let fixture = Fixture::open("qwen3");
+    for (ranks, lowering) in [(1, "copy-reduce"), (2, "one-shot"), (4, "copy-reduce")] {
+        let expected = run(&fixture.model(), ranks, ("static", lowering));
+        for (decode, prefill) in [("static", "dynamic"), ("dynamic", "static")] {
+            let placement = json!({"decode": decode, "prefill": prefill});
+            let model = fixture.model().set("runtime.placement", placement);
+            let found = Job::new(ranks)
+                .arg(model.path())
+                .args(["--logprobs", "5", "--allreduce", lowering])
+                .run_json();
+            let what = format!("{ranks} ranks, decode {decode}, prefill {prefill}");
+            fixture.check(&found, &what);
+            assert!(found.result() == expected.result(), "{what}: other bits");
+        }
+    }
 }
 
 /// Without `--ignore-eos` requests stop at their end of sequence, which is the last of `tokens` and not in `text`.

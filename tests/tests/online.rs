@@ -2,14 +2,21 @@
 //! that no page and no memory is left behind. `examples/online.rs` does it; `MPK_SOAK_REQUESTS=20000` makes the soak long.
 
 use mpk_tests::{Job, ModelFile};
+use serde_json::json;
 use std::time::Duration;
 
+/// `placement`: of all graphs, or `DECODE+PREFILL`.
 fn run(ranks: u32, requests: u64, placement: &str, prefix_cache: &str) -> String {
     // Room in the KV cache for a few of the eight requests that run at once.
     let model = ModelFile::of_fixture("tiny").set("max_seq_len", 160).set("page_size", 16);
     let model = model.set("runtime.kv_pages", 10).set("runtime.prefix_cache", prefix_cache);
-    let job =
-        Job::new(ranks).of("examples/online").arg(model.path()).arg(requests.to_string()).arg(placement);
+    let model = match placement.split_once('+') {
+        Some((decode, prefill)) => {
+            model.set("runtime.placement", json!({"decode": decode, "prefill": prefill}))
+        }
+        None => model.set("runtime.placement", placement),
+    };
+    let job = Job::new(ranks).of("examples/online").arg(model.path()).arg(requests.to_string());
     let finished = job.timeout(Duration::from_secs(1200)).run().expect(0).expect_nothing_left();
     let out = finished.stdout;
     assert!(out.contains(&format!("online: ok, {requests} requests")), "{out}");
@@ -19,7 +26,11 @@ fn run(ranks: u32, requests: u64, placement: &str, prefix_cache: &str) -> String
 
 #[test]
 fn requests_under_load_have_the_tokens_of_each_one_alone() {
-    for (ranks, placement) in [(1, "static"), (2, "static"), (2, "dynamic"), (4, "static")] {
+    let mixed = ["static+dynamic", "dynamic+static"];
+    let [first, second] = mixed;
+    for (ranks, placement) in
+        [(1, "static"), (1, first), (2, "static"), (2, "dynamic"), (2, first), (2, second), (4, first)]
+    {
         let without = run(ranks, 120, placement, "off");
         assert!(without.contains(" 0 of 0 prompt tokens found"), "{without}");
         let with = run(ranks, 120, placement, "on");

@@ -1,7 +1,7 @@
 //! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol works on.
 
 use crate::affinity::Cores;
-use crate::arrays::GraphArrays;
+use crate::arrays::{GraphArrays, any_dynamic};
 use crate::control::{Control, ControlWriter, Parts};
 use crate::cpu::symmetric::SymmetricHeap;
 use crate::error::{Error, Result};
@@ -19,7 +19,6 @@ use kernels_cu::abi;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use taskgraph::Placement;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
 /// Memory of the timeline at most. What is not written costs nothing.
@@ -115,8 +114,7 @@ impl CpuRank {
         let heap_layout = HeapLayout::agree(world, &graphs);
         let heap = SymmetricHeap::allocate(world, heap_layout.bytes as usize)?;
         let workers = graphs.first().map_or(1, |g| g.workers) as usize;
-        let dynamic = graphs.first().is_some_and(|g| g.placement == Placement::Dynamic);
-        let schedulers = if dynamic { 1 + usize::from(world.size() > 1) } else { 0 };
+        let schedulers = if any_dynamic(&graphs) { 1 + usize::from(world.size() > 1) } else { 0 };
 
         let layout = TensorLayout::new(&graphs, &heap_layout)?;
         let weights = HugeBuffer::new(me, "weights", layout.constants as usize)?;

@@ -5,6 +5,7 @@ use super::device::{Context, Gpu};
 use super::driver::Driver;
 use super::symmetric::{Bootstrap, Transport, heap_bytes};
 use crate::agreement::agreed;
+use crate::arrays::any_dynamic;
 use crate::error::{Error, Result};
 use crate::heap_layout::HeapLayout;
 use crate::memory::Layout;
@@ -145,7 +146,7 @@ fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) ->
     let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
     let scratch = Scratch::new(graphs);
     let mut queues = Layout::default();
-    if graphs.first().is_some_and(|g| g.placement == Placement::Dynamic) {
+    if any_dynamic(graphs) {
         Queues::reserve(graphs, workers, schedulers(workers, world), world, &mut queues);
     }
     let mut budget = Budget::default();

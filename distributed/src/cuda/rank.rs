@@ -9,7 +9,7 @@ use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
 use crate::agreement::agreed;
-use crate::arrays::GraphArrays;
+use crate::arrays::{GraphArrays, any_dynamic};
 use crate::control::{Control, ControlWriter, Parts};
 use crate::error::{Error, Result};
 use crate::fill::TensorSource;
@@ -27,7 +27,6 @@ use kernels_cu::abi;
 use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig, NvshmemVersion};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use taskgraph::Placement;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
 /// What the GPU executes.
@@ -169,10 +168,7 @@ impl CudaRank {
         let heap_layout = HeapLayout::agree(world, &graphs);
         let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
-        let schedulers = match graphs.first().map(|g| g.placement) {
-            Some(Placement::Dynamic) => schedulers(workers, world.size()),
-            _ => 0,
-        };
+        let schedulers = if any_dynamic(&graphs) { schedulers(workers, world.size()) } else { 0 };
         let scratch = Scratch::new(&graphs);
         let record = size_of::<abi::mpk_trace_record>() as u64;
         let trace_capacity = trace_capacity(options, workers);

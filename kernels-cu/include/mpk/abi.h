@@ -58,7 +58,8 @@ enum mpk_dtype {
   MPK_F32_FLAGGED = 6,
 };
 
-enum mpk_placement { MPK_STATIC = 0, MPK_DYNAMIC = 1 };
+/* Of a graph: how its tasks get to workers. Of a rank: that of its graphs, or that it has both. */
+enum mpk_placement { MPK_STATIC = 0, MPK_DYNAMIC = 1, MPK_MIXED = 2 };
 
 /* Physical layout of a constant matrix [rows, k]; `strides[0]` is k rounded up to MPK_TILE_K.
  * MPK_LAYOUT_TILED: rows (= output columns of a linear) in tiles of 16; inside a tile of
@@ -478,7 +479,7 @@ typedef struct mpk_kernel {
 typedef struct mpk_rank {
   uint32_t abi_version;
   uint32_t rank, world;
-  uint32_t num_workers, num_schedulers; /* schedulers: dynamic placement only (local ones, then one remote) */
+  uint32_t num_workers, num_schedulers; /* schedulers: where a graph is dynamic (local ones, then one remote) */
   uint32_t num_graphs;
   uint32_t placement;
   uint32_t oversubscribed; /* CPU: more threads than cores, so waits yield at once */

@@ -21,9 +21,14 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
 /* What a kernel gets to see of a task. */
 mpk_kernel_args kernel_args(const Worker& worker, const Iteration& iteration, uint32_t task_index);
 
-/* The two compositions; they return when the run has stopped (MPK_OK) or with the abort code. */
+/* The two compositions, of which the second is that of mixed placement too; they return when the run has stopped (MPK_OK) or with the
+ * abort code. */
 int run_static(const Worker& worker);
 int run_dynamic(const Worker& worker);
+
+/* Mixed placement, for a worker that has no task in hand: goes through its list of the current iteration if that is of a static graph and
+ * comes after `*seen`. `worked`: there was one. MPK_OK or an abort code. */
+int run_static_between(const Worker& worker, uint32_t* seen, bool* worked);
 
 /* Waiting threads sleep for tens of microseconds: Linux's default slack of 50 would more than double that. */
 void shorten_timer_slack();

@@ -1,5 +1,9 @@
 /* Dynamic placement: a worker takes tasks from its queues, one for each scheduler. A task that still waits (for
- * flagged words, or for an event of an earlier epoch) is put aside, so that it never holds the worker. */
+ * flagged words, or for an event of an earlier epoch) is put aside, so that it never holds the worker.
+ *
+ * Mixed placement: between them it goes through its lists of the static graphs. While an iteration has not ended, all of its
+ * tasks come the same way: a worker with an empty queue has nothing to do in a dynamic iteration, and a static one puts nothing
+ * into queues. The end of the run comes through the queues, as event 0. */
 #include "cpu/worker.h"
 
 #include <stdlib.h>
@@ -62,6 +66,7 @@ int run_dynamic(const Worker& worker) {
   Wait held(rank, worker.status); /* with tasks put aside: this worker knows what is missing */
   uint64_t looks_since_ns = trace_clock(rank);
   uint32_t waited_for = MPK_TRACE_NO_WAIT;
+  uint32_t seen = 0; /* mixed: the last publication that this worker has looked at */
   for (;;) {
     int code = abort_code(rank);
     if (code != MPK_OK) return code;
@@ -96,6 +101,16 @@ int run_dynamic(const Worker& worker) {
         if (code != MPK_OK) return code;
         continue;
       } else {
+        if (rank->placement == MPK_MIXED) {
+          bool worked = false;
+          code = run_static_between(worker, &seen, &worked);
+          if (code != MPK_OK) return code;
+          if (worked) {
+            idle.reset();
+            looks_since_ns = trace_clock(rank);
+            continue;
+          }
+        }
         waited_for = MPK_TRACE_QUEUE;
         report_state(worker.status, MPK_WORKER_IDLE);
         code = idle.poll(0);

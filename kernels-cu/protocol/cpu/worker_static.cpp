@@ -61,10 +61,24 @@ int run_list(const Worker& worker, const Iteration& iteration, const uint32_t* t
   return MPK_OK;
 }
 
+/* The worker's list of a published iteration of a static graph, if it has one there; `worked`: it has. */
+int run_iteration(const Worker& worker, const Publication& publication, bool* worked) {
+  const mpk_rank* rank = worker.rank;
+  const mpk_graph* graph = &rank->graphs[publication.graph];
+  if (worker.index >= graph->num_workers) return MPK_OK;
+  const uint32_t first = graph->worker_first[worker.index];
+  const uint32_t last = graph->worker_first[worker.index + 1];
+  if (first == last) return MPK_OK;
+  *worked = true;
+  /* There is work for this worker, so the batch stays as it is until that is done (publication.h). */
+  const Iteration iteration = {graph, publication.graph, publication.iteration, rank->batch->epoch};
+  const int code = run_list(worker, iteration, graph->worker_tasks + first, last - first);
+  return code == MPK_OK ? finish_iteration(worker, iteration) : code;
+}
+
 }  // namespace
 
 int run_static(const Worker& worker) {
-  const mpk_rank* rank = worker.rank;
   uint32_t seen = 0;
   for (;;) {
     Publication publication;
@@ -72,17 +86,18 @@ int run_static(const Worker& worker) {
     if (code != MPK_OK) return code;
     if (publication.stop) return MPK_OK;
     seen = publication.iteration;
-    const mpk_graph* graph = &rank->graphs[publication.graph];
-    if (worker.index >= graph->num_workers) continue;
-    const uint32_t first = graph->worker_first[worker.index];
-    const uint32_t last = graph->worker_first[worker.index + 1];
-    if (first == last) continue;
-    /* There is work for this worker, so the batch stays as it is until that is done (publication.h). */
-    const Iteration iteration = {graph, publication.graph, publication.iteration, rank->batch->epoch};
-    code = run_list(worker, iteration, graph->worker_tasks + first, last - first);
-    if (code == MPK_OK) code = finish_iteration(worker, iteration);
+    bool worked = false;
+    code = run_iteration(worker, publication, &worked);
     if (code != MPK_OK) return code;
   }
+}
+
+int run_static_between(const Worker& worker, uint32_t* seen, bool* worked) {
+  const Publication publication = read_publication(worker.rank);
+  if (publication.iteration == *seen || publication.stop) return MPK_OK;
+  *seen = publication.iteration;
+  if (worker.rank->graphs[publication.graph].placement != MPK_STATIC) return MPK_OK;
+  return run_iteration(worker, publication, worked);
 }
 
 }  // namespace cpu

@@ -1,5 +1,6 @@
 /* The fetch warp: decides which task the block runs next. Static placement: the worker's list. Dynamic placement: the
- * worker's queues, and a list of tasks put aside because they still wait, so that no worker waits with a task in hand. */
+ * worker's queues, and a list of tasks put aside because they still wait, so that no worker waits with a task in hand. Mixed
+ * placement: the latter, and the lists of static graphs in between (cpu/worker_dynamic.cpp). */
 #pragma once
 
 #include "slots.cuh"
@@ -29,6 +30,35 @@ struct WorkerList {
   }
 };
 
+/* A worker's way through its lists, iteration after iteration. All lanes call it. */
+struct StaticFetch {
+  WorkerList list;
+  Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
+
+  /* Hands out the list of a published iteration of a static graph. False when the compute warps have left. */
+  __device__ __forceinline__ bool run(const mpk_rank* rank, SlotWriter& writer, FetchedIteration& iteration, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    const bool predicted = graph_index == list.graph;
+    if (!predicted) list.read(rank, graph_index, worker, lane);
+    if (list.first == list.last) return true;
+    if (!writer.wait_for_readers()) return false;
+    iteration.read(rank, graph_index, number, lane);
+    const uint32_t* const tasks = iteration.graph->worker_tasks;
+    if (!predicted) next.fetch(rank, iteration, __shfl_sync(kAll, list.head, 0), lane);
+    uint32_t ahead = list.head;
+    for (uint32_t i = list.first; i < list.last; ++i) {
+      if (!writer.acquire()) return false;
+      writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
+      writer.publish();
+      const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
+      if (after == list.first) ahead = list.head;
+      else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
+      next.fetch(rank, iteration, __shfl_sync(kAll, ahead, place), lane);
+    }
+    return true;
+  }
+};
+
 /* Looks for the next iteration between two looks at the abort word and the clock. */
 constexpr uint32_t kLooksBetweenPolls = 8;
 
@@ -36,8 +66,7 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
   FetchedIteration iteration;
-  WorkerList list;
-  Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
+  StaticFetch lists;
   uint32_t seen = 0;
   for (;;) {
     Publication publication = {0, 0, false};
@@ -57,24 +86,7 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     if (code != MPK_OK && lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
     if (code != MPK_OK || stop) return stop_block(writer);
     seen = __shfl_sync(kAll, publication.iteration, 0);
-    const uint32_t graph_index = __shfl_sync(kAll, publication.graph, 0);
-    const bool predicted = graph_index == list.graph;
-    if (!predicted) list.read(rank, graph_index, worker, lane);
-    if (list.first == list.last) continue;
-    if (!writer.wait_for_readers()) return;
-    iteration.read(rank, graph_index, seen, lane);
-    const uint32_t* const tasks = iteration.graph->worker_tasks;
-    if (!predicted) next.fetch(rank, iteration, __shfl_sync(kAll, list.head, 0), lane);
-    uint32_t ahead = list.head;
-    for (uint32_t i = list.first; i < list.last; ++i) {
-      if (!writer.acquire()) return;
-      writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
-      writer.publish();
-      const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
-      if (after == list.first) ahead = list.head;
-      else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
-      next.fetch(rank, iteration, __shfl_sync(kAll, ahead, place), lane);
-    }
+    if (!lists.run(rank, writer, iteration, __shfl_sync(kAll, publication.graph, 0), seen, worker, lane)) return;
   }
 }
 
@@ -150,6 +162,7 @@ __device__ __noinline__ void report_parked(const mpk_rank* rank, uint32_t worker
   report_parked_task(rank, &rank->graphs[batch->graph], task, batch->epoch, status);
 }
 
+template <bool kMixed>
 __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
@@ -158,6 +171,8 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
   Wait idle(rank, nullptr, follower_deadline_ns(rank));
   Wait held(rank, nullptr); /* with tasks put aside: this worker knows what is missing */
   uint32_t empty = 0; /* looks in vain */
+  StaticFetch lists;  /* mixed */
+  uint32_t seen = 0;  /* mixed: the last publication that was looked at */
   for (;;) {
     /* Tasks in slots are all ready, so one comes free. */
     if (!writer.acquire()) return;
@@ -173,6 +188,23 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
       uint64_t id = 0;
       const bool launched = find_task(rank, worker, lane, &id, &from);
       int code = MPK_OK;
+      if constexpr (kMixed) {
+        if (!launched && deferred.count() == 0) {
+          Publication now = {0, 0, false};
+          if (lane == 0) now = read_publication(rank);
+          __syncwarp();
+          const uint32_t number = __shfl_sync(kAll, now.iteration, 0), graph = __shfl_sync(kAll, now.graph, 0);
+          /* The end comes through the queues, as event 0. */
+          if (number != seen && __shfl_sync(kAll, static_cast<int>(now.stop), 0) == 0) {
+            seen = number;
+            if (rank->graphs[graph].placement == MPK_STATIC) {
+              if (!lists.run(rank, writer, iteration, graph, number, worker, lane)) return;
+              idle.reset();
+              continue;
+            }
+          }
+        }
+      }
       if (launched) {
         const uint32_t task = task_id_index(id);
         if (task == MPK_TASK_TERMINATE) {

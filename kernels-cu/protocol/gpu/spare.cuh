@@ -62,6 +62,19 @@ __device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
   }
 }
 
+/* Mixed placement: has scheduler 0 end the iterations of static graphs (end_iteration), since no event tells a scheduler of their end.
+ * The publication, once it is acquired, tells that the batch is the one of its iteration. If that is static, nobody but this thread
+ * ends it; of a dynamic one only the word is looked at. */
+__device__ inline void look_for_static_end(Scheduler* scheduler) {
+  const mpk_rank* rank = scheduler->rank;
+  if (scheduler->index != 0 || scheduler->ending != 0) return;
+  const Publication now = read_publication(rank);
+  if (now.iteration == 0 || now.stop) return;
+  const mpk_graph* graph = &rank->graphs[now.graph];
+  if (graph->placement != MPK_STATIC) return;
+  if (event_count(graph, MPK_EVENT_END) >= event_wanted(graph, MPK_EVENT_END, rank->batch->epoch, 0)) scheduler->ending = now.iteration;
+}
+
 /* All lanes of a scheduler's warp. */
 __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay, uint64_t* heads) {
   Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
@@ -71,7 +84,10 @@ __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay,
   };
   const bool local = index < num_local_schedulers(rank);
   /* One loop for both kinds: the batch step is inlined into each, and is most of what the kernel's protocol compiles to. */
-  const auto step = [&](Found* found) { return local ? local_scheduler_step(&self, found) : remote_scheduler_step(&self, heads, found); };
+  const auto step = [&](Found* found) {
+    if constexpr (platform::kMixedPlacement) look_for_static_end(&self);
+    return local ? local_scheduler_step(&self, found) : remote_scheduler_step(&self, heads, found);
+  };
   const int code = scheduler_loop(platform::Team(), &self, step, at_poll);
   if (code == MPK_OK && platform::Team().member() == 0) report_state(self.status, MPK_WORKER_LEFT);
   return code;
@@ -87,7 +103,7 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
     code = __shfl_sync(0xFFFFFFFFu, code, 0);
   }
   if (code == MPK_OK) {
-    if (rank->placement == MPK_DYNAMIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
+    if (rank->placement != MPK_STATIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
     else if (lane != 0) return;
     else if (block == busy) relay_loop(rank);
     else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, !own_relay);

@@ -24,6 +24,7 @@ namespace platform {
 
 enum class Scope { kThread, kDevice, kSystem };
 constexpr bool kTraces = true;
+constexpr bool kMixedPlacement = true;
 using Order = model::Order;
 inline Order order_at(model::Kind kind, const char* file, int line) { return Order{kind, file, line}; }
 

@@ -29,6 +29,9 @@ enum class Scope { kThread, kDevice, kSystem };
 /* A launch may keep a timeline (trace.h). */
 constexpr bool kTraces = true;
 
+/* A rank may have static and dynamic graphs (MPK_MIXED). */
+constexpr bool kMixedPlacement = true;
+
 enum Order : int {
   kRelaxed = __ATOMIC_RELAXED,
   kAcquire = __ATOMIC_ACQUIRE,

@@ -24,6 +24,9 @@
 #ifndef MPK_TRACE
 #define MPK_TRACE 0
 #endif
+#ifndef MPK_MIXED_PLACEMENT
+#define MPK_MIXED_PLACEMENT 0
+#endif
 #if MPK_NVSHMEM
 #include <nvshmem.h>
 #include <nvshmemx.h>
@@ -39,6 +42,8 @@ namespace platform {
 enum class Scope { kThread, kDevice, kSystem };
 /* The kernel may keep a timeline (trace.h). */
 constexpr bool kTraces = MPK_TRACE != 0;
+/* A rank may have static and dynamic graphs (MPK_MIXED). Without it the kernel has nothing of that. */
+constexpr bool kMixedPlacement = MPK_MIXED_PLACEMENT != 0;
 enum Order : int { kRelaxed, kAcquire, kRelease, kAcquireRelease };
 
 /* One PTX instruction for each width, scope and order; the order is a constant after inlining. */

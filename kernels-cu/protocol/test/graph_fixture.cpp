@@ -194,7 +194,7 @@ void Job::build_graph(Rank& rank, uint32_t index, uint64_t* words) {
   Rank::Graph& graph = *rank.graphs.back();
   graph.lowering = options.graphs[index];
   const uint32_t me = rank.rank.rank, world = options.world, rows = options.rows[index];
-  const bool flagged = graph.lowering == Lowering::kFlagged, exchange = graph.lowering != Lowering::kCopy, dynamic = options.dynamic;
+  const bool flagged = graph.lowering == Lowering::kFlagged, exchange = graph.lowering != Lowering::kCopy && world > 1, dynamic = options.is_dynamic(index);
   std::vector<mpk_event>& events = graph.events;
   auto add_event = [&](uint32_t triggers, bool remote, uint16_t type = MPK_EVENT_LAUNCH_TASKS) {
     events.push_back({triggers, 0, 0, dynamic ? type : static_cast<uint16_t>(MPK_EVENT_EMPTY), static_cast<uint16_t>(remote)});
@@ -390,7 +390,8 @@ Job::Job(const Options& given) : options(given) {
     for (uint32_t i = 0; i < prompt; ++i) prompt_tokens.push_back(static_cast<int32_t>(random.between(0, kVocabulary - 1)));
     prompt_tokens.resize(prompt_tokens.size() + fresh, -1);
   }
-  const uint32_t schedulers = options.dynamic ? options.local_schedulers + (options.world > 1) : 0;
+  const bool scheduled = options.dynamic || options.mixed;
+  const uint32_t schedulers = scheduled ? options.local_schedulers + (options.world > 1) : 0;
   for (uint32_t r = 0; r < options.world; ++r) {
     ranks.push_back(std::make_unique<Rank>());
     Rank& rank = *ranks.back();
@@ -401,7 +402,7 @@ Job::Job(const Options& given) : options(given) {
     abi.world = options.world;
     abi.num_workers = options.workers;
     abi.num_schedulers = schedulers;
-    abi.placement = options.dynamic ? MPK_DYNAMIC : MPK_STATIC;
+    abi.placement = options.mixed ? MPK_MIXED : options.dynamic ? MPK_DYNAMIC : MPK_STATIC;
     abi.oversubscribed = 1;
     abi.deadline_ns = options.deadline_ns;
     abi.control = reinterpret_cast<mpk_control*>(rank.memory.data());
@@ -437,7 +438,7 @@ Job::Job(const Options& given) : options(given) {
       queues.push_back(queue);
     };
     for (uint32_t q = 0; q < options.workers * schedulers; ++q) add_queue(rank.worker_queues, options.shortest ? 1 : 4); /* often full */
-    for (uint32_t q = 0; options.dynamic && q < options.local_schedulers; ++q) add_queue(rank.scheduler_queues, options.shortest ? static_cast<uint32_t>(std::bit_ceil(most_events + 1)) : 64);
+    for (uint32_t q = 0; scheduled && q < options.local_schedulers; ++q) add_queue(rank.scheduler_queues, options.shortest ? static_cast<uint32_t>(std::bit_ceil(most_events + 1)) : 64);
     abi.worker_queues = rank.worker_queues.data();
     abi.scheduler_queues = rank.scheduler_queues.data();
     rank.kernels.assign(kTaskTypes, {nullptr, nullptr});
@@ -552,7 +553,7 @@ void Job::reset() {
         std::fill_n(queue.slots, queue.mask + 1, 0);
       }
     }
-    for (uint32_t sender = 0; options.dynamic && sender < options.world; ++sender) mpk::ring_of(&rank->rank, sender)->tail = 0;
+    for (uint32_t sender = 0; (options.dynamic || options.mixed) && sender < options.world; ++sender) mpk::ring_of(&rank->rank, sender)->tail = 0;
     std::fill(rank->pushed.begin(), rank->pushed.end(), 0);
   }
 }

@@ -36,6 +36,9 @@ enum class Lowering {
 struct Options {
   uint32_t world = 2, workers = 2, local_schedulers = 1;
   bool dynamic = false;
+  bool mixed = false; /* graphs 0 and 2 as `dynamic` says, graph 1 the other way */
+  bool is_dynamic(uint32_t graph) const { return dynamic != (mixed && graph % 2 == 1); }
+  const char* placement() const { return mixed ? (dynamic ? "mixed, dynamic first" : "mixed, static first") : dynamic ? "dynamic" : "static"; }
   uint64_t deadline_ns = 10000000000ull;
   std::vector<Lowering> graphs = {Lowering::kFlagged, Lowering::kCopy, Lowering::kCopyExchange};
   std::vector<uint32_t> rows = {1, 4, 8};

@@ -29,9 +29,10 @@ void generates(const char* name, const Options& options, uint64_t at_least) {
 }
 
 /* A trigger that never comes: every rank ends with MPK_ABORT_DEADLINE, and the report names the event. */
-void missing_trigger(bool dynamic, bool teams = false) {
+void missing_trigger(bool dynamic, bool teams = false, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.teams = teams;
   options.deadline_ns = 1000000000;
   options.drop_trigger_rank = 1;
@@ -55,13 +56,14 @@ void missing_trigger(bool dynamic, bool teams = false) {
     CHECK(waits, "rank %u: nobody says what it waits for", r);
   }
   CHECK(named && timed_out, "the missing event is not named");
-  std::printf("missing trigger, %s%s: ok, %.2f s\n", dynamic ? "dynamic" : "static", teams ? ", teams" : "", took);
+  std::printf("missing trigger, %s%s: ok, %.2f s\n", options.placement(), teams ? ", teams" : "", took);
 }
 
 /* An abort from outside, at one rank, stops all within milliseconds. */
-void abort_from_one_rank(bool dynamic) {
+void abort_from_one_rank(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.num_requests = 100000;
   options.new_tokens = 40;
   Job job(options);
@@ -76,19 +78,20 @@ void abort_from_one_rank(bool dynamic) {
     CHECK(job.abort_code(r) == MPK_ABORT_INTERRUPT && job.ranks[r]->rank.control->abort_rank == 0, "rank %u: code %u", r, job.abort_code(r));
     CHECK(job.ranks[r]->rank.control->running == 0, "rank %u: workers still inside", r);
   }
-  std::printf("abort, %s: ok, %.1f ms\n", dynamic ? "dynamic" : "static", took * 1e3);
+  std::printf("abort, %s: ok, %.1f ms\n", options.placement(), took * 1e3);
 }
 
-void kernel_failure(bool dynamic) {
+void kernel_failure(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.failing_rank = 1;
   Job job(options);
   job.run();
   for (uint32_t r = 0; r < 2; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_KERNEL && job.ranks[r]->rank.control->abort_rank == 1, "rank %u: code %u", r, job.abort_code(r));
   }
-  std::printf("failing kernel, %s: ok\n", dynamic ? "dynamic" : "static");
+  std::printf("failing kernel, %s: ok\n", options.placement());
 }
 
 /* A stalled rank: harmless below the deadline, ends the run (and the stall) above it. */
@@ -134,23 +137,25 @@ void fixed_iterations(bool dynamic) {
 
 /* Near the last iteration and the last epochs everything is as usual, and the run ends with an error of its own. A rank that
  * begins late gets its peer's ring entries before it has published an iteration. */
-void last_iterations(bool dynamic) {
+void last_iterations(bool dynamic, bool mixed = false) {
   constexpr uint32_t kLeft = 40;
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.begun = MPK_LAST_ITERATION - kLeft;
   options.late_rank = 1;
   Job job(options);
   job.run();
   for (uint32_t r = 0; r < 2; ++r)
     CHECK(job.abort_code(r) == MPK_ABORT_ITERATIONS && job.iterations(r) >= kLeft - 1 && job.iterations(r) <= kLeft + 1, "rank %u: code %u after %lu iterations", r, job.abort_code(r), job.iterations(r));
-  std::printf("last iterations, %s: ok\n", dynamic ? "dynamic" : "static");
+  std::printf("last iterations, %s: ok\n", options.placement());
 }
 
 /* No request at all: the run is over at once. */
-void nothing_to_do(bool dynamic) {
+void nothing_to_do(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.num_requests = 0;
   Job job(options);
   job.run();
@@ -160,9 +165,10 @@ void nothing_to_do(bool dynamic) {
 
 /* One rank lags behind at the end of its iterations, so that its peer's triggers and ring entries of the next
  * iteration come early. */
-void lagging_rank(bool dynamic) {
+void lagging_rank(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.num_requests = 12;
   options.graphs = {Lowering::kCopy, Lowering::kCopy, Lowering::kCopy};
   for (const uint32_t op : {static_cast<uint32_t>(fixture::kFinal), static_cast<uint32_t>(MPK_TASK_TYPE_REDUCE)}) {
@@ -172,25 +178,27 @@ void lagging_rank(bool dynamic) {
     job.run();
     job.check_results();
   }
-  std::printf("lagging rank, %s: ok\n", dynamic ? "dynamic" : "static");
+  std::printf("lagging rank, %s: ok\n", options.placement());
 }
 
 /* Ranks on several nodes: what is not in reach goes through proxies, by rings so short that they are often full. */
-void nodes(bool dynamic, uint32_t world, uint32_t ranks_of_node) {
+void nodes(bool dynamic, uint32_t world, uint32_t ranks_of_node, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.world = world;
   options.ranks_of_node = ranks_of_node;
   options.num_requests = 40;
   char name[64];
-  std::snprintf(name, sizeof(name), "nodes of %u ranks, %u in all, %s", ranks_of_node, world, dynamic ? "dynamic" : "static");
+  std::snprintf(name, sizeof(name), "nodes of %u ranks, %u in all, %s", ranks_of_node, world, options.placement());
   generates(name, options, 100);
 }
 
 /* An abort reaches the ranks of other nodes, with its origin. */
-void abort_over_nodes(bool dynamic) {
+void abort_over_nodes(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.world = 3;
   options.ranks_of_node = 1;
   options.failing_rank = 1;
@@ -199,7 +207,7 @@ void abort_over_nodes(bool dynamic) {
   for (uint32_t r = 0; r < 3; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_KERNEL && job.ranks[r]->rank.control->abort_rank == 1, "rank %u: code %u", r, job.abort_code(r));
   }
-  std::printf("abort over nodes, %s: ok\n", dynamic ? "dynamic" : "static");
+  std::printf("abort over nodes, %s: ok\n", options.placement());
 }
 
 /* A proxy that carries nothing ends all ranks: who waits for its rank by the deadline, the rank itself at the latest when the ring is
@@ -219,8 +227,9 @@ void deaf_proxy(bool dynamic) {
 }
 
 /* Rows of `capacity` records: the newest of each worker, in order, and of the batch step. */
-void trace(uint32_t capacity, bool dynamic) {
+void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
   Options options;
+  options.mixed = mixed;
   options.trace_capacity = capacity;
   options.dynamic = dynamic;
   options.num_requests = 10;
@@ -245,7 +254,7 @@ void trace(uint32_t capacity, bool dynamic) {
       } else {
         CHECK(record.task >= 2 && record.task < graph.num_tasks, "record %lu of row %u", i, row);
         const uint32_t waits = graph.tasks[record.task].num_dependencies;
-        CHECK(record.waited_for < waits || (dynamic ? record.waited_for >= MPK_TRACE_HELD : record.waited_for == MPK_TRACE_NO_WAIT), "record %lu waited for %u", i,
+        CHECK(record.waited_for < waits || (options.is_dynamic(record.graph) ? record.waited_for >= MPK_TRACE_HELD : record.waited_for == MPK_TRACE_NO_WAIT), "record %lu waited for %u", i,
               record.waited_for);
       }
       before_ns = record.ready_ns;
@@ -253,7 +262,39 @@ void trace(uint32_t capacity, bool dynamic) {
     }
   }
   CHECK(cut == (capacity < 4096), "rows of %u records are %s", capacity, cut ? "cut" : "whole");
-  std::printf("timeline of %u records, %s: ok\n", capacity, dynamic ? "dynamic" : "static");
+  std::printf("timeline of %u records, %s: ok\n", capacity, options.placement());
+}
+
+/* Static and dynamic graphs in one run: the same tokens as either alone (check_results), and the same ends. */
+void mixed() {
+  for (const uint32_t world : {1u, 2u, 3u, 4u}) {
+    for (const bool dynamic : {false, true}) {
+      Options options;
+      options.world = world;
+      options.dynamic = dynamic;
+      options.mixed = true;
+      options.num_requests = 60;
+      options.workers = 1 + world % 3;
+      options.local_schedulers = 1 + world % 2;
+      if (world == 1) options.graphs = {Lowering::kFlagged, Lowering::kFlagged, Lowering::kFlagged};
+      options.teams = world == 2 && dynamic;
+      options.stalls = world > 1;
+      char name[64];
+      std::snprintf(name, sizeof(name), "%s, %u ranks", options.placement(), world);
+      generates(name, options, 100);
+    }
+  }
+  for (const bool dynamic : {false, true}) {
+    missing_trigger(dynamic, false, true);
+    abort_from_one_rank(dynamic, true);
+    kernel_failure(dynamic, true);
+    lagging_rank(dynamic, true);
+    last_iterations(dynamic, true);
+    nothing_to_do(dynamic, true);
+    nodes(dynamic, 4, 2, true);
+    abort_over_nodes(dynamic, true);
+    trace(4096, dynamic, true);
+  }
 }
 
 }  // namespace
@@ -294,6 +335,7 @@ int main() {
     abort_over_nodes(dynamic);
     deaf_proxy(dynamic);
   }
+  mixed();
   missing_trigger(true, true);
   stall();
   for (bool dynamic : {false, true}) {

@@ -251,6 +251,7 @@ struct Case {
   uint32_t world;
   bool dynamic, on_demand, prefix_cache;
   uint64_t idle_exit_ns;
+  bool mixed = false;
 };
 
 struct Seen {
@@ -261,6 +262,7 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
   Options options;
   options.world = one.world;
   options.dynamic = one.dynamic;
+  options.mixed = one.mixed;
   options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
   if (one.world == 1) options.graphs = {Lowering::kFlagged, Lowering::kFlagged, Lowering::kFlagged};
   options.table = 7;
@@ -370,6 +372,7 @@ int main() {
   for (uint64_t seed = 0; seed < 20 && !enough(); ++seed) {
     for (const Case& one : {Case{"1 rank, static, prefix cache", 1, false, false, true, 0}, Case{"2 ranks, static, idle exit", 2, false, false, false, 2000000},
                             Case{"2 ranks, dynamic, idle exit, pages on demand, prefix cache", 2, true, true, true, 2000000},
+                            Case{"2 ranks, mixed, idle exit, prefix cache", 2, false, false, true, 2000000, true},
                             Case{"4 ranks, static, pages on demand, prefix cache", 4, false, true, true, 0}})
       serve(one, requests, seed, &seen);
   }

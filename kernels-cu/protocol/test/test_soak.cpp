@@ -12,12 +12,13 @@ using fixture::Options;
 namespace {
 
 /* A job of about `iterations` iterations. */
-void soak(uint32_t world, bool dynamic, uint64_t iterations) {
+void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
   Options options;
   options.world = world;
   options.dynamic = dynamic;
+  options.mixed = mixed;
   options.stalls = options.shortest = true;
-  options.seed = world * 2 + dynamic;
+  options.seed = world * 4 + 2 * mixed + dynamic;
   /* Every graph keeps ranks within an iteration of each other: what the length of the rings is proven from. */
   options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
   options.deadline_ns = 60000000000ull;
@@ -28,7 +29,7 @@ void soak(uint32_t world, bool dynamic, uint64_t iterations) {
   job.check_results();
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   CHECK(job.iterations(0) * 2 > iterations, "%lu iterations only", job.iterations(0));
-  std::printf("soak, %u ranks, %s: ok, %lu iterations, %.1f s\n", world, dynamic ? "dynamic" : "static", job.iterations(0), took);
+  std::printf("soak, %u ranks, %s: ok, %lu iterations, %.1f s\n", world, options.placement(), job.iterations(0), took);
   std::fflush(stdout);
 }
 
@@ -37,5 +38,5 @@ void soak(uint32_t world, bool dynamic, uint64_t iterations) {
 int main() {
   const char* wanted = std::getenv("MPK_SOAK_ITERATIONS");
   for (const uint32_t world : {2u, 4u, 8u})
-    for (const bool dynamic : {false, true}) soak(world, dynamic, wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1200 / world);
+    for (const uint32_t placement : {0u, 1u, 2u, 3u}) soak(world, placement % 2 != 0, placement / 2 != 0, wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1200 / world);
 }

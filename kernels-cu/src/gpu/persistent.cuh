@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     compute_loop(rank, block);
   } else if (warp == kFetchWarp) {
     if (rank->placement == MPK_STATIC) fetch_static(rank, block, lane);
-    else fetch_dynamic(rank, block, lane);
+    else fetch_dynamic<mpk::platform::kMixedPlacement>(rank, block, lane);
   } else if (warp == kLoadWarp || warp == kPrefetchWarp) {
     load_loop(lane, warp == kPrefetchWarp);
   } else {

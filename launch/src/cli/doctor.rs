@@ -5,7 +5,7 @@ use crate::cli::choices::Backend;
 use crate::cli::console::tell;
 use crate::engine::ModelSpec;
 use crate::engine::backend::{compile_options, cuda_target};
-use crate::engine::graphs::{build_one, check_ranks};
+use crate::engine::graphs::{GraphBuild, build_one, check_ranks};
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::model_source::ModelSource;
@@ -177,7 +177,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             gpu.sms,
             gibibytes(gpu.memory)
         );
-        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false, false)) {
+        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false, false, false)) {
             Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
             Err(error) => table.missing(&what, found, error.to_string()),
         }
@@ -376,11 +376,9 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
     let sizes = model.sizes_on(&source.config, &target)?;
     let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, ranks, &target);
     let ops = families::op_graphs(&source.config, &sizes, &options);
-    let build = BuildOptions {
-        placement: crate::engine::graphs::placement(model.runtime.placement),
-        allreduce: crate::engine::graphs::allreduce(model.runtime.allreduce),
-        ..BuildOptions::new(ranks, target)
-    };
+    let allreduce = crate::engine::graphs::allreduce(model.runtime.allreduce);
+    let build = BuildOptions { allreduce, ..BuildOptions::new(ranks, target) };
+    let build = GraphBuild::new(build, model.runtime.placement);
     let graphs = build_one(&ops, &kernels_cu::registry::registry(), &build, 0)?;
     let (needed, parts) = memory_needed(&graphs)?;
     let found = format!("{} on each of {ranks} GPUs: {parts}", gibibytes(needed));

@@ -8,7 +8,7 @@ use crate::model::model_json::ModelJson;
 use distributed::affinity::{Cores, cores_of_rank};
 use distributed::cuda::{Code, Found, Machine, Transport, WarmUp, driver};
 use distributed::plan::{BatchPlan, RunOptions};
-use distributed::{CpuRank, CudaRank, Rank, World};
+use distributed::{CpuRank, CudaRank, Rank, World, are_mixed};
 use kernels_cu::gpu::{
     Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, KernelConfig, NvshmemFiles,
     collective_shim, compile, merge, task_codes,
@@ -179,11 +179,17 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
     Ok(target)
 }
 
-/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's; `traced`: it can keep a timeline.
+/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's; `traced`: it can keep a timeline; `mixed`: it runs static
+/// and dynamic graphs.
 ///
 /// # Errors
 /// No cubin can be made for it, or a block has too little shared memory.
-pub fn compile_options(row: &Device, device_library: bool, traced: bool) -> Result<CompileOptions, AppError> {
+pub fn compile_options(
+    row: &Device,
+    device_library: bool,
+    traced: bool,
+    mixed: bool,
+) -> Result<CompileOptions, AppError> {
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
     let mut options = CompileOptions::new(architecture, device_library);
@@ -193,6 +199,9 @@ pub fn compile_options(row: &Device, device_library: bool, traced: bool) -> Resu
     }
     if traced {
         options.defines.push(("MPK_TRACE".into(), "1".into()));
+    }
+    if mixed {
+        options.defines.push(("MPK_MIXED_PLACEMENT".into(), "1".into()));
     }
     options.config = fit(options.config, row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
@@ -236,7 +245,8 @@ fn code(
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let options = together(world, compile_options(row, device_library, config.trace.is_some()))?;
+    let mixed = are_mixed(graphs);
+    let options = together(world, compile_options(row, device_library, config.trace.is_some(), mixed))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
@@ -331,7 +341,8 @@ pub fn compile_all(
         lists.push(task_codes(graphs).map_err(error)?.expressions);
     }
     let expressions = merge(lists.iter().map(Vec::as_slice));
-    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true), traced)?;
+    let mixed = are_mixed(all.iter().flatten());
+    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true), traced, mixed)?;
     let cache = Cache::from_environment().map_err(error)?;
     let cubin = compile(&expressions, &options, &cache).map_err(error)?;
     if ranks > 1

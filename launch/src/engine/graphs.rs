@@ -39,6 +39,33 @@ pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
     }
 }
 
+/// How the graphs of a run are built. They differ in nothing but their placement, which is a property of a graph.
+#[derive(Clone, Debug)]
+pub struct GraphBuild {
+    /// Of graphs in which every row is sampled.
+    pub decode: BuildOptions,
+    /// Placement of graphs with room for prompts.
+    pub prefill: Placement,
+}
+
+impl GraphBuild {
+    /// For graphs placed as model.json says; `options.placement` does not count.
+    pub fn new(options: BuildOptions, placements: model_json::Placements) -> GraphBuild {
+        let decode = BuildOptions { placement: placement(placements.decode), ..options };
+        GraphBuild { decode, prefill: placement(placements.prefill) }
+    }
+
+    /// For one graph.
+    fn of(&self, ops: &OpGraph) -> BuildOptions {
+        let mut options = self.decode.clone();
+        // Rows that are not sampled are a prompt's.
+        if ops.capacity.rows > ops.capacity.samples {
+            options.placement = self.prefill;
+        }
+        options
+    }
+}
+
 /// How the graphs of a run are built. `nodes`: where the ranks are, which `runtime.nodes` may replace.
 ///
 /// # Errors
@@ -48,19 +75,19 @@ pub fn build_options(
     model: &ModelJson,
     nodes: &Nodes,
     target: Target,
-) -> Result<BuildOptions, AppError> {
+) -> Result<GraphBuild, AppError> {
     let ranks = nodes.of_ranks().len() as u32;
     let of_ranks = match &model.runtime.nodes {
         Some(given) => given_nodes(given, ranks)?,
         None => nodes.of_ranks().to_vec(),
     };
-    Ok(BuildOptions {
+    let options = BuildOptions {
         nodes: of_ranks,
         protected: !config.unprotected,
-        placement: placement(model.runtime.placement),
         allreduce: allreduce(model.runtime.allreduce),
         ..BuildOptions::new(ranks, target)
-    })
+    };
+    Ok(GraphBuild::new(options, model.runtime.placement))
 }
 
 /// `runtime.nodes`, with nodes counted in the order of their first ranks.
@@ -103,11 +130,11 @@ type Notes = BTreeSet<String>;
 fn build<T: Send>(
     ops: &[OpGraph],
     registry: &Registry,
-    options: &BuildOptions,
+    options: &GraphBuild,
     make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
 ) -> Result<(Vec<T>, Notes), AppError> {
     let built = parallel::map(ops.len(), |number| {
-        let builder = Builder::new(&ops[number], registry, options)?;
+        let builder = Builder::new(&ops[number], registry, &options.of(&ops[number]))?;
         let graphs = make(&builder)?;
         Ok::<_, BuildError>((graphs, builder.notes().to_vec()))
     });
@@ -125,7 +152,7 @@ fn build<T: Send>(
 pub fn build_one(
     ops: &[OpGraph],
     registry: &Registry,
-    options: &BuildOptions,
+    options: &GraphBuild,
     rank: u32,
 ) -> Result<Vec<TaskGraph>, AppError> {
     Ok(build(ops, registry, options, |builder| builder.rank(rank))?.0)
@@ -136,7 +163,7 @@ pub fn build_one(
 pub fn build_verified(
     ops: &[OpGraph],
     registry: &Registry,
-    options: &BuildOptions,
+    options: &GraphBuild,
 ) -> Result<Vec<RankGraphs>, AppError> {
     let (all, notes) = build(ops, registry, options, Builder::all)?;
     log_notes(&notes);
@@ -144,8 +171,8 @@ pub fn build_verified(
     Ok(all)
 }
 
-fn verify_all(all: &[RankGraphs], options: &BuildOptions) -> Result<(), AppError> {
-    if !options.protected {
+fn verify_all(all: &[RankGraphs], options: &GraphBuild) -> Result<(), AppError> {
+    if !options.decode.protected {
         tracing::warn!("--debug-unprotected: the graphs are not verified");
         return Ok(());
     }
@@ -154,11 +181,7 @@ fn verify_all(all: &[RankGraphs], options: &BuildOptions) -> Result<(), AppError
 
 /// Collective: each rank builds its own graphs. Where they were not proven before, rank 0 builds and verifies those of
 /// all ranks, and the digests are compared.
-pub fn build_together(
-    world: &World,
-    ops: &[OpGraph],
-    options: &BuildOptions,
-) -> Result<Vec<TaskGraph>, Error> {
+pub fn build_together(world: &World, ops: &[OpGraph], options: &GraphBuild) -> Result<Vec<TaskGraph>, Error> {
     let registry = kernels_cu::registry::registry();
     let rank = world.rank();
     let (own, notes) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;
@@ -175,19 +198,19 @@ pub fn build_together(
 fn prove(
     ops: &[OpGraph],
     registry: &Registry,
-    options: &BuildOptions,
+    options: &GraphBuild,
     own: &[TaskGraph],
     found: &[u64],
 ) -> Result<(), AppError> {
-    let tasks = own.iter().map(|graph| graph.tasks.len()).sum::<usize>() * options.world as usize;
-    let proofs = Proofs::from_environment().filter(|_| tasks >= WORTHWHILE_TASKS && options.protected);
+    let tasks = own.iter().map(|graph| graph.tasks.len()).sum::<usize>() * options.decode.world as usize;
+    let proofs = Proofs::from_environment().filter(|_| tasks >= WORTHWHILE_TASKS && options.decode.protected);
     if proofs.as_ref().is_some_and(|proofs| proofs.has(found)) {
         tracing::info!("{tasks} tasks of all ranks: verified in an earlier run");
         return Ok(());
     }
     let begin = Instant::now();
     let (all, _) = build(ops, registry, options, Builder::all)?;
-    for rank in 0..options.world as usize {
+    for rank in 0..options.decode.world as usize {
         for (number, graphs) in all.iter().enumerate() {
             let (found, expected) = (found[rank * all.len() + number], digest(&graphs[rank]));
             if found != expected {

@@ -154,14 +154,14 @@ impl UserGraph {
         let mut ops = [graph];
         let registry = kernels_cu::registry::registry();
         let sharded =
-            Builder::new(&ops[0], &registry, &options).map_err(AppError::from).and_then(|builder| {
+            Builder::new(&ops[0], &registry, &options.decode).map_err(AppError::from).and_then(|builder| {
                 check_batch_rows(model, builder.op_graph())?;
                 Ok(builder.op_graph().clone())
             });
         let sharded = together(world, sharded)?;
         // Only now, when the shapes are known to fit each other, memory is taken for them.
         let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
-        ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options))?;
+        ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options.decode))?;
         let graphs = build_together(world, &ops, &options)?;
         let run_options = together(world, run_options(config, &graphs[0].ops))?;
         let [graph] = ops;

@@ -10,11 +10,13 @@ use crate::model::sampling::SamplingOptions;
 use crate::model::{error::InputError, files, json};
 
 mod overrides;
+mod placements;
 mod sizes;
 #[cfg(test)]
 mod tests;
 
 pub use overrides::Overrides;
+pub use placements::Placements;
 pub use sizes::Sizes;
 
 /// The schema that this program reads.
@@ -164,8 +166,9 @@ pub enum Embedding {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
-    /// How tasks get to workers.
-    pub placement: Placement,
+    /// How tasks get to workers: of all graphs, or of each class of them, such as `{"decode": "static", "prefill": "dynamic"}`.
+    #[schemars(with = "placements::Form")]
+    pub placement: Placements,
     /// How an allreduce is lowered.
     pub allreduce: Allreduce,
     /// How the embedding table is shared out among ranks.
@@ -387,6 +390,10 @@ impl ModelJson {
         }
         if self.checkpoint.is_some() && self.weights.is_some() {
             return error("weights", "a checkpoint has its own weights; remove this field".into());
+        }
+        if self.graph.is_some() && self.runtime.placement.of_all().is_none() {
+            let problem = "a graph of your own is one graph; give \"static\" or \"dynamic\"";
+            return error("runtime.placement", problem.into());
         }
         for (place, value) in [
             ("max_batch", self.max_batch),

@@ -10,7 +10,7 @@ pub struct Overrides {
     pub max_batch: Option<u32>,
     /// `max_seq_len`.
     pub max_seq_len: Option<u32>,
-    /// `runtime.placement`.
+    /// `runtime.placement`, of all graphs.
     pub placement: Option<Placement>,
     /// `runtime.allreduce`.
     pub allreduce: Option<Allreduce>,
@@ -57,7 +57,7 @@ impl ModelJson {
         put(&mut self.runtime.workers, overrides.workers);
         put(&mut self.runtime.prefill_chunk, overrides.prefill_chunk);
         put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
-        self.runtime.placement = overrides.placement.unwrap_or(self.runtime.placement);
+        self.runtime.placement = overrides.placement.map_or(self.runtime.placement, Into::into);
         self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);
         self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
         self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);

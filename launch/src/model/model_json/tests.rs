@@ -74,13 +74,29 @@ fn enums_are_read_and_written_alike() {
             "embedding": "replicated", "prefill_chunk": 32, "kv_pages": 7, "workers": 2}}"#,
     )
     .unwrap();
-    assert_eq!(model.runtime.placement, Placement::Dynamic);
+    assert_eq!(model.runtime.placement, Placement::Dynamic.into());
     assert_eq!(model.runtime.allreduce, Allreduce::OneShot);
     assert_eq!(model.runtime.embedding, Embedding::Replicated);
     let again = serde_json::to_string(&model).unwrap();
     let mut read = parse(&again).unwrap();
     read.path = model.path.clone();
     assert_eq!(read, model);
+}
+
+#[test]
+fn each_class_of_graphs_may_have_its_placement() {
+    let placement = |value: &str| {
+        let text =
+            format!(r#"{{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {{"placement": {value}}}}}"#);
+        let model = parse(&text).unwrap();
+        (model.runtime.placement, serde_json::to_string(&model.runtime.placement).unwrap())
+    };
+    let (both, text) = placement(r#"{"decode": "static", "prefill": "dynamic"}"#);
+    assert_eq!(both, Placements { decode: Placement::Static, prefill: Placement::Dynamic });
+    assert_eq!(text, r#"{"decode":"static","prefill":"dynamic"}"#);
+    assert_eq!(placement(r#"{"prefill": "dynamic"}"#).0, both);
+    assert_eq!(placement(r#""dynamic""#), (Placement::Dynamic.into(), r#""dynamic""#.into()));
+    assert_eq!(placement(r#"{"decode": "static"}"#).1, r#""static""#);
 }
 
 /// Each mistake and what its message must name.
@@ -111,6 +127,22 @@ fn mistakes_are_named() {
         (
             r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"placement": "magic"}}"#,
             &["`runtime.placement`", "magic", "static"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"placement": {"decode": "magic"}}}"#,
+            &["`runtime.placement.decode`", "magic", "static"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"placement": {"verify": "static"}}}"#,
+            &["`runtime.placement", "verify", "prefill"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"placement": 1}}"#,
+            &["`runtime.placement`", "decode", "dynamic"],
+        ),
+        (
+            r#"{"schema": "mpk-model/1", "graph": 1, "runtime": {"placement": {"prefill": "dynamic"}}}"#,
+            &["`runtime.placement`", "one graph"],
         ),
         (
             r#"{"schema": "mpk-model/1", "checkpoint": "x", "max_batch": "8"}"#,
