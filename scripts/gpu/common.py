@@ -108,6 +108,7 @@ class Job:
     workers: int | None = None
     options: tuple = ()
     environment: tuple = ()  # of (name, value)
+    prefix_cache: str = "off"  # so that repeated prompts are computed again
     deadline: float = 10.0
     alone: bool = False  # no other job runs meanwhile
 
@@ -271,7 +272,7 @@ class Check:
         parts += [*wrapper, self.binary, job.model, "--backend", self.backend, *job.shape_options()]
         # Ranks that take turns on a GPU also start one after the other.
         deadline = job.deadline * (5 if self.cuda and job.ranks > self.gpus else 1)
-        return [*parts, "--json", "--deadline", deadline, *job.options]
+        return [*parts, "--json", "--prefix-cache", job.prefix_cache, "--deadline", deadline, *job.options]
 
     def on_gpus(self, count, work):
         """`work(environment)` on `count` GPUs that nothing else uses meanwhile."""

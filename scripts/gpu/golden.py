@@ -91,7 +91,7 @@ def fixture_jobs(check):
         steps = len(models.expected(name)["requests"][0]["tokens"])
         for ranks in check.ranks() if check.cuda else [1, 2]:
             for choice in choices(ranks) if ranks == 1 or check.thorough else covering(ranks, index + ranks // 2):
-                found.append((name, steps, Job(model, ranks, logprobs=models.LOGPROBS, **choice)))
+                found.append((name, steps, Job(model, ranks, logprobs=models.LOGPROBS, prefix_cache="on", **choice)))
     if check.cuda:
         if check.gpus == 1:
             found += shared_gpu_jobs(check, "qwen3", 2, covering(2))
@@ -113,16 +113,16 @@ def shared_gpu_jobs(check, name, ranks, choices, steps=SHORT):
     full = len(models.expected(name)["requests"][0]["tokens"])
     steps = min(steps or full, full)
     model = models.fixture_model(check, name, new_tokens=steps, suffix=f"-{steps}")
-    return [(name, steps, Job(model, ranks, logprobs=models.LOGPROBS, alone=True, **choice)) for choice in choices]
+    return [(name, steps, Job(model, ranks, logprobs=models.LOGPROBS, prefix_cache="on", alone=True, **choice)) for choice in choices]
 
 
 def large_jobs(check, model):
     """Jobs of the large model; before it is there, `model` is one of its shape."""
     found = []
     for ranks in check.ranks():
-        found += [Job(model, ranks, logprobs=models.LOGPROBS, **choice) for choice in covering(ranks, ranks // 4)]
+        found += [Job(model, ranks, logprobs=models.LOGPROBS, prefix_cache="on", **choice) for choice in covering(ranks, ranks // 4)]
     if check.gpus >= 4:
-        found.append(Job(model, 8, logprobs=models.LOGPROBS, alone=True, **covering(8)[0]))
+        found.append(Job(model, 8, logprobs=models.LOGPROBS, prefix_cache="on", alone=True, **covering(8)[0]))
     return found
 
 
@@ -227,5 +227,5 @@ def run(check):
     model = models.checkpoint_model(check, "large", large, prompts, steps)
     check.background["large model"] = model
     jobs_of_large = large_jobs(check, model) if check.cuda else [
-        Job(model, n, logprobs=models.LOGPROBS, **choice) for n in (1, 2) for choice in covering(n)]
+        Job(model, n, logprobs=models.LOGPROBS, prefix_cache="on", **choice) for n in (1, 2) for choice in covering(n)]
     run_compared(check, [("large", steps, job) for job in jobs_of_large], lambda _: document, lambda _: False, 60)

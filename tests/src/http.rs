@@ -37,6 +37,17 @@ impl Answer {
         Answer::to(address, &format!("GET {path} HTTP/1.0\r\n\r\n"))
     }
 
+    /// As `get`; `None` where there is no answer.
+    pub fn try_get(address: &str, path: &str) -> Option<Answer> {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut body = BufReader::new(stream);
+        let mut line = String::new();
+        body.read_line(&mut line).ok()?;
+        Some(Answer { status: line.split(' ').nth(1)?.parse().ok()?, body })
+    }
+
     fn to(address: &str, request: &str) -> Answer {
         let mut stream = TcpStream::connect(address).unwrap_or_else(|e| panic!("{address}: {e}"));
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");

@@ -1,6 +1,7 @@
 //! Proves that `mpk-serve` stays well under load and faults: cancel storms, floods, idle times, lost and stopped ranks, answers
 //! that are cut off.
 
+use mpk_tests::http::Answer;
 use mpk_tests::server::{Server, example};
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
@@ -52,6 +53,84 @@ fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_e
             assert!(finished.elapsed < Duration::from_secs(25), "{:?}", finished.elapsed);
             finished.expect_nothing_left();
         }
+    }
+}
+
+#[test]
+fn an_idle_server_ends_within_the_deadline_when_a_rank_stops() {
+    // Parked, and without a kernel; rank 0, whose host is the server, and another one.
+    for (idle_exit, stopped) in [("0", 1), ("0.1", 1), ("0", 0)] {
+        let server = Server::start(2, &example(), &["--deadline", "1", "--idle-exit", idle_exit]);
+        server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).json();
+        // An idle job of which every rank lives goes on.
+        std::thread::sleep(Duration::from_millis(2500));
+        assert_eq!(Answer::get(&server.address, "/health").status, 200);
+        let begin = Instant::now();
+        server.running.signal_process(&server.running.ranks()[stopped], libc::SIGSTOP);
+        let mut told = stopped == 0;
+        while !told && begin.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(10));
+            match Answer::try_get(&server.address, "/health").map(|answer| answer.status) {
+                Some(200) => {}
+                Some(500) => told = true,
+                other => panic!("/health: {other:?} after {:?}", begin.elapsed()),
+            }
+        }
+        assert!(told, "/health says nothing");
+        let took = begin.elapsed();
+        let finished = server.running.wait();
+        println!(
+            "idle exit {idle_exit}, rank {stopped} stopped: told after {took:?}, over after {:?}",
+            begin.elapsed()
+        );
+        assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
+        assert_eq!(finished.status, Some(4), "{}", finished.stderr);
+        assert!(finished.stderr.contains("--deadline"), "{}", finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
+#[test]
+fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
+    let words = |seed: u64| {
+        let word = |i: u64| ["lord ", "king ", "people ", "and ", "the "][((i * i + seed * i) % 5) as usize];
+        (0..60).map(word).collect::<String>()
+    };
+    // The second begins as the first does, the third is the first again.
+    let prompts = [words(1), format!("{} Then he said", words(1)), words(1), words(2)];
+    for ranks in [1, 2, 4] {
+        let mut tokens = Vec::new();
+        for cache in [None, Some("off")] {
+            let options = cache.map(|cache| ["--prefix-cache", cache]);
+            let server =
+                Server::start(ranks, &example(), options.as_ref().map_or(&[], |options| &options[..]));
+            let ask = |prompt: &String| {
+                let body =
+                    json!({"prompt": prompt, "max_tokens": 12, "return_token_ids": true, "temperature": 0});
+                server.post("/v1/completions", &body).json()
+            };
+            let answers: Vec<Value> = prompts.iter().map(ask).collect();
+            let cached =
+                |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            let found: Vec<u64> = answers.iter().map(cached).collect();
+            if cache.is_none() {
+                assert!(found[0] == 0 && found[1] > 0 && found[2] > 0 && found[3] == 0, "{found:?}");
+                assert_eq!(server.metric("prefix_cache_hits"), found.iter().sum::<u64>() as f64);
+                // The same in a stream's last event.
+                let body = json!({"prompt": prompts[0], "max_tokens": 2, "stream": true,
+                    "stream_options": {"include_usage": true}});
+                let usage = server.post("/v1/completions", &body).last_event()["usage"].clone();
+                assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], found[2]);
+            } else {
+                assert_eq!(found, [0; 4]);
+                assert_eq!(server.metric("prefix_cache_queries"), 0.0);
+            }
+            tokens.push(
+                answers.iter().map(|answer| answer["choices"][0]["token_ids"].clone()).collect::<Vec<_>>(),
+            );
+            server.end();
+        }
+        assert_eq!(tokens[0], tokens[1], "{ranks} ranks");
     }
 }
 

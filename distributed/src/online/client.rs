@@ -58,7 +58,7 @@ pub enum End {
 /// Where the tokens of a request go. It is called on the host's thread, which serves all requests: it must not wait.
 pub trait Sink: Send {
     /// Before the first token: so many tokens of the prompt were not computed, since the prefix cache had them.
-    fn cached(&mut self, _tokens: u32) {}
+    fn cached(&mut self, tokens: u32);
 
     /// The next token. False: no more are wanted, and the request is cancelled.
     fn token(&mut self, token: Token) -> bool;

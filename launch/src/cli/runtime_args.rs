@@ -3,7 +3,7 @@
 use crate::cli::choices::{Allreduce, Backend, Bootstrap, Kv, Launch, Placement, PrefixCache, Transport};
 use crate::engine::RunConfig;
 use crate::engine::config::BackendChoice;
-use crate::model::model_json::Overrides;
+use crate::model::model_json::{self, Overrides};
 use distributed::Fault;
 use std::time::Duration;
 
@@ -84,6 +84,12 @@ impl RuntimeArgs {
             workers: self.workers,
             ..Overrides::default()
         }
+    }
+
+    /// The same for a benchmark, whose prompts are alike: each of them is computed unless the command line says otherwise.
+    pub fn overrides_of_benchmark(&self) -> Overrides {
+        let overrides = self.overrides();
+        Overrides { prefix_cache: overrides.prefix_cache.or(Some(model_json::PrefixCache::Off)), ..overrides }
     }
 
     /// How a model is run. What is wrong is told by [`RuntimeArgs::contradiction`].

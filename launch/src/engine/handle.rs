@@ -56,6 +56,8 @@ pub struct End {
     pub reason: FinishReason,
     /// Text that was held back and is certain now.
     pub text: String,
+    /// Tokens of the prompt that were not computed, since the prefix cache had them.
+    pub cached_tokens: u32,
     /// With [`FinishReason::Error`]: what has failed.
     pub error: Option<Error>,
 }
@@ -80,6 +82,8 @@ pub struct Completion {
     pub logprobs: Vec<Vec<(u32, f32)>>,
     /// Why it has ended.
     pub reason: FinishReason,
+    /// Tokens of the prompt that were not computed, since the prefix cache had them.
+    pub cached_tokens: u32,
     /// With [`FinishReason::Error`]: what has failed.
     pub error: Option<Error>,
 }
@@ -165,6 +169,7 @@ impl Handle {
             text: String::new(),
             logprobs: Vec::new(),
             reason: FinishReason::Cancelled,
+            cached_tokens: 0,
             error: None,
         };
         while let Some(event) = self.recv() {
@@ -178,7 +183,7 @@ impl Handle {
                 }
                 Event::End(end) => {
                     all.text.push_str(&end.text);
-                    (all.reason, all.error) = (end.reason, end.error);
+                    (all.reason, all.cached_tokens, all.error) = (end.reason, end.cached_tokens, end.error);
                 }
             }
         }
@@ -229,6 +234,8 @@ pub(crate) struct Ended(pub [AtomicU64; 5]);
 #[derive(Debug, Default)]
 struct State {
     events: VecDeque<Event>,
+    /// Of the prompt, from the prefix cache.
+    cached_tokens: u32,
     /// The end has been put among the events; nothing follows it.
     over: bool,
     waker: Option<Waker>,
@@ -258,6 +265,11 @@ impl Channel {
         self.lock().over
     }
 
+    /// So many tokens of the prompt came from the prefix cache: before the end.
+    pub fn cached(&self, tokens: u32) {
+        self.lock().cached_tokens = tokens;
+    }
+
     pub fn token(&self, token: Token) {
         let mut state = self.lock();
         if !state.over {
@@ -279,7 +291,8 @@ impl Channel {
             state.over = true;
             // Before whoever waits for the end can know of it. Relaxed: the lock orders it.
             self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
-            state.events.push_back(Event::End(End { reason, text, error }));
+            let cached_tokens = state.cached_tokens;
+            state.events.push_back(Event::End(End { reason, text, cached_tokens, error }));
             self.tell(state);
         }
         first

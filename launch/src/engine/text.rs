@@ -91,6 +91,10 @@ impl RequestText {
 }
 
 impl Sink for RequestText {
+    fn cached(&mut self, tokens: u32) {
+        self.channel.cached(tokens);
+    }
+
     fn token(&mut self, token: online::Token) -> bool {
         if !self.channel.is_over() {
             let done = self.take(token);

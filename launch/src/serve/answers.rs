@@ -32,6 +32,8 @@ pub struct Piece {
     pub count: usize,
     /// Those tokens, if the request wants to see them.
     pub tokens: Vec<Shown>,
+    /// With the end: tokens of the prompt that the prefix cache had.
+    pub cached: usize,
     /// Why the answer ends here, if it does.
     pub ending: Option<Ending>,
 }
@@ -76,12 +78,23 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Both.
     pub total_tokens: usize,
+    /// More of the prompts' tokens.
+    pub prompt_tokens_details: PromptTokens,
+}
+
+/// Which tokens of the prompts were not computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokens {
+    /// The prefix cache had them. Of several answers to one prompt it is the first one's that count.
+    pub cached_tokens: usize,
 }
 
 /// The answers as they come. Dropping it cancels what is not complete.
 pub struct Answers {
     pieces: mpsc::Receiver<Piece>,
     open: usize,
+    /// Answers to each prompt.
+    n: usize,
     /// Tokens so far.
     pub usage: Usage,
 }
@@ -99,6 +112,9 @@ impl Answers {
         });
         self.usage.completion_tokens += piece.count;
         self.usage.total_tokens += piece.count;
+        if piece.choice.is_multiple_of(self.n) {
+            self.usage.prompt_tokens_details.cached_tokens += piece.cached;
+        }
         match &piece.ending {
             Some(Ending::Failed(_)) => self.open = 0,
             Some(_) => self.open -= 1,
@@ -146,6 +162,7 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
     }
     let all = ready.loaded.backend.submit(submissions).map_err(|refusal| refused(app, ready, refusal))?;
     let (sender, pieces) = mpsc::channel(app.limits.pieces);
+    let n = generation.n;
     for (choice, events) in all.into_iter().enumerate() {
         let answer = Answer {
             app: App::clone(app),
@@ -157,8 +174,8 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
         };
         tokio::spawn(answer.run(events));
     }
-    let usage = Usage { prompt_tokens, completion_tokens: 0, total_tokens: prompt_tokens };
-    Ok(Answers { pieces, open: choices, usage })
+    let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
+    Ok(Answers { pieces, open: choices, n: n.max(1), usage })
 }
 
 fn refused(app: &App, ready: &Ready, refusal: Refusal) -> ApiError {
@@ -222,15 +239,16 @@ impl Answer {
                 biased;
                 () = self.sender.closed() => return "abort",
                 event = events.next() => event,
-                error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error))),
+                error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error), 0)),
             };
             let ending = match event {
                 Some(Event::Token(token)) => {
                     self.token(ready, progress, token);
                     None
                 }
-                Some(Event::End(text, finish)) => {
+                Some(Event::End(text, finish, cached)) => {
                     progress.piece.text.push_str(&text);
+                    progress.piece.cached = cached as usize;
                     Some(self.ending(finish))
                 }
                 None => Some(Ending::Failed(self.lost())),

@@ -82,8 +82,8 @@ impl Default for Sampling {
 pub enum Event {
     /// A new token.
     Token(Token),
-    /// Its end: the text that was held back, and the reason.
-    End(String, Finish),
+    /// Its end: the text that was held back, the reason, and how many tokens of the prompt came from the prefix cache.
+    End(String, Finish, u32),
 }
 
 /// A new token.

@@ -131,7 +131,7 @@ fn events(handle: Handle, shown: Option<u32>) -> Events {
             top.truncate(shown.unwrap_or(0) as usize);
             Event::Token(Token { id, text, logprob, top })
         }
-        engine::Event::End(End { reason, text, error }) => {
+        engine::Event::End(End { reason, text, cached_tokens, error }) => {
             let finish = match reason {
                 FinishReason::Length => Finish::Length,
                 FinishReason::Eos => Finish::Eos,
@@ -141,7 +141,7 @@ fn events(handle: Handle, shown: Option<u32>) -> Events {
                     Finish::Error(error.map_or_else(|| "the engine failed".into(), |error| error.to_string()))
                 }
             };
-            Event::End(text, finish)
+            Event::End(text, finish, cached_tokens)
         }
     }))
 }

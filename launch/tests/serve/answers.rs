@@ -25,8 +25,8 @@ fn a_completion_of_text() {
         json!([{"index": 0, "text": TEXT, "logprobs": null, "finish_reason": "stop"}])
     );
     let (prompt, new) = (tokenizer().encode("Once").unwrap(), tokenizer().encode(TEXT).unwrap().len() + 1);
-    let usage =
-        json!({"prompt_tokens": prompt.len(), "completion_tokens": new, "total_tokens": prompt.len() + new});
+    let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": new, "total_tokens": prompt.len() + new,
+        "prompt_tokens_details": {"cached_tokens": 2}});
     assert_eq!(object["usage"], usage);
     let submission = server.submission();
     assert_eq!((submission.prompt, submission.max_new_tokens, submission.logprobs), (prompt, 100, None));

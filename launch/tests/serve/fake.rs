@@ -120,11 +120,11 @@ impl Request {
         }
         if self.behaviour.fail_after == Some(done) {
             self.ended = true;
-            return Some(Event::End(String::new(), Finish::Error("worker 3 waits".into())));
+            return Some(Event::End(String::new(), Finish::Error("worker 3 waits".into()), 0));
         }
         let Some((id, text)) = self.tokens.get(done).cloned() else {
             self.ended = true;
-            return Some(Event::End(std::mem::take(&mut self.last), self.finish.clone()));
+            return Some(Event::End(std::mem::take(&mut self.last), self.finish.clone(), 2));
         };
         self.next += 1;
         self.seen.tokens.fetch_add(1, Ordering::SeqCst);

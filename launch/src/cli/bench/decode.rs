@@ -58,7 +58,7 @@ impl Case {
         spec.overrides = Overrides {
             max_batch: Some(self.batch),
             max_seq_len: Some(self.context + self.steps + 1),
-            ..self.runtime.overrides()
+            ..self.runtime.overrides_of_benchmark()
         };
         Ok(spec)
     }

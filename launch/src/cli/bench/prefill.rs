@@ -49,7 +49,7 @@ impl Case {
             max_batch: Some(self.batch),
             max_seq_len: Some(self.prompt + 2),
             prefill_chunk: self.chunk,
-            ..self.runtime.overrides()
+            ..self.runtime.overrides_of_benchmark()
         };
         Ok(spec)
     }

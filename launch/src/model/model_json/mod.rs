@@ -145,9 +145,9 @@ pub enum Kv {
 #[serde(rename_all = "kebab-case")]
 pub enum PrefixCache {
     /// Every prompt is computed.
-    #[default]
     Off,
     /// What an earlier prompt has in common is not computed again, as long as there is room for it.
+    #[default]
     On,
 }
 
