@@ -94,7 +94,7 @@ fn an_idle_server_ends_within_the_deadline_when_a_rank_stops() {
 fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
     let words = |seed: u64| {
         let word = |i: u64| ["lord ", "king ", "people ", "and ", "the "][((i * i + seed * i) % 5) as usize];
-        (0..60).map(word).collect::<String>()
+        (0..150).map(word).collect::<String>()
     };
     // The second begins as the first does, the third is the first again.
     let prompts = [words(1), format!("{} Then he said", words(1)), words(1), words(2)];

@@ -30,35 +30,6 @@ struct WorkerList {
   }
 };
 
-/* A worker's way through its lists, iteration after iteration. All lanes call it. */
-struct StaticFetch {
-  WorkerList list;
-  Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
-
-  /* Hands out the list of a published iteration of a static graph. False when the compute warps have left. */
-  __device__ __forceinline__ bool run(const mpk_rank* rank, SlotWriter& writer, FetchedIteration& iteration, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
-    const bool predicted = graph_index == list.graph;
-    if (!predicted) list.read(rank, graph_index, worker, lane);
-    if (list.first == list.last) return true;
-    if (!writer.wait_for_readers()) return false;
-    iteration.read(rank, graph_index, number, lane);
-    const uint32_t* const tasks = iteration.graph->worker_tasks;
-    if (!predicted) next.fetch(rank, iteration, __shfl_sync(kAll, list.head, 0), lane);
-    uint32_t ahead = list.head;
-    for (uint32_t i = list.first; i < list.last; ++i) {
-      if (!writer.acquire()) return false;
-      writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
-      writer.publish();
-      const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
-      if (after == list.first) ahead = list.head;
-      else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
-      next.fetch(rank, iteration, __shfl_sync(kAll, ahead, place), lane);
-    }
-    return true;
-  }
-};
-
 /* Looks for the next iteration between two looks at the abort word and the clock. */
 constexpr uint32_t kLooksBetweenPolls = 8;
 
@@ -66,7 +37,8 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
   FetchedIteration iteration;
-  StaticFetch lists;
+  WorkerList list;
+  Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
   uint32_t seen = 0;
   for (;;) {
     Publication publication = {0, 0, false};
@@ -86,7 +58,24 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     if (code != MPK_OK && lane == 0) abort_broadcast(rank, static_cast<uint32_t>(code));
     if (code != MPK_OK || stop) return stop_block(writer);
     seen = __shfl_sync(kAll, publication.iteration, 0);
-    if (!lists.run(rank, writer, iteration, __shfl_sync(kAll, publication.graph, 0), seen, worker, lane)) return;
+    const uint32_t graph_index = __shfl_sync(kAll, publication.graph, 0);
+    const bool predicted = graph_index == list.graph;
+    if (!predicted) list.read(rank, graph_index, worker, lane);
+    if (list.first == list.last) continue;
+    if (!writer.wait_for_readers()) return;
+    iteration.read(rank, graph_index, seen, lane);
+    const uint32_t* const tasks = iteration.graph->worker_tasks;
+    if (!predicted) next.fetch(rank, iteration, __shfl_sync(kAll, list.head, 0), lane);
+    uint32_t ahead = list.head;
+    for (uint32_t i = list.first; i < list.last; ++i) {
+      if (!writer.acquire()) return;
+      writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
+      writer.publish();
+      const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
+      if (after == list.first) ahead = list.head;
+      else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
+      next.fetch(rank, iteration, __shfl_sync(kAll, ahead, place), lane);
+    }
   }
 }
 
@@ -135,6 +124,23 @@ __device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint
   return ready_code(slot.task.code, slot, rank, lane);
 }
 
+/* Mixed placement: hands out the worker's list of an iteration of a static graph, each task's descriptor in its turn: the registers do
+ * not hold one ahead beside what dynamic placement needs. False when the compute warps have left. */
+__device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, FetchedIteration& iteration, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
+  const mpk_graph* const graph = rank->graphs + graph_index;
+  if (worker >= graph->num_workers) return true;
+  const uint32_t first = graph->worker_first[worker], last = graph->worker_first[worker + 1];
+  if (first == last) return true;
+  if (!writer.wait_for_readers()) return false;
+  iteration.read(rank, graph_index, number, lane);
+  for (uint32_t i = first; i < last; ++i) {
+    if (!writer.acquire()) return false;
+    writer.fill(iteration, graph->worker_tasks[i], i + 1 == last ? last - first : 0);
+    writer.publish();
+  }
+  return true;
+}
+
 /* A task from one of the schedulers' queues: each lane looks into one. All lanes get the same, but for `from`: the lane whose
  * queue it is gets that, and takes the task from it later. */
 __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t lane, uint64_t* id, mpk_queue** from) {
@@ -171,7 +177,6 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
   Wait idle(rank, nullptr, follower_deadline_ns(rank));
   Wait held(rank, nullptr); /* with tasks put aside: this worker knows what is missing */
   uint32_t empty = 0; /* looks in vain */
-  StaticFetch lists;  /* mixed */
   uint32_t seen = 0;  /* mixed: the last publication that was looked at */
   for (;;) {
     /* Tasks in slots are all ready, so one comes free. */
@@ -198,7 +203,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           if (number != seen && __shfl_sync(kAll, static_cast<int>(now.stop), 0) == 0) {
             seen = number;
             if (rank->graphs[graph].placement == MPK_STATIC) {
-              if (!lists.run(rank, writer, iteration, graph, number, worker, lane)) return;
+              if (!run_list(rank, writer, iteration, graph, number, worker, lane)) return;
               idle.reset();
               continue;
             }
