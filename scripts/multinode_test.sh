@@ -17,11 +17,13 @@ unless some are named:
            and 10 s with status 4 and says which node is gone, and nothing is left behind
   figures  a put with signal over the proxies beside MPI's own messages, and the tiny model on two nodes beside one
 
---long does all combinations (a quarter of an hour); without it some of each that together meet everything once, for CI.
---probe only finds out whether namespaces are allowed: status 0 or 3.
+--long does all combinations (an hour); without it some of each that together meet everything once, for CI.
+--probe only finds out whether this machine can do it: status 0 or 3.
 --program names another mpk-run than target/release/mpk-run.
 
-Where namespaces are not allowed, it says so and ends with status 0, or with 3 if MPK_REQUIRE_NAMESPACES is 1.
+Needs root or user namespaces, and of programs unshare, nsenter (util-linux), python3 and mpirun. Where the kernel does not allow
+namespaces or links between them, it says so and what it has left out, and ends with status 0, or with 3 if MPK_REQUIRE_NAMESPACES is 1.
+With MPK_MULTINODE=0 it leaves out everything and says so, on a machine that can't do it for another reason.
 END
 }
 
@@ -36,24 +38,34 @@ esac
 source "$here/setup-env.sh"
 export MPK_MULTINODE_PROGRAM="${MPK_MULTINODE_PROGRAM:-$target_folder/release/mpk-run}"
 
+left_out="jobs over several nodes (what they compute, delay and loss, cut links, frozen nodes, killed daemons)"
+if [[ ${MPK_MULTINODE:-1} == 0 ]]; then
+    echo "multinode: NOT TESTED: $left_out: MPK_MULTINODE is 0"
+    [[ ${1:-} != --probe ]] || exit 3
+    exit 0
+fi
+for program in unshare nsenter python3 mpirun; do
+    if ! command -v "$program" >/dev/null; then
+        echo "multinode: there is no $program (Debian: util-linux python3 openmpi-bin; scripts/setup.sh installs Open MPI)" >&2
+        exit 3
+    fi
+done
 # Network, process and mount namespaces of our own: nothing that is made in them outlives them.
 inside=(unshare --net --pid --fork --mount --mount-proc --kill-child)
 [[ $(id -u) == 0 ]] || inside+=(--user --map-root-user)
-reason=""
-if ! { command -v unshare && command -v nsenter && command -v ip && command -v python3; } >/dev/null; then
-    reason="it takes unshare, nsenter, ip and python3 (Debian: util-linux iproute2 python3)"
-elif ! problem="$("${inside[@]}" sh -c 'ip link add name probe1 type veth peer name probe2 && unshare --net --uts hostname probe' 2>&1)"; then
-    reason="namespaces are not allowed here: ${problem//$'\n'/ }"
+status=0
+problem="$("${inside[@]}" python3 "$here/multinode/probe.py" 2>&1)" || status=$?
+# 77: the kernel refuses something, as the program says; otherwise it is unshare that was refused.
+if [[ $status != 0 && $status != 77 && $problem != unshare:* ]]; then
+    echo "multinode: the probe failed with status $status: $problem" >&2
+    exit 1
 fi
-if [[ ${1:-} == --probe ]]; then
-    [[ -z $reason ]] || exit 3
+if [[ $status != 0 ]]; then
+    echo "multinode: NOT TESTED: $left_out: namespaces are not allowed here: ${problem//$'\n'/ }"
+    [[ ${1:-} != --probe && ${MPK_REQUIRE_NAMESPACES:-0} != 1 ]] || exit 3
     exit 0
 fi
-if [[ -n $reason ]]; then
-    echo "multinode: NOT TESTED: jobs over several nodes (what they compute, delay and loss, cut links, frozen nodes, killed daemons): $reason"
-    [[ ${MPK_REQUIRE_NAMESPACES:-0} != 1 ]] || exit 3
-    exit 0
-fi
+[[ ${1:-} != --probe ]] || exit 0
 # Ranks of a user namespace are root there.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec "${inside[@]}" python3 "$here/multinode/main.py" "$@"

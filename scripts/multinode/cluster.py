@@ -11,16 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import net
 from relay import Relay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUBNET = "10.99.0"
 # mpirun and its daemons notice a connection that is gone in a quarter of a minute, not in a quarter of an hour: the ranks come first.
 KEEPALIVE = ["--mca", "oob_tcp_keepalive_time", "10", "--mca", "oob_tcp_keepalive_intvl", "2", "--mca", "oob_tcp_keepalive_probes", "3"]
-
-
-def sh(*command):
-    subprocess.run(command, check=True)
 
 
 class Cluster:
@@ -30,29 +27,38 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="mpk-nodes-"))
         self.holders = []
         self.names = [f"node{i + 1}" for i in range(count)]
-        sh("ip", "link", "set", "lo", "up")  # for jobs on one node
+        net.set_up("lo")  # for jobs on one node
         if delay is None:
-            sh("ip", "link", "add", "nodes", "type", "bridge")
-            sh("ip", "link", "set", "nodes", "up")
+            try:
+                net.bridge("nodes")
+                net.set_up("nodes")
+            except OSError:
+                delay = (0.0, 0.0, 0.0)  # a kernel without bridges: packets take the way in user space
         for index, name in enumerate(self.names):
             holder = subprocess.Popen(["unshare", "-n", "--uts", "sh", "-c", f"hostname {name} && echo ok && exec sleep 100000"],
                                       stdout=subprocess.PIPE, text=True)
             assert holder.stdout.readline() == "ok\n", "a node's namespaces can't be made"
             self.holders.append(holder)
             port = f"port{index + 1}"
-            sh("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+            net.pair(port, "eth0", holder.pid)
             if delay is None:
-                sh("ip", "link", "set", port, "master", "nodes")
-            sh("ip", "link", "set", port, "up")
-            for command in ("ip link set lo up", f"ip addr add {SUBNET}.{index + 1}/24 dev eth0", "ip link set eth0 up"):
-                sh("nsenter", "-t", str(holder.pid), "-n", *command.split())
+                net.set_master(port, "nodes")
+            net.set_up(port)
+            net.inside(holder.pid, lambda address=f"{SUBNET}.{index + 1}": self._join(address))
             # A connection whose other end is gone fails after seconds, not after a quarter of an hour: mpirun's daemons then end.
-            sh("nsenter", "-t", str(holder.pid), "-n", "sh", "-c", "echo 5 >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true")
+            subprocess.run([*self.enter(index + 1), "sh", "-c", "echo 5 >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true"])
         self.relay = Relay([f"port{i + 1}" for i in range(count)], [h.pid for h in self.holders], *delay) if delay else None
         pids = " ".join(f"{name}) pid={holder.pid};;" for name, holder in zip(self.names, self.holders))
         self.agent = self.folder / "agent"
         self.agent.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in {pids} *) exit 1;; esac\nexec nsenter -t "$pid" -n -u sh -c "$*"\n')
         self.agent.chmod(0o755)
+
+    @staticmethod
+    def _join(address):
+        """A node's own links."""
+        net.set_up("lo")
+        net.add_address("eth0", address, 24)
+        net.set_up("eth0")
 
     def close(self):
         for holder in self.holders:
@@ -60,10 +66,8 @@ class Cluster:
             holder.wait()
         if self.relay:
             self.relay.close()
-        else:
-            sh("ip", "link", "del", "nodes")
-        for index in range(len(self.names)):
-            subprocess.run(["ip", "link", "del", f"port{index + 1}"], stderr=subprocess.DEVNULL)
+        for name in ("nodes", *(f"port{index + 1}" for index in range(len(self.names)))):
+            net.delete(name)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self):
@@ -74,7 +78,7 @@ class Cluster:
 
     def cut(self, node):
         """No packet goes to or from this node any more."""
-        sh("ip", "link", "set", f"port{node}", "down")
+        net.set_up(f"port{node}", False)
 
     def enter(self, node):
         return ["nsenter", "-t", str(self.holders[node - 1].pid), "-n", "-u"]

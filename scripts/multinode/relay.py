@@ -13,12 +13,13 @@ import struct
 import threading
 import time
 
+from net import inside
+
 ETH_P_ALL = 3
 PACKET_OUTGOING = 4
 SIOCETHTOOL = 0x8946
 # What a sender's kernel leaves to the network card: checksums (tx) and cutting (tso, gso), and what a receiver's joins (gro).
 OFFLOADS = {"tx": 0x17, "tso": 0x1F, "gso": 0x24, "gro": 0x2C}
-CLONE_NEWNET = 0x40000000
 
 
 def no_offloads(port):
@@ -31,24 +32,6 @@ def no_offloads(port):
                 fcntl.ioctl(control, SIOCETHTOOL, request)
             except OSError:
                 pass  # not all of them are there
-
-
-def inside(pid, what):
-    """Calls `what` in the network namespace of a process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = []
-
-    def body():
-        with open(f"/proc/{pid}/ns/net") as space:
-            if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
-        result.append(what())
-
-    # The thread's namespace ends with it.
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    return result[0]
 
 
 class Relay:
