@@ -84,11 +84,15 @@ impl CpuRank {
         let (mut lost, looked) = world.run_kernel(|| {
             let (mut lost, mut looked) = (None, Ok(()));
             while !handles.iter().all(|h| h.is_finished()) {
-                let stop = look(self).unwrap_or_else(|error| {
-                    looked = Err(error);
-                    true
-                });
-                if lost.is_none() {
+                // A lost rank ends the run: a message to it might wait for ever.
+                let stop = lost.is_some()
+                    || look(self).unwrap_or_else(|error| {
+                        looked = Err(error);
+                        true
+                    });
+                if lost.is_some() {
+                    std::thread::sleep(LOOK);
+                } else {
                     lost = interrupt::lost_rank(world);
                 }
                 match &lost {
@@ -109,7 +113,9 @@ impl CpuRank {
             lost = lost.or_else(|| world.run_kernel(|| self.await_other_nodes(world, carried)));
         }
         looked?;
-        look(self)?;
+        if lost.is_none() {
+            look(self)?;
+        }
         let (code, first) = self.abort_state();
         if code != 0 {
             let text =

@@ -5,6 +5,7 @@ use crate::memory::HugeBuffer;
 use crate::world::World;
 use kernels_cu::abi;
 use mpi::ffi;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -123,32 +124,38 @@ fn messages(world: &World, peer: u32, place: usize, bytes: usize, rounds: u32) -
     let check = |code: i32| {
         if code == 0 { Ok(()) } else { Err(Error::Aborted(format!("MPI failed with {code}"))) }
     };
+    // Polled, as the proxy does it: a call that waits leaves MPI's progress to whoever calls MPI next, which is the idle proxy.
+    let finish = |mut request: ffi::MPI_Request| {
+        let (begin, mut done) = (Instant::now(), 0);
+        while done == 0 {
+            // SAFETY: a live request, and a valid out-pointer; the status is not asked for.
+            check(unsafe { ffi::MPI_Test(&mut request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
+            if done == 0 && begin.elapsed() > LIMIT {
+                return Err(Error::Aborted("no message within 10 s".into()));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    // SAFETY: a predefined handle of MPI.
+    let (bytes, peer, kind) = (bytes as i32, peer as i32, unsafe { ffi::RSMPI_UINT8_T });
     let send = |_| {
-        // SAFETY: a live buffer of so many bytes.
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: a live buffer of so many bytes, which nobody writes before the request is done.
         check(unsafe {
-            ffi::MPI_Send(
-                out.as_ptr().cast(),
-                bytes as i32,
-                ffi::RSMPI_UINT8_T,
-                peer as i32,
-                TAG,
-                communicator,
-            )
-        })
+            ffi::MPI_Isend(out.as_ptr().cast(), bytes, kind, peer, TAG, communicator, request.as_mut_ptr())
+        })?;
+        // SAFETY: set by the call, which went well.
+        finish(unsafe { request.assume_init() })
     };
     let receive = |_| {
-        // SAFETY: a live buffer of so many bytes; the status is not asked for.
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: as above; nobody reads the buffer.
         check(unsafe {
-            ffi::MPI_Recv(
-                into.as_mut_ptr().cast(),
-                bytes as i32,
-                ffi::RSMPI_UINT8_T,
-                peer as i32,
-                TAG,
-                communicator,
-                ffi::RSMPI_STATUS_IGNORE,
-            )
-        })
+            ffi::MPI_Irecv(into.as_mut_ptr().cast(), bytes, kind, peer, TAG, communicator, request.as_mut_ptr())
+        })?;
+        // SAFETY: as above.
+        finish(unsafe { request.assume_init() })
     };
     ping_pong(place, rounds, send, receive)
 }

@@ -183,6 +183,7 @@ impl Thread {
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
         let mut idle = 0_u32;
         loop {
+            self.shared.watch.note_turn();
             match self.turn() {
                 Ok(true) => idle = 0,
                 Ok(false) => idle = idle.saturating_add(1),
@@ -195,6 +196,7 @@ impl Thread {
                 && self.carrier.is_idle()
                 && (self.peers.iter().all(|peer| peer.goodbye) || since.elapsed() > PARTING)
             {
+                self.shared.watch.note_last_turn();
                 return;
             }
             self.pause(idle);
@@ -218,7 +220,9 @@ impl Thread {
 
     /// One look at everything; true where something was done.
     fn turn(&mut self) -> std::result::Result<bool, Failed> {
-        let mut worked = self.take()?;
+        // Before MPI, whose turn takes longer: a put does not wait for it.
+        let mut worked = self.goodbye.is_none() && self.send_frames()?;
+        worked |= self.take()?;
         worked |= self.carrier.sent()?;
         if self.goodbye.is_some() {
             return Ok(worked);
@@ -306,6 +310,9 @@ impl Thread {
                 words.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
                 self.carrier.send(peer, bytes)?;
             }
+        }
+        if gives_up {
+            self.shared.watch.note_told();
         }
         Ok(())
     }

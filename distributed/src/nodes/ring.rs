@@ -1,5 +1,5 @@
-//! The ring of frames that the loops of a rank fill (`kernels-cu/protocol/platform/proxy.h`), and the heap that frames from elsewhere
-//! are for.
+//! The rings of a rank's proxy: the one that the loops of the rank fill with frames (`kernels-cu/protocol/frames.h`), and, for a GPU, the
+//! inbox from which its kernel takes the frames of others; and what frames from elsewhere are for: a heap of this process, or a GPU's.
 
 use crate::error::Result;
 use crate::memory::HugeBuffer;
@@ -8,14 +8,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a ring.
 const CAPACITY: usize = 4 << 20;
+/// Where the parts lie, from the beginning of the memory: what is written by different threads, in cache lines of its own.
+const HEAD: usize = size_of::<abi::mpk_proxy>().next_multiple_of(256);
+const ABORT: usize = HEAD + 128;
+const INBOX: usize = ABORT + 128;
+const WRITTEN: usize = INBOX + size_of::<abi::mpk_inbox>().next_multiple_of(256);
+const FRAMES: usize = (WRITTEN + CAPACITY / abi::MPK_FRAME_ALIGN as usize * 4).next_multiple_of(4096);
+const BROUGHT: usize = FRAMES + CAPACITY;
+const BYTES: usize = BROUGHT + CAPACITY;
 /// Room that any frame fits into.
 pub(super) const FRAME_BYTES: usize = abi::MPK_FRAME_BYTES as usize;
 
 /// The ring. Any thread may write; one reads.
 pub(super) struct Ring {
     ring: *mut abi::mpk_proxy,
-    // The struct, then the bytes.
-    _memory: HugeBuffer,
+    memory: HugeBuffer,
 }
 
 // SAFETY: the protocol orders all access to what the pointer leads to; the memory lives as long as the struct.
@@ -25,15 +32,30 @@ unsafe impl Sync for Ring {}
 
 impl Ring {
     pub fn new(rank: u32) -> Result<Ring> {
-        let head = size_of::<abi::mpk_proxy>().next_multiple_of(256);
-        let memory = HugeBuffer::new(rank, "the proxy's ring", head + CAPACITY)?;
+        let memory = HugeBuffer::new(rank, "the proxy's ring", BYTES)?;
         let ring = memory.as_ptr().cast::<abi::mpk_proxy>();
-        // SAFETY: zeroed memory of this process with room for the struct; nobody else knows it yet.
+        // SAFETY: all places lie in the memory, which is zeroed; nobody else knows it yet.
         unsafe {
-            (*ring).capacity = CAPACITY as u64;
-            (*ring).bytes = memory.as_ptr().add(head);
+            let at = |offset| memory.as_ptr().add(offset);
+            let inbox = at(INBOX).cast::<abi::mpk_inbox>();
+            (*inbox).capacity = CAPACITY as u64;
+            (*inbox).bytes = at(BROUGHT);
+            *ring = abi::mpk_proxy {
+                capacity: CAPACITY as u64,
+                head: at(HEAD).cast(),
+                written: at(WRITTEN).cast(),
+                bytes: at(FRAMES),
+                abort: at(ABORT).cast(),
+                inbox,
+                ..Default::default()
+            };
         }
-        Ok(Ring { ring, _memory: memory })
+        Ok(Ring { ring, memory })
+    }
+
+    /// All of its memory, which a GPU has to reach.
+    pub fn memory(&self) -> (*mut u8, usize) {
+        (self.memory.as_ptr(), BYTES)
     }
 
     /// For the loops.

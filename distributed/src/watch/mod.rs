@@ -29,6 +29,15 @@ const TICK: Duration = Duration::from_millis(50);
 const FIRST_TICKS: Duration = Duration::from_millis(5);
 /// Steps that they have for it.
 const FIRST_STEPS: u64 = 4;
+/// A rank that runs the kernel asks within this whether another one is lost, once one is. One that does not is held up: a call of MPI
+/// that has something to tell the launcher waits for it, and it may have gone.
+const HELD_UP: Duration = Duration::from_secs(2);
+/// One that knows it has this long for its end: a GPU's kernel gets five seconds.
+const LONGEST_END: Duration = Duration::from_secs(9);
+/// On several nodes a rank that runs the kernel has this long after a signal: a launcher that ends its ranks gives them a second.
+const QUICK_END: Duration = Duration::from_millis(450);
+/// Other nodes are told that this rank has given up within this, or not at all.
+const LAST_WORD: Duration = Duration::from_millis(100);
 /// No limit of its own.
 const NO_LIMIT: u64 = u64::MAX;
 
@@ -63,8 +72,14 @@ struct Shared {
     is_lost: AtomicBool,
     /// While the rank runs the kernel: it has nothing to do, and no deadline but this watch's holds.
     idle: AtomicBool,
+    /// Whoever runs the kernel knows that.
+    lost_seen: AtomicBool,
+    /// How often the proxy to other nodes has looked for work.
+    proxy_turns: AtomicU64,
     /// MPI can be called: it has been initialised, and not been finalised.
     mpi: AtomicBool,
+    /// The ranks of other nodes have been told that this one has given the job up.
+    told_elsewhere: AtomicBool,
 }
 
 /// As long as it lives, the rank waits for others.
@@ -95,7 +110,10 @@ impl Watch {
             lost: Mutex::new(None),
             is_lost: AtomicBool::new(false),
             idle: AtomicBool::new(false),
+            lost_seen: AtomicBool::new(false),
+            proxy_turns: AtomicU64::new(0),
             mpi: AtomicBool::new(false),
+            told_elsewhere: AtomicBool::new(false),
         }));
         let of_thread = watch.clone();
         // Without it the waits have no bound, which is better than no run.
@@ -206,6 +224,38 @@ impl Watch {
         self.0.own.state() == State::Ended
     }
 
+    /// The ranks of other nodes know it.
+    pub(crate) fn note_told(&self) {
+        self.0.told_elsewhere.store(true, Ordering::Relaxed);
+    }
+
+    /// The proxy to other nodes has looked for work.
+    pub(crate) fn note_turn(&self) {
+        self.0.proxy_turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The proxy has done everything.
+    pub(crate) fn note_last_turn(&self) {
+        self.0.proxy_turns.store(0, Ordering::Relaxed);
+    }
+
+    /// What is to be said where the proxy to other nodes has stopped: nobody hears of this rank any more, nor this one of others.
+    /// `idle`: its turns, and for how long there has been no other one. A little earlier than others are found to be silent.
+    fn stopped_proxy(&self, moment: Duration, idle: &mut (u64, Duration)) -> Option<Verdict> {
+        let turns = self.0.proxy_turns.load(Ordering::Relaxed);
+        let begun = self.0.elsewhere.get().is_some() && turns != 0;
+        *idle = if begun && turns == idle.0 { (turns, idle.1 + moment.min(2 * TICK)) } else { (turns, Duration::ZERO) };
+        let deadline = self.0.options.deadline.max(Duration::from_secs(1));
+        (idle.1 + 6 * TICK >= deadline).then(|| {
+            let (rank, node) = (self.0.place.rank, process::node_name());
+            let seconds = deadline.as_secs_f64();
+            let text = format!(
+                "rank {rank} on node {node} is cut off: its proxy, the thread that carries to other nodes, has stopped for {seconds:.0} s (--deadline {seconds}): it, or a call of MPI in it, is held up"
+            );
+            Verdict::Lost { rank, text }
+        })
+    }
+
     /// A thread of this process can't do its work any more: the job ends.
     pub(crate) fn fail(&self, message: String) {
         self.act(Verdict::Overdue { text: message }, self.0.own.state());
@@ -216,6 +266,7 @@ impl Watch {
         if !self.0.is_lost.load(Ordering::Relaxed) {
             return None;
         }
+        self.0.lost_seen.store(true, Ordering::Relaxed);
         self.0.lost.lock().ok()?.clone()
     }
 
@@ -257,14 +308,54 @@ impl Watch {
     pub(crate) fn give_up(&self, message: Option<String>) -> ! {
         self.set_state(State::Ended);
         let tell = self.0.options.tell;
-        let mpi = self.0.mpi.load(Ordering::Relaxed);
-        ending::end(move || message.iter().for_each(|message| tell(message)), mpi, self.patience())
+        // A launcher that ends the job already needs no word, and may never answer to one.
+        let mpi = self.0.mpi.load(Ordering::Relaxed) && !self.is_hurried();
+        let watch = self.clone();
+        let last = move || {
+            message.iter().for_each(|message| tell(message));
+            let begin = Instant::now();
+            while watch.owes_word() && begin.elapsed() < LAST_WORD {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let word = if self.0.elsewhere.get().is_some() { ending::WORD } else { ending::PATIENCE };
+        ending::end(last, mpi, self.patience(), word)
+    }
+
+    /// Ranks of other nodes have yet to be told that this one has given up.
+    fn owes_word(&self) -> bool {
+        self.0.elsewhere.get().is_some() && !self.0.told_elsewhere.load(Ordering::Relaxed)
     }
 
     /// How long this process has for its end.
     fn patience(&self) -> Duration {
-        let told_to_end = self.0.elsewhere.get().is_some() && interrupt::requested();
-        if told_to_end { ending::HURRY } else { ending::PATIENCE }
+        if self.is_hurried() { ending::HURRY } else { ending::PATIENCE }
+    }
+
+    /// A launcher ends the job, as far as this rank can tell, and will end this process by force soon.
+    fn is_hurried(&self) -> bool {
+        self.0.elsewhere.get().is_some() && interrupt::requested()
+    }
+
+    /// Ends the process where its main thread runs the kernel and has not acted on what it should have seen, since when `since` says.
+    fn end_if_held_up(&self, since: &mut Option<Instant>) {
+        let flag = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        if self.0.own.state() != State::Runs || !(flag(&self.0.is_lost) || self.is_hurried()) {
+            *since = None;
+            return;
+        }
+        let limit = match flag(&self.0.lost_seen) {
+            _ if self.is_hurried() => QUICK_END,
+            true => LONGEST_END,
+            false => HELD_UP,
+        };
+        if since.get_or_insert_with(Instant::now).elapsed() < limit {
+            return;
+        }
+        let cause = self.find_lost().or_else(|| self.missed());
+        // A call of it is what holds the other thread up.
+        self.set_mpi(false);
+        self.give_up(Some(cause.unwrap_or_else(|| "the launcher has ended the job".into())));
     }
 
     /// Notes in the common table where this rank stands.
@@ -296,6 +387,7 @@ impl Watch {
         let namespace = own_namespace();
         let launcher = Launcher::find();
         let mut last = Instant::now();
+        let (mut held_up, mut proxy) = (None, (0, Duration::ZERO));
         loop {
             self.0.own.beat();
             self.publish();
@@ -317,6 +409,9 @@ impl Watch {
                 self.set_mpi(false);
                 self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);
             }
+            if let Some(verdict) = self.stopped_proxy(moment, &mut proxy) {
+                self.act(verdict, own.state);
+            }
             let others = self.others();
             let limit = match self.0.limit.load(Ordering::Relaxed) {
                 NO_LIMIT => None,
@@ -328,6 +423,7 @@ impl Watch {
             if let Some(verdict) = verdict {
                 self.act(verdict, own.state);
             }
+            self.end_if_held_up(&mut held_up);
             let all_here = everybody.is_none_or(|all| others.is_some_and(|o| o.len() as u32 + 1 >= all));
             // Ranks that have met over MPI have come, if they can.
             std::thread::sleep(if all_here || own.step > FIRST_STEPS { TICK } else { FIRST_TICKS });

@@ -64,9 +64,13 @@ impl Launcher {
         if begun(self.pid).as_ref() == Some(&self.begun) {
             return None;
         }
-        let node = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        Some(format!("the launcher's process {} ({}) on node {} has ended", self.pid, self.name, node.trim()))
+        Some(format!("the launcher's process {} ({}) on node {} has ended", self.pid, self.name, node_name()))
     }
+}
+
+/// The name of this machine.
+pub(crate) fn node_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
 }
 
 /// When a process began, as the system counts it; `None` where it has ended.

@@ -427,10 +427,10 @@ typedef struct mpk_queue {
   uint64_t pad2[6];
 } mpk_queue;
 
-/* What the CPU target's proxy carries to a rank whose memory can't be reached by stores (protocol/platform/proxy.h): frames, one
- * after the other, in the order in which they were made. */
+/* What a rank's proxy carries to a rank whose memory can't be reached by stores (protocol/frames.h): frames, one after the other, in the
+ * order in which they were begun. */
 enum mpk_frame_kind {
-  MPK_FRAME_SKIP = 0,  /* nothing: the next frame begins at the beginning of the ring */
+  MPK_FRAME_SKIP = 0,  /* nothing: the next frame begins `bytes` further on, at the beginning of the ring */
   MPK_FRAME_ROWS = 1,  /* bytes of `rows` rows, `row_bytes` each, to `offset`, `stride` apart */
   MPK_FRAME_ADD = 2,   /* `value` to the counter at `offset` */
   MPK_FRAME_WORDS = 3, /* `rows` words of 8 bytes, each written whole */
@@ -449,17 +449,36 @@ typedef struct mpk_frame {
   /* the payload follows */
 } mpk_frame;
 
-/* A ring of frames: the threads of a rank write, one at a time, and its proxy reads. */
-typedef struct mpk_proxy {
+/* Frames begin at multiples of this in a ring. */
+#define MPK_FRAME_ALIGN 64u
+
+/* On a GPU: what other ranks bring. The rank's proxy writes frames, and a warp of the kernel does what they say (protocol/gpu/inbox.cuh).
+ * All of it lies in the host's memory. */
+typedef struct mpk_inbox {
   uint64_t tail;     /* bytes ever written, released after the frames below it */
   uint64_t pad0[7];
-  uint64_t head;     /* bytes ever read */
+  uint64_t head;     /* bytes ever read, written by the GPU */
   uint64_t pad1[7];
-  uint32_t lock;     /* 1: a thread writes a frame */
-  uint32_t pad2;
-  uint64_t capacity; /* bytes, a power of two, at least 4 x MPK_FRAME_BYTES */
+  uint64_t capacity; /* a power of two */
   uint8_t* bytes;
-  uint64_t pad3[5];
+  uint32_t* abort;   /* mpk_rank.host_abort: an abort does not wait for its turn */
+  uint64_t pad2[5];
+} mpk_inbox;
+
+/* A ring of frames: the threads of a rank write, side by side, and its proxy reads. For a GPU the struct lies in its own memory, and what
+ * the pointers lead to in the host's. */
+typedef struct mpk_proxy {
+  uint64_t reserved; /* bytes that writers have ever taken for frames */
+  uint64_t pad0[7];
+  uint64_t seen;     /* `*head` as a writer has seen it */
+  uint64_t pad1[7];
+  uint64_t capacity; /* bytes, a power of two, at least 4 x MPK_FRAME_BYTES */
+  uint64_t* head;    /* bytes ever read */
+  uint32_t* written; /* [capacity / MPK_FRAME_ALIGN]: where a frame begins, the lap of the ring (from 1) in which it is whole */
+  uint8_t* bytes;
+  uint64_t* abort;   /* GPU: the abort word, for the proxy, which can't look into the GPU's memory */
+  mpk_inbox* inbox;  /* GPU */
+  uint64_t pad2[2];
 } mpk_proxy;
 /* Largest frame. */
 #define MPK_FRAME_BYTES 65536u
@@ -511,7 +530,7 @@ typedef struct mpk_rank {
   uint32_t stall_op;
   uint32_t signals;            /* enum mpk_signals */
   uint32_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort (enum mpk_abort_code) */
-  mpk_proxy* proxy;            /* CPU: what carries puts to the ranks whose sym is NULL; NULL where there are none */
+  mpk_proxy* proxy;            /* what carries puts to the ranks whose sym is NULL; NULL where there are none */
 } mpk_rank;
 
 typedef struct mpk_kernel_args {
@@ -549,6 +568,7 @@ MPK_ASSERT_SIZE(mpk_remote_entry, 16);
 MPK_ASSERT_SIZE(mpk_remote_ring, 64);
 MPK_ASSERT_SIZE(mpk_queue, 192);
 MPK_ASSERT_SIZE(mpk_frame, 48);
+MPK_ASSERT_SIZE(mpk_inbox, 192);
 MPK_ASSERT_SIZE(mpk_proxy, 192);
 
 /* ---- entry points of the CPU target (C linkage) --------------------------------------------------------- */
@@ -577,6 +597,11 @@ uint32_t mpk_proxy_next(const mpk_proxy* proxy);
 uint64_t mpk_proxy_take(mpk_proxy* proxy, uint8_t* out, uint64_t room);
 /* The receiver's proxy: does what the frames say in this rank's heap. MPK_OK, or MPK_ABORT_QUEUE if they are none. */
 int mpk_proxy_apply(uint8_t* heap, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes);
+/* The same for a heap of so many bytes in a GPU's memory: hands the frames to its kernel. MPK_INBOX_FULL: not now. */
+int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes);
+#define MPK_INBOX_FULL (-1)
+/* After the kernel's end: the next frame that it has not read, copied to `out` (MPK_FRAME_BYTES) and taken out. Its bytes; 0: none. */
+uint64_t mpk_inbox_take(mpk_inbox* inbox, uint8_t* out);
 #ifdef __cplusplus
 }
 #endif

@@ -1,26 +1,22 @@
-/* The proxy's side of the ring of frames (platform/proxy.h): taking frames out at the sender, and doing what they say at the
- * receiver. How they get from one to the other is the host's. */
+/* The proxy's side of the rings of frames (frames.h): taking frames out at the sender, and doing what they say at the receiver, or handing
+ * them to its GPU. How they get from one to the other is the host's. */
 #include "abort.h"
+#include "frames.h"
 
 #include <string.h>
 
 namespace mpk {
 namespace {
 
-const uint8_t* frame_at(const mpk_proxy* proxy, uint64_t position) { return proxy->bytes + (position & (proxy->capacity - 1)); }
-
-/* The first frame at or after `head` that brings something; false if there is none below `tail`. */
-bool find_frame(const mpk_proxy* proxy, uint64_t* head, uint64_t tail, mpk_frame* frame) {
-  while (*head != tail) {
-    uint32_t words[2];
-    memcpy(words, frame_at(proxy, *head), sizeof(words));
-    if (words[1] != MPK_FRAME_SKIP) {
-      memcpy(frame, frame_at(proxy, *head), sizeof(*frame));
-      return true;
-    }
-    *head += words[0];
+/* The first frame at or after `head` that is whole and brings something. */
+bool find_frame(const mpk_proxy* proxy, uint64_t* head, mpk_frame* frame) {
+  for (;;) {
+    /* Acquire: pairs with the release in frame_close; the frame is whole. */
+    if (platform::load<platform::Scope::kSystem>(platform::frame_mark(proxy, *head), platform::kAcquire) != platform::frame_lap(proxy, *head)) return false;
+    platform::copy_bytes(frame, proxy->bytes + (*head & (proxy->capacity - 1)), sizeof(*frame));
+    if (frame->kind != MPK_FRAME_SKIP) return true;
+    *head += frame->bytes;
   }
-  return false;
 }
 
 /* Writes words whole; their readers tell by the words themselves. Release: pairs with mpk_flagged_load, after which a reader takes the
@@ -28,7 +24,7 @@ bool find_frame(const mpk_proxy* proxy, uint64_t* head, uint64_t tail, mpk_frame
 void apply_words(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) {
   for (uint32_t i = 0; i < frame.rows; ++i) {
     uint64_t value;
-    memcpy(&value, payload + i * sizeof(value), sizeof(value));
+    platform::copy_bytes(&value, payload + i * sizeof(value), sizeof(value));
     uint64_t* word = reinterpret_cast<uint64_t*>(heap + frame.offset) + i;
     const uint64_t offset = frame.offset + i * sizeof(value);
     if (offset == offsetof(mpk_control, abort)) {
@@ -48,31 +44,52 @@ void apply_words(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) 
 /* Whether `bytes` from `offset` on lie in the heap. */
 bool is_inside(uint64_t heap_bytes, uint64_t offset, uint64_t bytes) { return offset <= heap_bytes && bytes <= heap_bytes - offset; }
 
-bool apply(uint8_t* heap, uint64_t heap_bytes, const mpk_frame& frame, const uint8_t* payload, uint64_t payload_bytes) {
+/* Whether the frame has its payload, and lies in a heap of so many bytes. */
+bool is_sound(uint64_t heap_bytes, const mpk_frame& frame, uint64_t payload_bytes) {
   switch (frame.kind) {
     case MPK_FRAME_ROWS: {
       const uint64_t rows = frame.rows, bytes = frame.row_bytes;
-      if (rows == 0 || rows * bytes > payload_bytes || frame.stride > heap_bytes ||
-          !is_inside(heap_bytes, frame.offset, (rows - 1) * frame.stride + bytes)) {
-        return false;
-      }
-      /* Plain: the signal that follows in the same order, added with release by this thread, makes them visible. */
-      for (uint64_t row = 0; row < rows; ++row) memcpy(heap + frame.offset + row * frame.stride, payload + row * bytes, bytes);
-      return true;
+      return rows != 0 && rows * bytes <= payload_bytes && frame.stride <= heap_bytes && is_inside(heap_bytes, frame.offset, (rows - 1) * frame.stride + bytes);
     }
     case MPK_FRAME_ADD:
-      if (frame.offset % 8 != 0 || !is_inside(heap_bytes, frame.offset, 8)) return false;
-      /* The same kind of atomic as all others on this counter. Release: pairs with event_count and ring_tail; all that came before
-       * from this sender is visible. */
-      platform::fetch_add<platform::Scope::kSystem>(reinterpret_cast<uint64_t*>(heap + frame.offset), frame.value, platform::kRelease);
-      return true;
+      return frame.offset % 8 == 0 && is_inside(heap_bytes, frame.offset, 8);
     case MPK_FRAME_WORDS:
-      if (frame.offset % 8 != 0 || frame.rows * uint64_t{8} > payload_bytes || !is_inside(heap_bytes, frame.offset, frame.rows * uint64_t{8})) return false;
-      apply_words(heap, frame, payload);
-      return true;
+      return frame.offset % 8 == 0 && frame.rows * uint64_t{8} <= payload_bytes && is_inside(heap_bytes, frame.offset, frame.rows * uint64_t{8});
     default:
       return false;
   }
+}
+
+void apply(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) {
+  switch (frame.kind) {
+    case MPK_FRAME_ROWS:
+      /* Plain: the signal that follows in the same order, added with release by this thread, makes them visible. */
+      for (uint64_t row = 0; row < frame.rows; ++row) platform::copy_bytes(heap + frame.offset + row * frame.stride, payload + row * frame.row_bytes, frame.row_bytes);
+      break;
+    case MPK_FRAME_ADD:
+      /* The same kind of atomic as all others on this counter. Release: pairs with event_count and ring_tail; all that came before
+       * from this sender is visible. */
+      platform::fetch_add<platform::Scope::kSystem>(reinterpret_cast<uint64_t*>(heap + frame.offset), frame.value, platform::kRelease);
+      break;
+    default:
+      apply_words(heap, frame, payload);
+  }
+}
+
+/* Calls `take` with each frame and its payload. MPK_OK, or MPK_ABORT_QUEUE at the first that is none. */
+template <typename Take>
+int each_frame(uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes, const Take& take) {
+  while (bytes != 0) {
+    mpk_frame frame;
+    if (bytes < sizeof(frame)) return MPK_ABORT_QUEUE;
+    platform::copy_bytes(&frame, frames, sizeof(frame));
+    if (frame.bytes < sizeof(frame) || frame.bytes > bytes || frame.bytes % 16 != 0) return MPK_ABORT_QUEUE;
+    if (!is_sound(heap_bytes, frame, frame.bytes - sizeof(frame))) return MPK_ABORT_QUEUE;
+    take(frame, frames);
+    frames += frame.bytes;
+    bytes -= frame.bytes;
+  }
+  return MPK_OK;
 }
 
 }  // namespace
@@ -81,45 +98,89 @@ bool apply(uint8_t* heap, uint64_t heap_bytes, const mpk_frame& frame, const uin
 extern "C" {
 
 uint32_t mpk_proxy_next(const mpk_proxy* proxy) {
-  using namespace mpk;
-  /* Acquire: pairs with the release of FrameWriter; the frame is whole. `head` is the caller's own. */
-  const uint64_t tail = platform::load<platform::Scope::kSystem>(&proxy->tail, platform::kAcquire);
-  uint64_t head = platform::load<platform::Scope::kSystem>(&proxy->head, platform::kRelaxed);
+  /* Relaxed: the caller's own. */
+  uint64_t head = mpk::platform::load<mpk::platform::Scope::kSystem>(proxy->head, mpk::platform::kRelaxed);
   mpk_frame frame;
-  return find_frame(proxy, &head, tail, &frame) ? frame.to : UINT32_MAX;
+  return mpk::find_frame(proxy, &head, &frame) ? frame.to : UINT32_MAX;
 }
 
 uint64_t mpk_proxy_take(mpk_proxy* proxy, uint8_t* out, uint64_t room) {
   using namespace mpk;
-  /* As above. */
-  const uint64_t tail = platform::load<platform::Scope::kSystem>(&proxy->tail, platform::kAcquire);
-  uint64_t head = platform::load<platform::Scope::kSystem>(&proxy->head, platform::kRelaxed);
+  /* Relaxed: as above. */
+  uint64_t head = platform::load<platform::Scope::kSystem>(proxy->head, platform::kRelaxed);
   uint64_t taken = 0;
   uint32_t to = UINT32_MAX;
   mpk_frame frame;
-  while (find_frame(proxy, &head, tail, &frame)) {
+  while (find_frame(proxy, &head, &frame)) {
     if ((taken != 0 && frame.to != to) || frame.bytes > room - taken) break;
     to = frame.to;
-    memcpy(out + taken, frame_at(proxy, head), frame.bytes);
+    platform::copy_bytes(out + taken, proxy->bytes + (head & (proxy->capacity - 1)), frame.bytes);
     taken += frame.bytes;
-    head += frame.bytes;
+    head += platform::frame_room(frame.bytes);
   }
-  /* Release: pairs with the acquire in FrameWriter::try_open; what lay there may be overwritten. */
-  platform::store<platform::Scope::kSystem>(&proxy->head, head, platform::kRelease);
+  /* Release: pairs with the acquire in frame_try_open; what lay there may be overwritten. */
+  platform::store<platform::Scope::kSystem>(proxy->head, head, platform::kRelease);
   return taken;
 }
 
 int mpk_proxy_apply(uint8_t* heap, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes) {
-  while (bytes != 0) {
-    mpk_frame frame;
-    if (bytes < sizeof(frame)) return MPK_ABORT_QUEUE;
-    memcpy(&frame, frames, sizeof(frame));
-    if (frame.bytes < sizeof(frame) || frame.bytes > bytes || frame.bytes % 16 != 0) return MPK_ABORT_QUEUE;
-    if (!mpk::apply(heap, heap_bytes, frame, frames + sizeof(frame), frame.bytes - sizeof(frame))) return MPK_ABORT_QUEUE;
-    frames += frame.bytes;
-    bytes -= frame.bytes;
-  }
+  return mpk::each_frame(heap_bytes, frames, bytes, [heap](const mpk_frame& frame, const uint8_t* at) { mpk::apply(heap, frame, at + sizeof(frame)); });
+}
+
+int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes) {
+  using namespace mpk;
+  const uint64_t capacity = inbox->capacity, mask = capacity - 1;
+  /* What lies between a place and the ring's end, where a frame has no room there. */
+  const auto skipped = [=](uint64_t at, uint64_t room) { return room > capacity - (at & mask) ? capacity - (at & mask) : 0; };
+  uint64_t tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kRelaxed), end = tail; /* own word */
+  const int code = each_frame(heap_bytes, frames, bytes, [&end, skipped](const mpk_frame& frame, const uint8_t*) {
+    const uint64_t room = platform::frame_room(frame.bytes);
+    end += skipped(end, room) + room;
+  });
+  if (code != MPK_OK) return code;
+  /* Acquire: pairs with the release of the kernel's reader; it has read what lay there. */
+  if (end - platform::load<platform::Scope::kSystem>(&inbox->head, platform::kAcquire) > capacity) return MPK_INBOX_FULL;
+  each_frame(heap_bytes, frames, bytes, [=, &tail](const mpk_frame& frame, const uint8_t* at) {
+    if (frame.kind == MPK_FRAME_WORDS && frame.offset == offsetof(mpk_control, abort)) {
+      uint64_t word = 0;
+      platform::copy_bytes(&word, at + sizeof(frame), sizeof(word));
+      /* Relaxed: only the wish counts (spare.cuh). */
+      if (inbox->abort != nullptr) platform::store<platform::Scope::kSystem>(inbox->abort, static_cast<uint32_t>(word), platform::kRelaxed);
+      return;
+    }
+    const uint64_t room = platform::frame_room(frame.bytes), to_end = skipped(tail, room);
+    if (to_end != 0) {
+      mpk_frame skip = {};
+      skip.bytes = static_cast<uint32_t>(to_end);
+      skip.kind = MPK_FRAME_SKIP;
+      platform::copy_bytes(inbox->bytes + (tail & mask), &skip, sizeof(skip));
+      tail += to_end;
+    }
+    platform::copy_bytes(inbox->bytes + (tail & mask), at, frame.bytes);
+    tail += room;
+  });
+  /* Release: pairs with the acquire of the kernel's reader. */
+  platform::store<platform::Scope::kSystem>(&inbox->tail, tail, platform::kRelease);
   return MPK_OK;
+}
+
+uint64_t mpk_inbox_take(mpk_inbox* inbox, uint8_t* out) {
+  using namespace mpk;
+  uint64_t head = platform::load<platform::Scope::kSystem>(&inbox->head, platform::kRelaxed); /* the reader's own */
+  const uint64_t tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kAcquire); /* pairs with mpk_inbox_put */
+  mpk_frame frame = {};
+  uint64_t taken = 0;
+  while (taken == 0 && head != tail) {
+    const uint8_t* const at = inbox->bytes + (head & (inbox->capacity - 1));
+    platform::copy_bytes(&frame, at, sizeof(frame));
+    head += platform::frame_room(frame.bytes);
+    if (frame.kind == MPK_FRAME_SKIP) continue;
+    platform::copy_bytes(out, at, frame.bytes);
+    taken = frame.bytes;
+  }
+  /* Release: pairs with the acquire in mpk_inbox_put. */
+  platform::store<platform::Scope::kSystem>(&inbox->head, head, platform::kRelease);
+  return taken;
 }
 
 }  // extern "C"

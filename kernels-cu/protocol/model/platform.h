@@ -78,6 +78,8 @@ inline void park(const uint32_t*, uint32_t, uint64_t) { model::wait_turn(0xFFFFF
 inline void wake(uint32_t*) {}
 inline void ring(uint32_t*) {}
 
+inline void copy_bytes(void* to, const void* from, size_t bytes) { model::copy(to, from, bytes); }
+
 inline uint32_t float_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));

@@ -147,6 +147,9 @@ inline void ring(uint32_t* word) {
   wake(word);
 }
 
+/* Plain memory. */
+inline void copy_bytes(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
+
 inline uint32_t float_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));

@@ -3,7 +3,7 @@
 #ifndef MPK_PLATFORM_CPU_PUTS_H
 #define MPK_PLATFORM_CPU_PUTS_H
 
-#include "platform/proxy.h"
+#include "frames.h"
 
 namespace mpk {
 namespace platform {

@@ -467,7 +467,10 @@ Job::Job(const Options& given) : options(given) {
       if (pe / options.ranks_of_node != rank->rank.rank / options.ranks_of_node) rank->sym[pe] = nullptr;
     }
     rank->proxy_ring.assign(options.proxy_bytes / 8, 0);
+    rank->proxy_written.assign(options.proxy_bytes / MPK_FRAME_ALIGN, 0);
     rank->proxy.capacity = options.proxy_bytes;
+    rank->proxy.head = &rank->proxy_head;
+    rank->proxy.written = rank->proxy_written.data();
     rank->proxy.bytes = reinterpret_cast<uint8_t*>(rank->proxy_ring.data());
     rank->rank.proxy = &rank->proxy;
   }

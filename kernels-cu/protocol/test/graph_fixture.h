@@ -69,6 +69,8 @@ struct Rank {
   std::vector<uint8_t*> sym;
   std::vector<uint64_t> pushed;
   mpk_proxy proxy{};
+  uint64_t proxy_head = 0;
+  std::vector<uint32_t> proxy_written;
   std::vector<uint64_t> proxy_ring;
   struct Graph {
     mpk_graph graph{};

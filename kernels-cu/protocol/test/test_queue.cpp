@@ -211,10 +211,14 @@ void team_does_not_wait_for_ever() {
 /* A rank without a way to rank 1 but its proxy. */
 struct ProxiedRank : OneRank {
   mpk_proxy proxy{};
+  uint64_t head = 0;
+  std::vector<uint32_t> written;
   std::vector<uint64_t> bytes;
 
-  explicit ProxiedRank(uint64_t capacity) : OneRank(0, 2, 1), bytes(capacity / 8) {
+  explicit ProxiedRank(uint64_t capacity) : OneRank(0, 2, 1), written(capacity / MPK_FRAME_ALIGN), bytes(capacity / 8) {
     proxy.capacity = capacity;
+    proxy.head = &head;
+    proxy.written = written.data();
     proxy.bytes = reinterpret_cast<uint8_t*>(bytes.data());
     rank.proxy = &proxy;
   }
@@ -313,6 +317,44 @@ void proxy_refuses_what_is_no_frame() {
   }
 }
 
+/* What a rank's proxy hands to its GPU comes out of the inbox in order, lap after lap; a full one takes nothing, and an abort overtakes. */
+void inbox_keeps_order(uint64_t capacity, uint32_t puts) {
+  mpk_inbox inbox{};
+  std::vector<uint64_t> bytes(capacity / 8), heap(4096, 0);
+  uint32_t abort = 0;
+  inbox.capacity = capacity;
+  inbox.bytes = reinterpret_cast<uint8_t*>(bytes.data());
+  inbox.abort = &abort;
+  std::thread reader([&] {
+    std::vector<uint8_t> frame(MPK_FRAME_BYTES);
+    for (uint32_t i = 0; i < puts; ++i) {
+      uint64_t taken;
+      while ((taken = mpk_inbox_take(&inbox, frame.data())) == 0) std::this_thread::yield();
+      mpk_frame head;
+      memcpy(&head, frame.data(), sizeof(head));
+      CHECK(head.kind == MPK_FRAME_ROWS && head.value == i, "frame %lu in place of %u", head.value, i);
+      for (uint64_t k = sizeof(head); k < sizeof(head) + head.row_bytes; ++k) CHECK(frame[k] == static_cast<uint8_t>(i + k), "frame %u, byte %lu", i, k);
+    }
+  });
+  for (uint32_t i = 0; i < puts; ++i) {
+    const uint32_t payload = 8 + i * 37 % 3000, whole = (48 + payload + 15) / 16 * 16;
+    const mpk_frame head = {whole, MPK_FRAME_ROWS, 1, 1, 64, 0, i, payload, 0};
+    std::vector<uint8_t> frame(whole);
+    memcpy(frame.data(), &head, sizeof(head));
+    for (uint32_t k = 48; k < 48 + payload; ++k) frame[k] = static_cast<uint8_t>(i + k);
+    int code;
+    while ((code = mpk_inbox_put(&inbox, heap.size() * 8, frame.data(), whole)) == MPK_INBOX_FULL) std::this_thread::yield();
+    CHECK(code == MPK_OK, "code %d", code);
+  }
+  reader.join();
+  std::vector<uint64_t> words = {0, 0, 0, 0, 0, 0, (3ull << 32) | MPK_ABORT_PEER, 0};
+  const mpk_frame head = {64, MPK_FRAME_WORDS, 1, 1, 0, 0, 0, 0, 0};
+  memcpy(words.data(), &head, sizeof(head));
+  std::vector<uint8_t> out(MPK_FRAME_BYTES);
+  CHECK(mpk_inbox_put(&inbox, heap.size() * 8, reinterpret_cast<uint8_t*>(words.data()), 64) == MPK_OK, "an abort");
+  CHECK(abort == MPK_ABORT_PEER && mpk_inbox_take(&inbox, out.data()) == 0, "the abort waits for its turn");
+}
+
 }  // namespace
 
 int main() {
@@ -331,5 +373,6 @@ int main() {
   proxy_brings_data_before_signals(16384, 2, 500);
   proxy_is_bounded();
   proxy_refuses_what_is_no_frame();
+  inbox_keeps_order(4 * MPK_FRAME_BYTES, 2000);
   std::puts("queue, ring and proxy: ok");
 }

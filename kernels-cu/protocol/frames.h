@@ -1,0 +1,155 @@
+/* How the threads of a rank write to ranks whose memory they can't reach by stores: they put frames into a ring (mpk_proxy), and a
+ * thread of the host, the proxy, carries them. It sends the frames for each rank in the order of the ring; the receiver's proxy does
+ * what they say, in the order in which they come (cpu/proxy.cpp).
+ *
+ * A writer takes room first, by an exchange of `reserved`, then writes its frame beside other writers, and marks it as whole. The proxy
+ * waits for each frame in turn. So what a thread puts comes before what it signals after that, and so does what other threads have put
+ * if this one knows of it: they have taken their room before. Frames for different ranks have no order among each other, as puts have
+ * none: a put is done when the event is ready that it triggers. The source may be written again as soon as the call returns.
+ *
+ * The ring is bounded. Where it is full, a thread waits for the proxy, no longer than the deadline, and never overwrites. Room is taken
+ * only where there is some, so a writer that gives up leaves no hole. */
+#ifndef MPK_PROTOCOL_FRAMES_H
+#define MPK_PROTOCOL_FRAMES_H
+
+#include "platform/platform.h"
+
+namespace mpk {
+namespace platform {
+
+/* What a frame of so many bytes takes of a ring. */
+MPK_DEVICE uint64_t frame_room(uint64_t bytes) { return (bytes + MPK_FRAME_ALIGN - 1) / MPK_FRAME_ALIGN * MPK_FRAME_ALIGN; }
+
+/* The lap of the ring that a position is in, from 1. */
+MPK_DEVICE uint32_t frame_lap(const mpk_proxy* proxy, uint64_t position) { return static_cast<uint32_t>(position / proxy->capacity) + 1; }
+
+MPK_DEVICE uint32_t* frame_mark(const mpk_proxy* proxy, uint64_t position) {
+  return proxy->written + (position & (proxy->capacity - 1)) / MPK_FRAME_ALIGN;
+}
+
+/* The frame that begins at `position` is whole. */
+MPK_DEVICE void frame_close(mpk_proxy* proxy, uint64_t position) {
+  /* Release: pairs with the acquire in find_frame (cpu/proxy.cpp). */
+  store<Scope::kSystem>(frame_mark(proxy, position), frame_lap(proxy, position), kRelease);
+}
+
+/* Takes room for `frame` with its payload, and writes what comes before that. Its position; false where there is no room now. */
+MPK_DEVICE bool frame_try_open(mpk_proxy* proxy, const mpk_frame& frame, uint64_t* position) {
+  const uint64_t capacity = proxy->capacity, room = frame_room(frame.bytes);
+  uint64_t at = load<Scope::kDevice>(&proxy->reserved, kRelaxed), skipped = 0;
+  do {
+    const uint64_t to_end = capacity - (at & (capacity - 1));
+    skipped = room <= to_end ? 0 : to_end;
+    /* Acquire: pairs with the release below; the proxy has read what lay there, as the writer found that looked. */
+    if (at + skipped + room - load<Scope::kDevice>(&proxy->seen, kAcquire) > capacity) {
+      /* Acquire: pairs with the release in mpk_proxy_take; it has read what lay there. */
+      const uint64_t head = load<Scope::kSystem>(proxy->head, kAcquire);
+      if (at + skipped + room - head > capacity) return false;
+      store<Scope::kDevice>(&proxy->seen, head, kRelease);
+    }
+    /* Relaxed: who knows of another's frame finds its room taken, by coherence alone. */
+  } while (!compare_exchange<Scope::kDevice>(&proxy->reserved, &at, at + skipped + room, kRelaxed));
+  if (skipped != 0) {
+    mpk_frame skip = {};
+    skip.bytes = static_cast<uint32_t>(skipped);
+    skip.kind = MPK_FRAME_SKIP;
+    copy_bytes(proxy->bytes + (at & (capacity - 1)), &skip, sizeof(skip));
+    frame_close(proxy, at);
+  }
+  *position = at + skipped;
+  copy_bytes(proxy->bytes + (*position & (capacity - 1)), &frame, sizeof(frame));
+  return true;
+}
+
+/* As frame_try_open, but waits for room. False where the rank is aborted or the proxy does nothing for a deadline. */
+MPK_DEVICE bool frame_open(const mpk_rank* rank, const mpk_frame& frame, uint64_t* position) {
+  mpk_proxy* const proxy = rank->proxy;
+  if (proxy == nullptr) return false;
+  Backoff backoff(rank);
+  uint64_t since_ns = 0, moved = 0;
+  while (!frame_try_open(proxy, frame, position)) {
+    if (!backoff.step()) continue;
+    /* Relaxed: it only makes the loop end. An aborted rank has nothing to say but the abort, which the proxy sends by itself. */
+    if (load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK) return false;
+    /* Relaxed: only whether it moves matters. */
+    const uint64_t head = load<Scope::kSystem>(proxy->head, kRelaxed), now = clock_ns();
+    if (since_ns == 0 || head != moved) {
+      since_ns = now;
+      moved = head;
+    } else if (now - since_ns >= rank->deadline_ns) {
+      return false;
+    }
+  }
+  return true;
+}
+
+MPK_DEVICE uint8_t* frame_payload(const mpk_proxy* proxy, uint64_t position) {
+  return proxy->bytes + (position & (proxy->capacity - 1)) + sizeof(mpk_frame);
+}
+
+MPK_DEVICE mpk_frame make_frame(const mpk_rank* rank, uint32_t pe, uint32_t kind, const void* local, uint64_t payload) {
+  mpk_frame frame = {};
+  frame.bytes = static_cast<uint32_t>((sizeof(mpk_frame) + payload + 15) / 16 * 16);
+  frame.kind = kind;
+  frame.to = pe;
+  frame.offset = static_cast<uint64_t>(static_cast<const uint8_t*>(local) - rank->sym[rank->rank]);
+  return frame;
+}
+
+/* Most that one frame brings. */
+constexpr size_t kFramePayload = (MPK_FRAME_BYTES - sizeof(mpk_frame)) / 16 * 16;
+
+/* As put_rows, by the proxy. */
+MPK_DEVICE bool proxy_rows(const mpk_rank* rank, uint32_t pe, void* local_destination, size_t destination_stride, const void* source,
+                           size_t source_stride, size_t rows, size_t row_bytes) {
+  if (rows == 0 || row_bytes == 0) return true;
+  uint8_t* to = static_cast<uint8_t*>(local_destination);
+  const uint8_t* from = static_cast<const uint8_t*>(source);
+  const size_t width = row_bytes < kFramePayload ? row_bytes : kFramePayload, most = kFramePayload / width;
+  for (size_t first = 0; first < rows; first += most) {
+    const size_t count = rows - first < most ? rows - first : most;
+    for (size_t column = 0; column < row_bytes; column += width) {
+      const size_t bytes = row_bytes - column < width ? row_bytes - column : width;
+      mpk_frame frame = make_frame(rank, pe, MPK_FRAME_ROWS, to + first * destination_stride + column, count * bytes);
+      frame.rows = static_cast<uint32_t>(count);
+      frame.row_bytes = static_cast<uint32_t>(bytes);
+      frame.stride = destination_stride;
+      uint64_t position;
+      if (!frame_open(rank, frame, &position)) return false;
+      uint8_t* const payload = frame_payload(rank->proxy, position);
+      for (size_t row = 0; row < count; ++row) copy_bytes(payload + row * bytes, from + (first + row) * source_stride + column, bytes);
+      frame_close(rank->proxy, position);
+    }
+  }
+  return true;
+}
+
+/* As put_words, by the proxy. */
+MPK_DEVICE bool proxy_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, const uint64_t* values, uint32_t count) {
+  constexpr uint32_t kMost = static_cast<uint32_t>(kFramePayload / sizeof(uint64_t));
+  for (uint32_t first = 0; first < count; first += kMost) {
+    const uint32_t words = count - first < kMost ? count - first : kMost;
+    mpk_frame frame = make_frame(rank, pe, MPK_FRAME_WORDS, local_destination + first, words * sizeof(uint64_t));
+    frame.rows = words;
+    uint64_t position;
+    if (!frame_open(rank, frame, &position)) return false;
+    copy_bytes(frame_payload(rank->proxy, position), values + first, words * sizeof(uint64_t));
+    frame_close(rank->proxy, position);
+  }
+  return true;
+}
+
+/* As signal_add, by the proxy. */
+MPK_DEVICE bool proxy_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
+  mpk_frame frame = make_frame(rank, pe, MPK_FRAME_ADD, local_counter, 0);
+  frame.value = value;
+  uint64_t position;
+  if (!frame_open(rank, frame, &position)) return false;
+  frame_close(rank->proxy, position);
+  return true;
+}
+
+}  // namespace platform
+}  // namespace mpk
+
+#endif
