@@ -190,6 +190,13 @@ impl World {
         run()
     }
 
+    /// The kernel may take so long for its end after another rank is lost.
+    pub(crate) fn set_longest_end(&self, time: Duration) {
+        if let Some(watch) = &self.watch {
+            watch.set_longest_end(time);
+        }
+    }
+
     /// Waits for something that no other rank owes this one, such as a request. Whoever waits asks for [`World::lost`] now and
     /// then.
     pub fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {

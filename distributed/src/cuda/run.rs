@@ -62,6 +62,7 @@ impl CudaRank {
     ) -> Result<()> {
         self.machine.context.make_current()?;
         let argument = self.control.image.address(self.control.rank);
+        world.set_longest_end(GRACE + COPY_LIMIT + MARGIN);
         // Every rank's memory is set up before the first put.
         world.barrier();
         // NVSHMEM's collective launch waits for all ranks.

@@ -32,8 +32,8 @@ const FIRST_STEPS: u64 = 4;
 /// A rank that runs the kernel asks within this whether another one is lost, once one is. One that does not is held up: a call of MPI
 /// that has something to tell the launcher waits for it, and it may have gone.
 const HELD_UP: Duration = Duration::from_secs(2);
-/// One that knows it has this long for its end: a GPU's kernel gets five seconds.
-const LONGEST_END: Duration = Duration::from_secs(9);
+/// One that knows it has this long for its end, unless its kernel needs longer ([`Watch::set_longest_end`]).
+const LONGEST_END: Duration = Duration::from_secs(3);
 /// On several nodes a rank that runs the kernel has this long after a signal: a launcher that ends its ranks gives them a second.
 const QUICK_END: Duration = Duration::from_millis(450);
 /// Other nodes are told that this rank has given up within this, or not at all.
@@ -74,6 +74,8 @@ struct Shared {
     idle: AtomicBool,
     /// Whoever runs the kernel knows that.
     lost_seen: AtomicBool,
+    /// Milliseconds that whoever runs the kernel has for its end after that.
+    longest_end: AtomicU64,
     /// How often the proxy to other nodes has looked for work.
     proxy_turns: AtomicU64,
     /// MPI can be called: it has been initialised, and not been finalised.
@@ -111,6 +113,7 @@ impl Watch {
             is_lost: AtomicBool::new(false),
             idle: AtomicBool::new(false),
             lost_seen: AtomicBool::new(false),
+            longest_end: AtomicU64::new(LONGEST_END.as_millis() as u64),
             proxy_turns: AtomicU64::new(0),
             mpi: AtomicBool::new(false),
             told_elsewhere: AtomicBool::new(false),
@@ -227,6 +230,11 @@ impl Watch {
     /// The ranks of other nodes know it.
     pub(crate) fn note_told(&self) {
         self.0.told_elsewhere.store(true, Ordering::Relaxed);
+    }
+
+    /// The kernel may take so long for its end after another rank is lost.
+    pub(crate) fn set_longest_end(&self, time: Duration) {
+        self.0.longest_end.store(time.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// The proxy to other nodes has looked for work.
@@ -346,7 +354,7 @@ impl Watch {
         }
         let limit = match flag(&self.0.lost_seen) {
             _ if self.is_hurried() => QUICK_END,
-            true => LONGEST_END,
+            true => Duration::from_millis(self.0.longest_end.load(Ordering::Relaxed)),
             false => HELD_UP,
         };
         if since.get_or_insert_with(Instant::now).elapsed() < limit {
