@@ -29,8 +29,8 @@ const TICK: Duration = Duration::from_millis(50);
 const FIRST_TICKS: Duration = Duration::from_millis(5);
 /// Steps that they have for it.
 const FIRST_STEPS: u64 = 4;
-/// A rank that runs the kernel asks within this whether another one is lost, once one is. One that does not is held up: a call of MPI
-/// that has something to tell the launcher waits for it, and it may have gone.
+/// On several nodes a rank that runs the kernel asks within this whether another one is lost, once one is. One that does not is held up: a
+/// call of MPI that has something to tell the launcher waits for it, and it may have gone.
 const HELD_UP: Duration = Duration::from_secs(2);
 /// One that knows it has this long for its end, unless its kernel needs longer ([`Watch::set_longest_end`]).
 const LONGEST_END: Duration = Duration::from_secs(3);
@@ -345,10 +345,13 @@ impl Watch {
         self.0.elsewhere.get().is_some() && interrupt::requested()
     }
 
-    /// Ends the process where its main thread runs the kernel and has not acted on what it should have seen, since when `since` says.
+    /// Ends the process where its main thread runs the kernel, or comes from there, and does not act on what it should have seen; since
+    /// when, `since` says.
     fn end_if_held_up(&self, since: &mut Option<Instant>) {
         let flag = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if self.0.own.state() != State::Runs || !(flag(&self.0.is_lost) || self.is_hurried()) {
+        // Waits and calls have bounds of their own.
+        let acts = self.0.elsewhere.get().is_some() && (flag(&self.0.is_lost) || self.is_hurried());
+        if !acts || self.0.own.state().awaits() {
             *since = None;
             return;
         }
