@@ -152,7 +152,15 @@ fn messages(world: &World, peer: u32, place: usize, bytes: usize, rounds: u32) -
         let mut request = MaybeUninit::uninit();
         // SAFETY: as above; nobody reads the buffer.
         check(unsafe {
-            ffi::MPI_Irecv(into.as_mut_ptr().cast(), bytes, kind, peer, TAG, communicator, request.as_mut_ptr())
+            ffi::MPI_Irecv(
+                into.as_mut_ptr().cast(),
+                bytes,
+                kind,
+                peer,
+                TAG,
+                communicator,
+                request.as_mut_ptr(),
+            )
         })?;
         // SAFETY: as above.
         finish(unsafe { request.assume_init() })

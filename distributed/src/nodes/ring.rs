@@ -22,7 +22,8 @@ pub(super) const FRAME_BYTES: usize = abi::MPK_FRAME_BYTES as usize;
 /// The ring. Any thread may write; one reads.
 pub(super) struct Ring {
     ring: *mut abi::mpk_proxy,
-    memory: HugeBuffer,
+    // The struct, then the bytes.
+    _memory: HugeBuffer,
 }
 
 // SAFETY: the protocol orders all access to what the pointer leads to; the memory lives as long as the struct.
@@ -50,12 +51,7 @@ impl Ring {
                 ..Default::default()
             };
         }
-        Ok(Ring { ring, memory })
-    }
-
-    /// All of its memory, which a GPU has to reach.
-    pub fn memory(&self) -> (*mut u8, usize) {
-        (self.memory.as_ptr(), BYTES)
+        Ok(Ring { ring, _memory: memory })
     }
 
     /// For the loops.

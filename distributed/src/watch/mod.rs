@@ -252,7 +252,11 @@ impl Watch {
     fn stopped_proxy(&self, moment: Duration, idle: &mut (u64, Duration)) -> Option<Verdict> {
         let turns = self.0.proxy_turns.load(Ordering::Relaxed);
         let begun = self.0.elsewhere.get().is_some() && turns != 0;
-        *idle = if begun && turns == idle.0 { (turns, idle.1 + moment.min(2 * TICK)) } else { (turns, Duration::ZERO) };
+        *idle = if begun && turns == idle.0 {
+            (turns, idle.1 + moment.min(2 * TICK))
+        } else {
+            (turns, Duration::ZERO)
+        };
         let deadline = self.0.options.deadline.max(Duration::from_secs(1));
         (idle.1 + 6 * TICK >= deadline).then(|| {
             let (rank, node) = (self.0.place.rank, process::node_name());
