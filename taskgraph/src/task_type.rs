@@ -221,6 +221,12 @@ pub trait TaskType: Debug + Send + Sync {
         &[]
     }
 
+    /// Inputs of which a task reads only the rows that data name (a table of embeddings, of rotations), however large its
+    /// view is. The simulator takes such a read to be no larger than what the task writes.
+    fn gathered_inputs(&self) -> &'static [usize] {
+        &[]
+    }
+
     /// Outputs that are written in place: (input, output) pairs that must be the same tensor. The kernel may write the
     /// output through the input's view. No other output of an operator may be one of its inputs.
     fn in_place(&self) -> &'static [(usize, usize)] {

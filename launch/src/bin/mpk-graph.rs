@@ -1,10 +1,11 @@
 //! Looks at graphs: verifies and counts task graphs that `mpk-run --emit-graph` wrote, shows what passes leave of an op
-//! graph.
+//! graph, simulates decoding on a described cluster.
 
 use clap::{Parser, Subcommand};
 use launch::cli::console::{print_line, tell};
 use launch::cli::passes::{Wanted, passes};
 use launch::cli::process_limits::Allocator;
+use launch::cli::simulate::{self, SimulateArgs};
 use launch::model::app_error::AppError;
 use launch::model::files;
 use std::collections::BTreeMap;
@@ -49,6 +50,8 @@ enum What {
         #[arg(long)]
         graph: Option<String>,
     },
+    /// Simulates decoding on a described cluster, with the verified task graphs that would run there.
+    Simulate(SimulateArgs),
     /// Prints the JSON schema of a file format.
     Schema {
         /// Which.
@@ -66,6 +69,8 @@ enum Format {
     TaskGraph,
     /// The `graph` of a model.json.
     OpGraph,
+    /// The cluster that `simulate` takes.
+    Cluster,
 }
 
 fn check(folder: &Path) -> Result<(), AppError> {
@@ -103,6 +108,10 @@ fn main() {
         What::Passes { model, dump, ranks, device, workers, graph } => {
             let wanted = Wanted { model, dump, ranks, device, workers, graph };
             passes(&wanted).and_then(|lines| lines.iter().try_for_each(|line| print_line(line)))
+        }
+        What::Simulate(args) => simulate::run(&args).and_then(|text| print_line(&text)),
+        What::Schema { format: Format::Cluster } => {
+            print_line(include_str!("../../../taskgraph/simulate/schema/cluster.schema.json").trim_end())
         }
         What::Schema { format: Format::Model } => {
             print_line(include_str!("../../schema/model.schema.json").trim_end())

@@ -18,4 +18,5 @@ pub mod sampling_args;
 pub mod serve;
 pub mod serve_args;
 pub mod signals;
+pub mod simulate;
 pub mod typed;

@@ -87,7 +87,8 @@ fn op_graph(wanted: &Wanted, target: &Target) -> Result<OpGraph, AppError> {
     pick(graphs, &name)
 }
 
-fn pick(graphs: Vec<OpGraph>, name: &str) -> Result<OpGraph, AppError> {
+/// The graph of that name.
+pub(crate) fn pick(graphs: Vec<OpGraph>, name: &str) -> Result<OpGraph, AppError> {
     let names: Vec<String> = graphs.iter().map(|g| g.name.clone()).collect();
     graphs.into_iter().find(|g| g.name == name).ok_or_else(|| {
         AppError::input(format!("--graph {name}: the model has no such graph; it has {}", names.join(", ")))

@@ -124,4 +124,8 @@ impl TaskType for AttentionAppend {
     fn constant_inputs(&self) -> &'static [usize] {
         &[1, 2, 3]
     }
+
+    fn gathered_inputs(&self) -> &'static [usize] {
+        &[1]
+    }
 }

@@ -106,6 +106,10 @@ impl TaskType for Embedding {
         &[0]
     }
 
+    fn gathered_inputs(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn pushable_output(&self) -> Option<usize> {
         Some(0)
     }

@@ -117,6 +117,19 @@ pub fn of_file(path: &Path) -> Result<Budget, AppError> {
     sum_up(lines).map_err(|problem| failed(&problem))
 }
 
+/// Sums up a timeline that is in memory.
+///
+/// # Errors
+/// It has fewer than two decode iterations in a row, or is no timeline.
+pub(crate) fn of_text(text: &[u8]) -> Result<Budget, String> {
+    let mut lines = Vec::new();
+    for line in text.split(|&byte| byte == b'\n').filter(|line| line.starts_with(br#"{"ph":"X""#)) {
+        let line = line.strip_suffix(b",").unwrap_or(line);
+        lines.push(serde_json::from_slice(line).map_err(|e| e.to_string())?);
+    }
+    sum_up(lines).map_err(str::to_string)
+}
+
 fn sum_up(lines: Vec<Line>) -> Result<Budget, &'static str> {
     let mut iterations: BTreeMap<u32, (String, Vec<Task>)> = BTreeMap::new();
     let (mut steps, mut hand_outs) = (Vec::new(), Vec::new());

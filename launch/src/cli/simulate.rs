@@ -1,0 +1,216 @@
+//! `mpk-graph simulate`: the time of a token on a described cluster, from the graphs that would run there.
+
+use crate::cli::bench::budget::{self, Budget};
+use crate::cli::choices;
+use crate::cli::passes::pick;
+use crate::engine::backend::cuda_target;
+use crate::engine::config::RunConfig;
+use crate::engine::graphs::{build_options, build_verified, check_ranks};
+use crate::engine::user_graph;
+use crate::model::app_error::AppError;
+use crate::model::families::{self, GraphOptions};
+use crate::model::files;
+use crate::model::model_json::ModelJson;
+use crate::model::model_source::ModelSource;
+use clap::Args;
+use distributed::nodes::Nodes;
+use serde::Serialize;
+use simulate::{Cluster, Load, SimulateError, simulate, timeline};
+use std::path::{Path, PathBuf};
+use taskgraph::{OpGraph, Target, TaskGraph, target};
+
+/// What to simulate.
+#[derive(Args, Clone, Debug)]
+pub struct SimulateArgs {
+    /// model.json.
+    model: PathBuf,
+    /// Description of the cluster (`mpk-graph schema cluster`).
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+    /// Number of ranks.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: u32,
+    /// Graph class, such as decode-1; by default the decode graph of max_batch.
+    #[arg(long)]
+    graph: Option<String>,
+    /// Requests that take part; by default as many as the graph has room for.
+    #[arg(long)]
+    batch: Option<u32>,
+    /// Tokens that each request has in the cache.
+    #[arg(long, default_value_t = 512)]
+    context: u32,
+    /// Who places tasks; by default as model.json says.
+    #[arg(long, value_enum)]
+    placement: Option<choices::Placement>,
+    /// How allreduces are carried out; by default as model.json says.
+    #[arg(long, value_enum)]
+    allreduce: Option<choices::Allreduce>,
+    /// Writes the timeline of all ranks, as mpk-run --trace does.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    model: String,
+    cluster: String,
+    graph: String,
+    ranks: u32,
+    nodes: u32,
+    placement: taskgraph::Placement,
+    allreduce: taskgraph::Allreduce,
+    batch: u32,
+    context: u32,
+    ms_per_token: f64,
+    iteration_us: f64,
+    between_us: f64,
+    /// The most bytes that a rank reads, at the memory's rate.
+    floor_ms: f64,
+    bytes_read: u64,
+    tasks: usize,
+    budget: Budget,
+}
+
+fn read_cluster(path: &Path) -> Result<Cluster, AppError> {
+    let bytes = files::read(path)?;
+    let failed = |e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
+    let text = std::str::from_utf8(&bytes).map_err(|e| failed(&e))?;
+    Cluster::parse(text).map_err(|e| failed(&e))
+}
+
+fn target_of(cluster: &Cluster, model: &ModelJson) -> Result<Target, AppError> {
+    match &cluster.device {
+        None => Ok(Target::cpu(cluster.workers.unwrap_or(1))),
+        Some(name) => {
+            let row = target::device(name).ok_or_else(|| {
+                let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
+                AppError::input(format!(
+                    "cluster `{}`: device `{name}` is not in the hardware table; it has {}",
+                    cluster.name,
+                    known.join(", ")
+                ))
+            })?;
+            cuda_target(row, model)
+        }
+    }
+}
+
+fn op_graph(args: &SimulateArgs, model: &ModelJson, target: &Target) -> Result<OpGraph, AppError> {
+    let (graphs, main) = match ModelSource::open(model)? {
+        ModelSource::Model(source) => {
+            check_ranks(&source, args.ranks)?;
+            let sizes = model.sizes_on(&source.config, target)?;
+            if args.context > sizes.max_seq_len {
+                return Err(AppError::input(format!(
+                    "--context {}: the model's max_seq_len is {}",
+                    args.context, sizes.max_seq_len
+                )));
+            }
+            let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, args.ranks, target);
+            (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
+        }
+        ModelSource::Graph { graph, .. } => {
+            let graph = user_graph::parse(model, &graph)?.graph;
+            let name = graph.name.clone();
+            (vec![graph], name)
+        }
+    };
+    pick(graphs, args.graph.as_ref().unwrap_or(&main))
+}
+
+/// The ranks' verified graphs.
+fn graphs_of(
+    args: &SimulateArgs,
+    model: &ModelJson,
+    cluster: &Cluster,
+    op_graph: OpGraph,
+    target: Target,
+) -> Result<(Vec<TaskGraph>, taskgraph::Allreduce), AppError> {
+    let run = RunConfig::default();
+    let mut options = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), target)?;
+    // The cluster says where ranks are.
+    options.nodes = cluster.nodes(args.ranks);
+    let all = build_verified(&[op_graph], &kernels_cu::registry::registry(), &options)?;
+    let graphs = all.into_iter().next().unwrap_or_default();
+    Ok((graphs, options.allreduce))
+}
+
+/// Simulates and prints.
+///
+/// # Errors
+/// What is wrong with the model, the cluster or the files.
+pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
+    let cluster = read_cluster(&args.cluster)?;
+    let mut model = ModelJson::read(&args.model)?;
+    if let Some(placement) = args.placement {
+        model.runtime.placement = placement.into();
+    }
+    if let Some(allreduce) = args.allreduce {
+        model.runtime.allreduce = allreduce.into();
+    }
+    let target = target_of(&cluster, &model)?;
+    let op_graph = op_graph(args, &model, &target)?;
+    let active = op_graph.capacity.active;
+    let batch = args.batch.unwrap_or(active);
+    if batch == 0 || batch > active {
+        return Err(AppError::input(format!("--batch {batch}: {} has room for 1 to {active}", op_graph.name)));
+    }
+    let (graphs, allreduce) = graphs_of(args, &model, &cluster, op_graph, target)?;
+    let load = Load { active: batch, context: args.context };
+    let registry = kernels_cu::registry::registry();
+    let outcome = simulate(&graphs, &registry, &cluster, load).map_err(|e| match e {
+        SimulateError::NoNetwork { .. } => AppError::input(format!("{}: {e}", args.cluster.display())),
+        SimulateError::Stuck { .. } => AppError::failed(e.to_string()),
+    })?;
+    if let Some(path) = &args.trace {
+        files::write(path, |out| timeline::write(&outcome, &graphs, graphs.len(), out))
+            .map_err(|e| files::failed(path.display(), &e))?;
+    }
+    let mut text = Vec::new();
+    timeline::write(&outcome, &graphs, 1, &mut text).map_err(|e| AppError::failed(e.to_string()))?;
+    let budget = budget::of_text(&text).map_err(|problem| AppError::failed(format!("timeline: {problem}")))?;
+    let bytes_read = outcome.bytes_read.iter().copied().max().unwrap_or(0);
+    let sharers = match cluster.memory.shared_by {
+        simulate::cluster::SharedBy::Rank => 1,
+        simulate::cluster::SharedBy::Node => args.ranks.min(cluster.ranks_per_node),
+    };
+    let report = Report {
+        schema: "mpk-simulate/1",
+        model: model.name.clone().unwrap_or_default(),
+        cluster: cluster.name.clone(),
+        graph: graphs[0].name.clone(),
+        ranks: args.ranks,
+        nodes: args.ranks.div_ceil(cluster.ranks_per_node),
+        placement: graphs[0].placement,
+        allreduce,
+        batch,
+        context: args.context,
+        ms_per_token: outcome.ms_per_token(),
+        iteration_us: outcome.iteration as f64 / 1e6,
+        between_us: outcome.between as f64 / 1e6,
+        floor_ms: bytes_read as f64 * f64::from(sharers) / cluster.memory.gb_per_s / 1e6,
+        bytes_read,
+        tasks: graphs.iter().map(|g| g.tasks.len()).sum(),
+        budget,
+    };
+    if args.json {
+        return serde_json::to_string(&report).map_err(|e| AppError::failed(e.to_string()));
+    }
+    Ok(format!(
+        "{} on {}, {} ranks on {} nodes, batch {}, context {}: {:.3} ms a token (simulated; reading memory alone takes {:.3})\n{}",
+        report.model,
+        report.cluster,
+        report.ranks,
+        report.nodes,
+        report.batch,
+        report.context,
+        report.ms_per_token,
+        report.floor_ms,
+        report.budget.table().trim_end()
+    ))
+}

@@ -1,0 +1,522 @@
+//! The events, in the order of time.
+
+use crate::cluster::Cluster;
+use crate::edges::{Flagged, flagged};
+use crate::resources::{Message, Resources};
+use crate::timeline::{Outcome, Record, Waited};
+use crate::work::{Costs, Load, Work, flagged_bytes};
+use crate::{Ps, at_rate, ps};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use taskgraph::task_graph::Place;
+use taskgraph::{DType, EventId, Placement, Registry, TaskGraph};
+use thiserror::Error;
+
+/// Why there is no outcome.
+#[derive(Debug, Error)]
+pub enum SimulateError {
+    /// The cluster has one node's links only.
+    #[error(
+        "{ranks} ranks take {nodes} nodes of {per_node} ranks, but the cluster file has no `network`; add it, or raise `ranks_per_node`"
+    )]
+    NoNetwork {
+        /// Ranks.
+        ranks: u32,
+        /// Nodes that they take.
+        nodes: u32,
+        /// Ranks of a node.
+        per_node: u32,
+    },
+    /// Tasks that never ran: the graphs wait in a circle.
+    #[error("{left} of {all} tasks never ran; the first is task {task} of rank {rank} ({name})")]
+    Stuck {
+        /// Tasks that did not run.
+        left: usize,
+        /// All tasks.
+        all: usize,
+        /// The first of them.
+        task: u32,
+        /// Its rank.
+        rank: u32,
+        /// Its operator.
+        name: String,
+    },
+}
+
+/// What happens. The order breaks ties, so that equal times give equal runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// An event of a rank is triggered.
+    Trigger { rank: u32, event: u32 },
+    /// What a task has pushed is seen on a rank.
+    Pushed { rank: u32, task: u32, on: u32 },
+    /// A task may be taken from the queue (dynamic).
+    Launched { rank: u32, task: u32 },
+    /// A worker's task begins.
+    Begin { rank: u32, worker: u32 },
+    /// What the task reads once it runs is there.
+    Loaded { rank: u32, worker: u32 },
+    /// A piece of the weight stream has arrived.
+    Arrived { rank: u32, worker: u32 },
+    /// A piece has been used.
+    Used { rank: u32, worker: u32 },
+    /// The task has ended.
+    End { rank: u32, worker: u32 },
+}
+
+/// A task's state.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    /// Events and pushes that it still waits for.
+    needs: u32,
+    /// The last of them came from a peer.
+    by_peer: bool,
+    done: bool,
+}
+
+/// Pieces of the weight stream.
+#[derive(Debug, Default)]
+struct Stream {
+    /// Tasks whose weights come next: (task, bytes still to be asked for).
+    coming: VecDeque<(u32, u64)>,
+    /// Bytes on the way, and bytes in the ring (those on the way included).
+    on_the_way: u64,
+    in_ring: u64,
+    /// Pieces asked for, in order: (task, bytes).
+    asked: VecDeque<(u32, u32)>,
+    /// How many of them have arrived.
+    arrived: usize,
+}
+
+/// A worker's state.
+#[derive(Debug, Default)]
+struct Worker {
+    /// Next place in its list.
+    next: usize,
+    /// Task in hand: waiting, or running.
+    task: Option<u32>,
+    /// `Begin` is on its way, or has been.
+    begun: bool,
+    running: bool,
+    loaded: bool,
+    using: bool,
+    /// Bytes of weights that the running task has still to use.
+    left: u64,
+    free: Ps,
+    begin: Ps,
+    /// Since when it has waited for a piece, and for how long in all.
+    starved: Option<Ps>,
+    page: Ps,
+    stream: Stream,
+}
+
+struct Rank<'a> {
+    graph: &'a TaskGraph,
+    work: Vec<Work>,
+    states: Vec<State>,
+    /// Triggers that each event still needs, and the tasks that wait for it.
+    events: Vec<u32>,
+    waiters: Vec<Vec<u32>>,
+    workers: Vec<Worker>,
+    /// Dynamic: launched tasks, and workers without one, each in order.
+    queue: VecDeque<u32>,
+    idle: VecDeque<u32>,
+    records: Vec<Record>,
+    bytes_read: u64,
+}
+
+struct Engine<'a> {
+    cluster: &'a Cluster,
+    resources: Resources<'a>,
+    ranks: Vec<Rank<'a>>,
+    flagged: Flagged,
+    load: Load,
+    heap: BinaryHeap<Reverse<(Ps, u64, Happening)>>,
+    count: u64,
+}
+
+/// Runs one iteration of all ranks' graphs.
+///
+/// # Errors
+/// The cluster lacks a network, or the graphs wait in a circle (those that the verifier has proven do not).
+pub fn simulate(
+    graphs: &[TaskGraph],
+    registry: &Registry,
+    cluster: &Cluster,
+    load: Load,
+) -> Result<Outcome, SimulateError> {
+    let world = graphs.len() as u32;
+    let nodes = cluster.nodes(world).last().map_or(1, |last| last + 1);
+    if nodes > 1 && cluster.network.is_none() {
+        return Err(SimulateError::NoNetwork { ranks: world, nodes, per_node: cluster.ranks_per_node });
+    }
+    let flagged = flagged(graphs);
+    let ranks = graphs.iter().map(|graph| rank(graph, registry, load, &flagged)).collect();
+    let mut engine = Engine {
+        cluster,
+        resources: Resources::new(cluster, world),
+        ranks,
+        flagged,
+        load,
+        heap: BinaryHeap::new(),
+        count: 0,
+    };
+    engine.start();
+    let mut last = 0;
+    while let Some(Reverse((now, _, what))) = engine.heap.pop() {
+        if matches!(what, Happening::End { .. }) {
+            last = now;
+        }
+        engine.step(now, what);
+    }
+    engine.finish(last)
+}
+
+fn rank<'a>(graph: &'a TaskGraph, registry: &Registry, load: Load, flagged: &Flagged) -> Rank<'a> {
+    let costs = Costs::new(graph, registry, load);
+    let mut waiters = vec![Vec::new(); graph.events.len()];
+    let mut states = vec![State::default(); graph.tasks.len()];
+    for (index, task) in graph.tasks.iter().enumerate().skip(2) {
+        // Events of earlier iterations have happened.
+        for &event in &task.dependencies {
+            waiters[event as usize].push(index as u32);
+        }
+        states[index].needs = task.dependencies.len() as u32;
+        if graph.placement == Placement::Dynamic && task.dependencies.is_empty() {
+            waiters[EventId::BEGIN as usize].push(index as u32);
+            states[index].needs = 1;
+        }
+        states[index].needs += flagged.waits.get(&(graph.rank, index as u32)).copied().unwrap_or(0);
+    }
+    let workers = (0..graph.workers).map(|_| Worker::default()).collect();
+    Rank {
+        graph,
+        work: graph.tasks.iter().map(|task| costs.of(task)).collect(),
+        states,
+        events: graph.events.iter().map(|event| event.num_triggers).collect(),
+        waiters,
+        workers,
+        queue: VecDeque::new(),
+        idle: VecDeque::new(),
+        records: Vec::with_capacity(graph.tasks.len()),
+        bytes_read: 0,
+    }
+}
+
+impl Engine<'_> {
+    fn at(&mut self, time: Ps, what: Happening) {
+        self.heap.push(Reverse((time, self.count, what)));
+        self.count += 1;
+    }
+
+    fn start(&mut self) {
+        for rank in 0..self.ranks.len() as u32 {
+            // Task 1 begins the graph.
+            self.at(0, Happening::Trigger { rank, event: EventId::BEGIN });
+            for worker in 0..self.ranks[rank as usize].graph.workers {
+                let r = &mut self.ranks[rank as usize];
+                if r.graph.placement == Placement::Static {
+                    let list = &r.graph.worker_lists[worker as usize];
+                    let coming = list.iter().map(|&t| (t, r.work[t as usize].streamed));
+                    r.workers[worker as usize].stream.coming = coming.filter(|(_, bytes)| *bytes > 0).collect();
+                    self.ask(rank, worker, 0);
+                }
+                self.take(rank, worker, 0, 0);
+            }
+        }
+    }
+
+    /// A worker that has been free since `free` takes its next task, if there is one.
+    fn take(&mut self, rank: u32, worker: u32, free: Ps, now: Ps) {
+        let r = &mut self.ranks[rank as usize];
+        let w = &mut r.workers[worker as usize];
+        w.free = free;
+        w.task = match r.graph.placement {
+            Placement::Static => {
+                let task = r.graph.worker_lists[worker as usize].get(w.next).copied();
+                w.next += 1;
+                task
+            }
+            Placement::Dynamic => r.queue.pop_front(),
+        };
+        let Some(task) = w.task else {
+            if r.graph.placement == Placement::Dynamic {
+                r.idle.push_back(worker);
+            }
+            return;
+        };
+        if r.graph.placement == Placement::Dynamic {
+            let bytes = r.work[task as usize].streamed;
+            w.stream.coming.extend((bytes > 0).then_some((task, bytes)));
+        }
+        if r.states[task as usize].needs == 0 {
+            self.begin_at(rank, worker, now.max(free + ps(self.cluster.protocol.task_us)));
+        }
+    }
+
+    fn begin_at(&mut self, rank: u32, worker: u32, time: Ps) {
+        let w = &mut self.ranks[rank as usize].workers[worker as usize];
+        w.begun = true;
+        self.at(time, Happening::Begin { rank, worker });
+    }
+
+    /// A task waits for one thing less.
+    fn got(&mut self, rank: u32, task: u32, by_peer: bool, now: Ps) {
+        let r = &mut self.ranks[rank as usize];
+        let state = &mut r.states[task as usize];
+        state.needs -= 1;
+        state.by_peer = by_peer;
+        if state.needs > 0 {
+            return;
+        }
+        // Whoever has it in hand begins it.
+        let holder = match r.graph.placement {
+            Placement::Static => r.graph.tasks[task as usize].worker,
+            Placement::Dynamic => r.workers.iter().position(|w| w.task == Some(task)).map(|w| w as u32),
+        };
+        if let Some(worker) = holder {
+            let w = &r.workers[worker as usize];
+            if w.task == Some(task) && !w.begun {
+                let time = now.max(w.free + ps(self.cluster.protocol.task_us));
+                self.begin_at(rank, worker, time);
+            }
+        }
+    }
+
+    fn step(&mut self, now: Ps, what: Happening) {
+        match what {
+            Happening::Trigger { rank, event } => self.trigger(rank, event, now),
+            Happening::Pushed { rank, task, on } => {
+                let readers = self.flagged.readers.get(&(rank, task)).cloned().unwrap_or_default();
+                for (_, reader) in readers.iter().filter(|(reader, _)| *reader == on) {
+                    self.got(on, *reader, rank != on, now);
+                }
+            }
+            Happening::Launched { rank, task } => {
+                let r = &mut self.ranks[rank as usize];
+                r.queue.push_back(task);
+                if let Some(worker) = r.idle.pop_front() {
+                    let free = r.workers[worker as usize].free;
+                    self.take(rank, worker, free, now);
+                }
+            }
+            Happening::Begin { rank, worker } => self.begin(rank, worker, now),
+            Happening::Loaded { rank, worker } => {
+                self.ranks[rank as usize].workers[worker as usize].loaded = true;
+                self.use_piece(rank, worker, now);
+            }
+            Happening::Arrived { rank, worker } => {
+                let stream = &mut self.ranks[rank as usize].workers[worker as usize].stream;
+                let bytes = stream.asked[stream.arrived].1;
+                stream.arrived += 1;
+                stream.on_the_way -= u64::from(bytes);
+                self.ask(rank, worker, now);
+                self.use_piece(rank, worker, now);
+            }
+            Happening::Used { rank, worker } => {
+                let w = &mut self.ranks[rank as usize].workers[worker as usize];
+                w.using = false;
+                if let Some((_, bytes)) = w.stream.asked.pop_front() {
+                    w.stream.arrived -= 1;
+                    w.stream.in_ring -= u64::from(bytes);
+                    w.left -= u64::from(bytes);
+                }
+                self.ask(rank, worker, now);
+                self.use_piece(rank, worker, now);
+            }
+            Happening::End { rank, worker } => self.end(rank, worker, now),
+        }
+    }
+
+    fn trigger(&mut self, rank: u32, event: u32, now: Ps) {
+        let r = &mut self.ranks[rank as usize];
+        let count = &mut r.events[event as usize];
+        *count = count.saturating_sub(1);
+        if *count > 0 {
+            return;
+        }
+        let remote = r.graph.events[event as usize].remote;
+        let waiters = std::mem::take(&mut r.waiters[event as usize]);
+        for task in waiters {
+            if self.ranks[rank as usize].graph.placement == Placement::Dynamic {
+                self.at(now, Happening::Launched { rank, task });
+            }
+            self.got(rank, task, remote, now);
+        }
+    }
+
+    /// Asks for more of the weight stream.
+    fn ask(&mut self, rank: u32, worker: u32, now: Ps) {
+        let limits = &self.cluster.worker;
+        loop {
+            let r = &mut self.ranks[rank as usize];
+            let w = &mut r.workers[worker as usize];
+            let current = w.running.then_some(w.task).flatten();
+            let Some((task, left)) = w.stream.coming.front_mut() else { return };
+            let is_current = Some(*task) == current;
+            let piece = (*left).min(u64::from(limits.stage_bytes));
+            let flight = if is_current { limits.in_flight_bytes } else { limits.in_flight_ahead_bytes };
+            // Without a ring, a task's weights come when it runs; a piece has room where nothing else is there.
+            let ring = if is_current { limits.ring_bytes.max(limits.in_flight_bytes) } else { limits.ring_bytes };
+            if w.stream.on_the_way + piece > u64::from(flight) || w.stream.in_ring + piece > u64::from(ring) {
+                return;
+            }
+            w.stream.asked.push_back((*task, piece as u32));
+            *left -= piece;
+            if *left == 0 {
+                w.stream.coming.pop_front();
+            }
+            w.stream.on_the_way += piece;
+            w.stream.in_ring += piece;
+            r.bytes_read += piece;
+            let there = self.resources.read(rank, now, piece);
+            self.at(there, Happening::Arrived { rank, worker });
+        }
+    }
+
+    fn begin(&mut self, rank: u32, worker: u32, now: Ps) {
+        let (protocol, limits) = (&self.cluster.protocol, &self.cluster.worker);
+        let r = &mut self.ranks[rank as usize];
+        let w = &mut r.workers[worker as usize];
+        let Some(task) = w.task else { return };
+        let work = r.work[task as usize];
+        (w.begin, w.running, w.loaded, w.left) = (now, true, false, work.streamed);
+        let mut ready = now + at_rate(work.read, limits.near_gb_per_s);
+        if !work.nothing {
+            ready += ps(protocol.work_us);
+        }
+        if work.indirect {
+            ready += ps(protocol.indirect_us);
+        }
+        if work.paged > 0 {
+            r.bytes_read += work.paged;
+            ready = ready.max(self.resources.read(rank, ready, work.paged));
+        }
+        self.at(ready, Happening::Loaded { rank, worker });
+        self.ask(rank, worker, now);
+    }
+
+    /// Uses the next piece of weights, or ends the task where none is left.
+    fn use_piece(&mut self, rank: u32, worker: u32, now: Ps) {
+        let limits = &self.cluster.worker;
+        let r = &mut self.ranks[rank as usize];
+        let w = &mut r.workers[worker as usize];
+        if !w.running || !w.loaded || w.using {
+            return;
+        }
+        let Some(task) = w.task else { return };
+        let work = r.work[task as usize];
+        if w.left == 0 {
+            w.loaded = false; // once
+            let end = now + at_rate(work.written, limits.near_gb_per_s);
+            self.at(end, Happening::End { rank, worker });
+            return;
+        }
+        if w.stream.arrived == 0 {
+            w.starved.get_or_insert(now);
+            return;
+        }
+        if let Some(since) = w.starved.take() {
+            w.page += now - since;
+        }
+        let bytes = u64::from(w.stream.asked[0].1);
+        let flops = (u128::from(work.flops) * u128::from(bytes) / u128::from(work.streamed)) as u64;
+        w.using = true;
+        let took = at_rate(bytes, limits.stream_gb_per_s).max(at_rate(flops, limits.gflop_per_s));
+        self.at(now + took, Happening::Used { rank, worker });
+    }
+
+    fn end(&mut self, rank: u32, worker: u32, now: Ps) {
+        let r = &mut self.ranks[rank as usize];
+        let w = &mut r.workers[worker as usize];
+        let Some(index) = w.task.take() else { return };
+        let state = &mut r.states[index as usize];
+        state.done = true;
+        let waited = match (state.by_peer, r.graph.placement) {
+            _ if w.begin <= w.free + ps(self.cluster.protocol.task_us) => Waited::No,
+            (true, _) => Waited::Peer,
+            (false, Placement::Static) => Waited::Event,
+            (false, Placement::Dynamic) => Waited::Queue,
+        };
+        r.records.push(Record {
+            task: index,
+            worker,
+            free: w.free,
+            begin: w.begin,
+            end: now,
+            page: std::mem::take(&mut w.page),
+            waited,
+        });
+        (w.running, w.begun, w.loaded) = (false, false, false);
+        let (graph, work) = (r.graph, r.work[index as usize]);
+        let task = &graph.tasks[index as usize];
+        self.push(rank, index, now);
+        if let Some(event) = task.trigger.filter(|e| *e != EventId::INVALID) {
+            let owner = u32::from(event.owner());
+            let hop = match graph.placement {
+                Placement::Static => ps(self.cluster.protocol.hop_us),
+                Placement::Dynamic => ps(self.cluster.protocol.dynamic_hop_us),
+            };
+            let seen = if owner == rank {
+                now + hop
+            } else {
+                let there = self.resources.send(Message::Put, rank, owner, now, work.put);
+                // A scheduler of the peer launches what waits.
+                if graph.placement == Placement::Dynamic { there + hop } else { there }
+            };
+            self.at(seen, Happening::Trigger { rank: owner, event: event.index() });
+        }
+        self.take(rank, worker, now, now);
+        self.ask(rank, worker, now);
+    }
+
+    /// Flagged words go to every rank that reads them, its own first.
+    fn push(&mut self, rank: u32, index: u32, now: Ps) {
+        let Some(readers) = self.flagged.readers.get(&(rank, index)) else { return };
+        let mut on: Vec<u32> = readers.iter().map(|(reader, _)| *reader).collect();
+        on.dedup();
+        let graph = self.ranks[rank as usize].graph;
+        let task = &graph.tasks[index as usize];
+        let pushed = graph.outputs(task).iter().filter(|o| {
+            graph.tensors[o.tensor as usize].dtype == DType::F32Flagged && !matches!(o.place, Place::Own)
+        });
+        let bytes: u64 = pushed.map(|o| flagged_bytes(graph, o, self.load)).sum();
+        // The order of a round: each rank begins with the one after it, so that they do not all send to rank 0 first.
+        let world = self.ranks.len() as u32;
+        on.sort_by_key(|to| (to + world - rank) % world);
+        for to in on {
+            let seen = if to == rank {
+                now + ps(self.cluster.protocol.flag_us)
+            } else {
+                self.resources.send(Message::Flagged, rank, to, now, bytes)
+            };
+            self.at(seen, Happening::Pushed { rank, task: index, on: to });
+        }
+    }
+
+    fn finish(self, last: Ps) -> Result<Outcome, SimulateError> {
+        let mut all = 0;
+        let mut stuck = Vec::new();
+        for r in &self.ranks {
+            for (index, state) in r.states.iter().enumerate().skip(2) {
+                // A task that no list has, and that nothing launches, is no task of an iteration.
+                all += 1;
+                if !state.done {
+                    stuck.push((r.graph.rank, index as u32, r.graph.op_name(&r.graph.tasks[index])));
+                }
+            }
+        }
+        if let Some((rank, task, name)) = stuck.first() {
+            let name = (*name).to_string();
+            return Err(SimulateError::Stuck { left: stuck.len(), all, task: *task, rank: *rank, name });
+        }
+        let protocol = &self.cluster.protocol;
+        let further = f64::from(self.load.active.saturating_sub(1));
+        Ok(Outcome {
+            iteration: last,
+            between: ps(protocol.between_us + further * protocol.between_per_slot_us),
+            bytes_read: self.ranks.iter().map(|r| r.bytes_read).collect(),
+            records: self.ranks.into_iter().map(|r| r.records).collect(),
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! What a task costs, from the accesses that it declares.
+
+use std::collections::HashMap;
+use taskgraph::op_graph::Role;
+use taskgraph::task_graph::{Operand, Place, Task, core_types};
+use taskgraph::{DType, Registry, TaskGraph, Trust};
+
+/// What an iteration has to do, beyond what the graph says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Requests that take part.
+    pub active: u32,
+    /// Tokens that each of them has in the cache.
+    pub context: u32,
+}
+
+/// What one task has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// Constants that may be fetched before the task begins.
+    pub streamed: u64,
+    /// Bytes read from memory once it runs: cache pages.
+    pub paged: u64,
+    /// Activations read.
+    pub read: u64,
+    /// Bytes written in the rank's own memory.
+    pub written: u64,
+    /// Products with constants, floating-point operations.
+    pub flops: u64,
+    /// Some bytes are known at run time only.
+    pub indirect: bool,
+    /// Bytes of a copy to a peer.
+    pub put: u64,
+    /// It has no operands: it only waits and triggers.
+    pub nothing: bool,
+}
+
+/// Costs of a graph's tasks.
+pub(crate) struct Costs<'a> {
+    graph: &'a TaskGraph,
+    load: Load,
+    /// For each task type in use, its constant and its gathered inputs.
+    types: HashMap<&'a str, (&'static [usize], &'static [usize])>,
+}
+
+impl<'a> Costs<'a> {
+    pub fn new(graph: &'a TaskGraph, registry: &Registry, load: Load) -> Self {
+        let of = |name: &'a String| {
+            let known = registry.get(name);
+            (name.as_str(), known.map_or((&[][..], &[][..]), |t| (t.constant_inputs(), t.gathered_inputs())))
+        };
+        Costs { graph, load, types: graph.type_names.iter().map(of).collect() }
+    }
+
+    /// The work of one task.
+    pub fn of(&self, task: &Task) -> Work {
+        let mut work = Work::default();
+        let (inputs, outputs) = (self.graph.inputs(task), self.graph.outputs(task));
+        let name = self.graph.type_name(task);
+        work.nothing = inputs.is_empty() && outputs.is_empty();
+        let (constant, gathered) = self.types.get(name).copied().unwrap_or_default();
+        for output in outputs {
+            match output.place {
+                Place::Own | Place::All => match self.paged(output) {
+                    // What is appended is small beside what is read.
+                    Some(_) => {}
+                    None => work.written += self.bytes(output),
+                },
+                Place::Peer(_) => work.put += self.bytes(output),
+            }
+        }
+        for (index, input) in inputs.iter().enumerate() {
+            let tensor = &self.graph.tensors[input.tensor as usize];
+            let is_constant = matches!(tensor.role, Role::Weight { .. } | Role::Constant);
+            if let Some(bytes) = self.paged(input) {
+                work.paged += bytes;
+                work.indirect = true;
+            } else if gathered.contains(&index) {
+                work.paged += self.bytes(input).min(work.written);
+                work.indirect = true;
+            } else if is_constant && constant.contains(&index) {
+                let bytes = self.bytes(input);
+                work.streamed += bytes;
+                if input.ndim >= 2 {
+                    let rows = u64::from(self.graph.capacity.rows.min(self.rows()));
+                    work.flops += 2 * rows * bytes / tensor.dtype.size().max(1);
+                }
+            } else if name != core_types::NVSHMEM_COPY {
+                work.read += self.bytes(input);
+            }
+        }
+        work
+    }
+
+    /// Rows of the iteration: one of each request while decoding, all that there is room for in prefill.
+    fn rows(&self) -> u32 {
+        let capacity = self.graph.capacity;
+        if capacity.rows == capacity.active { self.load.active } else { capacity.rows }
+    }
+
+    /// Bytes of the view.
+    fn bytes(&self, operand: &Operand) -> u64 {
+        let dims = &operand.dims[..operand.ndim as usize];
+        let tensor = &self.graph.tensors[operand.tensor as usize];
+        let elements: u64 = dims.iter().map(|&d| u64::from(d)).product();
+        let bytes = elements * tensor.dtype.size();
+        // Rows that are not in use are left out.
+        let capacity = self.graph.capacity;
+        let by_row = matches!(tensor.role, Role::Activation) && capacity.rows == capacity.active;
+        let share = match operand.trust {
+            // A slot's rows.
+            Some(Trust::RowsOfSlot { of, .. } | Trust::RowsOfUnits { of, .. }) => (1, u64::from(of.max(1))),
+            _ if by_row => (u64::from(self.load.active), u64::from(capacity.active.max(1))),
+            _ => (1, 1),
+        };
+        (bytes * share.0).div_ceil(share.1.max(1))
+    }
+
+    /// Bytes of cache pages that the access stands for, if it does.
+    fn paged(&self, operand: &Operand) -> Option<u64> {
+        if !matches!(operand.trust, Some(Trust::PagesOfSlot | Trust::PagesOfRows)) {
+            return None;
+        }
+        let tensor = &self.graph.tensors[operand.tensor as usize];
+        // [active slots, heads, splits]: of all slots' tokens, the share that this box is.
+        let space: u64 = tensor.region_dims.iter().map(|&d| u64::from(d)).product();
+        let positions = match tensor.dims[..] {
+            [pages, _, page_size, _] => u64::from(pages) * u64::from(page_size),
+            _ => return Some(0),
+        };
+        let active = tensor.region_dims.first().map_or(1, |&d| u64::from(d));
+        // A slot that is not in use reads nothing.
+        if u64::from(operand.region.lo[0]) >= u64::from(self.load.active) {
+            return Some(0);
+        }
+        let a_token = tensor.bytes as f64 / positions.max(1) as f64;
+        let all = a_token * f64::from(self.load.context) * active as f64;
+        Some((all * operand.region.volume() as f64 / space.max(1) as f64) as u64)
+    }
+}
+
+/// Bytes of flagged words of an operand.
+pub(crate) fn flagged_bytes(graph: &TaskGraph, operand: &Operand, load: Load) -> u64 {
+    let dims = &operand.dims[..operand.ndim as usize];
+    let elements: u64 = dims.iter().map(|&d| u64::from(d)).product();
+    let capacity = graph.capacity;
+    let share = if capacity.rows == capacity.active { u64::from(load.active) } else { u64::from(capacity.active) };
+    (elements * DType::F32Flagged.size() * share).div_ceil(u64::from(capacity.active.max(1)))
+}

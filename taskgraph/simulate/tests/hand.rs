@@ -1,0 +1,210 @@
+//! Graphs whose times are computed by hand.
+
+use simulate::{Cluster, Load, Outcome, simulate};
+use smallvec::smallvec;
+use taskgraph::op_graph::{Capacity, Rows};
+use taskgraph::task_graph::{
+    Event, EventType, Operand, Place, Space, Task, TensorEntry, Variant, core_types,
+};
+use taskgraph::{Backend, DType, EventId, Placement, Region, Registry, Role, TaskGraph};
+
+const US: u64 = 1_000_000;
+const LOAD: Load = Load { active: 1, context: 0 };
+
+fn cluster() -> Cluster {
+    Cluster::parse(include_str!("plain.json")).unwrap()
+}
+
+fn event(num_triggers: u32, remote: bool) -> Event {
+    Event { event_type: EventType::Empty, num_triggers, first_task: 0, last_task: 0, remote }
+}
+
+/// A task without operands on a worker: it waits for `after` and triggers `trigger`.
+fn task(worker: u32, after: Option<u32>, trigger: Option<EventId>) -> Task {
+    Task {
+        task_type: 2,
+        variant: 0,
+        first_operand: 0,
+        num_inputs: 0,
+        num_outputs: 0,
+        trigger,
+        dependencies: after.into_iter().collect(),
+        carried: smallvec![],
+        worker: Some(worker),
+        args: [0; 8],
+        op: 0,
+    }
+}
+
+/// A graph of `tasks` (numbers from 2 on) and events (numbers from 3 on).
+fn graph(rank: u32, world: u32, tasks: Vec<Task>, events: Vec<Event>) -> TaskGraph {
+    let begin = |trigger| Task { worker: None, ..task(0, None, trigger) };
+    let mut all = vec![begin(None), begin(Some(EventId::local(rank as u16, EventId::BEGIN)))];
+    all.extend(tasks);
+    let mut lists = vec![Vec::new(); 2];
+    for (index, task) in all.iter().enumerate().skip(2) {
+        lists[task.worker.unwrap() as usize].push(index as u32);
+    }
+    let mut all_events = vec![event(1, false); 3];
+    all_events.extend(events);
+    TaskGraph {
+        name: "decode-1".into(),
+        rank,
+        world,
+        placement: Placement::Static,
+        backend: Backend::Cpu,
+        workers: 2,
+        capacity: Capacity { rows: 1, samples: 1, active: 1 },
+        type_names: core_types::ALL.iter().map(ToString::to_string).collect(),
+        ops: vec!["op".into()],
+        tensors: Vec::new(),
+        variants: vec![Variant { task_type: 2, params: Vec::new(), scratch_bytes: 0 }],
+        operands: Vec::new(),
+        tasks: all,
+        events: all_events,
+        worker_lists: lists,
+    }
+}
+
+fn run(graphs: &[TaskGraph], cluster: &Cluster) -> Outcome {
+    simulate(graphs, &Registry::default(), cluster, LOAD).unwrap()
+}
+
+/// A tensor of `bytes` bytes and an operand that is all of it, as the task's inputs or outputs.
+fn give(graph: &mut TaskGraph, task: u32, dtype: DType, elements: u32, output: bool, place: Place, name: &str) {
+    let region = Region::whole(&[elements]);
+    let tensor = match graph.tensors.iter().position(|t| t.name == name) {
+        Some(tensor) => tensor as u32,
+        None => {
+            graph.tensors.push(TensorEntry {
+                name: name.into(),
+                dtype,
+                dims: vec![elements],
+                strides: vec![1],
+                space: Space::Symmetric,
+                bytes: u64::from(elements) * dtype.size(),
+                role: Role::Activation,
+                parts: Vec::new(),
+                region_dims: vec![elements],
+                tiled: false,
+                output: false,
+                rows: Rows::Fixed,
+                overlay: None,
+            });
+            graph.tensors.len() as u32 - 1
+        }
+    };
+    let operand = Operand {
+        tensor,
+        offset: 0,
+        dims: [elements, 1, 1, 1],
+        strides: [1, 1, 1, 1],
+        ndim: 1,
+        place,
+        region,
+        trust: None,
+    };
+    let first = graph.operands.len() as u32;
+    graph.operands.push(operand);
+    let task = &mut graph.tasks[task as usize];
+    assert_eq!(task.num_inputs + task.num_outputs, 0, "one operand a task here");
+    task.first_operand = first;
+    if output {
+        task.num_outputs = 1;
+    } else {
+        task.num_inputs = 1;
+    }
+}
+
+/// Tasks that wait for each other in turn, from worker to worker.
+fn chain(length: u32) -> TaskGraph {
+    let local = |event| Some(EventId::local(0, event));
+    let tasks = (0..length).map(|k| {
+        let after = if k == 0 { None } else { Some(2 + k) };
+        task(k % 2, after, local(3 + k))
+    });
+    graph(0, 1, tasks.collect(), vec![event(1, false); length as usize])
+}
+
+#[test]
+fn a_chain_of_k_hops_takes_k_hops() {
+    let cluster = cluster();
+    // The first task begins 0.25 us (`task_us`) after the iteration; each of the others a hop of 2 us after the one before.
+    for length in [1, 2, 5, 40] {
+        let outcome = run(&[chain(length)], &cluster);
+        assert_eq!(outcome.iteration, US / 4 + u64::from(length - 1) * 2 * US, "{length}");
+        assert_eq!(outcome.between, 30 * US);
+    }
+}
+
+#[test]
+fn dynamic_hops_are_those_of_the_scheduler() {
+    let mut graph = chain(4);
+    graph.placement = Placement::Dynamic;
+    let outcome = run(&[graph], &cluster());
+    assert_eq!(outcome.iteration, US / 4 + 3 * 7 * US);
+}
+
+#[test]
+fn an_event_waits_for_all_its_triggers() {
+    // Tasks 2 and 3 on worker 0, one after the other, and task 4 on worker 1 after both.
+    let three = Some(EventId::local(0, 3));
+    let tasks = vec![task(0, None, three), task(0, None, three), task(1, Some(3), None)];
+    let outcome = run(&[graph(0, 1, tasks, vec![event(2, false)])], &cluster());
+    let begins: Vec<_> = outcome.records[0].iter().map(|r| (r.task, r.begin)).collect();
+    assert_eq!(begins, [(2, US / 4), (3, US / 2), (4, US / 2 + 2 * US)]);
+}
+
+#[test]
+fn a_put_takes_its_latency_and_its_bytes() {
+    // 100 kB at 100 GB/s are 1 us, after 2 us of the put; the copy reads nothing of its own.
+    let copy = Task { task_type: 3, ..task(0, None, Some(EventId::nvshmem(1, 3))) };
+    let mut zero = graph(0, 2, vec![copy], vec![event(1, true)]);
+    give(&mut zero, 2, DType::F32, 25_000, true, Place::Peer(1), "x");
+    let one = graph(1, 2, vec![task(0, Some(3), None)], vec![event(1, true)]);
+    let outcome = run(&[zero, one], &cluster());
+    assert_eq!(outcome.records[1][0].begin, US / 4 + 3 * US);
+    assert_eq!(outcome.records[1][0].waited, simulate::Waited::Peer);
+}
+
+/// Rank 0 pushes flagged words to all; each rank reads them.
+fn pushed(elements: u32) -> [TaskGraph; 2] {
+    let mut zero = graph(0, 2, vec![task(0, None, None), task(1, None, None)], vec![]);
+    give(&mut zero, 2, DType::F32Flagged, elements, true, Place::All, "words");
+    give(&mut zero, 3, DType::F32Flagged, elements, false, Place::Own, "words");
+    let mut one = graph(1, 2, vec![task(0, None, None)], vec![]);
+    give(&mut one, 2, DType::F32Flagged, elements, false, Place::Own, "words");
+    [zero, one]
+}
+
+#[test]
+fn flagged_words_are_waited_for_on_every_rank() {
+    // 12,500 words of 8 bytes: 100 kB. Writing takes 0.1 us at 1000 GB/s; then 0.5 us to the own rank, 1 us and the
+    // link's 1 us to the other.
+    let outcome = run(&pushed(12_500), &cluster());
+    let written = US / 4 + US / 10;
+    let own = outcome.records[0].iter().find(|r| r.task == 3).unwrap();
+    assert_eq!(own.begin, written + US / 2);
+    assert_eq!(outcome.records[1][0].begin, written + 2 * US);
+}
+
+#[test]
+fn nodes_have_links_of_their_own_and_need_a_network() {
+    let mut cluster = cluster();
+    cluster.ranks_per_node = 1;
+    let near = run(&pushed(12_500), &self::cluster()).iteration;
+    let far = run(&pushed(12_500), &cluster).iteration;
+    // 5 us and 2 us of bytes instead of 1 us and 1 us.
+    assert_eq!(far - near, 5 * US);
+    cluster.network = None;
+    let error = simulate(&pushed(1), &Registry::default(), &cluster, LOAD).unwrap_err();
+    assert!(error.to_string().contains("`network`"), "{error}");
+}
+
+#[test]
+fn graphs_that_wait_in_a_circle_are_reported() {
+    let tasks = vec![task(0, Some(3), None)];
+    let stuck = graph(0, 1, tasks, vec![event(1, false)]);
+    let error = simulate(&[stuck], &Registry::default(), &cluster(), LOAD).unwrap_err();
+    assert!(error.to_string().contains("task 2 of rank 0"), "{error}");
+}
