@@ -54,7 +54,9 @@ enum Happening {
     Launched { rank: u32, task: u32 },
     /// A worker's task begins.
     Begin { rank: u32, worker: u32 },
-    /// What the task reads once it runs is there.
+    /// The task asks for what it reads once it runs.
+    Ask { rank: u32, worker: u32 },
+    /// That is there.
     Loaded { rank: u32, worker: u32 },
     /// A piece of the weight stream has arrived.
     Arrived { rank: u32, worker: u32 },
@@ -301,6 +303,13 @@ impl Engine<'_> {
                 }
             }
             Happening::Begin { rank, worker } => self.begin(rank, worker, now),
+            Happening::Ask { rank, worker } => {
+                let r = &mut self.ranks[rank as usize];
+                let paged = r.workers[worker as usize].task.map_or(0, |task| r.work[task as usize].paged);
+                r.bytes_read += paged;
+                let there = if paged > 0 { self.resources.read(rank, now, paged) } else { now };
+                self.at(there, Happening::Loaded { rank, worker });
+            }
             Happening::Loaded { rank, worker } => {
                 self.ranks[rank as usize].workers[worker as usize].loaded = true;
                 self.use_piece(rank, worker, now);
@@ -388,11 +397,8 @@ impl Engine<'_> {
         if work.indirect {
             ready += ps(protocol.indirect_us);
         }
-        if work.paged > 0 {
-            r.bytes_read += work.paged;
-            ready = ready.max(self.resources.read(rank, ready, work.paged));
-        }
-        self.at(ready, Happening::Loaded { rank, worker });
+        // The memory serves requests in the order in which they come, so this one is made when its time has come.
+        self.at(ready, Happening::Ask { rank, worker });
         self.ask(rank, worker, now);
     }
 

@@ -208,3 +208,27 @@ fn graphs_that_wait_in_a_circle_are_reported() {
     let error = simulate(&[stuck], &Registry::default(), &cluster(), LOAD).unwrap_err();
     assert!(error.to_string().contains("task 2 of rank 0"), "{error}");
 }
+
+#[test]
+fn what_one_task_will_ask_for_later_does_not_hold_up_others_now() {
+    // Both workers read a cache of 100 kB (0.1 us, then 1 us of latency) 0.25 us after the begin; worker 1 at once where
+    // worker 0 thinks for 5 us (`indirect_us` holds for both, so worker 0 gets its task a hop later).
+    let mut cluster = cluster();
+    cluster.protocol.indirect_us = 5.0;
+    let three = Some(EventId::local(0, 3));
+    let tasks = vec![task(1, None, three), task(1, None, None), task(0, Some(3), None)];
+    let mut graph = graph(0, 1, tasks, vec![event(1, false)]);
+    for task in [3, 4] {
+        give(&mut graph, task, DType::U8, 100_000, false, Place::Own, "cache");
+    }
+    let cache = &mut graph.tensors[0];
+    (cache.dims, cache.region_dims) = (vec![1, 1, 100_000, 1], vec![1, 1, 1]);
+    graph.operands.iter_mut().for_each(|o| {
+        (o.trust, o.region) = (Some(taskgraph::Trust::PagesOfSlot), Region::whole(&[1, 1, 1]));
+    });
+    let load = Load { active: 1, context: 100_000 };
+    let outcome = simulate(&[graph], &Registry::default(), &cluster, load).unwrap();
+    let took = |task| outcome.records[0].iter().find(|r| r.task == task).map(|r| r.end - r.begin);
+    assert_eq!((took(3), took(4)), (Some(5 * US + US + US / 10), Some(5 * US + US + US / 10)));
+    assert_eq!(outcome.bytes_read, [200_000]);
+}
