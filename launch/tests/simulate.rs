@@ -27,7 +27,7 @@ fn cluster(folder: &TempDir, changes: &[(&str, f64)]) -> PathBuf {
         serde_json::from_str(include_str!("../../taskgraph/simulate/tests/plain.json")).unwrap();
     for (pointer, value) in changes {
         *cluster.pointer_mut(pointer).unwrap() =
-            if value.fract() == 0.0 { json!(*value as u64) } else { json!(value) };
+            if value.fract() == 0.0 { json!(*value as i64) } else { json!(value) };
     }
     let path = folder.path().join("cluster.json");
     std::fs::write(&path, cluster.to_string()).unwrap();

@@ -221,8 +221,8 @@ pub trait TaskType: Debug + Send + Sync {
         &[]
     }
 
-    /// Inputs of which a task reads only the rows that data name (a table of embeddings, of rotations), however large its
-    /// view is. The simulator takes such a read to be no larger than what the task writes.
+    /// Inputs of a task, by their place among its reads, of which it takes only the rows that data name (a table of
+    /// embeddings), however large its view is. The simulator takes such a read to be no larger than what the task writes.
     fn gathered_inputs(&self) -> &'static [usize] {
         &[]
     }

@@ -158,7 +158,10 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     let active = op_graph.capacity.active;
     let batch = args.batch.unwrap_or(active);
     if batch == 0 || batch > active {
-        return Err(AppError::input(format!("--batch {batch}: {} has room for 1 to {active}", op_graph.name)));
+        return Err(AppError::input(format!(
+            "--batch {batch}: {} has room for 1 to {active}",
+            op_graph.name
+        )));
     }
     let (graphs, allreduce) = graphs_of(args, &model, &cluster, op_graph, target)?;
     let load = Load { active: batch, context: args.context };
@@ -173,7 +176,8 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     }
     let mut text = Vec::new();
     timeline::write(&outcome, &graphs, 1, &mut text).map_err(|e| AppError::failed(e.to_string()))?;
-    let budget = budget::of_text(&text).map_err(|problem| AppError::failed(format!("timeline: {problem}")))?;
+    let budget =
+        budget::of_text(&text).map_err(|problem| AppError::failed(format!("timeline: {problem}")))?;
     let bytes_read = outcome.bytes_read.iter().copied().max().unwrap_or(0);
     let sharers = match cluster.memory.shared_by {
         simulate::cluster::SharedBy::Rank => 1,

@@ -148,9 +148,8 @@ impl Cluster {
     /// The place in the file, and what is wrong there.
     pub fn parse(text: &str) -> Result<Cluster, ClusterError> {
         let reader = &mut serde_json::Deserializer::from_str(text);
-        let cluster: Cluster = serde_path_to_error::deserialize(reader).map_err(|e| ClusterError::Syntax {
-            place: e.path().to_string(),
-            problem: e.inner().to_string(),
+        let cluster: Cluster = serde_path_to_error::deserialize(reader).map_err(|e| {
+            ClusterError::Syntax { place: e.path().to_string(), problem: e.inner().to_string() }
         })?;
         cluster.check()?;
         Ok(cluster)
@@ -174,7 +173,11 @@ impl Cluster {
             return value("schema", &self.schema, "\"mpk-cluster/1\"");
         }
         if self.device.is_some() == self.workers.is_some() {
-            return value("workers", &format!("{:?}", self.workers), "given if `device` is not, and only then");
+            return value(
+                "workers",
+                &format!("{:?}", self.workers),
+                "given if `device` is not, and only then",
+            );
         }
         if self.workers.is_some_and(|w| w == 0 || w > 65_535) {
             return value("workers", &self.workers.unwrap_or(0), "1 to 65535");

@@ -220,7 +220,8 @@ impl Engine<'_> {
                 if r.graph.placement == Placement::Static {
                     let list = &r.graph.worker_lists[worker as usize];
                     let coming = list.iter().map(|&t| (t, r.work[t as usize].streamed));
-                    r.workers[worker as usize].stream.coming = coming.filter(|(_, bytes)| *bytes > 0).collect();
+                    r.workers[worker as usize].stream.coming =
+                        coming.filter(|(_, bytes)| *bytes > 0).collect();
                     self.ask(rank, worker, 0);
                 }
                 self.take(rank, worker, 0, 0);
@@ -366,7 +367,8 @@ impl Engine<'_> {
             let piece = (*left).min(u64::from(limits.stage_bytes));
             let flight = if is_current { limits.in_flight_bytes } else { limits.in_flight_ahead_bytes };
             // Without a ring, a task's weights come when it runs; a piece has room where nothing else is there.
-            let ring = if is_current { limits.ring_bytes.max(limits.in_flight_bytes) } else { limits.ring_bytes };
+            let ring =
+                if is_current { limits.ring_bytes.max(limits.in_flight_bytes) } else { limits.ring_bytes };
             if w.stream.on_the_way + piece > u64::from(flight) || w.stream.in_ring + piece > u64::from(ring) {
                 return;
             }

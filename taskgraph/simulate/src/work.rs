@@ -39,17 +39,25 @@ pub(crate) struct Work {
 pub(crate) struct Costs<'a> {
     graph: &'a TaskGraph,
     load: Load,
-    /// For each task type in use, its constant and its gathered inputs.
-    types: HashMap<&'a str, (&'static [usize], &'static [usize])>,
+    /// For each task type in use, its gathered inputs.
+    types: HashMap<&'a str, &'static [usize]>,
+    /// For each operator and cache, the volume of what its tasks read together: all of the cache that is in use.
+    caches: HashMap<(u32, u32), u64>,
 }
 
 impl<'a> Costs<'a> {
     pub fn new(graph: &'a TaskGraph, registry: &Registry, load: Load) -> Self {
         let of = |name: &'a String| {
             let known = registry.get(name);
-            (name.as_str(), known.map_or((&[][..], &[][..]), |t| (t.constant_inputs(), t.gathered_inputs())))
+            (name.as_str(), known.map_or(&[][..], |task_type| task_type.gathered_inputs()))
         };
-        Costs { graph, load, types: graph.type_names.iter().map(of).collect() }
+        let mut caches = HashMap::new();
+        for task in &graph.tasks {
+            for input in graph.inputs(task).iter().filter(|input| is_paged(input)) {
+                *caches.entry((task.op, input.tensor)).or_default() += input.region.volume();
+            }
+        }
+        Costs { graph, load, types: graph.type_names.iter().map(of).collect(), caches }
     }
 
     /// The work of one task.
@@ -58,33 +66,32 @@ impl<'a> Costs<'a> {
         let (inputs, outputs) = (self.graph.inputs(task), self.graph.outputs(task));
         let name = self.graph.type_name(task);
         work.nothing = inputs.is_empty() && outputs.is_empty();
-        let (constant, gathered) = self.types.get(name).copied().unwrap_or_default();
+        let gathered = self.types.get(name).copied().unwrap_or_default();
         for output in outputs {
             match output.place {
-                Place::Own | Place::All => match self.paged(output) {
-                    // What is appended is small beside what is read.
-                    Some(_) => {}
-                    None => work.written += self.bytes(output),
-                },
+                // What is appended to a cache is small beside what is read.
+                Place::Own | Place::All if is_paged(output) => {}
+                Place::Own | Place::All => work.written += self.bytes(output),
                 Place::Peer(_) => work.put += self.bytes(output),
             }
         }
         for (index, input) in inputs.iter().enumerate() {
             let tensor = &self.graph.tensors[input.tensor as usize];
             let is_constant = matches!(tensor.role, Role::Weight { .. } | Role::Constant);
-            if let Some(bytes) = self.paged(input) {
+            if let Some(bytes) = self.paged(task.op, input) {
                 work.paged += bytes;
                 work.indirect = true;
             } else if gathered.contains(&index) {
                 work.paged += self.bytes(input).min(work.written);
                 work.indirect = true;
-            } else if is_constant && constant.contains(&index) {
+            } else if is_constant && tensor.tiled {
+                // A matrix that is packed for products: all of it, once.
                 let bytes = self.bytes(input);
                 work.streamed += bytes;
-                if input.ndim >= 2 {
-                    let rows = u64::from(self.graph.capacity.rows.min(self.rows()));
-                    work.flops += 2 * rows * bytes / tensor.dtype.size().max(1);
-                }
+                work.flops += 2 * u64::from(self.rows()) * bytes / tensor.dtype.size().max(1);
+            } else if is_constant {
+                // A vector, or a table of which it takes a few rows; every worker reads it again and again.
+                work.read += self.bytes(input).min(work.written);
             } else if name != core_types::NVSHMEM_COPY {
                 work.read += self.bytes(input);
             }
@@ -117,26 +124,31 @@ impl<'a> Costs<'a> {
     }
 
     /// Bytes of cache pages that the access stands for, if it does.
-    fn paged(&self, operand: &Operand) -> Option<u64> {
-        if !matches!(operand.trust, Some(Trust::PagesOfSlot | Trust::PagesOfRows)) {
+    fn paged(&self, op: u32, operand: &Operand) -> Option<u64> {
+        if !is_paged(operand) {
             return None;
         }
         let tensor = &self.graph.tensors[operand.tensor as usize];
-        // [active slots, heads, splits]: of all slots' tokens, the share that this box is.
-        let space: u64 = tensor.region_dims.iter().map(|&d| u64::from(d)).product();
+        // Of all slots' tokens, the share that this box of [active slots, heads, splits] is.
+        let space = self.caches.get(&(op, operand.tensor)).copied().unwrap_or(0);
         let positions = match tensor.dims[..] {
             [pages, _, page_size, _] => u64::from(pages) * u64::from(page_size),
             _ => return Some(0),
         };
-        let active = tensor.region_dims.first().map_or(1, |&d| u64::from(d));
+        let active = self.graph.capacity.active;
         // A slot that is not in use reads nothing.
         if u64::from(operand.region.lo[0]) >= u64::from(self.load.active) {
             return Some(0);
         }
         let a_token = tensor.bytes as f64 / positions.max(1) as f64;
-        let all = a_token * f64::from(self.load.context) * active as f64;
+        let all = a_token * f64::from(self.load.context) * f64::from(active);
         Some((all * operand.region.volume() as f64 / space.max(1) as f64) as u64)
     }
+}
+
+/// Its bytes are cache pages, known at run time only.
+fn is_paged(operand: &Operand) -> bool {
+    matches!(operand.trust, Some(Trust::PagesOfSlot | Trust::PagesOfRows))
 }
 
 /// Bytes of flagged words of an operand.
@@ -144,6 +156,7 @@ pub(crate) fn flagged_bytes(graph: &TaskGraph, operand: &Operand, load: Load) ->
     let dims = &operand.dims[..operand.ndim as usize];
     let elements: u64 = dims.iter().map(|&d| u64::from(d)).product();
     let capacity = graph.capacity;
-    let share = if capacity.rows == capacity.active { u64::from(load.active) } else { u64::from(capacity.active) };
+    let share =
+        if capacity.rows == capacity.active { u64::from(load.active) } else { u64::from(capacity.active) };
     (elements * DType::F32Flagged.size() * share).div_ceil(u64::from(capacity.active.max(1)))
 }

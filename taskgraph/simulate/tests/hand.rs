@@ -71,7 +71,15 @@ fn run(graphs: &[TaskGraph], cluster: &Cluster) -> Outcome {
 }
 
 /// A tensor of `bytes` bytes and an operand that is all of it, as the task's inputs or outputs.
-fn give(graph: &mut TaskGraph, task: u32, dtype: DType, elements: u32, output: bool, place: Place, name: &str) {
+fn give(
+    graph: &mut TaskGraph,
+    task: u32,
+    dtype: DType,
+    elements: u32,
+    output: bool,
+    place: Place,
+    name: &str,
+) {
     let region = Region::whole(&[elements]);
     let tensor = match graph.tensors.iter().position(|t| t.name == name) {
         Some(tensor) => tensor as u32,

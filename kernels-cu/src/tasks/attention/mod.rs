@@ -373,10 +373,6 @@ impl TaskType for Attention {
         &[2, 3, 4]
     }
 
-    fn gathered_inputs(&self) -> &'static [usize] {
-        &[2]
-    }
-
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(1, 1)]
     }

@@ -124,8 +124,4 @@ impl TaskType for AttentionAppend {
     fn constant_inputs(&self) -> &'static [usize] {
         &[1, 2, 3]
     }
-
-    fn gathered_inputs(&self) -> &'static [usize] {
-        &[1]
-    }
 }
