@@ -26,11 +26,20 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void store_shared16(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 __device__ __forceinline__ uint2 load_shared8(uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0,%1},[%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void store_shared4(uint32_t address, float v) { asm volatile("st.shared.f32 [%0],%1;" ::"r"(address), "f"(v) : "memory"); }
 __device__ __forceinline__ float load_shared4(uint32_t address) {
   float v;
   asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address));

@@ -1,8 +1,11 @@
-/* A tile of a wide product: `Mt` times 128 rows of the weight, streamed in MPK_LAYOUT_FRAGMENT, times `Nt` times N tokens in
- * MPK_LAYOUT_WIDE. Each of the two warpgroups that compute has 64 of each 128 rows; a warp's sums are of its own 16 rows, as
- * the fragments deal them, so a gated product has the gates and the ups of an output in one thread.
+/* A tile of a wide product: 128 rows of the weight, streamed in MPK_LAYOUT_FRAGMENT, times `Nt` times N tokens in
+ * MPK_LAYOUT_WIDE. Each of the two warpgroups that compute has 64 of the rows; a warp's sums are of its own 16 rows, as the
+ * fragments deal them. Of a gated product the first warpgroup has 64 gates, the second one their ups.
  *
- * All of K goes through the rings in steps of 64 (wide_product.cuh); the sums stay in registers and leave them once. */
+ * All of K goes through the rings in steps of 64 (wide_product.cuh); the sums stay in registers and leave them once.
+ *
+ * What becomes of the sums is known at run time only: each main loop more in a kernel costs the assembler registers, and beyond
+ * some number of loops it serialises all of them (ptxas C7512). */
 #pragma once
 
 #include "gpu/wide_loader.cuh"
@@ -13,229 +16,243 @@
 namespace mpk {
 namespace gpu {
 
-namespace wide {
-/* Outputs: of the weight's type, f32 with a residual where there is one, or silu(gate) * up of the weight's type. */
-enum Out : uint32_t { kHalf, kFloat, kGated };
-}  // namespace wide
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
+namespace wide {
+
+constexpr uint32_t kWeight = 1; /* operand; of a gated product the gates, then the ups */
+static_assert(kStageBytes == kComputeWarps * 4 * kWideBlockBytes, "a stage is 128 rows x 64 k");
+static_assert(kPlaces * kPlaceBytes + kComputeWarps * kTurnBytes <= kWorkBytes, "the work area is too small for wide products");
+
+__device__ __forceinline__ const mpk_wide_linear_params& params_of(const TaskSlot& slot) {
+  return *reinterpret_cast<const mpk_wide_linear_params*>(slot.params);
+}
+/* Rows in use of the tile. */
+__device__ __forceinline__ uint32_t tokens_of(const TaskSlot& slot) {
+  const mpk_wide_linear_params& params = params_of(slot);
+  const uint32_t kind = params.rows_kind, first = static_cast<uint32_t>(slot.task.args[0]);
+  const uint32_t used = min(kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : params.rows, params.rows);
+  return used > first ? min(used - first, params.tokens * params.width) : 0;
+}
+/* Blocks of 16 k that the task goes through: none where no row is in use. */
+__device__ __forceinline__ uint32_t blocks_of(const TaskSlot& slot) { return tokens_of(slot) == 0 ? 0 : (slot.operands[kWeight].dims[1] + 15) / 16; }
+
+/* The weight as two groups of `Group` tiles of 16 rows: of a gated product gates and ups, otherwise the first and the others. */
+template <uint32_t Group>
+struct Groups {
+  const uint8_t* from[2];
+  uint32_t rows[2]; /* tiles of 16 */
+
+  __device__ __forceinline__ Groups(const TaskSlot& slot, uint32_t pitch) {
+    const bool gated = params_of(slot).gated != 0;
+    const mpk_operand &first = slot.operands[kWeight], &second = slot.operands[kWeight + (gated ? 1 : 0)];
+    const uint32_t all = (first.dims[0] + 15) / 16, skipped = gated ? 0 : Group;
+    from[0] = reinterpret_cast<const uint8_t*>(first.addr);
+    from[1] = reinterpret_cast<const uint8_t*>(second.addr) + static_cast<uint64_t>(skipped) * pitch;
+    rows[0] = min(all, Group);
+    rows[1] = all > skipped ? min(all - skipped, Group) : 0;
+  }
+};
+
+/* The bias of the rows lane / 4 and lane / 4 + 8 of the warp's 16, which are `column` and on of the tile; `up`: of the ups. */
+__device__ __forceinline__ void load_bias(const Context& context, bool up, uint32_t column, float (&bias)[2]) {
+  const mpk_wide_linear_params& params = params_of(*context.slot);
+  bias[0] = bias[1] = 0.0f;
+  if (params.has_bias == 0 || params.add_bias == 0) return;
+  const mpk_operand& operand = context.input(kWeight + 1 + params.gated + (up ? 1 : 0));
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t at = column + context.lane / 4 + half * 8;
+    if (at < operand.dims[0]) bias[half] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, at);
+  }
+}
+/* The residual, if there is one. */
+__device__ __forceinline__ const mpk_operand* residual_of(const Context& context) {
+  const mpk_wide_linear_params& params = params_of(*context.slot);
+  return params.has_residual != 0 ? &context.input(kWeight + 1 + params.has_bias) : nullptr;
+}
+
+/* Named barriers 4 to 7: of two warps, the same of each warpgroup. Attention has 2 and 3. */
+__device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.sync %0,64;" ::"r"(4 + warp % 4) : "memory"); }
+
+}  // namespace wide
+
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
 struct WideLinear : TaskCode {
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 
  private:
-  static constexpr bool kIsGated = Out == wide::kGated;
-  static constexpr uint32_t kWeight = 1;
-  static_assert(!kIsGated || Mt == 2, "gates and ups");
-  static_assert(kStageBytes == kComputeWarps * 4 * kWideBlockBytes, "a stage is 128 rows x 64 k");
   static_assert(kPlaceBytes >= N * 128 && kPlaces >= 2 * Nt, "places of N tokens x 64 k");
-  static_assert(kPlaces * kPlaceBytes + kComputeWarps * kTurnBytes <= kWorkBytes, "the work area is too small for wide products");
+  static_assert(N % 64 == 0, "gates and ups change hands by 32 tokens");
+  using Sums = WideSums<Nt, N>;
 
-  struct Part {
-    uint32_t tokens;      /* rows in use of the tile */
-    uint32_t steps, tail; /* of 64 k, and blocks of 16 after them */
-  };
-  static __device__ __forceinline__ const mpk_wide_linear_params& params_of(const TaskSlot& slot) {
-    return *reinterpret_cast<const mpk_wide_linear_params*>(slot.params);
-  }
-  static __device__ __forceinline__ Part part(const TaskSlot& slot) {
-    const mpk_wide_linear_params& params = params_of(slot);
-    const uint32_t kind = params.rows_kind, first = static_cast<uint32_t>(slot.task.args[0]);
-    const uint32_t used = min(kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : params.rows, params.rows);
-    const uint32_t blocks = (slot.operands[kWeight].dims[1] + 15) / 16;
-    return {used > first ? min(used - first, slot.operands[slot.task.num_inputs].dims[0]) : 0, blocks / 4, blocks % 4};
-  }
-
-  using Product = WideProduct<Weight, Mt, Nt, N>;
-  static __device__ __forceinline__ void store(Context& context, const Product& product, uint32_t tokens);
-  static __device__ __forceinline__ void store_half(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token, uint32_t tokens,
-                                                    uint32_t first_column, const float (&sum)[N / 2]);
-  static __device__ __forceinline__ void store_float(const mpk_operand& out, const mpk_operand* residual, uint32_t lane,
-                                                     uint32_t first_token, uint32_t tokens, uint32_t first_column, const float (&sum)[N / 2]);
+  static __device__ __forceinline__ void store(Context& context, Sums& sums, uint32_t tokens);
+  static __device__ __forceinline__ void store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer);
+  static __device__ __forceinline__ void store_halves(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t token, uint32_t tokens,
+                                                      uint32_t column, const uint32_t (&pairs)[8]);
+  static __device__ __forceinline__ void store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens);
 };
 
-template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
-__device__ inline bool WideLinear<Weight, Out, Mt, Nt, N>::load(Loader& loader) {
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
-  const Part p = part(slot);
-  const uint32_t steps = p.tokens == 0 ? 0 : p.steps + (p.tail != 0);
+  const uint32_t blocks = wide::blocks_of(slot), steps = (blocks + 3) / 4;
   if (loader.prefetches()) {
     /* A wave of tiles shares its weights in the L2 cache as it is. */
-    loader.skip(steps * Mt);
+    loader.skip(steps);
     return true;
   }
   WideLoader wide(loader);
-  wide.begin(steps != 0);
-  if (steps == 0) return true;
+  const uint32_t pitch = blocks * kWideBlockBytes;
+  const wide::Groups<4> groups(slot, pitch);
   const mpk_operand& x = slot.operands[0];
-  const uint32_t pitch = (p.steps * 4 + p.tail) * kWideBlockBytes;
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2, x_tile = x.dims[0] > 1 ? static_cast<uint64_t>(x.strides[0]) * 2 : 0;
   const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr);
-  const uint8_t* from[Mt];
-  uint32_t rows[Mt]; /* tiles of 16 */
-#pragma unroll
-  for (uint32_t m = 0; m < Mt; ++m) {
-    const mpk_operand& weight = slot.operands[kWeight + (kIsGated ? m : 0)];
-    const uint32_t first = kIsGated ? 0 : m * 8, all = (weight.dims[0] + 15) / 16;
-    from[m] = reinterpret_cast<const uint8_t*>(weight.addr) + static_cast<uint64_t>(first) * pitch;
-    rows[m] = all > first ? min(all - first, 8u) : 0;
-  }
-  constexpr uint32_t kAhead = kStages / Mt;
-  uint32_t ahead = 0; /* steps whose weights have been asked for */
-  bool ready = false;
-  for (uint32_t step = 0; step < steps;) {
-    if (!ready) {
-      ready = wide.inputs_ready();
-      if (ready && !wide.acquire_inputs()) return false;
-    }
-    /* Before the inputs are there: as many weights as the ring holds. */
-    if (ready ? ahead <= step : ahead < steps && ahead < kAhead) {
-#pragma unroll
-      for (uint32_t m = 0; m < Mt; ++m)
-        if (!wide.stream_rows(from[m] + static_cast<uint64_t>(ahead) * (4 * kWideBlockBytes), pitch, rows[m],
-                              (ahead < p.steps ? 4 : p.tail) * kWideBlockBytes))
-          return false;
-      ++ahead;
-    }
-    if (!ready) {
-      if (peek(shared_state().left) != 0) return false;
-      continue;
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < Nt; ++t)
-      if (!wide.stream_place(from_x + t * x_tile + step * x_step, N * 128)) return false;
-    ++step;
-  }
-  wide.end();
-  return true;
+  const auto rows = [&](uint32_t step) {
+    wide.stream_rows<4, false>(groups.from, groups.rows, step * (4 * kWideBlockBytes), pitch, min(blocks - step * 4, 4u) * kWideBlockBytes);
+  };
+  const auto place = [&](uint32_t number) { wide.stream_place(from_x + number % Nt * x_tile + number / Nt * x_step, N * 128); };
+  return wide.run<false>(steps, Nt, rows, place);
 }
 
-template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
-__device__ inline int WideLinear<Weight, Out, Mt, Nt, N>::run(Context& context) {
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ inline int WideLinear<Weight, Nt, N>::run(Context& context) {
   Shared& shared = shared_state();
   if (context.thread == 0) begin_wide();
   /* Thread 0 changes them behind the barrier of wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-  const Part p = part(*context.slot);
-  if (p.tokens == 0) return MPK_OK;
-  WideRing<kStages, kStageBytes> stages = {shared_address(stage_at(0)), shared_address(shared.stage_full), shared_address(shared.stage_empty), stage.index,
-                                           stage.parity};
-  WideRing<kPlaces, kPlaceBytes> places = {shared_address(work_area()), shared_address(shared.place_full), shared_address(shared.place_empty), place.index,
-                                           place.parity};
-  Product product;
-  product.multiply(stages, places, p.steps, p.tail, context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::blocks_of(*context.slot);
+  if (tokens == 0) return MPK_OK;
+  StageRing stages(stage);
+  PlaceRing places(place);
+  Sums sums;
+  wide_multiply<Weight>(sums, stages, places, blocks, context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});
   }
-  store(context, product, p.tokens);
+  store(context, sums, tokens);
   return MPK_OK;
 }
 
-template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store(Context& context, const Product& product, uint32_t tokens) {
-  const mpk_wide_linear_params& params = params_of(*context.slot);
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store(Context& context, Sums& sums, uint32_t tokens) {
+  const bool gated = wide::params_of(*context.slot).gated != 0;
   const mpk_operand& out = context.output(0);
-  const uint32_t lane = context.lane, has_bias = params.has_bias;
-  const mpk_operand* residual = nullptr;
-  if (Out == wide::kFloat && params.has_residual != 0) residual = &context.input(kWeight + 1 + has_bias);
   const uint32_t buffer = shared_address(work_area()) + kPlaces * kPlaceBytes + context.warp * kTurnBytes;
-  /* Of the rows lane / 4 and lane / 4 + 8 of a warp's 16. */
-  float bias[Mt][2];
+  const uint32_t column = (gated ? context.warp % 4 : context.warp) * 16;
+  float bias[2];
+  wide::load_bias(context, gated && context.warp >= 4, column, bias);
+  if (gated) return store_gated(context, sums, bias, tokens, buffer);
+  if (out.dtype == MPK_F32) return store_floats(context, sums, bias, tokens);
 #pragma unroll
-  for (uint32_t m = 0; m < Mt; ++m)
+  for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      bias[m][half] = 0.0f;
-      if (has_bias != 0 && params.add_bias != 0) {
-        const mpk_operand& operand = context.input(kWeight + (kIsGated ? 2 + m : 1));
-        const uint32_t column = (kIsGated ? 0 : m * 128) + context.warp * 16 + lane / 4 + half * 8;
-        if (column < operand.dims[0]) bias[m][half] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column);
-      }
+    for (uint32_t j = 0; j < N / 32; ++j) {
+      uint32_t pairs[8];
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i) pairs[i] = pair_of<Weight>(sums.of[t][j * 16 + i * 2] + bias[i % 2], sums.of[t][j * 16 + i * 2 + 1] + bias[i % 2]);
+      store_halves(out, buffer, context.lane, t * N + j * 32, tokens, column, pairs);
     }
+}
+
+/* Warps w and w + 4 have the gates and the ups of the same 16 outputs. The first one finishes the first half of the tokens, the
+ * other one the second half; each gives the other what it lacks. */
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer) {
+  const mpk_operand& out = context.output(0);
+  const bool ups = context.warp >= 4, to_wide = wide::params_of(*context.slot).wide_output != 0;
+  const uint32_t lane = context.lane, other = ups ? buffer - 4 * kTurnBytes : buffer + 4 * kTurnBytes;
+  constexpr uint32_t kChunks = Nt * N / 64; /* of 32 tokens, in a half */
 #pragma unroll
-  for (uint32_t t = 0; t < Nt; ++t) {
-    if (t * N >= tokens) break;
-    if constexpr (kIsGated) {
-      float sum[N / 2];
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+    uint32_t own[8], given[8];
 #pragma unroll
-      for (uint32_t i = 0; i < N / 2; ++i) {
-        const float gate = rounded_to(Weight, product.sum[0][t][i] + bias[0][i / 2 % 2]);
-        const float up = rounded_to(Weight, product.sum[1][t][i] + bias[1][i / 2 % 2]);
-        sum[i] = up * silu(gate);
-      }
-      store_half(out, buffer, lane, t * N, tokens, context.warp * 16, sum);
-    } else {
-#pragma unroll
-      for (uint32_t m = 0; m < Mt; ++m) {
-        float sum[N / 2];
-#pragma unroll
-        for (uint32_t i = 0; i < N / 2; ++i) sum[i] = product.sum[m][t][i] + bias[m][i / 2 % 2];
-        const uint32_t column = m * 128 + context.warp * 16;
-        if constexpr (Out == wide::kHalf) store_half(out, buffer, lane, t * N, tokens, column, sum);
-        else store_float(out, residual, lane, t * N, tokens, column, sum);
-      }
+    for (uint32_t i = 0; i < 8; ++i) {
+      constexpr uint32_t kOfTile = N / 32; /* chunks of a tile of N tokens */
+      const uint32_t second = chunk + kChunks;
+      const float* const a = &sums.of[chunk / kOfTile][chunk % kOfTile * 16 + i * 2];
+      const float* const b = &sums.of[second / kOfTile][second % kOfTile * 16 + i * 2];
+      const uint32_t low = pair_of<Weight>(a[0] + bias[i % 2], a[1] + bias[i % 2]), high = pair_of<Weight>(b[0] + bias[i % 2], b[1] + bias[i % 2]);
+      own[i] = ups ? high : low;
+      given[i] = ups ? low : high;
     }
+    store_shared16(buffer + lane * 16, uint4{given[0], given[1], given[2], given[3]});
+    store_shared16(buffer + 512 + lane * 16, uint4{given[4], given[5], given[6], given[7]});
+    wide::pair_sync(context.warp);
+    const uint4 low = load_shared16(other + lane * 16), high = load_shared16(other + 512 + lane * 16);
+    const uint32_t taken[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    wide::pair_sync(context.warp);
+    uint32_t pairs[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t gate = ups ? taken[i] : own[i], up = ups ? own[i] : taken[i];
+      pairs[i] = pair_of<Weight>(silu(low_of<Weight>(gate)) * low_of<Weight>(up), silu(high_of<Weight>(gate)) * high_of<Weight>(up));
+    }
+    const uint32_t token = (ups ? kChunks + chunk : chunk) * 32;
+    if (to_wide) store_wide<N>(out, buffer, lane, token, tokens, context.warp % 4, context.input(wide::kWeight).dims[0], pairs);
+    else store_halves(out, buffer, lane, token, tokens, context.warp % 4 * 16, pairs);
   }
 }
 
-/* A warp's 16 columns of N tokens: sectors of 32 bytes, a lane 16. */
-template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store_half(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token,
-                                                                               uint32_t tokens, uint32_t first_column, const float (&sum)[N / 2]) {
+/* 16 columns of 32 tokens: sectors of 32 bytes, a lane 16. */
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token,
+                                                                        uint32_t tokens, uint32_t first_column, const uint32_t (&pairs)[8]) {
   const uint32_t columns = out.dims[1], column = first_column + lane % 2 * 8;
   const uint64_t row_bytes = static_cast<uint64_t>(out.strides[0]) * 2;
   const bool whole = column + 8 <= columns && ((out.addr | row_bytes) & 15) == 0;
+  uint4 pieces[2];
+  turn(buffer, lane, pairs, pieces);
 #pragma unroll
-  for (uint32_t j = 0; j < N / 32; ++j) {
-    uint32_t pairs[8];
-    uint4 pieces[2];
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t token = first_token + i * 16 + lane / 2;
+    if (token >= tokens) continue;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + token * row_bytes + column * 2;
+    if (whole) {
+      *reinterpret_cast<uint4*>(to) = pieces[i];
+    } else {
+      const uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
 #pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) pairs[i] = pair_of<Weight>(sum[j * 16 + i * 2], sum[j * 16 + i * 2 + 1]);
-    turn(buffer, lane, pairs, pieces);
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t token = first_token + j * 32 + i * 16 + lane / 2;
-      if (token >= tokens) continue;
-      uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + token * row_bytes + column * 2;
-      if (whole) {
-        *reinterpret_cast<uint4*>(to) = pieces[i];
-      } else {
-        const uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
-#pragma unroll
-        for (uint32_t c = 0; c < 8; ++c)
-          if (column + c < columns) reinterpret_cast<uint16_t*>(to)[c] = static_cast<uint16_t>(words[c / 2] >> (c % 2 * 16));
-      }
+      for (uint32_t c = 0; c < 8; ++c)
+        if (column + c < columns) reinterpret_cast<uint16_t*>(to)[c] = static_cast<uint16_t>(words[c / 2] >> (c % 2 * 16));
     }
   }
 }
 
-/* A warp's 16 columns of N tokens: of 8 columns a sector of 32 bytes. */
-template <uint32_t Weight, uint32_t Out, uint32_t Mt, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Out, Mt, Nt, N>::store_float(const mpk_operand& out, const mpk_operand* residual,
-                                                                                uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t first_column,
-                                                                                const float (&sum)[N / 2]) {
-  const uint32_t columns = out.dims[1];
-  const bool inside[2] = {first_column + lane / 4 < columns, first_column + lane / 4 + 8 < columns};
+/* A warp's 16 columns of all tokens: of 8 columns a sector of 32 bytes. */
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens) {
+  const mpk_operand& out = context.output(0);
+  const mpk_operand* const residual = wide::residual_of(context);
+  /* In place the memory adds, once to each number: nobody waits for it. */
+  const bool in_place = residual != nullptr && residual->addr == out.addr;
+  const uint32_t lane = context.lane, columns = out.dims[1], first_column = context.warp * 16 + lane / 4;
+  const bool inside[2] = {first_column < columns, first_column + 8 < columns};
 #pragma unroll
-  for (uint32_t j = 0; j < N / 8; j += 4) {
-    float value[16];
+  for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-      const uint32_t token = first_token + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + lane / 4 + i / 2 % 2 * 8;
-      value[i] = 0.0f;
-      if (residual != nullptr && token < tokens && inside[i / 2 % 2]) value[i] = reinterpret_cast<const float*>(row_address(*residual, token))[column];
+    for (uint32_t j = 0; j < N / 8; j += 4) {
+      float value[16];
+#pragma unroll
+      for (uint32_t i = 0; i < 16; ++i) {
+        const uint32_t token = t * N + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + i / 2 % 2 * 8;
+        value[i] = 0.0f;
+        if (residual != nullptr && !in_place && token < tokens && inside[i / 2 % 2])
+          value[i] = reinterpret_cast<const float*>(row_address(*residual, token))[column];
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < 16; ++i) {
+        const uint32_t token = t * N + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + i / 2 % 2 * 8;
+        if (token >= tokens || !inside[i / 2 % 2]) continue;
+        float* const to = reinterpret_cast<float*>(row_address(out, token)) + column;
+        const float sum = sums.of[t][j * 4 + i] + bias[i / 2 % 2];
+        if (in_place) add_global(to, sum);
+        else *to = sum + value[i];
+      }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-      const uint32_t token = first_token + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + lane / 4 + i / 2 % 2 * 8;
-      if (token >= tokens || !inside[i / 2 % 2]) continue;
-      reinterpret_cast<float*>(row_address(out, token))[column] = sum[j * 4 + i] + value[i];
-    }
-  }
 }
 
 #endif

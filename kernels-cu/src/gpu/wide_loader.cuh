@@ -21,42 +21,63 @@ class WideLoader {
  public:
   __device__ __forceinline__ explicit WideLoader(Loader& loader) : loader_(loader) {}
 
-  /* First of all. `loads`: the task has anything to load. */
+  /* First of all. `loads`: the task has anything to load. `Once`: its weights are read by this task only. Then few copies are in
+   * flight, as everywhere where weights stream (ring.cuh), and they leave the L2 cache first. */
+  template <bool Once>
   __device__ __forceinline__ void begin(bool loads) {
     Shared& shared = shared_state();
     ++loader_.wide_tasks_;
     loader_.wide_now_ = loads || loader_.after_wide_;
-    if (!loads) return;
+    if (!loads || Once) return;
     while (loader_.in_flight_ != 0) loader_.wait_for_oldest(shared);
   }
   /* At last, where something was loaded. */
+  template <bool Once>
   __device__ __forceinline__ void end() {
-    loader_.oldest_ = loader_.place_;
+    if (!Once) loader_.oldest_ = loader_.place_;
     poke(shared_state().streamed, loader_.count_);
   }
 
-  /* `rows` (at most 8) tiles of 16 rows of a weight, `pitch` bytes apart, of each the next `bytes`, into the next stage. False
-   * when the compute warps have left. */
-  __device__ __forceinline__ bool stream_rows(const uint8_t* source, uint32_t pitch, uint32_t rows, uint32_t bytes) {
+  /* Whether the next stage's copies may begin now. */
+  template <bool Once>
+  __device__ __forceinline__ bool may_stream() {
+    Shared& shared = shared_state();
+    if (Once) {
+      const uint32_t most = peek(shared.next_slot.index) == loader_.slot_index ? kStagesInFlight : kStagesAhead;
+      while (loader_.in_flight_ >= most) {
+        if (!mbarrier_look(&shared.stage_full[loader_.oldest_.index], loader_.oldest_.parity)) return false;
+        loader_.oldest_.next<kStages>();
+        --loader_.in_flight_;
+      }
+    }
+    return mbarrier_look(&shared.stage_empty[loader_.place_.index], loader_.place_.parity ^ 1);
+  }
+  /* Two groups of at most `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `bytes`, into the
+   * next stage, which is free. */
+  template <uint32_t Group, bool Once>
+  __device__ __forceinline__ void stream_rows(const uint8_t* const (&from)[2], const uint32_t (&rows)[2], uint32_t offset, uint32_t pitch, uint32_t bytes) {
     Shared& shared = shared_state();
     RingPlace& at = loader_.place_;
-    while (!mbarrier_test(&shared.stage_empty[at.index], at.parity ^ 1)) {
-      if (peek(shared.left) != 0) return false;
-    }
     ++loader_.count_;
+    if (Once) {
+      ++loader_.in_flight_;
+      poke(shared.streamed, loader_.count_);
+    }
     uint64_t* const full = &shared.stage_full[at.index];
     uint8_t* const to = stage_at(at.index);
-    mbarrier_arrive_expect(full, rows * bytes);
-    if (rows == 8) {
+    mbarrier_arrive_expect(full, (rows[0] + rows[1]) * bytes);
 #pragma unroll
-      for (uint32_t row = 0; row < 8; ++row) bulk_copy(to + row * bytes, source + static_cast<uint64_t>(row) * pitch, bytes, full);
-    } else {
-#pragma unroll 1
-      for (uint32_t row = 0; row < rows; ++row) bulk_copy(to + row * bytes, source + static_cast<uint64_t>(row) * pitch, bytes, full);
+    for (uint32_t g = 0; g < 2; ++g) {
+#pragma unroll
+      for (uint32_t row = 0; row < Group; ++row) {
+        if (row >= rows[g]) continue;
+        const uint8_t* const source = from[g] + (static_cast<uint64_t>(row) * pitch + offset);
+        if (Once) bulk_copy(to + (g * Group + row) * bytes, source, bytes, full, loader_.policy_);
+        else bulk_copy(to + (g * Group + row) * bytes, source, bytes, full);
+      }
     }
     at.next<kStages>();
     loader_.used_ = loader_.used_ < kStages ? loader_.used_ + 1 : kStages;
-    return true;
   }
 
   /* Whether the events that the task waits for have happened. */
@@ -86,18 +107,45 @@ class WideLoader {
     return true;
   }
 
-  /* `bytes` of activations into the next place. False when the compute warps have left. */
-  __device__ __forceinline__ bool stream_place(const uint8_t* source, uint32_t bytes) {
+  /* Whether the next place is free. */
+  __device__ __forceinline__ bool may_place() const {
+    return mbarrier_look(&shared_state().place_empty[loader_.wide_place_.index], loader_.wide_place_.parity ^ 1);
+  }
+  /* `count` stretches of `bytes` of activations, `apart` bytes from each other, into the next place, which is free. */
+  __device__ __forceinline__ void stream_place(const uint8_t* source, uint32_t bytes, uint32_t count = 1, uint64_t apart = 0) {
     Shared& shared = shared_state();
     RingPlace& at = loader_.wide_place_;
-    while (!mbarrier_test(&shared.place_empty[at.index], at.parity ^ 1)) {
-      if (peek(shared.left) != 0) return false;
-    }
     uint64_t* const full = &shared.place_full[at.index];
-    mbarrier_arrive_expect(full, bytes);
-    bulk_copy(work_area() + at.index * kPlaceBytes, source, bytes, full);
+    mbarrier_arrive_expect(full, bytes * count);
+    for (uint32_t i = 0; i < count; ++i) bulk_copy(work_area() + at.index * kPlaceBytes + i * bytes, source + i * apart, bytes, full);
     at.next<kPlaces>();
     loader_.places_used_ = loader_.places_used_ < kPlaces ? loader_.places_used_ + 1 : kPlaces;
+  }
+
+  /* A task's loads: `rows(step)` begins the stage of a step, `place(number)` fills a place; `places` of them make a step.
+   * Weights run ahead of the events and of the activations, as far as the ring reaches. False when the compute warps have left. */
+  template <bool Once, class Rows, class Place>
+  __device__ __forceinline__ bool run(uint32_t steps, uint32_t places, Rows rows, Place place) {
+    begin<Once>(steps != 0);
+    bool ready = false;
+    uint32_t ahead = 0, placed = 0;
+    while (ahead < steps || placed < steps * places) {
+      if (!ready) {
+        ready = inputs_ready();
+        if (ready && !acquire_inputs()) return false;
+      }
+      bool idle = true;
+      if (ready && placed < steps * places && may_place()) {
+        place(placed++);
+        idle = false;
+      }
+      if (ahead < steps && may_stream<Once>()) {
+        rows(ahead++);
+        idle = false;
+      }
+      if (idle && peek(shared_state().left) != 0) return false;
+    }
+    if (steps != 0) end<Once>();
     return true;
   }
 

@@ -1,10 +1,10 @@
-/* The main loop of a wide product: weights through the ring of stages, activations through the ring of places, sums in
- * registers. A step is 64 k: `Mt` stages, each 128 rows of the weight (16 for each compute warp, so a warpgroup supplies 64
- * rows), and `Nt` places, each N tokens. */
+/* The main loops of wide products: weights through the ring of stages, activations through the ring of places, sums in
+ * registers. */
 #pragma once
 
 #include "gpu/barrier.cuh"
 #include "gpu/loads.cuh"
+#include "gpu/shared.cuh"
 #include "gpu/wide_mma.cuh"
 
 namespace mpk {
@@ -32,132 +32,136 @@ struct WideRing {
   }
 };
 
-/* Bytes of a place, and of 16 rows x 16 k of the weight. */
-constexpr uint32_t kWidePlaceBytes = 128 * 64 * 2;
+/* From where a task begins. */
+struct StageRing : WideRing<kStages, kStageBytes> {
+  __device__ __forceinline__ explicit StageRing(const RingPlace& at)
+      : WideRing{shared_address(stage_at(0)), shared_address(shared_state().stage_full), shared_address(shared_state().stage_empty), at.index, at.parity} {}
+};
+struct PlaceRing : WideRing<kPlaces, kPlaceBytes> {
+  __device__ __forceinline__ explicit PlaceRing(const RingPlace& at)
+      : WideRing{shared_address(work_area()), shared_address(shared_state().place_full), shared_address(shared_state().place_empty), at.index, at.parity} {}
+};
+
+/* Bytes of 16 rows x 16 k of the weight. */
 constexpr uint32_t kWideBlockBytes = 16 * 16 * 2;
 
-template <uint32_t Weight, uint32_t Mt, uint32_t Nt, uint32_t N>
-struct WideProduct {
-  float sum[Mt][Nt][N / 2];
+/* Sums of a warpgroup: 64 rows of the weight times `Nt` times N tokens. */
+template <uint32_t Nt, uint32_t N>
+struct WideSums {
+  float of[Nt][N / 2];
 
-  /* `steps` of 64 k, then `tail` blocks of 16 k. `arrives`: this thread frees what its warp has read. */
-  template <class Stages, class Places>
-  __device__ __forceinline__ void multiply(Stages& stages, Places& places, uint32_t steps, uint32_t tail, uint32_t warp, uint32_t lane, bool arrives) {
+  __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (uint32_t m = 0; m < Mt; ++m)
+    for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t)
-#pragma unroll
-        for (uint32_t i = 0; i < N / 2; ++i) sum[m][t][i] = 0.0f;
+      for (uint32_t i = 0; i < N / 2; ++i) of[t][i] = 0.0f;
     keep_order();
-    const uint32_t own = warp * (4 * kWideBlockBytes) + lane * 16;
-    uint4 a[2][Mt][2];
-    uint32_t read[Nt]; /* barriers of the places that the step before has read */
-    uint32_t at[Mt], of_stage[Mt];
-    uint64_t b[Nt];
+  }
+  /* What is computed with the sums stays on its side of this: the compiler does not know that products run on after the
+   * statement that begins them. */
+  __device__ __forceinline__ void keep_order() {
+#pragma unroll
+    for (uint32_t t = 0; t < Nt; ++t)
+#pragma unroll
+      for (uint32_t i = 0; i < N / 2; ++i) asm volatile("" : "+f"(of[t][i])::"memory");
+  }
+};
+
+/* A block of 16 k of a warp's 16 rows, or zeros: products of blocks that are not there need no loop of their own. */
+__device__ __forceinline__ uint4 load_block(uint32_t address, bool valid) {
+  const uint4 v = load_shared16(address);
+  return valid ? v : uint4{0, 0, 0, 0};
+}
+
+/* `blocks` times 16 k into `sums`. A step is 64 k, as far as there are so many: a stage (128 rows of the weight, of which each
+ * warp supplies 16) and `Nt` places of N tokens, whose columns are padded with zeros. `arrives`: this thread frees what its warp
+ * has read. */
+template <uint32_t Weight, uint32_t Nt, uint32_t N>
+__device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
+                                              bool arrives) {
+  sums.clear();
+  uint4 a[2]; /* no more of them: registers are short */
+  uint32_t read[Nt] = {}; /* barriers of the places that the step before has read */
 #pragma unroll 1
-    for (uint32_t step = 0; step < steps; ++step) {
-#pragma unroll
-      for (uint32_t m = 0; m < Mt; ++m) {
-        stages.wait();
-        at[m] = stages.address() + own;
-        of_stage[m] = stages.empty_barrier();
-        stages.next();
-      }
-      uint32_t of_place[Nt];
-#pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) {
-        places.wait();
-        b[t] = wide_descriptor(places.address());
-        of_place[t] = places.empty_barrier();
-        places.next();
-      }
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-#pragma unroll
-        for (uint32_t m = 0; m < Mt; ++m)
-#pragma unroll
-          for (uint32_t i = 0; i < 2; ++i) a[half][m][i] = load_shared16(at[m] + (half * 2 + i) * kWideBlockBytes);
-        wgmma_fence();
-#pragma unroll
-        for (uint32_t i = 0; i < 2; ++i)
-#pragma unroll
-          for (uint32_t m = 0; m < Mt; ++m)
-#pragma unroll
-            for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sum[m][t], a[half][m][i], b[t] + (half * 2 + i) * 2);
-        wgmma_commit();
-        /* The warp's weights are in registers: all lanes were at the products. */
-        if (half == 1) {
-#pragma unroll
-          for (uint32_t m = 0; m < Mt; ++m)
-            if (arrives) mbarrier_arrive(of_stage[m]);
-        }
-        wgmma_wait<1>();
-        if (half == 0 && step != 0) {
-#pragma unroll
-          for (uint32_t t = 0; t < Nt; ++t)
-            if (arrives) mbarrier_arrive(read[t]);
-        }
-      }
-#pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) read[t] = of_place[t];
-    }
-    wgmma_wait<0>();
-    keep_order();
-    if (steps != 0) {
-#pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t)
-        if (arrives) mbarrier_arrive(read[t]);
-    }
-    if (tail == 0) return;
-#pragma unroll
-    for (uint32_t m = 0; m < Mt; ++m) {
-      stages.wait();
-      at[m] = stages.address() + warp * (tail * kWideBlockBytes) + lane * 16;
-      of_stage[m] = stages.empty_barrier();
-      stages.next();
-    }
+  for (uint32_t left = blocks; left != 0;) {
+    const uint32_t here = min(left, 4u);
+    stages.wait();
+    const uint32_t at = stages.address() + warp * (here * kWideBlockBytes) + lane * 16, of_stage = stages.empty_barrier();
+    stages.next();
+    uint64_t b[Nt];
+    uint32_t of_place[Nt];
 #pragma unroll
     for (uint32_t t = 0; t < Nt; ++t) {
       places.wait();
       b[t] = wide_descriptor(places.address());
-      read[t] = places.empty_barrier();
+      of_place[t] = places.empty_barrier();
       places.next();
     }
-#pragma unroll 1
-    for (uint32_t block = 0; block < tail; ++block) {
 #pragma unroll
-      for (uint32_t m = 0; m < Mt; ++m) a[0][m][0] = load_shared16(at[m] + block * kWideBlockBytes);
+    for (uint32_t block = 0; block < 4; ++block) {
+      a[block % 2] = load_block(at + block * kWideBlockBytes, block < here);
       wgmma_fence();
 #pragma unroll
-      for (uint32_t m = 0; m < Mt; ++m)
-#pragma unroll
-        for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sum[m][t], a[0][m][0], b[t] + block * 2);
+      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block % 2], b[t] + block * 2);
       wgmma_commit();
-      wgmma_wait<0>();
-      keep_order();
-    }
-    __syncwarp();
-    if (arrives) {
+      /* The warp's weights are in registers: all lanes were at the products. */
+      if (block == 3 && arrives) mbarrier_arrive(of_stage);
+      wgmma_wait<1>();
+      if (block == 0 && left != blocks) {
 #pragma unroll
-      for (uint32_t m = 0; m < Mt; ++m) mbarrier_arrive(of_stage[m]);
-#pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) mbarrier_arrive(read[t]);
+        for (uint32_t t = 0; t < Nt; ++t)
+          if (arrives) mbarrier_arrive(read[t]);
+      }
     }
+#pragma unroll
+    for (uint32_t t = 0; t < Nt; ++t) read[t] = of_place[t];
+    left -= here;
   }
+  wgmma_wait<0>();
+  sums.keep_order();
+  if (blocks == 0) return;
+#pragma unroll
+  for (uint32_t t = 0; t < Nt; ++t)
+    if (arrives) mbarrier_arrive(read[t]);
+}
 
- private:
-  /* What is computed with the sums stays on its side of this: the compiler does not know that products run on behind the
-   * statement that begins them. */
-  __device__ __forceinline__ void keep_order() {
+/* The same for few tokens. A step is 128 k: a stage of 64 rows of the weight, of which warpgroup 0 takes the first 64 k and
+ * warpgroup 1 the others, and one place with both. So each warpgroup has a part of every sum. */
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ void few_multiply(WideSums<1, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
+                                             bool arrives) {
+  sums.clear();
+  const uint32_t first = warp / 4 * 4, tile = warp % 4;
+  uint4 a[2];
+  uint32_t read = 0; /* barrier of the place that the step before has read */
+#pragma unroll 1
+  for (uint32_t left = blocks; left != 0;) {
+    const uint32_t here = min(left, 8u);
+    stages.wait();
+    const uint32_t at = stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, of_stage = stages.empty_barrier();
+    stages.next();
+    places.wait();
+    /* Of a short step the second half of the place may hold what was there before: it is not read. */
+    const uint64_t b = wide_descriptor(places.address() + (here > 4 ? first / 4 * (N * 128) : 0));
+    const uint32_t of_place = places.empty_barrier();
+    places.next();
 #pragma unroll
-    for (uint32_t m = 0; m < Mt; ++m)
-#pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t)
-#pragma unroll
-        for (uint32_t i = 0; i < N / 2; ++i) asm volatile("" : "+f"(sum[m][t][i])::"memory");
+    for (uint32_t block = 0; block < 4; ++block) {
+      a[block % 2] = load_block(at + block * kWideBlockBytes, first + block < here);
+      wgmma_fence();
+      wgmma<Weight>(sums.of[0], a[block % 2], b + block * 2);
+      wgmma_commit();
+      if (block == 3 && arrives) mbarrier_arrive(of_stage);
+      wgmma_wait<1>();
+      if (block == 0 && left != blocks && arrives) mbarrier_arrive(read);
+    }
+    read = of_place;
+    left -= here;
   }
-};
+  wgmma_wait<0>();
+  sums.keep_order();
+  if (blocks != 0 && arrives) mbarrier_arrive(read);
+}
 
 #endif
 

@@ -22,6 +22,20 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return both;
 }
 
+template <uint32_t Dtype>
+__device__ __forceinline__ float low_of(uint32_t pair) {
+  if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair << 16);
+  else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+}
+template <uint32_t Dtype>
+__device__ __forceinline__ float high_of(uint32_t pair) {
+  if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair & 0xFFFF0000u);
+  else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+}
+
+/* *to += value, in the memory. */
+__device__ __forceinline__ void add_global(float* to, float value) { asm volatile("red.relaxed.gpu.global.add.f32 [%0],%1;" ::"l"(to), "f"(value) : "memory"); }
+
 /* All lanes of a warp. `pairs`: of four groups of 8 tokens the rows 0..7, then 8..15, as pairs of neighbouring tokens. A lane
  * gets of the tokens lane / 2 and lane / 2 + 16 the rows lane % 2 * 8 .. + 8. */
 __device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint32_t (&pairs)[8], uint4 (&pieces)[2]) {
@@ -52,6 +66,29 @@ __device__ __forceinline__ uint4 wide_order(const uint4& piece, uint32_t lane) {
 
 /* A row's 16 columns `group` of 4 in a tile of MPK_LAYOUT_WIDE: bytes from the row's start to its piece `half`. */
 __device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row & 7u)) * 16; }
+
+/* All lanes of a warp: of 32 tokens the 16 columns `group` of a column tile, whose columns from `columns` on become 0. `out` is the
+ * view of tiles of N tokens in MPK_LAYOUT_WIDE. */
+template <uint32_t N>
+__device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t group,
+                                           uint32_t columns, const uint32_t (&pairs)[8]) {
+  uint4 pieces[2];
+  turn(buffer, lane, pairs, pieces);
+  const uint32_t column = group * 16 + lane % 2 * 8, left = columns > column ? columns - column : 0;
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (left < 8) {
+      uint32_t* const words[4] = {&pieces[i].x, &pieces[i].y, &pieces[i].z, &pieces[i].w};
+#pragma unroll
+      for (uint32_t c = 0; c < 4; ++c) *words[c] &= left >= 2 * c + 2 ? 0xFFFFFFFFu : left == 2 * c + 1 ? 0xFFFFu : 0u;
+    }
+    const uint4 piece = wide_order(pieces[i], lane);
+    const uint32_t token = first_token + i * 16 + lane / 2;
+    if (token >= tokens) continue;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token / N) * out.strides[0] * 2 + token % N * (MPK_WIDE_COLUMNS * 2);
+    *reinterpret_cast<uint4*>(to + wide_piece(token, group, lane % 2)) = piece;
+  }
+}
 
 #endif
 

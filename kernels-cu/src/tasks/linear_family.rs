@@ -306,9 +306,8 @@ impl Family {
         if contract::activation(op.global.attrs)? != abi::MPK_ACTIVATION_SILU {
             return Ok(None); // the wide products gate by SiLU only
         }
-        let gathers = contract::attr_bool(op.global.attrs, "gather_samples")?;
         let Operands { weight, bias, residual, .. } = at;
-        let product = Product { source: self.source, gated: self.gated, weight, bias, residual, gathers };
+        let product = Product { source: self.source, gated: self.gated, weight, bias, residual };
         Ok(wide::expand(&product, op, target))
     }
 

@@ -4,6 +4,7 @@
 //! tasks that read it.
 
 use crate::abi;
+use crate::tasks::contract;
 use crate::tasks::source::Source;
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
@@ -11,7 +12,11 @@ use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Tem
 use taskgraph::{DType, Rows, Target};
 
 /// Fewest rows of an iteration that products become wide for.
-pub const LEAST_ROWS: u64 = 65;
+pub const LEAST_ROWS: u64 = 9;
+
+/// The same where each rank has a part of every sum: fewer rows are pushed to the other ranks as they are computed, which wide
+/// products can't.
+pub const LEAST_PARTIAL_ROWS: u64 = 65;
 
 /// Fewest rows and columns of a weight; each rank has at least 16 of those that are dealt.
 const LEAST_WEIGHT: u64 = 64;
@@ -35,8 +40,6 @@ pub struct Product {
     pub bias: Option<usize>,
     /// Index of the residual.
     pub residual: Option<usize>,
-    /// Rows are gathered for samples.
-    pub gathers: bool,
 }
 
 /// The rows, made once, and their product; `None` where the product is not wide. The same on all ranks.
@@ -44,9 +47,10 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let (x, weight, out) = (&op.inputs[0], &op.inputs[product.weight], &op.outputs[0]);
     let rows = *out.dims.first()?;
     let whole = &op.global.inputs[product.weight].ty.dims;
+    let partial =
+        op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some();
     let fits = target.wide
-        && rows >= LEAST_ROWS
-        && !product.gathers
+        && rows >= if partial { LEAST_PARTIAL_ROWS } else { LEAST_ROWS }
         && whole.iter().all(|&d| d >= LEAST_WEIGHT && d / u64::from(op.world) >= 16)
         && weight.dtype.size() == 2
         && (out.dtype == weight.dtype || out.dtype == DType::F32 && !product.gated)
@@ -100,11 +104,11 @@ fn attrs(value: serde_json::Value) -> Attrs {
     }
 }
 
-/// A tile: `columns` times 128 rows of the weight (of a gated product half of them gates), `tokens` times `width` rows of x.
+/// A tile: `high` rows of the weight (of a gated product half of them gates), `tokens` times `width` rows of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Tiles of 128 rows of the weight.
-    pub columns: u32,
+    /// Rows of the weight: 128, of which two warpgroups have half each, or 64, of which they have all and share the k.
+    pub high: u32,
     /// Tiles of rows of x.
     pub tokens: u32,
     /// Rows of x in one of them.
@@ -113,41 +117,43 @@ pub struct Tile {
     clocks: u64,
 }
 
-/// What the GPU code can do, best first. Two warpgroups share a tile; each has 64 rows of each 128 of the weight.
-const TILES: [Tile; 4] = [
-    Tile { columns: 1, tokens: 2, width: 128, clocks: 1024 },
-    Tile { columns: 2, tokens: 1, width: 128, clocks: 1152 },
-    Tile { columns: 1, tokens: 1, width: 128, clocks: 640 },
-    Tile { columns: 1, tokens: 1, width: 64, clocks: 448 },
+/// What the GPU code can do, best first. Each is a main loop in the kernel, and the assembler has registers for few of them
+/// (`gpu/wide_linear.cuh`).
+const TILES: [Tile; 3] = [
+    Tile { high: 128, tokens: 2, width: 128, clocks: 1024 },
+    Tile { high: 128, tokens: 1, width: 128, clocks: 640 },
+    Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
 ];
-/// Of gated products: a warp has the gates and the ups of its outputs.
-const GATED_TILES: [Tile; 2] = [
-    Tile { columns: 2, tokens: 1, width: 128, clocks: 1152 },
-    Tile { columns: 2, tokens: 1, width: 64, clocks: 832 },
+/// Of few rows the weights' way from the memory decides.
+const FEW: [Tile; 2] = [
+    Tile { high: 64, tokens: 1, width: 32, clocks: 256 },
+    Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
 ];
 
 impl Tile {
     /// Columns of the output.
     pub fn output_columns(&self, gated: bool) -> u32 {
-        self.columns * 128 / (1 + u32::from(gated))
+        self.high / (1 + u32::from(gated))
     }
 
     /// Tiles of columns that go through all rows together, so that a wave of tasks reads each weight and each row from memory
     /// once.
-    pub fn group(&self, _gated: bool) -> u32 {
+    pub fn group(&self) -> u32 {
         8 * self.tokens.max(1)
     }
 }
 
 /// The tile with which `workers` are done first.
 pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
-    let tiles: &[Tile] = if gated { &GATED_TILES } else { &TILES };
+    if let Some(few) = FEW.iter().find(|tile| rows <= tile.width) {
+        return *few;
+    }
     let time = |tile: &&Tile| {
         let count =
             u64::from(columns.div_ceil(tile.output_columns(gated)) * rows.div_ceil(tile.tokens * tile.width));
         count.div_ceil(u64::from(workers.max(1))) * tile.clocks
     };
-    *tiles.iter().min_by_key(time).unwrap_or(&tiles[0])
+    *TILES.iter().min_by_key(time).unwrap_or(&TILES[0])
 }
 
 /// All tiles (of columns, of rows) in the order of tasks: groups of column tiles, in a group all row tiles, the columns first.
@@ -179,10 +185,12 @@ mod tests {
 
     #[test]
     fn few_rows_take_smaller_tiles_so_that_all_workers_have_one() {
-        let shape = |t: Tile| (t.columns, t.tokens, t.width);
-        assert_eq!(shape(choose(2048, 6144, false, 132)), (1, 2, 128));
-        assert_eq!(shape(choose(512, 4096, false, 132)), (1, 1, 128));
-        assert_eq!(shape(choose(256, 4096, false, 132)), (1, 1, 64));
-        assert_eq!(shape(choose(2048, 12288, true, 132)), (2, 1, 128));
+        let shape = |t: Tile| (t.high, t.tokens, t.width);
+        assert_eq!(shape(choose(2048, 6144, false, 132)), (128, 2, 128));
+        assert_eq!(shape(choose(512, 4096, false, 132)), (128, 1, 128));
+        assert_eq!(shape(choose(256, 4096, false, 132)), (128, 1, 128));
+        assert_eq!(shape(choose(2048, 12288, true, 132)), (128, 2, 128));
+        assert_eq!(shape(choose(33, 4096, false, 132)), (64, 1, 64));
+        assert_eq!(shape(choose(16, 12288, true, 132)), (64, 1, 32));
     }
 }

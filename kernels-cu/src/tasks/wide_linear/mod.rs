@@ -45,14 +45,15 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if weight == "MPK_F32" || u32::from(x.dtype) != u32::from(site.inputs[1].dtype) {
         return Err("x and weight must be of one type of 2 bytes".to_string());
     }
-    let out = match u32::from(out.dtype) {
-        abi::MPK_F32 => "kFloat",
-        other if other == u32::from(x.dtype) && params.gated != 0 => "kGated",
-        other if other == u32::from(x.dtype) => "kHalf",
-        other => return Err(format!("an output of type {other} of weights of another")),
-    };
-    let mpk_wide_linear_params { columns, tokens, width, .. } = params;
-    Ok(format!("mpk::gpu::WideLinear<{weight}, mpk::gpu::wide::{out}, {columns}, {tokens}, {width}>"))
+    if out.dtype != x.dtype && (params.gated != 0 || u32::from(out.dtype) != abi::MPK_F32) {
+        return Err(format!("an output of type {} of weights of another", out.dtype));
+    }
+    match params {
+        mpk_wide_linear_params { high: 128, tokens, width, .. } => {
+            Ok(format!("mpk::gpu::WideLinear<{weight}, {tokens}, {width}>"))
+        }
+        mpk_wide_linear_params { width, .. } => Ok(format!("mpk::gpu::WideFew<{weight}, {width}>")),
+    }
 }
 
 /// Contract of `wide_linear`.
@@ -96,13 +97,14 @@ impl TaskType for WideLinear {
             add_bias: u32::from(!partial || op.rank == 0),
             has_residual: u32::from(has_residual),
             gated: u32::from(gated),
-            columns: tile.columns,
+            wide_output: 0,
+            high: tile.high,
             tokens: tile.tokens,
             width: tile.width,
         };
         let Tile { width, tokens, .. } = tile;
         let (high, wide) = (tile.output_columns(gated), tokens * width);
-        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group(gated))
+        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group())
             .map(|(column_tile, token_tile)| {
                 let (first, end) = (column_tile * high, ((column_tile + 1) * high).min(columns));
                 let (first_row, end_row) = (token_tile * wide, ((token_tile + 1) * wide).min(rows));
@@ -128,7 +130,7 @@ impl TaskType for WideLinear {
                 task.writes.push(Access::new(0, out));
                 task.args[0] = first_row as i32;
                 // All alike: their order serves the L2 cache, and workers take them in turn.
-                task.cost = u64::from(tile.columns * 128 + wide) * u64::from(k) * 2;
+                task.cost = u64::from(tile.high + wide) * u64::from(k) * 2;
                 task
             })
             .collect();

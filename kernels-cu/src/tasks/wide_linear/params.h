@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 /* Operands: x in MPK_LAYOUT_WIDE, weight (two of a gated product: gate, then up), bias (likewise) and residual where there
- * are any; then the output. args[0]: first row of the task's tile of the output. */
+ * are any; then the output, as rows or in MPK_LAYOUT_WIDE. args[0]: first row of the task's tile of the output. */
 typedef struct mpk_wide_linear_params {
   uint32_t rows_kind;    /* of the output; 0: token rows, 1: sample rows, 2: all rows are in use */
   uint32_t rows;         /* rows of the whole output */
@@ -12,8 +12,9 @@ typedef struct mpk_wide_linear_params {
   uint32_t add_bias;     /* 0: it is left to another rank */
   uint32_t has_residual; /* 1: there is a residual operand */
   uint32_t gated;        /* 1: gate and up are each rounded to the output's type; silu(gate) * up */
-  /* The tile: `columns` tiles of 128 rows of the weights, `tokens` tiles of `width` rows of x. */
-  uint32_t columns, tokens, width;
+  uint32_t wide_output;  /* 1: the output is in MPK_LAYOUT_WIDE */
+  /* The tile: `high` rows of the weights, `tokens` tiles of `width` rows of x. */
+  uint32_t high, tokens, width;
 } mpk_wide_linear_params;
 
 #endif

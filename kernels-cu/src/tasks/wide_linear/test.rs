@@ -62,7 +62,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
     let wide = |workers| Target { wide: true, ..Target::cpu(workers) };
     for world in [1, 2, 4] {
         for workers in [1, 7, 132] {
-            for rows in [64, 65, 300, 2048] {
+            for rows in [8, 9, 33, 65, 300, 2048] {
                 for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
                     for placement in [Placement::Static, Placement::Dynamic] {
                         if (placement == Placement::Dynamic) != (workers == 7)

@@ -1,5 +1,5 @@
-/* Rows in MPK_LAYOUT_WIDE: as they are, normed, or silu(gate) * up; computed in f32 and rounded once. A warp makes a row; a
- * lane makes 16 columns at a time. */
+/* Rows in MPK_LAYOUT_WIDE: as they are, normed, or silu(gate) * up; computed in f32 and rounded once. A warp makes a row, or
+ * several share one; a lane makes 16 columns at a time. */
 #pragma once
 
 #include "gpu/linear_rows.cuh"
@@ -27,15 +27,20 @@ struct WideRows : TaskCode {
     const uint64_t from_x = x.addr + static_cast<uint32_t>(args[1]) * row_bytes;
     /* Whole units can be loaded 16 bytes at a time. */
     const bool aligned = ((x.addr | row_bytes | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
-    for (uint32_t row = context.warp; row < rows; row += kComputeWarps) {
-      const uint64_t from = from_x + row * row_bytes;
+    /* A block of few rows: several warps to a row, and each row has its warps. */
+    const uint32_t block = static_cast<uint32_t>(args[2]), of_row = block > 4 ? 1 : block > 2 ? 2 : block > 1 ? 4 : 8;
+    const uint32_t part = context.warp % of_row, step = 32 * of_row, at = part * 32 + context.lane;
+    for (uint32_t row = context.warp / of_row; row < rows || of_row != 1; row += kComputeWarps / of_row) {
+      const bool valid = row < rows;
+      const uint32_t in_x = params.gather != 0 && valid ? static_cast<uint32_t>(context.batch()->sample_row[first + row]) : row;
+      const uint64_t from = from_x + in_x * row_bytes;
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;
-        for (uint32_t unit = context.lane; unit < units; unit += 32 * kBatch) {
+        for (uint32_t unit = at; unit < units && valid; unit += step * kBatch) {
           Sixteen<X> values[kBatch];
 #pragma unroll
-          for (uint32_t i = 0; i < kBatch; ++i) values[i].load(from, unit + i * 32, columns, aligned);
+          for (uint32_t i = 0; i < kBatch; ++i) values[i].load(from, unit + i * step, columns, aligned);
 #pragma unroll
           for (uint32_t i = 0; i < kBatch; ++i)
 #pragma unroll
@@ -43,20 +48,27 @@ struct WideRows : TaskCode {
         }
 #pragma unroll
         for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
+        if (of_row != 1) {
+          float* const shared = reinterpret_cast<float*>(context.work());
+          if (context.lane == 0) shared[context.warp] = squares;
+          if (const int code = context.sync(); code != MPK_OK) return code;
+          squares = 0.0f;
+          for (uint32_t warp = context.warp - part; warp < context.warp - part + of_row; ++warp) squares += shared[warp];
+        }
         scale = rsqrtf(fmaf(squares, reciprocal(static_cast<float>(columns)), params.eps));
       }
-      for (uint32_t unit = context.lane; unit < units; unit += 32 * kBatch) {
+      for (uint32_t unit = at; unit < units && valid; unit += step * kBatch) {
         Sixteen<X> values[kBatch];
         Sixteen<Source == kRmsNorm ? Norm : X> others[kBatch];
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
-          values[i].load(from, unit + i * 32, columns, aligned);
-          if constexpr (Source == kRmsNorm) others[i].load(norm, unit + i * 32, columns, aligned);
-          if constexpr (Source == kSiluMul) others[i].load(from + columns * 2, unit + i * 32, columns, aligned);
+          values[i].load(from, unit + i * step, columns, aligned);
+          if constexpr (Source == kRmsNorm) others[i].load(norm, unit + i * step, columns, aligned);
+          if constexpr (Source == kSiluMul) others[i].load(from + columns * 2, unit + i * step, columns, aligned);
         }
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
-          const uint32_t u = unit + i * 32;
+          const uint32_t u = unit + i * step;
           if (u >= units) continue;
           uint32_t words[8];
 #pragma unroll
@@ -75,6 +87,7 @@ struct WideRows : TaskCode {
           *reinterpret_cast<uint4*>(to + wide_piece(first + row, u % 4, 1)) = uint4{words[1], words[3], words[5], words[7]};
         }
       }
+      if (of_row != 1) break;
     }
     return MPK_OK;
   }

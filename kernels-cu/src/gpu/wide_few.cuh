@@ -1,0 +1,140 @@
+/* A tile of a product of few rows, of which many tiles together are limited by the weights' way from the memory: 64 rows of the
+ * weight times N tokens. The two warpgroups share the k of a stage (few_multiply), and their sums meet in shared memory, 16 tokens
+ * at a time. Of a gated product the first 32 rows are gates, the others their ups. */
+#pragma once
+
+#include "gpu/wide_linear.cuh"
+
+namespace mpk {
+namespace gpu {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <uint32_t Weight, uint32_t N>
+struct WideFew : TaskCode {
+  static __device__ int run(Context& context);
+  static __device__ bool load(Loader& loader);
+
+ private:
+  static_assert(kPlaceBytes >= 2 * N * 128, "places of N tokens x 128 k");
+  static_assert(kComputeWarps * kTurnBytes >= 2 * 16 * 64 * 4, "both warpgroups' sums of 16 tokens");
+
+  static __device__ __forceinline__ int store(Context& context, const WideSums<1, N>& sums, uint32_t tokens);
+  static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
+  static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
+  /* Bias of the tile's column. */
+  static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
+    const mpk_wide_linear_params& params = wide::params_of(*context.slot);
+    if (params.has_bias == 0 || params.add_bias == 0) return 0.0f;
+    const mpk_operand& operand = context.input(wide::kWeight + 1 + params.gated + (up ? 1 : 0));
+    return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
+  }
+};
+
+template <uint32_t Weight, uint32_t N>
+__device__ inline bool WideFew<Weight, N>::load(Loader& loader) {
+  const TaskSlot& slot = *loader.slot;
+  const uint32_t blocks = wide::blocks_of(slot), steps = (blocks + 7) / 8;
+  if (loader.prefetches()) {
+    loader.skip(steps);
+    return true;
+  }
+  WideLoader wide(loader);
+  const uint32_t pitch = blocks * kWideBlockBytes;
+  const wide::Groups<2> groups(slot, pitch);
+  const mpk_operand& x = slot.operands[0];
+  const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
+  const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr);
+  const auto rows = [&](uint32_t step) {
+    wide.stream_rows<2, true>(groups.from, groups.rows, step * (8 * kWideBlockBytes), pitch, min(blocks - step * 8, 8u) * kWideBlockBytes);
+  };
+  const auto place = [&](uint32_t step) { wide.stream_place(from_x + 2 * step * x_step, N * 128, blocks - step * 8 > 4 ? 2 : 1, x_step); };
+  return wide.run<true>(steps, 1, rows, place);
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ inline int WideFew<Weight, N>::run(Context& context) {
+  Shared& shared = shared_state();
+  if (context.thread == 0) begin_wide();
+  /* Thread 0 changes them behind the barrier of wait_inputs. */
+  const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
+  if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::blocks_of(*context.slot);
+  if (tokens == 0) return MPK_OK;
+  StageRing stages(stage);
+  PlaceRing places(place);
+  WideSums<1, N> sums;
+  few_multiply<Weight>(sums, stages, places, blocks, context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  if (context.thread == 0) {
+    poke(shared.next_stage, {stages.index, stages.parity});
+    poke(shared.next_place, {places.index, places.parity});
+  }
+  return store(context, sums, tokens);
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ int WideFew<Weight, N>::store(Context& context, const WideSums<1, N>& sums, uint32_t tokens) {
+  const bool gated = wide::params_of(*context.slot).gated != 0;
+  const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
+  /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
+  const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
+#pragma unroll
+  for (uint32_t chunk = 0; chunk < N / 16; ++chunk) {
+    if (chunk * 16 >= tokens) break;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i)
+      store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[0][chunk * 8 + i]);
+    if (const int code = context.sync(); code != MPK_OK) return code;
+    const uint32_t token = context.thread / 16, four = context.thread % 16;
+    if (chunk * 16 + token < tokens) {
+      if (gated) {
+        const float2 g0 = load_shared_pair(at(0, token, four * 2)), g1 = load_shared_pair(at(1, token, four * 2));
+        const float2 u0 = load_shared_pair(at(0, token, 32 + four * 2)), u1 = load_shared_pair(at(1, token, 32 + four * 2));
+        store_gated_pair(context, chunk * 16 + token, four * 2, {g0.x + g1.x, g0.y + g1.y}, {u0.x + u1.x, u0.y + u1.y});
+      } else {
+        const uint4 a = load_shared16(at(0, token, four * 4)), b = load_shared16(at(1, token, four * 4));
+        store_four(context, chunk * 16 + token, four * 4,
+                   {__uint_as_float(a.x) + __uint_as_float(b.x), __uint_as_float(a.y) + __uint_as_float(b.y), __uint_as_float(a.z) + __uint_as_float(b.z),
+                    __uint_as_float(a.w) + __uint_as_float(b.w)});
+      }
+    }
+    if ((chunk + 1) * 16 < N) {
+      if (const int code = context.sync(); code != MPK_OK) return code;
+    }
+  }
+  return MPK_OK;
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ void WideFew<Weight, N>::store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum) {
+  const mpk_operand& out = context.output(0);
+  const mpk_operand* const residual = wide::residual_of(context);
+  const uint32_t columns = out.dims[1];
+  const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+  uint8_t* const to = row_address(out, token);
+#pragma unroll
+  for (uint32_t c = 0; c < 4; ++c) {
+    if (column + c >= columns) break;
+    float value = sums[c] + bias_at(context, false, column + c);
+    if (residual != nullptr) value += reinterpret_cast<const float*>(row_address(*residual, token))[column + c];
+    store_rounded(to, out.dtype, column + c, value);
+  }
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ void WideFew<Weight, N>::store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate,
+                                                                     const float2& up) {
+  const mpk_operand& out = context.output(0);
+  const float gates[2] = {gate.x, gate.y}, ups[2] = {up.x, up.y};
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c) {
+    if (column + c >= out.dims[1]) break;
+    const float g = rounded_to(Weight, gates[c] + bias_at(context, false, column + c)), u = rounded_to(Weight, ups[c] + bias_at(context, true, column + c));
+    store_rounded(row_address(out, token), out.dtype, column + c, u * silu(g));
+  }
+}
+
+#endif
+
+}  // namespace gpu
+}  // namespace mpk
