@@ -276,6 +276,20 @@ pub trait TaskType: Debug + Send + Sync {
         true
     }
 
+    /// The local type in which the operator would rather read activation `input` than as it is, where that is another layout of
+    /// the same numbers. If whoever writes the activation can ([`TaskType::writes_as`]) and nobody else reads it,
+    /// [`TaskType::expand`] and [`TaskType::partition`] of both find this type among the local ones.
+    fn reads_as(&self, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
+        let _ = (op, input, target);
+        None
+    }
+
+    /// Whether the operator can write output `output` as the local type `ty`, which its reader wants.
+    fn writes_as(&self, op: &LocalOp<'_>, output: usize, ty: &TensorType, target: &Target) -> bool {
+        let _ = (op, output, ty, target);
+        false
+    }
+
     /// Operators that are carried out by further tasks of other types after this one's (attention's merge):
     /// given this operator, the operators that replace it. Runs after sharding and fusion, on local dimensions.
     fn expand(&self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {

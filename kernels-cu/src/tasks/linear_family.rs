@@ -302,13 +302,29 @@ impl Family {
 
     /// For [`taskgraph::TaskType::expand`]: products of many rows on a GPU that has wide ones.
     pub fn expand(self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
-        let at = self.operands(op.inputs.len())?;
+        Ok(self.wide_product(op)?.and_then(|product| wide::expand(&product, op, target)))
+    }
+
+    /// The operator as a wide product, if it may be one.
+    fn wide_product(self, op: &LocalOp<'_>) -> Result<Option<Product>, OpError> {
+        let Operands { weight, bias, residual, .. } = self.operands(op.inputs.len())?;
         if contract::activation(op.global.attrs)? != abi::MPK_ACTIVATION_SILU {
             return Ok(None); // the wide products gate by SiLU only
         }
-        let Operands { weight, bias, residual, .. } = at;
-        let product = Product { source: self.source, gated: self.gated, weight, bias, residual };
-        Ok(wide::expand(&product, op, target))
+        let gathers = contract::attr_bool(op.global.attrs, "gather_samples")?;
+        Ok(Some(Product { source: self.source, gated: self.gated, weight, bias, residual, gathers }))
+    }
+
+    /// For [`taskgraph::TaskType::reads_as`].
+    pub fn reads_as(self, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
+        let product = self.wide_product(op).ok().flatten().filter(|_| input == 0)?;
+        wide::reads_as(&product, op, target)
+    }
+
+    /// For [`taskgraph::TaskType::writes_as`].
+    pub fn writes_as(self, op: &LocalOp<'_>, ty: &TensorType, target: &Target) -> bool {
+        let product = self.wide_product(op).ok().flatten();
+        product.is_some_and(|product| wide::writes_as(&product, op, ty, target))
     }
 
     /// Tasks, for [`taskgraph::TaskType::partition`].
@@ -470,6 +486,23 @@ macro_rules! member {
                 target: &taskgraph::Target,
             ) -> Result<Option<taskgraph::task_type::Expansion>, taskgraph::task_type::OpError> {
                 $family.expand(op, target)
+            }
+            fn reads_as(
+                &self,
+                op: &taskgraph::task_type::LocalOp<'_>,
+                input: usize,
+                target: &taskgraph::Target,
+            ) -> Option<taskgraph::task_type::TensorType> {
+                $family.reads_as(op, input, target)
+            }
+            fn writes_as(
+                &self,
+                op: &taskgraph::task_type::LocalOp<'_>,
+                _output: usize,
+                ty: &taskgraph::task_type::TensorType,
+                target: &taskgraph::Target,
+            ) -> bool {
+                $family.writes_as(op, ty, target)
             }
             fn constant_inputs(&self) -> &'static [usize] {
                 $constants

@@ -40,12 +40,42 @@ pub struct Product {
     pub bias: Option<usize>,
     /// Index of the residual.
     pub residual: Option<usize>,
+    /// Rows are gathered for samples.
+    pub gathers: bool,
+}
+
+/// `x` or the output is in `MPK_LAYOUT_WIDE` already.
+pub fn is_wide(ty: &TensorType) -> bool {
+    ty.dims.len() == 4
+}
+
+/// x in `MPK_LAYOUT_WIDE`, if a wide product takes it as it is.
+pub fn reads_as(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<TensorType> {
+    expand(product, op, target)?;
+    let (x, weight) = (&op.inputs[0], &op.inputs[product.weight]);
+    let as_it_is = product.source == Source::Plain && !product.gathers && x.dtype == weight.dtype;
+    let rows = *op.global.outputs[0].ty.dims.first()?;
+    as_it_is.then_some(TensorType {
+        dtype: x.dtype,
+        dims: wide_dims(rows, *weight.dims.get(1)?),
+        rows: Rows::Fixed,
+    })
+}
+
+/// Whether the output can be written as `ty`: a gated product's tile has whole columns of that layout.
+pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &Target) -> bool {
+    let ([rows, columns], true) = (&op.outputs[0].dims[..], product.gated) else { return false };
+    let tile = choose(*rows as u32, *columns as u32, true, target.workers);
+    tile.output_columns(true) == abi::MPK_WIDE_COLUMNS
+        && ty.dtype == op.outputs[0].dtype
+        && ty.dims == wide_dims(*rows, *columns)
+        && expand(product, op, target).is_some()
 }
 
 /// The rows, made once, and their product; `None` where the product is not wide. The same on all ranks.
 pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Expansion> {
     let (x, weight, out) = (&op.inputs[0], &op.inputs[product.weight], &op.outputs[0]);
-    let rows = *out.dims.first()?;
+    let rows = *op.global.outputs[0].ty.dims.first()?;
     let whole = &op.global.inputs[product.weight].ty.dims;
     let partial =
         op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some();
@@ -65,6 +95,17 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     };
     let input = ExpansionOperand::Input;
     let optional = [product.bias, product.residual].into_iter().flatten().map(input);
+    let product_of = |x| ExpandedOp {
+        op_type: "wide_linear",
+        suffix: "",
+        inputs: [x, input(product.weight)].into_iter().chain(optional).collect(),
+        outputs: vec![ExpansionOperand::Output(0)],
+        attrs: attrs(json!({"gated": product.gated, "has_bias": product.bias.is_some(),
+            "has_residual": product.residual.is_some()})),
+    };
+    if is_wide(x) {
+        return Some(Expansion { temporaries: Vec::new(), ops: vec![product_of(input(0))] });
+    }
     Some(Expansion {
         temporaries: vec![Temporary {
             suffix: ".wide",
@@ -82,17 +123,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
                 outputs: vec![ExpansionOperand::Temporary(0)],
                 attrs: attrs(json!({"source": source, "act_dtype": weight.dtype.name()})),
             },
-            ExpandedOp {
-                op_type: "wide_linear",
-                suffix: "",
-                inputs: [ExpansionOperand::Temporary(0), input(product.weight)]
-                    .into_iter()
-                    .chain(optional)
-                    .collect(),
-                outputs: vec![ExpansionOperand::Output(0)],
-                attrs: attrs(json!({"gated": product.gated, "has_bias": product.bias.is_some(),
-                    "has_residual": product.residual.is_some()})),
-            },
+            product_of(ExpansionOperand::Temporary(0)),
         ],
     })
 }

@@ -1,5 +1,6 @@
 //! Cuts operators into tasks. Operators that look the same (the layers of a model) are cut once for each rank.
 
+use super::layouts::Layouts;
 use super::types::{Dims, NONE, Part};
 use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
@@ -37,12 +38,19 @@ pub(crate) struct Classes<'a> {
     registry: &'a Registry,
     target: &'a Target,
     world: u32,
+    layouts: &'a Layouts,
     by_key: HashMap<String, Arc<Vec<LocalClass>>>,
 }
 
 impl<'a> Classes<'a> {
-    pub fn new(graph: &'a OpGraph, registry: &'a Registry, target: &'a Target, world: u32) -> Self {
-        Classes { graph, registry, target, world, by_key: HashMap::new() }
+    pub fn new(
+        graph: &'a OpGraph,
+        registry: &'a Registry,
+        target: &'a Target,
+        world: u32,
+        layouts: &'a Layouts,
+    ) -> Self {
+        Classes { graph, registry, target, world, layouts, by_key: HashMap::new() }
     }
 
     /// The operator on each rank; `push` where its pushable output goes to every rank as flagged words.
@@ -61,6 +69,9 @@ impl<'a> Classes<'a> {
                 Role::Weight { .. } => key.push('w'),
                 other => drop(write!(key, "{other:?}")),
             }
+        }
+        for tensor in op.inputs.iter().chain(&op.outputs) {
+            let _ = write!(key, "|{:?}", self.layouts.of(*tensor));
         }
         if let Some(class) = self.by_key.get(&key) {
             return Ok(class.clone());
@@ -88,7 +99,8 @@ impl<'a> Classes<'a> {
         // A rank that is cut like an earlier one of the same share has its parts, so that analyses are shared too.
         let mut done: HashMap<Vec<u64>, usize> = HashMap::new();
         for rank in 0..self.world {
-            let local = local_op(view, rank, self.world);
+            let mut local = local_op(view, rank, self.world);
+            self.layouts.apply(&op.inputs, &op.outputs, &mut local);
             let share: Vec<u64> =
                 local.inputs.iter().chain(&local.outputs).flat_map(|t| t.dims.iter().copied()).collect();
             let earlier = done.get(&share).map(|&first| ranks[first].clone());

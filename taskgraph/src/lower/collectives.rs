@@ -335,6 +335,12 @@ impl Uses {
         uses
     }
 
+    /// The writer and the only reader of a tensor that has one of each, once.
+    pub fn only_link(&self, tensor: u32) -> Option<(usize, usize)> {
+        let tensor = tensor as usize;
+        (self.readers[tensor] == 1).then_some((self.writer[tensor]?, self.only_reader[tensor]?))
+    }
+
     /// The output of operator `index` that a collective wants pushed: (output, the collective).
     pub fn pushed_by(&self, graph: &OpGraph, index: usize, cuts: &[Option<Arc<Cut>>]) -> Option<(u8, usize)> {
         graph.ops[index].outputs.iter().enumerate().find_map(|(output, &tensor)| {

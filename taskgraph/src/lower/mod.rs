@@ -11,6 +11,7 @@ mod dynamic;
 mod emit;
 mod entries;
 mod events;
+mod layouts;
 mod memory;
 mod order;
 mod overlap;

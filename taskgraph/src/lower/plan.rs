@@ -2,6 +2,7 @@
 
 use super::classes::{Classes, LocalClass};
 use super::collectives::{Cut, CutStep, Uses, cut_collectives};
+use super::layouts::Layouts;
 use super::types::{Dims, FIRST_EVENT, NONE, Part, PlanExchange, PlanTensor, Slot, SlotKind};
 use crate::collective::{Buffer, Operand, Placed, Step, local_copies, moves, rows_kind};
 use crate::error::BuildError;
@@ -47,7 +48,14 @@ impl Plan {
         let uses = Uses::new(&graph);
         let cuts = cut_collectives(&graph, registry, options, &uses, &mut plan.parts)?;
         plan.notes.extend(cuts.iter().flatten().flat_map(|cut| cut.lowered.notes.clone()));
-        let mut classes = Classes::new(&graph, registry, &options.target, world);
+        let layouts = Layouts::new(&graph, registry, options, &uses);
+        for (index, tensor) in plan.tensors.iter_mut().enumerate() {
+            if let Some(types) = layouts.of(index as u32) {
+                tensor.rows = types[0].rows;
+                tensor.dims = types.iter().map(|ty| Dims::new(&ty.dims)).collect();
+            }
+        }
+        let mut classes = Classes::new(&graph, registry, &options.target, world, &layouts);
         // Buffers of collectives whose input is pushed: they exist before the operator that pushes.
         let mut pushed_into: HashMap<usize, Vec<u32>> = HashMap::new();
         for (index, op) in graph.ops.iter().enumerate() {

@@ -12,7 +12,7 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   const mpk_operand& out = args->outputs[0];
   const uint32_t all = mpk::rows_in_use(args, params->rows_kind, params->rows), first = static_cast<uint32_t>(args->task->args[0]);
   uint32_t rows = all > first ? all - first : 0;
-  if (rows > out.dims[0]) rows = out.dims[0];
+  if (rows > params->tokens * params->width) rows = params->tokens * params->width;
   const uint32_t k = weight.dims[1];
   uint16_t* const to = reinterpret_cast<uint16_t*>(args->scratch);
   const uint16_t* const from = reinterpret_cast<const uint16_t*>(x.addr);
@@ -25,6 +25,19 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   mpk_operand inputs[6], output = out;
   const uint32_t count = 2 + params->gated + params->has_bias * (1 + params->gated) + params->has_residual;
   for (uint32_t i = 0; i < count && i < 6; ++i) inputs[i] = args->inputs[i];
+  const uint64_t as_rows = (static_cast<uint64_t>(params->tokens) * params->width * k * 2 + 63) / 64 * 64;
+  uint64_t results = 0;
+  if (params->wide_output) {
+    // Rows first, which are laid out afterwards.
+    results = (static_cast<uint64_t>(params->tokens) * params->width * (params->high / (1 + params->gated)) * 2 + 63) / 64 * 64;
+    output = mpk_operand{};
+    output.addr = reinterpret_cast<uint64_t>(args->scratch + as_rows);
+    output.dims[1] = output.strides[0] = weight.dims[0];
+    output.strides[1] = 1;
+    output.dtype = out.dtype;
+    output.ndim = 2;
+    output.pe = -1;
+  }
   mpk_operand& plain = inputs[0];
   plain = mpk_operand{};
   plain.addr = reinterpret_cast<uint64_t>(to);
@@ -46,7 +59,16 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   inner.inputs = inputs;
   inner.outputs = &output;
   inner.params = reinterpret_cast<const uint32_t*>(&linear);
-  inner.scratch = args->scratch + (static_cast<uint64_t>(out.dims[0]) * k * 2 + 63) / 64 * 64;
-  if (params->gated) return mpk::run_gated_linear_task(&inner, mpk::RowSource::PLAIN);
-  return mpk::run_linear_task(&inner, mpk::RowSource::PLAIN);
+  inner.scratch = args->scratch + as_rows + results;
+  if (!params->gated) return mpk::run_linear_task(&inner, mpk::RowSource::PLAIN);
+  const int code = mpk::run_gated_linear_task(&inner, mpk::RowSource::PLAIN);
+  if (code != MPK_OK || !params->wide_output) return code;
+  const uint16_t* const made = reinterpret_cast<const uint16_t*>(output.addr);
+  uint16_t* const laid_out = reinterpret_cast<uint16_t*>(out.addr);
+  for (uint32_t r = 0; r < rows; ++r)
+    for (uint32_t i = 0; i < out.dims[1] * MPK_WIDE_COLUMNS; ++i)
+      laid_out[static_cast<uint64_t>(r / MPK_WIDE_ROWS) * out.strides[0] + static_cast<uint64_t>(i / MPK_WIDE_COLUMNS) * out.strides[1] +
+               r % MPK_WIDE_ROWS * MPK_WIDE_COLUMNS + mpk::wide_place(r % MPK_WIDE_ROWS, i % MPK_WIDE_COLUMNS)] =
+          i < weight.dims[0] ? made[static_cast<uint64_t>(r) * weight.dims[0] + i] : 0;
+  return code;
 }

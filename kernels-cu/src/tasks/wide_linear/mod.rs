@@ -2,7 +2,7 @@
 //!
 //! x in `MPK_LAYOUT_WIDE` (made by `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
 //! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, as `linear`, `linear_with_residual` or, with
-//! `gated`, `linear` and `silu_mul` give it. The output can't be pushed: tasks of rows that are not in use would push
+//! `gated`, `linear` and `silu_mul` give it; a gated one in `MPK_LAYOUT_WIDE`, where the reader wants that. The output can't be pushed: tasks of rows that are not in use would push
 //! nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`. The expansion of the linear
 //! family (`src/tasks/wide.rs`) makes it.
 
@@ -10,7 +10,7 @@ use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_word
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::linear_family::gpu_float;
-use crate::tasks::wide::{Tile, choose, in_order};
+use crate::tasks::wide::{Tile, choose, in_order, is_wide, wide_dims};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -76,12 +76,16 @@ impl TaskType for WideLinear {
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let attr = |name| contract::attr_bool(op.global.attrs, name);
         let (gated, has_bias, has_residual) = (attr("gated")?, attr("has_bias")?, attr("has_residual")?);
-        let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
         let (weight_rows, k) = contract::local_matrix(&op.inputs[1])?;
         let halves = 1 + u32::from(gated);
+        let to_wide = is_wide(&op.outputs[0]);
+        let (rows, columns) = match to_wide {
+            true => (op.global.outputs[0].ty.dims[0] as u32, weight_rows / halves),
+            false => contract::local_matrix(&op.outputs[0])?,
+        };
         let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
         if weight_rows != halves * columns
-            || op.inputs[0].dims != super::wide::wide_dims(rows.into(), k.into())
+            || op.inputs[0].dims != wide_dims(rows.into(), k.into())
         {
             return Err(OpError(format!(
                 "on rank {} x is {dims:?} and the output [{rows}, {columns}], but the weight [{weight_rows}, {k}]",
@@ -91,13 +95,13 @@ impl TaskType for WideLinear {
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[1].sharding).is_some();
         let tile = choose(rows, columns, gated, target.workers);
         let params = mpk_wide_linear_params {
-            rows_kind: contract::rows_kind(op.outputs[0].rows),
+            rows_kind: contract::rows_kind(op.global.outputs[0].ty.rows),
             rows,
             has_bias: u32::from(has_bias),
             add_bias: u32::from(!partial || op.rank == 0),
             has_residual: u32::from(has_residual),
             gated: u32::from(gated),
-            wide_output: 0,
+            wide_output: u32::from(to_wide),
             high: tile.high,
             tokens: tile.tokens,
             width: tile.width,
@@ -123,7 +127,19 @@ impl TaskType for WideLinear {
                         task.reads.push(Access::new(2, Region::whole(&[weight_rows]).with(0, lo, hi)));
                     }
                 }
-                let out = Region::whole(&[rows, columns]).with(0, first_row, end_row).with(1, first, end);
+                let out = match to_wide {
+                    // Whole tiles: what they have beyond the output is theirs too.
+                    true => {
+                        let dims = wide_dims(rows.into(), columns.into()).iter().map(|d| *d as u32).collect::<Vec<_>>();
+                        let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));
+                        let (first, end) =
+                            (first / abi::MPK_WIDE_COLUMNS, end.div_ceil(abi::MPK_WIDE_COLUMNS));
+                        Region::whole(&dims).with(0, rows.0, rows.1).with(1, first, end)
+                    }
+                    false => {
+                        Region::whole(&[rows, columns]).with(0, first_row, end_row).with(1, first, end)
+                    }
+                };
                 if has_residual {
                     task.reads.push(Access::new(2 + u8::from(has_bias), out));
                 }
@@ -134,11 +150,12 @@ impl TaskType for WideLinear {
                 task
             })
             .collect();
-        // On the CPU target: the tile's rows, and what the linear family takes for them.
+        // On the CPU target: the tile's rows, the output's where they are laid out afterwards, and what the linear family takes.
         let k_padded = u64::from(k).next_multiple_of(2);
         let as_rows = (u64::from(wide) * u64::from(k) * 2).next_multiple_of(64);
+        let results = if to_wide { (u64::from(wide) * u64::from(high) * 2).next_multiple_of(64) } else { 0 };
         let scratch_bytes =
-            as_rows + (4 * k_padded).next_multiple_of(64) + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
+            as_rows + results + (4 * k_padded).next_multiple_of(64) + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 

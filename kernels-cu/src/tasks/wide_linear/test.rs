@@ -1,7 +1,8 @@
 //! Graphs with wide products, on the CPU target: the builder, the verifier, and the tile's operands.
 
+use crate::layout::wide_index;
 use crate::registry::registry;
-use crate::tasks::wide::LEAST_ROWS;
+use crate::tasks::wide::{LEAST_ROWS, choose, wide_dims};
 use crate::testing::{
     Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded,
     run_task,
@@ -21,8 +22,8 @@ fn attrs(value: serde_json::Value) -> Attrs {
 }
 
 /// A norm, a gated MLP and its residual, as in a decoder's layer.
-fn mlp(rows: u32) -> OpGraph {
-    let (hidden, intermediate) = (128u64, 520u64);
+fn mlp(rows: u32, intermediate: u64) -> OpGraph {
+    let hidden = 128u64;
     let mut graph = OpGraph::new("mlp", Capacity { rows, samples: 1, active: 1 });
     let mut add = |name: &str, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
         graph.add_tensor(Tensor {
@@ -62,7 +63,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
     let wide = |workers| Target { wide: true, ..Target::cpu(workers) };
     for world in [1, 2, 4] {
         for workers in [1, 7, 132] {
-            for rows in [8, 9, 33, 65, 300, 2048] {
+            for (rows, intermediate) in [(8, 520), (9, 528), (33, 520), (65, 528), (300, 520), (2048, 528)] {
                 for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
                     for placement in [Placement::Static, Placement::Dynamic] {
                         if (placement == Placement::Dynamic) != (workers == 7)
@@ -75,7 +76,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                         let what = format!(
                             "{world} ranks, {workers} workers, {rows} rows, {allreduce:?}, {placement:?}"
                         );
-                        let graphs = build_all(&mlp(rows), &registry(), &options)
+                        let graphs = build_all(&mlp(rows, intermediate), &registry(), &options)
                             .unwrap_or_else(|e| panic!("{what}: {e}"));
                         if let Err(violations) = verify(&graphs) {
                             panic!("{what}: {}", violations[0]);
@@ -95,13 +96,14 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
 #[test]
 fn other_machines_keep_their_products() {
     let options = BuildOptions::new(1, Target::cpu(2));
-    let graphs = build_all(&mlp(2048), &registry(), &options).unwrap();
+    let graphs = build_all(&mlp(2048, 520), &registry(), &options).unwrap();
     assert_eq!(count(&graphs[0], "wide_linear"), 0);
 }
 
 /// What the tasks of the linear family give for the same operands, bit for bit: each of them has the same rows, whole.
 #[test]
 fn tiles_give_the_bits_of_the_family() {
+    let mut laid_out = 0;
     for dtype in [DType::Bf16, DType::F16] {
         for (rows, used, k, n, workers) in
             [(70u32, 70u32, 72u32, 331u32, 5), (300, 201, 130, 80, 132), (513, 513, 64, 272, 2)]
@@ -143,13 +145,46 @@ fn tiles_give_the_bits_of_the_family() {
                     attrs(json!({"gated": gated, "has_bias": has_bias, "has_residual": has_residual}));
                 let what =
                     format!("{dtype} [{rows}, {k}] x [{n}, {k}], gated {gated}, residual {has_residual}");
-                let got = run_tiles(&attrs, &mut inputs, out_dtype, &[rows, n], workers, &mut batch);
+                let got = run_tiles(&attrs, &mut inputs, out_dtype, &[rows, n], [rows, n], workers, &mut batch);
                 let live = (used * n) as usize * out_dtype.size() as usize;
                 assert_eq!(got.data.bytes()[..live], expected.data.bytes()[..live], "{what}");
                 assert!(got.data.bytes()[live..].iter().all(|b| *b == 0xff), "{what}: unused rows");
+                if !gated || choose(rows, n, true, workers).high != 128 {
+                    continue;
+                }
+                let dims: Vec<u32> = wide_dims(rows.into(), n.into()).iter().map(|d| *d as u32).collect();
+                let got = run_tiles(&attrs, &mut inputs, out_dtype, &dims, [rows, n], workers, &mut batch).values();
+                let (n, expected) = (n as usize, expected.values());
+                let mut known = vec![false; got.len()];
+                for row in 0..used as usize {
+                    for column in 0..n.next_multiple_of(64) {
+                        let at = wide_index(row, column, n);
+                        let wanted = if column < n { expected[row * n + column] } else { 0.0 };
+                        assert_eq!(got[at], wanted, "{what}, laid out: row {row}, column {column}");
+                        assert!(!std::mem::replace(&mut known[at], true));
+                    }
+                }
+                assert!(got.iter().zip(&known).all(|(v, known)| *known || v.is_nan()), "{what}: unused rows");
+                laid_out += 1;
             }
         }
     }
+    assert!(laid_out > 0);
+}
+
+/// What is gated is written as the product after it reads it: nobody lays it out anew.
+#[test]
+fn gated_rows_are_laid_out_where_they_are_made() {
+    let target = Target { wide: true, ..Target::cpu(132) };
+    let rows_tasks = |rows| {
+        let graph = build_all(&mlp(rows, 528), &registry(), &BuildOptions::new(1, target.clone())).unwrap();
+        let op_of = |task| graph[0].op_name(task).to_string();
+        let mut ops: Vec<String> =
+            graph[0].tasks.iter().filter(|t| graph[0].type_name(t) == "wide_rows").map(op_of).collect();
+        ops.dedup();
+        ops.len()
+    };
+    assert_eq!((rows_tasks(2048), rows_tasks(16)), (1, 2));
 }
 
 /// All tasks of a wide product cut for `workers` workers.
@@ -157,7 +192,8 @@ fn run_tiles(
     attrs: &Attrs,
     inputs: &mut [TestTensor],
     dtype: DType,
-    dims: &[u32],
+    dims: &[u32], // of the output
+    [rows, columns]: [u32; 2],
     workers: u32,
     batch: &mut TestBatch,
 ) -> TestTensor {
@@ -165,12 +201,13 @@ fn run_tiles(
         |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
     let mut out = TestTensor::poisoned(dtype, dims);
     let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
+    let as_rows = TensorType { dims: vec![rows.into(), columns.into()], rows: Rows::Tokens, ..out.ty() };
     let view = OpView {
         name: "test",
         attrs,
         inputs: inputs.iter().zip(&roles).map(|(t, role)| operand(t.ty(), role)).collect(),
-        outputs: vec![operand(out.ty(), &Role::Activation)],
-        capacity: Capacity { rows: dims[0], samples: 1, active: 1 },
+        outputs: vec![operand(as_rows, &Role::Activation)],
+        capacity: Capacity { rows, samples: 1, active: 1 },
     };
     let local = LocalOp {
         global: &view,

@@ -1,0 +1,67 @@
+//! Activations that are written as their only reader wants them, so that nobody lays them out anew in between.
+
+use super::classes::local_op;
+use super::collectives::Uses;
+use crate::op_graph::{OpGraph, Role};
+use crate::options::BuildOptions;
+use crate::passes::op_view;
+use crate::registry::Registry;
+use crate::task_type::{LocalOp, TensorType};
+use std::collections::HashMap;
+
+/// Each rank's local type of those tensors that have another than their sharding says.
+#[derive(Debug, Default)]
+pub(crate) struct Layouts(HashMap<u32, Vec<TensorType>>);
+
+impl Layouts {
+    /// Of a graph that has been sharded and fused.
+    pub fn new(graph: &OpGraph, registry: &Registry, options: &BuildOptions, uses: &Uses) -> Self {
+        let mut layouts = Layouts::default();
+        for reader in &graph.ops {
+            for (input, &tensor) in reader.inputs.iter().enumerate() {
+                let known = &graph.tensors[tensor as usize];
+                let Some(writer) = uses.only_link(tensor).map(|(writer, _)| &graph.ops[writer]) else {
+                    continue;
+                };
+                let (Some(reads), Some(writes)) =
+                    (registry.get(&reader.op_type), registry.get(&writer.op_type))
+                else {
+                    continue;
+                };
+                let output = writer.outputs.iter().position(|&t| t == tensor);
+                let (Some(output), Role::Activation, false) = (output, &known.role, known.output) else {
+                    continue;
+                };
+                let (of_reader, of_writer) = (op_view(graph, reader), op_view(graph, writer));
+                let types: Option<Vec<TensorType>> = (0..options.world)
+                    .map(|rank| {
+                        let local = local_op(&of_reader, rank, options.world);
+                        let ty = reads.reads_as(&local, input, &options.target)?;
+                        let local = local_op(&of_writer, rank, options.world);
+                        writes.writes_as(&local, output, &ty, &options.target).then_some(ty)
+                    })
+                    .collect();
+                if let Some(types) = types {
+                    layouts.0.insert(tensor, types);
+                }
+            }
+        }
+        layouts
+    }
+
+    /// The local types of `tensor`, if they are not what its sharding says.
+    pub fn of(&self, tensor: u32) -> Option<&[TensorType]> {
+        self.0.get(&tensor).map(Vec::as_slice)
+    }
+
+    /// Gives `local`, an operator with these inputs and outputs, the types that its operands have.
+    pub fn apply(&self, inputs: &[u32], outputs: &[u32], local: &mut LocalOp<'_>) {
+        let rank = local.rank as usize;
+        let types = local.inputs.iter_mut().zip(inputs).chain(local.outputs.iter_mut().zip(outputs));
+        for (ty, tensor) in types {
+            if let Some(types) = self.0.get(tensor) {
+                ty.clone_from(&types[rank]);
+            }
+        }
+    }
+}
