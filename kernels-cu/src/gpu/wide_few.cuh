@@ -49,7 +49,7 @@ __device__ inline bool WideFew<Weight, N>::load(Loader& loader) {
     wide.stream_rows<2, true>(groups.from, groups.rows, step * (8 * kWideBlockBytes), pitch, min(blocks - step * 8, 8u) * kWideBlockBytes);
   };
   const auto place = [&](uint32_t step) { wide.stream_place(from_x + 2 * step * x_step, N * 128, blocks - step * 8 > 4 ? 2 : 1, x_step); };
-  return wide.run<true>(steps, 1, rows, place);
+  return wide.run<true, 1>(steps, rows, place);
 }
 
 template <uint32_t Weight, uint32_t N>

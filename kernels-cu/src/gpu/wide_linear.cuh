@@ -83,7 +83,7 @@ struct WideLinear : TaskCode {
   static __device__ bool load(Loader& loader);
 
  private:
-  static_assert(kPlaceBytes >= N * 128 && kPlaces >= 2 * Nt, "places of N tokens x 64 k");
+  static_assert(Nt <= 2 && kPlaceBytes >= N * 128 && kStageBytes >= N * 128, "places and stages of N tokens x 64 k");
   static_assert(N % 64 == 0, "gates and ups change hands by 32 tokens");
   using Sums = WideSums<Nt, N>;
 
@@ -100,7 +100,7 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
   const uint32_t blocks = wide::blocks_of(slot), steps = (blocks + 3) / 4;
   if (loader.prefetches()) {
     /* A wave of tiles shares its weights in the L2 cache as it is. */
-    loader.skip(steps);
+    loader.skip(steps * Nt);
     return true;
   }
   WideLoader wide(loader);
@@ -109,11 +109,14 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2, x_tile = x.dims[0] > 1 ? static_cast<uint64_t>(x.strides[0]) * 2 : 0;
   const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr);
-  const auto rows = [&](uint32_t step) {
-    wide.stream_rows<4, false>(groups.from, groups.rows, step * (4 * kWideBlockBytes), pitch, min(blocks - step * 4, 4u) * kWideBlockBytes);
+  const auto stage = [&](uint32_t number) {
+    const uint32_t step = number / Nt;
+    if (Nt == 1 || number % Nt == 0)
+      wide.stream_rows<4, false>(groups.from, groups.rows, step * (4 * kWideBlockBytes), pitch, min(blocks - step * 4, 4u) * kWideBlockBytes);
+    else wide.stream_stage(from_x + x_tile + step * x_step, N * 128);
   };
-  const auto place = [&](uint32_t number) { wide.stream_place(from_x + number % Nt * x_tile + number / Nt * x_step, N * 128); };
-  return wide.run<false>(steps, Nt, rows, place);
+  const auto place = [&](uint32_t step) { wide.stream_place(from_x + step * x_step, N * 128); };
+  return wide.run<false, Nt>(steps, stage, place);
 }
 
 template <uint32_t Weight, uint32_t Nt, uint32_t N>

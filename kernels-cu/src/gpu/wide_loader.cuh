@@ -107,6 +107,18 @@ class WideLoader {
     return true;
   }
 
+  /* `bytes` of activations into the next stage, which is free. */
+  __device__ __forceinline__ void stream_stage(const uint8_t* source, uint32_t bytes) {
+    Shared& shared = shared_state();
+    RingPlace& at = loader_.place_;
+    ++loader_.count_;
+    uint64_t* const full = &shared.stage_full[at.index];
+    mbarrier_arrive_expect(full, bytes);
+    bulk_copy(stage_at(at.index), source, bytes, full);
+    at.next<kStages>();
+    loader_.used_ = loader_.used_ < kStages ? loader_.used_ + 1 : kStages;
+  }
+
   /* Whether the next place is free. */
   __device__ __forceinline__ bool may_place() const {
     return mbarrier_look(&shared_state().place_empty[loader_.wide_place_.index], loader_.wide_place_.parity ^ 1);
@@ -122,25 +134,26 @@ class WideLoader {
     loader_.places_used_ = loader_.places_used_ < kPlaces ? loader_.places_used_ + 1 : kPlaces;
   }
 
-  /* A task's loads: `rows(step)` begins the stage of a step, `place(number)` fills a place; `places` of them make a step.
-   * Weights run ahead of the events and of the activations, as far as the ring reaches. False when the compute warps have left. */
-  template <bool Once, class Rows, class Place>
-  __device__ __forceinline__ bool run(uint32_t steps, uint32_t places, Rows rows, Place place) {
+  /* A task's loads. A step is one place, which `place(step)` fills, and `Stages` stages, which `stage(number)` does: the first of
+   * them with weights, which run ahead of the events, the others with activations. Both run ahead of each other as far as the
+   * rings reach. False when the compute warps have left. */
+  template <bool Once, uint32_t Stages, class Stage, class Place>
+  __device__ __forceinline__ bool run(uint32_t steps, Stage stage, Place place) {
     begin<Once>(steps != 0);
     bool ready = false;
-    uint32_t ahead = 0, placed = 0;
-    while (ahead < steps || placed < steps * places) {
+    uint32_t staged = 0, placed = 0;
+    while (staged < steps * Stages || placed < steps) {
       if (!ready) {
         ready = inputs_ready();
         if (ready && !acquire_inputs()) return false;
       }
       bool idle = true;
-      if (ready && placed < steps * places && may_place()) {
+      if (ready && placed < steps && may_place()) {
         place(placed++);
         idle = false;
       }
-      if (ahead < steps && may_stream<Once>()) {
-        rows(ahead++);
+      if (staged < steps * Stages && (ready || staged % Stages == 0) && may_stream<Once>()) {
+        stage(staged++);
         idle = false;
       }
       if (idle && peek(shared_state().left) != 0) return false;

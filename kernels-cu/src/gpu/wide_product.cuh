@@ -74,14 +74,14 @@ __device__ __forceinline__ uint4 load_block(uint32_t address, bool valid) {
 }
 
 /* `blocks` times 16 k into `sums`. A step is 64 k, as far as there are so many: a stage (128 rows of the weight, of which each
- * warp supplies 16) and `Nt` places of N tokens, whose columns are padded with zeros. `arrives`: this thread frees what its warp
- * has read. */
+ * warp supplies 16), a place with the first N tokens and, where `Nt` is 2, a stage with the others, so that both rings are four
+ * steps or more deep. The tokens' columns are padded with zeros. `arrives`: this thread frees what its warp has read. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                               bool arrives) {
   sums.clear();
   uint4 a[2]; /* no more of them: registers are short */
-  uint32_t read[Nt] = {}; /* barriers of the places that the step before has read */
+  uint32_t read[Nt] = {}; /* barriers of the tokens that the step before has read */
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
     const uint32_t here = min(left, 4u);
@@ -89,13 +89,16 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
     const uint32_t at = stages.address() + warp * (here * kWideBlockBytes) + lane * 16, of_stage = stages.empty_barrier();
     stages.next();
     uint64_t b[Nt];
-    uint32_t of_place[Nt];
-#pragma unroll
-    for (uint32_t t = 0; t < Nt; ++t) {
-      places.wait();
-      b[t] = wide_descriptor(places.address());
-      of_place[t] = places.empty_barrier();
-      places.next();
+    uint32_t of_tokens[Nt];
+    places.wait();
+    b[0] = wide_descriptor(places.address());
+    of_tokens[0] = places.empty_barrier();
+    places.next();
+    if constexpr (Nt == 2) {
+      stages.wait();
+      b[1] = wide_descriptor(stages.address());
+      of_tokens[1] = stages.empty_barrier();
+      stages.next();
     }
 #pragma unroll
     for (uint32_t block = 0; block < 4; ++block) {
@@ -114,7 +117,7 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
       }
     }
 #pragma unroll
-    for (uint32_t t = 0; t < Nt; ++t) read[t] = of_place[t];
+    for (uint32_t t = 0; t < Nt; ++t) read[t] = of_tokens[t];
     left -= here;
   }
   wgmma_wait<0>();
