@@ -10,7 +10,7 @@ import sys
 import models
 from common import REPOSITORY, Job, parsed, summary
 
-SHAPE, SLOTS, MAX_SEQ_LEN, CHUNK, SHORT_CHUNK = "qwen3-8b", 8, 2304, 2048, 64
+SHAPE, SLOTS, MAX_SEQ_LEN, CHUNK, SHORT_CHUNK = "qwen3-8b", 8, 2304, 2048, 8
 CASES = [(1, 480), (8, 480), (1, 2048)]  # requests, tokens of each
 REPEATS, LOGPROBS, TOLERANCE = 2, 5, 0.12
 
