@@ -110,14 +110,20 @@ __device__ __forceinline__ void WideFew<Weight, N>::store_four(const Context& co
   const mpk_operand& out = context.output(0);
   const mpk_operand* const residual = wide::residual_of(context);
   const uint32_t columns = out.dims[1];
-  const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
   uint8_t* const to = row_address(out, token);
+  const float value[4] = {sum.x + bias_at(context, false, column), sum.y + bias_at(context, false, column + 1),
+                          sum.z + bias_at(context, false, column + 2), sum.w + bias_at(context, false, column + 3)};
+  if (residual == nullptr && out.dtype == MPK_F32 && column + 4 <= columns && (reinterpret_cast<uint64_t>(to) & 15) == 0) {
+    reinterpret_cast<float4*>(to)[column / 4] = {value[0], value[1], value[2], value[3]};
+    return;
+  }
 #pragma unroll
   for (uint32_t c = 0; c < 4; ++c) {
     if (column + c >= columns) break;
-    float value = sums[c] + bias_at(context, false, column + c);
-    if (residual != nullptr) value += reinterpret_cast<const float*>(row_address(*residual, token))[column + c];
-    store_rounded(to, out.dtype, column + c, value);
+    /* In place the memory adds, once to each number. */
+    if (residual == nullptr) store_rounded(to, out.dtype, column + c, value[c]);
+    else if (residual->addr == out.addr) add_global(reinterpret_cast<float*>(to) + column + c, value[c]);
+    else reinterpret_cast<float*>(to)[column + c] = reinterpret_cast<const float*>(row_address(*residual, token))[column + c] + value[c];
   }
 }
 
