@@ -21,6 +21,18 @@ __device__ __forceinline__ void load_global16_if(uint32_t& a, uint32_t& b, uint3
       : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
 }
 
+/* The float at `address` + Offset if `valid`, else 0; and the store of one if `valid`. */
+template <uint32_t Offset>
+__device__ __forceinline__ void load_global4_if(float& v, uint64_t address, bool valid) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; mov.f32 %0,0f00000000; @p ld.global.f32 %0,[%1+%3];}"
+               : "=&f"(v) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
+}
+template <uint32_t Offset>
+__device__ __forceinline__ void store_global4_if(uint64_t address, float v, bool valid) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; @p st.global.f32 [%0+%3],%1;}" ::"l"(address), "f"(v), "r"(static_cast<uint32_t>(valid)), "n"(Offset)
+               : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));

@@ -117,13 +117,15 @@ __device__ __forceinline__ void WideFew<Weight, N>::store_four(const Context& co
     reinterpret_cast<float4*>(to)[column / 4] = {value[0], value[1], value[2], value[3]};
     return;
   }
+  float before[4]; /* loads that are on their way together */
+  const uint64_t from = residual != nullptr ? reinterpret_cast<uint64_t>(row_address(*residual, token)) + column * 4 : 0;
+#pragma unroll
+  for (uint32_t c = 0; c < 4; ++c) load_global4_if<0>(before[c], from + c * 4, residual != nullptr && column + c < columns);
 #pragma unroll
   for (uint32_t c = 0; c < 4; ++c) {
     if (column + c >= columns) break;
-    /* In place the memory adds, once to each number. */
     if (residual == nullptr) store_rounded(to, out.dtype, column + c, value[c]);
-    else if (residual->addr == out.addr) add_global(reinterpret_cast<float*>(to) + column + c, value[c]);
-    else reinterpret_cast<float*>(to)[column + c] = reinterpret_cast<const float*>(row_address(*residual, token))[column + c] + value[c];
+    else reinterpret_cast<float*>(to)[column + c] = value[c] + before[c];
   }
 }
 

@@ -230,30 +230,30 @@ template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens) {
   const mpk_operand& out = context.output(0);
   const mpk_operand* const residual = wide::residual_of(context);
-  /* In place the memory adds, once to each number: nobody waits for it. */
-  const bool in_place = residual != nullptr && residual->addr == out.addr;
-  const uint32_t lane = context.lane, columns = out.dims[1], first_column = context.warp * 16 + lane / 4;
-  const bool inside[2] = {first_column < columns, first_column + 8 < columns};
+  const uint32_t lane = context.lane, columns = out.dims[1], first_column = context.warp * 16 + lane / 4, first_token = lane % 4 * 2;
+  const bool inside[2] = {first_column < columns, first_column + 8 < columns}, adds[2] = {inside[0] && residual != nullptr, inside[1] && residual != nullptr};
+  const uint64_t to_bytes = static_cast<uint64_t>(out.strides[0]) * 4, from_bytes = residual != nullptr ? static_cast<uint64_t>(residual->strides[0]) * 4 : 0;
+  const uint64_t to = out.addr + first_token * to_bytes + first_column * 4;
+  const uint64_t from = residual != nullptr ? residual->addr + first_token * from_bytes + first_column * 4 : 0;
 #pragma unroll
   for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
-    for (uint32_t j = 0; j < N / 8; j += 4) {
-      float value[16];
+    for (uint32_t j = 0; j < N / 8; j += 8) {
+      /* All of these loads are on their way together: one after the other they would take most of the task's time. */
+      float value[32];
 #pragma unroll
       for (uint32_t i = 0; i < 16; ++i) {
-        const uint32_t token = t * N + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + i / 2 % 2 * 8;
-        value[i] = 0.0f;
-        if (residual != nullptr && !in_place && token < tokens && inside[i / 2 % 2])
-          value[i] = reinterpret_cast<const float*>(row_address(*residual, token))[column];
+        const uint32_t token = t * N + (j + i / 2) * 8 + i % 2;
+        const bool used = first_token + token < tokens;
+        load_global4_if<0>(value[i * 2], from + token * from_bytes, used && adds[0]);
+        load_global4_if<32>(value[i * 2 + 1], from + token * from_bytes, used && adds[1]);
       }
 #pragma unroll
       for (uint32_t i = 0; i < 16; ++i) {
-        const uint32_t token = t * N + (j + i / 4) * 8 + lane % 4 * 2 + i % 2, column = first_column + i / 2 % 2 * 8;
-        if (token >= tokens || !inside[i / 2 % 2]) continue;
-        float* const to = reinterpret_cast<float*>(row_address(out, token)) + column;
-        const float sum = sums.of[t][j * 4 + i] + bias[i / 2 % 2];
-        if (in_place) add_global(to, sum);
-        else *to = sum + value[i];
+        const uint32_t token = t * N + (j + i / 2) * 8 + i % 2, at = (j + i / 2) * 4 + i % 2;
+        const bool used = first_token + token < tokens;
+        store_global4_if<0>(to + token * to_bytes, sums.of[t][at] + bias[0] + value[i * 2], used && inside[0]);
+        store_global4_if<32>(to + token * to_bytes, sums.of[t][at + 2] + bias[1] + value[i * 2 + 1], used && inside[1]);
       }
     }
 }

@@ -21,8 +21,8 @@ class WideLoader {
  public:
   __device__ __forceinline__ explicit WideLoader(Loader& loader) : loader_(loader) {}
 
-  /* First of all. `loads`: the task has anything to load. `Once`: its weights are read by this task only. Then few copies are in
-   * flight, as everywhere where weights stream (ring.cuh), and they leave the L2 cache first. */
+  /* First of all. `loads`: the task has anything to load. `Once`: its weights are read by this task only. They leave the L2 cache
+   * first. */
   template <bool Once>
   __device__ __forceinline__ void begin(bool loads) {
     Shared& shared = shared_state();
@@ -38,12 +38,12 @@ class WideLoader {
     poke(shared_state().streamed, loader_.count_);
   }
 
-  /* Whether the next stage's copies may begin now. */
+  /* Whether the next stage's copies may begin now. Before the task's events few of them: then other workers poll and trigger. */
   template <bool Once>
-  __device__ __forceinline__ bool may_stream() {
+  __device__ __forceinline__ bool may_stream(bool ready) {
     Shared& shared = shared_state();
     if (Once) {
-      const uint32_t most = peek(shared.next_slot.index) == loader_.slot_index ? kStagesInFlight : kStagesAhead;
+      const uint32_t most = ready ? kStages : kStagesAhead;
       while (loader_.in_flight_ >= most) {
         if (!mbarrier_look(&shared.stage_full[loader_.oldest_.index], loader_.oldest_.parity)) return false;
         loader_.oldest_.next<kStages>();
@@ -152,7 +152,7 @@ class WideLoader {
         place(placed++);
         idle = false;
       }
-      if (staged < steps * Stages && (ready || staged % Stages == 0) && may_stream<Once>()) {
+      if (staged < steps * Stages && (ready || staged % Stages == 0) && may_stream<Once>(ready)) {
         stage(staged++);
         idle = false;
       }

@@ -135,7 +135,7 @@ __device__ __forceinline__ void few_multiply(WideSums<1, N>& sums, StageRing& st
                                              bool arrives) {
   sums.clear();
   const uint32_t first = warp / 4 * 4, tile = warp % 4;
-  uint4 a[2];
+  uint4 a[2][2];
   uint32_t read = 0; /* barrier of the place that the step before has read */
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
@@ -149,14 +149,16 @@ __device__ __forceinline__ void few_multiply(WideSums<1, N>& sums, StageRing& st
     const uint32_t of_place = places.empty_barrier();
     places.next();
 #pragma unroll
-    for (uint32_t block = 0; block < 4; ++block) {
-      a[block % 2] = load_block(at + block * kWideBlockBytes, first + block < here);
+    for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) a[half][i] = load_block(at + (half * 2 + i) * kWideBlockBytes, first + half * 2 + i < here);
       wgmma_fence();
-      wgmma<Weight>(sums.of[0], a[block % 2], b + block * 2);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) wgmma<Weight>(sums.of[0], a[half][i], b + (half * 2 + i) * 2);
       wgmma_commit();
-      if (block == 3 && arrives) mbarrier_arrive(of_stage);
+      if (half == 1 && arrives) mbarrier_arrive(of_stage);
       wgmma_wait<1>();
-      if (block == 0 && left != blocks && arrives) mbarrier_arrive(read);
+      if (half == 0 && left != blocks && arrives) mbarrier_arrive(read);
     }
     read = of_place;
     left -= here;

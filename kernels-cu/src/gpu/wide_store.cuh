@@ -33,9 +33,6 @@ __device__ __forceinline__ float high_of(uint32_t pair) {
   else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
 }
 
-/* *to += value, in the memory. */
-__device__ __forceinline__ void add_global(float* to, float value) { asm volatile("red.relaxed.gpu.global.add.f32 [%0],%1;" ::"l"(to), "f"(value) : "memory"); }
-
 /* All lanes of a warp. `pairs`: of four groups of 8 tokens the rows 0..7, then 8..15, as pairs of neighbouring tokens. A lane
  * gets of the tokens lane / 2 and lane / 2 + 16 the rows lane % 2 * 8 .. + 8. */
 __device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint32_t (&pairs)[8], uint4 (&pieces)[2]) {
