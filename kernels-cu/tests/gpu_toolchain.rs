@@ -71,8 +71,8 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     .into_iter()
     .map(|(task_type, code)| Expression { task_type: task_type.to_string(), code })
     .collect();
-    let made =
-        compile(&codes, &CompileOptions::new(Architecture::Sm90a, false), &Cache::new(folder.path())).unwrap();
+    let made = compile(&codes, &CompileOptions::new(Architecture::Sm90a, false), &Cache::new(folder.path()))
+        .unwrap();
     println!("{:?}\n{}", made.took, made.log);
     assert!(!made.log.contains("(C75"), "{}", made.log);
 

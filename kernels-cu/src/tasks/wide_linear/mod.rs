@@ -84,9 +84,7 @@ impl TaskType for WideLinear {
             false => contract::local_matrix(&op.outputs[0])?,
         };
         let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
-        if weight_rows != halves * columns
-            || op.inputs[0].dims != wide_dims(rows.into(), k.into())
-        {
+        if weight_rows != halves * columns || op.inputs[0].dims != wide_dims(rows.into(), k.into()) {
             return Err(OpError(format!(
                 "on rank {} x is {dims:?} and the output [{rows}, {columns}], but the weight [{weight_rows}, {k}]",
                 op.rank
@@ -130,15 +128,16 @@ impl TaskType for WideLinear {
                 let out = match to_wide {
                     // Whole tiles: what they have beyond the output is theirs too.
                     true => {
-                        let dims = wide_dims(rows.into(), columns.into()).iter().map(|d| *d as u32).collect::<Vec<_>>();
+                        let dims = wide_dims(rows.into(), columns.into())
+                            .iter()
+                            .map(|d| *d as u32)
+                            .collect::<Vec<_>>();
                         let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));
                         let (first, end) =
                             (first / abi::MPK_WIDE_COLUMNS, end.div_ceil(abi::MPK_WIDE_COLUMNS));
                         Region::whole(&dims).with(0, rows.0, rows.1).with(1, first, end)
                     }
-                    false => {
-                        Region::whole(&[rows, columns]).with(0, first_row, end_row).with(1, first, end)
-                    }
+                    false => Region::whole(&[rows, columns]).with(0, first_row, end_row).with(1, first, end),
                 };
                 if has_residual {
                     task.reads.push(Access::new(2 + u8::from(has_bias), out));
@@ -154,8 +153,10 @@ impl TaskType for WideLinear {
         let k_padded = u64::from(k).next_multiple_of(2);
         let as_rows = (u64::from(wide) * u64::from(k) * 2).next_multiple_of(64);
         let results = if to_wide { (u64::from(wide) * u64::from(high) * 2).next_multiple_of(64) } else { 0 };
-        let scratch_bytes =
-            as_rows + results + (4 * k_padded).next_multiple_of(64) + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
+        let scratch_bytes = as_rows
+            + results
+            + (4 * k_padded).next_multiple_of(64)
+            + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 

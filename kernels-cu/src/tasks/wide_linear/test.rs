@@ -145,7 +145,8 @@ fn tiles_give_the_bits_of_the_family() {
                     attrs(json!({"gated": gated, "has_bias": has_bias, "has_residual": has_residual}));
                 let what =
                     format!("{dtype} [{rows}, {k}] x [{n}, {k}], gated {gated}, residual {has_residual}");
-                let got = run_tiles(&attrs, &mut inputs, out_dtype, &[rows, n], [rows, n], workers, &mut batch);
+                let got =
+                    run_tiles(&attrs, &mut inputs, out_dtype, &[rows, n], [rows, n], workers, &mut batch);
                 let live = (used * n) as usize * out_dtype.size() as usize;
                 assert_eq!(got.data.bytes()[..live], expected.data.bytes()[..live], "{what}");
                 assert!(got.data.bytes()[live..].iter().all(|b| *b == 0xff), "{what}: unused rows");
@@ -153,7 +154,8 @@ fn tiles_give_the_bits_of_the_family() {
                     continue;
                 }
                 let dims: Vec<u32> = wide_dims(rows.into(), n.into()).iter().map(|d| *d as u32).collect();
-                let got = run_tiles(&attrs, &mut inputs, out_dtype, &dims, [rows, n], workers, &mut batch).values();
+                let got =
+                    run_tiles(&attrs, &mut inputs, out_dtype, &dims, [rows, n], workers, &mut batch).values();
                 let (n, expected) = (n as usize, expected.values());
                 let mut known = vec![false; got.len()];
                 for row in 0..used as usize {

@@ -141,7 +141,8 @@ impl TaskType for WideRows {
                 // Rows of attention are named by slot, not by place, so who reads some of them waits for all. Nothing that is
                 // normed or gated is attention's. Which rows are samples is known at run time only.
                 let whole = Region::whole(&[x_rows, x_columns]);
-                let (read, in_x) = if source == 0 || gather { (whole, first) } else { (whole.with(0, first, end), 0) };
+                let (read, in_x) =
+                    if source == 0 || gather { (whole, first) } else { (whole.with(0, first, end), 0) };
                 task.reads.push(Access::new(0, read));
                 if source == 1 {
                     task.reads.push(Access::new(1, Region::whole(&[columns])));
