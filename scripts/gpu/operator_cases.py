@@ -10,7 +10,7 @@ DTYPES = ["bf16", "f16", "f32"]
 # k, n of a weight: odd, tiny, wide and long ones
 SHAPES = [(37, 45), (1024, 130), (171, 64), (4096, 96), (64, 1000), (1, 17), (2048, 24), (16, 3), (256, 513), (93, 211),
           (12288, 40), (15, 1), (128, 384), (72, 107), (1000, 33), (8, 16)]
-# The same of products of many rows, which GPUs with wide tiles do in those: tails of k, rows and columns. More than 8 rows take wide tiles
+# The same of products of many rows, which GPUs with wide tiles do in those: tails of k, rows and columns. More than 16 rows take wide tiles
 # too where the shape allows it
 WIDE_SHAPES = [(4096, 96), (200, 1000), (72, 331), (1000, 130), (256, 513), (136, 4112), (12288, 72), (64, 64)]
 WIDE_GATED = [(61, 48), (1000, 272), (128, 528), (2048, 2128), (4096, 64), (1032, 80)]
@@ -47,7 +47,7 @@ def linears(g, index, shapes=SHAPES, count=8):
         if gather:
             xv = xv[g.rows - g.samples :]
         # The input is rounded to the weight's type first.
-        values, spread = ref.linear(ref.rounded(xv, dtype), None, wv, bv, wide=g.rows > 8)
+        values, spread = ref.linear(ref.rounded(xv, dtype), None, wv, bv, wide=g.rows > 16)
         g.expect_values(g.named("y"), values, spread, out)
 
 
@@ -73,7 +73,7 @@ def norms(g, index):
             g.op("linear", inputs, g.named("y"), **({"gather_samples": True, "output_dtype": "f32"} if gather else {}))
             first = g.rows - g.samples if gather else 0
             normed, off = ref.rmsnorm(xv[first:], normv, eps)
-            values, spread = ref.linear(normed, off, wv, bv, act=dtype, wide=g.rows > 8)
+            values, spread = ref.linear(normed, off, wv, bv, act=dtype, wide=g.rows > 16)
             g.expect_values(g.named("y"), values, spread, "f32" if gather else dtype)
 
 
@@ -97,7 +97,7 @@ def gated_products(g, index, shapes=GATED, count=4):
         g.op("linear", inputs, g.named("g"), **({"gather_samples": True} if gather else {}))
         g.op("silu_mul", [g.named("g")], g.named("y"))
         normed, off = ref.rmsnorm(xv[g.rows - g.samples if gather else 0 :], normv, 1e-6)
-        products, spread = ref.linear(normed, off, wv, bv, act=dtype, wide=g.rows > 8)
+        products, spread = ref.linear(normed, off, wv, bv, act=dtype, wide=g.rows > 16)
         # Gate and up are rounded, so each may be off by a step and by what came before; silu's slope is below 1.1.
         spread = ref.stored(products, spread, dtype) + 2 * ref.UNIT[dtype] * np.abs(products)
         gate, up = products[:, :n], products[:, n:]
@@ -120,7 +120,7 @@ def gated(g, index, shapes=SHAPES, count=3):
             x, xv = g.tensor("x", "input", dtype, g.normal(g.rows, 2 * k, scale=2.0))
             w, wv = g.tensor("w", "weight", dtype, g.normal(n, k, scale=k**-0.5))
             g.op("silu_mul", [x], g.named("s"))
-            values, spread = ref.linear(*ref.silu_mul(xv), wv, act=dtype, wide=g.rows > 8)
+            values, spread = ref.linear(*ref.silu_mul(xv), wv, act=dtype, wide=g.rows > 16)
             if residual:
                 g.op("linear", [g.named("s"), w], g.named("d"), output_dtype="f32")
                 r, rv = g.tensor("r", "input", "f32", g.normal(g.rows, n))
@@ -137,7 +137,7 @@ def gated(g, index, shapes=SHAPES, count=3):
             r, rv = g.tensor("r", "input", "f32", g.normal(g.rows, n))
             g.op("linear", [x, w], g.named("d"), output_dtype="f32")
             g.op("add", [g.named("d"), r], g.named("y"))
-            values, spread = ref.linear(xv, None, wv, wide=g.rows > 8)
+            values, spread = ref.linear(xv, None, wv, wide=g.rows > 16)
             g.expect_values(g.named("y"), values + rv, spread + ref.SUM * np.abs(rv), "f32")
         if g.begin(f"add {dtype} n={n}"):
             a, av = g.tensor("a", "input", dtype, g.normal(g.rows, n))

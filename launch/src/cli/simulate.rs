@@ -132,12 +132,12 @@ fn graphs_of(
     target: Target,
 ) -> Result<(Vec<TaskGraph>, taskgraph::Allreduce), AppError> {
     let run = RunConfig::default();
-    let mut options = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), target)?;
+    let mut build = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), target)?;
     // The cluster says where ranks are.
-    options.nodes = cluster.nodes(args.ranks);
-    let all = build_verified(&[op_graph], &kernels_cu::registry::registry(), &options)?;
+    build.decode.nodes = cluster.nodes(args.ranks);
+    let all = build_verified(&[op_graph], &kernels_cu::registry::registry(), &build)?;
     let graphs = all.into_iter().next().unwrap_or_default();
-    Ok((graphs, options.allreduce))
+    Ok((graphs, build.decode.allreduce))
 }
 
 /// Simulates and prints.
@@ -148,7 +148,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     let cluster = read_cluster(&args.cluster)?;
     let mut model = ModelJson::read(&args.model)?;
     if let Some(placement) = args.placement {
-        model.runtime.placement = placement.into();
+        model.runtime.placement = crate::model::model_json::Placement::from(placement).into();
     }
     if let Some(allreduce) = args.allreduce {
         model.runtime.allreduce = allreduce.into();

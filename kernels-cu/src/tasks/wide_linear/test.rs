@@ -63,7 +63,8 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
     let wide = |workers| Target { wide: true, ..Target::cpu(workers) };
     for world in [1, 2, 4] {
         for workers in [1, 7, 132] {
-            for (rows, intermediate) in [(8, 520), (9, 528), (33, 520), (65, 528), (300, 520), (2048, 528)] {
+            for (rows, intermediate) in [(16, 520), (17, 528), (33, 520), (65, 528), (300, 520), (2048, 528)]
+            {
                 for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
                     for placement in [Placement::Static, Placement::Dynamic] {
                         if (placement == Placement::Dynamic) != (workers == 7)
@@ -186,7 +187,7 @@ fn gated_rows_are_laid_out_where_they_are_made() {
         ops.dedup();
         ops.len()
     };
-    assert_eq!((rows_tasks(2048), rows_tasks(16)), (1, 2));
+    assert_eq!((rows_tasks(2048), rows_tasks(17)), (1, 2));
 }
 
 /// All tasks of a wide product cut for `workers` workers.

@@ -24,7 +24,6 @@ struct WideRows : TaskCode {
     const uint32_t units = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * 4;
     const uint64_t norm = Source == kRmsNorm ? context.input(1).addr : 0;
     const uint64_t row_bytes = static_cast<uint64_t>(x.strides[0]) * sizeof(typename Number<X>::Type);
-    const uint64_t from_x = x.addr + static_cast<uint32_t>(args[1]) * row_bytes;
     /* Whole units can be loaded 16 bytes at a time. */
     const bool aligned = ((x.addr | row_bytes | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
     /* A block of few rows: several warps to a row, and each row has its warps. */
@@ -32,8 +31,7 @@ struct WideRows : TaskCode {
     const uint32_t part = context.warp % of_row, step = 32 * of_row, at = part * 32 + context.lane;
     for (uint32_t row = context.warp / of_row; row < rows || of_row != 1; row += kComputeWarps / of_row) {
       const bool valid = row < rows;
-      const uint32_t in_x = params.gather != 0 && valid ? static_cast<uint32_t>(context.batch()->sample_row[first + row]) : row;
-      const uint64_t from = from_x + in_x * row_bytes;
+      const uint64_t from = x.addr + static_cast<uint64_t>(static_cast<uint32_t>(args[1]) + row) * row_bytes;
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;
