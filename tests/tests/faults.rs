@@ -1,7 +1,7 @@
 //! Proves that no fault hangs a job: a rank that stalls, stops or dies, and an interrupt, end all ranks within
 //! seconds, say what waited for what, and leave no process and no shared memory behind.
 
-use mpk_tests::{Finished, Job, ModelFile, Running};
+use mpk_tests::{Finished, Job, ModelFile, Running, launcher};
 use std::time::Duration;
 
 /// Within this time a fault has to end the job: the deadline of a second, and what the launcher takes to clean up.
@@ -158,12 +158,9 @@ fn a_closed_pipe_does_not_hang() {
     let model = ModelFile::of_fixture("tiny");
     let mut running = Job::new(2).arg(model.path()).args(["--ignore-eos", "--max-new-tokens", "300"]).start();
     running.close_stdout_after_first_bytes();
-    let finished = running.wait();
+    let mut finished = running.wait();
     assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
-    // With its stdout closed, mpirun itself (Open MPI 4.1) crashes now and then and leaves its own files.
-    if finished.signal == Some(libc::SIGSEGV) {
-        assert!(finished.orphans.is_empty() && finished.in_shared_memory.is_empty(), "{}", finished.stderr);
-        return;
-    }
+    // With its stdout closed, mpirun itself (Open MPI 4.1) ends badly now and then and leaves its own files.
+    finished.in_temporary.retain(|path| !launcher::is_its_own(path));
     finished.expect_nothing_left();
 }
