@@ -47,7 +47,7 @@ fn a_rank_that_stops_at_any_line_of_the_log_is_named() {
         let what = format!("{line}: {}", finished.stderr);
         assert_eq!(finished.status, Some(4), "{what}");
         assert!(finished.elapsed < SOON, "{what}");
-        // Named by who waits for it, or by the watch where all have nothing to do.
+        // The rank that waits for it names it; while all ranks are idle, the watch does.
         let named = [format!("rank {victim} did not"), format!("rank {victim} is lost")];
         assert!(named.iter().any(|words| finished.stderr.contains(words)), "none of {named:?}: {what}");
         for word in ["stopped", "--deadline"] {

@@ -1,6 +1,7 @@
 //! Cuts operators into tasks. Operators that look the same (the layers of a model) are cut once for each rank.
 
 use super::layouts::Layouts;
+use super::local::local_op;
 use super::types::{Dims, NONE, Part};
 use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
@@ -289,16 +290,6 @@ fn same_shape(a: &LocalClass, b: &LocalClass) -> bool {
         && a.steps.iter().zip(&b.steps).all(|(x, y)| {
             x.task_type.name() == y.task_type.name() && x.inputs == y.inputs && x.outputs == y.outputs
         })
-}
-
-pub(crate) fn local_op<'a>(view: &'a OpView<'a>, rank: u32, world: u32) -> LocalOp<'a> {
-    let local = |operands: &[OperandView<'_>]| {
-        operands
-            .iter()
-            .map(|o| TensorType { dims: o.sharding.local_dims(&o.ty.dims, rank, world), ..o.ty.clone() })
-            .collect()
-    };
-    LocalOp { global: view, inputs: local(&view.inputs), outputs: local(&view.outputs), rank, world }
 }
 
 /// A partition must stay inside its operands, and its writes must cover each output exactly once.

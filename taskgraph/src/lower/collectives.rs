@@ -1,6 +1,6 @@
 //! Collectives of a plan: the tables of their sends, cut into copies and arrivals.
 
-use super::classes::local_op;
+use super::local::local_op;
 use super::types::{NONE, Part, Table};
 use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use crate::error::BuildError;

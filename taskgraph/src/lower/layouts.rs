@@ -1,7 +1,7 @@
 //! Activations that are written as their only reader wants them, so that nobody lays them out anew in between.
 
-use super::classes::local_op;
 use super::collectives::Uses;
+use super::local::local_op;
 use crate::op_graph::{OpGraph, Role};
 use crate::options::BuildOptions;
 use crate::passes::op_view;

@@ -12,6 +12,7 @@ mod emit;
 mod entries;
 mod events;
 mod layouts;
+mod local;
 mod memory;
 mod order;
 mod overlap;
