@@ -16,6 +16,7 @@ mod interrupt;
 pub mod launcher;
 pub mod memory;
 mod messages;
+mod mpi_files;
 pub mod nodes;
 pub mod online;
 mod outputs;

@@ -2,6 +2,8 @@
 //! do not begin.
 
 use mpk_tests::{Finished, Job, ModelFile};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 /// A fault ends the job within this time: the deadline of a second, 10 s, and a start on a busy machine.
@@ -74,6 +76,24 @@ fn a_rank_that_stops_before_any_step_is_named() {
             finished.expect_nothing_left();
         }
     }
+}
+
+/// A rank that stops while MPI makes the shared window: the window's file, which has a name just then, does not stay.
+#[test]
+fn a_window_that_is_half_made_leaves_no_file() {
+    let model = ModelFile::of_fixture("tiny");
+    let library = model.folder().join("stop_at_window.so");
+    let built = Command::new("c++")
+        .args(["-std=c++17", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("preload/stop_at_window.cpp"))
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "the library to be preloaded could not be compiled");
+    let finished = job(&model, 2)
+        .env("LD_PRELOAD", &library.display().to_string())
+        .timeout(Duration::from_secs(40))
+        .run();
+    ended(finished, 4, &["rank 1 ", "the shared window", "stopped"]);
 }
 
 /// How many times the ranks of this job meet.

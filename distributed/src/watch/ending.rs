@@ -1,5 +1,6 @@
 //! The end of a process that can't wait for anything any more.
 
+use crate::mpi_files;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool, patience: Dur
     let of_thread = told.clone();
     let work = move || {
         last();
+        mpi_files::remove_half_made_windows();
         of_thread.store(true, Ordering::Relaxed);
         if mpi {
             // SAFETY: MPI is initialised and not finalised, and may be called from any thread of a process that is
