@@ -66,6 +66,20 @@ pub(crate) fn emit(
     emitter.finish(analysis, memory.closing)
 }
 
+/// Room for tasks that no slot has: the first two and those that end the iteration.
+const SPARE_TASKS: usize = 512;
+
+/// Tasks and operands of all slots.
+fn sizes(plan: &Plan, rank: u32) -> (usize, usize) {
+    let parts = (0..plan.slots.len()).filter_map(|slot| plan.part(rank, slot));
+    let of_part = |part: &Part| {
+        // A copy writes one operand, which its part does not name.
+        let operands = part.tasks.iter().map(|t| t.reads.len() + t.writes.len().max(1));
+        (part.tasks.len(), operands.sum::<usize>())
+    };
+    parts.map(of_part).fold((0, 0), |all, part| (all.0 + part.0, all.1 + part.1))
+}
+
 struct Emitter<'a> {
     plan: &'a Plan,
     rank: u32,
@@ -86,6 +100,7 @@ impl<'a> Emitter<'a> {
         registered.retain(|n| !core_types::ALL.contains(n));
         type_names.extend(registered.iter().map(|s| s.to_string()));
         let options = &plan.options;
+        let (tasks, operands) = sizes(plan, rank);
         let graph = TaskGraph {
             name: plan.graph.name.clone(),
             rank,
@@ -98,8 +113,8 @@ impl<'a> Emitter<'a> {
             ops: plan.op_names.clone(),
             tensors: Vec::new(),
             variants: Vec::new(),
-            operands: Vec::new(),
-            tasks: Vec::new(),
+            operands: Vec::with_capacity(operands),
+            tasks: Vec::with_capacity(tasks + SPARE_TASKS),
             events: Vec::new(),
             worker_lists: match options.placement {
                 Placement::Static => vec![Vec::new(); options.target.workers as usize],

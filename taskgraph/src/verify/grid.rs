@@ -63,11 +63,6 @@ impl Grid {
         found
     }
 
-    /// True where these are all cells.
-    pub(super) fn is_whole(&self, cells: &Cells) -> bool {
-        (0..MAX_DIMS).all(|d| cells.lo[d] == 0 && cells.hi[d] == self.cells[d])
-    }
-
     /// Calls `visit` with the number of each cell until it returns false.
     pub(super) fn visit(&self, cells: &Cells, mut visit: impl FnMut(usize) -> bool) {
         for a in cells.lo[0]..cells.hi[0] {

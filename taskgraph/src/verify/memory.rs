@@ -3,7 +3,8 @@
 //!
 //! The accesses are visited in an order that respects happens-before. Each cell of the tensor's grid remembers
 //! its last writer and those that have read it since: a later access that comes after these also comes after
-//! everything before them. Between iterations it is enough to compare what is left at the end with what comes
+//! everything before them. Tasks that read the same box stand in its cells as one group, so that many readers of many
+//! cells cost their sum, not their product. Between iterations it is enough to compare what is left at the end with what comes
 //! first.
 
 use super::access::{Access, Memory};
@@ -13,30 +14,64 @@ use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::Region;
+use std::collections::HashMap;
 
 /// Violations kept of each rank's memory.
 const KEEP: usize = 16;
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Cell {
     writer: u32,
     first_writer: u32,
-    readers: Vec<u32>,
-    /// Reads before the first write.
-    early: Vec<u32>,
-    generation: u32,
+    /// The last link of the list of those that have read it since, or [`NONE`].
+    readers: u32,
 }
 
-const EMPTY_CELL: Cell =
-    Cell { writer: NONE, first_writer: NONE, readers: Vec::new(), early: Vec::new(), generation: 0 };
+const EMPTY_CELL: Cell = Cell { writer: NONE, first_writer: NONE, readers: NONE };
 
-/// Tasks that read the whole tensor, kept apart from the cells.
-struct WholeReaders {
+/// What the sweep keeps of one tensor.
+#[derive(Default)]
+struct Cells {
+    all: Vec<Cell>,
+    groups: Vec<Readers>,
+    /// Lists of groups: (group, next link).
+    links: Vec<(u32, u32)>,
+    /// The groups that may still grow, by what they read.
+    growing: HashMap<Region, u32>,
+    /// Reads before the first write: (cell, task).
+    early: Vec<(u32, u32)>,
+}
+
+/// Tasks that read the same box with no write of any of its bytes in between: they stand in the lists of the box's
+/// cells as one.
+struct Readers {
     tasks: Vec<u32>,
     bound: Bound,
-    /// Writes mark cells with this; once all are marked, the reads are no longer the last ones anywhere.
-    generation: u32,
-    marked: usize,
+    /// No part of the box has been written since the first of them.
+    whole: bool,
+    /// The last write that has been compared with them: an index of accesses.
+    compared: u32,
+}
+
+impl Cells {
+    fn clear(&mut self, cells: usize) {
+        self.all.clear();
+        self.all.resize(cells, EMPTY_CELL);
+        self.groups.clear();
+        self.links.clear();
+        self.growing.clear();
+        self.early.clear();
+    }
+
+    /// The groups of readers of a cell since its last write.
+    fn readers(&self, cell: &Cell) -> impl Iterator<Item = &Readers> {
+        let mut link = cell.readers;
+        std::iter::from_fn(move || {
+            let &(group, next) = self.links.get(link as usize)?;
+            link = next;
+            Some(&self.groups[group as usize])
+        })
+    }
 }
 
 /// Verifies one rank's memory; one tensor after another.
@@ -45,7 +80,7 @@ pub(super) struct Sweep<'a, 'g> {
     memory: &'a Memory<'g>,
     names: Names<'g>,
     grid: Grid,
-    cells: Vec<Cell>,
+    cells: Cells,
     /// Counts searches.
     pub(super) search: Search,
     /// What was found.
@@ -59,7 +94,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
             memory,
             names: Names { graphs: order.graphs },
             grid: Grid::default(),
-            cells: Vec::new(),
+            cells: Cells::default(),
             search: Search::default(),
             violations: Vec::new(),
         }
@@ -108,10 +143,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
     fn by_cells(&mut self, tensor: usize, accesses: &[Access], grid: &Grid, activation: bool) {
         let order = self.order;
         let mut cells = std::mem::take(&mut self.cells);
-        cells.clear();
-        cells.resize(grid.len(), EMPTY_CELL);
-        let mut whole =
-            WholeReaders { tasks: Vec::new(), bound: order.no_tasks(true), generation: 1, marked: 0 };
+        cells.clear(grid.len());
         let remote = self.memory.is_remote(tensor);
         let flagged = self.is_flagged(tensor);
         // The last read whose order was known from events alone: others like it need no check.
@@ -123,8 +155,6 @@ impl<'a, 'g> Sweep<'a, 'g> {
             }
             let task = self.number(access);
             let region = &access.region;
-            let place = grid.cells(region);
-            let is_whole = grid.is_whole(&place);
             let mut last_trigger = NONE;
             let mut by_events = true;
             let mut conflict = None;
@@ -152,71 +182,77 @@ impl<'a, 'g> Sweep<'a, 'g> {
                         order.rank(p) == order.rank(task)
                             && order.task(p).dependencies == order.task(task).dependencies
                     });
+                let grown = cells.growing.get(region).copied();
+                let grown = grown.filter(|&group| cells.groups[group as usize].whole);
+                // Who reads the same bytes in the same state reads nothing that is unwritten, as those before it.
+                if let (true, Some(group)) = (known, grown) {
+                    let group = &mut cells.groups[group as usize];
+                    group.tasks.push(task);
+                    order.add(&mut group.bound, task);
+                    continue;
+                }
+                let group = grown.unwrap_or_else(|| {
+                    let (tasks, bound) = (Vec::new(), order.no_tasks(true));
+                    cells.groups.push(Readers { tasks, bound, whole: true, compared: NONE });
+                    let number = cells.groups.len() as u32 - 1;
+                    cells.growing.insert(*region, number);
+                    number
+                });
+                let readers = &mut cells.groups[group as usize];
+                readers.tasks.push(task);
+                order.add(&mut readers.bound, task);
                 let mut unwritten = false;
-                grid.visit(&place, |cell| {
-                    let cell = &mut cells[cell];
+                let mut last_writer = NONE;
+                grid.visit(&grid.cells(region), |number| {
+                    let cell = &mut cells.all[number];
                     if cell.writer == NONE {
                         unwritten = true;
                         if remote {
-                            cell.early.push(task);
+                            cells.early.push((number as u32, task));
                         }
-                    } else if !known && conflict.is_none() && !ordered(cell.writer, Kind::Data) {
-                        conflict = Some(cell.writer);
+                    } else if !known && conflict.is_none() && cell.writer != last_writer {
+                        last_writer = cell.writer;
+                        if !ordered(cell.writer, Kind::Data) {
+                            conflict = Some(cell.writer);
+                        }
                     }
-                    if !is_whole {
-                        cell.readers.push(task);
+                    if grown.is_none() {
+                        cells.links.push((group, cell.readers));
+                        cell.readers = cells.links.len() as u32 - 1;
                     }
                     true
                 });
-                if is_whole {
-                    if whole.marked > 0 {
-                        whole.generation += 1;
-                        whole.marked = 0;
-                    }
-                    whole.tasks.push(task);
-                    order.add(&mut whole.bound, task);
-                }
-                if !known {
-                    (proven, proven_region) = if by_events && conflict.is_none() {
-                        (Some(task), Some(region))
-                    } else {
-                        (None, None)
-                    };
-                }
+                (proven, proven_region) = match (by_events || known) && conflict.is_none() && !unwritten {
+                    true => (Some(task), Some(region)),
+                    false => (None, None),
+                };
                 if unwritten && activation {
                     self.report_unwritten(tensor, &accesses[..index], access);
                 }
             } else {
-                if !whole.tasks.is_empty() && !order.all_before(&whole.bound, task) {
-                    conflict = whole.tasks.iter().copied().find(|&reader| !ordered(reader, Kind::Reuse));
-                }
-                grid.visit(&place, |cell| {
-                    let cell = &mut cells[cell];
-                    if conflict.is_none() {
-                        if cell.writer != NONE && !ordered(cell.writer, Kind::Overwrite) {
-                            conflict = Some(cell.writer);
-                        } else {
-                            conflict =
-                                cell.readers.iter().copied().find(|&reader| !ordered(reader, Kind::Reuse));
+                grid.visit(&grid.cells(region), |number| {
+                    let cell = &mut cells.all[number];
+                    if conflict.is_none() && cell.writer != NONE && !ordered(cell.writer, Kind::Overwrite) {
+                        conflict = Some(cell.writer);
+                    }
+                    let mut link = std::mem::replace(&mut cell.readers, NONE);
+                    while let Some(&(group, next)) = cells.links.get(link as usize) {
+                        link = next;
+                        let group = &mut cells.groups[group as usize];
+                        group.whole = false;
+                        if conflict.is_none() && group.compared != index as u32 {
+                            group.compared = index as u32;
+                            if !order.all_before(&group.bound, task) {
+                                conflict = group.tasks.iter().copied().find(|&r| !ordered(r, Kind::Reuse));
+                            }
                         }
                     }
                     cell.writer = task;
                     if cell.first_writer == NONE {
                         cell.first_writer = task;
                     }
-                    cell.readers.clear();
-                    if cell.generation != whole.generation {
-                        cell.generation = whole.generation;
-                        whole.marked += 1;
-                    }
                     true
                 });
-                if whole.marked == cells.len() && !whole.tasks.is_empty() {
-                    whole.tasks.clear();
-                    whole.bound = order.no_tasks(true);
-                    whole.generation += 1;
-                    whole.marked = 0;
-                }
                 (proven, proven_region) = (None, None);
             }
             if let Some(earlier) = conflict {
@@ -224,13 +260,13 @@ impl<'a, 'g> Sweep<'a, 'g> {
             }
         }
         if remote && self.violations.len() < KEEP {
-            self.next_iteration(tensor, accesses, &cells, &whole);
+            self.next_iteration(tensor, accesses, &cells);
         }
         self.cells = cells;
     }
 
     /// What is left at the end of an iteration against what comes first in the next.
-    fn next_iteration(&mut self, tensor: usize, accesses: &[Access], cells: &[Cell], whole: &WholeReaders) {
+    fn next_iteration(&mut self, tensor: usize, accesses: &[Access], cells: &Cells) {
         let order = self.order;
         let flagged = self.is_flagged(tensor);
         let (mut all, mut seen) = (order.no_tasks(flagged), NONE);
@@ -244,13 +280,18 @@ impl<'a, 'g> Sweep<'a, 'g> {
         if all.all_cross_barrier(&all) {
             return;
         }
-        for cell in cells.iter().filter(|c| c.writer != NONE) {
-            let readers =
-                cell.readers.iter().chain(&whole.tasks).map(|&r| (r, cell.first_writer, Kind::Reuse));
+        let mut early: HashMap<u32, Vec<u32>> = HashMap::new();
+        for &(cell, task) in &cells.early {
+            early.entry(cell).or_default().push(task);
+        }
+        for (number, cell) in cells.all.iter().enumerate().filter(|(_, c)| c.writer != NONE) {
+            let readers = cells.readers(cell).flat_map(|group| &group.tasks);
+            let readers = readers.map(|&r| (r, cell.first_writer, Kind::Reuse));
             // Who has read a flagged word has seen its write: what comes after the read comes after both.
-            let read = flagged && !(cell.readers.is_empty() && whole.tasks.is_empty());
+            let read = flagged && cell.readers != NONE;
             let writer = (!read).then_some((cell.writer, cell.first_writer, Kind::Overwrite));
-            let early = cell.early.iter().map(|&later| (cell.writer, later, Kind::Data));
+            let early = early.get(&(number as u32)).into_iter().flatten();
+            let early = early.map(|&later| (cell.writer, later, Kind::Data));
             for (earlier, later, kind) in readers.chain(writer).chain(early) {
                 if !order.before_in_next(earlier, later, kind, &mut self.search) {
                     self.report_across(tensor, accesses, earlier, later);

@@ -25,6 +25,7 @@ use super::lists::{Lists, bases};
 use super::structure::is_put;
 use crate::ids::EventId;
 use crate::task_graph::{Task, TaskGraph};
+use smallvec::SmallVec;
 
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
@@ -429,15 +430,15 @@ impl<'g> Order<'g> {
 /// the last elements before them.
 pub(super) struct Bound {
     weak: bool,
-    first: Vec<Lanes>,
-    last: Vec<Lanes>,
+    first: SmallVec<[Lanes; 1]>,
+    last: SmallVec<[Lanes; 1]>,
 }
 
 impl Bound {
     /// The same of the ranks that are `by` further on of `world` alike ones.
     pub(super) fn turned(&self, by: usize, world: usize) -> Bound {
         let turn = |lanes: &[Lanes]| {
-            let mut turned = lanes.to_vec();
+            let mut turned: SmallVec<[Lanes; 1]> = SmallVec::from_slice(lanes);
             for rank in 0..world {
                 let to = (rank + by) % world;
                 turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];

@@ -8,7 +8,7 @@
 
 use super::access::{Access, Memory};
 use super::memory::across_message;
-use super::order::{Bound, Kind, Order, Proof, Search};
+use super::order::{Bound, Kind, NONE, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
 use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
 use std::collections::HashSet;
@@ -113,6 +113,14 @@ fn counts(order: &Order<'_>, memory: &Memory<'_>, tensor: usize, access: &Access
     !(access.write && order.all_read(memory.owner, tensor))
 }
 
+/// Accesses that must be done before others write, those with the same trigger side by side.
+fn by_trigger<'m>(order: &Order<'_>, memory: &'m Memory<'_>, tensor: usize) -> Vec<&'m Access> {
+    let mut found: Vec<&Access> =
+        memory.accesses(tensor).iter().filter(|a| counts(order, memory, tensor, a)).collect();
+    found.sort_by_key(|a| order.trigger[number(order, a) as usize]);
+    found
+}
+
 fn turns_in_iteration(
     order: &Order<'_>,
     memory: &Memory<'_>,
@@ -123,19 +131,35 @@ fn turns_in_iteration(
     let before = memory.accesses(first);
     let mut all = order.no_tasks(true);
     before.iter().filter(|a| counts(order, memory, first, a)).for_each(|a| add(order, &mut all, a));
+    let mut groups: Option<Vec<&Access>> = None;
+    // The last write whose order was known from events alone: others that wait for the same need no check.
+    let mut proven: Option<u32> = None;
     for write in memory.accesses(second).iter().filter(|a| a.write) {
         let later = number(order, write);
-        if order.all_before(&all, later) {
+        let known = proven.is_some_and(|p| {
+            order.rank(p) == order.rank(later) && order.task(p).dependencies == order.task(later).dependencies
+        });
+        if known || order.all_before(&all, later) {
             continue;
         }
-        let unordered = |a: &&Access| {
-            if !counts(order, memory, first, a) {
+        let groups = groups.get_or_insert_with(|| by_trigger(order, memory, first));
+        let (mut by_events, mut done) = (true, NONE);
+        let unordered = |a: &&&Access| {
+            let earlier = number(order, a);
+            let trigger = order.trigger[earlier as usize];
+            if trigger != NONE && trigger == done {
                 return false;
             }
-            let kind = Kind::of(a.write, true);
-            order.before(number(order, a), later, kind, search) == Proof::Missing
+            match order.before(earlier, later, Kind::of(a.write, true), search) {
+                Proof::Events => done = trigger,
+                Proof::Tasks => by_events = false,
+                Proof::Missing => return true,
+            }
+            false
         };
-        if let Some(access) = before.iter().find(unordered) {
+        let found = groups.iter().find(unordered).copied();
+        proven = (by_events && found.is_none()).then_some(later);
+        if let Some(access) = found {
             let message = format!(
                 "{} and {} are not ordered: {}",
                 Names { graphs: order.graphs }.task(access.place()),

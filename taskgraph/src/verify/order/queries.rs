@@ -1,6 +1,7 @@
 //! Questions to an order.
 
 use super::{Bound, Clocks, Flagged, Kind, LANES, NONE, Order, Proof, Search};
+use smallvec::smallvec;
 
 impl<'g> Order<'g> {
     fn clock(&self, weak: bool) -> &Clocks {
@@ -102,7 +103,11 @@ impl<'g> Order<'g> {
 
     /// What holds for all of a set of earlier tasks, to compare with many later ones; by the weak order or the strong.
     pub(in crate::verify) fn no_tasks(&self, weak: bool) -> Bound {
-        Bound { weak, first: vec![[0; LANES]; self.blocks], last: vec![[u16::MAX; LANES]; self.blocks] }
+        Bound {
+            weak,
+            first: smallvec![[0; LANES]; self.blocks],
+            last: smallvec![[u16::MAX; LANES]; self.blocks],
+        }
     }
 
     /// Adds a task to the set.
