@@ -61,17 +61,34 @@ template <typename T, uint32_t NQ>
 MPK_INLINE void dot_tile(const float* q, uint32_t dim, const typename T::Element* k, float* out, uint32_t out_stride) {
   constexpr uint32_t NK = DOT_TILE / NQ;
   F32x16 sums[DOT_TILE];
-#pragma GCC unroll 16
-  for (uint32_t i = 0; i < DOT_TILE; ++i) sums[i] = zero();
-  for (uint32_t c = 0; c < dim; c += 16) {
-    F32x16 query[NQ];
-#pragma GCC unroll 16
-    for (uint32_t i = 0; i < NQ; ++i) query[i] = load(q + uint64_t{i} * dim + c);
+  if constexpr (QUERY_TILE >= 4 && NQ <= 2) {
+    // Few queries: reading the keys takes longest, which is fastest from the first byte to the last.
 #pragma GCC unroll 16
     for (uint32_t j = 0; j < NK; ++j) {
-      const F32x16 key = T::load16(k + uint64_t{j} * dim + c);
+      F32x16 sum[NQ];
 #pragma GCC unroll 16
-      for (uint32_t i = 0; i < NQ; ++i) sums[i * NK + j] = fma(query[i], key, sums[i * NK + j]);
+      for (uint32_t i = 0; i < NQ; ++i) sum[i] = zero();
+      for (uint32_t c = 0; c < dim; c += 16) {
+        const F32x16 key = T::load16(k + uint64_t{j} * dim + c);
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < NQ; ++i) sum[i] = fma(load(q + uint64_t{i} * dim + c), key, sum[i]);
+      }
+#pragma GCC unroll 16
+      for (uint32_t i = 0; i < NQ; ++i) sums[i * NK + j] = sum[i];
+    }
+  } else {
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < DOT_TILE; ++i) sums[i] = zero();
+    for (uint32_t c = 0; c < dim; c += 16) {
+      F32x16 query[NQ];
+#pragma GCC unroll 16
+      for (uint32_t i = 0; i < NQ; ++i) query[i] = load(q + uint64_t{i} * dim + c);
+#pragma GCC unroll 16
+      for (uint32_t j = 0; j < NK; ++j) {
+        const F32x16 key = T::load16(k + uint64_t{j} * dim + c);
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < NQ; ++i) sums[i * NK + j] = fma(query[i], key, sums[i * NK + j]);
+      }
     }
   }
   float tile[DOT_TILE];
@@ -141,6 +158,9 @@ template <typename T, uint32_t NQ>
 MPK_INLINE void weighted_of(float* o, uint32_t dim, const float* p, uint32_t p_stride,
                             const typename T::Element* v, uint32_t keys) {
   uint32_t c = 0;
+  if constexpr (QUERY_TILE >= 4 && NQ <= 2) // whole rows of 128 values at once, so that they are read in order
+    for (; c + 16 * 2 * VALUE_TILE <= dim; c += 16 * 2 * VALUE_TILE)
+      weighted_tile<T, NQ, 2 * VALUE_TILE>(o + c, dim, p, p_stride, v + c, keys);
   for (; c + 16 * VALUE_TILE <= dim; c += 16 * VALUE_TILE)
     weighted_tile<T, NQ, VALUE_TILE>(o + c, dim, p, p_stride, v + c, keys);
   for (; c < dim; c += 16) weighted_tile<T, NQ, 1>(o + c, dim, p, p_stride, v + c, keys);
