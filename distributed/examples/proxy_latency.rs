@@ -2,14 +2,14 @@
 //!
 //! `mpirun -H node1:1,node2:1 target/release/examples/proxy_latency [ROUNDS]`
 
-use distributed::{WatchOptions, World, nodes};
+use distributed::{WatchOptions, World};
 use std::time::Duration;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rounds = std::env::args().nth(1).map_or(Ok(2000), |text| text.parse())?;
     let tell = |message: &str| eprintln!("{message}");
     let world = World::init(WatchOptions { deadline: Duration::from_secs(30), tell, fault: None })?;
-    match nodes::latency(&world, 8192, rounds)? {
+    match distributed::latency(&world, 8192, rounds)? {
         Some(found) if world.rank() == 0 => {
             let (put, message) = (found.put_with_signal.as_secs_f64(), found.message.as_secs_f64());
             println!(

@@ -2,6 +2,7 @@
 
 use crate::arrays::{GraphArrays, placement_of_rank};
 use crate::batch_memory::{BatchMemory, TablePlaces};
+use crate::control_writer::ControlWriter;
 use crate::error::Result;
 use crate::heap_layout::HeapLayout;
 use crate::image::Image;
@@ -61,18 +62,6 @@ pub(crate) struct Control {
     pushed: (u64, u64),
     /// Offsets in the symmetric heap of words that a launch expects to be 0, and their bytes.
     heap_zeros: Vec<(u64, u64)>,
-}
-
-/// How a host writes the memory of a rank whose kernel may be running.
-pub(crate) trait ControlWriter {
-    /// `bytes` to this offset of the control memory.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
-    /// Zeros there.
-    fn zero(&self, offset: u64, bytes: u64) -> Result<()>;
-    /// Zeros in this rank's part of the symmetric heap.
-    fn zero_heap(&self, offset: u64, bytes: u64) -> Result<()>;
-    /// Everything that was written has arrived.
-    fn is_written(&self) -> Result<bool>;
 }
 
 impl Control {

@@ -1,6 +1,6 @@
 //! What can go wrong between ranks, and the exit status it maps to.
 
-use crate::cuda::gibibytes;
+use crate::gibibytes::gibibytes;
 use thiserror::Error;
 
 /// An error of the distributed runtime.

@@ -1,7 +1,6 @@
 //! Ctrl-C and SIGTERM while the kernel runs: the first is a flag that the watching host looks at, the second ends the
 //! process. At other times they do what they do by default: they end it.
 
-use crate::world::World;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The run failed.
@@ -60,10 +59,4 @@ pub fn stop_kernel() {
 /// One of them has come.
 pub(crate) fn requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
-}
-
-/// What is known of a rank that is lost, if one is. The launcher ends the others when one has died, so a signal is first
-/// taken for that.
-pub(crate) fn lost_rank(world: &World) -> Option<String> {
-    if requested() { world.find_lost().or_else(|| world.missed()) } else { world.lost() }
 }

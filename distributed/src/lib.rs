@@ -1,18 +1,21 @@
 //! The ranks of a job and what runs on them: MPI world, symmetric heap, launch, watchdog and abort.
 
 pub mod affinity;
-mod agreement;
 mod arrays;
 mod batch_memory;
+mod common;
 mod control;
+mod control_writer;
 pub mod cpu;
 pub mod cuda;
 pub mod error;
 mod fault;
 pub mod fill;
+mod gibibytes;
 mod heap_layout;
 mod image;
 mod interrupt;
+mod latency;
 pub mod launcher;
 pub mod memory;
 mod messages;
@@ -31,11 +34,13 @@ mod watch;
 pub mod world;
 
 pub use arrays::are_mixed;
+pub use common::Common;
 pub use cpu::CpuRank;
 pub use cuda::CudaRank;
 pub use error::{Error, Result};
 pub use fault::{Fault, FaultKind};
 pub use interrupt::{end_on_signal, stop_kernel};
-pub use rank::{Common, Rank};
+pub use latency::{Latency, latency};
+pub use rank::Rank;
 pub use watch::WatchOptions;
 pub use world::World;

@@ -1,6 +1,6 @@
 //! Queues of dynamic placement, sized so that none can fill up.
 
-use crate::control::ControlWriter;
+use crate::control_writer::ControlWriter;
 use crate::error::Result;
 use crate::image::Image;
 use crate::memory::Layout;

@@ -1,6 +1,5 @@
 //! The ranks of a job: MPI where mpirun started us, a single rank without MPI otherwise.
 
-use crate::agreement::agreed;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::launcher::{Place, launched_by_mpi};
@@ -220,6 +219,12 @@ impl World {
         self.watch.as_ref()?.lost()
     }
 
+    /// What is known of a rank that is lost, if one is. The launcher ends the others when one has died, so a signal is
+    /// first taken for that.
+    pub(crate) fn lost_rank(&self) -> Option<String> {
+        if interrupt::requested() { self.find_lost().or_else(|| self.missed()) } else { self.lost() }
+    }
+
     /// As `lost`, but looks at once.
     pub(crate) fn find_lost(&self) -> Option<String> {
         self.watch.as_ref()?.find_lost()
@@ -391,4 +396,20 @@ fn end_the_job_on_panic(watch: Watch) {
 /// Name and version of the MPI library.
 pub fn mpi_library() -> String {
     mpi::environment::library_version().unwrap_or_else(|_| "unknown".into()).trim().to_string()
+}
+
+/// Collective: goes on where every rank's step went well; otherwise every rank gets the first error, so that none
+/// goes on to a collective call that another will not make.
+pub(crate) fn agreed<T>(world: &World, result: Result<T>) -> Result<T> {
+    if world.size() == 1 {
+        return result;
+    }
+    let status = result.as_ref().err().map_or(0, Error::exit_status);
+    let Some((rank, status)) = world.agree(status) else { return result };
+    let own = result.as_ref().err().map(|e| e.to_string().into_bytes()).unwrap_or_default();
+    let message = world.broadcast(rank, own);
+    match result {
+        Err(error) if rank == world.rank() => Err(error),
+        _ => Err(Error::AtRank { rank, status, message: String::from_utf8_lossy(&message).into_owned() }),
+    }
 }

@@ -12,7 +12,12 @@
 #ifndef MPK_PROTOCOL_FRAMES_H
 #define MPK_PROTOCOL_FRAMES_H
 
-#include "platform/platform.h"
+/* What the CPU's puts are made of, so not platform.h, which has them. */
+#if defined(MPK_MODEL)
+#include "model/platform.h"
+#else
+#include "platform/cpu.h"
+#endif
 
 namespace mpk {
 namespace platform {

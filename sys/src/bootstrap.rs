@@ -98,7 +98,7 @@ const _: () = {
     assert!(std::mem::offset_of!(sys::nvshmemx_init_attr_t, args) == 16);
     assert!(std::mem::offset_of!(sys::nvshmemx_init_args_t, version) == 0);
     assert!(std::mem::offset_of!(sys::nvshmemx_init_args_t, uid_args) == 8);
-    assert!(size_of::<crate::Dim3>() == 12);
+    assert!(size_of::<crate::types::Dim3>() == 12);
 };
 
 #[cfg(test)]

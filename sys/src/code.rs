@@ -2,9 +2,11 @@
 
 use std::ffi::c_void;
 
-use crate::result::{Dim3, check};
+use crate::error::Error;
+use crate::library::Library;
+use crate::result::check;
 use crate::sys;
-use crate::{Error, Library};
+use crate::types::Dim3;
 
 /// Code that is loaded apart from the program, and its launch.
 impl Library {

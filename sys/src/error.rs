@@ -1,7 +1,8 @@
 use std::path::PathBuf;
 
 use crate::locate::Probe;
-use crate::{InitStatus, Version};
+use crate::types::InitStatus;
+use crate::version::Version;
 
 /// What went wrong, where, and what mends it.
 #[derive(Debug, thiserror::Error)]

@@ -66,33 +66,15 @@ mod error;
 mod library;
 pub mod locate;
 pub mod result;
-
-#[allow(
-    missing_docs,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
-pub mod sys {
-    //! What bindgen made of NVSHMEM's headers: types, constants and [`Functions`], the table of bound
-    //! functions. `build.rs` holds the list of names.
-
-    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
-}
+pub mod sys;
+mod types;
+mod version;
 
 pub use bootstrap::UniqueId;
 pub use error::Error;
-pub use library::{Library, Version};
-pub use result::{Dim3, InitStatus, Team};
+pub use library::Library;
+pub use types::{Dim3, InitStatus, Team};
+pub use version::{HEADER_VERSION, Version};
 
 /// Where this build's bindings come from: `generated`, or `checked-in: ` and why they were not generated.
 pub const BINDINGS: &str = env!("NVSHMEM_SYS_BINDINGS");
-
-/// The version of the headers that the bindings were generated from.
-pub const HEADER_VERSION: Version = Version {
-    major: sys::NVSHMEM_VENDOR_MAJOR_VERSION,
-    minor: sys::NVSHMEM_VENDOR_MINOR_VERSION,
-    patch: sys::NVSHMEM_VENDOR_PATCH_VERSION,
-};

@@ -5,37 +5,11 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::error::Error;
 use crate::locate::{self, Candidate, Probe};
 use crate::sys;
-use crate::{Dim3, Error};
-
-/// A version of NVSHMEM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Version {
-    /// Changes with the ABI.
-    pub major: u32,
-    /// Changes with features.
-    pub minor: u32,
-    /// Changes with corrections.
-    pub patch: u32,
-}
-
-impl Version {
-    /// The oldest host library that this crate works with.
-    pub const OLDEST: Self = Self { major: 3, minor: 4, patch: 0 };
-
-    /// Whether a host library of this version can be used.
-    #[must_use]
-    pub fn is_supported(self) -> bool {
-        self >= Self::OLDEST && self.major == Self::OLDEST.major
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
+use crate::types::Dim3;
+use crate::version::Version;
 
 /// `int nvshmemx_collective_launch(func, grid, block, args, shared bytes, stream)`.
 pub(crate) type CollectiveLaunch = unsafe extern "C" fn(

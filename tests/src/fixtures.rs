@@ -1,9 +1,9 @@
 //! What Hugging Face transformers computed with the fixtures (see `tests/fixtures/README.md`), and the comparison.
 
+use crate::folders::fixtures_folder;
 use crate::model_file::{ModelFile, read_json};
 use crate::run_json::{RequestJson, RunJson};
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
 
 /// Below this lead (natural log) of the winner, a model with real weights may take the second token.
 const CLEAR_WINNER: f64 = 0.15;
@@ -192,19 +192,5 @@ impl Fixture {
             largest = f64::max(largest, difference / allowed);
         }
         largest
-    }
-}
-
-/// `tests/fixtures`.
-pub fn fixtures_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
-}
-
-/// Folder of a fixture's model.json.
-pub fn model_folder(name: &str) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    match name {
-        "tiny" => tests.parent().unwrap_or(tests).join("examples/tiny"),
-        _ => fixtures_folder().join(name),
     }
 }

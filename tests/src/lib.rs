@@ -5,6 +5,7 @@
 //! [`mod@reference`] computes operators in f64, [`task_graph`] reads emitted graphs without the code that wrote them.
 
 pub mod fixtures;
+pub mod folders;
 pub mod http;
 pub mod job;
 pub mod launcher;

@@ -22,7 +22,7 @@ impl ModelFile {
 
     /// Of a fixture, with its checkpoint where it is.
     pub fn of_fixture(name: &str) -> Self {
-        let folder = crate::fixtures::model_folder(name);
+        let folder = crate::folders::model_folder(name);
         let mut json = read_json(&folder.join("model.json"));
         json["checkpoint"] = json!(folder.join(json["checkpoint"].as_str().unwrap_or(".")));
         ModelFile::new(json)
@@ -30,7 +30,7 @@ impl ModelFile {
 
     /// Of a fixture, with a copy of its checkpoint beside it, to be damaged.
     pub fn copy_of_fixture(name: &str) -> Self {
-        let source = crate::fixtures::model_folder(name);
+        let source = crate::folders::model_folder(name);
         let mut json = read_json(&source.join("model.json"));
         json["checkpoint"] = json!("checkpoint");
         let file = ModelFile::new(json);

@@ -55,7 +55,7 @@ fn raw(text: &str) -> ModelFile {
 }
 
 fn qwen3_config() -> Value {
-    mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("qwen3").join("config.json"))
+    mpk_tests::model_file::read_json(&mpk_tests::folders::model_folder("qwen3").join("config.json"))
 }
 
 /// A small model of random weights with one field of its configuration changed.
@@ -172,7 +172,7 @@ fn unsupported_models_are_refused_with_what_is_supported() {
     }
     // A window is fine for as long as no sequence is longer.
     let mut config =
-        mpk_tests::model_file::read_json(&mpk_tests::fixtures::model_folder("mistral").join("config.json"));
+        mpk_tests::model_file::read_json(&mpk_tests::folders::model_folder("mistral").join("config.json"));
     config["sliding_window"] = json!(32);
     let model = ModelFile::random(config, 1).set("max_seq_len", 33);
     model_refused_on_all_ranks("sliding window", &model, &["max_seq_len", "window"]);

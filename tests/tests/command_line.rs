@@ -189,7 +189,7 @@ fn lengths() {
 #[test]
 fn eight_ranks_of_the_example() {
     let fixture = Fixture::open("tiny");
-    let path = mpk_tests::fixtures::model_folder("tiny").join("model.json");
+    let path = mpk_tests::folders::model_folder("tiny").join("model.json");
     let finished = Job::new(8).arg(&path).run().expect(0).expect_nothing_left();
     println!("{:?}", finished.elapsed);
     let expected = &fixture.expected.requests[0];

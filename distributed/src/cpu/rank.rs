@@ -2,7 +2,9 @@
 
 use crate::affinity::Cores;
 use crate::arrays::{GraphArrays, any_dynamic};
-use crate::control::{Control, ControlWriter, Parts};
+use crate::common::Common;
+use crate::control::{Control, Parts};
+use crate::control_writer::ControlWriter;
 use crate::cpu::symmetric::SymmetricHeap;
 use crate::error::{Error, Result};
 use crate::fill::TensorSource;
@@ -11,7 +13,6 @@ use crate::image::Image;
 use crate::memory::{HugeBuffer, Pages};
 use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
-use crate::rank::Common;
 use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged};
 use crate::trace;
 use crate::world::World;

@@ -93,7 +93,7 @@ impl CpuRank {
                 if lost.is_some() {
                     std::thread::sleep(LOOK);
                 } else {
-                    lost = interrupt::lost_rank(world);
+                    lost = world.lost_rank();
                 }
                 match &lost {
                     Some(_) => self.abort(abi::MPK_ABORT_PEER),
@@ -129,7 +129,7 @@ impl CpuRank {
     fn await_other_nodes(&self, world: &World, carried: &Carried<'_>) -> Option<String> {
         let begin = Instant::now();
         while !carried.is_over() && self.abort_state().0 == 0 {
-            let lost = interrupt::lost_rank(world);
+            let lost = world.lost_rank();
             if lost.is_some() || begin.elapsed() > AFTERWARDS {
                 self.abort(abi::MPK_ABORT_PEER);
                 return lost;

@@ -1,10 +1,9 @@
 //! The symmetric heap of the CPU target: an MPI shared-memory window within each node. Ranks of other nodes write to it through the
 //! proxies.
 
-use crate::agreement::agreed;
 use crate::error::{Error, Result};
 use crate::memory::HugeBuffer;
-use crate::world::World;
+use crate::world::{World, agreed};
 use mpi::ffi;
 use mpi::traits::*;
 

@@ -2,6 +2,7 @@
 
 use super::device::Context;
 use crate::error::{Error, Result};
+use crate::gibibytes::gibibytes;
 
 /// What a rank needs of device memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +45,6 @@ impl std::fmt::Display for Budget {
         let texts: Vec<String> = taken.map(|(what, bytes)| format!("{what} {}", gibibytes(*bytes))).collect();
         f.write_str(&texts.join(", "))
     }
-}
-
-/// `1.50 GiB`, or MiB where that is short.
-pub fn gibibytes(bytes: u64) -> String {
-    let mebibytes = bytes as f64 / f64::from(1 << 20);
-    if mebibytes < 1024.0 { format!("{mebibytes:.1} MiB") } else { format!("{:.2} GiB", mebibytes / 1024.0) }
 }
 
 #[cfg(test)]

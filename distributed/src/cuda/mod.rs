@@ -16,7 +16,7 @@ mod symmetric;
 mod warm_up;
 mod weights;
 
-pub use budget::gibibytes;
+pub use crate::gibibytes::gibibytes;
 pub use device::{Context, Gpu, hardware_row};
 pub use driver::{Driver, Found};
 pub use machine::{Machine, check_limits, memory_needed};

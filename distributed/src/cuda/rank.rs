@@ -1,6 +1,5 @@
 //! One rank of the CUDA target: its device memory, and the `mpk_rank` that the kernel works on.
 
-use super::budget::gibibytes;
 use super::device::Context;
 use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
@@ -8,20 +7,21 @@ use super::machine::{Machine, Scratch, schedulers, trace_capacity};
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
-use crate::agreement::agreed;
 use crate::arrays::{GraphArrays, any_dynamic};
-use crate::control::{Control, ControlWriter, Parts};
+use crate::common::Common;
+use crate::control::{Control, Parts};
+use crate::control_writer::ControlWriter;
 use crate::error::{Error, Result};
 use crate::fill::TensorSource;
+use crate::gibibytes::gibibytes;
 use crate::heap_layout::HeapLayout;
 use crate::image::Image;
 use crate::memory::HugeBuffer;
 use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
-use crate::rank::Common;
 use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged, flagged_activations};
 use crate::trace;
-use crate::world::World;
+use crate::world::{World, agreed};
 use bytemuck::AnyBitPattern;
 use kernels_cu::abi;
 use kernels_cu::gpu::{CollectiveShim, Cubin, KernelConfig, NvshmemVersion};

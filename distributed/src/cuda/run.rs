@@ -123,7 +123,7 @@ impl CudaRank {
                 true
             });
             if watch.told.is_none() {
-                watch.lost = interrupt::lost_rank(world);
+                watch.lost = world.lost_rank();
                 if watch.lost.is_some() || stop {
                     let lost = watch.lost.is_some();
                     self.abort(if lost { abi::MPK_ABORT_PEER } else { abi::MPK_ABORT_INTERRUPT });

@@ -3,9 +3,8 @@
 use super::device::{Context, is_stuck};
 use super::library::Library;
 use super::memory::{DeviceBuffer, Stream};
-use crate::agreement::agreed;
 use crate::error::{Error, Result};
-use crate::world::World;
+use crate::world::{World, agreed};
 use kernels_cu::gpu::NvshmemVersion;
 use nvshmem_sys::{Library as Nvshmem, UniqueId};
 use std::ffi::c_void;

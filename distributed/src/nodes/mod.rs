@@ -1,11 +1,9 @@
 //! Ranks on several nodes: which rank is where, and the proxy that carries between those that share no memory.
 
 mod carrier;
-mod latency;
 mod proxy;
 mod ring;
 
-pub use latency::{Latency, latency};
 pub(crate) use proxy::{Carried, Proxy};
 
 /// Where the ranks of a job are. Ranks of a node share memory.

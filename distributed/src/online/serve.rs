@@ -2,7 +2,7 @@
 
 use super::target::Target;
 use super::wire::Wire;
-use crate::control::ControlWriter;
+use crate::control_writer::ControlWriter;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::urgency::Urgent;
@@ -98,7 +98,7 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
                 Wish::Launch => break,
                 Wish::Leave => return Ok(()),
             }
-            if let Some(lost) = interrupt::lost_rank(world) {
+            if let Some(lost) = world.lost_rank() {
                 return Err(Error::Aborted(lost));
             }
             if interrupt::requested() {

@@ -2,7 +2,8 @@
 
 use super::wire::Entry;
 use crate::batch_memory::first_page_key;
-use crate::control::{Control, ControlWriter};
+use crate::control::Control;
+use crate::control_writer::ControlWriter;
 use crate::error::Result;
 use crate::outputs::Outputs;
 use kernels_cu::abi;

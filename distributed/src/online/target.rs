@@ -1,7 +1,8 @@
 //! What serving needs of a rank, whichever target it is on.
 
 use super::bell::Bell;
-use crate::control::{Control, ControlWriter};
+use crate::control::Control;
+use crate::control_writer::ControlWriter;
 use crate::cpu::CpuRank;
 use crate::cuda::CudaRank;
 use crate::error::Result;

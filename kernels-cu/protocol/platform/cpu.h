@@ -1,5 +1,5 @@
 /* Everything the steps of the protocol need from the machine, for the CPU target. The GPU has the same names
- * in platform/gpu.h: the steps include neither libstdc++ nor libc themselves. */
+ * in platform/gpu.h: the steps include neither libstdc++ nor libc themselves. Writing to other ranks is in cpu_puts.h. */
 #ifndef MPK_PLATFORM_CPU_H
 #define MPK_PLATFORM_CPU_H
 
@@ -205,6 +205,5 @@ class Backoff {
 }  // namespace platform
 }  // namespace mpk
 
-#include "platform/cpu_puts.h"
 
 #endif

@@ -1,9 +1,10 @@
-/* Writing to other ranks, for the CPU target (end of platform/cpu.h): by stores where they share memory, by the proxy where they do
+/* Writing to other ranks, for the CPU target (on top of platform/cpu.h): by stores where they share memory, by the proxy where they do
  * not. */
 #ifndef MPK_PLATFORM_CPU_PUTS_H
 #define MPK_PLATFORM_CPU_PUTS_H
 
 #include "frames.h"
+#include "platform/cpu.h"
 
 namespace mpk {
 namespace platform {

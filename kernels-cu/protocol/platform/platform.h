@@ -8,6 +8,7 @@
 #include "model/platform.h" /* the model checker's */
 #else
 #include "platform/cpu.h"
+#include "platform/cpu_puts.h"
 #endif
 
 #endif

@@ -3,9 +3,9 @@
 use crate::cluster::Cluster;
 use crate::edges::{Flagged, flagged};
 use crate::resources::{Message, Resources};
+use crate::time::{Ps, at_rate, ps};
 use crate::timeline::{Outcome, Record, Waited};
 use crate::work::{Costs, Load, Work, flagged_bytes};
-use crate::{Ps, at_rate, ps};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use taskgraph::task_graph::Place;

@@ -11,23 +11,12 @@ pub mod cluster;
 mod edges;
 mod engine;
 mod resources;
+mod time;
 pub mod timeline;
 mod work;
 
 pub use cluster::{Cluster, ClusterError};
 pub use engine::{SimulateError, simulate};
+pub use time::Ps;
 pub use timeline::{Outcome, Record, Waited};
 pub use work::Load;
-
-/// Picoseconds.
-pub type Ps = u64;
-
-/// Microseconds as picoseconds.
-pub(crate) fn ps(us: f64) -> Ps {
-    (us * 1e6).round() as Ps
-}
-
-/// The time that `bytes` take at a rate (or products at theirs).
-pub(crate) fn at_rate(bytes: u64, giga_per_s: f64) -> Ps {
-    (bytes as f64 * 1e3 / giga_per_s).round() as Ps
-}

@@ -1,7 +1,7 @@
 //! What tasks share: memory and links. Each serves in the order of requests.
 
 use crate::cluster::{Cluster, SharedBy};
-use crate::{Ps, at_rate, ps};
+use crate::time::{Ps, at_rate, ps};
 
 /// Serves one request after the other.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,6 @@
 //! What a simulation gives: when each task ran, and the timeline in the format of `mpk-run --trace`.
 
-use crate::Ps;
+use crate::time::Ps;
 use std::io::{self, Write};
 use taskgraph::TaskGraph;
 

@@ -1,6 +1,6 @@
 //! Pre-norm decoders with rotary attention and a gated MLP: Llama, Mistral, Qwen2, Qwen3.
 
-use super::{GraphOptions, dtype, names};
+use super::options::{GraphOptions, dtype, names};
 use crate::model::hf_config::ModelConfig;
 use crate::model::model_json::{Embedding, Sizes};
 use kernels_cu::tasks::attention::{kv_dims, kv_region_dims, kv_sharding};

@@ -1,6 +1,6 @@
 //! Llama 2 and 3, and what follows their architecture.
 
-use super::Family;
+use super::family::Family;
 use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits, some_layer_slides};
 use crate::model::json::Fields;

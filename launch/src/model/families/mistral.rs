@@ -1,6 +1,6 @@
 //! Mistral.
 
-use super::Family;
+use super::family::Family;
 use super::llama::Llama;
 use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};

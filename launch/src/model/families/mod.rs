@@ -5,8 +5,10 @@
 //! embeddings), so one builder serves them.
 
 pub mod decoder;
+mod family;
 mod llama;
 mod mistral;
+mod options;
 mod qwen2;
 mod qwen3;
 mod registry;
@@ -15,31 +17,14 @@ use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, ModelConfig, WeightDtype};
 use crate::model::json::Fields;
 use crate::model::model_json::{Embedding, Sizes};
-use kernels_cu::tasks::argmax_partial;
+pub use family::Family;
+pub use options::{GraphOptions, dtype, names};
 pub use registry::{add, all};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::path::Path;
 use taskgraph::op_graph::Role;
-use taskgraph::{Capacity, DType, OpGraph, Target};
-
-/// A model family: how its configurations are read, and what they compute.
-pub trait Family: Architecture {
-    /// The op graph of one iteration with room for `capacity`.
-    ///
-    /// Its weights name the tensors of the checkpoint. It reads the batch and writes the tensor `batch.next_token`, as
-    /// [`decoder::op_graph`] does, which serves where a family overrides nothing.
-    fn op_graph(
-        &self,
-        config: &ModelConfig,
-        sizes: &Sizes,
-        options: &GraphOptions,
-        name: &str,
-        capacity: Capacity,
-    ) -> OpGraph {
-        decoder::op_graph(config, sizes, options, name, capacity)
-    }
-}
+use taskgraph::{Capacity, OpGraph};
 
 /// Reads config.json, and generation_config.json where it exists, from a checkpoint's folder. `fallback_dtype` is asked
 /// where config.json names no dtype.
@@ -68,42 +53,6 @@ pub fn parse_config(
 
 fn architecture(fields: &Fields<'_>) -> Result<&'static dyn Architecture, InputError> {
     registry::of(fields).map(|family| family as &dyn Architecture)
-}
-
-/// Names of tensors that the host knows.
-pub mod names {
-    /// Rope table, f32 `[max_seq_len, head_dim]`.
-    pub const ROPE: &str = "rope";
-}
-
-/// What decides a graph besides the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphOptions {
-    /// How the embedding table is dealt to the ranks.
-    pub embedding: Embedding,
-    /// Log-probabilities wanted for each token.
-    pub top_k: u32,
-    /// Ranks: the argmax exchange has a slice for each.
-    pub ranks: u32,
-    /// Column tiles of each rank's logits.
-    pub argmax_tiles: u32,
-    /// Requests may draw their tokens or have penalties. Without it the graphs are greedy, and nothing is spent on it.
-    pub sampling: bool,
-    /// Workers of each rank.
-    pub workers: u32,
-}
-
-impl GraphOptions {
-    /// Greedy, for `ranks` ranks of `target`.
-    pub fn new(config: &ModelConfig, embedding: Embedding, top_k: u32, ranks: u32, target: &Target) -> Self {
-        let argmax_tiles = argmax_partial::tiles(u64::from(config.vocab_size), ranks, target);
-        GraphOptions { embedding, top_k, ranks, argmax_tiles, sampling: false, workers: target.workers }
-    }
-
-    /// The same with sampling, or without.
-    pub fn with_sampling(self, sampling: bool) -> Self {
-        GraphOptions { sampling, ..self }
-    }
 }
 
 /// The op graph of one iteration with room for `capacity`.
@@ -186,18 +135,10 @@ pub fn possible_ranks(config: &ModelConfig) -> Vec<u32> {
     (1..=config.num_heads).filter(|&n| config.num_heads.is_multiple_of(n)).collect()
 }
 
-/// The element type of weights and of activations between tasks.
-pub fn dtype(config: &ModelConfig) -> DType {
-    match config.dtype {
-        WeightDtype::F32 => DType::F32,
-        WeightDtype::F16 => DType::F16,
-        WeightDtype::Bf16 => DType::Bf16,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use taskgraph::Target;
 
     #[test]
     fn every_batch_up_to_the_largest_has_a_graph() {

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5.
 
-use super::Family;
+use super::family::Family;
 use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};
 use crate::model::json::Fields;

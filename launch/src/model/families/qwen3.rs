@@ -1,6 +1,6 @@
 //! Qwen3.
 
-use super::Family;
+use super::family::Family;
 use super::qwen2::{Qwen2, window};
 use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits};

@@ -1,6 +1,6 @@
 //! The list of model families, which other crates may add to.
 
-use super::Family;
+use super::family::Family;
 use crate::model::error::InputError;
 use crate::model::hf_config::ModelConfig;
 use crate::model::json::Fields;

@@ -1,7 +1,7 @@
 //! What a program puts in the place of values of model.json, such as the options of its command line.
 
-use super::{Allreduce, Kv, ModelJson, Placement, PrefixCache};
-use crate::model::error::InputError;
+use super::placements::Placement;
+use super::runtime::{Allreduce, Kv, PrefixCache};
 
 /// Values that replace those of model.json, where they are given.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,28 +42,5 @@ impl Overrides {
             _ => return None,
         };
         given.then_some(option)
-    }
-}
-
-impl ModelJson {
-    /// The same with these values in the place of its own, checked as a whole.
-    ///
-    /// # Errors
-    /// Fields do not fit each other or their limits.
-    pub fn with(mut self, overrides: &Overrides) -> Result<ModelJson, InputError> {
-        let put = |field: &mut Option<u32>, value: Option<u32>| *field = value.or(*field);
-        put(&mut self.max_batch, overrides.max_batch);
-        put(&mut self.max_seq_len, overrides.max_seq_len);
-        put(&mut self.runtime.workers, overrides.workers);
-        put(&mut self.runtime.prefill_chunk, overrides.prefill_chunk);
-        put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
-        self.runtime.placement = overrides.placement.map_or(self.runtime.placement, Into::into);
-        self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);
-        self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
-        self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);
-        self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
-        self.generate.ignore_eos |= overrides.ignore_eos;
-        self.check(overrides)?;
-        Ok(self)
     }
 }

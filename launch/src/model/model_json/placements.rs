@@ -1,11 +1,21 @@
 //! `runtime.placement`: one for all graphs, or one for each class of them.
 
-use super::Placement;
 use schemars::JsonSchema;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
+
+/// How tasks get to workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// Each worker has its list.
+    #[default]
+    Static,
+    /// Events launch tasks through schedulers.
+    Dynamic,
+}
 
 /// How tasks get to workers, for each class of graphs. In model.json it is a name for both, or an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

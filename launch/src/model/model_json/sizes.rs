@@ -1,6 +1,6 @@
 //! The sizes that model.json and the model's configuration give together.
 
-use super::{
+use super::file::{
     DEFAULT_MAX_SEQ_LEN, DEFAULT_PAGE_SIZE, DEFAULT_PREFILL_CHUNK, DEFAULT_WIDE_PREFILL_CHUNK, ModelJson,
 };
 use crate::model::{error::InputError, hf_config::ModelConfig};

@@ -1,9 +1,10 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::model::error::InputError;
 use crate::model::hf_config::WeightDtype;
 
 fn parse(text: &str) -> Result<ModelJson, String> {

@@ -1,0 +1,25 @@
+//! What a model family is.
+
+use super::decoder;
+use super::options::GraphOptions;
+use crate::model::hf_config::{Architecture, ModelConfig};
+use crate::model::model_json::Sizes;
+use taskgraph::{Capacity, OpGraph};
+
+/// A model family: how its configurations are read, and what they compute.
+pub trait Family: Architecture {
+    /// The op graph of one iteration with room for `capacity`.
+    ///
+    /// Its weights name the tensors of the checkpoint. It reads the batch and writes the tensor `batch.next_token`, as
+    /// [`decoder::op_graph`] does, which serves where a family overrides nothing.
+    fn op_graph(
+        &self,
+        config: &ModelConfig,
+        sizes: &Sizes,
+        options: &GraphOptions,
+        name: &str,
+        capacity: Capacity,
+    ) -> OpGraph {
+        decoder::op_graph(config, sizes, options, name, capacity)
+    }
+}

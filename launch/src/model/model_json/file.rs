@@ -1,0 +1,371 @@
+//! The file: its fields, and how they are read and checked.
+
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::overrides::Overrides;
+use super::runtime::Runtime;
+use crate::model::sampling::SamplingOptions;
+use crate::model::{error::InputError, files, json};
+
+/// The schema that this program reads.
+pub const SCHEMA: &str = "mpk-model/1";
+/// `generate.max_new_tokens` where it is not given.
+pub const DEFAULT_MAX_NEW_TOKENS: u32 = 64;
+/// `max_batch` where it is not given.
+pub const DEFAULT_MAX_BATCH: u32 = 8;
+/// The largest `max_batch` that is taken.
+pub const LARGEST_MAX_BATCH: u32 = 4096;
+/// The largest `runtime.workers` that is taken.
+pub const LARGEST_WORKERS: u32 = 4096;
+/// `page_size` where it is not given.
+pub const DEFAULT_PAGE_SIZE: u32 = 64;
+/// `max_seq_len` where it is not given, unless the model's own limit is smaller.
+pub const DEFAULT_MAX_SEQ_LEN: u32 = 4096;
+/// `runtime.prefill_chunk` where it is not given (but more than `max_batch`).
+pub const DEFAULT_PREFILL_CHUNK: u32 = 256;
+/// The same on a GPU whose tensor cores take wide tiles (Hopper): enough of them for whole waves.
+pub const DEFAULT_WIDE_PREFILL_CHUNK: u32 = 2048;
+
+/// A model.json file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "mpk-model/1")]
+pub struct ModelJson {
+    /// Always "mpk-model/1".
+    #[schemars(extend("const" = "mpk-model/1"))]
+    pub schema: String,
+    /// A name for logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A folder as Hugging Face publishes it, absolute or relative to model.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<PathBuf>,
+    /// Instead of `checkpoint`: a Hugging Face config.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Map<String, Value>>,
+    /// The weights of `config` or `graph`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Weights>,
+    /// Instead of `checkpoint` and `config`: an op graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Value>,
+    /// Most requests that run at once; 8 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub max_batch: Option<u32>,
+    /// Most tokens of one request, prompt and new; if absent the smaller of 4096 and the model's own limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_seq_len: Option<u32>,
+    /// Positions in one page of the KV cache, a power of two; 64 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub page_size: Option<u32>,
+    /// How to run.
+    #[serde(default)]
+    pub runtime: Runtime,
+    /// What to generate.
+    #[serde(default)]
+    pub generate: Generate,
+    /// The file that this was read from, for messages and relative paths.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub path: PathBuf,
+}
+
+/// Where weights come from if not from a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Weights {
+    /// Random weights, the same for every number of ranks and every backend.
+    pub random: RandomSeed,
+}
+
+/// The seed of random weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RandomSeed {
+    /// Any 64-bit number.
+    pub seed: u64,
+}
+
+/// What to generate.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Generate {
+    /// Prompts as text; they come before `prompt_tokens`.
+    pub prompts: Vec<String>,
+    /// Prompts as lists of token ids.
+    pub prompt_tokens: Vec<Vec<u32>>,
+    /// Most new tokens of a request; 64 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_new_tokens: Option<u32>,
+    /// Go on after an end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Take the highest logit, whatever the checkpoint's generation_config.json says.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub greedy: bool,
+    /// Logits are divided by it; 0 takes the highest one. If absent, generation_config.json decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub temperature: Option<f64>,
+    /// Draw from the k highest logits only; 0: from all. At most 1024 together with `top_p`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// Draw from the fewest tokens whose probability is at least this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1))]
+    pub top_p: Option<f64>,
+    /// Draw only tokens that have at least this share of the highest probability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub min_p: Option<f64>,
+    /// Divides the logits of tokens of the prompt and of new ones, or multiplies them where below 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 100))]
+    pub repetition_penalty: Option<f64>,
+    /// Subtracted from the logit of every new token that has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -2, max = 2))]
+    pub presence_penalty: Option<f64>,
+    /// Subtracted from the logit of a new token for each time that it has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -2, max = 2))]
+    pub frequency_penalty: Option<f64>,
+    /// Key of the random numbers: the same seed gives the same tokens on any number of ranks. If absent, each run has
+    /// another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+}
+
+impl Generate {
+    /// What it says about how tokens are chosen.
+    pub fn sampling(&self) -> SamplingOptions {
+        SamplingOptions {
+            greedy: self.greedy,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+        }
+    }
+}
+
+impl ModelJson {
+    /// Reads and checks `path`.
+    ///
+    /// # Errors
+    /// The file is missing or unreadable, not JSON (with line and column), or a field is unknown, missing, of the
+    /// wrong type or out of range (with its path).
+    pub fn read(path: &Path) -> Result<Self, InputError> {
+        Self::parse(path, &files::read(path)?)
+    }
+
+    /// As [`ModelJson::read`], but whether the fields fit each other is left to [`ModelJson::with`]: some may be replaced.
+    ///
+    /// # Errors
+    /// As [`ModelJson::read`].
+    pub fn read_unchecked(path: &Path) -> Result<Self, InputError> {
+        Self::parse_unchecked(path, &files::read(path)?)
+    }
+
+    /// The model of a Hugging Face folder, with the defaults of all other fields.
+    pub fn of_checkpoint(folder: &Path) -> Self {
+        ModelJson {
+            schema: SCHEMA.into(),
+            name: folder.file_name().map(|name| name.to_string_lossy().into_owned()),
+            // Absolute, so that it is not looked for beside the folder.
+            checkpoint: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
+            config: None,
+            weights: None,
+            graph: None,
+            max_batch: None,
+            max_seq_len: None,
+            page_size: None,
+            runtime: Runtime::default(),
+            generate: Generate::default(),
+            path: folder.into(),
+        }
+    }
+
+    /// Checks the text of a model.json; `path` is for messages and relative paths.
+    ///
+    /// # Errors
+    /// As [`ModelJson::read`].
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
+        Self::parse_unchecked(path, bytes)?.with(&Overrides::default())
+    }
+
+    /// As [`ModelJson::parse`], but whether the fields fit each other is left to [`ModelJson::with`].
+    ///
+    /// # Errors
+    /// As [`ModelJson::parse`].
+    pub fn parse_unchecked(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
+        let file = path.display().to_string();
+        let object = json::parse_object(&file, bytes)?;
+        match object.get("schema") {
+            Some(Value::String(schema)) if schema == SCHEMA => {}
+            Some(other) => {
+                let problem = format!("expected \"{SCHEMA}\", found {}", json::kind(other));
+                return Err(InputError::field(&file, "schema", problem));
+            }
+            None => {
+                let problem = format!("missing; write \"schema\": \"{SCHEMA}\"");
+                return Err(InputError::field(&file, "schema", problem));
+            }
+        }
+        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+        let mut model: Self = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
+            let place = e.path().to_string();
+            let inner = e.into_inner();
+            let problem = format!(
+                "{} (line {}, column {})",
+                json::without_position(&inner),
+                inner.line(),
+                inner.column()
+            );
+            InputError::field(&file, place, problem)
+        })?;
+        model.path = path.to_path_buf();
+        Ok(model)
+    }
+
+    /// The same with these values in the place of its own, checked as a whole.
+    ///
+    /// # Errors
+    /// Fields do not fit each other or their limits.
+    pub fn with(mut self, overrides: &Overrides) -> Result<ModelJson, InputError> {
+        let put = |field: &mut Option<u32>, value: Option<u32>| *field = value.or(*field);
+        put(&mut self.max_batch, overrides.max_batch);
+        put(&mut self.max_seq_len, overrides.max_seq_len);
+        put(&mut self.runtime.workers, overrides.workers);
+        put(&mut self.runtime.prefill_chunk, overrides.prefill_chunk);
+        put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
+        self.runtime.placement = overrides.placement.map_or(self.runtime.placement, Into::into);
+        self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);
+        self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
+        self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);
+        self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
+        self.generate.ignore_eos |= overrides.ignore_eos;
+        self.check(overrides)?;
+        Ok(self)
+    }
+
+    /// Checks that the fields fit each other and their limits. Messages name the fields that `overrides` has replaced by
+    /// their options.
+    fn check(&self, overrides: &Overrides) -> Result<(), InputError> {
+        let file = self.file();
+        let error = |place: &str, problem: String| {
+            Err(match overrides.option(place) {
+                Some(option) => InputError::field("command line", format!("{option} ({place})"), problem),
+                None => InputError::field(&file, place, problem),
+            })
+        };
+        let sources: Vec<&str> = [
+            ("checkpoint", self.checkpoint.is_some()),
+            ("config", self.config.is_some()),
+            ("graph", self.graph.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+        .collect();
+        if let Some(share) = self.runtime.prefill_share
+            && !(share > 0.0 && share <= 1.0)
+        {
+            return error("runtime.prefill_share", format!("must be above 0 and at most 1, found {share}"));
+        }
+        match sources[..] {
+            [] => {
+                return error(
+                    ".",
+                    "no model: give \"checkpoint\" (a folder), \"config\" with \"weights\", or \"graph\""
+                        .into(),
+                );
+            }
+            [_] => {}
+            _ => {
+                let problem = format!("{} exclude each other; keep one", sources.join(" and "));
+                return error(sources[1], problem);
+            }
+        }
+        if self.config.is_some() && self.weights.is_none() {
+            return error(
+                "weights",
+                "missing; \"config\" needs \"weights\": {\"random\": {\"seed\": 1}}".into(),
+            );
+        }
+        if self.checkpoint.is_some() && self.weights.is_some() {
+            return error("weights", "a checkpoint has its own weights; remove this field".into());
+        }
+        if self.graph.is_some() && self.runtime.placement.of_all().is_none() {
+            let problem = "a graph of your own is one graph; give \"static\" or \"dynamic\"";
+            return error("runtime.placement", problem.into());
+        }
+        for (place, value) in [
+            ("max_batch", self.max_batch),
+            ("max_seq_len", self.max_seq_len),
+            ("page_size", self.page_size),
+            ("runtime.prefill_chunk", self.runtime.prefill_chunk),
+            ("runtime.kv_pages", self.runtime.kv_pages),
+            ("runtime.workers", self.runtime.workers),
+            ("generate.max_new_tokens", self.generate.max_new_tokens),
+        ] {
+            if value == Some(0) {
+                return error(place, "must be at least 1, found 0".into());
+            }
+        }
+        for (place, value, largest) in [
+            ("max_batch", self.max_batch, LARGEST_MAX_BATCH),
+            ("runtime.workers", self.runtime.workers, LARGEST_WORKERS),
+        ] {
+            if let Some(value) = value.filter(|&value| value > largest) {
+                return error(place, format!("must be at most {largest}, found {value}"));
+            }
+        }
+        if let Some(page_size) = self.page_size.filter(|v| !v.is_power_of_two()) {
+            return error("page_size", format!("must be a power of two, found {page_size}"));
+        }
+        if let Some(chunk) = self.runtime.prefill_chunk
+            && chunk < self.max_batch()
+        {
+            let problem = format!("{chunk} is less than max_batch = {}", self.max_batch());
+            return error("runtime.prefill_chunk", problem);
+        }
+        Ok(())
+    }
+
+    /// The file that this was read from, as shown in messages.
+    pub fn file(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// The checkpoint's folder, resolved against the folder of model.json.
+    pub fn checkpoint_folder(&self) -> Option<PathBuf> {
+        let folder = self.checkpoint.as_ref()?;
+        Some(self.path.parent().unwrap_or(Path::new("")).join(folder))
+    }
+
+    /// `max_batch` or its default.
+    pub fn max_batch(&self) -> u32 {
+        self.max_batch.unwrap_or(DEFAULT_MAX_BATCH)
+    }
+
+    /// `generate.max_new_tokens` or its default.
+    pub fn max_new_tokens(&self) -> u32 {
+        self.generate.max_new_tokens.unwrap_or(DEFAULT_MAX_NEW_TOKENS)
+    }
+
+    /// The JSON schema of model.json, as published in `launch/schema/model.schema.json`.
+    pub fn json_schema() -> Value {
+        schemars::schema_for!(ModelJson).to_value()
+    }
+}
