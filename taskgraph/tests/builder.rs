@@ -139,6 +139,26 @@ fn who_polls_flagged_words_is_launched_with_who_writes_them() {
 }
 
 #[test]
+fn a_rank_has_room_for_the_tiles_that_it_sums_and_no_others() {
+    let graph = decoder(2, 64, 40, 50, "linear_plain", 2);
+    let o = BuildOptions { allreduce: Allreduce::TwoShot, ..options(2, 3) };
+    let graphs = check(&graph, &o);
+    // Columns that a rank sums of what it receives in the tensor `received`.
+    let summed = |g: &TaskGraph, received: &str| -> u32 {
+        let sums = g.tasks.iter().filter(|t| g.type_name(t) == core_types::REDUCE);
+        let of_it = sums.filter(|t| g.tensors[g.inputs(t)[1].tensor as usize].name == received);
+        of_it.map(|t| g.outputs(t)[0].dims[1]).sum()
+    };
+    let mut buffers = 0;
+    for tensor in graphs[0].tensors.iter().filter(|t| t.name.ends_with(".received")) {
+        let most = graphs.iter().map(|g| summed(g, &tensor.name)).max();
+        assert_eq!((tensor.dims[0], Some(tensor.dims[2])), (2, most), "{}", tensor.name);
+        buffers += usize::from(tensor.dims[2] < 64);
+    }
+    assert!(buffers > 0, "no sum is dealt to the ranks");
+}
+
+#[test]
 fn a_tensor_is_reduced_once_for_all_its_users() {
     let mut g = OpGraph::new("shared", capacity());
     let x = g.input("x", DType::F32, &[4, 32]);

@@ -137,7 +137,7 @@ impl Collective for AllReduce {
         let received = |dtype, by_sender| Buffer {
             suffix: ".received",
             dtype,
-            dims: vec![world, source.ty.dims[0] as u32, source.ty.dims[1] as u32],
+            dims: vec![world, sum.rows, sum.received_columns()],
             by_sender,
         };
         match way {
@@ -296,10 +296,26 @@ impl Sum {
         Region::whole(&[self.rows]).with(1, self.tiles[tile].start, self.tiles[tile].end)
     }
 
+    /// Where a tile lies in the receive buffer: with two-shot, a rank's own tiles lie side by side there, since it gets no
+    /// others.
+    fn received(&self, tile: usize) -> Range<u32> {
+        if self.way != Way::TwoShot {
+            return self.tiles[tile].clone();
+        }
+        let before = self.tiles[..tile].iter().skip(tile % self.world as usize).step_by(self.world as usize);
+        let start = before.map(|t| t.end - t.start).sum();
+        start..start + (self.tiles[tile].end - self.tiles[tile].start)
+    }
+
+    /// Columns of the receive buffer, the same on all ranks.
+    fn received_columns(&self) -> u32 {
+        (0..self.tiles.len()).map(|tile| self.received(tile).end).max().unwrap_or(0)
+    }
+
     /// A rank's slot of a tile in the receive buffer.
     fn slot(&self, tile: usize, rank: u32) -> Region {
-        let slot = Region::whole(&[1, self.rows]).with(0, rank, rank + 1);
-        slot.with(2, self.tiles[tile].start, self.tiles[tile].end)
+        let (slot, columns) = (Region::whole(&[1, self.rows]).with(0, rank, rank + 1), self.received(tile));
+        slot.with(2, columns.start, columns.end)
     }
 
     /// Partial tiles go to those who sum them, an event for each tile.
@@ -354,7 +370,7 @@ impl Sum {
         let tasks = (0..self.world).map(|rank| {
             let mut tasks = Vec::new();
             for index in (0..self.tiles.len()).filter(|&tile| self.sums(tile, rank)) {
-                let (own, tile) = (self.tile(index), &self.tiles[index]);
+                let (own, tile) = (self.tile(index), self.received(index));
                 let received = match self.way {
                     Way::Alone => own,
                     _ => Region::whole(&[self.world, self.rows]).with(2, tile.start, tile.end),
