@@ -1,0 +1,203 @@
+//! A block: its shared memory, its barriers, and the bulk copies under way to it.
+
+use crate::memory::{Bytes, Global};
+use std::collections::HashSet;
+
+/// What shared memory holds before it is written: not a number, in every type of float.
+const POISON: u64 = u64::MAX;
+
+/// A named barrier (`bar.sync`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Named {
+    /// Threads that have arrived, of how many (0: none has yet).
+    pub arrived: u32,
+    pub expected: u32,
+    /// How often it has completed.
+    pub phase: u64,
+    any: bool,
+    all: bool,
+    /// Of the last two phases: whether the predicate held for any thread, and for all.
+    results: [(bool, bool); 2],
+}
+
+/// A bulk copy under way.
+#[derive(Debug)]
+pub(crate) struct BulkCopy {
+    /// When it is done, in the emulator's time.
+    pub due: u64,
+    pub to: u64,
+    pub from: u64,
+    pub bytes: u64,
+    pub barrier: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub index: u32,
+    pub threads: u32,
+    pub shared: Bytes,
+    pub named: [Named; 16],
+    /// Addresses of the mbarriers that are initialised.
+    pub mbarriers: HashSet<u64>,
+    pub copies: Vec<BulkCopy>,
+}
+
+impl Block {
+    pub(crate) fn new(index: u32, threads: u32, shared_bytes: u64) -> Self {
+        Block {
+            index,
+            threads,
+            shared: Bytes::new(shared_bytes, POISON),
+            named: [Named::default(); 16],
+            mbarriers: HashSet::new(),
+            copies: Vec::new(),
+        }
+    }
+
+    /// `count` threads of a warp arrive at a named barrier of `expected`; `any` and `all` of their predicates.
+    pub(crate) fn arrive(&mut self, barrier: u32, expected: u32, count: u32, any: bool, all: bool) -> Result<(), String> {
+        let named = self.named.get_mut(barrier as usize).ok_or_else(|| format!("there is no barrier {barrier}"))?;
+        if expected == 0 || expected % 32 != 0 || expected > self.threads {
+            return Err(format!("barrier {barrier} of {expected} threads in a block of {}", self.threads));
+        }
+        if named.arrived == 0 {
+            (named.expected, named.any, named.all) = (expected, false, true);
+        } else if named.expected != expected {
+            return Err(format!("barrier {barrier} of {expected} threads, others wait for {}", named.expected));
+        }
+        named.arrived += count;
+        named.any |= any;
+        named.all &= all;
+        if named.arrived > expected {
+            return Err(format!("{} threads at barrier {barrier} of {expected}", named.arrived));
+        }
+        if named.arrived == expected {
+            named.results[(named.phase % 2) as usize] = (named.any, named.all);
+            named.phase += 1;
+            named.arrived = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether the predicate held for any thread, and for all, of the `phase` that has completed.
+    pub(crate) fn result(&self, barrier: usize, phase: u64) -> (bool, bool) {
+        self.named[barrier].results[(phase % 2) as usize]
+    }
+
+    /// The word of an mbarrier.
+    fn word(&mut self, address: u64, fresh: bool) -> Result<*mut u64, String> {
+        if address % 8 != 0 {
+            return Err(format!("an mbarrier at {address:#x}, which is not a multiple of 8"));
+        }
+        if !fresh && !self.mbarriers.contains(&address) {
+            return Err(format!("the mbarrier at {address:#x} of shared memory is not initialised"));
+        }
+        let at = self.shared.at(address, 8).ok_or_else(|| format!("an mbarrier at {address:#x}, outside shared memory"))?;
+        Ok(at.cast())
+    }
+
+    pub(crate) fn mbarrier_init(&mut self, address: u64, count: u32) -> Result<(), String> {
+        if count == 0 || count >= 1 << 20 {
+            return Err(format!("an mbarrier of {count} arrivals"));
+        }
+        let word = self.word(address, true)?;
+        self.mbarriers.insert(address);
+        let state = State { phase: 0, expected: count, pending: count, bytes: 0 };
+        // SAFETY: `word` checked that these 8 bytes are inside the block's shared memory.
+        unsafe { word.write(state.pack()) };
+        Ok(())
+    }
+
+    /// Changes the state of an mbarrier, and begins its next phase where this one is complete. The state before.
+    pub(crate) fn mbarrier_change(
+        &mut self,
+        address: u64,
+        change: impl FnOnce(&mut State) -> Result<(), String>,
+    ) -> Result<u64, String> {
+        let word = self.word(address, false)?;
+        // SAFETY: as above.
+        let before = unsafe { word.read() };
+        let mut state = State::unpack(before);
+        change(&mut state).map_err(|problem| format!("mbarrier at {address:#x} of shared memory: {problem}"))?;
+        if state.pending == 0 && state.bytes == 0 {
+            state = State { phase: state.phase ^ 1, pending: state.expected, ..state };
+        }
+        // SAFETY: as above.
+        unsafe { word.write(state.pack()) };
+        Ok(before)
+    }
+
+    /// True once the phase of this parity has completed.
+    pub(crate) fn mbarrier_test(&mut self, address: u64, parity: u32) -> Result<bool, String> {
+        if parity > 1 {
+            return Err(format!("parity {parity}"));
+        }
+        let word = self.word(address, false)?;
+        // SAFETY: as above.
+        Ok(State::unpack(unsafe { word.read() }).phase != parity)
+    }
+
+    /// Does the copies that are due.
+    pub(crate) fn copy(&mut self, now: u64, global: &mut Global) -> Result<(), String> {
+        let mut at = 0;
+        while at < self.copies.len() {
+            if self.copies[at].due > now {
+                at += 1;
+                continue;
+            }
+            let copy = self.copies.swap_remove(at);
+            let text = |problem: String| format!("bulk copy of {} bytes to {:#x}: {problem}", copy.bytes, copy.to);
+            let from = global.at(copy.from, copy.bytes).map_err(text)?;
+            let to = self.shared.at(copy.to, copy.bytes).ok_or_else(|| text("outside shared memory".to_string()))?;
+            // SAFETY: both ranges are checked, and an allocation of the host is no shared memory of a block.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, copy.bytes as usize) };
+            self.mbarrier_change(copy.barrier, |state| {
+                state.bytes -= copy.bytes as i64;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// An mbarrier's state. A GPU's form of it is its own affair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct State {
+    pub phase: u32,
+    pub expected: u32,
+    pub pending: u32,
+    /// That bulk copies have still to bring; below 0 where they were faster than who expects them.
+    pub bytes: i64,
+}
+
+impl State {
+    /// 1 bit of phase, twice 20 of counts, 23 of bytes.
+    fn pack(self) -> u64 {
+        u64::from(self.phase)
+            | u64::from(self.expected) << 1
+            | u64::from(self.pending) << 21
+            | ((self.bytes as u64) & 0x7F_FFFF) << 41
+    }
+
+    fn unpack(word: u64) -> Self {
+        State {
+            phase: (word & 1) as u32,
+            expected: (word >> 1 & 0xF_FFFF) as u32,
+            pending: (word >> 21 & 0xF_FFFF) as u32,
+            bytes: (word as i64) >> 41,
+        }
+    }
+
+    pub(crate) fn arrive(&mut self, count: u32) -> Result<(), String> {
+        self.pending = self
+            .pending
+            .checked_sub(count)
+            .ok_or_else(|| format!("more arrivals than the {} of a phase", self.expected))?;
+        Ok(())
+    }
+
+    pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), String> {
+        self.bytes += i64::from(bytes);
+        if self.bytes >= 1 << 20 { Err(format!("{} bytes expected", self.bytes)) } else { Ok(()) }
+    }
+}
