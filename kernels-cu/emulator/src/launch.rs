@@ -111,28 +111,37 @@ impl Launch {
     /// What the kernel did wrong, or what is not emulated, and where.
     pub fn run(&mut self, stop: &dyn Fn() -> bool) -> Result<(), String> {
         let at_once = if self.grid.cooperative { self.grid.blocks } else { 1 };
-        let mut first = 0;
-        while first < self.grid.blocks {
+        let warps = self.grid.threads.div_ceil(32);
+        let mut running: Vec<Running> = Vec::new();
+        for first in (0..self.grid.blocks).step_by(at_once.max(1) as usize) {
             let blocks = first..(first + at_once).min(self.grid.blocks);
-            let mut running = Vec::new();
-            for index in blocks.clone() {
-                running.push(self.block(index)?);
+            running.truncate(blocks.len());
+            for (place, index) in blocks.enumerate() {
+                match running.get_mut(place) {
+                    // Warps are used again: their registers take memory.
+                    Some(running) => self.begin(running, index)?,
+                    None => {
+                        let warp = |number| Warp::new(&self.program, number);
+                        let block = Block::new(index, self.grid.threads, 0);
+                        let mut new = Running { block, warps: (0..warps).map(warp).collect() };
+                        self.begin(&mut new, index)?;
+                        running.push(new);
+                    }
+                }
             }
             self.together(&mut running, stop).map_err(|problem| format!("kernel {}: {problem}", self.kernel))?;
-            first = blocks.end;
         }
         Ok(())
     }
 
-    fn block(&self, index: u32) -> Result<Running, String> {
+    /// Makes block `index` of it, at its first instruction.
+    fn begin(&self, running: &mut Running, index: u32) -> Result<(), String> {
         let program = &self.program;
         let entry = &program.entries[&self.kernel];
-        let shared = program.shared_bytes + self.grid.shared_bytes;
-        let block = Block::new(index, self.grid.threads, shared);
-        let mut warps = Vec::new();
-        for number in 0..self.grid.threads.div_ceil(32) {
-            let lanes = (self.grid.threads - number * 32).min(32);
-            let mut warp = Warp::new(program, number, lanes, entry.start);
+        running.block = Block::new(index, self.grid.threads, program.shared_bytes + self.grid.shared_bytes);
+        for warp in &mut running.warps {
+            let number = warp.number;
+            warp.begin((self.grid.threads - number * 32).min(32), entry.start);
             for (special, register) in program.specials.iter().enumerate() {
                 let value = |lane: u32| match special {
                     0 => number * 32 + lane,
@@ -160,9 +169,8 @@ impl Launch {
                     unsafe { std::ptr::copy_nonoverlapping(argument.as_ptr(), at, argument.len()) };
                 }
             }
-            warps.push(warp);
         }
-        Ok(Running { block, warps })
+        Ok(())
     }
 
     /// Until all have ended.

@@ -63,14 +63,14 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 impl Warp {
-    pub(crate) fn new(program: &Program, number: u32, lanes: u32, start: u32) -> Self {
+    pub(crate) fn new(program: &Program, number: u32) -> Self {
         Warp {
             number,
             registers: Registers::new(program.register_bytes, program.constants.clone()),
             local: Bytes::new(program.local_bytes.next_multiple_of(16) * LANES as u64, 0),
-            pc: [start; LANES],
+            pc: [0; LANES],
             stack: std::array::from_fn(|_| Vec::new()),
-            exited: if lanes >= 32 { 0 } else { u32::MAX << lanes },
+            exited: u32::MAX,
             together: 0,
             wanted: [0; LANES],
             at_barrier: 0,
@@ -81,6 +81,16 @@ impl Warp {
             copy_groups: [0; LANES],
             wide: Wide::default(),
         }
+    }
+
+    /// Puts its first `lanes` lanes at `start`. Registers keep what they held: a kernel writes before it reads.
+    pub(crate) fn begin(&mut self, lanes: u32, start: u32) {
+        self.pc = [start; LANES];
+        self.exited = if lanes >= 32 { 0 } else { u32::MAX << lanes };
+        (self.together, self.at_barrier, self.passed, self.wake) = (0, 0, 0, 0);
+        self.copies.clear();
+        self.copy_groups = [0; LANES];
+        self.wide = Wide::default();
     }
 
     pub(crate) fn ended(&self) -> bool {
