@@ -196,10 +196,10 @@ pub(crate) fn fma(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty, round: 
         (Ty::F64, Round::Nearest) => map3::<f64, f64, f64>(r, i, mask, |a, b, c| a.mul_add(b, c)),
         (Ty::F16x2 | Ty::Bf16x2, Round::Nearest) => halves(r, i, mask, ty, |a, b, c| a.mul_add(b, c)),
         (Ty::F16, Round::Nearest) => map3::<f16, f16, f16>(r, i, mask, |a, b, c| {
-            f16::from_f64(a.to_f64().mul_add(b.to_f64(), c.to_f64()))
+            f16::from_bits(formats::write(a.to_f64().mul_add(b.to_f64(), c.to_f64()), ty, round) as u16)
         }),
         (Ty::Bf16, Round::Nearest) => map3::<bf16, bf16, bf16>(r, i, mask, |a, b, c| {
-            bf16::from_f64(a.to_f64().mul_add(b.to_f64(), c.to_f64()))
+            bf16::from_bits(formats::write(a.to_f64().mul_add(b.to_f64(), c.to_f64()), ty, round) as u16)
         }),
         _ => return unknown(i),
     }

@@ -88,20 +88,24 @@ fn integral(value: f64, round: Round) -> f64 {
     }
 }
 
-fn write(value: f64, to: Ty, round: Round) -> u64 {
+/// The bits of a number of type `to`.
+pub(crate) fn write(value: f64, to: Ty, round: Round) -> u64 {
     match to {
         Ty::F64 => value.to_bits(),
         Ty::F32 if value.is_nan() => NAN.into(),
         Ty::F32 => round_f64(value, 0.0, round).to_bits().into(),
         _ if value.is_nan() => 0x7FFF,
-        Ty::F16 => narrow(value, round, |v| f16::from_f64(v).to_bits(), |b| f16::from_bits(b).to_f64()),
-        _ => narrow(value, round, |v| bf16::from_f64(v).to_bits(), |b| bf16::from_bits(b).to_f64()),
+        Ty::F16 => narrow(value, round, |v| f16::from_f32(v).to_bits(), |b| f16::from_bits(b).to_f64()),
+        _ => narrow(value, round, |v| bf16::from_f32(v).to_bits(), |b| bf16::from_bits(b).to_f64()),
     }
 }
 
 /// Rounded to 16 bits; towards zero is one step back where the nearest lies beyond.
-fn narrow(value: f64, round: Round, to: fn(f64) -> u16, from: fn(u16) -> f64) -> u64 {
-    let near = to(value);
+fn narrow(value: f64, round: Round, to: fn(f32) -> u16, from: fn(u16) -> f64) -> u64 {
+    // By way of an f32 whose last bit says that something is left out: the second rounding then knows of it.
+    let cut = round_f64(value, 0.0, Round::Zero);
+    let left_out = u32::from(f64::from(cut) != value);
+    let near = to(f32::from_bits(cut.to_bits() | left_out));
     let beyond = from(near).abs() > value.abs();
     u64::from(if round == Round::Zero && beyond { near - 1 } else { near })
 }
