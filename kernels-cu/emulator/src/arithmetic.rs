@@ -29,7 +29,12 @@ fn map2<A: Value, D: Value>(r: &mut Registers, i: &Instruction, mask: u32, f: im
 }
 
 #[inline(always)]
-fn map3<A: Value, C: Value, D: Value>(r: &mut Registers, i: &Instruction, mask: u32, f: impl Fn(A, A, C) -> D) {
+fn map3<A: Value, C: Value, D: Value>(
+    r: &mut Registers,
+    i: &Instruction,
+    mask: u32,
+    f: impl Fn(A, A, C) -> D,
+) {
     let (a, b, c) = (r.all::<A::Cell>(i.a), r.all::<A::Cell>(i.b), r.all::<C::Cell>(i.c));
     each(r, i, mask, |l| f(A::of(a[l]), A::of(b[l]), C::of(c[l])).cell());
 }
@@ -178,10 +183,18 @@ pub(crate) fn wide(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) -> Res
         }
     } else {
         match ty {
-            Ty::U32 => map3::<u32, u64, u64>(r, i, mask, |a, b, c| (u64::from(a) * u64::from(b)).wrapping_add(c)),
-            Ty::S32 => map3::<i32, i64, i64>(r, i, mask, |a, b, c| (i64::from(a) * i64::from(b)).wrapping_add(c)),
-            Ty::U16 => map3::<u16, u32, u32>(r, i, mask, |a, b, c| (u32::from(a) * u32::from(b)).wrapping_add(c)),
-            Ty::S16 => map3::<i16, i32, i32>(r, i, mask, |a, b, c| (i32::from(a) * i32::from(b)).wrapping_add(c)),
+            Ty::U32 => {
+                map3::<u32, u64, u64>(r, i, mask, |a, b, c| (u64::from(a) * u64::from(b)).wrapping_add(c))
+            }
+            Ty::S32 => {
+                map3::<i32, i64, i64>(r, i, mask, |a, b, c| (i64::from(a) * i64::from(b)).wrapping_add(c))
+            }
+            Ty::U16 => {
+                map3::<u16, u32, u32>(r, i, mask, |a, b, c| (u32::from(a) * u32::from(b)).wrapping_add(c))
+            }
+            Ty::S16 => {
+                map3::<i16, i32, i32>(r, i, mask, |a, b, c| (i32::from(a) * i32::from(b)).wrapping_add(c))
+            }
             _ => return unknown(i),
         }
     }
@@ -242,8 +255,12 @@ pub(crate) fn one(r: &mut Registers, i: &Instruction, mask: u32, one: One, ty: T
         (One::Reverse, Ty::U64) => map1::<u64, u64>(r, i, mask, |a| a.reverse_bits()),
         (One::Find, Ty::U32) => map1::<u32, u32>(r, i, mask, |a| 31u32.wrapping_sub(a.leading_zeros())),
         (One::Find, Ty::U64) => map1::<u64, u32>(r, i, mask, |a| 63u32.wrapping_sub(a.leading_zeros())),
-        (One::FindShift, Ty::U32) => map1::<u32, u32>(r, i, mask, |a| if a == 0 { !0 } else { a.leading_zeros() }),
-        (One::FindShift, Ty::U64) => map1::<u64, u32>(r, i, mask, |a| if a == 0 { !0 } else { a.leading_zeros() }),
+        (One::FindShift, Ty::U32) => {
+            map1::<u32, u32>(r, i, mask, |a| if a == 0 { !0 } else { a.leading_zeros() })
+        }
+        (One::FindShift, Ty::U64) => {
+            map1::<u64, u32>(r, i, mask, |a| if a == 0 { !0 } else { a.leading_zeros() })
+        }
         (One::Sqrt, Ty::F32) => map1::<f32, f32>(r, i, mask, |a| a.sqrt()),
         (One::Sqrt, Ty::F64) => map1::<f64, f64>(r, i, mask, |a| a.sqrt()),
         (One::Reciprocal, Ty::F64) => map1::<f64, f64>(r, i, mask, |a| 1.0 / a),
@@ -342,7 +359,11 @@ pub(crate) fn convert(r: &mut Registers, i: &Instruction, mask: u32) -> Result {
         _ => {
             let all = r.numbers(i.a);
             for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
-                r.set_lane(i.d, lane, formats::convert(all[lane], (to, from), round, integral, saturate, relu));
+                r.set_lane(
+                    i.d,
+                    lane,
+                    formats::convert(all[lane], (to, from), round, integral, saturate, relu),
+                );
             }
         }
     }

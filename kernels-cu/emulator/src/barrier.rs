@@ -55,15 +55,26 @@ impl Block {
     }
 
     /// `count` threads of a warp arrive at a named barrier of `expected`; `any` and `all` of their predicates.
-    pub(crate) fn arrive(&mut self, barrier: u32, expected: u32, count: u32, any: bool, all: bool) -> Result<(), String> {
-        let named = self.named.get_mut(barrier as usize).ok_or_else(|| format!("there is no barrier {barrier}"))?;
+    pub(crate) fn arrive(
+        &mut self,
+        barrier: u32,
+        expected: u32,
+        count: u32,
+        any: bool,
+        all: bool,
+    ) -> Result<(), String> {
+        let named =
+            self.named.get_mut(barrier as usize).ok_or_else(|| format!("there is no barrier {barrier}"))?;
         if expected == 0 || expected % 32 != 0 || expected > self.threads {
             return Err(format!("barrier {barrier} of {expected} threads in a block of {}", self.threads));
         }
         if named.arrived == 0 {
             (named.expected, named.any, named.all) = (expected, false, true);
         } else if named.expected != expected {
-            return Err(format!("barrier {barrier} of {expected} threads, others wait for {}", named.expected));
+            return Err(format!(
+                "barrier {barrier} of {expected} threads, others wait for {}",
+                named.expected
+            ));
         }
         named.arrived += count;
         named.any |= any;
@@ -92,7 +103,10 @@ impl Block {
         if !fresh && !self.mbarriers.contains(&address) {
             return Err(format!("the mbarrier at {address:#x} of shared memory is not initialised"));
         }
-        let at = self.shared.at(address, 8).ok_or_else(|| format!("an mbarrier at {address:#x}, outside shared memory"))?;
+        let at = self
+            .shared
+            .at(address, 8)
+            .ok_or_else(|| format!("an mbarrier at {address:#x}, outside shared memory"))?;
         Ok(at.cast())
     }
 
@@ -118,7 +132,8 @@ impl Block {
         // SAFETY: as above.
         let before = unsafe { word.read() };
         let mut state = State::unpack(before);
-        change(&mut state).map_err(|problem| format!("mbarrier at {address:#x} of shared memory: {problem}"))?;
+        change(&mut state)
+            .map_err(|problem| format!("mbarrier at {address:#x} of shared memory: {problem}"))?;
         if state.pending == 0 && state.bytes == 0 {
             state = State { phase: state.phase ^ 1, pending: state.expected, ..state };
         }
@@ -146,9 +161,13 @@ impl Block {
                 continue;
             }
             let copy = self.copies.swap_remove(at);
-            let text = |problem: String| format!("bulk copy of {} bytes to {:#x}: {problem}", copy.bytes, copy.to);
+            let text =
+                |problem: String| format!("bulk copy of {} bytes to {:#x}: {problem}", copy.bytes, copy.to);
             let from = global.at(copy.from, copy.bytes).map_err(text)?;
-            let to = self.shared.at(copy.to, copy.bytes).ok_or_else(|| text("outside shared memory".to_string()))?;
+            let to = self
+                .shared
+                .at(copy.to, copy.bytes)
+                .ok_or_else(|| text("outside shared memory".to_string()))?;
             // SAFETY: both ranges are checked, and an allocation of the host is no shared memory of a block.
             unsafe { std::ptr::copy_nonoverlapping(from, to, copy.bytes as usize) };
             self.mbarrier_change(copy.barrier, |state| {

@@ -12,9 +12,26 @@ pub(crate) const LOCAL_WINDOW: u64 = 2 << 56;
 
 /// Special registers that hold the same all the time, in the order of `Program::specials`.
 pub(crate) const SPECIALS: [&str; 20] = [
-    "%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x",
-    "%nctaid.y", "%nctaid.z", "%laneid", "%warpid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt",
-    "%lanemask_ge", "%smid",
+    "%tid.x",
+    "%tid.y",
+    "%tid.z",
+    "%ntid.x",
+    "%ntid.y",
+    "%ntid.z",
+    "%ctaid.x",
+    "%ctaid.y",
+    "%ctaid.z",
+    "%nctaid.x",
+    "%nctaid.y",
+    "%nctaid.z",
+    "%laneid",
+    "%warpid",
+    "%lanemask_eq",
+    "%lanemask_lt",
+    "%lanemask_le",
+    "%lanemask_gt",
+    "%lanemask_ge",
+    "%smid",
 ];
 
 /// A kernel that can be launched.
@@ -214,7 +231,8 @@ impl<'a> Decoder<'a> {
 
     fn finish(mut self, module: &Module<'a>) -> Program {
         for function in module.functions.iter().filter(|f| f.entry) {
-            if let Some(Signature { arguments, start: Some(start), .. }) = self.signatures.get(function.name) {
+            if let Some(Signature { arguments, start: Some(start), .. }) = self.signatures.get(function.name)
+            {
                 let entry = Entry { start: *start, parameters: arguments.clone() };
                 self.program.entries.insert(function.name.to_string(), entry);
             }
@@ -322,7 +340,8 @@ impl<'a> Decoder<'a> {
                     places.push(*self.labels.get(name).ok_or_else(|| format!("no label {name}"))?);
                 }
                 let instruction = &mut self.program.instructions[at];
-                (instruction.list, instruction.length) = (self.program.lists.len() as u32, places.len() as u32);
+                (instruction.list, instruction.length) =
+                    (self.program.lists.len() as u32, places.len() as u32);
                 self.program.lists.extend(places);
             } else {
                 let place = self.labels.get(label).ok_or_else(|| format!("no label {label}"))?;
@@ -333,8 +352,15 @@ impl<'a> Decoder<'a> {
     }
 
     fn declare_registers(&mut self, kind: &str, names: &[(&'a str, Option<u32>)]) -> Result<(), String> {
-        let ty = Ty::named(kind.trim_start_matches('.')).ok_or_else(|| format!("registers of type {kind}"))?;
-        let bytes = if ty == Ty::Pred { 4 } else if ty.wide() { 256 } else { 128 };
+        let ty =
+            Ty::named(kind.trim_start_matches('.')).ok_or_else(|| format!("registers of type {kind}"))?;
+        let bytes = if ty == Ty::Pred {
+            4
+        } else if ty.wide() {
+            256
+        } else {
+            128
+        };
         for &(name, count) in names {
             let first = self.registers(count.unwrap_or(1), bytes) | if ty.wide() { WIDE } else { 0 };
             match count {
@@ -440,7 +466,13 @@ impl<'a> Decoder<'a> {
                 None => return Err(format!("{name} is not declared")),
             },
             Operand::Int(value) if ty == Ty::F64 => (*value as f64).to_bits(),
-            Operand::Int(value) if ty == Ty::Pred => if *value & 1 != 0 { u64::MAX } else { 0 },
+            Operand::Int(value) if ty == Ty::Pred => {
+                if *value & 1 != 0 {
+                    u64::MAX
+                } else {
+                    0
+                }
+            }
             Operand::Int(value) => match ty.bytes() {
                 1 => value & 0xFF,
                 2 => value & 0xFFFF,
@@ -490,8 +522,14 @@ impl<'a> Decoder<'a> {
     }
 
     /// Copies arguments, calls, copies results.
-    pub(crate) fn call(&mut self, name: &'a str, results: &[Operand<'a>], given: &[Operand<'a>]) -> Result<(), String> {
-        let signature = self.signatures.get(name).cloned().ok_or_else(|| format!("function {name} is not known"))?;
+    pub(crate) fn call(
+        &mut self,
+        name: &'a str,
+        results: &[Operand<'a>],
+        given: &[Operand<'a>],
+    ) -> Result<(), String> {
+        let signature =
+            self.signatures.get(name).cloned().ok_or_else(|| format!("function {name} is not known"))?;
         if signature.results.len() != results.len() || signature.arguments.len() != given.len() {
             return Err(format!("{name} has other parameters"));
         }

@@ -109,7 +109,8 @@ fn stream(stream: usize, wait: bool) -> c_int {
             Some(_) => state.running.remove(&stream),
         }
     };
-    let result = handle.map_or(Ok(()), |handle| handle.join().unwrap_or_else(|_| Err("the emulator failed".to_string())));
+    let result = handle
+        .map_or(Ok(()), |handle| handle.join().unwrap_or_else(|_| Err("the emulator failed".to_string())));
     match result {
         Ok(()) => SUCCESS,
         Err(problem) => {

@@ -1,11 +1,11 @@
 //! One instruction for a group of lanes: flow and memory. What computes is in `arithmetic`.
 
 use crate::arithmetic;
+use crate::barrier::Block;
 use crate::barrier::BulkCopy;
 use crate::decode::{LOCAL_WINDOW, Program, SHARED_WINDOW};
-use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Op, Space, Ty, Two};
+use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Op, Space, Two, Ty};
 use crate::registers::LANES;
-use crate::barrier::Block;
 use crate::together;
 use crate::warp::{Context, LaneCopy, Warp, lanes};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -177,7 +177,13 @@ fn unpack(c: &mut Context<'_>, i: &Instruction, mask: u32, part: Ty) {
 
 /// Checks an access and gives its place.
 #[inline(always)]
-pub(crate) fn pointer(c: &mut Context<'_>, space: Space, address: u64, bytes: u64, lane: usize) -> Result<*mut u8> {
+pub(crate) fn pointer(
+    c: &mut Context<'_>,
+    space: Space,
+    address: u64,
+    bytes: u64,
+    lane: usize,
+) -> Result<*mut u8> {
     if address & (bytes - 1) != 0 && bytes.is_power_of_two() {
         return Err(format!("{bytes} bytes at {address:#x}: not aligned"));
     }
@@ -287,7 +293,13 @@ fn store(c: &mut Context<'_>, i: &Instruction, mask: u32, space: Space, ty: Ty, 
     Ok(())
 }
 
-fn atom(c: &mut Context<'_>, i: &Instruction, mask: u32, atomic: Atomic, (space, ty): (Space, Ty)) -> Result<()> {
+fn atom(
+    c: &mut Context<'_>,
+    i: &Instruction,
+    mask: u32,
+    atomic: Atomic,
+    (space, ty): (Space, Ty),
+) -> Result<()> {
     let all = addresses(c, i);
     for lane in lanes(mask) {
         let at = pointer(c, space, all[lane], ty.bytes(), lane)?;
@@ -297,7 +309,9 @@ fn atom(c: &mut Context<'_>, i: &Instruction, mask: u32, atomic: Atomic, (space,
         let new = |old: u64| {
             let signed = |v: u64| if ty == Ty::S32 { i64::from(v as i32) } else { v as i64 };
             match atomic {
-                Atomic::Add if ty == Ty::F32 => (f32::from_bits(old as u32) + f32::from_bits(b as u32)).to_bits().into(),
+                Atomic::Add if ty == Ty::F32 => {
+                    (f32::from_bits(old as u32) + f32::from_bits(b as u32)).to_bits().into()
+                }
                 Atomic::Add => old.wrapping_add(b),
                 Atomic::Min if matches!(ty, Ty::S32 | Ty::S64) => signed(old).min(signed(b)) as u64,
                 Atomic::Max if matches!(ty, Ty::S32 | Ty::S64) => signed(old).max(signed(b)) as u64,
@@ -307,9 +321,27 @@ fn atom(c: &mut Context<'_>, i: &Instruction, mask: u32, atomic: Atomic, (space,
                 Atomic::Or => old | b,
                 Atomic::Xor => old ^ b,
                 Atomic::Exchange => b,
-                Atomic::CompareSwap => if old == b { swapped } else { old },
-                Atomic::Inc => if old >= b { 0 } else { old + 1 },
-                Atomic::Dec => if old == 0 || old > b { b } else { old - 1 },
+                Atomic::CompareSwap => {
+                    if old == b {
+                        swapped
+                    } else {
+                        old
+                    }
+                }
+                Atomic::Inc => {
+                    if old >= b {
+                        0
+                    } else {
+                        old + 1
+                    }
+                }
+                Atomic::Dec => {
+                    if old == 0 || old > b {
+                        b
+                    } else {
+                        old - 1
+                    }
+                }
             }
         };
         let order = (Ordering::SeqCst, Ordering::SeqCst);
@@ -359,7 +391,13 @@ fn barrier(
 }
 
 /// A lane goes on after its barrier has completed.
-pub(crate) fn after_barrier(warp: &mut Warp, block: &Block, program: &Program, lane: usize, (number, phase): (u8, u64)) {
+pub(crate) fn after_barrier(
+    warp: &mut Warp,
+    block: &Block,
+    program: &Program,
+    lane: usize,
+    (number, phase): (u8, u64),
+) {
     let i = &program.instructions[warp.pc[lane] as usize];
     if let Op::Barrier { reduce: Some(two), .. } = i.op {
         let (any, all) = block.result(usize::from(number), phase);
@@ -445,7 +483,10 @@ fn bulk_copy(c: &mut Context<'_>, i: &Instruction, mask: u32) -> Result<()> {
         let bytes = u64::from(bytes[lane]);
         let (to, barrier) = (to[lane] & (SHARED_WINDOW - 1), barrier[lane] & (SHARED_WINDOW - 1));
         if bytes % 16 != 0 || to % 16 != 0 || from[lane] % 16 != 0 {
-            return Err(format!("bulk copy of {bytes} bytes from {:#x} to {to:#x}: not multiples of 16", from[lane]));
+            return Err(format!(
+                "bulk copy of {bytes} bytes from {:#x} to {to:#x}: not multiples of 16",
+                from[lane]
+            ));
         }
         // Checked now, so that the error names the instruction.
         c.system.global.at(from[lane], bytes.max(1))?;

@@ -14,9 +14,27 @@ fn round_f64(value: f64, error: f64, round: Round) -> f32 {
     match round {
         Round::Nearest => near,
         Round::Zero if near.is_sign_negative() == (exact < 0.0) || exact == 0.0 => near,
-        Round::Zero => if near > 0.0 { near.next_down() } else { near.next_up() },
-        Round::Down => if exact < 0.0 { near.next_down() } else { near },
-        Round::Up => if exact > 0.0 { near.next_up() } else { near },
+        Round::Zero => {
+            if near > 0.0 {
+                near.next_down()
+            } else {
+                near.next_up()
+            }
+        }
+        Round::Down => {
+            if exact < 0.0 {
+                near.next_down()
+            } else {
+                near
+            }
+        }
+        Round::Up => {
+            if exact > 0.0 {
+                near.next_up()
+            } else {
+                near
+            }
+        }
     }
 }
 
@@ -111,7 +129,14 @@ fn narrow(value: f64, round: Round, to: fn(f32) -> u16, from: fn(u16) -> f64) ->
 }
 
 /// `cvt`.
-pub(crate) fn convert(bits: u64, op: (Ty, Ty), round: Round, to_integral: bool, saturate: bool, relu: bool) -> u64 {
+pub(crate) fn convert(
+    bits: u64,
+    op: (Ty, Ty),
+    round: Round,
+    to_integral: bool,
+    saturate: bool,
+    relu: bool,
+) -> u64 {
     let (to, from) = op;
     match (is_float(to), is_float(from)) {
         (false, false) => {

@@ -172,7 +172,13 @@ pub(crate) enum Together {
     StoreMatrix(u8, bool),
     LoadMatrix(u8, bool),
     /// wgmma with N, the type of its factors, A in shared memory, and what is transposed.
-    WideProduct { n: u16, of: Ty, a_shared: bool, a_trans: bool, b_trans: bool },
+    WideProduct {
+        n: u16,
+        of: Ty,
+        a_shared: bool,
+        a_trans: bool,
+        b_trans: bool,
+    },
     WideFence,
     WideCommit,
     WideWait,
@@ -215,7 +221,14 @@ pub(crate) enum Op {
     PredNot,
     /// d = c ? a : b.
     Select(bool),
-    Convert { to: Ty, from: Ty, round: Round, integral: bool, saturate: bool, relu: bool },
+    Convert {
+        to: Ty,
+        from: Ty,
+        round: Round,
+        integral: bool,
+        saturate: bool,
+        relu: bool,
+    },
     /// d = {b, a} as two halves.
     ConvertPair(Ty),
     Permute,
@@ -243,7 +256,10 @@ pub(crate) enum Op {
     CopyParameter,
     Together(Together),
     /// Named barrier a of b threads; c with `d`: any of the predicates.
-    Barrier { wait: bool, reduce: Option<Two> },
+    Barrier {
+        wait: bool,
+        reduce: Option<Two>,
+    },
     Mbarrier(Mbarrier),
     /// To shared d from global a; `immediate` bytes, of which b are read.
     Copy,

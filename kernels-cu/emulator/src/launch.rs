@@ -129,7 +129,8 @@ impl Launch {
                     }
                 }
             }
-            self.together(&mut running, stop).map_err(|problem| format!("kernel {}: {problem}", self.kernel))?;
+            self.together(&mut running, stop)
+                .map_err(|problem| format!("kernel {}: {problem}", self.kernel))?;
         }
         Ok(())
     }
@@ -159,7 +160,11 @@ impl Launch {
                     19 => index,
                     _ => 0,
                 };
-                warp.registers.set(*register, u32::MAX, &std::array::from_fn::<u32, LANES, _>(|l| value(l as u32)));
+                warp.registers.set(
+                    *register,
+                    u32::MAX,
+                    &std::array::from_fn::<u32, LANES, _>(|l| value(l as u32)),
+                );
             }
             let stride = warp.local.len() / LANES as u64;
             for ((offset, bytes), argument) in entry.parameters.iter().zip(&self.arguments) {
@@ -197,7 +202,8 @@ impl Launch {
                         continue;
                     }
                     let quantum = TURN.0 + self.system.random() % (TURN.1 - TURN.0);
-                    let mut context = Context { program: &self.program, warp, block, system: &mut self.system };
+                    let mut context =
+                        Context { program: &self.program, warp, block, system: &mut self.system };
                     let executed = warp::run(&mut context, quantum)?;
                     ran += executed;
                     // Warps run side by side on a GPU: a multiprocessor issues several instructions a cycle.

@@ -2,7 +2,7 @@
 
 use crate::decode::{Decoder, LOCAL_WINDOW, SHARED_WINDOW};
 use crate::instruction::{
-    Atomic, Compare, Instruction, Mbarrier, NONE, One, Op, Round, Shuffle, Space, Together, Ty, Two,
+    Atomic, Compare, Instruction, Mbarrier, NONE, One, Op, Round, Shuffle, Space, Together, Two, Ty,
 };
 use crate::parse::{Operand, Raw};
 
@@ -209,7 +209,9 @@ impl<'a> Decoding<'_, 'a> {
                 self.i.d = self.destination(0)?;
                 self.plain(Op::ActiveMask)
             }
-            "shfl" | "vote" | "match" | "redux" | "elect" | "mma" | "stmatrix" | "ldmatrix" | "wgmma" => self.together(),
+            "shfl" | "vote" | "match" | "redux" | "elect" | "mma" | "stmatrix" | "ldmatrix" | "wgmma" => {
+                self.together()
+            }
             "bar" | "barrier" => self.barrier(),
             "mbarrier" => self.mbarrier(),
             "cp" => self.copy(),
@@ -396,9 +398,11 @@ impl<'a> Decoding<'_, 'a> {
                 "global" | "const" => space = Space::Global,
                 "shared" | "shared::cta" => space = Space::Shared,
                 "local" | "param" => space = Space::Local,
-                "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" | "mmio" => shared_by_others = true,
-                "weak" | "cta" | "cluster" | "gpu" | "sys" | "nc" | "ca" | "cg" | "cs" | "cv" | "lu" | "wb" | "wt"
-                | "v2" | "v4" | "v8" | "unified" => {}
+                "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" | "mmio" => {
+                    shared_by_others = true
+                }
+                "weak" | "cta" | "cluster" | "gpu" | "sys" | "nc" | "ca" | "cg" | "cs" | "cv" | "lu"
+                | "wb" | "wt" | "v2" | "v4" | "v8" | "unified" => {}
                 part if part.starts_with("L1::") || part.starts_with("L2::") => {}
                 other => return Err(format!("modifier .{other}")),
             }
@@ -415,7 +419,15 @@ impl<'a> Decoding<'_, 'a> {
             Operand::List(list) => list,
             one => vec![one],
         };
-        let vector = if self.has("v2") { 2 } else if self.has("v4") { 4 } else if self.has("v8") { 8 } else { 1 };
+        let vector = if self.has("v2") {
+            2
+        } else if self.has("v4") {
+            4
+        } else if self.has("v8") {
+            8
+        } else {
+            1
+        };
         if values.len() != vector {
             return Err(format!("{} registers", values.len()));
         }
@@ -444,7 +456,9 @@ impl<'a> Decoding<'_, 'a> {
             "dec" => Atomic::Dec,
             other => return Err(format!("operation .{other}")),
         };
-        if !matches!(ty, Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64 | Ty::F32) || (ty == Ty::F32 && atomic != Atomic::Add) {
+        if !matches!(ty, Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64 | Ty::F32)
+            || (ty == Ty::F32 && atomic != Atomic::Add)
+        {
             return Err(format!("type {ty:?}"));
         }
         let parts = self.parts.clone();
@@ -560,9 +574,14 @@ impl<'a> Decoding<'_, 'a> {
                 };
                 self.plain(Op::Copy)
             }
-            ["async", "bulk", "shared::cluster" | "shared::cta", "global", "mbarrier::complete_tx::bytes", rest @ ..]
-                if rest.is_empty() || rest == ["L2::cache_hint"] =>
-            {
+            [
+                "async",
+                "bulk",
+                "shared::cluster" | "shared::cta",
+                "global",
+                "mbarrier::complete_tx::bytes",
+                rest @ ..,
+            ] if rest.is_empty() || rest == ["L2::cache_hint"] => {
                 self.i.d = self.plain_address(0)?;
                 self.i.a = self.plain_address(1)?;
                 self.i.b = self.source(2, Ty::U32)?;
@@ -582,7 +601,9 @@ impl<'a> Decoding<'_, 'a> {
     fn with_lists(&mut self, together: Together, lists: &[(usize, usize)]) -> Result<()> {
         let mut registers = vec![self.decoder.constant(u64::from(u32::MAX), false)];
         for &(index, length) in lists {
-            let Operand::List(list) = self.operand(index)?.clone() else { return Err("its registers".to_string()) };
+            let Operand::List(list) = self.operand(index)?.clone() else {
+                return Err("its registers".to_string());
+            };
             if list.len() != length {
                 return Err(format!("{} registers instead of {length}", list.len()));
             }
@@ -667,7 +688,9 @@ impl<'a> Decoding<'_, 'a> {
                 self.with_mask(Together::Reduce(two, ty), mask)
             }
             ["elect", "sync"] => {
-                let Operand::Pair(lane, elected) = self.operand(0)?.clone() else { return Err("its results".to_string()) };
+                let Operand::Pair(lane, elected) = self.operand(0)?.clone() else {
+                    return Err("its results".to_string());
+                };
                 self.i.d = self.decoder.destination(&lane)?;
                 self.i.extra = self.decoder.destination(&elected)?;
                 let mask = self.source(1, Ty::U32)?;
@@ -696,13 +719,18 @@ impl<'a> Decoding<'_, 'a> {
                 self.i.immediate = groups as i64;
                 self.with_lists(Together::WideWait, &[])
             }
-            ["wgmma", "mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => self.wide_product(shape, a),
+            ["wgmma", "mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => {
+                self.wide_product(shape, a)
+            }
             _ => Err("this form of it".to_string()),
         }
     }
 
     fn wide_product(&mut self, shape: &str, of: &str) -> Result<()> {
-        let n = shape.strip_prefix("m64n").and_then(|s| s.strip_suffix("k16")).and_then(|n| n.parse::<u16>().ok());
+        let n = shape
+            .strip_prefix("m64n")
+            .and_then(|s| s.strip_suffix("k16"))
+            .and_then(|n| n.parse::<u16>().ok());
         let n = n.filter(|n| n % 8 == 0 && (8..=256).contains(n)).ok_or_else(|| format!("shape {shape}"))?;
         let of = Ty::named(of).filter(|t| matches!(t, Ty::F16 | Ty::Bf16)).ok_or("its type")?;
         let a_shared = !matches!(self.operand(1)?, Operand::List(_));

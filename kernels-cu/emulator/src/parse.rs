@@ -275,7 +275,11 @@ impl<'a> Parser<'a> {
                     while self.takes(b'[') {
                         self.blanks();
                         let count = self.word();
-                        bytes *= if count.is_empty() { 0 } else { count.parse().map_err(|_| "an array's length")? };
+                        bytes *= if count.is_empty() {
+                            0
+                        } else {
+                            count.parse().map_err(|_| "an array's length")?
+                        };
                         self.take(b']')?;
                     }
                     let mut values = Vec::new();
@@ -285,7 +289,14 @@ impl<'a> Parser<'a> {
                             values.push(integer(value).ok_or_else(|| format!("value {value} of {name}"))?);
                         }
                     }
-                    return Ok(Variable { space, name, align: align.max(element).max(1), bytes, values, element });
+                    return Ok(Variable {
+                        space,
+                        name,
+                        align: align.max(element).max(1),
+                        bytes,
+                        values,
+                        element,
+                    });
                 }
                 _ => return Err("a variable without name".to_string()),
             }

@@ -101,7 +101,11 @@ impl Registers {
     /// One lane of a register of either width.
     #[inline(always)]
     pub(crate) fn number(&self, register: u32, lane: usize) -> u64 {
-        if register & WIDE != 0 { self.lane::<u64>(register, lane) } else { self.lane::<u32>(register, lane).into() }
+        if register & WIDE != 0 {
+            self.lane::<u64>(register, lane)
+        } else {
+            self.lane::<u32>(register, lane).into()
+        }
     }
 
     /// All lanes of a register of either width.

@@ -93,7 +93,12 @@ fn of_8x8(lane: usize, high: usize, trans: bool) -> (usize, usize) {
     if trans { (column, row) } else { (row, column) }
 }
 
-pub(crate) fn store_matrix(c: &mut Context<'_>, i: &Instruction, count: usize, trans: bool) -> Result<(), String> {
+pub(crate) fn store_matrix(
+    c: &mut Context<'_>,
+    i: &Instruction,
+    count: usize,
+    trans: bool,
+) -> Result<(), String> {
     let rows = c.warp.registers.numbers(i.a);
     for matrix in 0..count {
         let words = c.warp.registers.all::<u32>(c.program.lists[i.list as usize + 1 + matrix]);
@@ -109,7 +114,12 @@ pub(crate) fn store_matrix(c: &mut Context<'_>, i: &Instruction, count: usize, t
     Ok(())
 }
 
-pub(crate) fn load_matrix(c: &mut Context<'_>, i: &Instruction, count: usize, trans: bool) -> Result<(), String> {
+pub(crate) fn load_matrix(
+    c: &mut Context<'_>,
+    i: &Instruction,
+    count: usize,
+    trans: bool,
+) -> Result<(), String> {
     let rows = c.warp.registers.numbers(i.a);
     for matrix in 0..count {
         let mut words = [0u32; LANES];
@@ -152,7 +162,11 @@ pub(crate) fn begin(c: &mut Context<'_>, i: &Instruction, kind: Together) -> Res
     }
     let uniform = |register: u32| {
         let all = r.numbers(register);
-        if lanes(u32::MAX).any(|lane| all[lane] != all[0]) { Err("lanes differ in a descriptor".to_string()) } else { Ok(all[0]) }
+        if lanes(u32::MAX).any(|lane| all[lane] != all[0]) {
+            Err("lanes differ in a descriptor".to_string())
+        } else {
+            Ok(all[0])
+        }
     };
     let descriptor = [if a_shared { uniform(i.a)? } else { 0 }, uniform(i.b)?];
     let add = predicate != 0;
@@ -242,8 +256,15 @@ impl Matrix {
     }
 }
 
-fn multiply(c: &mut Context<'_>, i: &Instruction, descriptor: [u64; 2], add: bool, first: u32) -> Result<(), String> {
-    let crate::instruction::Op::Together(Together::WideProduct { n, of, a_shared, b_trans, .. }) = i.op else {
+fn multiply(
+    c: &mut Context<'_>,
+    i: &Instruction,
+    descriptor: [u64; 2],
+    add: bool,
+    first: u32,
+) -> Result<(), String> {
+    let crate::instruction::Op::Together(Together::WideProduct { n, of, a_shared, b_trans, .. }) = i.op
+    else {
         return Err("no product".to_string());
     };
     let n = usize::from(n);

@@ -1,7 +1,7 @@
 //! What lanes of a warp do together: each waits until all that the mask names have come.
 
 use crate::execute::Next;
-use crate::instruction::{Instruction, NONE, Op, Shuffle, Together, Ty, Two};
+use crate::instruction::{Instruction, NONE, Op, Shuffle, Together, Two, Ty};
 use crate::registers::LANES;
 use crate::tensor;
 use crate::warp::{Context, lanes};
@@ -59,7 +59,9 @@ pub(crate) fn release(c: &mut Context<'_>) -> Result<(), String> {
             return Err(format!("lanes {all:#x} of a warp wait for each other at different instructions"));
         }
         if kind != Together::Barrier && lanes(all).any(|lane| c.warp.pc[lane] != c.warp.pc[first]) {
-            return Err(format!("lanes {all:#x} of a warp come to {kind:?} by different ways, which is not emulated"));
+            return Err(format!(
+                "lanes {all:#x} of a warp come to {kind:?} by different ways, which is not emulated"
+            ));
         }
         perform(c, i, kind, all)?;
         c.warp.together &= !all;
@@ -119,7 +121,9 @@ fn perform(c: &mut Context<'_>, i: &Instruction, kind: Together, mask: u32) -> R
                 r.set_predicate(i.extra, mask, 1 << leader);
             }
         }
-        _ if mask != u32::MAX => return Err(format!("{kind:?} by lanes {mask:#x} instead of the whole warp")),
+        _ if mask != u32::MAX => {
+            return Err(format!("{kind:?} by lanes {mask:#x} instead of the whole warp"));
+        }
         Together::Product(of) => tensor::product(c, i, of),
         Together::StoreMatrix(count, trans) => tensor::store_matrix(c, i, count.into(), trans)?,
         Together::LoadMatrix(count, trans) => tensor::load_matrix(c, i, count.into(), trans)?,

@@ -192,7 +192,9 @@ fn steps(context: &mut Context<'_>, quantum: u32) -> Result<u32, String> {
                     Err(problem) => {
                         let place = context.program.place(pc);
                         let (block, warp) = (context.block.index, context.warp.number);
-                        return Err(format!("{problem}; {place}, block {block}, warp {warp}, lanes {mask:#x}"));
+                        return Err(format!(
+                            "{problem}; {place}, block {block}, warp {warp}, lanes {mask:#x}"
+                        ));
                     }
                 }
             }
