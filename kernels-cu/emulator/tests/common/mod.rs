@@ -18,6 +18,7 @@ pub fn program(registers: &str, body: &str) -> Program {
     Program::new(&text).expect("PTX")
 }
 
+#[allow(dead_code, reason = "not all tests run in one order only")]
 /// What `threads` threads of each of `blocks` make of `input` in as many words.
 pub fn run(
     program: Program,

@@ -1,0 +1,174 @@
+//! Runs the GPU's own code without a GPU: nvcc's PTX of the kernel, by the emulator (`docs/emulator.md`), in the place of the
+//! CUDA driver. The CPU target shares no code with it, so what both give is right; and an error put into the sources
+//! is seen. Without nvcc these say so and pass; with `MPK_REQUIRE_CUDA=1` they fail.
+
+use mpk_tests::fixtures::Fixture;
+use mpk_tests::run_json::Output;
+use mpk_tests::{Job, ModelFile, RunJson};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
+}
+
+/// The emulator's stand-in for a CUDA toolkit.
+fn toolkit() -> PathBuf {
+    repository().join("kernels-cu/emulator/toolkit")
+}
+
+/// The real nvcc.
+fn nvcc() -> Option<PathBuf> {
+    let variables = ["CUDA_HOME", "CUDA_PATH"].map(std::env::var_os);
+    let mut folders: Vec<PathBuf> =
+        variables.into_iter().flatten().map(|home| PathBuf::from(home).join("bin")).collect();
+    folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    folders.push("/usr/local/cuda/bin".into());
+    folders.push(repository().join(".setup/nvidia/cu13/bin"));
+    let found = folders.into_iter().map(|folder| folder.join("nvcc")).find(|path| path.is_file());
+    let required = std::env::var_os("MPK_REQUIRE_CUDA").is_some();
+    assert!(
+        found.is_some() || !required,
+        "MPK_REQUIRE_CUDA is set, but there is no nvcc (scripts/setup.sh --cuda)"
+    );
+    if found.is_none() {
+        eprintln!("skipped: there is no CUDA compiler (scripts/setup.sh --cuda installs one)");
+    }
+    found
+}
+
+/// A machine with an emulated GPU.
+struct Emulator {
+    folder: TempDir,
+    nvcc: PathBuf,
+}
+
+impl Emulator {
+    fn new() -> Option<Self> {
+        let nvcc = nvcc()?;
+        let folder = tempfile::Builder::new().prefix("mpk-emulator").tempdir().expect("a temporary folder");
+        // A dependency of this test, so it is built beside it.
+        let program = std::env::current_exe().expect("this program");
+        let library = program.with_file_name("libemulator.so");
+        assert!(library.is_file(), "{} is missing", library.display());
+        symlink(library, folder.path().join("libcuda.so")).expect("a link");
+        Some(Emulator { folder, nvcc })
+    }
+
+    /// Runs a model on it, and gives what came of it.
+    fn run(&self, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
+        let text = |path: &Path| path.display().to_string();
+        let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        let cache = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder");
+        let found = Job::alone()
+            .arg(model.path())
+            .args(["--backend", "cuda", "--deadline", "200"])
+            .args(arguments)
+            .env("LD_LIBRARY_PATH", &format!("{}:{others}", text(self.folder.path())))
+            .env("CUDA_HOME", &text(toolkit))
+            .env("MPK_EMULATOR_NVCC", &text(&self.nvcc))
+            .env("MPK_CACHE_DIR", &text(cache.path()))
+            .env("MPK_DEBUG_POISON", "1")
+            .timeout(Duration::from_secs(280))
+            .run_json();
+        assert_eq!(found.backend, "cuda");
+        found
+    }
+}
+
+/// As the CPU target gives it.
+fn on_cpu(model: &ModelFile, arguments: &[&str]) -> RunJson {
+    Job::new(1).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json()
+}
+
+/// A prompt of one row, one of many (wide products, prefill attention) and tokens after them, on both placements.
+#[test]
+fn a_models_tokens_are_those_of_the_cpu() {
+    let Some(emulator) = Emulator::new() else { return };
+    let prompts: Vec<Vec<u64>> =
+        [1, 37].map(|length| (0..length).map(|i| 3 + i * 7 % 200).collect()).to_vec();
+    let model = Fixture::open("tiny")
+        .model()
+        .set("max_batch", 2)
+        .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 3}));
+    let cpu = on_cpu(&model, &["--logprobs", "2"]);
+    let found = emulator.run(&model, &["--logprobs", "2"], &toolkit());
+    assert_eq!(found.tokens(), cpu.tokens());
+}
+
+/// Values between -1 and 1, the same in every run.
+fn values(count: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0) as f32
+    };
+    // Exact in bf16.
+    (0..count).map(|_| f64::from(f32::from_bits(next().to_bits() & 0xFFFF_0000))).collect()
+}
+
+fn tensor(name: &str, kind: &str, dtype: &str, dims: [usize; 2], scale: f64) -> Value {
+    let seed = name.bytes().fold(1, |seed, byte| seed * 31 + u64::from(byte));
+    let values: Vec<f64> = values(dims[0] * dims[1], seed).iter().map(|v| v * scale).collect();
+    json!({"name": name, "kind": kind, "dtype": dtype, "dims": dims, "data": {"values": values}})
+}
+
+/// Linears of many rows (wide tiles), of the rows of samples, and of one tile.
+fn operators() -> ModelFile {
+    let rows = 40;
+    let tensors = [
+        tensor("x", "input", "bf16", [rows, 136], 1.0),
+        tensor("w", "weight", "bf16", [80, 136], 0.125),
+        tensor("wide", "weight", "bf16", [208, 136], 0.125),
+        tensor("odd", "input", "f32", [rows, 61], 1.0),
+        tensor("tall", "weight", "bf16", [33, 61], 0.125),
+    ];
+    let op = |inputs: [&str; 2], output: &str, attrs: Value| json!({"op": "linear", "inputs": inputs, "outputs": [output], "attrs": attrs});
+    let ops = [
+        op(["x", "w"], "y_few", json!({"output_dtype": "f32"})),
+        op(["x", "wide"], "y_wide", json!({"output_dtype": "f32"})),
+        op(["x", "w"], "y_samples", json!({"output_dtype": "f32", "gather_samples": true})),
+        op(["odd", "tall"], "y_odd", json!({"output_dtype": "f32"})),
+    ];
+    let outputs = ["y_few", "y_wide", "y_samples", "y_odd"];
+    let graph = json!({"rows": rows, "samples": 3, "tensors": tensors, "ops": ops, "outputs": outputs});
+    ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}))
+}
+
+/// The names of the outputs that differ by more than sums in another order do.
+fn differing(found: &RunJson, expected: &RunJson) -> Vec<String> {
+    let differs = |a: &Output, b: &Output| {
+        a.dims != b.dims
+            || a.values.len() != b.values.len()
+            || !a.values.iter().zip(&b.values).all(|(a, b)| (a - b).abs() < 1e-4)
+    };
+    let all =
+        expected.outputs.iter().filter(|(name, b)| found.outputs.get(*name).is_none_or(|a| differs(a, b)));
+    all.map(|(name, _)| name.clone()).collect()
+}
+
+#[test]
+fn operators_are_those_of_the_cpu_and_an_injected_error_is_seen() {
+    let Some(emulator) = Emulator::new() else { return };
+    let model = operators();
+    let cpu = on_cpu(&model, &[]);
+    assert_eq!(cpu.outputs.len(), 4);
+    assert_eq!(differing(&emulator.run(&model, &[], &toolkit()), &cpu), Vec::<String>::new());
+    // Rows of samples are looked for where others are: an nvcc that changes a line of the sources before it compiles them.
+    let broken = emulator.folder.path().join("broken");
+    fs::create_dir_all(broken.join("bin")).expect("a folder");
+    let script = format!(
+        "#!/bin/sh\nset -e\nfile=src/gpu/linear_rows.cuh right='(gathered\\[row\\])' wrong='(gathered[row]) - row'\n\
+         if [ \"$1\" != --version ]; then grep -q \"$right\" $file; sed -i \"s/$right/$wrong/\" $file; fi\n\
+         exec {}/bin/nvcc \"$@\"\n",
+        toolkit().display()
+    );
+    let path = broken.join("bin/nvcc");
+    fs::write(&path, script).expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    assert_eq!(differing(&emulator.run(&model, &[], &broken), &cpu), ["y_samples"]);
+}
