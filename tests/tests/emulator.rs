@@ -85,7 +85,7 @@ fn on_cpu(model: &ModelFile, arguments: &[&str]) -> RunJson {
     Job::new(1).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json()
 }
 
-/// A prompt of one row, one of many (wide products, prefill attention) and tokens after them, on both placements.
+/// A prompt of one row, one of many (wide products, prefill attention), and tokens after them.
 #[test]
 fn a_models_tokens_are_those_of_the_cpu() {
     let Some(emulator) = Emulator::new() else { return };
