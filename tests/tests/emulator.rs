@@ -93,7 +93,7 @@ fn a_models_tokens_are_those_of_the_cpu() {
         [1, 37].map(|length| (0..length).map(|i| 3 + i * 7 % 200).collect()).to_vec();
     let model = Fixture::open("tiny")
         .model()
-        .set("max_batch", 2)
+        .set("max_batch", 1)
         .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 3}));
     let cpu = on_cpu(&model, &["--logprobs", "2"]);
     let found = emulator.run(&model, &["--logprobs", "2"], &toolkit());

@@ -65,7 +65,7 @@ impl Block {
     ) -> Result<(), String> {
         let named =
             self.named.get_mut(barrier as usize).ok_or_else(|| format!("there is no barrier {barrier}"))?;
-        if expected == 0 || expected % 32 != 0 || expected > self.threads {
+        if expected == 0 || !expected.is_multiple_of(32) || expected > self.threads {
             return Err(format!("barrier {barrier} of {expected} threads in a block of {}", self.threads));
         }
         if named.arrived == 0 {
@@ -97,7 +97,7 @@ impl Block {
 
     /// The word of an mbarrier.
     fn word(&mut self, address: u64, fresh: bool) -> Result<*mut u64, String> {
-        if address % 8 != 0 {
+        if !address.is_multiple_of(8) {
             return Err(format!("an mbarrier at {address:#x}, which is not a multiple of 8"));
         }
         if !fresh && !self.mbarriers.contains(&address) {

@@ -322,11 +322,11 @@ driver! {
         // SAFETY: what has the magic ends in a zero.
         let text = unsafe { CStr::from_ptr(code.cast::<c_char>().add(MAGIC.len())) };
         match text.to_str().map_err(|e| e.to_string()).and_then(Program::new) {
-            // SAFETY: the caller's promise.
             Ok(program) => {
                 if setting("MPK_EMULATOR_VERBOSE", 0) != 0 {
                     program.unsupported().for_each(|text| eprintln!("emulator: not emulated: {text}"));
                 }
+                // SAFETY: the caller's promise.
                 unsafe { give(library, Arc::into_raw(Arc::new(program)).cast_mut().cast()) }
             }
             Err(problem) => fail(NO_BINARY, &problem),

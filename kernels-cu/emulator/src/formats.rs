@@ -161,7 +161,7 @@ pub(crate) fn convert(
             }
             if saturate {
                 // Not a number becomes 0.
-                value = value.max(0.0).min(1.0);
+                value = if value > 0.0 { value.min(1.0) } else { 0.0 };
             }
             if relu && value < 0.0 {
                 value = 0.0;

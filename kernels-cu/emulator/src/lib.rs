@@ -5,6 +5,7 @@
 //! warp that are at the same place, `launch` schedules warps and blocks, and `driver` is the library that programs load.
 
 #![cfg(target_pointer_width = "64")]
+#![allow(clippy::needless_range_loop, reason = "a lane is an index of several arrays at once")]
 
 mod arithmetic;
 mod barrier;

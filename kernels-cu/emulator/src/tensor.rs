@@ -171,7 +171,7 @@ pub(crate) fn begin(c: &mut Context<'_>, i: &Instruction, kind: Together) -> Res
     let descriptor = [if a_shared { uniform(i.a)? } else { 0 }, uniform(i.b)?];
     let add = predicate != 0;
     wide.begun.push(Begun { instruction: *i, group: wide.groups, sums: first, descriptor, add, done: false });
-    if c.system.random() % 2 == 0 { multiply_all(c, u64::MAX) } else { Ok(()) }
+    if c.system.random().is_multiple_of(2) { multiply_all(c, u64::MAX) } else { Ok(()) }
 }
 
 pub(crate) fn commit(c: &mut Context<'_>) {

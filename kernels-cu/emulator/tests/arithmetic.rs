@@ -199,7 +199,8 @@ fn sums_are_rounded_as_asked() {
 fn functions_are_near_those_of_f64() {
     let mut numbers = Numbers(5);
     let pairs: Vec<(u32, u32)> = (0..256).map(|_| ((numbers.small() * 20.0).to_bits(), 0)).collect();
-    let cases: [(&str, fn(f64) -> f64); 5] = [
+    type Function = fn(f64) -> f64;
+    let cases: [(&str, Function); 5] = [
         ("ex2.approx.ftz.f32 %f2, %f1;", |x| 2f64.powf(x)),
         ("rcp.approx.ftz.f32 %f2, %f1;", |x| 1.0 / x),
         ("abs.f32 %f1, %f1; rsqrt.approx.f32 %f2, %f1;", |x| 1.0 / x.abs().sqrt()),

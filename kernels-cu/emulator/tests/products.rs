@@ -1,6 +1,8 @@
 //! Products of matrices against plain ones in f64. Where an element lies is written down here once more, from the figures of
 //! the PTX ISA, the other way round than the emulator does it.
 
+#![allow(clippy::needless_range_loop, reason = "rows and columns are indices of several matrices")]
+
 mod common;
 
 use common::{Numbers, program, run_seeded};
