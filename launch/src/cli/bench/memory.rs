@@ -1,8 +1,8 @@
-//! The floor of decode on the CPU: how fast threads read memory on huge pages.
+//! The floor of decode on the CPU: how fast threads read memory.
 
 use distributed::World;
 use distributed::affinity::{bind, cores_of_rank};
-use distributed::memory::HugeBuffer;
+use distributed::memory::{HugeBuffer, Pages};
 use kernels_cu::isa::{ReadPattern, read_memory};
 use serde::Serialize;
 use std::time::Instant;
@@ -12,34 +12,38 @@ use std::time::Instant;
 pub struct Rate {
     /// In which order each thread reads its share.
     pub pattern: &'static str,
+    /// What pages the memory lies on.
+    pub pages: &'static str,
     /// The best of the passes.
     pub bytes_per_second: f64,
 }
 
-/// Read rates of `threads` threads over `bytes` bytes, for each pattern the best of `repeats` passes, the fastest pattern first. Each
-/// thread has a core of this machine to itself while there are enough.
+/// Read rates of `threads` threads over `bytes` bytes on huge and on small pages, for each pattern the best of `repeats` passes, the
+/// fastest pattern first. Each thread has a core of this machine to itself while there are enough.
 ///
 /// # Errors
 /// There is no memory for it, or no thread can be started.
 pub fn read_rates(threads: usize, bytes: usize, repeats: usize) -> distributed::Result<Vec<Rate>> {
     let threads = threads.max(1);
-    let mut buffer = HugeBuffer::new(0, "the memory benchmark", bytes)?;
     let piece = bytes.div_ceil(threads).next_multiple_of(4096);
     let cores = cores_of_rank(&World::single()).own;
     let core = |thread: usize| cores.get(thread % cores.len().max(1)).copied();
-    // Each thread touches its share first, so that it lies near its core.
-    scoped(buffer.as_mut_slice().chunks_mut(piece), core, |part| part.fill(1))?;
     let mut rates = Vec::new();
-    for pattern in ReadPattern::ALL {
-        let mut seconds = f64::INFINITY;
-        for _ in 0..repeats.max(1) {
-            let begin = Instant::now();
-            scoped(buffer.as_slice().chunks(piece), core, |part| {
-                std::hint::black_box(read_memory(part, pattern));
-            })?;
-            seconds = seconds.min(begin.elapsed().as_secs_f64());
+    for (pages, name) in [(Pages::Huge, "huge"), (Pages::Small, "small")] {
+        let mut buffer = HugeBuffer::on(pages, 0, "the memory benchmark", bytes)?;
+        // Each thread touches its share first, so that it lies near its core.
+        scoped(buffer.as_mut_slice().chunks_mut(piece), core, |part| part.fill(1))?;
+        for pattern in ReadPattern::ALL {
+            let mut seconds = f64::INFINITY;
+            for _ in 0..repeats.max(1) {
+                let begin = Instant::now();
+                scoped(buffer.as_slice().chunks(piece), core, |part| {
+                    std::hint::black_box(read_memory(part, pattern));
+                })?;
+                seconds = seconds.min(begin.elapsed().as_secs_f64());
+            }
+            rates.push(Rate { pattern: pattern.name, pages: name, bytes_per_second: bytes as f64 / seconds });
         }
-        rates.push(Rate { pattern: pattern.name, bytes_per_second: bytes as f64 / seconds });
     }
     rates.sort_by(|a, b| b.bytes_per_second.total_cmp(&a.bytes_per_second));
     Ok(rates)
@@ -74,7 +78,8 @@ mod tests {
     #[test]
     fn every_pattern_is_measured_and_the_fastest_comes_first() {
         let rates = read_rates(2, 8 << 20, 2).unwrap();
-        assert_eq!(rates.len(), ReadPattern::ALL.len());
+        assert_eq!(rates.len(), 2 * ReadPattern::ALL.len());
+        assert!(["huge", "small"].iter().all(|pages| rates.iter().any(|rate| rate.pages == *pages)));
         assert!(rates.iter().all(|rate| rate.bytes_per_second > 1e6), "{rates:?}");
         assert!(rates.is_sorted_by(|a, b| a.bytes_per_second >= b.bytes_per_second), "{rates:?}");
     }
