@@ -1,5 +1,6 @@
 /* Many iterations of the hand-built job with random stalls and the shortest queues, on 2, 4 and 8 ranks: every sum and every
- * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). */
+ * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). MPK_SOAK_RANKS,
+ * MPK_SOAK_PLACEMENT: only the jobs of that many ranks; only placement 0 (static), 1 (dynamic), 2 or 3 (both, in one run). */
 #include <chrono>
 #include <cstdlib>
 
@@ -35,8 +36,16 @@ void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
 
 }  // namespace
 
+/* The number that an environment variable holds, else `otherwise`. */
+uint64_t number(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
 int main() {
-  const char* wanted = std::getenv("MPK_SOAK_ITERATIONS");
+  const uint64_t ranks = number("MPK_SOAK_RANKS", 0), only = number("MPK_SOAK_PLACEMENT", 4);
   for (const uint32_t world : {2u, 4u, 8u})
-    for (const uint32_t placement : {0u, 1u, 2u, 3u}) soak(world, placement % 2 != 0, placement / 2 != 0, wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1200 / world);
+    for (const uint32_t placement : {0u, 1u, 2u, 3u})
+      if ((ranks == 0 || ranks == world) && (only == 4 || only == placement))
+        soak(world, placement % 2 != 0, placement / 2 != 0, number("MPK_SOAK_ITERATIONS", 1200 / world));
 }
