@@ -25,6 +25,30 @@ use crate::model::families::parse_config;
 use crate::model::hf_config::ModelConfig;
 
 #[test]
+fn the_examples_are_read() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let files = std::fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path().join("model.json"));
+    let read: Vec<_> = files.filter(|file| file.exists()).map(|file| ModelJson::read(&file).unwrap()).collect();
+    assert!(read.len() >= 4, "{read:?}");
+}
+
+#[test]
+fn stop_strings_have_limits_and_an_option() {
+    let with = |stop: Value| {
+        let model = json!({"schema": SCHEMA, "checkpoint": "c", "generate": {"stop": stop}});
+        parse(&model.to_string())
+    };
+    let model = with(json!(["\n\n", "END"])).unwrap();
+    assert_eq!(model.generate.stop, ["\n\n", "END"]);
+    assert!(with(json!([""])).unwrap_err().contains("`generate.stop`: a text has 1 to 1024 bytes, found 0"));
+    assert!(with(json!(["x".repeat(1025)])).is_err() && with(json!("END")).is_err());
+    assert!(with(json!(vec!["x"; 33])).unwrap_err().contains("at most 32"));
+    let given = |stop: &str| Overrides { stop: Some(vec![stop.into()]), ..Overrides::default() };
+    assert_eq!(model.clone().with(&given("x")).unwrap().generate.stop, ["x"]);
+    assert!(model.with(&given("")).unwrap_err().to_string().contains("--stop"));
+}
+
+#[test]
 fn the_designs_example() {
     let model = parse(
         r#"{
