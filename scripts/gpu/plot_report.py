@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The plot of a report of gpu_check.sh: plot_report.py REPORT.json PLOT.svg."""
+"""The plot of a report of gpu_check.sh: plot_report.py REPORT.json PLOT.svg [SHAPE, to draw its decode figures only]."""
 
 import json
 import sys
@@ -42,10 +42,15 @@ def allreduce_panels(skeleton):
 
 
 def main():
-    source, target = map(Path, sys.argv[1:])
+    source, target = map(Path, sys.argv[1:3])
+    shape = sys.argv[3] if len(sys.argv) > 3 else None
     report = json.loads(source.read_text())
     figures = report["figures"]
-    panels = decode_panels(figures.get("decode", {})) + allreduce_panels(figures.get("skeleton", {}))
+    panels = decode_panels(figures.get("decode", {}))
+    if shape:
+        panels = [panel for panel in panels if panel[0].startswith(f"{shape}, ")]
+    else:
+        panels += allreduce_panels(figures.get("skeleton", {}))
     gpu = report["hardware"]["gpus"][0].split(",")[0]
     target.write_text(bars.page("Decode at context 512, random bf16 weights (less is better)",
                                 f"{len(report['hardware']['gpus'])} x {gpu}, {report['date'][:10]}, medians", panels))
