@@ -91,7 +91,7 @@ pub(super) fn cached(
             command: toolchain.nvcc.path.display().to_string(),
             status: "it ended well".to_string(),
             output: format!("  but its {extension} file of {} bytes is no ELF file\n{log}", content.len()),
-            mend: None,
+            fix: None,
         });
     }
     let description = Description { toolchain: identity, log };

@@ -32,7 +32,7 @@ pub enum GpuError {
         variable: Option<&'static str>,
     },
     /// nvcc refused the source, or could not work.
-    #[error("nvcc failed ({status})\n  {command}\n{output}{}", mend.unwrap_or_default())]
+    #[error("nvcc failed ({status})\n  {command}\n{output}{}", fix.unwrap_or_default())]
     Compile {
         /// The command, to type again.
         command: String,
@@ -41,7 +41,7 @@ pub enum GpuError {
         /// The last lines that it printed.
         output: String,
         /// Where the machine lacks something: what to do.
-        mend: Option<&'static str>,
+        fix: Option<&'static str>,
     },
     /// The cache's folder can't be used.
     #[error("the folder of compiled kernels, {}: {problem}; MPK_CACHE_DIR names another", path.display())]
@@ -58,7 +58,7 @@ impl GpuError {
     pub fn exit_status(&self) -> u8 {
         match self {
             GpuError::Unsupported { .. } => 2,
-            GpuError::Compile { mend: None, .. } => 4,
+            GpuError::Compile { fix: None, .. } => 4,
             _ => 3,
         }
     }

@@ -36,14 +36,14 @@ pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Resu
     let line = arguments.join(OsStr::new(" "));
     let command = format!("cd {} && {} {}", folder.display(), program.display(), line.display());
     tracing::debug!("{command}");
-    let failed = |status: String, output: &str, mend| {
+    let failed = |status: String, output: &str, fix| {
         let lines: Vec<&str> = output.lines().collect();
         let first = lines.len().saturating_sub(SHOWN_LINES);
         GpuError::Compile {
             command: command.clone(),
             status,
             output: lines[first..].iter().map(|line| format!("  {line}\n")).collect(),
-            mend,
+            fix,
         }
     };
     let (status, text) = finish(prepare(program, arguments, folder), None)
@@ -51,7 +51,7 @@ pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Resu
     match status {
         None => Err(failed("interrupted".to_string(), &text, None)),
         Some(status) if status.success() => Ok(text),
-        Some(status) => Err(failed(status.to_string(), &text, mend(&text))),
+        Some(status) => Err(failed(status.to_string(), &text, fix(&text))),
     }
 }
 
@@ -116,7 +116,7 @@ fn kill_group(child: &mut Child) -> io::Result<()> {
 }
 
 /// What to do about this output, where it is the machine that lacks something.
-fn mend(output: &str) -> Option<&'static str> {
+fn fix(output: &str) -> Option<&'static str> {
     let has = |words: &[&str]| words.iter().any(|word| output.contains(word));
     if has(&["host compiler", "Host compiler", "cc1plus"]) {
         Some(NO_HOST_COMPILER)
@@ -150,8 +150,8 @@ mod tests {
             ("nvcc fatal   : Could not open output file './tmpxft_1'", "MPK_CACHE_DIR"),
             ("model.ptx: No space left on device", "MPK_CACHE_DIR"),
         ] {
-            assert!(mend(output).is_some_and(|mend| mend.contains(word)), "{output}");
+            assert!(fix(output).is_some_and(|fix| fix.contains(word)), "{output}");
         }
-        assert_eq!(mend("model.cu(7): error: this is what is wrong"), None);
+        assert_eq!(fix("model.cu(7): error: this is what is wrong"), None);
     }
 }
