@@ -102,6 +102,30 @@ fn text_is_that_of_json() {
     }
 }
 
+/// `--stop` ends an answer before the text, replaces `generate.stop`, and needs a tokenizer.
+#[test]
+fn stop_strings() {
+    let tiny = ModelFile::of_fixture("tiny");
+    let job = || {
+        let job = Job::new(2).arg(tiny.path());
+        job.args(["--prompt", "In the beginning", "--max-new-tokens", "24", "--ignore-eos", "--greedy"])
+    };
+    let whole = job().run_json().requests[0].text.clone().expect("text");
+    let word = whole.split_whitespace().nth(3).expect("several words");
+    let before = &whole[..whole.find(word).expect("the word")];
+    let found = job().args(["--stop", "\u{1}", "--stop", word]).run_json();
+    assert_eq!(found.requests[0].text.as_deref(), Some(before));
+    assert_eq!(found.requests[0].finish_reason, "stop");
+    let random = ModelFile::of_fixture("mistral");
+    let refused =
+        Job::alone().arg(random.path()).args(["--prompt-tokens", "1", "--stop", "x"]).run().expect(2);
+    assert!(
+        refused.stderr.contains("--stop") && refused.stderr.contains("tokenizer.json"),
+        "{}",
+        refused.stderr
+    );
+}
+
 /// One prompt's text stands alone, and a line for each token follows it with `--logprobs`.
 #[test]
 fn log_probabilities_are_printed_after_the_text() {

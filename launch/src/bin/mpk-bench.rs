@@ -1,7 +1,7 @@
 //! Benchmarks: decode, prefill, the allreduce and tasks inside the running kernel, graph building, memory; and model.json files of real
 //! shapes for `mpk-run`.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, tasks};
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
@@ -20,7 +20,10 @@ repetition the same tokens or outputs, and those of a reference where there is o
 Examples:
   mpirun -n 2 mpk-bench decode --model qwen3-0.6b --context 512 --batch 8
   mpk-bench decode --model examples/tiny/model.json --context 64 --budget
-  mpirun -n 4 mpk-bench allreduce --bytes 131072 --allreduce one-shot";
+  mpirun -n 4 mpk-bench allreduce --bytes 131072 --allreduce one-shot
+
+Shell completions: mpk-bench completions bash|elvish|fish|powershell|zsh
+Manual page: mpk-bench man, mpk-bench man decode";
 
 /// Benchmarks: whole models, and the parts that their time is made of.
 #[derive(Parser)]
@@ -150,6 +153,9 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() {
     ALLOCATOR.install();
     launch::model::files::report_size_limits();
+    if let Some(status) = launch::cli::generated::serve(Args::command) {
+        std::process::exit(status);
+    }
     launch::cli::logging::init(false);
     if let Err(error) = run(Args::parse()) {
         tell(format_args!("mpk-bench: error: {error}"));

@@ -1,7 +1,7 @@
 //! Looks at graphs: verifies and counts task graphs that `mpk-run --emit-graph` wrote, shows what passes leave of an op
 //! graph, simulates decoding on a described cluster.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use launch::cli::console::{print_line, tell};
 use launch::cli::passes::{Wanted, passes};
 use launch::cli::process_limits::Allocator;
@@ -15,9 +15,18 @@ use taskgraph::json::from_json;
 use taskgraph::stats::stats;
 use taskgraph::verify::verify_succession;
 
+const EXAMPLES: &str = "\
+Examples:
+  mpk-run model.json --ranks 4 --emit-graph graphs/ && mpk-graph check graphs/
+  mpk-graph passes model.json --ranks 4 --device h200 --dump passes/
+  mpk-graph schema model
+
+Shell completions: mpk-graph completions bash|elvish|fish|powershell|zsh
+Manual page: mpk-graph man, mpk-graph man simulate";
+
 /// Verify and describe task_graph.json files; show what passes leave of an op graph.
 #[derive(Parser)]
-#[command(name = "mpk-graph", version)]
+#[command(name = "mpk-graph", version, max_term_width = 110, after_help = EXAMPLES)]
 struct Args {
     #[command(subcommand)]
     what: What,
@@ -103,6 +112,9 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() {
     ALLOCATOR.install();
     files::report_size_limits();
+    if let Some(status) = launch::cli::generated::serve(Args::command) {
+        std::process::exit(status);
+    }
     let result = match Args::parse().what {
         What::Check { folder } => check(&folder),
         What::Passes { model, dump, ranks, device, workers, graph } => {

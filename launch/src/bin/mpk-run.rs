@@ -10,6 +10,9 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() {
     ALLOCATOR.install();
     launch::model::files::report_size_limits();
+    if let Some(status) = launch::cli::generated::serve(Args::with_commands) {
+        std::process::exit(status);
+    }
     let first = launch::cli::logging::is_first_rank();
     let command = match Args::from_command_line() {
         Ok(command) => command,

@@ -1,5 +1,6 @@
 //! `mpirun -n N mpk-serve MODEL`: serves a model over HTTP, with OpenAI's API.
 
+use clap::CommandFactory;
 use launch::cli::process_limits::Allocator;
 use launch::cli::serve_args::ServeArgs;
 use launch::cli::signals::Signals;
@@ -10,6 +11,9 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() {
     ALLOCATOR.install();
     launch::model::files::report_size_limits();
+    if let Some(status) = launch::cli::generated::serve(ServeArgs::command) {
+        std::process::exit(status);
+    }
     let args = match ServeArgs::from_command_line() {
         Ok(args) => args,
         Err(error) => {

@@ -21,7 +21,10 @@ Examples:
   mpirun -n 2 mpk-run Qwen/Qwen3-8B --chat --prompt \"Why is the sky blue?\"
   mpirun -n 4 mpk-run model.json --prompt-tokens 1,2,3 --json
   mpk-run model.json --ranks 8 --device h200 --check
-  mpk-run doctor model.json --ranks 4     checks what this machine has for a run";
+  mpk-run doctor model.json --ranks 4     checks what this machine has for a run
+
+Shell completions: mpk-run completions bash|elvish|fish|powershell|zsh
+Manual page: mpk-run man, mpk-run man doctor";
 
 /// Run a model as one persistent kernel per rank: `mpirun -n N mpk-run model.json`.
 #[derive(Clone, Debug, Parser)]
@@ -53,6 +56,9 @@ pub struct Args {
     /// Go on after an end-of-sequence token.
     #[arg(long, help_heading = PROMPTS)]
     pub ignore_eos: bool,
+    /// End an answer before this text. May be given several times; replaces generate.stop of model.json.
+    #[arg(long, value_name = "TEXT", help_heading = PROMPTS)]
+    pub stop: Vec<String>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub sampling: SamplingArgs,
@@ -98,7 +104,7 @@ pub struct Args {
 
 /// Check what this machine has for a run, and what is missing: `mpk-run doctor [model.json]`.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "mpk-run doctor", version, max_term_width = 110)]
+#[command(name = "mpk-run doctor", bin_name = "mpk-run doctor", version, max_term_width = 110)]
 pub struct DoctorArgs {
     /// Also check that the memory of this model's ranks fits: a model.json, a Hugging Face folder, or a hub name.
     pub model: Option<PathBuf>,
@@ -129,6 +135,11 @@ pub enum GivenPrompt {
 }
 
 impl Args {
+    /// The command line with its commands, for completions and the manual page.
+    pub fn with_commands() -> clap::Command {
+        Args::command().subcommand(DoctorArgs::command().name("doctor").display_name("mpk-run-doctor"))
+    }
+
     /// Reads the command line.
     ///
     /// # Errors
@@ -205,6 +216,7 @@ impl Args {
         spec.overrides = Overrides {
             max_new_tokens: self.max_new_tokens,
             ignore_eos: self.ignore_eos,
+            stop: (!self.stop.is_empty()).then(|| self.stop.clone()),
             ..self.runtime.overrides()
         };
         spec

@@ -28,6 +28,7 @@ pub struct Conversation {
     rendering: Rendering,
     sampling: SamplingParams,
     ignore_eos: bool,
+    stop: Vec<String>,
     limits: Limits,
 }
 
@@ -52,6 +53,7 @@ impl Conversation {
             rendering: Rendering { arguments: args.template_arguments()?, ..Rendering::default() },
             sampling,
             ignore_eos: opened.model.generate.ignore_eos,
+            stop: opened.model.generate.stop.clone(),
             limits: Limits { max_new_tokens, ..opened.limits },
         })
     }
@@ -125,6 +127,7 @@ impl Conversation {
         Ok(resolved.map_err(AppError::from).map(|resolved| Request {
             sampling: self.sampling,
             ignore_eos: self.ignore_eos,
+            stop: self.stop.clone(),
             ..Request::tokens(resolved.prompt_tokens, resolved.max_new_tokens)
         }))
     }

@@ -1,8 +1,8 @@
-//! `mpk-run doctor`: what this machine has for a run, what is missing, and what mends it.
+//! `mpk-run doctor`: what this machine has for a run, what is missing, and how to fix it.
 
 use crate::cli::args::DoctorArgs;
 use crate::cli::choices::Backend;
-use crate::cli::console::tell;
+use crate::cli::console::{self, tell};
 use crate::engine::ModelSpec;
 use crate::engine::backend::{compile_options, cuda_target};
 use crate::engine::graphs::{GraphBuild, build_one, check_ranks};
@@ -34,13 +34,15 @@ struct Check {
     what: String,
     state: State,
     found: String,
-    mend: Option<String>,
+    fix: Option<String>,
 }
 
 /// All checks, and whether a CUDA run is possible.
 #[derive(Default)]
 struct Table {
     checks: Vec<Check>,
+    /// The last line.
+    verdict: Option<String>,
 }
 
 impl Table {
@@ -48,23 +50,23 @@ impl Table {
         self.add(what, State::Good, found.into(), None);
     }
 
-    fn note(&mut self, what: &str, found: impl Into<String>, mend: impl Into<String>) {
-        self.add(what, State::Note, found.into(), Some(mend.into()));
+    fn note(&mut self, what: &str, found: impl Into<String>, fix: impl Into<String>) {
+        self.add(what, State::Note, found.into(), Some(fix.into()));
     }
 
-    fn missing(&mut self, what: &str, found: impl Into<String>, mend: impl Into<String>) {
-        self.add(what, State::Missing, found.into(), Some(mend.into()));
+    fn missing(&mut self, what: &str, found: impl Into<String>, fix: impl Into<String>) {
+        self.add(what, State::Missing, found.into(), Some(fix.into()));
     }
 
-    fn add(&mut self, what: &str, state: State, found: String, mend: Option<String>) {
-        self.checks.push(Check { what: what.to_string(), state, found, mend });
+    fn add(&mut self, what: &str, state: State, found: String, fix: Option<String>) {
+        self.checks.push(Check { what: what.to_string(), state, found, fix });
     }
 
-    /// Error messages say what is wrong and, behind a semicolon, what mends it.
+    /// Error messages say what is wrong and, behind a semicolon, how to fix it.
     fn error(&mut self, what: &str, error: &dyn std::fmt::Display) {
         let text = error.to_string();
         match text.split_once("; ") {
-            Some((found, mend)) => self.missing(what, found, mend),
+            Some((found, fix)) => self.missing(what, found, fix),
             None => self.add(what, State::Missing, text, None),
         }
     }
@@ -85,9 +87,12 @@ impl Table {
             };
             let found = check.found.trim().replace('\n', &format!("\n{indent}"));
             let _ = writeln!(text, "{:width$}  {state:7} {found}", check.what);
-            if let Some(mend) = &check.mend {
-                let _ = writeln!(text, "{indent}-> {}", mend.replace('\n', &format!("\n{indent}   ")));
+            if let Some(fix) = &check.fix {
+                let _ = writeln!(text, "{indent}-> {}", fix.replace('\n', &format!("\n{indent}   ")));
             }
+        }
+        if let Some(verdict) = &self.verdict {
+            let _ = writeln!(text, "\n{verdict}");
         }
         text
     }
@@ -109,29 +114,46 @@ pub fn run(args: &DoctorArgs) -> i32 {
     if let Some(path) = &args.model
         && let Err(error) = check_model(&mut table, path, args.ranks, rows)
     {
-        print(&table);
+        let status = print(&table, error.status);
         tell(format_args!("mpk-run: error: {error}"));
-        return error.status;
+        return status;
     }
     let cuda = cuda_possible(&table, args.ranks);
     say_ranks(&mut table, args, rows, cuda);
-    print(&table);
+    let (status, verdict) = verdict(args, rows, cuda);
+    table.verdict = Some(verdict);
+    print(&table, status)
+}
+
+/// The exit status and the last line, which says the same.
+fn verdict(args: &DoctorArgs, gpus: &[Gpu], cuda: bool) -> (i32, String) {
+    let launcher = if args.ranks > 1 { format!("mpirun -n {} ", args.ranks) } else { String::new() };
     match args.backend {
-        Backend::Cuda if !cuda => 3,
-        Backend::Auto if !rows.is_empty() && !cuda => {
-            tell(
-                "mpk-run: this machine has a GPU, but a run on it lacks what is marked above; --backend cpu works",
-            );
-            0
+        Backend::Cuda if !cuda => {
+            (3, "not possible: `--backend cuda` lacks what is marked MISSING; `--backend cpu` works".into())
         }
-        _ => 0,
+        Backend::Auto if !gpus.is_empty() && !cuda => (
+            0,
+            format!(
+                "possible: `{launcher}mpk-run --backend cpu`; a run on the GPU lacks what is marked MISSING"
+            ),
+        ),
+        Backend::Auto if gpus.is_empty() => (0, format!("possible: `{launcher}mpk-run`, on the CPU")),
+        Backend::Auto => (0, format!("possible: `{launcher}mpk-run`, on the GPU")),
+        Backend::Cpu => (0, format!("possible: `{launcher}mpk-run --backend cpu`")),
+        Backend::Cuda => (0, format!("possible: `{launcher}mpk-run --backend cuda`")),
     }
 }
 
-fn print(table: &Table) {
-    use std::io::Write as _;
-    // Who reads may have seen enough.
-    let _ = std::io::stdout().write_all(table.text().as_bytes());
+/// Prints the table; gives `status`, or that of a standard output that can't be written.
+fn print(table: &Table, status: i32) -> i32 {
+    match console::print(&table.text()) {
+        Ok(_) => status,
+        Err(error) => {
+            tell(format_args!("mpk-run: error: {error}"));
+            error.status
+        }
+    }
 }
 
 const DRIVER: &str = "NVIDIA driver";
@@ -141,6 +163,7 @@ const NVSHMEM_DEVICE: &str = "NVSHMEM headers, device library";
 const NVSHMEM_HOST: &str = "NVSHMEM host library";
 const CACHE: &str = "cache of compiled kernels";
 const MEMORY: &str = "memory for the model";
+const RUN: &str = "ranks";
 
 fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
     let driver = match driver::find() {
@@ -272,7 +295,7 @@ fn check_mpi(table: &mut Table, ranks: u32) {
     let library = distributed::world::mpi_library();
     let library = library.lines().next().unwrap_or_default().trim().to_string();
     let library = library.split(", package").next().unwrap_or_default().to_string();
-    let mend = "sudo apt-get install openmpi-bin libopenmpi-dev";
+    let fix = "sudo apt-get install openmpi-bin libopenmpi-dev";
     match std::process::Command::new("mpirun").arg("--version").output() {
         Ok(output) if output.status.success() => {
             let text = String::from_utf8_lossy(&output.stdout);
@@ -281,12 +304,12 @@ fn check_mpi(table: &mut Table, ranks: u32) {
             if family(&version) == family(&library) {
                 table.good("MPI", format!("library {library}; {version}"));
             } else {
-                table.missing("MPI", format!("library {library}, but {version}"), mend);
+                table.missing("MPI", format!("library {library}, but {version}"), fix);
             }
         }
-        _ if ranks > 1 => table.missing("MPI", format!("library {library}; mpirun was not found"), mend),
+        _ if ranks > 1 => table.missing("MPI", format!("library {library}; mpirun was not found"), fix),
         _ => {
-            table.note("MPI", format!("library {library}; mpirun was not found: one rank runs without"), mend)
+            table.note("MPI", format!("library {library}; mpirun was not found: one rank runs without"), fix)
         }
     }
 }
@@ -335,10 +358,10 @@ fn check_shared_memory(table: &mut Table) {
 }
 
 fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
-    let mend = "set MPK_CACHE_DIR to a folder that you may write";
+    let fix = "set MPK_CACHE_DIR to a folder that you may write";
     let cache = match cache {
         Ok(cache) => cache,
-        Err(error) => return table.missing(CACHE, error.to_string(), mend),
+        Err(error) => return table.missing(CACHE, error.to_string(), fix),
     };
     let folder = cache.folder();
     if let Err(error) = cache.check() {
@@ -347,7 +370,7 @@ fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
     // What exists of its path decides whether it can be made.
     let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     if !writable(existing) {
-        return table.missing(CACHE, format!("{} can't be written", folder.display()), mend);
+        return table.missing(CACHE, format!("{} can't be written", folder.display()), fix);
     }
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let (count, bytes) = files
@@ -403,18 +426,19 @@ fn cuda_possible(table: &Table, ranks: u32) -> bool {
 
 fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
     let ranks = args.ranks;
-    let command = if ranks > 1 { format!("mpirun -n {ranks} mpk-run") } else { "mpk-run".to_string() };
     if args.backend == Backend::Cuda && !cuda {
-        let found = format!("`{command} --backend cuda` is not possible: something is missing, see above");
-        return table.missing("a run", found, "`--backend cpu` runs on the CPU");
+        return;
     }
+    let plural = if ranks == 1 { "rank" } else { "ranks" };
     if args.backend == Backend::Cpu || gpus.is_empty() || !cuda {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let each = (cores / ranks as usize).max(1);
-        table.good("a run", format!("`{command}` on the CPU: {ranks} ranks, {each} of {cores} cores each"));
+        let cores_each =
+            if ranks == 1 { format!("{each} cores") } else { format!("{each} of {cores} cores each") };
+        table.good(RUN, format!("{ranks} {plural} on the CPU, {cores_each}"));
         return;
     }
-    let mut text = format!("`{command}` on the GPUs:");
+    let mut text = format!("{ranks} {plural}:");
     for rank in 0..ranks.min(64) {
         let _ = write!(
             text,
@@ -425,9 +449,9 @@ fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
     }
     let sharing = ranks.div_ceil(gpus.len() as u32);
     if sharing > 1 {
-        table.note("a run", text, format!("up to {sharing} ranks share a GPU: right, but slow"));
+        table.note(RUN, text, format!("up to {sharing} ranks share a GPU: right, but slow"));
     } else {
-        table.good("a run", text);
+        table.good(RUN, text);
     }
 }
 

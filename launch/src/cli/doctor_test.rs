@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_table_is_aligned_and_names_the_mend() {
+fn the_table_is_aligned_and_names_the_fix() {
     let mut table = Table::default();
     table.good("MPI", "Open MPI 4.1.6");
     table.missing(NVCC, "not found", "scripts/setup.sh --cuda");
@@ -15,24 +15,33 @@ fn the_table_is_aligned_and_names_the_mend() {
 /// The last line says what the exit status says.
 #[test]
 fn the_last_line_agrees_with_the_exit_status() {
-    for (backend, cuda, state) in [
-        (Backend::Cuda, false, State::Missing),
-        (Backend::Auto, false, State::Good),
-        (Backend::Cpu, false, State::Good),
+    for (backend, ranks, cuda, status, line) in [
+        (
+            Backend::Cuda,
+            2,
+            false,
+            3,
+            "not possible: `--backend cuda` lacks what is marked MISSING; `--backend cpu` works",
+        ),
+        (Backend::Cuda, 1, true, 0, "possible: `mpk-run --backend cuda`"),
+        (Backend::Auto, 2, false, 0, "possible: `mpirun -n 2 mpk-run`, on the CPU"),
+        (Backend::Cpu, 1, false, 0, "possible: `mpk-run --backend cpu`"),
     ] {
         let mut table = Table::default();
-        let args = DoctorArgs { model: None, ranks: 2, backend };
+        let args = DoctorArgs { model: None, ranks, backend };
         say_ranks(&mut table, &args, &[], cuda);
-        assert_eq!(table.checks.last().map(|check| check.state), Some(state), "{}", table.text());
+        let (found, verdict) = verdict(&args, &[], cuda);
+        table.verdict = Some(verdict);
+        assert_eq!((found, table.text().lines().last()), (status, Some(line)));
     }
 }
 
 #[test]
-fn error_texts_are_split_at_their_mend() {
+fn error_texts_are_split_at_their_fix() {
     let mut table = Table::default();
     table.error("x", &"no memory; use less");
     assert_eq!(table.checks[0].found, "no memory");
-    assert_eq!(table.checks[0].mend.as_deref(), Some("use less"));
+    assert_eq!(table.checks[0].fix.as_deref(), Some("use less"));
 }
 
 #[test]

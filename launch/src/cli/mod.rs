@@ -7,6 +7,7 @@ pub mod choices;
 pub mod console;
 pub mod conversation;
 pub mod doctor;
+pub mod generated;
 pub mod logging;
 pub mod output;
 pub mod passes;

@@ -117,6 +117,11 @@ impl Asked {
     fn find(args: &Args, opened: &Opened<'_>) -> Result<Asked, AppError> {
         let in_force = args.sampling.in_force(opened.model, opened.source)?;
         opened.sampling.set(!in_force.sampling.is_greedy());
+        if !opened.model.generate.stop.is_empty() && opened.source.tokenizer.is_none() {
+            return Err(AppError::input(
+                "--stop, generate.stop: without tokenizer.json there is no text in which to look for it",
+            ));
+        }
         let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
         tracing::info!("sampling: {}", describe(&sampling.into()));
         if args.is_conversation() {
@@ -153,6 +158,7 @@ fn requests(args: &Args, opened: &Opened<'_>, sampling: SamplingParams) -> Resul
     let requests = resolved.into_iter().map(|resolved| Request {
         sampling,
         ignore_eos: model.generate.ignore_eos,
+        stop: model.generate.stop.clone(),
         logprobs: args.logprobs,
         ..Request::tokens(resolved.prompt_tokens, resolved.max_new_tokens)
     });

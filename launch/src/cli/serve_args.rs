@@ -17,7 +17,10 @@ const EXAMPLES: &str = "\
 Examples:
   mpk-serve examples/tiny/model.json
   mpirun -n 2 mpk-serve Qwen/Qwen3-8B --port 8000 --max-batch 16 --max-seq-len 8192
-  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"Once\"}'";
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"Once\"}'
+
+Shell completions: mpk-serve completions bash|elvish|fish|powershell|zsh
+Manual page: mpk-serve man";
 
 /// Serve a model over HTTP, with OpenAI's API: `mpirun -n N mpk-serve MODEL`.
 #[derive(Clone, Debug, Parser)]

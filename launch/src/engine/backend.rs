@@ -13,7 +13,8 @@ use kernels_cu::gpu::{
     Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, KernelConfig, NvshmemFiles,
     collective_shim, compile, merge, task_codes,
 };
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 use taskgraph::target::Device;
 use taskgraph::{Target, TaskGraph};
 
@@ -152,10 +153,12 @@ fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
 }
 
 fn log_cpu(world: &World, cores: &Cores, why: &str) {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (ranks, cores_each) = (world.size() as usize, cores.own.len());
     tracing::info!(
-        "backend cpu{why}, {} ranks, {} cores a rank{}",
-        world.size(),
-        cores.own.len(),
+        "backend cpu{why}, {ranks} rank{}, {cores_each} core{} a rank{}",
+        plural(ranks),
+        plural(cores_each),
         if cores.shared { " (shared)" } else { "" }
     );
 }
@@ -250,8 +253,10 @@ fn code(
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
-    let make =
-        || compile(&expressions, &options, &cache).map_err(|e| AppError::from(distributed::Error::Code(e)));
+    let make = || {
+        let cubin = telling(expressions.len(), || compile(&expressions, &options, &cache));
+        cubin.map_err(|e| AppError::from(distributed::Error::Code(e)))
+    };
     // One rank of a node compiles, the others find its cubin in the cache.
     let first = world.node_rank() == 0;
     let made = together(world, if first { make().map(Some) } else { Ok(None) })?;
@@ -271,6 +276,35 @@ fn code(
         linked => linked,
     };
     Ok(Code { cubin, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
+}
+
+/// How long a compilation is silent: what the cache has takes less.
+const SILENT: Duration = Duration::from_secs(1);
+/// After that, how often the log says that it goes on.
+const REPEATED: Duration = Duration::from_secs(10);
+
+/// Runs `make`, which may compile `variants` kernel variants; the log says so if it takes long, and that it goes on.
+fn telling<T>(variants: usize, make: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let (done, ended) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            let mut silent = SILENT;
+            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(silent) {
+                if silent == SILENT {
+                    tracing::info!(
+                        "compiling {variants} kernel variants: about a minute; later starts take them from the cache"
+                    );
+                } else {
+                    tracing::info!("still compiling, {} s so far", begin.elapsed().as_secs());
+                }
+                silent = REPEATED;
+            }
+        });
+        let made = make();
+        drop(done);
+        made
+    })
 }
 
 fn log_cubin(cubin: &Cubin, variants: usize, generated: f64) {
@@ -344,7 +378,7 @@ pub fn compile_all(
     let mixed = are_mixed(all.iter().flatten());
     let options = compile_options(row, transport.puts_through_nvshmem(ranks, true), traced, mixed)?;
     let cache = Cache::from_environment().map_err(error)?;
-    let cubin = compile(&expressions, &options, &cache).map_err(error)?;
+    let cubin = telling(expressions.len(), || compile(&expressions, &options, &cache)).map_err(error)?;
     if ranks > 1
         && let Err(problem) = collective_shim(options.architecture, &cache)
     {

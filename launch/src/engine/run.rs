@@ -144,6 +144,10 @@ impl Engine {
         if request.sampling.top_k >= limits.vocab_size {
             request.sampling.top_k = 0; // all of them
         }
+        if !request.stop.is_empty() && self.info.tokenizer.is_none() {
+            let message = "stop strings, but the model has no tokenizer";
+            return Err(Error::new(ErrorKind::Unsupported, message).with_help("give stop_token_ids"));
+        }
         if request.logprobs > self.logprobs {
             let message =
                 format!("{} log-probabilities, but the engine gives {}", request.logprobs, self.logprobs);

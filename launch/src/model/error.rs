@@ -49,7 +49,7 @@ pub enum InputError {
         problem: String,
     },
     /// Something that Hugging Face configurations may ask for and that is not implemented.
-    #[error("{file}: `{place}`: {what} is not supported; {mend}")]
+    #[error("{file}: `{place}`: {what} is not supported; {fix}")]
     Unsupported {
         /// The file.
         file: String,
@@ -58,17 +58,17 @@ pub enum InputError {
         /// The unsupported thing.
         what: String,
         /// What is supported.
-        mend: String,
+        fix: String,
     },
     /// A checkpoint's file that is missing, truncated or inconsistent.
-    #[error("{}: {problem}; {mend}", path.display())]
+    #[error("{}: {problem}; {fix}", path.display())]
     Checkpoint {
         /// The file or folder.
         path: PathBuf,
         /// What is wrong.
         problem: String,
         /// What to do.
-        mend: String,
+        fix: String,
     },
     /// A tensor that is missing, or whose shape or dtype does not fit config.json.
     #[error("{}: tensor `{tensor}`: {problem}", path.display())]
@@ -97,14 +97,14 @@ pub enum InputError {
         problem: String,
     },
     /// A prompt that can't be run.
-    #[error("{place}: {problem}; {mend}")]
+    #[error("{place}: {problem}; {fix}")]
     Prompt {
         /// Where the prompt stands, such as `generate.prompts[2]` or `--prompt`.
         place: String,
         /// What is wrong.
         problem: String,
         /// What to do.
-        mend: String,
+        fix: String,
     },
     /// Sizes whose product does not fit the integers that hold it.
     #[error("{file}: {what} overflows: {computation}; make one of them smaller")]
@@ -132,8 +132,8 @@ impl InputError {
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Unreadable { source, .. } => fix(source).map(str::to_string),
-            Self::Unsupported { mend, .. } | Self::Checkpoint { mend, .. } | Self::Prompt { mend, .. } => {
-                Some(mend.clone())
+            Self::Unsupported { fix, .. } | Self::Checkpoint { fix, .. } | Self::Prompt { fix, .. } => {
+                Some(fix.clone())
             }
             Self::Overflow { .. } => Some("make one of them smaller".into()),
             _ => None,

@@ -72,12 +72,12 @@ impl<'a> Fields<'a> {
     }
 
     /// The error of a value that is not implemented: the field, what it asks for, and what would do.
-    pub fn unsupported(&self, name: &str, what: impl Into<String>, mend: impl Into<String>) -> InputError {
+    pub fn unsupported(&self, name: &str, what: impl Into<String>, fix: impl Into<String>) -> InputError {
         InputError::Unsupported {
             file: self.file.into(),
             place: self.place(name),
             what: what.into(),
-            mend: mend.into(),
+            fix: fix.into(),
         }
     }
 

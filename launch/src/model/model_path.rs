@@ -26,12 +26,12 @@ fn checkpoint(folder: &Path) -> Result<ModelJson, InputError> {
     if !config.exists() {
         // The folder of a model.json is a likely slip.
         let file = folder.join("model.json");
-        let mend = match file.exists() {
+        let fix = match file.exists() {
             true => format!("did you mean {}?", file.display()),
             false => "give a Hugging Face folder, or a model.json".to_string(),
         };
         let problem = "a folder without config.json".into();
-        return Err(InputError::Checkpoint { path: folder.into(), problem, mend });
+        return Err(InputError::Checkpoint { path: folder.into(), problem, fix });
     }
     Ok(ModelJson::of_checkpoint(folder))
 }
@@ -62,7 +62,7 @@ fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> 
     let missing = |problem: String| InputError::Checkpoint {
         path: name.into(),
         problem,
-        mend: format!("download it with `hf download {name}`"),
+        fix: format!("download it with `hf download {name}`"),
     };
     let Some(cache) = cache else {
         return Err(missing("no such file, and there is no Hugging Face cache (HF_HOME is not set)".into()));

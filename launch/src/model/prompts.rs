@@ -170,7 +170,7 @@ fn resolve_one(
         ));
     }
     let count = tokens.len() as u64;
-    let (limit, name, mend) = if limits.kv_tokens < u64::from(limits.max_seq_len) {
+    let (limit, name, fix) = if limits.kv_tokens < u64::from(limits.max_seq_len) {
         (limits.kv_tokens, "the tokens that runtime.kv_pages hold", "raise runtime.kv_pages")
     } else {
         (u64::from(limits.max_seq_len), "max_seq_len", "raise max_seq_len")
@@ -179,7 +179,7 @@ fn resolve_one(
         return Err(error(
             place,
             &format!("{count} prompt tokens and a new one can never fit: {name} = {limit}"),
-            &format!("shorten the prompt or {mend}"),
+            &format!("shorten the prompt or {fix}"),
         ));
     }
     // At most max_seq_len, so it fits.
@@ -209,8 +209,8 @@ pub fn parse_tokens(place: &str, list: &str) -> Result<Vec<u32>, InputError> {
         .collect()
 }
 
-fn error(place: &str, problem: &str, mend: &str) -> InputError {
-    InputError::Prompt { place: place.into(), problem: problem.into(), mend: mend.into() }
+fn error(place: &str, problem: &str, fix: &str) -> InputError {
+    InputError::Prompt { place: place.into(), problem: problem.into(), fix: fix.into() }
 }
 
 #[cfg(test)]

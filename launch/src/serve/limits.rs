@@ -1,5 +1,6 @@
 //! What bounds memory and time that clients can take.
 
+use crate::model::model_json::{LONGEST_STOP, MOST_STOPS};
 use std::time::Duration;
 
 /// Bounds of a server. Each has a default that suits a server on a trusted network.
@@ -54,8 +55,8 @@ impl Default for Limits {
             pieces: 64,
             queued_requests: 256,
             choices: 128,
-            stops: 32,
-            stop_bytes: 1024,
+            stops: MOST_STOPS,
+            stop_bytes: LONGEST_STOP,
             encoders: 4,
             last_words: Duration::from_secs(1),
         }

@@ -77,7 +77,7 @@ impl Checkpoint {
             return Err(InputError::Checkpoint {
                 path: folder.into(),
                 problem: format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
-                mend: "give the folder of a Hugging Face checkpoint in safetensors format".into(),
+                fix: "give the folder of a Hugging Face checkpoint in safetensors format".into(),
             });
         }
         let shard = Shard::open(path)?;
@@ -127,7 +127,7 @@ impl Checkpoint {
         most.filter(|&d| bytes[d as usize] > 0).ok_or_else(|| InputError::Checkpoint {
             path: self.folder.clone(),
             problem: "holds no tensor of dtype f32, f16 or bf16".into(),
-            mend: "take a checkpoint that is not quantised".into(),
+            fix: "take a checkpoint that is not quantised".into(),
         })
     }
 

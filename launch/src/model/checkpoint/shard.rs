@@ -86,7 +86,7 @@ impl Shard {
 }
 
 fn inconsistent(path: &Path, problem: String) -> InputError {
-    InputError::Checkpoint { path: path.into(), problem, mend: "download or copy the file again".into() }
+    InputError::Checkpoint { path: path.into(), problem, fix: "download or copy the file again".into() }
 }
 
 /// What is wrong with the header of `file`.

@@ -21,6 +21,10 @@ pub const DEFAULT_MAX_BATCH: u32 = 8;
 pub const LARGEST_MAX_BATCH: u32 = 4096;
 /// The largest `runtime.workers` that is taken.
 pub const LARGEST_WORKERS: u32 = 4096;
+/// The most stop strings of a request.
+pub const MOST_STOPS: usize = 32;
+/// The most bytes of a stop string.
+pub const LONGEST_STOP: usize = 1024;
 /// `page_size` where it is not given.
 pub const DEFAULT_PAGE_SIZE: u32 = 64;
 /// `max_seq_len` where it is not given, unless the model's own limit is smaller.
@@ -107,6 +111,10 @@ pub struct Generate {
     pub max_new_tokens: Option<u32>,
     /// Go on after an end-of-sequence token.
     pub ignore_eos: bool,
+    /// Texts that end an answer; they are not part of it. At most 32.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub stop: Vec<String>,
     /// Take the highest logit, whatever the checkpoint's generation_config.json says.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub greedy: bool,
@@ -256,6 +264,9 @@ impl ModelJson {
         self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);
         self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
         self.generate.ignore_eos |= overrides.ignore_eos;
+        if let Some(stop) = &overrides.stop {
+            self.generate.stop.clone_from(stop);
+        }
         self.check(overrides)?;
         Ok(self)
     }
@@ -330,6 +341,15 @@ impl ModelJson {
             if let Some(value) = value.filter(|&value| value > largest) {
                 return error(place, format!("must be at most {largest}, found {value}"));
             }
+        }
+        let stops = &self.generate.stop;
+        if stops.len() > MOST_STOPS {
+            let problem = format!("at most {MOST_STOPS} texts are taken, found {}", stops.len());
+            return error("generate.stop", problem);
+        }
+        if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > LONGEST_STOP) {
+            let problem = format!("a text has 1 to {LONGEST_STOP} bytes, found {}", stop.len());
+            return error("generate.stop", problem);
         }
         if let Some(page_size) = self.page_size.filter(|v| !v.is_power_of_two()) {
             return error("page_size", format!("must be a power of two, found {page_size}"));

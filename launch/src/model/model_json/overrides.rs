@@ -28,6 +28,8 @@ pub struct Overrides {
     pub max_new_tokens: Option<u32>,
     /// `generate.ignore_eos`, if true.
     pub ignore_eos: bool,
+    /// `generate.stop`.
+    pub stop: Option<Vec<String>>,
 }
 
 impl Overrides {
@@ -38,6 +40,7 @@ impl Overrides {
             "max_seq_len" => (self.max_seq_len.is_some(), "--max-seq-len"),
             "runtime.prefill_share" => (self.prefill_share.is_some(), "--prefill-share"),
             "runtime.workers" => (self.workers.is_some(), "--workers"),
+            "generate.stop" => (self.stop.is_some(), "--stop"),
             "generate.max_new_tokens" => (self.max_new_tokens.is_some(), "--max-new-tokens"),
             _ => return None,
         };

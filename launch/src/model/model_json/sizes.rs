@@ -56,7 +56,7 @@ impl ModelJson {
                 file,
                 place: "max_seq_len".into(),
                 what: format!("{max_seq_len} tokens with a sliding window of {window}"),
-                mend: format!("set max_seq_len to {window} or less"),
+                fix: format!("set max_seq_len to {window} or less"),
             });
         }
         if max_seq_len > config.max_position_embeddings {

@@ -28,7 +28,8 @@ use crate::model::hf_config::ModelConfig;
 fn the_examples_are_read() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     let files = std::fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path().join("model.json"));
-    let read: Vec<_> = files.filter(|file| file.exists()).map(|file| ModelJson::read(&file).unwrap()).collect();
+    let read: Vec<_> =
+        files.filter(|file| file.exists()).map(|file| ModelJson::read(&file).unwrap()).collect();
     assert!(read.len() >= 4, "{read:?}");
 }
 
