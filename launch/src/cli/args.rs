@@ -39,8 +39,8 @@ pub struct Args {
     /// A prompt as token ids, separated by commas. May be given several times.
     #[arg(long, value_name = "IDS", help_heading = PROMPTS)]
     pub prompt_tokens: Vec<String>,
-    /// A conversation: each line of standard input is a message, and the checkpoint's chat template is applied. With
-    /// prompts on the command line, each text is the first message of a conversation of its own, answered once.
+    /// Hold a conversation: each line of standard input is a message, formatted by the checkpoint's chat template. With
+    /// prompts on the command line, each one starts a conversation of its own and is answered once.
     #[arg(long, help_heading = PROMPTS)]
     pub chat: bool,
     /// An argument of the chat template, such as enable_thinking=false. VALUE is JSON, or else text. May be given
@@ -53,7 +53,7 @@ pub struct Args {
     /// Maximum number of new tokens per request.
     #[arg(long, value_name = "K", help_heading = PROMPTS)]
     pub max_new_tokens: Option<u32>,
-    /// Go on after an end-of-sequence token.
+    /// Do not end an answer at an end-of-sequence token.
     #[arg(long, help_heading = PROMPTS)]
     pub ignore_eos: bool,
     /// End an answer before this text. May be given several times; replaces generate.stop of model.json.
@@ -68,7 +68,7 @@ pub struct Args {
     /// Print one JSON object (schema mpk-run/1) instead of text.
     #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
-    /// Write a timeline of all ranks (Chrome trace format) to FILE: the last iterations, as many as make a file of 20 MB.
+    /// Write a timeline of all ranks (Chrome trace format) to FILE. It covers the last iterations, up to 20 MB.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub trace: Option<PathBuf>,
     /// Number of iterations in the timeline, counted from the last one.
@@ -77,21 +77,21 @@ pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
-    /// Without MPI: build the graphs of this many ranks (with --check, --emit-graph, --compile-only). Under a launcher
-    /// its number of processes by default, else 1.
+    /// Build the graphs of this many ranks, without MPI (with --check, --emit-graph, --compile-only). Default: the
+    /// launcher's number of processes, else 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = BUILD)]
     pub ranks: Option<u32>,
-    /// Without a GPU: build for this device of the hardware table (a100, h100, h200, b200). --compile-only takes the
-    /// machine's GPU, else h200, by default.
+    /// Build for this device of the hardware table (a100, h100, h200, b200), without a GPU. Default of --compile-only: the
+    /// machine's GPU, else h200.
     #[arg(long, value_name = "NAME", help_heading = BUILD)]
     pub device: Option<String>,
-    /// Write every rank's task graphs to DIR, run nothing.
+    /// Write every rank's task graphs to DIR; run nothing.
     #[arg(long, value_name = "DIR", help_heading = BUILD)]
     pub emit_graph: Option<PathBuf>,
-    /// Build and verify all ranks' graphs, print what they hold, run nothing.
+    /// Build and verify all ranks' graphs and print their tasks and events; run nothing.
     #[arg(long, help_heading = BUILD)]
     pub check: bool,
-    /// Compile the GPU code of all ranks' graphs into the cache, run nothing.
+    /// Compile the GPU code of all ranks' graphs into the cache; run nothing.
     #[arg(long, help_heading = BUILD)]
     pub compile_only: bool,
     /// Run a user graph this many times in one launch, to time it.
@@ -108,10 +108,10 @@ pub struct Args {
 pub struct DoctorArgs {
     /// Also check that the memory of this model's ranks fits: a model.json, a Hugging Face folder, or a hub name.
     pub model: Option<PathBuf>,
-    /// Ranks of the job that is planned.
+    /// Number of ranks of the planned job.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
     pub ranks: u32,
-    /// The backend that must be possible: with auto any.
+    /// The backend that must work; auto accepts any.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
 }

@@ -36,44 +36,44 @@ choices! {
     }
     /// How ranks write to each other's memory.
     Transport for cuda::Transport {
-        /// By stores where all ranks reach each other's memory; else through NVSHMEM to those out of reach.
+        /// Direct stores; NVSHMEM only to ranks whose memory is out of reach.
         Auto,
-        /// By stores only; it is an error where a peer can't be reached.
+        /// Direct stores only; an error if a peer is out of reach.
         P2p,
-        /// Through NVSHMEM only, as between nodes.
+        /// NVSHMEM only, as between nodes.
         Nvshmem,
     }
     /// How NVSHMEM's ranks find each other.
     Bootstrap for cuda::Bootstrap {
-        /// By a token that rank 0 sends over MPI.
+        /// A token that rank 0 sends over MPI.
         UniqueId,
-        /// By the MPI communicator.
+        /// The MPI communicator.
         Mpi,
     }
     /// How the kernels of several ranks are started.
     Launch for config::LaunchChoice {
-        /// By NVSHMEM's collective launch where it can be had, else cooperatively.
+        /// NVSHMEM's collective launch if it is available, else cooperative.
         Auto,
-        /// By cuLaunchCooperativeKernel, each rank its own.
+        /// cuLaunchCooperativeKernel on each rank.
         Cooperative,
     }
     /// When a request gets pages of the KV cache.
     Kv for model_json::Kv {
-        /// All that it can need, when it begins.
+        /// All pages that it can need, when it starts.
         Reserved,
-        /// As it needs them; the youngest request waits where none is left.
+        /// Pages as it needs them; when none is left, the youngest request waits.
         OnDemand,
     }
     /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
     PrefixCache for model_json::PrefixCache {
-        /// Every prompt is computed.
+        /// Every prompt is computed in full.
         Off,
-        /// What an earlier prompt has in common is not computed again.
+        /// What a prompt shares with an earlier one is not computed again.
         On,
     }
     /// How tasks get to workers.
     Placement for model_json::Placement {
-        /// Each worker has its list.
+        /// Each worker has a fixed list.
         Static,
         /// Events launch tasks through schedulers.
         Dynamic,

@@ -19,23 +19,23 @@ pub struct RuntimeArgs {
     /// Maximum number of tokens of a request, prompt and new; replaces max_seq_len of model.json.
     #[arg(long, value_name = "L", help_heading = SIZES)]
     pub max_seq_len: Option<u32>,
-    /// Share of an iteration's prompt rows (runtime.prefill_chunk) that prompts may take while other requests generate: above 0, at
-    /// most 1. A small share keeps a long prompt from holding up the others.
+    /// Share of an iteration's prompt rows (runtime.prefill_chunk) that prompts may take while other requests generate, above 0 and
+    /// at most 1. A small share keeps a long prompt from delaying the others.
     #[arg(long, value_name = "S", help_heading = SIZES)]
     pub prefill_share: Option<f64>,
     /// When a request gets pages of the KV cache.
     #[arg(long, value_enum, help_heading = SIZES)]
     pub kv: Option<Kv>,
-    /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+    /// Keep full pages of prompts for later prompts that begin with the same tokens.
     #[arg(long, value_enum, help_heading = SIZES)]
     pub prefix_cache: Option<PrefixCache>,
     /// Where to run.
     #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = MACHINE)]
     pub backend: Backend,
-    /// How tasks get to workers.
+    /// How tasks are assigned to workers.
     #[arg(long, value_enum, help_heading = MACHINE)]
     pub placement: Option<Placement>,
-    /// How an allreduce is lowered.
+    /// How an allreduce is carried out.
     #[arg(long, value_enum, help_heading = MACHINE)]
     pub allreduce: Option<Allreduce>,
     /// Workers of each rank; by default its share of the node's cores, or its GPU's multiprocessors.
@@ -47,7 +47,7 @@ pub struct RuntimeArgs {
     /// GPU: how NVSHMEM's ranks find each other.
     #[arg(long, value_enum, default_value_t = Bootstrap::UniqueId, help_heading = MACHINE)]
     pub bootstrap: Bootstrap,
-    /// GPU: how the kernels of several ranks are started.
+    /// GPU: how the kernels of several ranks are launched.
     #[arg(long, value_enum, default_value_t = Launch::Auto, help_heading = MACHINE)]
     pub launch: Launch,
     /// End the run when a wait sees no progress for this long.

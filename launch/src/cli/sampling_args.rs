@@ -5,37 +5,37 @@ use crate::model::model_json::ModelJson;
 use crate::model::model_source::Model;
 use crate::model::sampling::{InForce, SamplingOptions, merge};
 
-const SAMPLING: &str = "Sampling (before model.json, before generation_config.json)";
+const SAMPLING: &str = "Sampling (overrides model.json, which overrides generation_config.json)";
 
 /// How tokens are chosen.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SamplingArgs {
-    /// Take the highest logit, whatever the checkpoint's generation_config.json says.
+    /// Take the most likely token, whatever model.json and generation_config.json say.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"], help_heading = SAMPLING)]
     greedy: bool,
-    /// Divide the logits by T and draw; 0 takes the highest one.
+    /// Divide the logits by T and draw; 0 takes the most likely token.
     #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = SAMPLING)]
     temperature: Option<f64>,
-    /// Draw from the K highest logits only; 0: from all. At most 1024 together with --top-p.
+    /// Draw from the K most likely tokens; 0: from all. At most 1024 together with --top-p.
     #[arg(long, value_name = "K", allow_negative_numbers = true, help_heading = SAMPLING)]
     top_k: Option<u32>,
-    /// Draw from the fewest tokens whose probability is at least P.
+    /// Draw from the most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     top_p: Option<f64>,
-    /// Draw only tokens that have at least this share of the highest probability.
+    /// Draw only tokens with at least this share of the highest probability.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     min_p: Option<f64>,
-    /// Divide the logits of tokens that have come, in the prompt or after it, by R; multiply them where below 0.
+    /// For tokens of the prompt and of the answer so far: divide a positive logit by R, multiply a negative one.
     #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = SAMPLING)]
     repetition_penalty: Option<f64>,
-    /// Subtract it from the logit of every new token that has come.
+    /// Subtract A from the logit of every token that the answer already has.
     #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
     presence_penalty: Option<f64>,
-    /// Subtract it from the logit of a new token for each time that it has come.
+    /// Subtract A from a token's logit for each time that the answer already has it.
     #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
     frequency_penalty: Option<f64>,
-    /// Key of the random numbers: the same seed gives the same tokens on any number of ranks. Without it, each run has
-    /// another one.
+    /// Seed of the random numbers. The same seed gives the same tokens on any number of ranks. Without one, each run draws
+    /// its own.
     #[arg(long, value_name = "SEED", allow_negative_numbers = true, help_heading = SAMPLING)]
     seed: Option<u64>,
 }
