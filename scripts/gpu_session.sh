@@ -129,14 +129,14 @@ equal() {
 }
 
 part_golden() {
-    local checks=golden,operators,bits
-    [[ $backend == cuda ]] || checks=golden
+    local checks=golden,operators,bits where=()
+    [[ $backend == cuda ]] || checks=golden where=(--backend cpu)
     MPK_CHECK_LIMIT="$1" OUT="$out" bash "$here/gpu_check.sh" --only "$checks" --gpus "$most" --binary "$release/mpk-run" \
-        $([[ $backend == cuda ]] || echo --backend cpu)
+        "${where[@]}"
 }
 
 part_sampled() {
-    local options=(--prompt-tokens 1,2,3,4,5 --prompt-tokens 9,8,7 --max-new-tokens 48 --temperature 0.8 --top-p 0.95 --top-k 50 --seed 7)
+    local options=(--prompt-tokens "1,2,3,4,5" --prompt-tokens "9,8,7" --max-new-tokens 48 --temperature 0.8 --top-p 0.95 --top-k 50 --seed 7)
     tokens 1 cpu "$out/sampled-cpu" "${options[@]}"
     local n
     for n in $ranks; do
@@ -147,7 +147,7 @@ part_sampled() {
 
 part_nvshmem() {
     [[ $backend == cuda && $most -gt 1 ]] || { echo "needs 2 GPUs"; return 77; }
-    local options=(--prompt-tokens 1,2,3,4,5 --max-new-tokens 48 --greedy) n
+    local options=(--prompt-tokens "1,2,3,4,5" --max-new-tokens 48 --greedy) n
     tokens 1 cuda "$out/greedy-1" "${options[@]}"
     for n in $ranks; do
         [[ $n == 1 ]] && continue

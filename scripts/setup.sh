@@ -16,8 +16,8 @@ printed and the exit status is 3. Quick when there is nothing left to do.
   --nvshmem   only the part of that which the nvshmem-sys crate is tested with: NVSHMEM's and CUDA's headers
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
-  --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests, from PyPI into
-              .setup/clients (about 10 MB to download), and curl
+  --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests and what checks the
+              scripts (shellcheck, ruff), from PyPI into .setup/clients (about 30 MB to download), and curl
   --check     only say what is missing, with exit status 3 if anything is
 
 Everything that does not come from the distribution goes below .setup/, which git ignores: remove that
@@ -152,11 +152,11 @@ install_nvidia() {
         return
     fi
     wants_nvidia || return 0
-    local option=--nvshmem words="NVSHMEM's headers and libraries" packages=()
+    local option=--nvshmem files="NVSHMEM's headers and libraries" packages=()
     if $want_cuda; then
-        option=--cuda words="CUDA's compiler and NVSHMEM"
+        option=--cuda files="CUDA's compiler and NVSHMEM"
     fi
-    ! $check_only || lack "missing: $words; to install: scripts/setup.sh $option"
+    ! $check_only || lack "missing: $files; to install: scripts/setup.sh $option"
     work="$(mktemp -d "$setup_folder/nvidia.XXXXXX")"
     mkdir "$work/unpacked"
     if has_nvshmem; then
@@ -171,7 +171,7 @@ install_nvidia() {
         packages+=("nvidia-cuda-nvcc==$cuda_nvcc_version" "nvidia-nvvm==$cuda_nvvm_version")
         versions+="$nvcc_versions"
     fi
-    say "downloading $words from PyPI into .setup/nvidia: ${packages[*]}"
+    say "downloading $files from PyPI into .setup/nvidia: ${packages[*]}"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
         --dest "$work/wheels" "${packages[@]}" >&2 ||
         lack "pip could not download the packages; without a network, set NVSHMEM_HOME and CUDA_HOME instead"

@@ -11,6 +11,7 @@ in this order, and stops at the first that fails:
 
   format     cargo fmt --check
   imports    no files import each other in a loop (scripts/check_imports.py)
+  scripts    shellcheck and ruff on all scripts
   lint       clippy on all targets, warnings are errors
   doc        rustdoc on all crates, warnings are errors
   deny       cargo-deny: licences, sources, banned and duplicate crates (offline: no advisories)
@@ -28,7 +29,7 @@ All is built in release mode, so that dependencies are built once. The last line
 END
 }
 
-all_steps=(format imports lint doc deny protocol build doctest extension test)
+all_steps=(format imports scripts lint doc deny protocol build doctest extension test)
 more_steps=(sanitize)
 steps=()
 for argument in "$@"; do
@@ -84,6 +85,11 @@ component() {
 
 step_format() { ! component fmt rustfmt || cargo fmt --all --check; }
 step_imports() { python3 scripts/check_imports.py; }
+step_scripts() {
+    local bin="$setup_folder/clients/bin"
+    git ls-files -z '*.sh' | xargs -0 "$bin/shellcheck" --external-sources --severity=warning &&
+        git ls-files -z '*.py' | xargs -0 "$bin/ruff" check --quiet --no-cache --isolated --select E4,E7,E9,F --
+}
 step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options[@]}" --all-targets -- -D warnings; }
 step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
 # cargo-deny looks at the crates of all platforms; a build has fetched those of this one alone.

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 try:
-    import numpy  # noqa: F401: the parts need it
+    import numpy  # noqa: F401 (the parts need it)
 except ImportError as error:
     sys.exit(f"gpu_check: {error}; name a python3 with numpy, torch, transformers and safetensors in MPK_PYTHON")
 

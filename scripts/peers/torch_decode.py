@@ -153,7 +153,7 @@ def main():
                     run = repeated(ranks, lambda: model.step(token, caches, turned, fused, sum_up))
                     ranks.say({"what": "decode", "tp": ranks.world, "batch": batch, "context": context, "allreduce": way,
                                "attention": "fused" if fused else "products", **ranks.time(run, options.repeats)})
-            del caches
+            caches.clear()
     ranks.end()
 
 

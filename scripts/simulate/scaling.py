@@ -66,8 +66,13 @@ def plot(rows, path):
             continue
         most = max(max(line.values()) for line in best.values())
         x0 = left + panel * (width + gap)
-        x = lambda gpus: x0 + 20 + RANKS.index(gpus) * (width - 50) / (len(RANKS) - 1)
-        y = lambda ms: top + height - height * min(ms / most, 1)
+
+        def x(gpus, x0=x0):
+            return x0 + 20 + RANKS.index(gpus) * (width - 50) / (len(RANKS) - 1)
+
+        def y(ms, most=most):
+            return top + height - height * min(ms / most, 1)
+
         out.append(f'<text x="{x0}" y="{top - 14}" font-weight="bold">{shape}, batch 1: ms a token (simulated)</text>')
         for share in (0, 0.25, 0.5, 0.75, 1):
             out.append(f'<line x1="{x0}" x2="{x0 + width - 20}" y1="{y(share * most):.1f}" y2="{y(share * most):.1f}" '
