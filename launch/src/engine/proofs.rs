@@ -3,9 +3,10 @@
 //! A proof is an empty file whose name is a hash of the graphs' digests and of the program that proved them.
 
 use kernels_cu::gpu::{Cache, PrivateFolder};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
 
 /// Proofs of fewer tasks than this are not worth a file.
 pub const WORTHWHILE_TASKS: usize = 20_000;
@@ -55,7 +56,7 @@ impl Proofs {
     fn file(&self, digests: &[u64]) -> Option<PathBuf> {
         let program = std::fs::metadata("/proc/self/exe").ok()?;
         let name = |salt: u64| {
-            let mut hash = DefaultHasher::new();
+            let mut hash = Xxh3::new();
             (salt, env!("CARGO_PKG_VERSION"), program.len(), program.mtime(), program.mtime_nsec())
                 .hash(&mut hash);
             digests.hash(&mut hash);

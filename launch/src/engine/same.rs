@@ -8,7 +8,8 @@ use crate::model::model_json::ModelJson;
 use crate::model::model_source::ModelSource;
 use crate::model::weights::WeightSource;
 use distributed::World;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
+use xxhash_rust::xxh3::Xxh3;
 
 /// Longest value that a message shows, characters.
 const SHOWN: usize = 60;
@@ -55,7 +56,7 @@ fn weights(source: &WeightSource) -> String {
     let WeightSource::Checkpoint(checkpoint) = source else { return format!("{source:?}") };
     let mut names: Vec<&str> = checkpoint.names().collect();
     names.sort_unstable();
-    let mut hash = DefaultHasher::new();
+    let mut hash = Xxh3::new();
     let every = names.len().div_ceil(SAMPLED_TENSORS).max(1);
     for (index, name) in names.iter().enumerate() {
         name.hash(&mut hash);
