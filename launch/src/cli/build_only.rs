@@ -2,7 +2,6 @@
 
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
-use crate::cli::process_limits::keep_freed_memory;
 use crate::engine::backend::{compile_all, cuda_target};
 use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_ranks};
 use crate::engine::user_graph;
@@ -23,7 +22,6 @@ use taskgraph::{Target, TaskGraph, target};
 
 /// Builds and verifies what `args` name; prints or writes what they ask for.
 pub fn run(args: &Args) -> Result<(), AppError> {
-    keep_freed_memory();
     let model = args.model_spec().open()?;
     let source = ModelSource::open(&model)?;
     let ranks = args.ranks.or_else(launched_ranks).unwrap_or(1);

@@ -3,7 +3,7 @@
 use crate::model::app_error::AppError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Open files that a process without MPI takes, checkpoint aside.
 const FILES_ALONE: u64 = 16;
@@ -71,41 +71,6 @@ impl Allocator {
     }
 }
 
-/// Large pieces of memory are asked for as huge pages.
-static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
-/// From this size on.
-const LARGE: usize = 4 << 20;
-/// A huge page of the usual size.
-const HUGE_PAGE: usize = 2 << 20;
-
-/// For a program that builds and verifies graphs and ends: gigabytes come and go in large pieces, and most of the time in
-/// the kernel goes into fetching the same pages again. Freed memory is kept, and large pieces take huge pages.
-pub fn keep_freed_memory() {
-    // SAFETY: these set numbers in the allocator; where it refuses one, it goes on as before.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_MMAP_MAX, 0);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
-        libc::mallopt(libc::M_TOP_PAD, 64 << 20);
-    }
-    HUGE_PAGES.store(true, Ordering::Relaxed);
-}
-
-/// Asks for huge pages in a piece of memory that was just allocated.
-fn advise(address: *mut u8, bytes: usize) {
-    // Relaxed: it is a hint, set before the large pieces are asked for by the thread that starts the others.
-    if bytes < LARGE || address.is_null() || !HUGE_PAGES.load(Ordering::Relaxed) {
-        return;
-    }
-    let skipped = address.align_offset(HUGE_PAGE);
-    let whole = bytes.saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
-    if whole > 0 {
-        // SAFETY: the range lies inside the piece, and the advice changes no contents. Where it is refused, pages stay
-        // small.
-        unsafe { libc::madvise(address.add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
-    }
-}
-
 extern "C" fn on_abort(signal: libc::c_int) {
     const MESSAGE: &str = "error: out of memory; free some, or raise its limit (`ulimit -v unlimited`)\n";
     // SAFETY: write, _exit, signal and raise may be called in a signal handler; the message is a live buffer.
@@ -125,7 +90,6 @@ impl Allocator {
         if address.is_null() {
             LACKING.store(bytes.max(1), Ordering::Relaxed);
         }
-        advise(address, bytes);
         address
     }
 }
