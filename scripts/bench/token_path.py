@@ -53,7 +53,7 @@ def stream(url, prompt, tokens):
 
 def figures(trace, runs):
     """From the timeline and what the client has seen, in milliseconds: every token's way, the first tokens' times, and what of them is not
-    the iteration that made them nor one more."""
+    the one or two iterations that made the first piece. The timeline keeps the last events only: runs that began before it are left out."""
     begin = next(e["args"]["ns"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "begin" and e["pid"] == 0)
     steps = sorted((begin + 1e3 * e["ts"], begin + 1e3 * (e["ts"] + e["dur"])) for e in trace["traceEvents"]
                    if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)
@@ -62,16 +62,22 @@ def figures(trace, runs):
         # The first step after the request was sent takes the first token: before it the kernel was parked, in the step that begins the
         # request's first iteration.
         after = [place for place, (begun, _) in enumerate(steps) if begun > sent]
+        if not after or after[0] == 0:
+            continue
         token = 0
         for moment, count in pieces:
             token += count
             # A piece may hold several tokens, since text may be certain only with the last of them.
             if count and token <= len(after):
                 ways.append((moment - steps[after[token - 1]][0]) / 1e6)
-        first = after[0]
-        firsts.append((pieces[0][0] - sent) / 1e6)
-        iterations = (steps[first][0] - steps[first - 1][1] + steps[first + 1][0] - steps[first][1]) / 1e6
+        moment, count = pieces[0]
+        firsts.append((moment - sent) / 1e6)
+        # What the client waited for, each from the end of one step to the begin of the next. A later one may last for any length of time.
+        waited = after[:min(max(count, 1), 2)]
+        iterations = sum(steps[place][0] - steps[place - 1][1] for place in waited) / 1e6
         beyond.append(firsts[-1] - iterations)
+    if not firsts:
+        raise ValueError("the timeline holds none of the runs")
     return ways, firsts, beyond
 
 
