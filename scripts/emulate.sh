@@ -34,4 +34,6 @@ export MPK_EMULATOR_NVCC="$nvcc"
 export CUDA_HOME="$repository/kernels-cu/emulator/toolkit"
 export LD_LIBRARY_PATH="$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export MPK_CACHE_DIR="${MPK_EMULATOR_CACHE:-$folder/cache}"
+# scripts/gpu_check.sh waits so many times longer than for a GPU.
+export MPK_CHECK_PATIENCE="${MPK_CHECK_PATIENCE:-10}" MPK_CHECK_LIMIT="${MPK_CHECK_LIMIT:-24000}"
 exec "$@"

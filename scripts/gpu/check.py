@@ -31,7 +31,7 @@ import shared_gpus
 import skeleton
 import stall
 import start
-from common import REPOSITORY, Check, OutOfTime, find_nvcc, say
+from common import PATIENCE, REPOSITORY, Check, OutOfTime, find_nvcc, say
 
 # In the order in which they run unless --only names another; seconds that a part may take on 1 GPU, and on more. What a part
 # launches is compiled before its time begins.
@@ -80,6 +80,7 @@ def arguments():
 
 def run_part(check, name, work, seconds):
     """Runs a part within its time; what goes wrong in it is a verdict like any other."""
+    seconds *= PATIENCE
     check.part, check.part_end = name, time.monotonic() + seconds
     started = time.monotonic()
     try:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+# All time limits are for a GPU; where the emulator stands in for one (scripts/emulate.sh), they are this many times longer.
+PATIENCE = float(os.environ.get("MPK_CHECK_PATIENCE", "1"))
 PLACEMENTS = ["static", "dynamic"]
 LOWERINGS = ["copy-reduce", "one-shot", "two-shot"]
 TRANSPORTS = ["p2p", "nvshmem"]
@@ -208,7 +210,7 @@ class Check:
         left = self.part_end - time.monotonic()
         if left < 1:
             raise OutOfTime
-        return min(wanted, left)
+        return min(wanted * PATIENCE, left)
 
     def note(self, parts):
         """Keeps a command for the report and returns it as text."""
@@ -271,7 +273,7 @@ class Check:
         parts = ["mpirun", "-n", job.ranks, "--bind-to", "none"] if job.ranks > 1 else []
         parts += [*wrapper, self.binary, job.model, "--backend", self.backend, *job.shape_options()]
         # Ranks that take turns on a GPU also start one after the other.
-        deadline = job.deadline * (5 if self.cuda and job.ranks > self.gpus else 1)
+        deadline = job.deadline * (5 if self.cuda and job.ranks > self.gpus else 1) * PATIENCE
         return [*parts, "--json", "--prefix-cache", job.prefix_cache, "--deadline", deadline, *job.options]
 
     def on_gpus(self, count, work):
