@@ -14,6 +14,9 @@ pub(super) const INCLUDE_FOLDERS: &[&str] = &["include", "protocol", "src"];
 /// of a kernel then needs no build of this crate. A new file still does.
 const OVERRIDE: &str = "MPK_GPU_SOURCES";
 
+/// The build makes this file, so no checkout has it: the binary's own is always taken.
+const GENERATED: &str = "include/mpk/abi_layout.h";
+
 fn override_folder() -> Option<&'static PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     FOLDER.get_or_init(|| std::env::var_os(OVERRIDE).filter(|v| !v.is_empty()).map(PathBuf::from)).as_ref()
@@ -25,7 +28,8 @@ pub(super) fn files() -> &'static [(&'static str, &'static [u8])] {
     let Some(folder) = override_folder() else { return FILES };
     READ.get_or_init(|| {
         let read = |path: &str| std::fs::read(folder.join(path)).unwrap_or_default();
-        FILES.iter().map(|&(path, _)| (path, &*read(path).leak())).collect()
+        let content = |path: &str, embedded| if path == GENERATED { embedded } else { &*read(path).leak() };
+        FILES.iter().map(|&(path, embedded)| (path, content(path, embedded))).collect()
     })
 }
 
