@@ -27,6 +27,7 @@ import litmus
 import operators
 import prefill
 import sanitizer
+import serve
 import shared_gpus
 import skeleton
 import stall
@@ -41,6 +42,7 @@ PARTS = {
     "operators": (operators, 60, 100),
     "golden": (golden, 150, 240),
     "bits": (bits, 90, 240),
+    "serve": (serve, 60, 120),
     "stall": (stall, 5, 300),
     "abort": (abort, 60, 90),
     "shared": (shared_gpus, 360, 240),
