@@ -80,10 +80,13 @@ enum What {
     Allreduce(Box<allreduce::Case>),
     /// Microseconds of a task that does next to nothing: in a chain of dependent tasks, and from one task to many and back to one.
     Tasks(Box<tasks::Case>),
-    /// Sums up a timeline that mpk-run wrote (`--trace`): where the microseconds of a decode iteration go.
+    /// Sums up a timeline that mpk-run wrote (`--trace`): where the microseconds of an iteration go.
     Budget {
-        /// The timeline, with two decode iterations in a row at least.
+        /// The timeline; of decoding, with two iterations in a row at least.
         trace: PathBuf,
+        /// Iterations that hold prompt tokens instead of those that decode.
+        #[arg(long)]
+        prefill: bool,
     },
     /// Prints a model.json of a real shape with random weights.
     Model {
@@ -135,8 +138,9 @@ fn run(args: Args) -> Result<(), AppError> {
         What::Prefill(case) => launch::cli::program::exit(prefill::run(&case)),
         What::Allreduce(case) => launch::cli::program::exit(allreduce::run(&case)),
         What::Tasks(case) => launch::cli::program::exit(tasks::run(&case)),
-        What::Budget { trace } => {
-            let budget = budget::of_file(&trace)?;
+        What::Budget { trace, prefill } => {
+            let phase = if prefill { budget::Phase::Prefill } else { budget::Phase::Decode };
+            let budget = budget::of_file(&trace, phase)?;
             tell(budget.table().trim_end());
             print_line(&json!(budget).to_string())
         }

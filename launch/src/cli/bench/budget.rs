@@ -1,4 +1,4 @@
-//! Where the microseconds of a decode iteration go, from a timeline (`--trace`).
+//! Where the microseconds of an iteration go, from a timeline (`--trace`).
 //!
 //! The operators of an iteration follow each other by their first tasks. An operator's *hop* is the time from the last end of all operators
 //! before it to its first begin, below 0 where it begins earlier; its *span* is the time from then to its last end. Hops and spans add up to
@@ -11,6 +11,15 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+
+/// The iterations that are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Those in which every request yields a token. Only what another one follows: the step between two is part of it.
+    Decode,
+    /// Those that hold prompt tokens, each by itself.
+    Prefill,
+}
 
 /// A line of the file.
 #[derive(Deserialize)]
@@ -101,8 +110,8 @@ pub struct Budget {
 /// Reads a timeline and sums it up.
 ///
 /// # Errors
-/// It can't be read, or has fewer than two decode iterations in a row.
-pub fn of_file(path: &Path) -> Result<Budget, AppError> {
+/// It can't be read, or has no iterations of that phase: of decoding, two in a row.
+pub fn of_file(path: &Path, phase: Phase) -> Result<Budget, AppError> {
     let failed = |e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
     let file = File::open(path).map_err(|e| failed(&e))?;
     let mut lines = Vec::new();
@@ -114,10 +123,10 @@ pub fn of_file(path: &Path) -> Result<Budget, AppError> {
             lines.push(serde_json::from_str(text).map_err(|e| failed(&e))?);
         }
     }
-    sum_up(lines).map_err(|problem| failed(&problem))
+    sum_up(lines, phase).map_err(|problem| failed(&problem))
 }
 
-/// Sums up a timeline that is in memory.
+/// Sums up the decode iterations of a timeline that is in memory.
 ///
 /// # Errors
 /// It has fewer than two decode iterations in a row, or is no timeline.
@@ -127,10 +136,10 @@ pub(crate) fn of_text(text: &[u8]) -> Result<Budget, String> {
         let line = line.strip_suffix(b",").unwrap_or(line);
         lines.push(serde_json::from_slice(line).map_err(|e| e.to_string())?);
     }
-    sum_up(lines).map_err(str::to_string)
+    sum_up(lines, Phase::Decode).map_err(str::to_string)
 }
 
-fn sum_up(lines: Vec<Line>) -> Result<Budget, &'static str> {
+fn sum_up(lines: Vec<Line>, phase: Phase) -> Result<Budget, &'static str> {
     let mut iterations: BTreeMap<u32, (String, Vec<Task>)> = BTreeMap::new();
     let (mut steps, mut hand_outs) = (Vec::new(), Vec::new());
     let mut slices: BTreeMap<u32, Vec<(f64, f64, String)>> = BTreeMap::new();
@@ -162,24 +171,27 @@ fn sum_up(lines: Vec<Line>) -> Result<Budget, &'static str> {
             });
         }
     }
-    // The graph that most decode iterations ran, and of those the ones that another follows.
+    let prefill = phase == Phase::Prefill;
+    // The graph that most iterations of the phase ran.
     let mut graphs: HashMap<&str, usize> = HashMap::new();
-    for (graph, _) in iterations.values().filter(|(graph, _)| !graph.starts_with("prefill")) {
+    for (graph, _) in iterations.values().filter(|(graph, _)| graph.starts_with("prefill") == prefill) {
         *graphs.entry(graph).or_default() += 1;
     }
     let graph = graphs.into_iter().max_by_key(|&(name, count)| (count, name.to_string()));
-    let graph = graph.ok_or("no decode iteration in it")?.0.to_string();
+    let graph = graph.ok_or("no such iteration in it")?.0.to_string();
     let begin = |tasks: &[Task]| tasks.iter().map(|t| t.begin).fold(f64::INFINITY, f64::min);
     let end = |tasks: &[Task]| tasks.iter().map(|t| t.end).fold(0.0, f64::max);
     let (mut periods, mut between, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-    for (&number, (name, tasks)) in &iterations {
-        let Some((_, next)) =
-            iterations.get(&(number + 1)).filter(|(next, _)| *name == graph && *next == graph)
-        else {
-            continue;
-        };
-        periods.push(begin(next) - begin(tasks));
-        between.push(begin(next) - end(tasks));
+    for (&number, (name, tasks)) in iterations.iter().filter(|(_, (name, _))| *name == graph) {
+        let next = iterations.get(&(number + 1)).filter(|(next, _)| next == name);
+        match next {
+            Some((_, next)) if !prefill => {
+                periods.push(begin(next) - begin(tasks));
+                between.push(begin(next) - end(tasks));
+            }
+            _ if prefill => periods.push(end(tasks) - begin(tasks)),
+            _ => continue,
+        }
         kept.push((number, tasks));
     }
     if kept.is_empty() {
@@ -380,7 +392,8 @@ mod tests {
             r#"{"name":"batch step","cat":"step","pid":0,"tid":2,"ts":455,"dur":7.5,"args":{"iteration":5}}"#;
         let wait = r#"{"name":"wait event","cat":"wait","pid":0,"tid":1,"ts":414,"dur":16}"#;
         text.extend([step.to_string(), wait.to_string()]);
-        let budget = sum_up(lines(&text.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+        let budget =
+            sum_up(lines(&text.iter().map(String::as_str).collect::<Vec<_>>()), Phase::Decode).unwrap();
         assert_eq!((budget.iterations, budget.iteration_us, budget.between_us), (1, 100.0, 48.0));
         assert_eq!(budget.batch_step_us, 7.5);
         let names: Vec<_> = budget.operators.iter().map(|o| (&o.op[..], o.count)).collect();
@@ -411,7 +424,22 @@ mod tests {
 
     #[test]
     fn a_timeline_without_decoding_is_refused() {
-        assert!(sum_up(Vec::new()).is_err());
-        assert!(sum_up(lines(&[&task(4, "up", 0, 1.0, 1.0)])).is_err());
+        for phase in [Phase::Decode, Phase::Prefill] {
+            assert!(sum_up(Vec::new(), phase).is_err());
+            assert!(sum_up(lines(&[&task(4, "up", 0, 1.0, 1.0)]), phase).is_err());
+        }
+    }
+
+    #[test]
+    fn an_iteration_of_prompts_needs_no_other_after_it() {
+        let prefill = |task: String| task.replace("decode-1", "prefill-512");
+        let text = [
+            prefill(task(3, "layer0.up", 0, 100.0, 10.0)),
+            prefill(task(3, "layer0.down", 1, 115.0, 20.0)),
+            task(4, "layer0.up", 0, 150.0, 1.0),
+        ];
+        let budget = sum_up(lines(&text.each_ref().map(|text| &text[..])), Phase::Prefill).unwrap();
+        assert_eq!((&budget.graph[..], budget.iterations, budget.iteration_us), ("prefill-512", 1, 35.0));
+        assert_eq!((budget.operators[1].hop_us, budget.operators[1].span_us), (5.0, 20.0));
     }
 }

@@ -1,6 +1,6 @@
 //! Time of a decode step at a context length, on any backend and number of ranks.
 
-use crate::cli::bench::budget::{self, Budget};
+use crate::cli::bench::budget::{self, Budget, Phase};
 use crate::cli::bench::floor::{Bytes, floor};
 use crate::cli::bench::program::{Scratch, finish, load};
 use crate::cli::bench::samples::Samples;
@@ -114,7 +114,7 @@ pub fn run(case: &Case) -> i32 {
     });
     finish(&engine, done, |mut object| {
         if let Some(scratch) = &scratch {
-            let budget: Budget = budget::of_file(&scratch.path("timeline.json"))?;
+            let budget: Budget = budget::of_file(&scratch.path("timeline.json"), Phase::Decode)?;
             tell(budget.table().trim_end());
             object["budget"] = json!(budget);
         }

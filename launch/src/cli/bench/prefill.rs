@@ -1,9 +1,10 @@
 //! Time of prompts up to their first new token, on any backend and number of ranks.
 
-use crate::cli::bench::program::{finish, load, model, requests};
+use crate::cli::bench::budget::{self, Budget, Phase};
+use crate::cli::bench::program::{Scratch, finish, load, model, requests};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::{Answers, Reference};
-use crate::cli::console::print_line;
+use crate::cli::console::{print_line, tell};
 use crate::cli::program::{Failure, tell_once};
 use crate::cli::runtime_args::RuntimeArgs;
 use crate::engine::{Engine, ModelSpec, RunConfig};
@@ -37,6 +38,9 @@ pub struct Case {
     /// Write the tokens into the object.
     #[arg(long)]
     pub tokens: bool,
+    /// Keep a timeline of the last iteration, and sum up where its microseconds go: a table on standard error, and in the object.
+    #[arg(long)]
+    pub budget: bool,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
@@ -58,14 +62,23 @@ impl Case {
 /// Runs it and prints one JSON object, on rank 0; gives the exit status.
 pub fn run(case: &Case) -> i32 {
     let prepared = case.runtime.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
-    let prepared = prepared
-        .and_then(|()| Ok((case.spec()?, case.reference.as_deref().map(Reference::read).transpose()?)));
-    let (spec, reference) = match prepared {
+    let prepared = prepared.and_then(|()| {
+        let reference = case.reference.as_deref().map(Reference::read).transpose()?;
+        let scratch = if case.budget { Some(Scratch::new()?) } else { None };
+        Ok((case.spec()?, reference, scratch))
+    });
+    let (spec, reference, scratch) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return tell_once(&error),
     };
-    let in_common = vec![("the options".into(), format!("{case:?}"))];
-    let config = RunConfig { sampling: false, in_common, ..case.runtime.run_config() };
+    let config = RunConfig {
+        sampling: false,
+        trace: scratch.as_ref().map(|scratch| scratch.path("timeline.json")),
+        trace_iterations: Some(1),
+        // The timeline's path is each process's own.
+        in_common: vec![("the options".into(), format!("{case:?}"))],
+        ..case.runtime.run_config()
+    };
     let (engine, model) = match load(&case.runtime, spec, config) {
         Ok(loaded) => loaded,
         Err(status) => return status,
@@ -74,7 +87,14 @@ pub fn run(case: &Case) -> i32 {
         return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
     }
     let done = measure(case, &engine, reference.as_ref(), model.as_ref());
-    finish(&engine, done, |object| print_line(&object.to_string()))
+    finish(&engine, done, |mut object| {
+        if let Some(scratch) = &scratch {
+            let budget: Budget = budget::of_file(&scratch.path("timeline.json"), Phase::Prefill)?;
+            tell(budget.table().trim_end());
+            object["budget"] = json!(budget);
+        }
+        print_line(&object.to_string())
+    })
 }
 
 fn measure(
