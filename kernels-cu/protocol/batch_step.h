@@ -361,9 +361,11 @@ MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* sta
   fold(state, (static_cast<uint64_t>(batch->graph) << 32) | batch->iteration);
   batch->hash = state->hash;
   if (!batch->stop) {
-    /* The begin event is triggered once for each run of its graph (publish), so its counter counts them. */
+    /* The begin event is triggered once for each run of its graph (publish), so its counter counts them. Relaxed: only batch
+     * steps write it, and this one comes after all others (claim_batch_step). */
     const mpk_graph* graph = &rank->graphs[batch->graph];
-    const uint64_t epoch = event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers + 1;
+    const uint64_t begun = platform::load<platform::Scope::kDevice>(event_counter(graph, MPK_EVENT_BEGIN), platform::kRelaxed);
+    const uint64_t epoch = begun / graph->events[MPK_EVENT_BEGIN].num_triggers + 1;
     /* All ranks come to the same end: iterations and epochs are part of the state. */
     if (epoch > MPK_LAST_ITERATION || batch->iteration > MPK_LAST_ITERATION) return MPK_ABORT_ITERATIONS;
     batch->epoch = static_cast<uint32_t>(epoch);
@@ -417,12 +419,14 @@ MPK_DEVICE bool claim_batch_step(const mpk_rank* rank, uint32_t ended) {
 }
 
 /* The current iteration has ended and the caller has claimed that: next batch, published; then the results of the one that has
- * ended. */
-MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
+ * ended. `published()` is called between the two. */
+template <typename Published>
+MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status, const Published& published) {
   const uint64_t began_ns = platform::clock_ns();
   const int code = batch_step(rank, began_ns, status);
   if (code == MPK_OK) publish(rank);
   else abort_broadcast(rank, static_cast<uint32_t>(code));
+  published();
   const uint64_t published_ns = trace_clock(rank);
   const bool goes_on = code == MPK_OK && rank->batch_config->generate && !rank->batch->stop;
   /* Before anything that takes long: the others want it at the end of this iteration. */
@@ -433,6 +437,9 @@ MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
   BatchState* state = batch_state(rank);
   if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);
   return code;
+}
+MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
+  return next_iteration(rank, status, [] {});
 }
 
 }  // namespace mpk

@@ -39,17 +39,24 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
   FetchedIteration iteration;
   WorkerList list;
   Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
-  uint32_t seen = 0;
+  uint32_t seen = 0, told = 0;
   for (;;) {
     Publication publication = {0, 0, false};
     int code = MPK_OK;
     if (lane == 0) {
-      publication = read_publication(rank);
+      /* The block with the batch step waits in shared memory for it: acquires would drop what the step has in the first-level
+       * cache. The word that is told of may still be on its way. */
+      const bool is_told = worker == 0;
+      if (!is_told) publication = read_publication(rank);
+      else publication.iteration = seen;
       /* The worker's own status is the compute warps' to write. */
       Wait wait(rank, nullptr, follower_deadline_ns(rank));
       for (uint32_t looks = 1; publication.iteration == seen && code == MPK_OK; ++looks) {
         if (looks % kLooksBetweenPolls == 0) code = wait.poll(seen);
+        const uint32_t published = peek(shared_state().published);
+        if (is_told && published == told) continue;
         publication = read_publication(rank);
+        if (publication.iteration != seen) told = published;
       }
     }
     __syncwarp();

@@ -36,29 +36,106 @@ __device__ __noinline__ void report_end(const mpk_rank* rank) {
               event_count(graph, MPK_EVENT_END));
 }
 
-/* Static placement: the batch step, at first and whenever an iteration has ended. This thread alone runs batch steps: it knows
- * what it has published, and what must be done until the next, so it polls one word. */
-__device__ inline int batch_loop(const mpk_rank* rank, bool relay) {
-  for (;;) {
-    const int begun = next_iteration(rank, nullptr);
-    if (begun != MPK_OK) return begun;
+/* What the batch step reads, brought into the first-level cache by a whole warp at once. The step is one thread whose loads
+ * depend on each other, and an iteration's weights have been through the caches since it last ran: each sector that it has to
+ * fetch for itself costs it a round trip to the L2 cache. A hint only: what the lanes read is not used, and an acquire in the
+ * step drops what they brought. The sectors are dealt to the lanes once, since the addresses do not change; what does not fit
+ * is left out. */
+class BatchLines {
+ public:
+  /* All lanes, once batch_begin has set the state up. */
+  __device__ __forceinline__ BatchLines(const mpk_rank* rank, uint32_t lane) : lane_(lane) {
+    const mpk_batch_config* config = rank->batch_config;
     const mpk_batch* batch = rank->batch;
-    if (batch->stop) return MPK_OK;
-    const mpk_graph* graph = &rank->graphs[batch->graph];
-    const mpk_event end = graph->events[MPK_EVENT_END];
-    const uint64_t wanted = event_wanted(end, batch->epoch), expected = batch_state(rank)->expected;
-    Wait wait(rank, nullptr, follower_deadline_ns(rank));
-    for (uint32_t polls = 1;; ++polls) {
-      /* As in claim_batch_step. A task's count comes after its trigger, so where no peer triggers the end it is ready then. */
-      const uint64_t done = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire);
-      if (done >= expected && (!end.remote_triggers || event_count(graph, MPK_EVENT_END, end) >= wanted)) break;
-      if (relay && polls % 64 == 0) relay_host_abort(rank);
-      if (polls % 16 != 0) continue;
-      const int code = wait.poll(done);
-      if (code == MPK_OK) continue;
-      if (wait.timed_out()) report_end(rank); /* of others' waits each says more */
-      return code;
+    const BatchArrays arrays = batch_arrays(rank);
+    add(batch_state(rank), sizeof(BatchState));
+    add(config, sizeof(mpk_batch_config));
+    add(batch, sizeof(mpk_batch));
+    add(rank->graphs, rank->num_graphs * static_cast<uint32_t>(sizeof(mpk_graph)));
+    for (uint32_t g = 0; g < rank->num_graphs; ++g) {
+      const mpk_graph* graph = &rank->graphs[g];
+      add(graph->events + MPK_EVENT_BEGIN, sizeof(mpk_event));
+      if (graph->placement == MPK_STATIC) add(graph->worker_first + graph->num_workers, sizeof(uint32_t));
     }
+    if (!config->generate) return;
+    add(arrays.slots, config->max_batch * static_cast<uint32_t>(sizeof(BatchSlot)));
+    add(batch->active_slot, config->max_batch * 4);
+    add(batch->active_num_samples, config->max_batch * 4);
+    add(batch->next_token, config->max_samples * 4);
+    add(config->eos, config->num_eos * 4);
+  }
+
+  /* All lanes, after an acquire of all that they bring. */
+  __device__ __forceinline__ void fetch() const {
+    uint32_t words[kMost];
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i)
+      asm volatile("{.reg .pred p; setp.ne.u64 p,%1,0; mov.u32 %0,0; @p ld.global.u32 %0,[%1];}" : "=r"(words[i]) : "l"(lines_[i]) : "memory");
+    /* The results have to be wanted by something: a register that nothing reads is given to the next load too, which waits. */
+    uint32_t any = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) any |= words[i];
+    asm volatile("" ::"r"(any));
+  }
+
+ private:
+  static constexpr uint32_t kSector = 32, kMost = 6;
+
+  __device__ __forceinline__ void add(const void* from, uint32_t bytes) {
+    const uint64_t address = reinterpret_cast<uint64_t>(from), first = address / kSector * kSector;
+    const uint32_t sectors = from == nullptr || bytes == 0 ? 0 : static_cast<uint32_t>((address + bytes - first + kSector - 1) / kSector);
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) {
+      const uint32_t at = i * 32 + lane_ - count_;
+      if (at < sectors) lines_[i] = first + static_cast<uint64_t>(at) * kSector;
+    }
+    count_ += sectors;
+  }
+
+  uint32_t lane_, count_ = 0;
+  uint64_t lines_[kMost] = {};
+};
+
+/* One thread: until the iteration that has been published is over, and all its tasks. */
+__device__ inline int await_end(const mpk_rank* rank, bool relay) {
+  const mpk_batch* batch = rank->batch;
+  const mpk_graph* graph = &rank->graphs[batch->graph];
+  const mpk_event end = graph->events[MPK_EVENT_END];
+  const uint64_t wanted = event_wanted(end, batch->epoch), expected = batch_state(rank)->expected;
+  Wait wait(rank, nullptr, follower_deadline_ns(rank));
+  for (uint32_t polls = 1;; ++polls) {
+    /* As in claim_batch_step. A task's count comes after its trigger, so where no peer triggers the end it is ready then. */
+    const uint64_t done = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire);
+    if (done >= expected && (!end.remote_triggers || event_count(graph, MPK_EVENT_END, end) >= wanted)) return MPK_OK;
+    if (relay && polls % 64 == 0) relay_host_abort(rank);
+    if (polls % 16 != 0) continue;
+    const int code = wait.poll(done);
+    if (code == MPK_OK) continue;
+    if (wait.timed_out()) report_end(rank); /* of others' waits each says more */
+    return code;
+  }
+}
+
+/* Static placement: the batch step, at first and whenever an iteration has ended. The first lane alone runs batch steps: it
+ * knows what it has published, and what must be done until the next, so it polls one word. The others help it to its data. */
+__device__ inline int batch_loop(const mpk_rank* rank, uint32_t lane, bool relay) {
+  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  const BatchLines lines(rank, lane);
+  for (;;) {
+    int code = MPK_OK;
+    bool goes_on = true;
+    lines.fetch();
+    __syncwarp();
+    if (lane == 0) {
+      code = next_iteration(rank, nullptr, [] { poke(shared_state().published, peek(shared_state().published) + 1); });
+      goes_on = code == MPK_OK && !rank->batch->stop;
+      if (goes_on) {
+        code = await_end(rank, relay);
+        goes_on = code == MPK_OK;
+      }
+    }
+    __syncwarp(); /* the other lanes read what the first has acquired */
+    if (!__shfl_sync(kAll, goes_on, 0)) return __shfl_sync(kAll, code, 0);
   }
 }
 
@@ -104,9 +181,9 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
   }
   if (code == MPK_OK) {
     if (rank->placement != MPK_STATIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
+    else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, lane, !own_relay);
     else if (lane != 0) return;
     else if (block == busy) relay_loop(rank);
-    else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, !own_relay);
   }
   if (lane != 0) return;
   if (code != MPK_OK) abort_broadcast(rank, static_cast<uint32_t>(code));

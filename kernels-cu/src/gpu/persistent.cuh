@@ -40,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.peer_ns = shared.page_ns = 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;
+    shared.published = 0;
     shared.pages_per_slot = description->batch_config->pages_per_slot;
     for (uint32_t i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.stage_full[i], kStageArrivals);

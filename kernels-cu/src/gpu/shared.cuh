@@ -68,6 +68,7 @@ struct alignas(128) Shared {
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
   uint32_t streamed;             /* stages that the loader has started since the launch */
   uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
+  uint32_t published;            /* static placement, the block with the batch step: iterations that it has published since the launch */
   mpk_rank rank;                 /* a copy of the rank's description */
   /* Of the iteration, for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the
    * numbers of its first slots. The fetch warp writes them while no task of the block runs. */
