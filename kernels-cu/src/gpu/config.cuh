@@ -54,9 +54,9 @@ constexpr uint32_t kEmptyArrivals = kEveryLaneArrives ? kComputeThreads : kCompu
 constexpr uint32_t kSlotFullArrivals = kEveryLaneArrives ? 32 : 1;
 constexpr uint32_t kSlotEmptyArrivals = 2 + (kEveryLaneArrives ? kComputeThreads : 1);
 
-/* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together well under the L2 cache. */
+/* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together under the L2 cache. */
 #ifndef MPK_PREFETCH_STAGES
-#define MPK_PREFETCH_STAGES (160 * 1024 / MPK_STAGE_BYTES)
+#define MPK_PREFETCH_STAGES (224 * 1024 / MPK_STAGE_BYTES)
 #endif
 constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
 /* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor. */
