@@ -144,16 +144,6 @@ class Job : public Registered {
     static Job* job = nullptr;
     return job;
   }
-  static mpk_queue* make_queues(uint32_t count, uint64_t capacity, const char* text) {
-    mpk_queue* queues = make<mpk_queue>(count);
-    for (uint32_t q = 0; q < count; ++q) {
-      queues[q].slots = make<uint64_t>(capacity);
-      queues[q].mask = capacity - 1;
-      label(&queues[q], text, static_cast<int>(q));
-      label(queues[q].slots, text, static_cast<int>(q));
-    }
-    return queues;
-  }
 };
 
 }  // namespace model

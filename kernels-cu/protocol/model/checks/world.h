@@ -51,6 +51,18 @@ T* heap(const mpk_rank& rank) {
   return reinterpret_cast<T*>(rank.control + 1);
 }
 
+/* Queues of one producer each, or of all workers. */
+inline mpk_queue* make_queues(uint32_t count, uint64_t capacity, const char* text) {
+  mpk_queue* queues = make<mpk_queue>(count);
+  for (uint32_t q = 0; q < count; ++q) {
+    queues[q].slots = make<uint64_t>(capacity);
+    queues[q].mask = capacity - 1;
+    label(&queues[q], text, static_cast<int>(q));
+    label(queues[q].slots, text, static_cast<int>(q));
+  }
+  return queues;
+}
+
 /* Waits as all loops of the protocol do; false when the rank is aborted. */
 template <typename Test>
 bool wait_until(const mpk_rank* rank, const Test& test) {
