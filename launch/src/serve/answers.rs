@@ -100,6 +100,16 @@ pub struct Answers {
 }
 
 impl Answers {
+    /// Answers without a token, for which no engine is needed.
+    fn empty(choices: usize, n: usize, usage: Usage) -> Answers {
+        let (sender, pieces) = mpsc::channel(choices.max(1));
+        for choice in 0..choices {
+            // There is room for all of them.
+            let _ = sender.try_send(Piece { choice, ending: Some(Ending::Length), ..Piece::default() });
+        }
+        Answers { pieces, open: choices, n: n.max(1), usage }
+    }
+
     /// The next piece of any answer; `None` when all have ended.
     pub async fn next(&mut self) -> Option<Piece> {
         if self.open == 0 {
@@ -140,8 +150,16 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
         );
         return Err(ApiError::field("n", message));
     }
-    let mut places = app.places(ready, choices)?;
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
+    let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
+    if generation.max_tokens == Some(0) {
+        for prompt in &prompts {
+            ready.metrics.request(generation.n, prompt.len(), 0);
+        }
+        (0..choices).for_each(|_| ready.metrics.end("length", 0, arrival.elapsed()));
+        return Ok(Answers::empty(choices, generation.n, usage));
+    }
+    let mut places = app.places(ready, choices)?;
     let mut submissions = Vec::with_capacity(choices);
     for (prompt, max_new_tokens) in prompts.into_iter().zip(max_tokens) {
         ready.metrics.request(generation.n, prompt.len(), max_new_tokens);
@@ -174,7 +192,6 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
         };
         tokio::spawn(answer.run(events));
     }
-    let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
     Ok(Answers { pieces, open: choices, n: n.max(1), usage })
 }
 

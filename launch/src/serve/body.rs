@@ -62,9 +62,25 @@ fn declares_json(headers: &HeaderMap) -> bool {
     value.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case("application/json")
 }
 
+/// The body is neither packed nor encoded: it could grow without limit when it is opened.
+fn check_codings(headers: &HeaderMap) -> Result<(), ApiError> {
+    let other = |name: header::HeaderName, known: &str| {
+        let values = headers.get_all(name).iter();
+        let codings = values.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+        let mut codings = codings.map(|coding| String::from_utf8_lossy(coding.trim_ascii()).into_owned());
+        codings.find(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(known))
+    };
+    if let Some(coding) = other(header::TRANSFER_ENCODING, "chunked") {
+        return Err(ApiError::transfer_coding(&coding));
+    }
+    other(header::CONTENT_ENCODING, "identity")
+        .map_or(Ok(()), |coding| Err(ApiError::content_coding(&coding)))
+}
+
 async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
     let limits = &app.limits;
     let (head, body) = request.into_parts();
+    check_codings(&head.headers)?;
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let mut stream = body.into_data_stream();
     if length.is_some_and(|length: u64| length > limits.body_bytes as u64) {

@@ -24,7 +24,7 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
     let (model, can) = (&ready.loaded.model, &ready.loaded.capabilities);
     let read = read_json::<Map<String, Value>>(&app, request).await?;
     let mut fields = Fields(read.value);
-    let mut generation = generation::read(&mut fields, model, can, &app.limits)?;
+    let mut generation = generation::read(&mut fields, model, can, &app.limits, 1)?;
     let logprobs = fields.flag("logprobs")?;
     let top = fields.integer("top_logprobs", 0, MOST_TOP_LOGPROBS)?;
     generation.logprobs = match (logprobs, top) {

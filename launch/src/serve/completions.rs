@@ -24,10 +24,11 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
     let (model, can) = (&ready.loaded.model, &ready.loaded.capabilities);
     let read = read_json::<Map<String, Value>>(&app, request).await?;
     let mut fields = Fields(read.value);
-    let mut generation = generation::read(&mut fields, model, can, &app.limits)?;
+    let echo = fields.flag("echo")?;
+    // With `echo` the prompt alone may be asked for.
+    let mut generation = generation::read(&mut fields, model, can, &app.limits, u32::from(!echo))?;
     let asked = fields.integer("logprobs", 0, i64::from(u32::MAX))?;
     generation.logprobs = asked.map(|asked| check_logprobs("logprobs", asked as u32, can)).transpose()?;
-    let echo = fields.flag("echo")?;
     if echo && generation.logprobs.is_some() {
         let message = "`logprobs` with `echo` is not supported: those of the prompt are not computed";
         return Err(ApiError::unsupported("logprobs", message));

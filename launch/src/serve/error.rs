@@ -103,6 +103,18 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, message)
     }
 
+    /// The body is transferred in a way that this server does not know.
+    pub fn transfer_coding(coding: &str) -> Self {
+        let message = format!("\"Transfer-Encoding: {coding}\" is not supported; only chunked is");
+        Self::new(StatusCode::NOT_IMPLEMENTED, INVALID, message)
+    }
+
+    /// The body is packed.
+    pub fn content_coding(coding: &str) -> Self {
+        let message = format!("\"Content-Encoding: {coding}\" is not supported; send the JSON as it is");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, message)
+    }
+
     /// The queue is full.
     pub fn busy(seconds: u32) -> Self {
         ApiError {

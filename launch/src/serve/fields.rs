@@ -45,7 +45,7 @@ impl Fields {
         }
     }
 
-    /// A number that `fits`; `range` says in words which do.
+    /// A number that `fits` and that 32 bits can hold; `range` says in words which do.
     ///
     /// # Errors
     /// It is something else.
@@ -56,10 +56,13 @@ impl Fields {
         fits: impl Fn(f64) -> bool,
     ) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let number = value.as_f64().filter(|&number| fits(number) && (number as f32).is_finite());
-        number
-            .map(|number| Some(number as f32))
-            .ok_or_else(|| wrong(name, &format!("a number {range}"), &value))
+        match value.as_f64() {
+            Some(number) if fits(number) && (number as f32).is_finite() => Ok(Some(number as f32)),
+            Some(number) if fits(number) => {
+                Err(wrong(name, &format!("a number {range} to {:e}", f32::MAX), &value))
+            }
+            _ => Err(wrong(name, &format!("a number {range}"), &value)),
+        }
     }
 
     /// A whole number from `least` to `most`.
@@ -177,7 +180,9 @@ mod tests {
         assert!(f.text("c").is_err());
         assert!(f.object("d").is_err());
         assert_eq!(f.integer("e", 0, 5), Ok(Some(1)));
-        assert!(f.number("f", "from 0", |n| n >= 0.0).is_err(), "it has no f32");
+        // No f32 is so large.
+        let error = f.number("f", "from 0", |n| n >= 0.0).unwrap_err();
+        assert_eq!(error.message, "`f` must be a number from 0 to 3.4028235e38, found 1e+300");
         assert_eq!(f.integer("absent", 0, 5), Ok(None));
     }
 

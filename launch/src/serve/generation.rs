@@ -34,7 +34,8 @@ pub struct Generation {
     pub return_token_ids: bool,
 }
 
-/// Reads and checks the shared fields, and that the request's model is this one. `logprobs` are the endpoint's own.
+/// Reads and checks the shared fields, and that the request's model is this one. `logprobs` are the endpoint's own. `least`: new tokens
+/// that a request must ask for.
 ///
 /// # Errors
 /// One is wrong, or asks for what the engine can't do.
@@ -43,6 +44,7 @@ pub fn read(
     model: &ModelInfo,
     can: &Capabilities,
     limits: &Limits,
+    least: u32,
 ) -> Result<Generation, ApiError> {
     check_model(fields, model)?;
     refused::check(fields)?;
@@ -69,9 +71,10 @@ pub fn read(
         return Err(ApiError::unsupported("best_of", message));
     }
     let most = i64::from(u32::MAX);
-    let max_tokens = fields.integer("max_tokens", 1, most)?;
+    let least = i64::from(least);
+    let max_tokens = fields.integer("max_tokens", least, most)?;
     let max_tokens =
-        fields.integer("max_completion_tokens", 1, most)?.or(max_tokens).map(|value| value as u32);
+        fields.integer("max_completion_tokens", least, most)?.or(max_tokens).map(|value| value as u32);
     let min_tokens = fields.integer("min_tokens", 0, most)?.unwrap_or(0) as u32;
     if min_tokens > 0 {
         require(can.min_tokens, "min_tokens")?;
@@ -230,13 +233,13 @@ mod tests {
 
     fn read_with(value: Value, can: Capabilities) -> Result<Generation, ApiError> {
         let Value::Object(object) = value else { panic!("an object") };
-        read(&mut Fields(object), &model(), &can, &Limits::default())
+        read(&mut Fields(object), &model(), &can, &Limits::default(), 1)
     }
 
     #[test]
     fn wrong_values_name_their_field() {
         for (name, values) in [
-            ("temperature", vec![json!(-1), json!("1"), json!(1e300), json!([]), json!(true)]),
+            ("temperature", vec![json!(-1), json!("1"), json!(1e308), json!([]), json!(true)]),
             ("top_p", vec![json!(0), json!(1.1), json!({})]),
             ("top_k", vec![json!(-2), json!(1.5), json!(1e30)]),
             ("min_p", vec![json!(-0.1), json!(2)]),

@@ -28,6 +28,7 @@ mod logprobs;
 mod messages;
 mod metrics;
 pub mod of_engine;
+mod pace;
 mod pages;
 mod prompts;
 mod refused;

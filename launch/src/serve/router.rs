@@ -1,13 +1,14 @@
 //! Which path goes where, and what is done for all of them.
 
 use super::error::ApiError;
-use super::state::App;
+use super::state::{App, Phase};
 use super::{chat, completions, pages, tokens};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use std::time::Instant;
 
 /// Open to everybody, so that whoever watches the server needs no key.
 const HEALTH: &str = "/health";
@@ -43,7 +44,7 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Asks for the key and counts the answer.
+/// Asks for the key, counts the answer, and holds back refusals where there are many.
 async fn admit(State(app): State<App>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let known = PATHS.iter().find(|known| **known == path).copied();
@@ -56,5 +57,21 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Response
     if let Some(ready) = app.ready.get() {
         ready.metrics.answered(handler, response.status().as_u16());
     }
+    if response.status().is_client_error() {
+        hold_back(&app).await;
+    }
     response
+}
+
+/// Waits as the pace of refusals has it, while the server serves.
+async fn hold_back(app: &App) {
+    let wait = app.pace.wait(Instant::now());
+    if wait.is_zero() {
+        return;
+    }
+    let mut phase = app.phase.subscribe();
+    tokio::select! {
+        () = tokio::time::sleep(wait) => {}
+        _ = phase.wait_for(|phase| *phase != Phase::Serving) => {}
+    }
 }

@@ -5,6 +5,7 @@ use super::backend::{Backend, Capabilities, ModelInfo};
 use super::error::ApiError;
 use super::limits::Limits;
 use super::metrics::Metrics;
+use super::pace::Pace;
 use crate::model::chat_template::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -70,6 +71,8 @@ pub struct Shared {
     pub bodies: Arc<Semaphore>,
     /// Permits to encode text.
     pub encoders: Arc<Semaphore>,
+    /// Of refusals.
+    pub pace: Pace,
     /// Makes ids differ from those of other servers.
     seed: u64,
     next: AtomicU64,
@@ -88,6 +91,7 @@ impl Shared {
             phase: watch::Sender::new(Phase::Loading),
             bodies: Arc::new(Semaphore::new(limits.all_bodies_bytes.div_ceil(1024))),
             encoders: Arc::new(Semaphore::new(limits.encoders)),
+            pace: Pace::default(),
             seed: RandomState::new().build_hasher().finish(),
             next: AtomicU64::new(0),
         })

@@ -8,6 +8,7 @@ mod errors;
 mod fake;
 mod http;
 mod life;
+mod odd;
 mod stops;
 mod streams;
 mod unicode;
