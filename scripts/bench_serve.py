@@ -7,11 +7,14 @@ and rate, as a table on stdout and with --json as one object. Needs nothing but 
     scripts/bench_serve.py --model examples/tiny/model.json --ranks 2 --rates 2,8,32 --plot serve.svg
     scripts/bench_serve.py --model MODEL --llama-server PATH --gguf FILE     # llama.cpp's server in the same run
     scripts/bench_serve.py --url http://127.0.0.1:8000                       # a server that runs already
+    scripts/bench_serve.py --streams 64 ...                                  # closed loop: as many requests as can be, with 64 at a time
     scripts/bench_serve.py --token-path --ranks 1                            # one stream: from the kernel's token to the client's byte
+    scripts/bench_serve.py --fixed-batch --ranks 1                           # decode through online admission against a fixed batch
+    scripts/bench_serve.py --flood --ranks 1                                 # what 200 connections leave of a running stream
 
 Mixes: short (prompts of 16 words), shared-prefix (192 common words, then 16), long-prompt (every tenth has 256 words).
 llama.cpp's server is built with `cmake -B build && cmake --build build --target llama-server`, and takes the same weights as
-a GGUF file (convert_hf_to_gguf.py of llama.cpp).
+a GGUF file (`scripts/bench/gguf_model.py CHECKPOINT FILE`, or convert_hf_to_gguf.py of llama.cpp).
 """
 
 import argparse
@@ -21,6 +24,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +35,8 @@ from urllib.parse import urlsplit
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "bench"))
+import fixed_batch  # noqa: E402
+import flood  # noqa: E402
 import serve_plot  # noqa: E402
 import token_path  # noqa: E402
 
@@ -41,6 +47,9 @@ WORDS = (
 ).split()
 START_SECONDS = 180
 END_SECONDS = 30
+# Of processes that mpirun starts.
+VARIABLES = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+             "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_odls_base_sigkill_timeout": "60"}
 
 
 def words(generator, count):
@@ -137,7 +146,11 @@ async def load(url, mix, rate, options):
         late.append(time.perf_counter() - begin - moment)
         tasks.append(asyncio.create_task(asyncio.wait_for(ask(url, body), options.timeout)))
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    elapsed = time.perf_counter() - begin
+    return figures(mix, rate, results, time.perf_counter() - begin, late)
+
+
+def figures(mix, rate, results, elapsed, late):
+    """Of all requests of a mix and a rate (none: closed loop)."""
     good = [result for result in results if not isinstance(result, BaseException)]
     reasons = {}
     for result in results:
@@ -151,9 +164,32 @@ async def load(url, mix, rate, options):
         "between_tokens_ms": spread(gaps),
         "whole_ms": spread([end - start for start, _, end, _ in good]),
         "requests_per_s": len(good) / elapsed, "tokens_per_s": sum(r[3] for r in good) / elapsed,
+        "mean_tokens": sum(r[3] for r in good) / max(1, len(good)),
         # Of the client itself: where it is much, the machine is too busy to measure.
         "late_ms": spread(late),
     }
+
+
+async def closed_loop(url, mix, options):
+    """So many streams at a time, each request after the one before; gives the figures."""
+    generator = random.Random(f"{mix} {options.seed}")
+    results, sent = [], 0
+    begin = time.perf_counter()
+
+    async def one_after_the_other():
+        nonlocal sent
+        while time.perf_counter() - begin < options.seconds:
+            sent += 1
+            body = {"prompt": prompt(mix, generator, sent - 1), "max_tokens": options.max_tokens, "temperature": 0, "stream": True,
+                    "stream_options": {"include_usage": True}, "ignore_eos": True}
+            try:
+                results.append(await asyncio.wait_for(ask(url, body), options.timeout))
+            except Exception as error:
+                results.append(error)
+                await asyncio.sleep(0.1)
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(options.streams)))
+    return figures(mix, None, results, time.perf_counter() - begin, [])
 
 
 class Server:
@@ -162,10 +198,8 @@ class Server:
     def __init__(self, name, command, url, ready):
         self.name, self.url = name, url
         self.log = tempfile.TemporaryFile()
-        variables = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                     "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_odls_base_sigkill_timeout": "60"}
         self.process = subprocess.Popen(
-            command, stdout=self.log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+            command, stdout=self.log, stderr=subprocess.STDOUT, env=VARIABLES, start_new_session=True
         )
         end = time.monotonic() + START_SECONDS
         while True:
@@ -179,8 +213,8 @@ class Server:
                 sys.exit(f"bench_serve: {name} does not start: {' '.join(map(str, command))}\n{text[-2000:]}")
             time.sleep(0.1)
 
-    def end(self):
-        """Has our server end by itself, as it does when rank 0 gets one signal; others are the launcher's."""
+    def rank_0(self):
+        """The folder in /proc of our rank 0."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -189,7 +223,12 @@ class Server:
             except OSError:
                 continue
             if self.process.pid in (parent, int(entry.name)) and name == "mpk-serve" and (rank is None or rank[1] == b"0"):
-                os.kill(int(entry.name), signal.SIGTERM)
+                return entry
+        sys.exit(f"bench_serve: {self.name} has no rank 0")
+
+    def end(self):
+        """Has our server end by itself, as it does when rank 0 gets one signal; others are the launcher's."""
+        os.kill(int(self.rank_0().name), signal.SIGTERM)
         self.process.wait(END_SECONDS)
 
     def stop(self):
@@ -207,6 +246,8 @@ def ours(options, *more):
     if not Path(binary).exists():
         sys.exit(f"bench_serve: {binary} is missing; build it with `cargo build --release -p launch --bins`")
     command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000", "--prefix-cache", options.prefix_cache, *more]
+    if options.max_batch:
+        command += ["--max-batch", str(options.max_batch)]
     if options.workers:
         command += ["--workers", str(options.workers)]
     if options.ranks > 1:
@@ -225,19 +266,73 @@ def measure_token_path(options):
         trace = Path(folder) / "trace.json"
         server = ours(options, "--idle-exit", "0", "--backend", "cpu", "--trace", str(trace))
         try:
-            ways, firsts, beyond = token_path.measure(server, server.url, trace)
+            ways, firsts, beyond, admissions = token_path.measure(server, server.url, trace)
         finally:
             server.stop()
     result = {"server": server.name, "token_to_client_ms": spread_ms(ways), "first_token_ms": spread_ms(firsts),
-              "first_token_beyond_two_iterations_ms": spread_ms(beyond), "tokens": len(ways)}
+              "first_token_beyond_two_iterations_ms": spread_ms(beyond), "until_admitted_ms": spread_ms(admissions), "tokens": len(ways)}
     print(f"{server.name}, one stream, {len(ways)} pieces")
     for name, text in (("token_to_client_ms", "from the kernel's token to the client's byte"), ("first_token_ms", "first token"),
-                       ("first_token_beyond_two_iterations_ms", "first token, beyond two iterations")):
+                       ("first_token_beyond_two_iterations_ms", "first token, beyond two iterations"),
+                       ("until_admitted_ms", "of that until the first iteration is published")):
         print(f"  {text}: " + ", ".join(f"{p} {v:.3f} ms" for p, v in result[name].items()))
     good = options.token_limit is None or result["token_to_client_ms"]["p50"] <= options.token_limit
     if not good:
         print(f"bench_serve: more than {options.token_limit:g} ms", file=sys.stderr)
     return result, good
+
+
+def measure_fixed_batch(options):
+    """Rounds of mpk-run and mpk-serve in turn, for one request and for as many as model.json has slots."""
+    results = []
+    run = Path(options.binary or HERE.parent / "target/release/mpk-serve").with_name("mpk-run")
+    most = options.max_batch or json.loads(Path(options.model).read_text()).get("max_batch", 8)
+    for batch in sorted({1, most}):
+        rounds = []
+        for _ in range(options.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                traces = [Path(folder) / "fixed.json", Path(folder) / "online.json"]
+                more = ["--backend", "cpu", "--trace"]
+                command = [run, options.model, "--max-new-tokens", str(options.tokens), "--ignore-eos", "--greedy", *more, traces[0]]
+                for number in range(batch):
+                    command += ["--prompt-tokens", ",".join(map(str, fixed_batch.ids(number)))]
+                if options.workers:
+                    command += ["--workers", str(options.workers)]
+                if options.ranks > 1:
+                    command = ["mpirun", "-n", str(options.ranks), *command]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=VARIABLES)
+                server = ours(options, *more, traces[1])
+                try:
+                    fixed_batch.online(server.url, batch, options.tokens)
+                    server.end()
+                finally:
+                    server.stop()
+                fixed, online = (fixed_batch.iterations(trace) for trace in traces)
+                if fixed[0] != online[0]:
+                    sys.exit(f"bench_serve: the batches differ: {fixed[0]} and {online[0]}")
+                rounds.append((statistics.median(fixed[1]), statistics.median(online[1])))
+        result = {"ranks": options.ranks, "batch": batch, **fixed_batch.verdict(rounds)}
+        results.append(result)
+        print(f"{options.ranks} ranks, batch {batch}: fixed {result['fixed_ms']:.3f} ms, online {result['online_ms']:.3f} ms an iteration, "
+              f"{100 * (result['ratio'] - 1):+.1f} % (median of the rounds' ratios {100 * (result['median_of_ratios'] - 1):+.1f} %)", flush=True)
+    return results
+
+
+def measure_flood(options):
+    """A stream alone and beside three kinds of company."""
+    phases, alone = [], None
+    many = options.connections
+    for name, connections, body in (("alone", 0, None), ("beside 7 other requests", 7, flood.BODY),
+                                    (f"beside {many}, all taken", many, flood.BODY), (f"beside {many}, all refused", many, flood.WRONG)):
+        server = ours(options, "--backend", "cpu")
+        try:
+            result = flood.phase(server.url, connections, body, options.seconds, server.rank_0())
+        finally:
+            server.stop()
+        alone = alone or result["tokens_per_s"]
+        phases.append({"phase": name, **result})
+        print(flood.line(name, result, alone), flush=True)
+    return {"server": f"mpk, {options.ranks} ranks", "phases": phases}
 
 
 def llama(options):
@@ -261,8 +356,9 @@ def measure(name, url, options):
     asyncio.run(ask(url, {"prompt": "In the beginning", "max_tokens": 4, "stream": True, "temperature": 0}))
     results = []
     for mix in options.mixes:
-        for rate in options.rates:
-            result = {"server": name, **asyncio.run(load(url, mix, rate, options))}
+        for rate in [None] if options.streams else options.rates:
+            run = closed_loop(url, mix, options) if rate is None else load(url, mix, rate, options)
+            result = {"server": name, **asyncio.run(run)}
             results.append(result)
             print(line(result), flush=True)
     return results
@@ -274,7 +370,7 @@ def line(result):
 
     failed = sum(result["failed"].values())
     return (
-        f"{result['server']:16} {result['mix']:14} {result['rate']:6g} {result['requests']:5} {failed:6}  "
+        f"{result['server']:16} {result['mix']:14} {result['rate'] or 0:6g} {result['requests']:5} {failed:6}  "
         f"{three(result['first_token_ms'])}  {three(result['between_tokens_ms'])}  {three(result['whole_ms'])}  "
         f"{result['requests_per_s']:7.1f} {result['tokens_per_s']:8.1f}"
     )
@@ -289,7 +385,9 @@ def main():
     parser.add_argument("--llama-server", help="llama.cpp's server, measured in the same run")
     parser.add_argument("--gguf", help="its model")
     parser.add_argument("--llama-port", type=int, default=8089)
+    parser.add_argument("--max-batch", type=int, help="slots of mpk-serve; by default those of model.json")
     parser.add_argument("--slots", type=int, default=8, help="its slots")
+    parser.add_argument("--streams", type=int, help="closed loop, with so many requests at a time, in place of rates")
     parser.add_argument("--rates", default="2,8", help="requests a second")
     parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes", help="all of them by default")
     parser.add_argument("--seconds", type=float, default=10, help="of arrivals, for each mix and rate")
@@ -298,6 +396,12 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="of each rank; by default a core each")
     parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="for shared-prefix; the other mixes repeat no page")
+    parser.add_argument("--fixed-batch", action="store_true", help="measure iterations of mpk-serve against those of mpk-run, on the CPU target, "
+                        "and nothing else")
+    parser.add_argument("--rounds", type=int, default=5, help="with --fixed-batch: of both in turn")
+    parser.add_argument("--tokens", type=int, default=400, help="with --fixed-batch: of each request")
+    parser.add_argument("--flood", action="store_true", help="measure what a flood leaves of a running stream, on the CPU target, and nothing else")
+    parser.add_argument("--connections", type=int, default=200, help="of the flood")
     parser.add_argument("--token-path", action="store_true", help="measure one stream from the kernel's token to the client's byte, on the "
                         "CPU target, and nothing else")
     parser.add_argument("--token-limit", type=float, metavar="MS", help="with --token-path: exit status 1 if its median is above")
@@ -306,9 +410,17 @@ def main():
     options = parser.parse_args()
     options.rates = [float(rate) for rate in options.rates.split(",")]
     options.mixes = options.mixes or list(MIXES)
+    if options.plot and options.streams:
+        parser.error("--plot is for rates, not for --streams")
     if bool(options.llama_server) != bool(options.gguf):
         parser.error("--llama-server and --gguf come together")
 
+    for name, wanted, run in (("flood", options.flood, measure_flood), ("fixed_batch", options.fixed_batch, measure_fixed_batch)):
+        if wanted:
+            result = run(options)
+            if options.json:
+                Path(options.json).write_text(json.dumps({"schema": "mpk-bench-serve/1", name: result}, indent=1) + "\n")
+            return
     if options.token_path:
         result, good = measure_token_path(options)
         if options.json:
@@ -335,7 +447,7 @@ def main():
         Path(options.plot).write_text(serve_plot.svg(results))
     for result in results:
         for reason, count in result["failed"].items():
-            print(f"{result['server']}, {result['mix']}, {result['rate']:g}/s: {count} x {reason}", file=sys.stderr)
+            print(f"{result['server']}, {result['mix']}, {result['rate'] or 0:g}/s: {count} x {reason}", file=sys.stderr)
 
 
 if __name__ == "__main__":

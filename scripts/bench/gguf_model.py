@@ -1,4 +1,13 @@
-"""Writes a GGUF file of a Qwen3 shape with random bf16 weights and no tokenizer (needs gguf and numpy)."""
+"""Writes a GGUF file of a Qwen3 model (needs gguf and numpy): of a shape, with random bf16 weights and no tokenizer, or of a checkpoint
+with its weights and its byte-level BPE tokenizer:
+
+    scripts/bench/gguf_model.py examples/tiny tiny.gguf
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
 
 import gguf
 import numpy
@@ -12,47 +21,61 @@ def random_bf16(generator, count):
     return (bits & 0x807F) | (exponent << 7).astype(numpy.uint16)
 
 
-def write(path, config, seed=1):
-    """Writes the model of `config` (the fields of a Hugging Face config.json) to `path`."""
+# Of a layer: the name in GGUF, and in a checkpoint.
+LAYER = (
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+)
+
+
+def tensors_of(config):
+    """Each tensor: its name in GGUF, in a checkpoint, its shape."""
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     head_dim, vocabulary = config["head_dim"], config["vocab_size"]
     query = config["num_attention_heads"] * head_dim
     key = config["num_key_value_heads"] * head_dim
-
-    tensors = [("token_embd.weight", (vocabulary, hidden)), ("output_norm.weight", (hidden,))]
+    shapes = ((hidden,), (query, hidden), (key, hidden), (key, hidden), (head_dim,), (head_dim,), (hidden, query), (hidden,),
+              (intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    tensors = [("token_embd.weight", "model.embed_tokens.weight", (vocabulary, hidden)), ("output_norm.weight", "model.norm.weight", (hidden,))]
     if not config["tie_word_embeddings"]:
-        tensors.append(("output.weight", (vocabulary, hidden)))
+        tensors.append(("output.weight", "lm_head.weight", (vocabulary, hidden)))
     for layer in range(config["num_hidden_layers"]):
-        for name, shape in (
-            ("attn_norm", (hidden,)),
-            ("attn_q", (query, hidden)),
-            ("attn_k", (key, hidden)),
-            ("attn_v", (key, hidden)),
-            ("attn_q_norm", (head_dim,)),
-            ("attn_k_norm", (head_dim,)),
-            ("attn_output", (hidden, query)),
-            ("ffn_norm", (hidden,)),
-            ("ffn_gate", (intermediate, hidden)),
-            ("ffn_up", (intermediate, hidden)),
-            ("ffn_down", (hidden, intermediate)),
-        ):
-            tensors.append((f"blk.{layer}.{name}.weight", shape))
+        for (ours, theirs), shape in zip(LAYER, shapes):
+            tensors.append((f"blk.{layer}.{ours}.weight", f"model.layers.{layer}.{theirs}.weight", shape))
+    return tensors
 
+
+def begin(path, config):
+    """A writer with the fields of the model's shape."""
+    rope = config.get("rope_parameters") or {}
     writer = gguf.GGUFWriter(str(path), "qwen3")
     writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(hidden)
+    writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(intermediate)
+    writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_vocab_size(vocabulary)
+    writer.add_rope_freq_base(rope.get("rope_theta") or config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("none")
-    for name, shape in tensors:
+    return writer
+
+
+def end(writer, tensors, data):
+    """Writes the tensors; `data(name, shape)` gives a matrix's bf16 bits, or a norm's f32 numbers."""
+    for name, _, shape in tensors:
         if len(shape) == 1:  # norms are f32 in GGUF
             writer.add_tensor_info(name, shape, numpy.dtype(numpy.float32), 4 * shape[0])
         else:
@@ -63,11 +86,67 @@ def write(path, config, seed=1):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    generator = numpy.random.default_rng(seed)
-    for _, shape in tensors:
-        if len(shape) == 1:
-            writer.write_tensor_data(numpy.ones(shape, dtype=numpy.float32))
-        else:
-            rows, columns = shape
-            writer.write_tensor_data(random_bf16(generator, rows * columns).view(numpy.uint8).reshape(rows, 2 * columns))
+    for _, name, shape in tensors:
+        values = data(name, shape)
+        writer.write_tensor_data(values if len(shape) == 1 else values.view(numpy.uint8).reshape(shape[0], 2 * shape[1]))
     writer.close()
+
+
+def write(path, config, seed=1):
+    """Writes the model of `config` (the fields of a Hugging Face config.json) with random weights to `path`."""
+    generator = numpy.random.default_rng(seed)
+
+    def data(_, shape):
+        return numpy.ones(shape, dtype=numpy.float32) if len(shape) == 1 else random_bf16(generator, shape[0] * shape[1])
+
+    writer = begin(path, config)
+    writer.add_tokenizer_model("none")
+    end(writer, tensors_of(config), data)
+
+
+def add_tokenizer(writer, folder, config):
+    """The byte-level BPE of `tokenizer.json`."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    if model["type"] != "BPE":
+        sys.exit(f"gguf_model: {folder}: the tokenizer is {model['type']}, not BPE")
+    tokens = [f"[unused{number}]" for number in range(config["vocab_size"])]
+    types = [gguf.TokenType.UNUSED] * len(tokens)
+    for token, number in model["vocab"].items():
+        tokens[number], types[number] = token, gguf.TokenType.NORMAL
+    for added in tokenizer.get("added_tokens", ()):
+        tokens[added["id"]], types[added["id"]] = added["content"], gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def convert(folder, path):
+    """Writes the checkpoint in `folder` (one safetensors file of bf16) to `path`."""
+    config = json.loads((folder / "config.json").read_text())
+    with open(folder / "model.safetensors", "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        places = json.loads(file.read(length))
+        bits = numpy.frombuffer(file.read(), dtype=numpy.uint8)
+
+    def data(name, shape):
+        place = places[name]
+        if place["dtype"] != "BF16" or tuple(place["shape"]) != shape:
+            sys.exit(f"gguf_model: {name} is {place['dtype']} {place['shape']}, not BF16 {list(shape)}")
+        values = bits[slice(*place["data_offsets"])].view(numpy.uint16)
+        return (values.astype(numpy.uint32) << 16).view(numpy.float32) if len(shape) == 1 else values
+
+    writer = begin(path, config)
+    add_tokenizer(writer, folder, config)
+    end(writer, tensors_of(config), data)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -52,12 +52,12 @@ def stream(url, prompt, tokens):
 
 
 def figures(trace, runs):
-    """From the timeline and what the client has seen, in milliseconds: every token's way, the first tokens' times, and what of them is not
-    the one or two iterations that made the first piece. The timeline keeps the last events only: runs that began before it are left out."""
+    """From the timeline and what the client has seen, in milliseconds: every token's way, the first tokens' times, what of them is not
+    the one or two iterations that made the first piece, and what of that passes before the first iteration is published. The timeline keeps the last events only: runs that began before it are left out."""
     begin = next(e["args"]["ns"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "begin" and e["pid"] == 0)
     steps = sorted((begin + 1e3 * e["ts"], begin + 1e3 * (e["ts"] + e["dur"])) for e in trace["traceEvents"]
                    if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)
-    ways, firsts, beyond = [], [], []
+    ways, firsts, beyond, admissions = [], [], [], []
     for sent, pieces in runs:
         # The first step after the request was sent takes the first token: before it the kernel was parked, in the step that begins the
         # request's first iteration.
@@ -76,9 +76,10 @@ def figures(trace, runs):
         waited = after[:min(max(count, 1), 2)]
         iterations = sum(steps[place][0] - steps[place - 1][1] for place in waited) / 1e6
         beyond.append(firsts[-1] - iterations)
+        admissions.append((steps[after[0] - 1][1] - sent) / 1e6)
     if not firsts:
         raise ValueError("the timeline holds none of the runs")
-    return ways, firsts, beyond
+    return ways, firsts, beyond, admissions
 
 
 def measure(server, url, trace, runs=5, tokens=200):
