@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the protocol's tests with a C++ compiler alone and runs them twice: plain, and under ThreadSanitizer.
-# The long soak: MPK_SOAK_ITERATIONS=1000000 MPK_SOAK_REQUESTS=1000000 MPK_SOAK_SECONDS=36000 kernels-cu/protocol/test/run.sh
+# The long soak: test/soak.sh. Long online jobs: MPK_SOAK_REQUESTS=1000000 MPK_SOAK_SECONDS=36000 kernels-cu/protocol/test/run.sh
 set -eu
 cd "$(dirname "$0")/.."
 compiler="${CXX:-g++}"

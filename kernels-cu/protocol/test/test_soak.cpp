@@ -1,6 +1,7 @@
 /* Many iterations of the hand-built job with random stalls and the shortest queues, on 2, 4 and 8 ranks: every sum and every
  * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). MPK_SOAK_RANKS,
- * MPK_SOAK_PLACEMENT: only the jobs of that many ranks; only placement 0 (static), 1 (dynamic), 2 or 3 (both, in one run). */
+ * MPK_SOAK_PLACEMENT: only the jobs of that many ranks; only placement 0 (static), 1 (dynamic), 2 or 3 (both, in one run).
+ * MPK_SOAK_DEADLINE: seconds that a wait may last; at low priority on a busy machine it needs more than 60. */
 #include <chrono>
 #include <cstdlib>
 
@@ -12,6 +13,12 @@ using fixture::Options;
 
 namespace {
 
+/* The number that an environment variable holds, else `otherwise`. */
+uint64_t number(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
 /* A job of about `iterations` iterations. */
 void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
   Options options;
@@ -22,7 +29,7 @@ void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
   options.seed = world * 4 + 2 * mixed + dynamic;
   /* Every graph keeps ranks within an iteration of each other: what the length of the rings is proven from. */
   options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
-  options.deadline_ns = 60000000000ull;
+  options.deadline_ns = number("MPK_SOAK_DEADLINE", 60) * 1000000000ull;
   options.num_requests = static_cast<uint32_t>(iterations / 7 + 1);
   const auto start = std::chrono::steady_clock::now();
   Job job(options);
@@ -35,12 +42,6 @@ void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
 }
 
 }  // namespace
-
-/* The number that an environment variable holds, else `otherwise`. */
-uint64_t number(const char* variable, uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 int main() {
   const uint64_t ranks = number("MPK_SOAK_RANKS", 0), only = number("MPK_SOAK_PLACEMENT", 4);
