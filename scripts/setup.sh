@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--cuda] [--nvshmem] [--deny] [--clients] [--check]
+usage: scripts/setup.sh [--cuda | --cuda12] [--nvshmem] [--deny] [--clients] [--check]
 
 Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are there. What is missing is
 installed with apt-get, as root or through sudo; where neither can be had, the one command to type is
@@ -12,7 +12,11 @@ printed and the exit status is 3. Quick when there is nothing left to do.
 
   --cuda      also what compiles models for NVIDIA GPUs: CUDA's compiler and NVSHMEM, from PyPI into
               .setup/nvidia, pinned (about 160 MB to download; they come under NVIDIA's licences, which lie
-              beside them). No GPU is needed for it, and no driver.
+              beside them). No GPU is needed for it, and no driver. Running what it compiles needs a driver of CUDA 13
+              (580 or later)
+  --cuda12    the same for drivers of CUDA 12 (525 or later): NVSHMEM for CUDA 12 from PyPI into .setup/nvidia (about 75 MB), with
+              the compiler of a CUDA toolkit 12.4 or later that is on this machine. PyPI has none: if there is none here, the
+              commands that install NVIDIA's are printed
   --nvshmem   only the part of that which the nvshmem-sys crate is tested with: NVSHMEM's and CUDA's headers
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
@@ -35,10 +39,11 @@ cuda_crt_version=13.0.88
 cuda_cccl_version=13.0.85
 cargo_deny_version=0.18.9
 
-want_cuda=false want_nvshmem=false want_deny=false want_clients=false check_only=false
+want_cuda=false want_cuda12=false want_nvshmem=false want_deny=false want_clients=false check_only=false
 for argument in "$@"; do
     case $argument in
     --cuda) want_cuda=true ;;
+    --cuda12) want_cuda12=true ;;
     --nvshmem) want_nvshmem=true ;;
     --deny) want_deny=true ;;
     --clients) want_clients=true ;;
@@ -53,6 +58,11 @@ for argument in "$@"; do
         ;;
     esac
 done
+
+if $want_cuda12 && { $want_cuda || $want_nvshmem; }; then
+    echo "setup: --cuda12 takes the place of --cuda and --nvshmem" >&2
+    exit 2
+fi
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=scripts/setup-env.sh
@@ -81,6 +91,7 @@ has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 installed_versions() { cat "$setup_folder/nvidia/versions" 2>/dev/null; }
 has_cuda() { [[ $(installed_versions) == "$nvidia_versions$nvcc_versions" ]]; }
 has_nvshmem() { has_cuda || [[ $(installed_versions) == "$nvidia_versions" ]]; }
+has_nvshmem12() { [[ $(installed_versions) == "nvshmem-cu12 $nvshmem_version" ]]; }
 has_clients() { cmp -s scripts/clients.txt "$setup_folder/clients/clients.txt"; }
 has_deny() { [[ $(cargo deny --version 2>/dev/null) =~ ^cargo-deny\ 0\.(1[89]|[2-9][0-9])\. ]]; }
 nvidia_versions="nvshmem $nvshmem_version, cuda-runtime $cuda_runtime_version, cuda-crt $cuda_crt_version"
@@ -92,7 +103,9 @@ fi
 ! $want_cuda || want_nvshmem=false
 
 wants_nvidia() {
-    if $want_cuda; then ! has_cuda; else $want_nvshmem && [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem; fi
+    if $want_cuda12; then
+        [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem12
+    elif $want_cuda; then ! has_cuda; else $want_nvshmem && [[ -z ${NVSHMEM_HOME:-} ]] && ! has_nvshmem; fi
 }
 wants_clients() { $want_clients && ! has_clients; }
 
@@ -197,6 +210,75 @@ install_nvidia() {
     touch sys/wrapper.h
 }
 
+# The folder of a CUDA toolkit whose compiler is of CUDA 12.4 or later, but not of 13.
+find_cuda12() {
+    local folder release
+    for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda-12* /usr/local/cuda; do
+        [[ -x $folder/bin/nvcc ]] || continue
+        release="$("$folder/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')"
+        if [[ $release == 12.* && ${release#12.} -ge 4 ]]; then
+            echo "$folder"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# How to install NVIDIA's toolkit for CUDA 12 on this distribution.
+cuda12_commands() {
+    local id="" version="" name=""
+    # shellcheck source=/dev/null
+    [[ ! -r /etc/os-release ]] || { id="$(. /etc/os-release && echo "${ID:-}")" version="$(. /etc/os-release && echo "${VERSION_ID:-}")"; }
+    case $id in
+    ubuntu) name="ubuntu${version//./}" ;;
+    debian) name="debian${version%%.*}" ;;
+    *)
+        echo "  install NVIDIA's CUDA toolkit 12.9 and set CUDA_HOME to its folder (https://developer.nvidia.com/cuda-12-9-1-download-archive)"
+        return
+        ;;
+    esac
+    echo "  curl -fLO https://developer.download.nvidia.com/compute/cuda/repos/$name/$(uname -m)/cuda-keyring_1.1-1_all.deb"
+    echo "  sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt-get update"
+    echo "  sudo apt-get install cuda-nvcc-12-9 cuda-cudart-dev-12-9 cuda-cccl-12-9"
+}
+
+install_cuda12() {
+    $want_cuda12 || return 0
+    local toolkit
+    if ! toolkit="$(find_cuda12)"; then
+        say "no compiler of CUDA 12.4 to 12.9 was found in CUDA_HOME or /usr/local, and PyPI has none. To install NVIDIA's:"
+        cuda12_commands >&2
+        exit 3
+    fi
+    if wants_nvidia; then
+        ! $check_only || lack "missing: NVSHMEM for CUDA 12; to install: scripts/setup.sh --cuda12"
+        work="$(mktemp -d "$setup_folder/nvidia.XXXXXX")"
+        say "downloading NVSHMEM for CUDA 12 from PyPI into .setup/nvidia"
+        python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+            --dest "$work/wheels" "nvidia-nvshmem-cu12==$nvshmem_version" >&2 ||
+            lack "pip could not download the package; without a network, set NVSHMEM_HOME instead"
+        python3 -m zipfile -e "$work/wheels"/*.whl "$work/unpacked"
+        mv "$work/unpacked"/*.dist-info "$work/unpacked/nvidia/"
+        ln -sf libnvshmem_host.so.3 "$work/unpacked/nvidia/nvshmem/lib/libnvshmem_host.so"
+        echo "nvshmem-cu12 $nvshmem_version" >"$work/unpacked/nvidia/versions"
+        rm -rf "$setup_folder/nvidia"
+        mv "$work/unpacked/nvidia" "$setup_folder/nvidia"
+        rm -rf "$work"
+        work=""
+        touch sys/wrapper.h
+    fi
+    [[ ${CUDA_HOME:-} == "$toolkit" ]] || say "to compile with it: export CUDA_HOME=$toolkit"
+}
+
+# What CUDA 13 compiles does not load with a driver of CUDA 12.
+warn_of_old_driver() {
+    local served
+    served="$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1)" || return 0
+    if $want_cuda && [[ $served == 12.* ]]; then
+        say "this machine's driver serves CUDA $served and does not load what CUDA 13 compiles: update it to 580 or later, or use --cuda12"
+    fi
+}
+
 install_clients() {
     wants_clients || return 0
     ! $check_only || lack "missing: the server's clients; to install: scripts/setup.sh --clients"
@@ -230,11 +312,12 @@ install_deny() {
 
 check_rust
 install_packages
-if $want_cuda || $want_nvshmem || $want_deny || $want_clients; then
+warn_of_old_driver
+if $want_cuda || $want_cuda12 || $want_nvshmem || $want_deny || $want_clients; then
     mkdir -p "$setup_folder"
     exec 9>"$setup_folder/lock"
     flock 9
-    install_nvidia
+    if $want_cuda12; then install_cuda12; else install_nvidia; fi
     ! $want_deny || install_deny
     install_clients
 fi
