@@ -338,7 +338,7 @@ def measure_flood(options):
 def llama(options):
     url = f"http://127.0.0.1:{options.llama_port}"
     command = [options.llama_server, "-m", options.gguf, "--host", "127.0.0.1", "--port", str(options.llama_port),
-               "-np", str(options.slots), "-c", str(512 * options.slots), "-ngl", "0", "-t", str(os.cpu_count())]
+               "-np", str(options.slots), "-c", str(512 * options.slots), "-ngl", "0", "-t", str(options.llama_threads)]
 
     def ready(_):
         try:
@@ -387,6 +387,7 @@ def main():
     parser.add_argument("--llama-port", type=int, default=8089)
     parser.add_argument("--max-batch", type=int, help="slots of mpk-serve; by default those of model.json")
     parser.add_argument("--slots", type=int, default=8, help="its slots")
+    parser.add_argument("--llama-threads", type=int, default=os.cpu_count(), help="its threads; they spin, so that fewer may be faster on a busy machine")
     parser.add_argument("--streams", type=int, help="closed loop, with so many requests at a time, in place of rates")
     parser.add_argument("--rates", default="2,8", help="requests a second")
     parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes", help="all of them by default")
