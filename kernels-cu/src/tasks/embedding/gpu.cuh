@@ -21,18 +21,34 @@ struct Embedding : TaskCode {
     const uint32_t rows = context.rows_in_use(0, out.dims[0]), columns = out.dims[1];
     const uint32_t first_column = static_cast<uint32_t>(context.slot->task.args[0]);
     const auto* const values = reinterpret_cast<const typename Number<Table>::Type*>(table.addr);
-    for (Walk walk(context.thread, rows, columns); walk.row < rows; walk.next()) {
-      const uint32_t row = walk.row, column = walk.at;
-      /* Of another rank's tokens, and of none, this rank's summand is 0. */
-      const int64_t token = static_cast<int64_t>(context.batch()->row_token[row]) - params.first_token;
-      float value = 0.0f;
-      if (token >= 0 && token < params.num_tokens)
-        value = Number<Table>::to_f32(values[fragment_index<Table>(static_cast<uint32_t>(token), first_column + column, table.strides[0])]);
-      uint8_t* const to = row_address(out, row);
-      if constexpr (Out == MPK_F32_FLAGGED)
-        push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);
-      else
-        reinterpret_cast<typename Number<Out>::Type*>(to)[column] = Number<Out>::from_f32(value);
+    /* Numbers whose loads are under way together. */
+    constexpr uint32_t kBatch = 8;
+    for (Walk walk(context.thread, rows, columns); walk.row < rows;) {
+      uint32_t at_row[kBatch], at_column[kBatch];
+      int64_t token[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b, walk.next()) {
+        at_row[b] = walk.row;
+        at_column[b] = walk.at;
+        token[b] = walk.row < rows ? static_cast<int64_t>(context.batch()->row_token[walk.row]) - params.first_token : -1;
+      }
+      float value[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        value[b] = 0.0f;
+        /* Of another rank's tokens, and of none, this rank's summand is 0. */
+        if (token[b] >= 0 && token[b] < params.num_tokens)
+          value[b] = Number<Table>::to_f32(values[fragment_index<Table>(static_cast<uint32_t>(token[b]), first_column + at_column[b], table.strides[0])]);
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        if (at_row[b] >= rows) continue;
+        uint8_t* const to = row_address(out, at_row[b]);
+        if constexpr (Out == MPK_F32_FLAGGED)
+          push_flagged(context, reinterpret_cast<uint64_t*>(to) + at_column[b], value[b]);
+        else
+          reinterpret_cast<typename Number<Out>::Type*>(to)[at_column[b]] = Number<Out>::from_f32(value[b]);
+      }
     }
     return MPK_OK;
   }

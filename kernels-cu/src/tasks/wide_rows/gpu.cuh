@@ -1,5 +1,6 @@
 /* Rows in MPK_LAYOUT_WIDE: as they are, normed, or silu(gate) * up; computed in f32 and rounded once. A warp makes a row, or
- * several share one; a lane makes 16 columns at a time. */
+ * several share one. A lane takes 16 bytes of x at a time, and a warp's loads lie side by side: with shared memory in use as it
+ * is, the first-level cache has no room for lines that several loads share. */
 #pragma once
 
 #include "gpu/linear_rows.cuh"
@@ -21,10 +22,10 @@ struct WideRows : TaskCode {
     const uint32_t used = context.rows_in_use(params.rows_kind, params.rows), first = static_cast<uint32_t>(context.slot->task.args[0]);
     const int32_t* const args = context.slot->task.args;
     const uint32_t rows = used > first ? min(used - first, static_cast<uint32_t>(args[2])) : 0, columns = params.columns;
-    const uint32_t units = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * 4;
+    const uint32_t pieces = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * (MPK_WIDE_COLUMNS / kColumns);
     const uint64_t norm = Source == kRmsNorm ? context.input(1).addr : 0;
     const uint64_t row_bytes = static_cast<uint64_t>(x.strides[0]) * sizeof(typename Number<X>::Type);
-    /* Whole units can be loaded 16 bytes at a time. */
+    /* Whole pieces can be loaded at once. */
     const bool aligned = ((x.addr | row_bytes | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
     /* A block of few rows: several warps to a row, and each row has its warps. */
     const uint32_t block = static_cast<uint32_t>(args[2]), of_row = block > 4 ? 1 : block > 2 ? 2 : block > 1 ? 4 : 8;
@@ -35,14 +36,14 @@ struct WideRows : TaskCode {
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;
-        for (uint32_t unit = at; unit < units && valid; unit += step * kBatch) {
-          Sixteen<X> values[kBatch];
+        for (uint32_t piece = at; piece < pieces && valid; piece += step * kBatch) {
+          Piece<X> values[kBatch];
 #pragma unroll
-          for (uint32_t i = 0; i < kBatch; ++i) values[i].load(from, unit + i * step, columns, aligned);
+          for (uint32_t i = 0; i < kBatch; ++i) values[i].load(from, piece + i * step, columns, aligned);
 #pragma unroll
           for (uint32_t i = 0; i < kBatch; ++i)
 #pragma unroll
-            for (uint32_t c = 0; c < 16; ++c) squares = fmaf(values[i].at(c), values[i].at(c), squares);
+            for (uint32_t c = 0; c < kColumns; ++c) squares = fmaf(values[i].at(c), values[i].at(c), squares);
         }
 #pragma unroll
         for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
@@ -55,22 +56,22 @@ struct WideRows : TaskCode {
         }
         scale = rsqrtf(fmaf(squares, reciprocal(static_cast<float>(columns)), params.eps));
       }
-      for (uint32_t unit = at; unit < units && valid; unit += step * kBatch) {
-        Sixteen<X> values[kBatch];
-        Sixteen<Source == kRmsNorm ? Norm : X> others[kBatch];
+      for (uint32_t piece = at; piece < pieces && valid; piece += step * kBatch) {
+        Piece<X> values[kBatch];
+        Piece<Source == kRmsNorm ? Norm : X> others[kBatch];
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
-          values[i].load(from, unit + i * step, columns, aligned);
-          if constexpr (Source == kRmsNorm) others[i].load(norm, unit + i * step, columns, aligned);
-          if constexpr (Source == kSiluMul) others[i].load(from + columns * 2, unit + i * step, columns, aligned);
+          values[i].load(from, piece + i * step, columns, aligned);
+          if constexpr (Source == kRmsNorm) others[i].load(norm, piece + i * step, columns, aligned);
+          if constexpr (Source == kSiluMul) others[i].load(from + columns * 2, piece + i * step, columns, aligned);
         }
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
-          const uint32_t u = unit + i * step;
-          if (u >= units) continue;
-          uint32_t words[8];
+          const uint32_t p = piece + i * step;
+          if (p >= pieces) continue;
+          uint32_t words[kColumns / 2];
 #pragma unroll
-          for (uint32_t pair = 0; pair < 8; ++pair) {
+          for (uint32_t pair = 0; pair < kColumns / 2; ++pair) {
             float v[2];
 #pragma unroll
             for (uint32_t c = 0; c < 2; ++c) {
@@ -80,9 +81,7 @@ struct WideRows : TaskCode {
             }
             words[pair] = pair_of<Out>(v[0], v[1]);
           }
-          uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(u / 4) * out.strides[1] * 2 + row * (MPK_WIDE_COLUMNS * 2);
-          *reinterpret_cast<uint4*>(to + wide_piece(first + row, u % 4, 0)) = uint4{words[0], words[2], words[4], words[6]};
-          *reinterpret_cast<uint4*>(to + wide_piece(first + row, u % 4, 1)) = uint4{words[1], words[3], words[5], words[7]};
+          store(out, first + row, row, p, words);
         }
       }
       if (of_row != 1) break;
@@ -91,47 +90,59 @@ struct WideRows : TaskCode {
   }
 
  private:
-  /* Units under way in a lane: 64 registers of f32. */
-  static constexpr uint32_t kBatch = 4;
+  /* Columns of a piece: 16 bytes of x. */
+  static constexpr uint32_t kColumns = 16 / sizeof(typename Number<X>::Type);
+  /* Pieces under way in a lane. */
+  static constexpr uint32_t kBatch = 8;
 
-  /* 16 numbers; 0 beyond the row. */
+  /* Of 16 neighbouring columns the even pairs lie together, and the odd ones. */
+  static __device__ __forceinline__ void store(const mpk_operand& out, uint32_t place, uint32_t row, uint32_t piece, const uint32_t (&words)[kColumns / 2]) {
+    const uint32_t column = piece * kColumns, unit = column / 16, word = column % 16 / 4;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(unit / 4) * out.strides[1] * 2 + row * (MPK_WIDE_COLUMNS * 2) + word * 4;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      uint8_t* const at = to + wide_piece(place, unit % 4, half);
+      if constexpr (kColumns == 4) *reinterpret_cast<uint32_t*>(at) = words[half];
+      else *reinterpret_cast<uint2*>(at) = uint2{words[half], words[half + 2]};
+    }
+  }
+
+  /* Numbers of a piece; 0 beyond the row. */
   template <uint32_t Dtype>
-  struct Sixteen {
-    static constexpr uint32_t kBytes = sizeof(typename Number<Dtype>::Type);
-    uint4 words[kBytes];
+  struct Piece {
+    static constexpr uint32_t kBytes = sizeof(typename Number<Dtype>::Type), kWords = kColumns * kBytes / 4;
+    uint32_t words[kWords];
 
-    __device__ __forceinline__ void load(uint64_t row, uint32_t unit, uint32_t columns, bool aligned) {
+    __device__ __forceinline__ void load(uint64_t row, uint32_t piece, uint32_t columns, bool aligned) {
 #pragma unroll
-      for (uint32_t i = 0; i < kBytes; ++i) words[i] = uint4{0, 0, 0, 0};
-      if (aligned && unit * 16 + 16 <= columns) {
+      for (uint32_t i = 0; i < kWords; ++i) words[i] = 0;
+      const uint32_t first = piece * kColumns;
+      if (aligned && first + kColumns <= columns) {
+        const uint64_t from = row + first * kBytes;
+        if constexpr (kWords == 2) {
+          const uint2 two = *reinterpret_cast<const uint2*>(from);
+          words[0] = two.x, words[1] = two.y;
+        } else {
 #pragma unroll
-        for (uint32_t i = 0; i < kBytes; ++i) words[i] = load_global16(row + (unit * kBytes + i) * 16);
-      } else if (unit * 16 < columns) {
+          for (uint32_t i = 0; i < kWords; i += 4) {
+            const uint4 four = load_global16(from + i * 4);
+            words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
+          }
+        }
+      } else if (first < columns) {
 #pragma unroll
-        for (uint32_t i = 0; i < kBytes; ++i) words[i] = some(row, unit * 16 + i * (16 / kBytes), columns);
+        for (uint32_t c = 0; c < kColumns; ++c) {
+          if (first + c >= columns) continue;
+          if constexpr (kBytes == 4) words[c] = reinterpret_cast<const uint32_t*>(row)[first + c];
+          else words[c / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(row)[first + c]) << (c % 2 * 16);
+        }
       }
     }
     __device__ __forceinline__ float at(uint32_t c) const {
-      const uint32_t n = c * kBytes / 4;
-      const uint4& four = words[n / 4];
-      const uint32_t word = n % 4 == 0 ? four.x : n % 4 == 1 ? four.y : n % 4 == 2 ? four.z : four.w;
-      if constexpr (kBytes == 4) return __uint_as_float(word);
-      const unsigned short half = static_cast<unsigned short>(word >> (c % 2 * 16));
+      if constexpr (kBytes == 4) return __uint_as_float(words[c]);
+      const unsigned short half = static_cast<unsigned short>(words[c / 2] >> (c % 2 * 16));
       if constexpr (Dtype == MPK_BF16) return __uint_as_float(static_cast<uint32_t>(half) << 16);
       else return __half2float(__ushort_as_half(half));
-    }
-
-   private:
-    /* 16 bytes from `column` on, element by element. */
-    static __device__ __forceinline__ uint4 some(uint64_t row, uint32_t column, uint32_t columns) {
-      uint32_t word[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (uint32_t i = 0; i < 16 / kBytes; ++i) {
-        if (column + i >= columns) continue;
-        if constexpr (kBytes == 4) word[i] = reinterpret_cast<const uint32_t*>(row)[column + i];
-        else word[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(row)[column + i]) << (i % 2 * 16);
-      }
-      return uint4{word[0], word[1], word[2], word[3]};
     }
   };
 };
