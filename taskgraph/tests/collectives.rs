@@ -199,3 +199,28 @@ fn a_sharding_that_cannot_be_made_is_an_error_that_says_so() {
     g.ops[0].attrs = attrs(json!({"sahrd": 1}));
     assert!(error(&g).contains("unknown attribute `sahrd`; `all_to_all` takes `shard`"), "{}", error(&g));
 }
+
+#[test]
+fn many_rows_are_summed_in_blocks_of_rows() {
+    let mut g = OpGraph::new("blocks", capacity());
+    let x = g.input("x", DType::F32, &[300, 16]);
+    let w = g.weight("w", DType::F32, &[48, 16], Some((1, EVEN)));
+    let a = g.op("a", "linear", &[x, w], Attrs::new());
+    let c = g.op("c", "scale", &[a], Attrs::new());
+    g.tensor_mut(c).output = true;
+    for world in [2, 3] {
+        for o in every_option(world, 3).filter(|o| o.allreduce == Allreduce::TwoShot) {
+            for graph in check(&g, &o) {
+                let sums = graph
+                    .tasks
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, t)| graph.type_names[usize::from(t.task_type)] == core_types::REDUCE);
+                // A worker has one each, and each knows where its rows begin.
+                let rows: Vec<(i32, u32)> =
+                    sums.map(|(_, t)| (t.args[0], graph.outputs(t)[0].region.lo[0])).collect();
+                assert_eq!(rows, [(0, 0), (112, 112), (224, 224)]);
+            }
+        }
+    }
+}

@@ -17,6 +17,11 @@ static inline uint32_t rows_in_use(const mpk_kernel_args* args, uint32_t rows_ki
   if (rows_kind == ROWS_SAMPLES) rows = args->batch->num_samples;
   return rows < capacity ? rows : capacity;
 }
+// Of a block of `capacity` rows, which are `first` and on of their tensor.
+static inline uint32_t rows_in_use_from(const mpk_kernel_args* args, uint32_t rows_kind, uint32_t first, uint32_t capacity) {
+  const uint32_t rows = rows_in_use(args, rows_kind, first + capacity);
+  return rows > first ? rows - first : 0;
+}
 
 static inline uint64_t element_bytes(uint32_t dtype) {
   switch (dtype) {

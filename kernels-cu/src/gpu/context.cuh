@@ -78,6 +78,11 @@ class Context {
     const uint32_t rows = rows_kind == 0 ? slot->num_rows : rows_kind == 1 ? slot->num_samples : capacity;
     return rows < capacity ? rows : capacity;
   }
+  /* Of a block of `capacity` rows, which are `first` and on of their tensor. */
+  __device__ __forceinline__ uint32_t rows_in_use_from(uint32_t rows_kind, uint32_t first, uint32_t capacity) const {
+    const uint32_t rows = rows_in_use(rows_kind, first + capacity);
+    return rows > first ? rows - first : 0;
+  }
 
   /* Barrier of all compute threads; orders their memory accesses. MPK_OK, or the code that somebody failed with before
    * the barrier: the same for all, since what each has seen of it goes through the barrier itself. */

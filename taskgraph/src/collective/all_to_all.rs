@@ -69,6 +69,7 @@ impl Collective for AllToAll {
                 target,
                 rows_kind,
                 sends: to_peers(&lists, world),
+                row_blocks: false,
                 between_all: true,
                 completes: None,
             }));

@@ -58,6 +58,7 @@ impl Collective for AllGather {
                 target: Operand::Output,
                 rows_kind,
                 sends: to_peers(&lists, world),
+                row_blocks: false,
                 between_all: true,
                 completes: None,
             }));

@@ -126,9 +126,15 @@ impl Collective for AllReduce {
             };
             return Ok(Lowered { notes: lowered.notes, ..over_nodes.lower() });
         }
+        let (rows, columns) = (source.ty.dims[0] as u32, source.ty.dims[1] as u32);
+        let (tiles, blocks) = match way {
+            Way::TwoShot => two_shot_tiles(&op.options.target, rows, columns, world),
+            _ => (tiles(way, &op.options.target, columns, world), vec![0..rows]),
+        };
         let sum = Sum {
-            rows: source.ty.dims[0] as u32,
-            tiles: tiles(way, &op.options.target, source.ty.dims[1] as u32, world),
+            rows,
+            tiles,
+            blocks,
             rows_kind: rows_kind(source.ty.rows),
             residual: op.view.inputs.len() == 2,
             world,
@@ -267,9 +273,41 @@ fn tiles(way: Way, target: &Target, columns: u32, world: u32) -> Vec<Range<u32>>
     target.column_tiles(columns, 1)
 }
 
+/// Fewest rows of which a two-shot sum is cut into blocks of rows too.
+const LEAST_ROWS_TO_CUT: u32 = 128;
+/// Columns of its tiles then: whole lines of memory and packets of a link.
+const BLOCK_COLUMNS: u32 = 128;
+/// Blocks are multiples of this many rows.
+const BLOCK_ROWS: u32 = 16;
+
+/// Tiles of a two-shot sum of `rows` rows: of columns, and blocks of rows. Of many rows tiles are wide and not high, so that all
+/// workers have some, and a copy writes long stretches.
+fn two_shot_tiles(
+    target: &Target,
+    rows: u32,
+    columns: u32,
+    world: u32,
+) -> (Vec<Range<u32>>, Vec<Range<u32>>) {
+    let mut coarse = target.clone();
+    if rows >= LEAST_ROWS_TO_CUT {
+        coarse.max_tiles = coarse.max_tiles.min((columns / BLOCK_COLUMNS).max(world));
+    }
+    let tiles = coarse.column_tiles(columns, 1);
+    let of_rank = (tiles.len() as u32 / world.max(1)).max(1);
+    // Each rank sends a tile to every other one: of many ranks fewer tiles, for their tasks' own time.
+    let wanted = if world > 4 { target.workers / 2 } else { target.workers };
+    let blocks = if rows >= LEAST_ROWS_TO_CUT { (wanted / of_rank).clamp(1, rows / BLOCK_ROWS) } else { 1 };
+    let height = rows.div_ceil(blocks.max(1)).next_multiple_of(BLOCK_ROWS).max(1);
+    let blocks = (0..rows.max(1)).step_by(height as usize).map(|first| first..(first + height).min(rows));
+    (tiles, blocks.collect())
+}
+
 struct Sum {
     rows: u32,
+    /// Of columns.
     tiles: Vec<Range<u32>>,
+    /// Of rows: with each of them a tile is summed by itself.
+    blocks: Vec<Range<u32>>,
     rows_kind: u32,
     residual: bool,
     world: u32,
@@ -292,8 +330,16 @@ impl Sum {
         (1..world).map(move |step| (rank + step) % world)
     }
 
-    fn tile(&self, tile: usize) -> Region {
-        Region::whole(&[self.rows]).with(1, self.tiles[tile].start, self.tiles[tile].end)
+    /// Rows and columns of a block.
+    fn tile(&self, (block, tile): (usize, usize)) -> Region {
+        let (rows, columns) = (&self.blocks[block], &self.tiles[tile]);
+        Region::whole(&[self.rows]).with(0, rows.start, rows.end).with(1, columns.start, columns.end)
+    }
+
+    /// All (block of rows, column tile), the columns first.
+    fn all(&self) -> impl Iterator<Item = (usize, usize)> {
+        let tiles = self.tiles.len();
+        (0..self.blocks.len()).flat_map(move |block| (0..tiles).map(move |tile| (block, tile)))
     }
 
     /// Where a tile lies in the receive buffer: with two-shot, a rank's own tiles lie side by side there, since it gets no
@@ -312,21 +358,24 @@ impl Sum {
         (0..self.tiles.len()).map(|tile| self.received(tile).end).max().unwrap_or(0)
     }
 
-    /// A rank's slot of a tile in the receive buffer.
-    fn slot(&self, tile: usize, rank: u32) -> Region {
-        let (slot, columns) = (Region::whole(&[1, self.rows]).with(0, rank, rank + 1), self.received(tile));
-        slot.with(2, columns.start, columns.end)
+    /// Where the ranks' partial values of a tile lie in the receive buffer.
+    fn slots(&self, (block, tile): (usize, usize)) -> Region {
+        let (rows, columns) = (&self.blocks[block], self.received(tile));
+        let all = Region::whole(&[self.world, self.rows]);
+        all.with(1, rows.start, rows.end).with(2, columns.start, columns.end)
     }
 
     /// Partial tiles go to those who sum them, an event for each tile.
     fn to_owners(&self) -> Step {
         let sends = (0..self.world).map(|rank| {
             let mut sends = Vec::new();
-            for tile in 0..self.tiles.len() {
-                for to in self.peers(rank).filter(|&p| self.sums(tile, p)) {
+            let mut next_event = vec![0; self.world as usize];
+            for tile in self.all() {
+                for to in self.peers(rank).filter(|&p| self.sums(tile.1, p)) {
                     // The receiver counts the tiles that it sums.
-                    let event = if self.way == Way::TwoShot { tile as u32 / self.world } else { tile as u32 };
-                    let (source, target) = (Some(self.tile(tile)), self.slot(tile, rank));
+                    let event = next_event[to as usize];
+                    next_event[to as usize] += 1;
+                    let (source, target) = (Some(self.tile(tile)), self.slots(tile).with(0, rank, rank + 1));
                     sends.push(Send { to, source, target, event });
                 }
             }
@@ -337,6 +386,7 @@ impl Sum {
             target: Operand::Buffer(0),
             rows_kind: self.rows_kind,
             sends: sends.collect(),
+            row_blocks: true,
             between_all: true,
             completes: None,
         })
@@ -345,7 +395,7 @@ impl Sum {
     /// Sums go to all others, by one event.
     fn to_others(&self) -> Step {
         let sends = (0..self.world).map(|rank| {
-            let own = (0..self.tiles.len()).filter(|&tile| self.owner(tile) == rank);
+            let own = self.all().filter(|&(_, tile)| self.owner(tile) == rank);
             own.flat_map(|tile| {
                 let region = self.tile(tile);
                 self.peers(rank).map(move |to| Send { to, source: Some(region), target: region, event: 0 })
@@ -357,6 +407,7 @@ impl Sum {
             target: Operand::Output,
             rows_kind: self.rows_kind,
             sends: sends.collect(),
+            row_blocks: true,
             between_all: true,
             completes: Some(0),
         })
@@ -369,11 +420,11 @@ impl Sum {
         inputs.extend(self.residual.then_some(Operand::Input(1)));
         let tasks = (0..self.world).map(|rank| {
             let mut tasks = Vec::new();
-            for index in (0..self.tiles.len()).filter(|&tile| self.sums(tile, rank)) {
-                let (own, tile) = (self.tile(index), self.received(index));
+            for tile in self.all().filter(|&(_, tile)| self.sums(tile, rank)) {
+                let own = self.tile(tile);
                 let received = match self.way {
                     Way::Alone => own,
-                    _ => Region::whole(&[self.world, self.rows]).with(2, tile.start, tile.end),
+                    _ => self.slots(tile),
                 };
                 let mut task = TaskSpec::default();
                 let mut read = |region: Region| task.reads.push(Access::new(task.reads.len() as u8, region));
@@ -385,6 +436,7 @@ impl Sum {
                     read(own);
                 }
                 task.writes.push(Access::new(0, own));
+                task.args[0] = own.lo[0] as i32;
                 task.cost = own.volume() * 4 * u64::from(self.world + 2);
                 tasks.push(task);
             }

@@ -165,6 +165,9 @@ pub struct Exchange {
     pub rows_kind: u32,
     /// For each rank what it sends, in order.
     pub sends: Vec<Vec<Send>>,
+    /// What is sent begins at any row of `[rows, columns]`, and the rows in use are counted from row 0 of the tensor. False: from
+    /// where it begins.
+    pub row_blocks: bool,
     /// Every rank hears from every other one: where it has nothing to send, it signals. That keeps ranks within one iteration of
     /// each other. False where other exchanges of the collective see to that.
     pub between_all: bool,

@@ -114,6 +114,7 @@ impl Hierarchical<'_> {
             target,
             rows_kind: self.rows_kind,
             sends: (0..self.world()).map(sends).collect(),
+            row_blocks: false,
             between_all,
             completes: None,
         })

@@ -128,6 +128,7 @@ impl Collective for ReduceScatter {
             target: Operand::Buffer(0),
             rows_kind,
             sends: sends.collect(),
+            row_blocks: false,
             between_all: true,
             completes: None,
         });

@@ -155,8 +155,10 @@ fn task_part(step: &TaskStep, rank: usize, tasks: &[TaskSpec]) -> Part {
 
 /// The copies of `rank`, one for each send. Where a rank has nothing to send, the task signals.
 fn copy_part(exchange: &Exchange, rank: u32) -> Part {
+    let first_row = |send: &Send| send.source.filter(|_| exchange.row_blocks).map_or(0, |r| r.lo[0] as i32);
     let tasks = exchange.sends[rank as usize].iter().map(|send| TaskSpec {
         reads: send.source.iter().map(|r| Access::new(0, *r)).collect(),
+        args: [first_row(send), 0, 0, 0, 0, 0, 0, 0],
         cost: send.source.map_or(1, |r| 8 * r.volume()),
         ..TaskSpec::default()
     });

@@ -196,7 +196,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         }
         match slot.kind {
             SlotKind::Arrive { .. } => state.arrivals(links, &overlaps, index, n, arrival_event[index]),
-            _ => state.slot(links, &overlaps, index, n),
+            _ => state.slot(plan, links, &overlaps, index, n),
         }
     }
     state.drop_implied();
@@ -237,10 +237,15 @@ impl Builder {
     }
 
     /// Events of a slot whose tasks are this rank's own.
-    fn slot(&mut self, links: &Links, overlaps: &[(usize, Rc<Overlap>)], slot: usize, n: usize) {
+    fn slot(&mut self, plan: &Plan, links: &Links, overlaps: &[(usize, Rc<Overlap>)], slot: usize, n: usize) {
+        // What ranks sum in shares has one event, whatever its readers need: who has seen it and the others' shares knows that all
+        // that was before them is done (`order::after_both_halves`).
+        let is_share = matches!(plan.slots.get(slot + 1).map(|s| s.kind), Some(SlotKind::Copy { exchange })
+            if plan.exchanges[exchange as usize].completes.is_some());
         let mut groups = Groups::new(n);
         let by_event = || overlaps.iter().filter(|(l, _)| !links.all[*l].flagged);
-        if by_event().any(|(_, o)| o.every) {
+        let any_event = by_event().next().is_some();
+        if by_event().any(|(_, o)| o.every) || is_share && any_event {
             groups.join_all();
         } else {
             for (link, found) in by_event() {
@@ -276,7 +281,7 @@ impl Builder {
                 }
                 continue;
             }
-            if found.every {
+            if found.every || is_share {
                 self.flags[*number] = ALL | SOME | COVERED;
                 consumers.for_each(|c| self.depend(c, event_of[0]));
                 continue;

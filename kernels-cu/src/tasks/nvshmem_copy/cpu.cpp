@@ -27,7 +27,7 @@ extern "C" int mpk_task_nvshmem_copy(const mpk_kernel_args* args) {
   const uint64_t bytes = mpk::element_bytes(from.dtype);
   const uint32_t columns = from.dims[from.ndim - 1];
   const uint32_t capacity = from.ndim >= 2 ? from.dims[from.ndim - 2] : 1;
-  const uint32_t rows = from.ndim >= 2 ? mpk::rows_in_use(args, params.rows_kind, capacity) : 1;
+  const uint32_t rows = from.ndim >= 2 ? mpk::rows_in_use_from(args, params.rows_kind, static_cast<uint32_t>(args->task->args[0]), capacity) : 1;
   const uint64_t from_stride = from.ndim >= 2 ? from.strides[from.ndim - 2] * bytes : columns * bytes;
   const uint64_t to_stride = to.ndim >= 2 ? to.strides[to.ndim - 2] * bytes : columns * bytes;
   const uint32_t outer0 = from.ndim >= 3 ? from.dims[0] : 1, outer1 = from.ndim == 4 ? from.dims[1] : 1;

@@ -52,7 +52,7 @@ struct NvshmemCopy : TaskCode {
     uint32_t row_bytes;
     __device__ __forceinline__ Shape(const Context& context, const mpk_operand& view) {
       row_bytes = view.dims[view.ndim - 1] * element_bytes(view.dtype);
-      rows = view.ndim >= 2 ? context.rows_in_use(context.params<mpk_nvshmem_copy_params>().rows_kind, view.dims[view.ndim - 2]) : 1;
+      rows = view.ndim >= 2 ? context.rows_in_use_from(context.params<mpk_nvshmem_copy_params>().rows_kind, static_cast<uint32_t>(context.slot->task.args[0]), view.dims[view.ndim - 2]) : 1;
       inner = view.ndim == 4 ? view.dims[1] : 1;
       total = (view.ndim >= 3 ? view.dims[0] : 1) * inner * rows;
     }

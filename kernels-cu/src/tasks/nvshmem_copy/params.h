@@ -1,4 +1,4 @@
-/* Parameters of `nvshmem_copy`. */
+/* Parameters of `nvshmem_copy`. args[0]: the first row of the view, among those of which some are in use. */
 #ifndef MPK_TASK_NVSHMEM_COPY_PARAMS_H
 #define MPK_TASK_NVSHMEM_COPY_PARAMS_H
 

@@ -19,8 +19,10 @@ fn copy(dims: &[u32], region: Region, rows_kind: u32, batch: &mut TestBatch) -> 
     let rank = TestRank { rank: 0, sym: vec![own - OFFSET, peer.bytes_mut().as_mut_ptr() as u64] };
     destination.pe = 1;
     let access = Access::new(0, region);
+    let first_row = if dims.len() > 1 { region.lo[dims.len() - 2] as i32 } else { 0 };
     let task = TestTask {
         params: params_words(&mpk_nvshmem_copy_params { rows_kind }),
+        args: [first_row, 0, 0, 0, 0, 0, 0, 0],
         inputs: vec![source.view(&access)],
         outputs: vec![destination.view(&access)],
         ..TestTask::default()
@@ -38,6 +40,9 @@ fn rows_in_use_of_the_view_arrive_and_nothing_else() {
     for (dims, region) in [
         (vec![5, 40], Region::whole(&[5, 0]).with(1, 7, 30)),
         (vec![5, 40], Region::whole(&[5, 40])),
+        // A block of rows, of which those in use are counted from the tensor's first row.
+        (vec![5, 40], Region::whole(&[5, 0]).with(0, 2, 5).with(1, 7, 30)),
+        (vec![5, 40], Region::whole(&[5, 0]).with(0, 3, 5).with(1, 7, 30)),
         (vec![3, 5, 8], Region::whole(&[0, 5, 8]).with(0, 1, 2)),
         (vec![3, 2, 5, 6], Region::whole(&[0, 2, 5, 6]).with(0, 2, 3)),
         (vec![9], Region::whole(&[9])),

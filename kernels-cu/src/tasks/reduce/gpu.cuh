@@ -43,7 +43,7 @@ struct Reduce : TaskCode {
     const int code = context.wait_inputs();
     if (code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
-    const uint32_t rows = context.rows_in_use(context.params<mpk_reduce_params>().rows_kind, out.dims[0]);
+    const uint32_t rows = context.rows_in_use_from(context.params<mpk_reduce_params>().rows_kind, static_cast<uint32_t>(context.slot->task.args[0]), out.dims[0]);
     const uint32_t columns = out.dims[1];
     if constexpr (Flagged) {
       if (aligned(context, columns, 2)) flagged<2>(context, rows, columns);
@@ -132,21 +132,32 @@ struct Reduce : TaskCode {
     const mpk_operand &own = context.input(0), &in = receive(context);
     const uint32_t self = context.params<mpk_reduce_params>().rank;
     const uint32_t pieces = columns / Width;
-#pragma unroll 2
-    for (Walk walk(context.thread, rows, pieces); walk.row < rows; walk.next()) {
-      const uint32_t row = walk.row, c = walk.at * Width;
-      const float* mine = reinterpret_cast<const float*>(own.addr) + static_cast<uint64_t>(row) * own.strides[0] + c;
-      const float* received = reinterpret_cast<const float*>(in.addr) + static_cast<uint64_t>(row) * in.strides[1] + c;
-      float parts[World][Width], rest[Width];
-      load_residual<Width>(context, rest, row, c);
+    /* Pieces whose loads are under way together: a store in between would hold the next ones back. */
+    constexpr uint32_t kBatch = World <= 2 ? 4 : World <= 4 ? 2 : 1;
+    for (Walk walk(context.thread, rows, pieces); walk.row < rows;) {
+      float parts[kBatch][World][Width] = {}, rest[kBatch][Width] = {}; /* see nvshmem_copy/gpu.cuh: an undefined value stays alive */
+      uint32_t row[kBatch], column[kBatch];
 #pragma unroll
-      for (uint32_t r = 0; r < World; ++r) reduce::load_values<Width>(parts[r], r == self ? mine : received + static_cast<uint64_t>(r) * in.strides[0]);
+      for (uint32_t b = 0; b < kBatch; ++b, walk.next()) {
+        row[b] = walk.row;
+        column[b] = walk.at * Width;
+        if (row[b] >= rows) continue;
+        const float* mine = reinterpret_cast<const float*>(own.addr) + static_cast<uint64_t>(row[b]) * own.strides[0] + column[b];
+        const float* received = reinterpret_cast<const float*>(in.addr) + static_cast<uint64_t>(row[b]) * in.strides[1] + column[b];
+        load_residual<Width>(context, rest[b], row[b], column[b]);
 #pragma unroll
-      for (uint32_t r = 1; r < World; ++r)
+        for (uint32_t r = 0; r < World; ++r) reduce::load_values<Width>(parts[b][r], r == self ? mine : received + static_cast<uint64_t>(r) * in.strides[0]);
+      }
 #pragma unroll
-        for (uint32_t e = 0; e < Width; ++e) parts[0][e] += parts[r][e];
-      add_residual<Width>(parts[0], rest);
-      store<Width>(context, row, c, parts[0]);
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        if (row[b] >= rows) continue;
+#pragma unroll
+        for (uint32_t r = 1; r < World; ++r)
+#pragma unroll
+          for (uint32_t e = 0; e < Width; ++e) parts[b][0][e] += parts[b][r][e];
+        add_residual<Width>(parts[b][0], rest[b]);
+        store<Width>(context, row[b], column[b], parts[b][0]);
+      }
     }
   }
 

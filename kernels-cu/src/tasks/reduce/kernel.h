@@ -54,7 +54,7 @@ struct Tile {
       : args(kernel_args), params(*reinterpret_cast<const mpk_reduce_params*>(kernel_args->params)) {
     flagged = (params.flags & MPK_REDUCE_FLAGGED) != 0;
     residual = (params.flags & MPK_REDUCE_RESIDUAL) != 0 ? args->inputs + (flagged ? 1 : 2) : nullptr;
-    rows = rows_in_use(args, params.rows_kind, args->outputs[0].dims[0]);
+    rows = rows_in_use_from(args, params.rows_kind, static_cast<uint32_t>(args->task->args[0]), args->outputs[0].dims[0]);
     columns = args->outputs[0].dims[1];
     const mpk_operand& receive = args->inputs[flagged ? 0 : 1];
     received = receive.addr;

@@ -1,4 +1,4 @@
-/* Parameters of `reduce`. */
+/* Parameters of `reduce`. args[0]: the first row of the tile, among those of which some are in use. */
 #ifndef MPK_TASK_REDUCE_PARAMS_H
 #define MPK_TASK_REDUCE_PARAMS_H
 

@@ -244,3 +244,41 @@ fn a_word_that_never_comes_ends_in_the_deadline() {
     let code = run_task("reduce", &task, &mut setup.batch(), &TestRank::default(), Call::Run);
     assert_eq!(code, MPK_ABORT_DEADLINE as i32);
 }
+
+/// Of a block of rows those are summed that are in use: counted from the tensor's first row, not from the block's.
+#[test]
+fn a_block_of_rows_counts_the_rows_before_it() {
+    for (used, live) in [(1, 0), (2, 0), (3, 1), (4, 2), (9, 2)] {
+        let setup = Setup {
+            world: 2,
+            rank: 1,
+            rows: 5,
+            used,
+            columns: 37,
+            dtype: DType::F32,
+            flagged: false,
+            residual: true,
+        };
+        let mut operands = Setup { used: 5, ..setup }.operands();
+        let (c, first) = (setup.columns, 2);
+        let block = |r: Region, dim| r.with(dim, first, first + 2).with(dim + 1, c, 2 * c);
+        let (tile, all) =
+            (Access::new(0, block(Region::whole(&[]), 0)), Access::new(0, block(Region::whole(&[2]), 1)));
+        let mut task = setup.task(&mut operands);
+        task.inputs =
+            vec![operands.own.view(&tile), operands.receive.view(&all), operands.residual.view(&tile)];
+        task.outputs = vec![operands.out.view(&tile)];
+        task.args[0] = first as i32;
+        let code = run_task("reduce", &task, &mut setup.batch(), &TestRank::default(), Call::Run);
+        assert_eq!(code, MPK_OK as i32);
+        let c = c as usize;
+        for (row, values) in operands.out.values().chunks(2 * c).enumerate() {
+            let is_live = (2..2 + live).contains(&row);
+            assert!(values[..c].iter().all(|v| v.is_nan()), "wrote outside of its tile");
+            match is_live {
+                true => assert_eq!(values[c..], operands.expected[row * c..][..c], "row {row} of {used}"),
+                false => assert!(values[c..].iter().all(|v| v.is_nan()), "wrote row {row} of {used}"),
+            }
+        }
+    }
+}
