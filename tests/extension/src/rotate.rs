@@ -27,6 +27,7 @@ impl Collective for Rotate {
                 target: Operand::Output,
                 rows_kind: 2,
                 sends: (0..world).map(send).collect(),
+                row_blocks: false,
                 between_all: true,
                 completes: None,
             })],
