@@ -14,7 +14,7 @@ import re
 import sys
 from collections import defaultdict
 
-CRATES = ["sys", "taskgraph", "taskgraph/simulate", "kernels-cu", "distributed", "launch", "tests", "tests/extension"]
+CRATES = ["sys", "taskgraph", "taskgraph/simulate", "kernels-cu", "kernels-cu/emulator", "distributed", "launch", "tests", "tests/extension"]
 SOURCES = "kernels-cu"
 SUFFIXES = (".h", ".cuh", ".cu", ".cpp", ".inc", ".c")
 

@@ -3,24 +3,12 @@
 use crate::arithmetic;
 use crate::barrier::Block;
 use crate::barrier::BulkCopy;
-use crate::decode::{LOCAL_WINDOW, Program, SHARED_WINDOW};
-use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Op, Space, Two, Ty};
+use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Next, Op, Space, Two, Ty};
+use crate::program::{Program, SHARED_WINDOW};
 use crate::registers::LANES;
+use crate::state::{Context, LaneCopy, Warp, lanes};
 use crate::together;
-use crate::warp::{Context, LaneCopy, Warp, lanes};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// Where a group goes on.
-pub(crate) enum Next {
-    Step,
-    /// As a step; the instruction looks for what others do.
-    Poll,
-    Jump(u32),
-    /// Its lanes have places of their own.
-    Split,
-    /// After this instruction, once others had a turn.
-    Yield,
-}
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -114,8 +102,8 @@ pub(crate) fn execute(c: &mut Context<'_>, i: &Instruction, pc: u32, mask: u32, 
         Op::Trap => return Err("trap".to_string()),
         Op::CopyParameter => {
             for lane in lanes(mask) {
-                let from = pointer(c, Space::Local, i.a.into(), i.immediate as u64, lane)?;
-                let to = pointer(c, Space::Local, i.d.into(), i.immediate as u64, lane)?;
+                let from = c.pointer(Space::Local, i.a.into(), i.immediate as u64, lane)?;
+                let to = c.pointer(Space::Local, i.d.into(), i.immediate as u64, lane)?;
                 // SAFETY: both are checked; they are different parameters of the lane's local memory.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, i.immediate as usize) };
             }
@@ -175,45 +163,6 @@ fn unpack(c: &mut Context<'_>, i: &Instruction, mask: u32, part: Ty) {
     }
 }
 
-/// Checks an access and gives its place.
-#[inline(always)]
-pub(crate) fn pointer(
-    c: &mut Context<'_>,
-    space: Space,
-    address: u64,
-    bytes: u64,
-    lane: usize,
-) -> Result<*mut u8> {
-    if address & (bytes - 1) != 0 && bytes.is_power_of_two() {
-        return Err(format!("{bytes} bytes at {address:#x}: not aligned"));
-    }
-    let (space, address) = match space {
-        Space::Generic => match address >> 56 {
-            1 => (Space::Shared, address - SHARED_WINDOW),
-            2 => (Space::Local, address - LOCAL_WINDOW),
-            _ => (Space::Global, address),
-        },
-        // Addresses of shared memory are also given as 32 bits.
-        space => (space, address),
-    };
-    match space {
-        Space::Shared => {
-            let len = c.block.shared.len();
-            c.block.shared.at(address, bytes).ok_or_else(|| {
-                format!("{bytes} bytes at {address:#x} of shared memory, which has {len:#x}, lane {lane}")
-            })
-        }
-        Space::Local => {
-            let stride = c.warp.local.len() / LANES as u64;
-            if address > stride || bytes > stride - address {
-                return Err(format!("{bytes} bytes at {address:#x} of local memory, lane {lane}"));
-            }
-            c.warp.local.at(stride * lane as u64 + address, bytes).ok_or_else(|| "local memory".to_string())
-        }
-        _ => c.system.global.at(address, bytes).map_err(|problem| format!("{problem}, lane {lane}")),
-    }
-}
-
 /// The value of `ty` at `at`, as its register holds it.
 ///
 /// # Safety
@@ -265,7 +214,7 @@ fn load(c: &mut Context<'_>, i: &Instruction, mask: u32, space: Space, ty: Ty, o
     let all = addresses(c, i);
     let bytes = ty.bytes();
     for lane in lanes(mask) {
-        let at = pointer(c, space, all[lane], bytes * u64::from(i.length), lane)?;
+        let at = c.pointer(space, all[lane], bytes * u64::from(i.length), lane)?;
         for k in 0..i.length {
             let register = c.program.lists[(i.list + k) as usize];
             // SAFETY: `pointer` checked the bytes and that they are aligned.
@@ -283,7 +232,7 @@ fn store(c: &mut Context<'_>, i: &Instruction, mask: u32, space: Space, ty: Ty, 
     let all = addresses(c, i);
     let bytes = ty.bytes();
     for lane in lanes(mask) {
-        let at = pointer(c, space, all[lane], bytes * u64::from(i.length), lane)?;
+        let at = c.pointer(space, all[lane], bytes * u64::from(i.length), lane)?;
         for k in 0..i.length {
             let value = c.warp.registers.number(c.program.lists[(i.list + k) as usize], lane);
             // SAFETY: as in `load`.
@@ -302,7 +251,7 @@ fn atom(
 ) -> Result<()> {
     let all = addresses(c, i);
     for lane in lanes(mask) {
-        let at = pointer(c, space, all[lane], ty.bytes(), lane)?;
+        let at = c.pointer(space, all[lane], ty.bytes(), lane)?;
         let b = c.warp.registers.number(i.b, lane);
         let swapped = if atomic == Atomic::CompareSwap { c.warp.registers.number(i.c, lane) } else { 0 };
         // A compare-and-swap's b is what is wanted there.
@@ -386,18 +335,24 @@ fn barrier(
     c.warp.go(mask, pc);
     c.warp.go(group & !mask, pc + 1);
     lanes(mask).for_each(|lane| c.warp.barrier[lane] = (number as u8, phase));
-    crate::warp::pass_barriers(c.warp, c.block, c.program);
+    pass_barriers(c.warp, c.block, c.program);
     Ok(Next::Split)
 }
 
+/// Lanes whose barrier has completed go on.
+pub(crate) fn pass_barriers(warp: &mut Warp, block: &Block, program: &Program) {
+    let done: u32 = lanes(warp.at_barrier)
+        .filter(|&lane| block.named[usize::from(warp.barrier[lane].0)].phase > warp.barrier[lane].1)
+        .fold(0, |done, lane| done | 1 << lane);
+    for lane in lanes(done) {
+        let (barrier, phase) = warp.barrier[lane];
+        after_barrier(warp, block, program, lane, (barrier, phase));
+    }
+    warp.at_barrier &= !done;
+}
+
 /// A lane goes on after its barrier has completed.
-pub(crate) fn after_barrier(
-    warp: &mut Warp,
-    block: &Block,
-    program: &Program,
-    lane: usize,
-    (number, phase): (u8, u64),
-) {
+fn after_barrier(warp: &mut Warp, block: &Block, program: &Program, lane: usize, (number, phase): (u8, u64)) {
     let i = &program.instructions[warp.pc[lane] as usize];
     if let Op::Barrier { reduce: Some(two), .. } = i.op {
         let (any, all) = block.result(usize::from(number), phase);
@@ -461,7 +416,7 @@ fn copy_wait(c: &mut Context<'_>, mask: u32, groups: i64) -> Result<()> {
             c.warp.copies.push(copy);
             continue;
         }
-        let to = pointer(c, Space::Shared, copy.to & (SHARED_WINDOW - 1), copy.bytes, copy.lane)?;
+        let to = c.pointer(Space::Shared, copy.to & (SHARED_WINDOW - 1), copy.bytes, copy.lane)?;
         // SAFETY: checked.
         unsafe { std::ptr::write_bytes(to, 0, copy.bytes as usize) };
         if copy.read > copy.bytes {

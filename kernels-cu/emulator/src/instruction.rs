@@ -300,3 +300,15 @@ pub(crate) struct Instruction {
     pub length: u32,
     pub immediate: i64,
 }
+
+/// Where a group goes on.
+pub(crate) enum Next {
+    Step,
+    /// As a step; the instruction looks for what others do.
+    Poll,
+    Jump(u32),
+    /// Its lanes have places of their own.
+    Split,
+    /// After this instruction, once others had a turn.
+    Yield,
+}

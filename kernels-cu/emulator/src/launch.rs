@@ -1,12 +1,14 @@
 //! A launch: blocks and warps take turns on one thread of the CPU, in an order that a seed decides.
 
 use crate::barrier::Block;
-use crate::decode::Program;
+use crate::execute::pass_barriers;
 use crate::memory::{Allocations, Global};
+use crate::program::Program;
 use crate::registers::LANES;
-use crate::warp::{self, Context, Warp};
+use crate::state::{Context, System, Warp};
+use crate::warp;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Instructions of a turn: between these, drawn.
 const TURN: (u32, u32) = (16, 512);
@@ -24,32 +26,6 @@ pub struct Grid {
     pub shared_bytes: u64,
     /// All blocks run at the same time.
     pub cooperative: bool,
-}
-
-/// What all blocks share.
-#[derive(Debug)]
-pub(crate) struct System {
-    pub global: Global,
-    /// The kernel's clock, ns: it counts instructions, and jumps where all warps sleep.
-    pub clock: u64,
-    /// What `%globaltimer` adds to it.
-    epoch: u64,
-    random: u64,
-}
-
-impl System {
-    pub(crate) fn random(&mut self) -> u32 {
-        // Xorshift64*.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        (self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
-    }
-
-    /// For the kernel to read: ns since 1970, or cycles.
-    pub(crate) fn time(&self, global: bool) -> u64 {
-        if global { self.epoch + self.clock } else { self.clock }
-    }
 }
 
 /// A kernel with its arguments.
@@ -90,13 +66,7 @@ impl Launch {
         for global in &program.globals {
             allocations.insert(global.as_ptr() as u64, global.len() as u64 * 8);
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let system = System {
-            global: Global::new(allocations),
-            clock: 0,
-            epoch: now.as_nanos() as u64,
-            random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-        };
+        let system = System::new(Global::new(allocations), seed);
         Ok(Launch { program, kernel: kernel.to_string(), grid, arguments, system, executed: 0 })
     }
 
@@ -192,7 +162,7 @@ impl Launch {
                 for warp in warps.iter_mut().filter(|warp| !warp.ended()) {
                     left += 1;
                     if warp.at_barrier != 0 {
-                        warp::pass_barriers(warp, block, &self.program);
+                        pass_barriers(warp, block, &self.program);
                     }
                     if warp.ready() == 0 {
                         continue;

@@ -1,42 +1,13 @@
 //! Products of matrices: mma.sync, wgmma, and the loads and stores of their fragments. Where an element lies follows the
 //! figures of the PTX ISA.
 
-use crate::execute::pointer;
 use crate::formats;
 use crate::instruction::{Instruction, Space, Together, Ty};
 use crate::registers::{LANES, Registers};
-use crate::warp::{Context, lanes};
+use crate::state::{Begun, Context, Sums, lanes};
 
 /// What sums hold while a product that writes them is under way: not a number.
 const UNDER_WAY: u32 = 0x7FC0_DEAD;
-
-/// A warp's part of its warpgroup's products. Rows of A and of the sums are a warp's own, so that warps need not wait for
-/// each other.
-#[derive(Debug, Default)]
-pub(crate) struct Wide {
-    begun: Vec<Begun>,
-    /// Sums that products under way write: their registers are not readable until then.
-    sums: Vec<Sums>,
-    groups: u64,
-}
-
-#[derive(Debug)]
-struct Begun {
-    instruction: Instruction,
-    group: u64,
-    /// Number in `Wide::sums` by first register.
-    sums: u32,
-    descriptor: [u64; 2],
-    add: bool,
-    done: bool,
-}
-
-#[derive(Debug)]
-struct Sums {
-    first: u32,
-    registers: Vec<u32>,
-    values: Vec<[u32; LANES]>,
-}
 
 /// 16 rows x 16 k as four registers of pairs deal them.
 fn fragment_a(a: &[[u32; LANES]; 4], of: Ty) -> [[f32; 16]; 16] {
@@ -105,7 +76,7 @@ pub(crate) fn store_matrix(
         for lane in 0..LANES {
             for high in 0..2 {
                 let (row, column) = of_8x8(lane, high, trans);
-                let at = pointer(c, Space::Shared, rows[matrix * 8 + row], 16, matrix * 8 + row)?;
+                let at = c.pointer(Space::Shared, rows[matrix * 8 + row], 16, matrix * 8 + row)?;
                 // SAFETY: 16 bytes were checked, and are aligned.
                 unsafe { at.cast::<u16>().add(column).write((words[lane] >> (16 * high)) as u16) };
             }
@@ -126,7 +97,7 @@ pub(crate) fn load_matrix(
         for (lane, word) in words.iter_mut().enumerate() {
             for high in 0..2 {
                 let (row, column) = of_8x8(lane, high, trans);
-                let at = pointer(c, Space::Shared, rows[matrix * 8 + row], 16, matrix * 8 + row)?;
+                let at = c.pointer(Space::Shared, rows[matrix * 8 + row], 16, matrix * 8 + row)?;
                 // SAFETY: as in `store_matrix`.
                 *word |= u32::from(unsafe { at.cast::<u16>().add(column).read() }) << (16 * high);
             }

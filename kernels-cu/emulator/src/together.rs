@@ -1,10 +1,9 @@
 //! What lanes of a warp do together: each waits until all that the mask names have come.
 
-use crate::execute::Next;
-use crate::instruction::{Instruction, NONE, Op, Shuffle, Together, Two, Ty};
+use crate::instruction::{Instruction, NONE, Next, Op, Shuffle, Together, Two, Ty};
 use crate::registers::LANES;
+use crate::state::{Context, lanes};
 use crate::tensor;
-use crate::warp::{Context, lanes};
 
 /// What a lane gets that no defined result is for.
 const UNDEFINED: u32 = 0xFFFF_DEAD;

@@ -1,0 +1,99 @@
+//! A decoded PTX file: instructions over register offsets, and where they come from.
+
+use crate::instruction::Instruction;
+use crate::parse::Place;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Generic addresses of a block's shared memory begin here, and those of a thread's local memory.
+pub(crate) const SHARED_WINDOW: u64 = 1 << 56;
+pub(crate) const LOCAL_WINDOW: u64 = 2 << 56;
+
+/// Special registers that hold the same all the time, in the order of `Program::specials`.
+pub(crate) const SPECIALS: [&str; 20] = [
+    "%tid.x",
+    "%tid.y",
+    "%tid.z",
+    "%ntid.x",
+    "%ntid.y",
+    "%ntid.z",
+    "%ctaid.x",
+    "%ctaid.y",
+    "%ctaid.z",
+    "%nctaid.x",
+    "%nctaid.y",
+    "%nctaid.z",
+    "%laneid",
+    "%warpid",
+    "%lanemask_eq",
+    "%lanemask_lt",
+    "%lanemask_le",
+    "%lanemask_gt",
+    "%lanemask_ge",
+    "%smid",
+];
+
+/// A kernel that can be launched.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub start: u32,
+    /// Offset in local memory and bytes of each parameter.
+    pub parameters: Vec<(u64, u64)>,
+}
+
+/// A decoded PTX file.
+#[derive(Debug)]
+pub struct Program {
+    pub(crate) instructions: Vec<Instruction>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) lists: Vec<u32>,
+    pub(crate) texts: Vec<String>,
+    pub(crate) entries: HashMap<String, Entry>,
+    /// First instruction and name of each function.
+    pub(crate) functions: Vec<(u32, String)>,
+    pub(crate) files: HashMap<u32, String>,
+    pub(crate) constants: Arc<Vec<u64>>,
+    /// Registers of `SPECIALS`.
+    pub(crate) specials: Vec<u32>,
+    pub(crate) register_bytes: usize,
+    /// Of a thread: parameters and local variables.
+    pub(crate) local_bytes: u64,
+    /// Static shared memory; the dynamic part follows.
+    pub(crate) shared_bytes: u64,
+    /// Variables of the whole program; never moved, since addresses of them are constants.
+    pub(crate) globals: Vec<Box<[u64]>>,
+}
+
+impl Program {
+    /// The instructions that would be errors: opcode and line of the PTX.
+    pub fn unsupported(&self) -> impl Iterator<Item = &str> {
+        self.texts.iter().map(String::as_str)
+    }
+
+    /// Names of the kernels.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// Number of instructions.
+    pub fn len(&self) -> usize {
+        self.instructions.len()
+    }
+
+    /// True where there is none.
+    pub fn is_empty(&self) -> bool {
+        self.instructions.is_empty()
+    }
+
+    /// Words for the place of the instruction `at`.
+    pub(crate) fn place(&self, at: u32) -> String {
+        let Some(place) = self.places.get(at as usize) else { return format!("instruction {at}") };
+        let function = self.functions.iter().rev().find(|f| f.0 <= at).map_or("?", |f| &f.1);
+        let mut text = format!("{function}, PTX line {}", place.line);
+        if let Some(file) = self.files.get(&place.file) {
+            let file = file.split("/./").last().unwrap_or(file);
+            text += &format!(", {file}:{}", place.source_line);
+        }
+        text
+    }
+}
