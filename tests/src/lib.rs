@@ -16,8 +16,15 @@ pub mod server;
 pub mod task_graph;
 
 mod capture;
+mod finished;
+mod places;
 mod processes;
+mod running;
+mod turn;
 
-pub use job::{Finished, Job, Running, Turn};
+pub use finished::Finished;
+pub use job::Job;
 pub use model_file::ModelFile;
 pub use run_json::RunJson;
+pub use running::Running;
+pub use turn::Turn;

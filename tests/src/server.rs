@@ -1,7 +1,8 @@
 //! A running `mpk-serve`.
 
 use crate::http::Answer;
-use crate::job::{Job, Running};
+use crate::job::Job;
+use crate::running::Running;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,15 +1,15 @@
 //! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
 
-use super::boxes::{Scattered, boxes, is_symbolic, last_byte, strides_nest};
+mod operands;
+mod placement;
+
+use super::boxes::{last_byte, strides_nest};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
-use crate::task_graph::{
-    Area, EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
-};
-use crate::trust::Trust;
+use crate::task_graph::{Area, EventType, Placement, Space, Task, TaskGraph, TensorEntry, core_types};
 
 /// Violations kept of each rank: more would not help anybody.
 pub(super) const KEEP: usize = 16;
@@ -141,46 +141,6 @@ struct RankCheck<'g> {
     graphs: &'g [TaskGraph],
     rank: usize,
     violations: Vec<Violation>,
-}
-
-/// Why a trust does not fit its operand.
-fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<String> {
-    let name = &tensor.name;
-    let dims = &tensor.dims[..];
-    match operand.trust {
-        None => None,
-        Some(Trust::PagesOfSlot | Trust::PagesOfRows) => (!is_symbolic(tensor)).then(|| {
-            format!(
-                "of '{name}' names pages of a slot, but the tensor is no cache with an index space of its own"
-            )
-        }),
-        Some(trust @ (Trust::RowsOfSlot { slot, of } | Trust::RowsOfUnits { task: slot, of })) => {
-            let rows = dims.first().copied().unwrap_or(0);
-            let share = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(of.max(1))) as u32;
-            let region = &operand.region;
-            let mut rest = operand.offset / tensor.dtype.size();
-            let all_rows = usize::from(operand.ndim) == dims.len()
-                && operand.strides.get(..dims.len()) == Some(&tensor.strides[..])
-                && operand.dims[0] == rows;
-            let in_view = (0..dims.len()).all(|d| {
-                let stride = u64::from(tensor.strides[d]).max(1);
-                let lo = rest / stride;
-                rest %= stride;
-                u64::from(region.lo[d]) >= lo && u64::from(region.hi[d]) <= lo + u64::from(operand.dims[d])
-            });
-            let fits = slot < of
-                && (of == active || matches!(trust, Trust::RowsOfUnits { .. }))
-                && all_rows
-                && in_view
-                && (region.lo[0], region.hi[0]) == (share(slot), share(slot + 1));
-            (is_symbolic(tensor) || !fits).then(|| {
-                format!(
-                    "of '{name}' names {trust:?}, the graph has {active} active slots: its view must have all rows and \
-                     its region, {region}, those rows' share"
-                )
-            })
-        }
-    }
 }
 
 impl RankCheck<'_> {
@@ -406,210 +366,6 @@ impl RankCheck<'_> {
             (EventId::TERMINATION, TaskId::TERMINATE) => None,
             (EventId::TERMINATION, _) => Some("triggers the termination event".into()),
             _ => None,
-        }
-    }
-
-    /// A copy takes as much as it gives: one source and one target of the same type and dimensions.
-    fn copy_shape(&self, task: &Task) -> Option<String> {
-        let graph = self.graph();
-        let ([source], [target]) = (graph.inputs(task), graph.outputs(task)) else {
-            return Some("must have one input and one output".into());
-        };
-        let name = |o: &Operand| graph.tensors[o.tensor as usize].name.as_str();
-        let dtype = |o: &Operand| graph.tensors[o.tensor as usize].dtype;
-        let dims = |o: &Operand| o.dims[..usize::from(o.ndim)].to_vec();
-        let same = dtype(source) == dtype(target) && dims(source) == dims(target);
-        (!same).then(|| {
-            format!(
-                "copies {} {:?} of '{}' into {} {:?} of '{}': both must have the same type and dimensions",
-                dtype(source),
-                dims(source),
-                name(source),
-                dtype(target),
-                dims(target),
-                name(target)
-            )
-        })
-    }
-
-    fn operand(&self, task: &Task, operand: &Operand, input: bool) -> Option<String> {
-        let graph = self.graph();
-        let Some(tensor) = graph.tensors.get(operand.tensor as usize) else {
-            return Some("names a tensor that doesn't exist".into());
-        };
-        let name = &tensor.name;
-        let ndim = usize::from(operand.ndim);
-        if ndim > MAX_DIMS {
-            return Some(format!("of '{name}' has {ndim} dimensions, more than {MAX_DIMS}"));
-        }
-        let region = &operand.region;
-        for d in 0..MAX_DIMS {
-            let limit = tensor.region_dims.get(d).copied().unwrap_or(1);
-            if region.lo[d] > region.hi[d] || region.hi[d] > limit {
-                return Some(format!(
-                    "of '{name}' touches {region}, outside its index space {:?}",
-                    tensor.region_dims
-                ));
-            }
-        }
-        let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
-        // Of a share without elements the offset says nothing.
-        let empty = operand.dims[..ndim].contains(&0);
-        if !empty && end > tensor.bytes {
-            return Some(format!(
-                "of '{name}' ends at byte {end}, but the tensor has {} bytes",
-                tensor.bytes
-            ));
-        }
-        if !operand.offset.is_multiple_of(tensor.dtype.size()) {
-            return Some(format!("of '{name}' starts at byte {}, inside an element", operand.offset));
-        }
-        if let Some(message) = trusted(tensor, operand, graph.capacity.active) {
-            return Some(message);
-        }
-        let constant = matches!(tensor.role, Role::Weight { .. } | Role::Constant);
-        if operand.trust.is_none() && !constant && !tensor.tiled && !is_symbolic(tensor) {
-            let view = || {
-                format!(
-                    "offset {} bytes, dims {:?}, strides {:?}",
-                    operand.offset,
-                    &operand.dims[..ndim],
-                    &operand.strides[..ndim]
-                )
-            };
-            match boxes(tensor, operand, false) {
-                Err(Scattered) => {
-                    return Some(format!(
-                        "of '{name}' has a view ({}) that takes its elements in too many pieces; use the tensor's own strides",
-                        view()
-                    ));
-                }
-                Ok(found) if !found.iter().all(|b| region.contains(b)) => {
-                    return Some(format!(
-                        "of '{name}' has a view ({}) that leaves its region {region}",
-                        view()
-                    ));
-                }
-                Ok(_) => {}
-            }
-        }
-        let is_copy = task.task_type == COPY;
-        match operand.place {
-            Place::Own if is_copy && !input && task.trigger.is_some_and(|e| e.is_nvshmem()) => {
-                Some(format!("of '{name}' lies in its own memory, but the trigger's owner is a peer"))
-            }
-            Place::Own => None,
-            _ if input => Some(format!("of '{name}' lies at another rank: no task loads from a peer")),
-            _ if tensor.space != Space::Symmetric => {
-                Some(format!("of '{name}' lies at another rank, but the tensor is not symmetric"))
-            }
-            Place::Peer(peer) if usize::from(peer) >= self.graphs.len() => {
-                Some(format!("of '{name}' lies at rank {peer}, which doesn't exist"))
-            }
-            Place::Peer(_) if !is_copy => {
-                Some(format!("of '{name}' lies at another rank: only nvshmem_copy writes there"))
-            }
-            Place::Peer(peer) if task.trigger.is_none_or(|e| e.owner() != peer) => Some(format!(
-                "of '{name}' lies at rank {peer}, which is not the owner of the event that it triggers"
-            )),
-            Place::Peer(_) => None,
-            Place::All if tensor.dtype != DType::F32Flagged => {
-                Some(format!("of '{name}' goes to every rank, but the tensor is not flagged"))
-            }
-            Place::All => None,
-        }
-    }
-
-    fn static_placement(&mut self) {
-        let graphs = self.graphs;
-        let graph = &graphs[self.rank];
-        if graph.worker_lists.len() != graph.workers as usize {
-            return self.say(format!(
-                "{} worker lists for {} workers",
-                graph.worker_lists.len(),
-                graph.workers
-            ));
-        }
-        let mut placed = vec![false; graph.tasks.len()];
-        for (worker, list) in graph.worker_lists.iter().enumerate() {
-            for &index in list {
-                match placed.get_mut(index as usize) {
-                    None => {
-                        self.say(format!("worker {worker}'s list names task {index}, which doesn't exist"))
-                    }
-                    Some(true) => self.say_task(index, "is in more than one place of the workers' lists"),
-                    Some(place) => {
-                        *place = true;
-                        if index <= TaskId::BEGIN {
-                            self.say_task(index, "is in a worker's list, but belongs to the batch step");
-                        } else if graph.tasks[index as usize].worker != Some(worker as u32) {
-                            self.say_task(
-                                index,
-                                &format!("is in worker {worker}'s list, but says otherwise"),
-                            );
-                        }
-                    }
-                }
-                if self.full() {
-                    return;
-                }
-            }
-        }
-        for (index, placed) in placed.into_iter().enumerate().skip(2) {
-            if !placed && !self.full() {
-                self.say_task(index as u32, "is in no worker's list");
-            }
-        }
-    }
-
-    fn dynamic_placement(&mut self) {
-        let graphs = self.graphs;
-        let graph = &graphs[self.rank];
-        if !graph.worker_lists.iter().all(Vec::is_empty) {
-            return self.say("dynamic placement has no worker lists".into());
-        }
-        let mut launched = vec![u32::MAX; graph.tasks.len()];
-        for (e, event) in graph.events.iter().enumerate() {
-            let launches = matches!(
-                event.event_type,
-                EventType::LaunchTasks | EventType::LaunchMassiveTasks | EventType::LaunchDependentTasks
-            );
-            if !launches || event.first_task >= event.last_task || self.full() {
-                continue;
-            }
-            if event.last_task as usize > graph.tasks.len() || event.first_task <= TaskId::BEGIN {
-                self.say(format!(
-                    "event {e} launches tasks {}..{}, outside 2..{}",
-                    event.first_task,
-                    event.last_task,
-                    graph.tasks.len()
-                ));
-                continue;
-            }
-            for index in event.first_task..event.last_task {
-                let by = &mut launched[index as usize];
-                if *by != u32::MAX && !self.full() {
-                    let message = format!("is launched twice, by events {by} and {e}");
-                    self.say_task(index, &message);
-                }
-                launched[index as usize] = e as u32;
-            }
-        }
-        for (index, task) in graph.tasks.iter().enumerate().skip(2) {
-            if self.full() {
-                return;
-            }
-            if launched[index] == u32::MAX {
-                self.say_task(index as u32, "is launched by no event");
-            } else if task.dependencies.as_slice() != [launched[index]] {
-                let message = format!(
-                    "is launched by event {}, but depends on {:?}: under dynamic placement it must depend on exactly that one",
-                    launched[index], task.dependencies
-                );
-                self.say_task(index as u32, &message);
-            } else if task.worker.is_some() {
-                self.say_task(index as u32, "names a worker under dynamic placement");
-            }
         }
     }
 }

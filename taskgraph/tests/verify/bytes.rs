@@ -1,0 +1,209 @@
+//! What is decided on bytes: copies, views, puts and flagged words.
+
+use super::verify_support::*;
+use super::{broken, expect};
+use taskgraph::op_graph::Role;
+use taskgraph::task_graph::{Place, Space, TaskGraph};
+use taskgraph::verify::{ViolationKind, verify};
+use taskgraph::{DType, EventId, Region};
+
+/// Two ranks' copies into the same bytes of a third one's memory.
+#[test]
+fn copies_of_two_ranks_into_the_same_bytes_are_refused() {
+    let graphs = chain(3, 2, 2, 2, Lowering::Copy);
+    let (one, two) = (find(&graphs[1], "l0.copy", 0), find(&graphs[2], "l0.copy", 0));
+    let found = broken(3, 2, Lowering::Copy, |g| {
+        let at = |g: &TaskGraph, t: u32| g.tasks[t as usize].first_operand as usize + 1;
+        let (from, to) = (at(&g[1], one), at(&g[2], two));
+        assert_eq!((g[1].operands[from].place, g[2].operands[to].place), (Place::Peer(0), Place::Peer(0)));
+        g[2].operands[to] = g[1].operands[from];
+    });
+    expect(
+        &found,
+        ViolationKind::Unordered,
+        &[(1, one), (2, two)],
+        &[
+            "'l0.receive' [1..2, 0..2, 0..4] in rank 0's memory",
+            "'l0.copy') of rank 1",
+            "'l0.copy') of rank 2",
+        ],
+    );
+}
+
+/// Views count, not what the region says: a region that is too small does not hide bytes.
+#[test]
+fn a_view_beyond_its_region_is_refused() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let (a, b) = (find(&graphs[0], "l0.linear", 0), find(&graphs[0], "l0.linear", 1));
+    let output = |g: &TaskGraph, t: u32| g.tasks[t as usize].first_operand as usize + 2;
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = output(&g[0], a);
+        g[0].operands[at].dims[1] = 8;
+    });
+    expect(&found, ViolationKind::Structure, &[(0, a)], &["leaves its region"]);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = output(&g[0], a);
+        g[0].operands[at].dims[1] = 8;
+        g[0].operands[at].region.hi[1] = 8;
+    });
+    expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..2, 4..8]"]);
+    // Every second row of both tiles: no box, but bytes all the same.
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = output(&g[0], a);
+        (g[0].operands[at].dims, g[0].operands[at].strides) = ([2, 2, 1, 1], [8, 6, 1, 1]);
+        g[0].operands[at].region.hi[1] = 8;
+    });
+    expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..1, 6..7]"]);
+}
+
+#[test]
+fn a_copy_into_another_shape_is_refused() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let copy = find(&graphs[0], "l0.copy", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = g[0].tasks[copy as usize].first_operand as usize + 1;
+        g[0].operands[at].dims[1] = 2;
+    });
+    expect(
+        &found,
+        ViolationKind::Structure,
+        &[(0, copy)],
+        &["f32 [2, 4] of 'l0.partial' into f32 [2, 2] of 'l0.receive'"],
+    );
+}
+
+/// A put is done when the event that it triggers is, not when its worker goes on.
+#[test]
+fn the_source_of_a_put_may_not_be_written_before_it_is_done() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let copy = find(&graphs[0], "l0.copy", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        for graph in g.iter_mut() {
+            // The task after the copy in its list writes the copy's source.
+            let list = &mut graph.worker_lists[0];
+            let at = list.iter().position(|&t| t == copy).unwrap();
+            let next = list[at + 1];
+            let source = graph.operands[graph.tasks[copy as usize].first_operand as usize];
+            let task = &graph.tasks[next as usize];
+            let output = task.first_operand as usize + usize::from(task.num_inputs);
+            graph.operands[output] = source;
+        }
+    });
+    expect(&found, ViolationKind::Unordered, &[(0, copy)], &["'l0.copy') of rank 0 reads 'l0.partial'"]);
+}
+
+/// Two ranks: each writes `data`, then pushes a flagged word; whoever has polled the words reads `data`. A second round
+/// of words tells the peers that the first was read.
+fn published_by_a_word(event: bool) -> Vec<TaskGraph> {
+    let mut graphs: Vec<TaskGraph> = (0..2)
+        .map(|rank| {
+            let mut b = RankBuilder::new(rank, 2, 2);
+            let own = rank as u16;
+            let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
+            let data = b.tensor("data", DType::F32, &[4], Space::Device, Role::Activation);
+            let words = |b: &mut RankBuilder, name: &str| {
+                b.tensor(name, DType::F32Flagged, &[2, 4], Space::Symmetric, Role::Activation)
+            };
+            let (words, answer) = (words(&mut b, "words"), words(&mut b, "answer"));
+            let (written, end) = (b.event(false), Some(EventId::local(own, 2)));
+            let slot = Region::whole(&[2, 4]).with(0, rank, rank + 1);
+            let input = [b.all(x)];
+            let output = [b.all(data)];
+            b.task(0, LINEAR, "write", &input, &output, &[1], Some(EventId::local(own, written)));
+            let push = [b.at(words, slot, Place::All)];
+            b.task(0, LINEAR, "push", &input, &push, &[1], None);
+            let poll = [b.all(words)];
+            b.task(1, REDUCE, "poll", &poll, &[], &[1], None);
+            let read = [b.all(data)];
+            b.task(1, LINEAR, "read", &read, &[], &[if event { written } else { 1 }], None);
+            let push = [b.at(answer, slot, Place::All)];
+            b.task(1, LINEAR, "answer", &input, &push, &[1], end);
+            let poll = [b.all(answer)];
+            b.task(0, REDUCE, "end", &poll, &[], &[written], end);
+            b.graph
+        })
+        .collect();
+    count_triggers(&mut graphs);
+    graphs
+}
+
+#[test]
+fn a_flagged_word_publishes_nothing_but_itself() {
+    if let Err(found) = verify(&published_by_a_word(true)) {
+        panic!("{}", found[0]);
+    }
+    let graphs = published_by_a_word(false);
+    let found = verify(&graphs).expect_err("the word is relaxed: `data` may not be there yet");
+    let (write, read) = (find(&graphs[0], "write", 0), find(&graphs[0], "read", 0));
+    expect(&found, ViolationKind::Unordered, &[(0, write), (0, read)], &["'data'", "nothing orders"]);
+}
+
+/// What comes after the read of a flagged word comes after the reads of whoever wrote it.
+#[test]
+fn a_flagged_word_orders_reuse() {
+    let mut graphs = published_by_a_word(true);
+    for graph in &mut graphs {
+        // `push` reads the data, `read` writes it.
+        let (push, read) = (find(graph, "push", 0) as usize, find(graph, "read", 0) as usize);
+        let data = graph.tensors.iter().position(|t| t.name == "data").unwrap();
+        let b = RankBuilder { graph: graph.clone() };
+        graph.operands[graph.tasks[push].first_operand as usize] = b.all(data as u32);
+        graph.tasks[push].dependencies = graph.tasks[find(graph, "end", 0) as usize].dependencies.clone();
+        (graph.tasks[read].num_inputs, graph.tasks[read].num_outputs) = (0, 1);
+    }
+    if let Err(found) = verify(&graphs) {
+        panic!("{}", found[0]);
+    }
+    for graph in &mut graphs {
+        // Without the poll nothing orders the two.
+        let poll = find(graph, "poll", 0) as usize;
+        graph.tasks[poll].num_inputs = 0;
+    }
+    let found = verify(&graphs).unwrap_err();
+    let (push, read) = (find(&graphs[0], "push", 0), find(&graphs[0], "read", 0));
+    expect(&found, ViolationKind::Unordered, &[(0, push), (0, read)], &["'data'"]);
+}
+
+/// One rank: `data` is read and then pushed as `row` of two rows of flagged words; the other row is pushed by another
+/// worker. Whoever has polled both rows writes `data` again.
+fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
+    let mut b = RankBuilder::new(0, 1, 3);
+    b.graph.variants[usize::from(REDUCE)].params = vec![1, 0, rows_kind, 1];
+    let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
+    let data = b.tensor("data", DType::F32, &[4], Space::Device, Role::Activation);
+    let words = b.tensor("words", DType::F32Flagged, &[1, 2, 4], Space::Symmetric, Role::Activation);
+    let (written, end) = (b.event(false), Some(EventId::local(0, 2)));
+    let (input, whole) = ([b.all(x)], [b.all(data)]);
+    b.task(0, LINEAR, "write", &input, &whole, &[1], Some(EventId::local(0, written)));
+    let of_row = |row: u32| Region::whole(&[1, 2, 4]).with(1, row, row + 1);
+    let push = [b.at(words, of_row(row), Place::All)];
+    b.task(0, LINEAR, "push", &whole, &push, &[written], end);
+    let other = [b.at(words, of_row(1 - row), Place::All)];
+    b.task(1, LINEAR, "other", &input, &other, &[1], end);
+    let poll = [b.all(words)];
+    b.task(2, REDUCE, "poll", &poll, &[], &[written], None);
+    b.task(2, LINEAR, "again", &input, &whole, &[1], end);
+    let mut graphs = vec![b.graph];
+    count_triggers(&mut graphs);
+    graphs
+}
+
+/// A reader waits for the rows in use. Of tokens only the first row is sure to be one, so that only the task that pushes
+/// it comes before the reader in every iteration.
+#[test]
+fn a_push_of_rows_that_may_be_out_of_use_orders_nothing() {
+    const TOKENS: u32 = 0;
+    const SAMPLES: u32 = 1;
+    const FIXED: u32 = 2;
+    for (row, rows_kind) in [(0, TOKENS), (0, FIXED), (1, FIXED)] {
+        if let Err(found) = verify(&reused_after_a_push_of(row, rows_kind)) {
+            panic!("row {row}, kind {rows_kind}: {}", found[0]);
+        }
+    }
+    for (row, rows_kind) in [(1, TOKENS), (0, SAMPLES), (1, SAMPLES)] {
+        let graphs = reused_after_a_push_of(row, rows_kind);
+        let found = verify(&graphs).expect_err("the push may have nothing to push");
+        let (push, again) = (find(&graphs[0], "push", 0), find(&graphs[0], "again", 0));
+        expect(&found, ViolationKind::Unordered, &[(0, push), (0, again)], &["'data'"]);
+    }
+}

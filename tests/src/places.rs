@@ -1,0 +1,54 @@
+//! Where programs lie, and what lies in folders that jobs use.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The folder of the build that this test belongs to: target/debug or target/release.
+pub(crate) fn profile_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let folder = test.parent().expect("a test lies in a folder");
+    // Tests lie in `deps`.
+    if folder.ends_with("deps") { folder.parent().unwrap_or(folder).into() } else { folder.into() }
+}
+
+/// `mpk-run`: `MPK_RUN`, or the release build, or that of this test's own profile.
+///
+/// # Panics
+/// There is none; the message says how to build it.
+pub fn binary() -> PathBuf {
+    binary_of("mpk-run")
+}
+
+/// As [`binary`], of another program; the others lie beside `MPK_RUN`.
+pub(crate) fn binary_of(program: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os("MPK_RUN") {
+        return if program == "mpk-run" { path.into() } else { Path::new(&path).with_file_name(program) };
+    }
+    let own = profile_folder();
+    let release = own.parent().unwrap_or(&own).join("release");
+    [&release, &own].into_iter().map(|f| f.join(program)).find(|p| p.exists()).unwrap_or_else(|| {
+        panic!(
+            "{} is missing: build it with `cargo build --release -p launch --bins`",
+            release.join(program).display()
+        )
+    })
+}
+
+/// Names in /dev/shm.
+pub fn shared_memory() -> BTreeSet<String> {
+    let Ok(entries) = fs::read_dir("/dev/shm") else { return BTreeSet::new() };
+    entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// All files below `folder`, folders left out: a launcher's empty session folder is no leak of ours.
+pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .flatten()
+        .flat_map(|entry| match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files_below(&entry.path()),
+            _ => vec![entry.path()],
+        })
+        .collect()
+}

@@ -1,0 +1,26 @@
+//! Jobs take turns: each uses all of the machine.
+
+use crate::places::profile_folder;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// One job at a time, over all test binaries that were built to the same folder.
+pub struct Turn {
+    // Closing it ends the turn.
+    _lock: File,
+}
+
+impl Turn {
+    /// Waits for it.
+    ///
+    /// # Panics
+    /// The file that is locked can't be made.
+    pub fn take() -> Self {
+        let path = profile_folder().join("mpk-tests.lock");
+        let lock = File::create(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        // SAFETY: the descriptor is open for as long as `lock` lives.
+        let result = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
+        assert_eq!(result, 0, "{}: {}", path.display(), std::io::Error::last_os_error());
+        Turn { _lock: lock }
+    }
+}
