@@ -226,6 +226,38 @@ fn attention_of(heads: Heads, ranks: &[u32]) {
     }
 }
 
+/// Two slots share the rows of this graph, and all rows are the first one's. The norm does not fuse, so its tasks read what
+/// the attention of *either* slot may have written: the second slot's tasks have nothing to do, and are done long before
+/// the first slot's, whose worker is held up. Workers that waited for the second slot alone would read zeros.
+#[test]
+fn a_norm_waits_for_the_slots_whose_rows_it_reads() {
+    let (rows, page, heads) = (8, 4, Heads { query: 2, key_value: 2, size: 6 });
+    let (Heads { query, key_value, size }, pages) = (heads, 2);
+    let width = (query + 2 * key_value) * size;
+    let (qkv, weight) = (values(21, rows * width), values(22, query * size));
+    let rope: Vec<f64> =
+        reference::rope_table(rows, size, 100.0).iter().map(|&v| f64::from(v as f32)).collect();
+    let tensors = [
+        tensor("qkv", "input", "f32", &[rows, width], &qkv),
+        json!({"name": "cache", "kind": "persistent", "dtype": "f32",
+               "dims": [2 * pages, 2 * key_value, page, size], "region_dims": [2, key_value, 1]}),
+        tensor("rope", "constant", "f32", &[rows, size], &rope),
+        tensor("weight", "weight", "f32", &[query * size], &weight),
+    ];
+    let heads_of = json!({"heads": query, "kv_heads": key_value, "head_dim": size, "splits": 1});
+    let ops = [
+        op("attention", &["qkv", "cache", "rope"], &["attended", "cache"], heads_of),
+        op("rmsnorm", &["attended", "weight"], &["y"], json!({"eps": 1e-5})),
+    ];
+    let graph = json!({"rows": rows, "active": 2, "tensors": tensors, "ops": ops, "outputs": ["y"]});
+    let model = ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}));
+    let expected = reference::rmsnorm(&reference::attention(&qkv, heads, &rope, None), &weight, 1e-5);
+    for placement in ["static", "dynamic"] {
+        let held_up = ["--placement", placement, "--workers", "4", "--debug-stall", "0:0:300"];
+        close(&outputs(&model, 1, &held_up)["y"], &expected, placement);
+    }
+}
+
 /// An MLP as models have it, tensor-parallel: what is fused on the way must not change what is computed, and the
 /// residual is added once.
 #[test]
