@@ -80,11 +80,11 @@ choices! {
     }
     /// How an allreduce is lowered.
     Allreduce for model_json::Allreduce {
-        /// By size.
+        /// By size: one-shot for few rows, otherwise two-shot (on GPUs) or copies.
         Auto,
         /// Copies with signal, then a reduce.
         CopyReduce,
-        /// Flagged words pushed to all ranks.
+        /// Flagged words pushed to all ranks: quickest for few rows. Prompts take much memory.
         OneShot,
         /// Reduce-scatter, then broadcast.
         TwoShot,

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allreduce {
-    /// By size.
+    /// By size: one-shot for few rows, otherwise two-shot (on GPUs) or copies.
     #[default]
     Auto,
     /// Copies with signal, then a reduce.
     CopyReduce,
-    /// Flagged words pushed to all ranks.
+    /// Flagged words pushed to all ranks: quickest for few rows. Prompts take much memory.
     OneShot,
     /// Reduce-scatter, then broadcast.
     TwoShot,
