@@ -19,18 +19,19 @@ in this order, and stops at the first that fails:
   build      the binaries and examples, in release mode
   doctest    the examples in the documentation
   extension  another crate's additions to the open sets (tests/extension)
+  sanitize   every operator, in graphs of one and several ranks, under the region sanitizer of the CPU target (needs cargo-nextest)
   test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
 
 Only if it is named, since it takes long:
 
-  sanitize   operators and model families on the CPU target under the region sanitizer (needs cargo-nextest)
+  sanitize_all  the same for each kernel's own tests and the model families
 
 All is built in release mode, so that dependencies are built once. The last line is the test runner's.
 END
 }
 
-all_steps=(format imports scripts lint doc deny protocol build doctest extension test)
-more_steps=(sanitize)
+all_steps=(format imports scripts lint doc deny protocol build doctest extension sanitize test)
+more_steps=(sanitize_all)
 steps=()
 for argument in "$@"; do
     case $argument in
@@ -101,14 +102,18 @@ step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
 step_extension() {
     CARGO_TARGET_DIR="$PWD/target" cargo test --quiet --release --locked --manifest-path tests/extension/Cargo.toml
 }
-# Every task's reads and writes against what it declared: kernels one by one, then whole graphs of several ranks.
-step_sanitize() {
+# Every task's reads and writes against what it declared: whole graphs of several ranks.
+step_sanitize() { sanitized 'binary(user_graph)'; }
+# Also kernels one by one, and model families.
+step_sanitize_all() {
+    sanitized 'package(kernels-cu) & test(/^(tasks|sanitizer)::/) | binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'
+}
+sanitized() {
     if ! cargo nextest --version >/dev/null 2>&1; then
         echo "    skipped: cargo-nextest is not installed"
         return
     fi
-    MPK_SANITIZE=1 cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci \
-        -E 'package(kernels-cu) & test(/^(tasks|sanitizer)::/) | binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'
+    MPK_SANITIZE=1 cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci -E "$1"
 }
 step_test() {
     # Says what is left out where this machine does not allow network namespaces; fails where a program is missing.
