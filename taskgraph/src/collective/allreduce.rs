@@ -129,7 +129,7 @@ impl Collective for AllReduce {
         let (rows, columns) = (source.ty.dims[0] as u32, source.ty.dims[1] as u32);
         let (tiles, blocks) = match way {
             Way::TwoShot => two_shot_tiles(&op.options.target, rows, columns, world),
-            _ => (tiles(way, &op.options.target, columns, world), vec![0..rows]),
+            _ => (tiles(way, &op.options.target, columns, world), std::iter::once(0..rows).collect()),
         };
         let sum = Sum {
             rows,
