@@ -10,6 +10,7 @@ use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use std::mem::ManuallyDrop;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 /// What is left to a rank that has been told to end, for its last words.
@@ -211,6 +212,16 @@ impl World {
         if let Some(watch) = &self.watch {
             watch.set_idle(idle);
         }
+    }
+
+    /// The word that rings this rank's host, in memory that the ranks of a node share; `None` where there is none.
+    pub(crate) fn bell(&self) -> Option<&'static AtomicU32> {
+        self.watch.as_ref()?.bell()
+    }
+
+    /// Those of the other ranks of this node, with their ranks.
+    pub(crate) fn other_bells(&self) -> Vec<(u32, &'static AtomicU32)> {
+        self.watch.as_ref().map_or_else(Vec::new, Watch::other_bells)
     }
 
     /// What is known of a rank that was lost since the kernel, or the idle time, began, if one was: its process has ended, or has given no

@@ -1,12 +1,14 @@
 //! What a host's thread sleeps on: a word that others change when there is something new for it.
 
+use crate::world::World;
 use kernels_cu::abi;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A word that is only ever accessed atomically. On the CPU target it is `mpk_control.bell`, which the rank's kernel rings when it
-/// has handed out results, and rank 0's host when it has sent a message. On a GPU it is a word of the host, and results are polled.
+/// has handed out results, and rank 0's host when it has sent a message. For a GPU's rank it lies in the memory that the hosts of a node
+/// share: they ring it, and results are polled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bell {
     word: NonNull<u32>,
@@ -18,6 +20,11 @@ pub(super) struct Bell {
 unsafe impl Send for Bell {}
 
 impl Bell {
+    /// A word that lives for ever, on which no kernel rings.
+    pub fn of_hosts(word: &'static AtomicU32) -> Bell {
+        Bell { word: NonNull::from(word).cast(), of_kernel: false }
+    }
+
     /// # Safety
     /// The word lives as long as this and its copies are used, and is only accessed atomically.
     pub unsafe fn new(word: NonNull<u32>, of_kernel: bool) -> Bell {
@@ -36,11 +43,27 @@ impl Bell {
         unsafe { abi::mpk_cpu_sleep(self.word.as_ptr(), heard, longest.as_nanos() as u64) };
     }
 
+    /// How long a host sleeps between two looks while something is under way that does not ring this bell: messages of other hosts, and
+    /// results of a GPU. A token of a GPU waits half of it for its reader on average; a GPU's host has a core to itself.
+    pub fn short(self) -> Duration {
+        Duration::from_micros(if self.of_kernel { 100 } else { 30 })
+    }
+
     /// There is something new.
     pub fn ring(self) {
         // SAFETY: a live word (`new`); the call adds to it atomically and wakes who sleeps on it.
         unsafe { abi::mpk_cpu_ring(self.word.as_ptr()) };
     }
+}
+
+/// Those that a host with this `bell` rings when it has sent a message: rank 0's host all others of its node, the others rank 0's. None where
+/// the kernel rings hosts.
+pub(super) fn bells_to_ring(world: &World, bell: Bell) -> Vec<Bell> {
+    if bell.of_kernel {
+        return Vec::new();
+    }
+    let others = world.other_bells().into_iter().filter(|(rank, _)| world.rank() == 0 || *rank == 0);
+    others.map(|(_, word)| Bell::of_hosts(word)).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The host of every other rank: writes entries as they come, and confirms them.
 
-use super::bell::Bell;
+use super::bell::{Bell, bells_to_ring};
 use super::serve::{Host, Owed, Wish};
 use super::table::Table;
 use super::target::Target;
@@ -11,8 +11,6 @@ use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Between two looks while something is under way.
-const SHORT: Duration = Duration::from_micros(100);
 /// Between two looks for messages where rank 0 can't ring this host's bell.
 const UNRUNG: Duration = Duration::from_micros(500);
 /// Where it can. Lost ranks are noticed within it.
@@ -22,6 +20,8 @@ const LOOKS: u32 = 8;
 
 pub(super) struct Follower {
     bell: Bell,
+    /// Rung when there is a message for rank 0.
+    bells: Vec<Bell>,
     /// The bell, as last heard.
     heard: u32,
     /// It has been rung: rank 0 reaches it.
@@ -44,6 +44,7 @@ impl Follower {
     pub fn new(world: &World, bell: Bell) -> Follower {
         Follower {
             bell,
+            bells: bells_to_ring(world, bell),
             heard: bell.listen(),
             reached: false,
             looks: 0,
@@ -62,7 +63,7 @@ impl Follower {
     fn rest(&mut self) {
         if !self.waiting.is_empty() || self.wire.is_busy() || self.looks > 0 {
             self.looks = self.looks.saturating_sub(1);
-            self.bell.sleep(self.heard, SHORT);
+            self.bell.sleep(self.heard, self.bell.short());
         } else {
             self.bell.sleep(self.heard, if self.reached { UNTIL_RUNG } else { UNRUNG });
         }
@@ -99,6 +100,7 @@ impl<T: Target> Host<T> for Follower {
         if self.confirmed != self.table.counted() {
             self.confirmed = self.table.counted();
             self.wire.send(0, &Message::Confirmed(self.confirmed))?;
+            self.bells.iter().for_each(|bell| bell.ring());
         }
         if !running && std::mem::take(&mut self.launch) {
             return Ok(Wish::Launch);

@@ -1,7 +1,7 @@
 //! Rank 0's host: gives entries their order, hands them to all hosts, and takes the results.
 
 use super::arena::Arena;
-use super::bell::Bell;
+use super::bell::{Bell, bells_to_ring};
 use super::client::{End, Shared, Sink, Token, Waiting};
 use super::serve::{Host, Owed, Wish};
 use super::table::Table;
@@ -19,15 +19,14 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Service(pub(super) Arc<Shared>);
 
-/// How long the host sleeps between two looks while it waits for something that does not ring its bell: messages of other hosts,
-/// and results of a GPU. A token of a GPU waits half of it for its reader on average.
-const SHORT: Duration = Duration::from_micros(100);
 /// While nothing but the bell is waited for. Lost ranks are noticed within it.
 const LONG: Duration = Duration::from_millis(20);
 
 pub(super) struct Leader {
     shared: Arc<Shared>,
     bell: Bell,
+    /// Rung when there is a message for the other hosts.
+    bells: Vec<Bell>,
     wire: Wire,
     table: Table,
     free_numbers: Vec<u32>,
@@ -83,6 +82,7 @@ impl Leader {
         Leader {
             shared,
             bell,
+            bells: bells_to_ring(world, bell),
             wire: Wire::new(world),
             table: Table::default(),
             free_numbers: (0..limits.requests).rev().collect(),
@@ -111,7 +111,13 @@ impl Leader {
         if self.groups.back() != Some(&self.sent) && self.log.back().is_some() {
             self.groups.push_back(self.sent);
         }
+        self.ring_others(target);
+    }
+
+    /// There are messages for the other hosts.
+    fn ring_others(&self, target: &impl Target) {
         target.ring_others();
+        self.bells.iter().for_each(|bell| bell.ring());
     }
 
     fn add(&mut self, number: u32, first: u32, add: Waiting, after_finished: u64) -> Result<()> {
@@ -343,19 +349,19 @@ impl<T: Target> Host<T> for Leader {
         if !running && self.others.iter().all(|other| other.left) {
             if ending && self.is_empty() {
                 self.wire.send_all(&Message::End)?;
-                target.ring_others();
+                self.ring_others(target);
                 return Ok(Wish::Leave);
             }
             if !self.stop_sent && self.table.open(target.outputs()) != 0 {
                 self.others.iter_mut().for_each(|other| other.left = false);
                 self.wire.send_all(&Message::Launch)?;
-                target.ring_others();
+                self.ring_others(target);
                 self.shared.lock().stats.launches += 1;
                 return Ok(Wish::Launch);
             }
         }
         if !moved {
-            self.bell.sleep(heard, if self.must_poll(running) { SHORT } else { LONG });
+            self.bell.sleep(heard, if self.must_poll(running) { self.bell.short() } else { LONG });
         }
         Ok(Wish::Nothing)
     }

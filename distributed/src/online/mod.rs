@@ -30,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::plan::BatchPlan;
 use crate::rank::Rank;
 use crate::world::World;
+use bell::Bell;
 use client::Shared;
 use follower::Follower;
 use leader::Leader;
@@ -43,6 +44,12 @@ pub fn service(plan: &BatchPlan, most_waiting: usize) -> Option<(Client, Service
     Some((shared.client(), Service(shared)))
 }
 
+/// What a host sleeps on. Where its kernel does not ring it, hosts of one node should be able to.
+fn host_bell(world: &World, target: &impl Target) -> Bell {
+    let bell = target.bell();
+    if bell.of_kernel { bell } else { world.bell().map_or(bell, Bell::of_hosts) }
+}
+
 impl Rank {
     /// Collective, on rank 0 while the others [`Rank::follow`]: serves until [`Client::shutdown`] and the end of the last request.
     /// The thread is the one that made the world.
@@ -52,11 +59,11 @@ impl Rank {
     pub fn lead(&mut self, world: &World, service: Service) -> Result<()> {
         match self {
             Rank::Cpu(rank) => {
-                let mut leader = Leader::new(service, world, rank.bell());
+                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()));
                 serve(rank.as_mut(), world, &mut leader)
             }
             Rank::Cuda(rank) => {
-                let mut leader = Leader::new(service, world, rank.bell());
+                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()));
                 serve(rank.as_mut(), world, &mut leader)
             }
         }
@@ -72,11 +79,11 @@ impl Rank {
         }
         match self {
             Rank::Cpu(rank) => {
-                let mut follower = Follower::new(world, rank.bell());
+                let mut follower = Follower::new(world, host_bell(world, rank.as_ref()));
                 serve(rank.as_mut(), world, &mut follower)
             }
             Rank::Cuda(rank) => {
-                let mut follower = Follower::new(world, rank.bell());
+                let mut follower = Follower::new(world, host_bell(world, rank.as_ref()));
                 serve(rank.as_mut(), world, &mut follower)
             }
         }

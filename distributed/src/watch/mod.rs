@@ -18,7 +18,7 @@ use elsewhere::Elsewhere;
 use observer::{Observer, Verdict, lost};
 use process::{Fate, Launcher, fate, own_namespace};
 use share::{Search, Table};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use table::{Seen, Slot, State};
@@ -382,6 +382,18 @@ impl Watch {
 
     fn shared_slot(&self) -> Option<&'static Slot> {
         self.0.table.get()?.slots.get(self.0.place.local_rank? as usize)
+    }
+
+    /// The word that rings this rank's host; `None` where there is no common table.
+    pub(crate) fn bell(&self) -> Option<&'static AtomicU32> {
+        self.shared_slot().map(Slot::bell)
+    }
+
+    /// Those of the other ranks of this node, with their ranks.
+    pub(crate) fn other_bells(&self) -> Vec<(u32, &'static AtomicU32)> {
+        let slots = self.0.table.get().map_or(&[][..], |table| table.slots);
+        let come = slots.iter().filter_map(|slot| Some((slot.look()?.rank, slot.bell())));
+        come.filter(|(rank, _)| *rank != self.0.place.rank).collect()
     }
 
     /// The other ranks that have come, of this node and of others; `None` where there is no table of this node's.

@@ -57,6 +57,8 @@ pub(crate) struct Slot {
     /// Grows as long as the process runs.
     beats: AtomicU64,
     phase: [AtomicU64; NAME_WORDS],
+    /// Rung by the hosts of other ranks when there is a message for this rank's host ([`crate::online`]).
+    bell: AtomicU32,
 }
 
 /// Where a rank stands, as read at one moment.
@@ -80,6 +82,10 @@ impl Slot {
         self.rank.store(rank, Ordering::Relaxed);
         self.pid_namespace.store(pid_namespace, Ordering::Relaxed);
         self.pid.store(pid, Ordering::Release);
+    }
+
+    pub(crate) fn bell(&self) -> &AtomicU32 {
+        &self.bell
     }
 
     pub(crate) fn set_state(&self, state: State) {
