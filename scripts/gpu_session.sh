@@ -13,6 +13,7 @@ gpu-session): raw JSON, and what it said. Ends with 0 only if no part failed.
   golden     fixtures against Hugging Face at 1, 2 and 4 ranks; operators, wide products and prefill attention among them (gpu_check.sh)
   sampled    sampled tokens: equal over ranks, and with the CPU's
   nvshmem    the same tokens with --transport nvshmem
+  host       the same tokens with --transport host: by the hosts over MPI, on 2 GPUs and with 2 ranks on one; and an abort
   online     requests that come while others run: each has the tokens that it has alone
   decode     Qwen3-8B at TP 1, 2, 4 beside PyTorch, batch 1 and 8, with the allreduce (bench_tp.py)
   prefill    the same for prompts
@@ -56,7 +57,7 @@ source "$here/setup-env.sh"
 cd "$repository"
 
 # Parts in order, with the seconds that each may take at most.
-parts=(golden:150 sampled:60 nvshmem:40 online:40 decode:200 prefill:120 sampling:40 budget:60 tasks:30)
+parts=(golden:150 sampled:60 nvshmem:40 host:90 online:40 decode:200 prefill:120 sampling:40 budget:60 tasks:30)
 names=" ${parts[*]%%:*} "
 if [[ $list == 1 ]]; then
     printf '%s\n' "${parts[@]%%:*}"
@@ -154,6 +155,29 @@ part_nvshmem() {
         tokens "$n" cuda "$out/greedy-nvshmem-$n" "${options[@]}" --transport nvshmem
         equal "$out/greedy-1" "$out/greedy-nvshmem-$n" || return 1
     done
+}
+
+# 2 ranks: on 2 GPUs if there are as many, and on one. Then a rank that stalls ends both.
+part_host() {
+    [[ $backend == cuda ]] || { echo "needs a GPU"; return 77; }
+    local options=(--prompt-tokens 1,2,3,4,5 --max-new-tokens 48 --greedy) lowering placement shown status
+    tokens 1 cuda "$out/greedy-1" "${options[@]}"
+    for shown in $([[ $gpus -gt 1 ]] && echo 0,1) 0; do
+        for placement in static dynamic; do
+            for lowering in copy-reduce one-shot two-shot; do
+                [[ $shown != 0 || $lowering == copy-reduce ]] || continue
+                CUDA_VISIBLE_DEVICES=$shown tokens 2 cuda "$out/greedy-host-${shown/,/-}-$placement-$lowering" "${options[@]}" \
+                    --transport host --placement "$placement" --allreduce "$lowering"
+                equal "$out/greedy-1" "$out/greedy-host-${shown/,/-}-$placement-$lowering" || return 1
+                echo "ok GPUs $shown, $placement, $lowering: $(sed -n 's/.*"ms_per_token":\([0-9.]*\).*/\1/p' \
+                    "$out/greedy-host-${shown/,/-}-$placement-$lowering.json") ms a token"
+            done
+        done
+    done
+    status=0
+    timeout 60 mpirun -n 2 --bind-to none "$release/mpk-run" "$tiny" --backend cuda --transport host --allreduce copy-reduce --deadline 2 \
+        --max-new-tokens 48 --ignore-eos --json --debug-stall 1:6:120000 >"$out/host-stall.txt" 2>&1 || status=$?
+    [[ $status == 4 ]] || { echo "a stalled rank: exit status $status in place of 4"; return 1; }
 }
 
 # The example submits requests while others run, and compares each with itself alone.

@@ -8,7 +8,8 @@ use std::time::Duration;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rounds = std::env::args().nth(1).map_or(Ok(2000), |text| text.parse())?;
     let tell = |message: &str| eprintln!("{message}");
-    let world = World::init(WatchOptions { deadline: Duration::from_secs(30), tell, fault: None })?;
+    let options = WatchOptions { deadline: Duration::from_secs(30), tell, fault: None, carries_all: false };
+    let world = World::init(options)?;
     match distributed::latency(&world, 8192, rounds)? {
         Some(found) if world.rank() == 0 => {
             let (put, message) = (found.put_with_signal.as_secs_f64(), found.message.as_secs_f64());

@@ -49,7 +49,7 @@ impl World {
         }
         let place = Place::from_environment();
         // The proxy between nodes calls MPI too.
-        let wanted = if place.is_one_node() { mpi::Threading::Funneled } else { mpi::Threading::Multiple };
+        let wanted = if place.is_one_node() && !options.carries_all { mpi::Threading::Funneled } else { mpi::Threading::Multiple };
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
@@ -65,14 +65,15 @@ impl World {
             end_the_job_on_panic(watch.clone());
         }
         let nodes = Nodes::one(mpi.world.size() as u32, &node_name());
-        World { mpi: Some(mpi), nodes, ..world }.with_nodes(provided == mpi::Threading::Multiple)
+        World { mpi: Some(mpi), nodes, ..world }
+            .with_nodes(provided == mpi::Threading::Multiple, options.carries_all)
     }
 
     /// Finds out which rank is on which node, and begins to carry between nodes where there are several.
-    fn with_nodes(mut self, threads_may_call: bool) -> Result<World> {
+    fn with_nodes(mut self, threads_may_call: bool, carries_all: bool) -> Result<World> {
         let Some(Mpi { world, node, .. }) = &self.mpi else { return Ok(self) };
         // As all ranks see it: with several nodes each has fewer ranks than the job.
-        if node.size() == world.size() {
+        if node.size() == world.size() && (!carries_all || world.size() == 1) {
             return Ok(self);
         }
         self.phase("the nodes");
@@ -91,7 +92,8 @@ impl World {
             return Err(Error::ThreadLevel { nodes: nodes.count() });
         }
         let rank = self.rank();
-        let peers = nodes.elsewhere(rank);
+        let far = nodes.elsewhere(rank);
+        let peers = if carries_all { (0..self.size()).filter(|&peer| peer != rank).collect() } else { far.clone() };
         let communicator = self.call(|| {
             let own = world.duplicate();
             // SAFETY: a live communicator. Errors come back from now on; by MPI's default they would end the job without a word.
@@ -100,9 +102,10 @@ impl World {
             ManuallyDrop::new(own).as_raw()
         });
         if let Some(watch) = &self.watch {
-            let far = peers.iter().map(|&peer| (peer, nodes.name_of(peer).to_string()));
-            watch.set_elsewhere(self.size(), far);
-            let begun = Proxy::begin(rank, communicator, peers.clone(), watch);
+            if !far.is_empty() {
+                watch.set_elsewhere(self.size(), far.iter().map(|&peer| (peer, nodes.name_of(peer).to_string())));
+            }
+            let begun = Proxy::begin(rank, communicator, peers, watch);
             self.proxy = Some(agreed(&self, begun)?);
         }
         tracing::info!("{} ranks on {} nodes; rank {rank} is on {}", self.size(), nodes.count(), node_name());

@@ -60,7 +60,9 @@ impl Machine {
         let all = world.all_gather(gpus[ordinal as usize].identity);
         let sharing = all.iter().filter(|&&gpu| gpu == all[world.rank() as usize]).count() as u32;
         // All ranks come to the same result.
-        check_even(&all)?;
+        if transport != Transport::Host {
+            check_even(&all)?;
+        }
         let used: Vec<&Gpu> = gpus.iter().filter(|gpu| all.contains(&gpu.identity)).collect();
         let reach = agreed(world, all_reach(&used))?;
         let seen = all.iter().all(|identity| gpus.iter().any(|gpu| gpu.identity == *identity));
@@ -81,6 +83,11 @@ impl Machine {
         self.transport.puts_through_nvshmem(world.size(), self.local)
     }
 
+    /// Whether the kernel puts by its host.
+    pub fn puts_through_host(&self, world: &World) -> bool {
+        self.transport.puts_through_host(world.size())
+    }
+
     /// Collective: whether the GPU has what `graphs` need, the cubin aside.
     ///
     /// # Errors
@@ -88,6 +95,9 @@ impl Machine {
     pub fn check(&self, world: &World, graphs: &[TaskGraph], options: &RunOptions) -> Result<()> {
         let heap = HeapLayout::agree(world, graphs);
         agreed(world, check_limits(graphs))?;
+        if self.puts_through_host(world) {
+            agreed(world, check_host_limits(graphs))?;
+        }
         let layout = agreed(world, TensorLayout::new(graphs, &heap))?;
         let workers = graphs.first().map_or(1, |g| g.workers);
         let record = size_of::<abi::mpk_trace_record>() as u64;
@@ -200,6 +210,20 @@ pub fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses graphs whose kernel has no spare warp left for what hosts bring: it takes a block beyond those of the batch step or the
+/// schedulers, and of the host's wishes (`protocol/gpu/spare.cuh`).
+fn check_host_limits(graphs: &[TaskGraph]) -> Result<()> {
+    let Some(graph) = graphs.first() else { return Ok(()) };
+    let busy = if graph.placement == Placement::Dynamic { schedulers(graph.workers, graph.world) } else { 1 };
+    if graph.workers >= busy + 2 {
+        return Ok(());
+    }
+    Err(Error::Graph {
+        graph: graph.name.clone(),
+        problem: format!("--transport host takes {} workers at least on a GPU", busy + 2),
+    })
 }
 
 /// Schedulers of dynamic placement: local ones, then the remote one where there are peers; no more than workers,

@@ -1,6 +1,7 @@
 //! One rank of the CUDA target: its device memory, and the `mpk_rank` that the kernel works on.
 
 use super::device::Context;
+use super::host_ring::HostRing;
 use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
 use super::machine::{Machine, Scratch, schedulers, trace_capacity};
@@ -68,8 +69,11 @@ pub struct CudaRank {
     control_memory: DeviceBuffer,
     _areas: [DeviceBuffer; 4],
     lasting: Lasting,
+    /// Where the kernel puts by its host.
+    _host_ring: Option<HostRing>,
     library: Library,
     pub(super) heap: SymmetricHeap,
+    pub(super) heap_bytes: u64,
     pub(super) machine: Machine,
     compile_time: Duration,
 }
@@ -91,6 +95,8 @@ struct Lasting {
     options: RunOptions,
     oversubscribed: bool,
     host_abort: u64,
+    /// The proxy's description, or 0.
+    proxy: u64,
 }
 
 impl Lasting {
@@ -127,7 +133,7 @@ impl Lasting {
                 trace_capacity: self.trace_capacity,
                 oversubscribed: self.oversubscribed,
                 kernels: 0,
-                proxy: 0,
+                proxy: self.proxy,
                 host_abort: self.host_abort,
             },
             |bytes| {
@@ -175,6 +181,7 @@ impl CudaRank {
         let trace_bytes = trace_capacity * record * trace::rows(workers);
 
         let begin = Instant::now();
+        let heap_bytes = heap_layout.bytes;
         let linked = code.cubin.toolchain.nvshmem.is_some();
         let stream = agreed(world, Stream::new(&context))?;
         let heap = SymmetricHeap::allocate(
@@ -183,7 +190,7 @@ impl CudaRank {
             &stream,
             &HeapOptions {
                 bytes: heap_layout.bytes,
-                transport: if linked { machine.transport } else { Transport::P2p },
+                transport: if linked || machine.puts_through_host(world) { machine.transport } else { Transport::P2p },
                 bootstrap: machine.bootstrap,
                 version: code.nvshmem,
                 linked,
@@ -232,8 +239,12 @@ impl CudaRank {
             Ok((areas, trace, host_abort, snapshot, Stream::new(&context)?, Stream::new(&context)?))
         };
         let (areas, trace, host_abort, snapshot, watch, tables) = agreed(world, memory())?;
+        let host_ring = match world.proxy().filter(|_| machine.puts_through_host(world)) {
+            Some(proxy) => Some(agreed(world, HostRing::new(&context, &stream, proxy))?),
+            None => None,
+        };
         // One kind of atomic for one counter: two ranks that can't reach each other decide for all.
-        let out_of_reach = heap.bases().contains(&0);
+        let out_of_reach = heap.bases().contains(&0) && host_ring.is_none();
         let signals = match world.all_gather(u64::from(out_of_reach)).contains(&1) {
             true => abi::MPK_SIGNALS_NVSHMEM,
             false => abi::MPK_SIGNALS_DIRECT,
@@ -269,6 +280,7 @@ impl CudaRank {
                 options: options.clone(),
                 oversubscribed: machine.sharing > 1,
                 host_abort: host_abort.as_ptr() as u64,
+                proxy: host_ring.as_ref().map_or(0, HostRing::address),
             };
             let made = lasting.launch(&context, &stream, &graphs, &slots, &plan, heap.bases())?;
             Ok((lasting, made))
@@ -294,8 +306,10 @@ impl CudaRank {
             control_memory,
             _areas: areas,
             lasting,
+            _host_ring: host_ring,
             library,
             heap,
+            heap_bytes,
             machine,
             compile_time,
         })

@@ -2,10 +2,12 @@
 //! that the process ends even where the kernel does not.
 
 use super::device::set_stuck;
+use super::host_ring::bring;
 use super::launch::Launcher;
 use super::rank::CudaRank;
 use crate::error::{Error, Result};
 use crate::interrupt;
+use crate::nodes::{Carried, Proxy};
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
@@ -22,6 +24,11 @@ const GRACE: Duration = Duration::from_secs(5);
 const MARGIN: Duration = Duration::from_secs(3);
 /// A copy from the device takes no longer than this, unless the device does not answer.
 const COPY_LIMIT: Duration = Duration::from_secs(2);
+
+/// How often it looks for what other ranks' proxies have on their way.
+const SHORT: Duration = Duration::from_micros(50);
+/// Kernels of other ranks end no later than this after this rank's: it has taken part in their last iteration.
+const AFTERWARDS: Duration = Duration::from_secs(60);
 
 /// What the host knows of a running kernel.
 struct Watch {
@@ -62,6 +69,9 @@ impl CudaRank {
     ) -> Result<()> {
         self.machine.context.make_current()?;
         let argument = self.control.image.address(self.control.rank);
+        let host_abort = self.host_abort.as_ptr().cast::<u32>();
+        // SAFETY: the word lives as long as `self`, and so does the GPU's way to the rings; the kernel alone reads the inbox.
+        let carried = self.carrier(world).map(|proxy| unsafe { proxy.carry_to_device(self.heap_bytes, host_abort) });
         world.set_longest_end(GRACE + COPY_LIMIT + MARGIN);
         // Every rank's memory is set up before the first put.
         world.barrier();
@@ -96,6 +106,10 @@ impl CudaRank {
             looked: Ok(()),
         };
         world.run_kernel(|| self.wait(world, &mut watch, &mut look))?;
+        if let Some(carried) = &carried {
+            carried.end();
+            world.run_kernel(|| self.await_others(world, carried, &mut watch))?;
+        }
         std::mem::replace(&mut watch.looked, Ok(()))?;
         look(self)?;
         self.end(world).map_err(|error| match (error, &watch.lost) {
@@ -137,6 +151,35 @@ impl CudaRank {
                 return Err(self.give_up(world, watch));
             }
         }
+    }
+
+    /// The proxy, where the kernel puts by it.
+    fn carrier<'a>(&self, world: &'a World) -> Option<&'a Proxy> {
+        world.proxy().filter(|_| self.machine.puts_through_host(world))
+    }
+
+    /// After this rank's kernel: waits until what others have put in this launch is here, and does what the kernel has not.
+    fn await_others(&self, world: &World, carried: &Carried<'_>, watch: &mut Watch) -> Result<()> {
+        let begin = Instant::now();
+        // A rank that has aborted waits for nobody; who has not is told by the others' aborts.
+        while watch.told.is_none() && !carried.is_over() && !self.is_aborted() {
+            watch.lost = watch.lost.take().or_else(|| interrupt::lost_rank(world));
+            if watch.lost.is_some() || begin.elapsed() > AFTERWARDS {
+                return Ok(());
+            }
+            std::thread::sleep(SHORT);
+        }
+        let Some(proxy) = self.carrier(world).filter(|_| carried.is_over()) else { return Ok(()) };
+        while let Some(frame) = proxy.brought() {
+            bring(&self.watch, self.heap.base(), &frame)?;
+        }
+        Ok(())
+    }
+
+    /// The host has been asked for an abort, by itself or by another rank's.
+    fn is_aborted(&self) -> bool {
+        // SAFETY: as in `abort`.
+        unsafe { AtomicU32::from_ptr(self.host_abort.as_ptr().cast()) }.load(Ordering::Relaxed) != 0
     }
 
     /// Starts the kernel on the `mpk_rank` at this address of the device.

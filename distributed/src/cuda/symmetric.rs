@@ -40,6 +40,8 @@ pub enum Transport {
     P2p,
     /// Through NVSHMEM only, as between nodes.
     Nvshmem,
+    /// By the hosts, over MPI: each rank's kernel puts frames into a ring in its host's memory, and the hosts' proxies carry them.
+    Host,
 }
 
 /// How NVSHMEM's ranks find each other.
@@ -73,6 +75,11 @@ enum Backing {
 unsafe impl Send for SymmetricHeap {}
 
 impl Transport {
+    /// Whether the kernel of one of `ranks` ranks puts by its host.
+    pub fn puts_through_host(self, ranks: u32) -> bool {
+        ranks > 1 && self == Transport::Host
+    }
+
     /// Whether the kernel of one of `ranks` ranks calls NVSHMEM's device library; `local`: they all reach each other's
     /// memory. A kernel without it is compiled as a whole, and is faster for that: for one that is linked, ptxas can't
     /// give the compute warps the registers of the others (`setmaxnreg`, its message C7504).
@@ -80,7 +87,7 @@ impl Transport {
         ranks > 1
             && match self {
                 Transport::Auto => !local,
-                Transport::P2p => false,
+                Transport::P2p | Transport::Host => false,
                 Transport::Nvshmem => true,
             }
     }
@@ -107,12 +114,18 @@ impl SymmetricHeap {
         stream: &Stream,
         options: &HeapOptions,
     ) -> Result<SymmetricHeap> {
-        if world.size() == 1 {
-            let own = DeviceBuffer::new(context, "the symmetric heap", options.bytes)?;
-            own.fill(0, stream)?;
-            stream.wait()?;
+        if world.size() == 1 || options.transport == Transport::Host {
+            let own = || {
+                let own = DeviceBuffer::new(context, "the symmetric heap", options.bytes)?;
+                own.fill(0, stream)?;
+                stream.wait().map(|()| own)
+            };
+            let own = agreed(world, own())?;
             let base = own.address();
-            return Ok(SymmetricHeap { base, bases: vec![base], backing: Backing::Own(own) });
+            // Nobody else's can be reached.
+            let mut bases = vec![0; world.size() as usize];
+            bases[world.rank() as usize] = base;
+            return Ok(SymmetricHeap { base, bases, backing: Backing::Own(own) });
         }
         let library = agreed(world, load(options))?;
         agreed(world, set_variables(options))?;

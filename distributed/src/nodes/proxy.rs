@@ -8,11 +8,12 @@
 //! - goodbye: nothing comes any more.
 
 use super::carrier::{Carrier, Failed};
-use super::ring::{Heap, Ring, abort_frame};
+use super::ring::{Applied, Heap, Ring, Target, abort_frame, is_abort};
 use crate::error::{Error, Result};
 use crate::watch::Watch;
 use kernels_cu::abi;
 use mpi::ffi;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -41,8 +42,8 @@ const PARTING: Duration = Duration::from_secs(5);
 /// What the rank's main thread and the proxy share.
 struct Shared {
     ring: Ring,
-    /// The heap of the launch that runs.
-    heap: Mutex<Option<Heap>>,
+    /// What frames of the launch that runs are for.
+    target: Mutex<Option<Target>>,
     /// Launches that have begun here, ended here, and ended everywhere.
     begun: AtomicU32,
     ended: AtomicU32,
@@ -54,8 +55,8 @@ struct Shared {
 }
 
 impl Shared {
-    fn heap(&self) -> MutexGuard<'_, Option<Heap>> {
-        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+    fn target(&self) -> MutexGuard<'_, Option<Target>> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -84,7 +85,7 @@ impl Carried<'_> {
 
 impl Drop for Carried<'_> {
     fn drop(&mut self) {
-        *self.0.shared.heap() = None;
+        *self.0.shared.target() = None;
     }
 }
 
@@ -93,7 +94,7 @@ impl Proxy {
     pub fn begin(rank: u32, communicator: ffi::MPI_Comm, peers: Vec<u32>, watch: &Watch) -> Result<Proxy> {
         let shared = Arc::new(Shared {
             ring: Ring::new(rank)?,
-            heap: Mutex::new(None),
+            target: Mutex::new(None),
             begun: AtomicU32::new(0),
             ended: AtomicU32::new(0),
             over: AtomicU32::new(0),
@@ -122,9 +123,36 @@ impl Proxy {
     /// The heap is this rank's, and lives until the result goes.
     pub unsafe fn carry(&self, base: *mut u8, bytes: u64, shared_cores: bool) -> Carried<'_> {
         self.shared.shared_cores.store(shared_cores, Ordering::Relaxed);
-        *self.shared.heap() = Some(Heap { base, bytes });
+        *self.shared.target() = Some(Target::Host(Heap { base, bytes }));
         let launch = self.shared.begun.fetch_add(1, Ordering::Relaxed) + 1;
         Carried(self, launch)
+    }
+
+    /// The same for a heap of so many bytes in a GPU's memory, whose kernel aborts by the word `host_abort`.
+    ///
+    /// # Safety
+    /// The word, and the GPU's way to [`Proxy::memory`], live until the result goes; one kernel reads the inbox.
+    pub unsafe fn carry_to_device(&self, heap_bytes: u64, host_abort: *mut u32) -> Carried<'_> {
+        self.shared.shared_cores.store(true, Ordering::Relaxed);
+        let (_, target) = self.shared.ring.for_device(heap_bytes, host_abort);
+        *self.shared.target() = Some(target);
+        let launch = self.shared.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        Carried(self, launch)
+    }
+
+    /// What a GPU's kernel needs to know of the rings.
+    pub fn ring_for_device(&self) -> abi::mpk_proxy {
+        self.shared.ring.for_device(0, std::ptr::null_mut()).0
+    }
+
+    /// The memory of the rings, which a GPU has to reach.
+    pub fn memory(&self) -> (*mut u8, usize) {
+        self.shared.ring.memory()
+    }
+
+    /// After a launch is over everywhere: the next frame for this rank that its GPU's kernel has not read.
+    pub fn brought(&self) -> Option<Vec<u8>> {
+        self.shared.ring.brought()
     }
 
     /// Collective: ends, when all peers have said goodbye.
@@ -154,6 +182,8 @@ struct Thread {
     told_life: Instant,
     told_ended: bool,
     goodbye: Option<Instant>,
+    /// Frames that the GPU has no room for yet, in order.
+    waiting: VecDeque<Vec<u8>>,
 }
 
 fn message(mut buffer: Vec<u8>, kind: u32, number: u32) -> Vec<u8> {
@@ -175,6 +205,7 @@ impl Thread {
             told_life: long_ago,
             told_ended: false,
             goodbye: None,
+            waiting: VecDeque::new(),
         }
     }
 
@@ -281,7 +312,7 @@ impl Thread {
         if self.told_abort == launch {
             return Ok(());
         }
-        let word = self.shared.heap().map_or(0, |heap| heap.abort());
+        let word = self.shared.target().map_or(0, |target| target.abort());
         if word == 0 {
             return Ok(());
         }
@@ -319,7 +350,17 @@ impl Thread {
 
     /// Does what has come.
     fn take(&mut self) -> std::result::Result<bool, Failed> {
-        let Thread { shared, carrier, peers, .. } = self;
+        let Thread { shared, carrier, peers, waiting, .. } = self;
+        let mut brought = false;
+        while let Some(frames) = waiting.front() {
+            // Of a launch that is over nothing is wanted any more.
+            let applied = shared.target().map_or(Applied::Yes, |target| target.apply(frames));
+            if applied == Applied::Later {
+                break;
+            }
+            waiting.pop_front();
+            brought = true;
+        }
         let ranks: Vec<u32> = carrier.peers().to_vec();
         let mut problem = None;
         let came = carrier.take(|peer, bytes| {
@@ -333,12 +374,25 @@ impl Thread {
             match kind {
                 FRAMES => {
                     // Of a launch that has been aborted here nothing is wanted any more.
-                    let heap = shared.heap();
-                    if let Some(heap) = *heap
+                    let target = shared.target();
+                    if let Some(target) = *target
                         && number == shared.begun.load(Ordering::Relaxed)
-                        && !heap.apply(rest)
                     {
-                        problem = Some(format!("rank {rank} has sent what is no frame; please report this"));
+                        // Nothing but an abort overtakes what waits.
+                        let applied = if waiting.is_empty() || is_abort(rest) {
+                            target.apply(rest)
+                        } else {
+                            Applied::Later
+                        };
+                        match applied {
+                            Applied::Yes => {}
+                            Applied::Later => waiting.push_back(rest.to_vec()),
+                            Applied::No => {
+                                problem = Some(format!(
+                                    "rank {rank} has sent what is no frame; please report this"
+                                ));
+                            }
+                        }
                     }
                 }
                 END => peers[peer].ended = number,
@@ -356,14 +410,14 @@ impl Thread {
             }
             true
         })?;
-        problem.map_or(Ok(came), Err)
+        problem.map_or(Ok(came || brought), Err)
     }
 
     /// Notes the launches that are over everywhere.
     fn note_over(&self) {
         let everywhere = self.peers.iter().map(|peer| peer.ended).min().unwrap_or(u32::MAX);
         let over = everywhere.min(self.told_end);
-        if over != self.shared.over.load(Ordering::Relaxed) {
+        if self.waiting.is_empty() && over != self.shared.over.load(Ordering::Relaxed) {
             // Release: pairs with `Carried::is_over`; frames that came before were done before.
             self.shared.over.store(over, Ordering::Release);
         }

@@ -59,6 +59,27 @@ impl Ring {
         self.ring
     }
 
+    /// For a GPU whose kernel aborts by the word `host_abort`: what it needs to know of the ring, and what frames for it are given to. The
+    /// words of an earlier launch's abort are gone.
+    pub fn for_device(&self, heap_bytes: u64, host_abort: *mut u32) -> (abi::mpk_proxy, Target) {
+        // SAFETY: a live ring and inbox, which no kernel reads at this time.
+        let ring = unsafe {
+            (*(*self.ring).inbox).abort = host_abort;
+            AtomicU64::from_ptr((*self.ring).abort).store(0, Ordering::Relaxed);
+            *self.ring
+        };
+        (ring, Target::Device { bytes: heap_bytes, inbox: ring.inbox, abort: ring.abort })
+    }
+
+    /// After the kernel's end: the next frame that it has not read.
+    pub fn brought(&self) -> Option<Vec<u8>> {
+        let mut frame = vec![0; FRAME_BYTES];
+        // SAFETY: a live inbox that nobody else reads, and so much room.
+        let bytes = unsafe { abi::mpk_inbox_take((*self.ring).inbox, frame.as_mut_ptr()) };
+        frame.truncate(bytes as usize);
+        (bytes != 0).then_some(frame)
+    }
+
     /// The rank that the next frame goes to.
     pub fn next(&self) -> Option<u32> {
         // SAFETY: a live ring.
@@ -87,9 +108,59 @@ pub(super) struct Heap {
 // SAFETY: what the pointer leads to is only accessed as the protocol orders it; who attaches it detaches it before it ends.
 unsafe impl Send for Heap {}
 
+/// What became of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Applied {
+    /// It was done, or is on its way to the GPU.
+    Yes,
+    /// There is no room now.
+    Later,
+    /// They are no frames.
+    No,
+}
+
+/// What frames from elsewhere are for, while a kernel runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// A heap of this process.
+    Host(Heap),
+    /// A heap of so many bytes in a GPU's memory, whose kernel reads the inbox and writes its abort word to the other place.
+    Device { bytes: u64, inbox: *mut abi::mpk_inbox, abort: *mut u64 },
+}
+
+// SAFETY: as for `Heap`; inbox and abort word are accessed as the protocol orders it.
+unsafe impl Send for Target {}
+
+impl Target {
+    /// Does what frames say.
+    pub fn apply(&self, frames: &[u8]) -> Applied {
+        match self {
+            Target::Host(heap) if heap.apply(frames) => Applied::Yes,
+            Target::Host(_) => Applied::No,
+            Target::Device { bytes, inbox, .. } => {
+                // SAFETY: a live inbox with one writer, the proxy's thread; each frame is checked against the heap's size.
+                match unsafe { abi::mpk_inbox_put(*inbox, *bytes, frames.as_ptr(), frames.len() as u64) } {
+                    0 => Applied::Yes,
+                    abi::MPK_INBOX_FULL => Applied::Later,
+                    _ => Applied::No,
+                }
+            }
+        }
+    }
+
+    /// The abort word with its origin; 0: there is no abort.
+    pub fn abort(&self) -> u64 {
+        match self {
+            Target::Host(heap) => heap.abort(),
+            // SAFETY: live memory that is accessed atomically only.
+            Target::Device { abort, .. } => unsafe { AtomicU64::from_ptr(*abort) }.load(Ordering::Relaxed),
+        }
+    }
+}
+
 impl Heap {
     /// Does what frames say. False if they are none.
-    pub fn apply(&self, frames: &[u8]) -> bool {
+    fn apply(&self, frames: &[u8]) -> bool {
         // SAFETY: a live heap of so many bytes; each frame is checked against it.
         let code =
             unsafe { abi::mpk_proxy_apply(self.base, self.bytes, frames.as_ptr(), frames.len() as u64) };
@@ -97,11 +168,19 @@ impl Heap {
     }
 
     /// The abort word with its origin; 0: there is no abort.
-    pub fn abort(&self) -> u64 {
+    fn abort(&self) -> u64 {
         // SAFETY: the control block is the heap's beginning, and its first word is accessed atomically only.
         let word = unsafe { AtomicU64::from_ptr(self.base.cast()) }.load(Ordering::Relaxed);
         if word as u32 == abi::MPK_OK { 0 } else { word }
     }
+}
+
+/// Whether these frames begin with an abort word, as [`abort_frame`] has it.
+pub(super) fn is_abort(frames: &[u8]) -> bool {
+    let Some(head) = frames.first_chunk::<{ size_of::<abi::mpk_frame>() }>() else { return false };
+    // SAFETY: a plain struct of numbers, of as many bytes.
+    let frame = unsafe { head.as_ptr().cast::<abi::mpk_frame>().read_unaligned() };
+    frame.kind == abi::MPK_FRAME_WORDS && frame.offset == 0
 }
 
 /// The frame that brings an abort word to a rank.

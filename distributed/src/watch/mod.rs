@@ -50,6 +50,8 @@ pub struct WatchOptions {
     pub tell: fn(&str),
     /// For tests: what this rank does wrong.
     pub fault: Option<Fault>,
+    /// The proxy carries to all other ranks, also to those of this node: for GPUs with [`Transport::Host`](crate::cuda::Transport).
+    pub carries_all: bool,
 }
 
 /// The watch over one rank's waits; a copy is the same watch.

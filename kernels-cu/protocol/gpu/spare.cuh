@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/context.cuh"
+#include "inbox.cuh"
 #include "scheduler_loop.h"
 
 namespace mpk {
@@ -182,6 +183,10 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
   if (code == MPK_OK) {
     if (rank->placement != MPK_STATIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
     else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, lane, !own_relay);
+#if MPK_HOST_PROXY
+    /* The host checks that there is such a block (check_host_limits in cuda/machine.rs). */
+    else if (block == busy + 1) inbox_loop(rank, lane);
+#endif
     else if (lane != 0) return;
     else if (block == busy) relay_loop(rank);
   }

@@ -1,9 +1,11 @@
 /* Everything the steps of the protocol need from the machine, for the GPU target: the names of platform/cpu.h.
  *
  * Atomics are PTX with the scope and order that the step asks for. A peer's memory is reached by stores where
- * mpk_rank.sym has a pointer, otherwise through NVSHMEM's device calls (MPK_NVSHMEM=1).
+ * mpk_rank.sym has a pointer, otherwise through NVSHMEM's device calls (MPK_NVSHMEM=1), or by the host (MPK_HOST_PROXY=1): frames in a
+ * ring in the host's memory, which the rank's proxy carries (frames.h). What comes from elsewhere a warp of this kernel does
+ * (protocol/gpu/inbox.cuh). So all atomics on a counter are this GPU's own.
  *
- * Those calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card;
+ * NVSHMEM's calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card;
  * where a link is dead the room for requests runs out, and the call does not return. Nothing here can bound it. So
  * - no thread begins such a signal once the rank is aborted (`aborted`), and no other loop of the protocol waits for a
  *   thread that is inside one without its own deadline: the rest of the rank ends, and reports where it stood;
@@ -26,6 +28,9 @@
 #endif
 #ifndef MPK_MIXED_PLACEMENT
 #define MPK_MIXED_PLACEMENT 0
+#endif
+#ifndef MPK_HOST_PROXY
+#define MPK_HOST_PROXY 0
 #endif
 #if MPK_NVSHMEM
 #include <nvshmem.h>
@@ -215,6 +220,44 @@ class Backoff {
   uint32_t count_ = 0;
 };
 
+/* As in cpu.h: by one thread, for small things. */
+__device__ inline void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) & 7) == 0) {
+    for (size_t i = 0; i < bytes / 8; ++i) static_cast<uint64_t*>(to)[i] = static_cast<const uint64_t*>(from)[i];
+  } else {
+    for (size_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(to)[i] = static_cast<const uint8_t*>(from)[i];
+  }
+}
+
+}  // namespace platform
+}  // namespace mpk
+
+#if MPK_HOST_PROXY
+#include "frames.h"
+#endif
+
+namespace mpk {
+namespace platform {
+
+#if MPK_HOST_PROXY
+/* Out of the way of the tasks' code. */
+static __device__ __noinline__ bool host_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, const uint64_t* values, uint32_t count) {
+  /* An abort overtakes what is in the ring, which may be full: the proxy looks at this word, and tells all ranks. */
+  if (local_destination == reinterpret_cast<uint64_t*>(rank->control)) {
+    /* Relaxed: nothing is read on the strength of it. */
+    store<Scope::kSystem>(rank->proxy->abort, values[0], kRelaxed);
+    return true;
+  }
+  return proxy_words(rank, pe, local_destination, values, count);
+}
+static __device__ __noinline__ bool host_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
+  return proxy_add(rank, pe, local_counter, value);
+}
+static __device__ __noinline__ bool host_put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
+  return proxy_rows(rank, pe, local_destination, bytes, source, bytes, 1, bytes);
+}
+#endif
+
 /* As in cpu.h. */
 template <typename T>
 __device__ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
@@ -230,7 +273,9 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
     store<Scope::kSystem>(destination, value, kRelaxed);
     return true;
   }
-#if MPK_NVSHMEM
+#if MPK_HOST_PROXY
+  return host_words(rank, pe, local_destination, &value, 1);
+#elif MPK_NVSHMEM
   nvshmem_uint64_p(local_destination, value, static_cast<int>(pe));
   return true;
 #else
@@ -254,6 +299,9 @@ __device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSyste
 __device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
   if (rank->signals == MPK_SIGNALS_DIRECT) {
     uint64_t* counter = peer_address(rank, pe, local_counter);
+#if MPK_HOST_PROXY
+    if (counter == nullptr) return host_add(rank, pe, local_counter, value);
+#endif
     if (counter == nullptr) return false;
     fetch_add<Scope::kSystem>(counter, value, kRelease);
     return true;
@@ -277,6 +325,9 @@ __device__ inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* 
   const uint64_t* from = static_cast<const uint64_t*>(source);
   if (rank->signals == MPK_SIGNALS_DIRECT) {
     to = peer_address(rank, pe, to);
+#if MPK_HOST_PROXY
+    if (to == nullptr) return host_put(rank, pe, local_destination, source, bytes) && signal_add(rank, pe, local_signal, value);
+#endif
     if (to == nullptr) return false;
     for (size_t i = 0; i < bytes / 8; ++i) to[i] = from[i];
   } else {

@@ -42,6 +42,8 @@ choices! {
         P2p,
         /// NVSHMEM only, as between nodes.
         Nvshmem,
+        /// By the hosts, over MPI, for networks that NVSHMEM has no transport for.
+        Host,
     }
     /// How NVSHMEM's ranks find each other.
     Bootstrap for cuda::Bootstrap {

@@ -4,7 +4,7 @@ use crate::cli::args::DoctorArgs;
 use crate::cli::choices::Backend;
 use crate::cli::console::{self, tell};
 use crate::engine::ModelSpec;
-use crate::engine::backend::{compile_options, cuda_target};
+use crate::engine::backend::{KernelKind, compile_options, cuda_target};
 use crate::engine::graphs::{GraphBuild, build_one, check_ranks};
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
@@ -200,7 +200,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             gpu.sms,
             gibibytes(gpu.memory)
         );
-        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, false, false, false)) {
+        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, KernelKind::default())) {
             Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
             Err(error) => table.missing(&what, found, error.to_string()),
         }

@@ -182,28 +182,38 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
     Ok(target)
 }
 
-/// How code for a GPU is compiled; `device_library`: linked with NVSHMEM's; `traced`: it can keep a timeline; `mixed`: it runs static
-/// and dynamic graphs.
+/// What a kernel for a GPU is compiled for, beside its tasks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelKind {
+    /// It is linked with NVSHMEM's device library.
+    pub device_library: bool,
+    /// It puts by its host ([`Transport::Host`]).
+    pub by_host: bool,
+    /// It can keep a timeline.
+    pub traced: bool,
+    /// It runs static and dynamic graphs.
+    pub mixed: bool,
+}
+
+/// How code for a GPU is compiled.
 ///
 /// # Errors
 /// No cubin can be made for it, or a block has too little shared memory.
-pub fn compile_options(
-    row: &Device,
-    device_library: bool,
-    traced: bool,
-    mixed: bool,
-) -> Result<CompileOptions, AppError> {
+pub fn compile_options(row: &Device, kind: KernelKind) -> Result<CompileOptions, AppError> {
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
-    let mut options = CompileOptions::new(architecture, device_library);
+    let mut options = CompileOptions::new(architecture, kind.device_library);
     // For compute-sanitizer, see kernels-cu/src/gpu/config.cuh.
     if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
         options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
     }
-    if traced {
+    if kind.by_host {
+        options.defines.push(("MPK_HOST_PROXY".into(), "1".into()));
+    }
+    if kind.traced {
         options.defines.push(("MPK_TRACE".into(), "1".into()));
     }
-    if mixed {
+    if kind.mixed {
         options.defines.push(("MPK_MIXED_PLACEMENT".into(), "1".into()));
     }
     options.config = fit(options.config, row.shared_memory).ok_or_else(|| {
@@ -243,13 +253,14 @@ fn code(
     graphs: &[TaskGraph],
 ) -> Result<Code, Error> {
     world.phase("compilation");
+    let by_host = config.transport.puts_through_host(world.size());
     let begin = Instant::now();
     let codes = task_codes(graphs).map_err(|e| AppError::from(distributed::Error::Code(e)));
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let mixed = are_mixed(graphs);
-    let options = together(world, compile_options(row, device_library, config.trace.is_some(), mixed))?;
+    let kind = KernelKind { device_library, by_host, traced: config.trace.is_some(), mixed: are_mixed(graphs) };
+    let options = together(world, compile_options(row, kind))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
@@ -266,7 +277,8 @@ fn code(
     };
     let cubin = together(world, cubin)?;
     log_cubin(&cubin, expressions.len(), generated.as_secs_f64());
-    let collective = config.launch != LaunchChoice::Cooperative;
+    // Without NVSHMEM there is nothing that could launch collectively.
+    let collective = config.launch != LaunchChoice::Cooperative && !by_host;
     let shim = if collective { shim(world, options.architecture, &cache) } else { None };
     let nvshmem = match cubin.toolchain.nvshmem {
         None if world.size() > 1 => {
@@ -375,8 +387,13 @@ pub fn compile_all(
         lists.push(task_codes(graphs).map_err(error)?.expressions);
     }
     let expressions = merge(lists.iter().map(Vec::as_slice));
-    let mixed = are_mixed(all.iter().flatten());
-    let options = compile_options(row, transport.puts_through_nvshmem(ranks, true), traced, mixed)?;
+    let kind = KernelKind {
+        device_library: transport.puts_through_nvshmem(ranks, true),
+        by_host: transport.puts_through_host(ranks),
+        traced,
+        mixed: are_mixed(all.iter().flatten()),
+    };
+    let options = compile_options(row, kind)?;
     let cache = Cache::from_environment().map_err(error)?;
     let cubin = telling(expressions.len(), || compile(&expressions, &options, &cache)).map_err(error)?;
     if ranks > 1

@@ -1,6 +1,7 @@
 //! The engine: a model in memory that takes requests.
 
 use crate::engine::config::{BackendChoice, RunConfig};
+use distributed::cuda::Transport;
 use crate::engine::error::{Error, ErrorKind};
 use crate::engine::handle::{Channel, Ended, Handle};
 use crate::engine::life::{GraphJob, Life, stopped};
@@ -343,7 +344,12 @@ fn engine_thread(
     ready: &Sender<Result<(Info, Option<Client>), Error>>,
 ) {
     let closes = Closes(life);
-    let watch = WatchOptions { deadline: config.deadline, tell: config.tell, fault: config.fault };
+    let watch = WatchOptions {
+        deadline: config.deadline,
+        tell: config.tell,
+        fault: config.fault,
+        carries_all: config.transport == Transport::Host && config.backend != BackendChoice::Cpu,
+    };
     let result = match World::init(watch) {
         Ok(world) => {
             let result = engine_on(&world, spec, config, inspect, life, ready);

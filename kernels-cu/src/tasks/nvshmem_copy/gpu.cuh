@@ -107,8 +107,60 @@ struct NvshmemCopy : TaskCode {
     }
   }
 
+#if MPK_HOST_PROXY
+  /* Rows into frames, each by a warp: rows of one plane that follow each other, at most what one frame brings. The caller's barrier puts them
+   * before its signal, whose frame is begun after it. */
+  static __device__ __noinline__ bool put_by_host(const Context& context, uint32_t pe, const Shape& shape, const View& source, const View& target, uint8_t* symmetric) {
+    const mpk_rank* const rank = context.rank();
+    constexpr uint32_t kMost = static_cast<uint32_t>(platform::kFramePayload);
+    const uint32_t lane = threadIdx.x % 32, width = shape.row_bytes < kMost ? shape.row_bytes : kMost;
+    if (shape.total == 0 || width == 0) return true;
+    /* For every warp something, where there is enough. */
+    const uint32_t share = (shape.rows + kComputeWarps - 1) / kComputeWarps, most = kMost / width, rows = share < most ? share : most;
+    const uint32_t planes = shape.total / shape.rows, pieces = (shape.rows + rows - 1) / rows, columns = (shape.row_bytes + width - 1) / width;
+    for (uint32_t unit = context.warp; unit < planes * pieces * columns; unit += kComputeWarps) {
+      const uint32_t column = unit % columns * width, piece = unit / columns % pieces, plane = unit / columns / pieces;
+      const uint32_t first = piece * rows, count = shape.rows - first < rows ? shape.rows - first : rows;
+      const uint32_t bytes = shape.row_bytes - column < width ? shape.row_bytes - column : width;
+      const Place place(shape, plane * shape.rows + first);
+      const uint8_t* const from = reinterpret_cast<const uint8_t*>(source.addr) + source.offset(place) + column;
+      uint64_t position = 0;
+      uint32_t open = 0;
+      if (lane == 0) {
+        mpk_frame frame = platform::make_frame(rank, pe, MPK_FRAME_ROWS, symmetric + target.offset(place) + column, static_cast<uint64_t>(count) * bytes);
+        frame.rows = count;
+        frame.row_bytes = bytes;
+        frame.stride = target.row;
+        open = platform::frame_open(rank, frame, &position);
+      }
+      position = __shfl_sync(0xFFFFFFFFu, position, 0);
+      if (__shfl_sync(0xFFFFFFFFu, open, 0) == 0) return false;
+      uint8_t* const to = platform::frame_payload(rank->proxy, position);
+      const uint64_t bits = reinterpret_cast<uint64_t>(from) | source.row | bytes;
+      if ((bits & 15) == 0) fill<uint4>(to, from, source.row, count, bytes, lane);
+      else if ((bits & 3) == 0) fill<uint32_t>(to, from, source.row, count, bytes, lane);
+      else fill<uint8_t>(to, from, source.row, count, bytes, lane);
+      __syncwarp();
+      if (lane == 0) platform::frame_close(rank->proxy, position);
+    }
+    return true;
+  }
+
+  template <typename Piece>
+  static __device__ __forceinline__ void fill(uint8_t* to, const uint8_t* from, uint64_t stride, uint32_t rows, uint32_t row_bytes, uint32_t lane) {
+    const uint32_t each = row_bytes / sizeof(Piece);
+    for (uint32_t i = lane; i < rows * each; i += 32) {
+      const uint32_t row = i / each, at = i % each;
+      reinterpret_cast<Piece*>(to)[i] = *reinterpret_cast<const Piece*>(from + row * stride + at * sizeof(Piece));
+    }
+  }
+#endif
+
   static __device__ __forceinline__ int put(Context& context, uint32_t pe, const Shape& shape, const View& source, const View& target, uint8_t* symmetric) {
-#if MPK_NVSHMEM
+#if MPK_HOST_PROXY
+    if (!put_by_host(context, pe, shape, source, target, symmetric)) context.fail(MPK_ABORT_PEER);
+    return MPK_OK;
+#elif MPK_NVSHMEM
     /* Over a dead link a put may never return (platform/gpu.h): none is begun after an abort. */
     if (__any_sync(0xFFFFFFFFu, platform::aborted(context.rank()))) return MPK_OK;
     for (uint32_t r = context.warp; r < shape.total; r += kComputeWarps) {

@@ -1,0 +1,105 @@
+//! What a kernel that puts by its host needs (`Transport::Host`): a way to the rings of the rank's proxy, and their description in the
+//! GPU's memory.
+
+use super::device::{Context, is_stuck};
+use super::driver::{check, describe};
+use super::memory::{DeviceBuffer, Stream};
+use crate::error::{Error, Result};
+use crate::nodes::Proxy;
+use cudarc::driver::sys;
+use kernels_cu::abi;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Memory of this process that a GPU reads and writes at the same address, as long as this lives.
+struct Shared {
+    context: Arc<Context>,
+    start: *mut u8,
+}
+
+impl Shared {
+    /// # Safety
+    /// So many bytes are live until the result goes.
+    unsafe fn new(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<Shared> {
+        context.make_current()?;
+        let refused =
+            |reason| Error::PinnedMemory { what: "the proxy's ring".into(), bytes: bytes as u64, reason };
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: a context is current, and the bytes are live (the caller's promise).
+        let result = unsafe { sys::cuMemHostRegister_v2(start.cast::<c_void>(), bytes, flags) };
+        if result != sys::CUresult::CUDA_SUCCESS {
+            return Err(refused(describe(result)));
+        }
+        let shared = Shared { context: context.clone(), start };
+        let mut device = 0;
+        // SAFETY: registered just now; the out-pointer is valid.
+        check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut device, start.cast(), 0)
+        })?;
+        if device == start as u64 { Ok(shared) } else { Err(refused("the GPU sees it at another address".into())) }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !is_stuck() && self.context.make_current().is_ok() {
+            // SAFETY: registered in `new`, once.
+            let _ = unsafe { sys::cuMemHostUnregister(self.start.cast()) };
+        }
+    }
+}
+
+/// The GPU's end of the proxy's rings.
+pub(super) struct HostRing {
+    description: DeviceBuffer,
+    _shared: Shared,
+}
+
+// SAFETY: the address is only given to the driver.
+unsafe impl Send for HostRing {}
+
+impl HostRing {
+    /// Of the proxy of this rank, which lives longer than the rank's memory.
+    pub fn new(context: &Arc<Context>, stream: &Stream, proxy: &Proxy) -> Result<HostRing> {
+        let (start, bytes) = proxy.memory();
+        // SAFETY: the proxy has its memory until the process ends its MPI, after all ranks' memory.
+        let shared = unsafe { Shared::new(context, start, bytes) }?;
+        let ring = proxy.ring_for_device();
+        let size = size_of::<abi::mpk_proxy>() as u64;
+        let description = DeviceBuffer::new(context, "the proxy's description", size)?;
+        // SAFETY: as many bytes of a live value, copied before the wait ends; nobody else knows the buffer.
+        unsafe { stream.to_device(description.address(), (&raw const ring).cast(), size) }?;
+        stream.wait()?;
+        Ok(HostRing { description, _shared: shared })
+    }
+
+    /// Where the kernel finds the `mpk_proxy`.
+    pub fn address(&self) -> u64 {
+        self.description.address()
+    }
+}
+
+/// Does what a frame says in the heap at `heap`, while no kernel runs. Its proxy has checked it.
+pub(super) fn bring(stream: &Stream, heap: u64, bytes: &[u8]) -> Result<()> {
+    let (head, payload) = bytes.split_at(size_of::<abi::mpk_frame>());
+    // SAFETY: as many bytes as the struct has, all of them numbers.
+    let frame = unsafe { head.as_ptr().cast::<abi::mpk_frame>().read_unaligned() };
+    let at = heap + frame.offset;
+    // SAFETY (all copies): the frame lies in the heap, which no kernel uses now; the sources live until the wait.
+    match frame.kind {
+        abi::MPK_FRAME_ROWS => {
+            for (row, source) in payload.chunks_exact(frame.row_bytes as usize).take(frame.rows as usize).enumerate() {
+                unsafe { stream.to_device(at + row as u64 * frame.stride, source.as_ptr(), source.len() as u64) }?;
+            }
+        }
+        abi::MPK_FRAME_ADD => {
+            let before = unsafe { stream.read(at, 8) }?;
+            let before = before.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            let after = before.wrapping_add(frame.value).to_ne_bytes();
+            unsafe { stream.to_device(at, after.as_ptr(), 8) }?;
+            stream.wait()?;
+        }
+        _ => unsafe { stream.to_device(at, payload.as_ptr(), u64::from(frame.rows) * 8) }?,
+    }
+    stream.wait()
+}
