@@ -49,7 +49,11 @@ impl World {
         }
         let place = Place::from_environment();
         // The proxy between nodes calls MPI too.
-        let wanted = if place.is_one_node() && !options.carries_all { mpi::Threading::Funneled } else { mpi::Threading::Multiple };
+        let wanted = if place.is_one_node() && !options.carries_all {
+            mpi::Threading::Funneled
+        } else {
+            mpi::Threading::Multiple
+        };
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
@@ -93,7 +97,8 @@ impl World {
         }
         let rank = self.rank();
         let far = nodes.elsewhere(rank);
-        let peers = if carries_all { (0..self.size()).filter(|&peer| peer != rank).collect() } else { far.clone() };
+        let peers =
+            if carries_all { (0..self.size()).filter(|&peer| peer != rank).collect() } else { far.clone() };
         let communicator = self.call(|| {
             let own = world.duplicate();
             // SAFETY: a live communicator. Errors come back from now on; by MPI's default they would end the job without a word.
@@ -103,7 +108,10 @@ impl World {
         });
         if let Some(watch) = &self.watch {
             if !far.is_empty() {
-                watch.set_elsewhere(self.size(), far.iter().map(|&peer| (peer, nodes.name_of(peer).to_string())));
+                watch.set_elsewhere(
+                    self.size(),
+                    far.iter().map(|&peer| (peer, nodes.name_of(peer).to_string())),
+                );
             }
             let begun = Proxy::begin(rank, communicator, peers, watch);
             self.proxy = Some(agreed(&self, begun)?);

@@ -36,7 +36,11 @@ impl Shared {
         check("cuMemHostGetDevicePointer", unsafe {
             sys::cuMemHostGetDevicePointer_v2(&mut device, start.cast(), 0)
         })?;
-        if device == start as u64 { Ok(shared) } else { Err(refused("the GPU sees it at another address".into())) }
+        if device == start as u64 {
+            Ok(shared)
+        } else {
+            Err(refused("the GPU sees it at another address".into()))
+        }
     }
 }
 
@@ -88,8 +92,12 @@ pub(super) fn bring(stream: &Stream, heap: u64, bytes: &[u8]) -> Result<()> {
     // SAFETY (all copies): the frame lies in the heap, which no kernel uses now; the sources live until the wait.
     match frame.kind {
         abi::MPK_FRAME_ROWS => {
-            for (row, source) in payload.chunks_exact(frame.row_bytes as usize).take(frame.rows as usize).enumerate() {
-                unsafe { stream.to_device(at + row as u64 * frame.stride, source.as_ptr(), source.len() as u64) }?;
+            for (row, source) in
+                payload.chunks_exact(frame.row_bytes as usize).take(frame.rows as usize).enumerate()
+            {
+                unsafe {
+                    stream.to_device(at + row as u64 * frame.stride, source.as_ptr(), source.len() as u64)
+                }?;
             }
         }
         abi::MPK_FRAME_ADD => {

@@ -190,7 +190,11 @@ impl CudaRank {
             &stream,
             &HeapOptions {
                 bytes: heap_layout.bytes,
-                transport: if linked || machine.puts_through_host(world) { machine.transport } else { Transport::P2p },
+                transport: if linked || machine.puts_through_host(world) {
+                    machine.transport
+                } else {
+                    Transport::P2p
+                },
                 bootstrap: machine.bootstrap,
                 version: code.nvshmem,
                 linked,

@@ -71,7 +71,8 @@ impl CudaRank {
         let argument = self.control.image.address(self.control.rank);
         let host_abort = self.host_abort.as_ptr().cast::<u32>();
         // SAFETY: the word lives as long as `self`, and so does the GPU's way to the rings; the kernel alone reads the inbox.
-        let carried = self.carrier(world).map(|proxy| unsafe { proxy.carry_to_device(self.heap_bytes, host_abort) });
+        let carried =
+            self.carrier(world).map(|proxy| unsafe { proxy.carry_to_device(self.heap_bytes, host_abort) });
         world.set_longest_end(GRACE + COPY_LIMIT + MARGIN);
         // Every rank's memory is set up before the first put.
         world.barrier();

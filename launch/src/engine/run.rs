@@ -1,7 +1,6 @@
 //! The engine: a model in memory that takes requests.
 
 use crate::engine::config::{BackendChoice, RunConfig};
-use distributed::cuda::Transport;
 use crate::engine::error::{Error, ErrorKind};
 use crate::engine::handle::{Channel, Ended, Handle};
 use crate::engine::life::{GraphJob, Life, stopped};
@@ -14,6 +13,7 @@ use crate::engine::text::{RequestText, Wanted};
 use crate::engine::user_graph::GraphRun;
 use crate::model::app_error::AppError;
 use crate::model::prompts::{Limits, PromptSource, resolve};
+use distributed::cuda::Transport;
 use distributed::cuda::WarmUp;
 use distributed::online::{Client, Submission, SubmitError};
 use distributed::plan;
