@@ -56,6 +56,12 @@ fn hopper_two_ranks_through_nvshmem() {
     compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
 }
 
+/// Puts by its host.
+#[test]
+fn hopper_two_ranks_by_their_hosts() {
+    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "host"]);
+}
+
 #[test]
 fn blackwell_two_ranks_dynamic_copies() {
     compiles(

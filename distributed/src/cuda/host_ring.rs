@@ -89,24 +89,25 @@ pub(super) fn bring(stream: &Stream, heap: u64, bytes: &[u8]) -> Result<()> {
     // SAFETY: as many bytes as the struct has, all of them numbers.
     let frame = unsafe { head.as_ptr().cast::<abi::mpk_frame>().read_unaligned() };
     let at = heap + frame.offset;
-    // SAFETY (all copies): the frame lies in the heap, which no kernel uses now; the sources live until the wait.
     match frame.kind {
         abi::MPK_FRAME_ROWS => {
-            for (row, source) in
-                payload.chunks_exact(frame.row_bytes as usize).take(frame.rows as usize).enumerate()
-            {
-                unsafe {
-                    stream.to_device(at + row as u64 * frame.stride, source.as_ptr(), source.len() as u64)
-                }?;
+            let rows = payload.chunks_exact(frame.row_bytes.max(1) as usize).take(frame.rows as usize);
+            for (row, source) in rows.enumerate() {
+                let to = at + row as u64 * frame.stride;
+                // SAFETY: the frame lies in the heap, which no kernel uses now; the source lives until the wait.
+                unsafe { stream.to_device(to, source.as_ptr(), source.len() as u64) }?;
             }
         }
         abi::MPK_FRAME_ADD => {
+            // SAFETY: as above.
             let before = unsafe { stream.read(at, 8) }?;
             let before = before.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
             let after = before.wrapping_add(frame.value).to_ne_bytes();
+            // SAFETY: as above; the wait is this one.
             unsafe { stream.to_device(at, after.as_ptr(), 8) }?;
             stream.wait()?;
         }
+        // SAFETY: as above.
         _ => unsafe { stream.to_device(at, payload.as_ptr(), u64::from(frame.rows) * 8) }?,
     }
     stream.wait()
