@@ -161,20 +161,24 @@ impl CudaRank {
 
     /// After this rank's kernel: waits until what others have put in this launch is here, and does what the kernel has not.
     fn await_others(&self, world: &World, carried: &Carried<'_>, watch: &mut Watch) -> Result<()> {
+        let Some(proxy) = self.carrier(world) else { return Ok(()) };
         let begin = Instant::now();
-        // A rank that has aborted waits for nobody; who has not is told by the others' aborts.
-        while watch.told.is_none() && !carried.is_over() && !self.is_aborted() {
+        loop {
+            // Before the frames are looked at: then they were the last.
+            let over = carried.is_over();
+            while let Some(frame) = proxy.brought() {
+                bring(&self.watch, self.heap.base(), &frame)?;
+            }
+            // A rank that has aborted waits for nobody; one that has not is told by the others' aborts.
+            if over || watch.told.is_some() || self.is_aborted() || begin.elapsed() > AFTERWARDS {
+                return Ok(());
+            }
             watch.lost = watch.lost.take().or_else(|| interrupt::lost_rank(world));
-            if watch.lost.is_some() || begin.elapsed() > AFTERWARDS {
+            if watch.lost.is_some() {
                 return Ok(());
             }
             std::thread::sleep(SHORT);
         }
-        let Some(proxy) = self.carrier(world).filter(|_| carried.is_over()) else { return Ok(()) };
-        while let Some(frame) = proxy.brought() {
-            bring(&self.watch, self.heap.base(), &frame)?;
-        }
-        Ok(())
     }
 
     /// The host has been asked for an abort, by itself or by another rank's.
