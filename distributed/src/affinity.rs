@@ -1,7 +1,6 @@
 //! Which cores a rank may use. mpirun's binding is ignored: it ties a rank to one core.
 
 use crate::launcher::{self, launched_by_mpi};
-use crate::world::World;
 
 /// Cores of this rank, and whether ranks must share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +13,8 @@ pub struct Cores {
 
 /// Divides the node's allowed cores among its ranks: contiguous shares, or one shared core each where there are
 /// more ranks than cores.
-pub fn cores_of_rank(world: &World) -> Cores {
-    share(&allowed_cores(), world.node_rank() as usize, world.node_size() as usize)
+pub(crate) fn cores_of_rank(node_rank: u32, node_size: u32) -> Cores {
+    share(&allowed_cores(), node_rank as usize, node_size as usize)
 }
 
 fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {

@@ -12,8 +12,10 @@
 #ifndef MPK_PROTOCOL_FRAMES_H
 #define MPK_PROTOCOL_FRAMES_H
 
-/* What the CPU's puts are made of, so not platform.h, which has them. */
-#if defined(MPK_MODEL)
+/* Puts are made of frames, so not platform.h, which has them. */
+#if defined(__CUDACC__)
+#include "platform/gpu.h"
+#elif defined(MPK_MODEL)
 #include "model/platform.h"
 #else
 #include "platform/cpu.h"

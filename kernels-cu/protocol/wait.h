@@ -139,7 +139,7 @@ MPK_DEVICE int park(const mpk_rank* rank, const uint32_t* word, uint32_t seen, u
   if (code != MPK_OK) return code;
   if (rank->host_abort != nullptr) {
     /* Nobody else of the block may look at it now. Relaxed: only the wish counts. */
-    const uint32_t wish = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
+    const uint32_t wish = static_cast<uint32_t>(platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed));
     if (wish != MPK_OK) return static_cast<int>(wish);
   }
   platform::park(word, seen, longest_ns);

@@ -216,13 +216,13 @@ pub fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
 /// schedulers, and of the host's wishes (`protocol/gpu/spare.cuh`).
 fn check_host_limits(graphs: &[TaskGraph]) -> Result<()> {
     let Some(graph) = graphs.first() else { return Ok(()) };
-    let busy = if graph.placement == Placement::Dynamic { schedulers(graph.workers, graph.world) } else { 1 };
+    let busy = if any_dynamic(graphs) { schedulers(graph.workers, graph.world) } else { 1 };
     if graph.workers >= busy + 2 {
         return Ok(());
     }
     Err(Error::Graph {
         graph: graph.name.clone(),
-        problem: format!("--transport host takes {} workers at least on a GPU", busy + 2),
+        problem: format!("--transport host needs at least {} workers on a GPU", busy + 2),
     })
 }
 

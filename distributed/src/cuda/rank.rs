@@ -60,7 +60,9 @@ pub struct CudaRank {
     pub(super) watch: Stream,
     /// For what the host writes while the kernel runs.
     tables: Stream,
+    /// The abort that the host asks for, and who is its origin (`mpk_rank.host_abort`).
     pub(super) host_abort: PinnedBuffer,
+    pub(super) rank: u32,
     pub(super) snapshot: PinnedBuffer,
     pub(crate) deadline: Duration,
     weight_kernels: WeightKernels,
@@ -131,7 +133,7 @@ impl Lasting {
                 scratch: &self.scratch,
                 trace: self.trace,
                 trace_capacity: self.trace_capacity,
-                oversubscribed: self.oversubscribed,
+                oversubscribed: u32::from(self.oversubscribed),
                 kernels: 0,
                 proxy: self.proxy,
                 host_abort: self.host_abort,
@@ -302,6 +304,7 @@ impl CudaRank {
             watch,
             tables,
             host_abort,
+            rank: world.rank(),
             snapshot,
             deadline: options.deadline,
             weight_kernels,

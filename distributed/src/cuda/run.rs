@@ -11,7 +11,7 @@ use crate::nodes::{Carried, Proxy};
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often the host looks at stream and signals.
@@ -69,10 +69,11 @@ impl CudaRank {
     ) -> Result<()> {
         self.machine.context.make_current()?;
         let argument = self.control.image.address(self.control.rank);
-        let host_abort = self.host_abort.as_ptr().cast::<u32>();
+        let host_abort = self.host_abort.as_ptr().cast::<u64>();
         // SAFETY: the word lives as long as `self`, and so does the GPU's way to the rings; the kernel alone reads the inbox.
-        let carried =
-            self.carrier(world).map(|proxy| unsafe { proxy.carry_to_device(self.heap_bytes, host_abort) });
+        let carried = self.carrier(world).map(|proxy| unsafe {
+            proxy.carry_to_device(self.heap_bytes, host_abort, world.cores().own.len() < 2)
+        });
         world.set_longest_end(GRACE + COPY_LIMIT + MARGIN);
         // Every rank's memory is set up before the first put.
         world.barrier();
@@ -173,7 +174,7 @@ impl CudaRank {
             if over || watch.told.is_some() || self.is_aborted() || begin.elapsed() > AFTERWARDS {
                 return Ok(());
             }
-            watch.lost = watch.lost.take().or_else(|| interrupt::lost_rank(world));
+            watch.lost = watch.lost.take().or_else(|| world.lost_rank());
             if watch.lost.is_some() {
                 return Ok(());
             }
@@ -184,7 +185,7 @@ impl CudaRank {
     /// The host has been asked for an abort, by itself or by another rank's.
     fn is_aborted(&self) -> bool {
         // SAFETY: as in `abort`.
-        unsafe { AtomicU32::from_ptr(self.host_abort.as_ptr().cast()) }.load(Ordering::Relaxed) != 0
+        unsafe { AtomicU64::from_ptr(self.host_abort.as_ptr().cast()) }.load(Ordering::Relaxed) != 0
     }
 
     /// Starts the kernel on the `mpk_rank` at this address of the device.
@@ -194,10 +195,12 @@ impl CudaRank {
         unsafe { self.launcher.launch(self.heap.nvshmem(), self.kernel, self.shape, &self.stream, rank) }
     }
 
-    /// Asks the kernel to end; block 0 hands the code on to all ranks.
+    /// Asks the kernel to end; block 0 hands the code on to all ranks. The first cause stays.
     fn abort(&self, code: u32) {
+        let word = u64::from(self.rank) << 32 | u64::from(code);
         // SAFETY: the first word of live pinned memory, which host and GPU only access atomically.
-        unsafe { AtomicU32::from_ptr(self.host_abort.as_ptr().cast()) }.store(code, Ordering::Release);
+        let asked = unsafe { AtomicU64::from_ptr(self.host_abort.as_ptr().cast()) };
+        let _ = asked.compare_exchange(0, word, Ordering::Release, Ordering::Relaxed);
     }
 
     /// Reads the control block now and then. A kernel that makes no progress long after its own deadline is told to

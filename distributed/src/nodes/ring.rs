@@ -23,7 +23,7 @@ pub(super) const FRAME_BYTES: usize = abi::MPK_FRAME_BYTES as usize;
 pub(super) struct Ring {
     ring: *mut abi::mpk_proxy,
     // The struct, then the bytes.
-    _memory: HugeBuffer,
+    memory: HugeBuffer,
 }
 
 // SAFETY: the protocol orders all access to what the pointer leads to; the memory lives as long as the struct.
@@ -51,7 +51,12 @@ impl Ring {
                 ..Default::default()
             };
         }
-        Ok(Ring { ring, _memory: memory })
+        Ok(Ring { ring, memory })
+    }
+
+    /// All of its memory, which a GPU has to reach.
+    pub fn memory(&self) -> (*mut u8, usize) {
+        (self.memory.as_ptr(), BYTES)
     }
 
     /// For the loops.
@@ -61,7 +66,7 @@ impl Ring {
 
     /// For a GPU whose kernel aborts by the word `host_abort`: what it needs to know of the ring, and what frames for it are given to. The
     /// words of an earlier launch's abort are gone.
-    pub fn for_device(&self, heap_bytes: u64, host_abort: *mut u32) -> (abi::mpk_proxy, Target) {
+    pub fn for_device(&self, heap_bytes: u64, host_abort: *mut u64) -> (abi::mpk_proxy, Target) {
         // SAFETY: a live ring and inbox, which no kernel reads at this time.
         let ring = unsafe {
             (*(*self.ring).inbox).abort = host_abort;
@@ -87,14 +92,15 @@ impl Ring {
         (to != u32::MAX).then_some(to)
     }
 
-    /// Takes the next frames for that rank out: as many as follow each other. By one thread only.
-    pub fn take(&self, frames: &mut Vec<u8>) {
+    /// Takes the next frames for that rank out: as many as follow each other, at most `room` bytes of them. By one thread only.
+    pub fn take(&self, frames: &mut Vec<u8>, room: usize) {
         let begin = frames.len();
-        frames.resize(begin + FRAME_BYTES, 0);
-        // SAFETY: a live ring, and so much room.
-        let taken =
-            unsafe { abi::mpk_proxy_take(self.ring, frames.as_mut_ptr().add(begin), FRAME_BYTES as u64) };
-        frames.truncate(begin + taken as usize);
+        frames.reserve(room);
+        // SAFETY: a live ring; so much room was reserved, and what was taken is written.
+        unsafe {
+            let taken = abi::mpk_proxy_take(self.ring, frames.as_mut_ptr().add(begin), room as u64);
+            frames.set_len(begin + taken as usize);
+        }
     }
 }
 
@@ -175,6 +181,18 @@ impl Heap {
     }
 }
 
+/// Whether the last of these frames is data, which nobody reads before its signal has come.
+pub(super) fn end_with_data(frames: &[u8]) -> bool {
+    let (mut rest, mut kind) = (frames, 0);
+    while let Some(head) = rest.first_chunk::<{ size_of::<abi::mpk_frame>() }>() {
+        // SAFETY: a plain struct of numbers, of as many bytes.
+        let frame = unsafe { head.as_ptr().cast::<abi::mpk_frame>().read_unaligned() };
+        kind = frame.kind;
+        rest = rest.get(frame.bytes.max(1) as usize..).unwrap_or_default();
+    }
+    kind == abi::MPK_FRAME_ROWS
+}
+
 /// Whether these frames begin with an abort word, as [`abort_frame`] has it.
 pub(super) fn is_abort(frames: &[u8]) -> bool {
     let Some(head) = frames.first_chunk::<{ size_of::<abi::mpk_frame>() }>() else { return false };
@@ -201,6 +219,7 @@ pub(super) fn abort_frame(to: u32, word: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::mem::offset_of;
 
     #[test]
     fn an_abort_arrives_and_the_first_one_stays() {
@@ -215,11 +234,26 @@ mod tests {
     }
 
     #[test]
+    fn data_waits_for_its_signal() {
+        let frame = |kind: u32, bytes: u32| {
+            let mut frame = vec![0u8; bytes as usize];
+            frame[offset_of!(abi::mpk_frame, bytes)..][..4].copy_from_slice(&bytes.to_ne_bytes());
+            frame[offset_of!(abi::mpk_frame, kind)..][..4].copy_from_slice(&kind.to_ne_bytes());
+            frame
+        };
+        let (rows, add) = (frame(abi::MPK_FRAME_ROWS, 128), frame(abi::MPK_FRAME_ADD, 64));
+        assert!(end_with_data(&rows));
+        assert!(!end_with_data(&[rows.clone(), add.clone()].concat()));
+        assert!(end_with_data(&[add, rows].concat()));
+        assert!(!end_with_data(&[]));
+    }
+
+    #[test]
     fn an_empty_ring_gives_nothing() {
         let ring = Ring::new(0).expect("memory");
         assert_eq!(ring.next(), None);
         let mut frames = vec![1, 2];
-        ring.take(&mut frames);
+        ring.take(&mut frames, FRAME_BYTES);
         assert_eq!(frames, [1, 2]);
     }
 }

@@ -259,6 +259,18 @@ driver! {
     }
     /// Frees it.
     fn cuMemFreeHost(address: *mut c_void) { free(address as u64) }
+    /// From now on the kernel may access this memory of the process.
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, _flags: c_uint) {
+        ALLOCATIONS.insert(address as u64, bytes as u64);
+        SUCCESS
+    }
+    /// From now on it may not.
+    fn cuMemHostUnregister(address: *mut c_void) {
+        if ALLOCATIONS.remove(address as u64).is_none() {
+            return fail(INVALID, &format!("cuMemHostUnregister of {address:p}, which is not registered"));
+        }
+        SUCCESS
+    }
     /// The same address.
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, host: *mut c_void, _flags: c_uint) {
         // SAFETY: the caller's promise.

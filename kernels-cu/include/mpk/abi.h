@@ -344,10 +344,17 @@ enum mpk_worker_state {
  * step ends the run (MPK_ABORT_ITERATIONS) rather than let them wrap. */
 #define MPK_LAST_ITERATION 0xFFFFFFFEu
 
+/* CPU: the cores that the threads of a rank have, and so how its waits pass their time. */
+enum mpk_cores {
+  MPK_CORES_ENOUGH = 0, /* one for each: waits spin first */
+  MPK_CORES_FEW = 1,    /* fewer than threads: waits yield at once, and soon sleep */
+  MPK_CORES_PROXY = 2,  /* one for each but the proxy, for which most waits of such a rank are: they yield at once, and sleep late */
+};
+
 /* How a rank adds to the counters that peers trigger: one way for the whole job, since atomics of two kinds on one counter
  * are not atomic together. */
 enum mpk_signals {
-  MPK_SIGNALS_DIRECT = 0,  /* all ranks reach each other's memory: atomics of this machine */
+  MPK_SIGNALS_DIRECT = 0,  /* all ranks reach each other's memory, or the hosts carry: atomics of this machine */
   MPK_SIGNALS_NVSHMEM = 1, /* some do not: NVSHMEM's signals, also to ranks within reach and to this rank itself */
 };
 
@@ -461,7 +468,7 @@ typedef struct mpk_inbox {
   uint64_t pad1[7];
   uint64_t capacity; /* a power of two */
   uint8_t* bytes;
-  uint32_t* abort;   /* mpk_rank.host_abort: an abort does not wait for its turn */
+  uint64_t* abort;   /* mpk_rank.host_abort: an abort does not wait for its turn */
   uint64_t pad2[5];
 } mpk_inbox;
 
@@ -501,7 +508,7 @@ typedef struct mpk_rank {
   uint32_t num_workers, num_schedulers; /* schedulers: where a graph is dynamic (local ones, then one remote) */
   uint32_t num_graphs;
   uint32_t placement;
-  uint32_t oversubscribed; /* CPU: more threads than cores, so waits yield at once */
+  uint32_t oversubscribed; /* CPU: enum mpk_cores */
   uint64_t deadline_ns;
   uint8_t** sym;           /* [world] base address of each rank's symmetric heap, as seen from here; NULL
                               where it can't be reached by stores */
@@ -529,7 +536,7 @@ typedef struct mpk_rank {
   uint64_t stall_ns;
   uint32_t stall_op;
   uint32_t signals;            /* enum mpk_signals */
-  uint32_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort (enum mpk_abort_code) */
+  uint64_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort: enum mpk_abort_code, above it the origin */
   mpk_proxy* proxy;            /* what carries puts to the ranks whose sym is NULL; NULL where there are none */
 } mpk_rank;
 

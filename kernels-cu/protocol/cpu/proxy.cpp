@@ -145,7 +145,7 @@ int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, 
       uint64_t word = 0;
       platform::copy_bytes(&word, at + sizeof(frame), sizeof(word));
       /* Relaxed: only the wish counts (spare.cuh). */
-      if (inbox->abort != nullptr) platform::store<platform::Scope::kSystem>(inbox->abort, static_cast<uint32_t>(word), platform::kRelaxed);
+      if (inbox->abort != nullptr) platform::store<platform::Scope::kSystem>(inbox->abort, word, platform::kRelaxed);
       return;
     }
     const uint64_t room = platform::frame_room(frame.bytes), to_end = skipped(tail, room);

@@ -9,12 +9,15 @@
 namespace mpk {
 namespace gpu {
 
-/* Passes the host's wish on to all ranks. */
+/* Passes the host's wish on to all ranks. It may be another rank's abort that the host was told of: then its origin stays. */
 __device__ inline void relay_host_abort(const mpk_rank* rank) {
   if (rank->host_abort == nullptr) return;
   /* Relaxed: only the wish counts. */
-  const uint32_t code = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
-  if (code != MPK_OK) abort_broadcast(rank, code);
+  const uint64_t word = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
+  const uint32_t code = static_cast<uint32_t>(word);
+  if (code == MPK_OK) return;
+  set_abort(rank->control, code, static_cast<uint32_t>(word >> 32));
+  abort_broadcast(rank, code);
 }
 
 /* Until the run ends. Apart from the others, since reading the host's memory takes microseconds. */

@@ -164,11 +164,12 @@ inline float float_from_bits(uint32_t bits) {
 
 /* How a wait passes its time: spins while its peer surely runs on another core, then gives the core away, then
  * sleeps, so that waiting threads leave the cores to those that compute. With more threads than cores
- * (mpk_rank.oversubscribed) it gives the core away at once: the thread it waits for may need this very core. */
+ * (mpk_rank.oversubscribed) it gives the core away at once: the thread it waits for may need this very core. Where that is the
+ * proxy, it sleeps as late as with enough cores, since a sleep takes longer than a message. */
 class Backoff {
  public:
   explicit Backoff(const mpk_rank* rank)
-      : spins_(rank->oversubscribed ? 0u : kSpins), yields_(rank->oversubscribed ? kYieldsShared : kYields) {}
+      : spins_(rank->oversubscribed != MPK_CORES_ENOUGH ? 0u : kSpins), yields_(rank->oversubscribed == MPK_CORES_FEW ? kYieldsShared : kYields) {}
 
   /* True when enough time went by that the caller should look at the clock. */
   bool step() {

@@ -1,17 +1,6 @@
 /* Everything the steps of the protocol need from the machine, for the GPU target: the names of platform/cpu.h.
  *
- * Atomics are PTX with the scope and order that the step asks for. A peer's memory is reached by stores where
- * mpk_rank.sym has a pointer, otherwise through NVSHMEM's device calls (MPK_NVSHMEM=1), or by the host (MPK_HOST_PROXY=1): frames in a
- * ring in the host's memory, which the rank's proxy carries (frames.h). What comes from elsewhere a warp of this kernel does
- * (protocol/gpu/inbox.cuh). So all atomics on a counter are this GPU's own.
- *
- * NVSHMEM's calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card;
- * where a link is dead the room for requests runs out, and the call does not return. Nothing here can bound it. So
- * - no thread begins such a signal once the rank is aborted (`aborted`), and no other loop of the protocol waits for a
- *   thread that is inside one without its own deadline: the rest of the rank ends, and reports where it stood;
- * - ranks out of reach are told of an abort by one thread, as its last act (abort_out_of_reach);
- * - the kernel ends only when every call has returned. The host waits for that a bounded time after the abort, then reports
- *   and ends the process without the kernel (distributed/src/cuda/run.rs). */
+ * Atomics are PTX with the scope and order that the step asks for. Writing to other ranks is in gpu_puts.h. */
 #ifndef MPK_PLATFORM_GPU_H
 #define MPK_PLATFORM_GPU_H
 
@@ -227,117 +216,6 @@ __device__ inline void copy_bytes(void* to, const void* from, size_t bytes) {
   } else {
     for (size_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(to)[i] = static_cast<const uint8_t*>(from)[i];
   }
-}
-
-}  // namespace platform
-}  // namespace mpk
-
-#if MPK_HOST_PROXY
-#include "frames.h"
-#endif
-
-namespace mpk {
-namespace platform {
-
-#if MPK_HOST_PROXY
-/* Out of the way of the tasks' code. */
-static __device__ __noinline__ bool host_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, const uint64_t* values, uint32_t count) {
-  /* An abort overtakes what is in the ring, which may be full: the proxy looks at this word, and tells all ranks. */
-  if (local_destination == reinterpret_cast<uint64_t*>(rank->control)) {
-    /* Relaxed: nothing is read on the strength of it. */
-    store<Scope::kSystem>(rank->proxy->abort, values[0], kRelaxed);
-    return true;
-  }
-  return proxy_words(rank, pe, local_destination, values, count);
-}
-static __device__ __noinline__ bool host_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
-  return proxy_add(rank, pe, local_counter, value);
-}
-static __device__ __noinline__ bool host_put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
-  return proxy_rows(rank, pe, local_destination, bytes, source, bytes, 1, bytes);
-}
-#endif
-
-/* As in cpu.h. */
-template <typename T>
-__device__ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
-  uint8_t* base = rank->sym[pe];
-  if (base == nullptr) return nullptr;
-  return reinterpret_cast<T*>(base + (reinterpret_cast<uint8_t*>(local) - rank->sym[rank->rank]));
-}
-
-/* One 8-byte word at rank `pe`, relaxed: its reader tells by the word itself whether it has come. */
-__device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
-  uint64_t* destination = peer_address(rank, pe, local_destination);
-  if (destination != nullptr) {
-    store<Scope::kSystem>(destination, value, kRelaxed);
-    return true;
-  }
-#if MPK_HOST_PROXY
-  return host_words(rank, pe, local_destination, &value, 1);
-#elif MPK_NVSHMEM
-  nvshmem_uint64_p(local_destination, value, static_cast<int>(pe));
-  return true;
-#else
-  return false;
-#endif
-}
-
-/* As in cpu.h: stores to one place are in order, NVSHMEM's puts only behind its fence. */
-__device__ inline void order_puts() {
-#if MPK_NVSHMEM
-  nvshmem_fence();
-#endif
-}
-
-/* The rank has been aborted. Relaxed: as abort_code. */
-__device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK; }
-
-/* Adds to rank `pe`'s copy of a symmetric counter, after all that this thread has put there or has been told of
- * (release at system scope; NVSHMEM: fence, then signal). Which of the two is the job's choice, not the peer's: NVSHMEM
- * promises that its signals are atomic with each other, not with atomics that reach the same counter by a pointer. */
-__device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
-  if (rank->signals == MPK_SIGNALS_DIRECT) {
-    uint64_t* counter = peer_address(rank, pe, local_counter);
-#if MPK_HOST_PROXY
-    if (counter == nullptr) return host_add(rank, pe, local_counter, value);
-#endif
-    if (counter == nullptr) return false;
-    fetch_add<Scope::kSystem>(counter, value, kRelease);
-    return true;
-  }
-#if MPK_NVSHMEM
-  if (aborted(rank)) return false;
-  __threadfence_system(); /* what went to peers by stores, and what this thread was told of */
-  nvshmem_fence();        /* what went to `pe` by NVSHMEM */
-  nvshmemx_signal_op(local_counter, value, NVSHMEM_SIGNAL_ADD, static_cast<int>(pe));
-  return true;
-#else
-  return false;
-#endif
-}
-
-/* By one thread, for small things: `bytes`, a multiple of 8 as both addresses are, then the signal. Both go the same way, so
- * neither overtakes an earlier signal of this thread. */
-__device__ inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
-                                       uint64_t* local_signal, uint64_t value) {
-  uint64_t* to = static_cast<uint64_t*>(local_destination);
-  const uint64_t* from = static_cast<const uint64_t*>(source);
-  if (rank->signals == MPK_SIGNALS_DIRECT) {
-    to = peer_address(rank, pe, to);
-#if MPK_HOST_PROXY
-    if (to == nullptr) return host_put(rank, pe, local_destination, source, bytes) && signal_add(rank, pe, local_signal, value);
-#endif
-    if (to == nullptr) return false;
-    for (size_t i = 0; i < bytes / 8; ++i) to[i] = from[i];
-  } else {
-#if MPK_NVSHMEM
-    if (aborted(rank)) return false;
-    /* Word by word: the source may lie on this thread's stack, which a network can't read. */
-    for (size_t i = 0; i < bytes / 8; ++i) nvshmem_uint64_p(to + i, from[i], static_cast<int>(pe));
-#endif
-  }
-  return signal_add(rank, pe, local_signal, value);
 }
 
 }  // namespace platform

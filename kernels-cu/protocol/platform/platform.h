@@ -4,6 +4,7 @@
 
 #if defined(__CUDACC__)
 #include "platform/gpu.h"
+#include "platform/gpu_puts.h"
 #elif defined(MPK_MODEL)
 #include "model/platform.h" /* the model checker's */
 #else

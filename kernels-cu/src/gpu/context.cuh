@@ -19,7 +19,7 @@
 
 #include "gpu/ring.cuh"
 #include "gpu/shared.cuh"
-#include "platform/gpu.h"
+#include "platform/platform.h"
 #include "event.h"
 #include "kernel_wait.h"
 

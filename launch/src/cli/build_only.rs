@@ -10,7 +10,6 @@ use crate::model::families::{self, GraphOptions};
 use crate::model::files;
 use crate::model::model_source::ModelSource;
 use distributed::World;
-use distributed::affinity::cores_of_rank;
 use distributed::cuda::{Found, Gpu, check_limits, driver};
 use distributed::launcher::launched_ranks;
 use distributed::nodes::Nodes;
@@ -28,7 +27,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     let row = device_row(args)?;
     let target = match &row {
         None => {
-            let cores = cores_of_rank(&World::single()).own.len() as u32;
+            let cores = World::single().cores().own.len() as u32;
             Target::cpu(model.runtime.workers.unwrap_or((cores / ranks).max(1)))
         }
         Some(row) => cuda_target(row, &model)?,

@@ -5,7 +5,7 @@ use crate::engine::config::{BackendChoice, LaunchChoice, RunConfig};
 use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use crate::model::model_json::ModelJson;
-use distributed::affinity::{Cores, cores_of_rank};
+use distributed::affinity::Cores;
 use distributed::cuda::{Code, Found, Machine, Transport, WarmUp, driver};
 use distributed::plan::{BatchPlan, RunOptions};
 use distributed::{CpuRank, CudaRank, Rank, World, are_mixed};
@@ -37,7 +37,7 @@ impl Backend {
     /// There is no GPU where one is asked for, or one that can't be used.
     pub fn choose(world: &World, config: &RunConfig, warm_up: Option<WarmUp>) -> Result<Backend, Error> {
         let begin = Instant::now();
-        let cores = cores_of_rank(world);
+        let cores = world.cores();
         if config.backend == BackendChoice::Cpu {
             log_cpu(world, &cores, "");
             return Ok(Backend::Cpu(cores));
@@ -259,7 +259,8 @@ fn code(
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let kind = KernelKind { device_library, by_host, traced: config.trace.is_some(), mixed: are_mixed(graphs) };
+    let kind =
+        KernelKind { device_library, by_host, traced: config.trace.is_some(), mixed: are_mixed(graphs) };
     let options = together(world, compile_options(row, kind))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));

@@ -123,7 +123,7 @@ pub fn run(case: &Case) -> i32 {
 }
 
 fn cores() -> u32 {
-    distributed::affinity::cores_of_rank(&distributed::World::single()).own.len().max(1) as u32
+    distributed::World::single().cores().own.len().max(1) as u32
 }
 
 /// All repetitions, then the floor; an error instead of figures unless every token is as it must be.

@@ -1,7 +1,7 @@
 //! The floor of decode on the CPU: how fast threads read memory.
 
 use distributed::World;
-use distributed::affinity::{bind, cores_of_rank};
+use distributed::affinity::bind;
 use distributed::memory::{HugeBuffer, Pages};
 use kernels_cu::isa::{ReadPattern, read_memory};
 use serde::Serialize;
@@ -26,7 +26,7 @@ pub struct Rate {
 pub fn read_rates(threads: usize, bytes: usize, repeats: usize) -> distributed::Result<Vec<Rate>> {
     let threads = threads.max(1);
     let piece = bytes.div_ceil(threads).next_multiple_of(4096);
-    let cores = cores_of_rank(&World::single()).own;
+    let cores = World::single().cores().own;
     let core = |thread: usize| cores.get(thread % cores.len().max(1)).copied();
     let mut rates = Vec::new();
     for (pages, name) in [(Pages::Huge, "huge"), (Pages::Small, "small")] {
