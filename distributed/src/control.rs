@@ -36,7 +36,7 @@ pub(crate) struct Parts<'a> {
     /// Trace records, `[worker][capacity]`; capacity 0: none.
     pub trace: u64,
     pub trace_capacity: u64,
-    pub oversubscribed: bool,
+    pub oversubscribed: u32,
     pub kernels: u64,
     pub host_abort: u64,
     /// CPU: the ring of what carries to ranks that stores can't reach, or 0.
@@ -118,7 +118,7 @@ impl Control {
             num_schedulers: parts.schedulers,
             num_graphs: parts.graphs.len() as u32,
             placement: placement_of_rank(parts.graphs),
-            oversubscribed: u32::from(parts.oversubscribed),
+            oversubscribed: parts.oversubscribed,
             deadline_ns: parts.options.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
             sym: image.address(sym_at) as *mut _,
             control: own_heap as *mut _,

@@ -5,6 +5,7 @@ use crate::memory::HugeBuffer;
 use crate::world::World;
 use kernels_cu::abi;
 use mpi::ffi;
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,14 +17,16 @@ const SIGNAL: usize = 256;
 const LIMIT: Duration = Duration::from_secs(10);
 const TAG: i32 = 4;
 
-// The puts of the kernels (kernels-cu/src/cpu/push.h).
+// What tasks and loops put with (kernels-cu/src/cpu/push.h).
 unsafe extern "C" {
-    fn mpk_push_words(
+    fn mpk_put_with_signal(
         rank: *const abi::mpk_rank,
         pe: u32,
-        words: *mut u64,
-        values: *const u64,
-        count: u32,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: u64,
+        signal: *mut u64,
+        value: u64,
     ) -> bool;
 }
 
@@ -67,11 +70,11 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let carried = unsafe { proxy.carry(heap.as_ptr(), heap.len() as u64, false) };
     world.barrier();
     let values = vec![7u64; words];
-    let put = |round: u64| -> Result<()> {
+    let put = |_: u64| -> Result<()> {
         // SAFETY: places in this rank's heap, with room for the words; a live rank.
         let reached = unsafe {
-            mpk_push_words(&rank, peer, own.add(DATA), values.as_ptr(), words as u32)
-                && mpk_push_words(&rank, peer, own.add(SIGNAL), &round, 1)
+            let (to, from) = (own.add(DATA).cast(), values.as_ptr().cast());
+            mpk_put_with_signal(&rank, peer, to, from, words as u64 * 8, own.add(SIGNAL), 1)
         };
         if reached { Ok(()) } else { Err(Error::Aborted("the proxy takes nothing".into())) }
     };

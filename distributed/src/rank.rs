@@ -109,6 +109,14 @@ impl Rank {
         }
     }
 
+    /// What the times of [`Rank::trace`] are taken from.
+    pub fn clock(&self) -> trace::Clock {
+        match self {
+            Rank::Cpu(_) => trace::Clock::Host,
+            Rank::Cuda(_) => trace::Clock::Device,
+        }
+    }
+
     /// The timeline: the workers' rows, and the batch step's.
     ///
     /// # Errors

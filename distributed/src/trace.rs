@@ -25,6 +25,23 @@ const MOST_RECORDS: u64 = 1 << 17;
 /// Without a wish for so many iterations, as many of the last ones are written as fit into this many bytes, and one at least.
 const MOST_BYTES: usize = 19_500_000;
 
+/// What a rank's records take their times from. Ranks of a node have the same; ranks of different nodes do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// The host's: how far those of two nodes are apart is measured by messages.
+    Host,
+    /// The GPUs': each node's first record is taken for the same moment.
+    Device,
+}
+
+/// The clock of the CPU target's loops (`clock_ns` in protocol/platform/cpu.h).
+fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid out-pointer; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Rows of records: a worker's each, and the batch step's.
 pub(crate) fn rows(workers: u32) -> u64 {
     u64::from(workers) + 1
@@ -246,11 +263,31 @@ fn line(out: &mut String, event: std::fmt::Arguments<'_>) {
 /// Collective: every rank's events, at rank 0, as text: one after the other, each with a comma and a line end. They are those of the last
 /// `iterations` iterations; of as many as make a file of 20 MB if that is not said.
 ///
-/// `rows` are the workers' and then the batch step's. Times are microseconds since the job's first record: clocks of different ranks on
-/// one node are the same clock, so the smallest of all is taken.
-pub fn gather(world: &World, graphs: &[TaskGraph], rows: &[Row], iterations: Option<u32>) -> Vec<Vec<u8>> {
+/// `rows` are the workers' and then the batch step's, with times of `clock`. Those written are microseconds since the job's first record.
+pub fn gather(
+    world: &World,
+    graphs: &[TaskGraph],
+    rows: &[Row],
+    clock: Clock,
+    iterations: Option<u32>,
+) -> Vec<Vec<u8>> {
     let first = rows.iter().filter_map(|row| row.records.first()).map(|r| r.fetched_ns).min();
-    let begin_ns = world.all_gather(first.unwrap_or(u64::MAX)).into_iter().min().unwrap_or(0);
+    let firsts = world.all_gather(first.unwrap_or(u64::MAX));
+    let lead = match clock {
+        Clock::Host => world.clock_lead(monotonic_ns),
+        Clock::Device => {
+            let first = |rank: u32| {
+                let nodes = world.nodes();
+                let others = (0..world.size()).filter(|&other| nodes.share(rank, other));
+                others.map(|other| firsts[other as usize]).min()
+            };
+            first(0).unwrap_or(0).wrapping_sub(first(world.rank()).unwrap_or(0)) as i64
+        }
+    };
+    let leads = world.all_gather(lead as u64);
+    let begin = firsts.iter().zip(leads).filter(|(first, _)| **first != u64::MAX);
+    let begin = begin.map(|(first, lead)| first.wrapping_add(lead)).min().unwrap_or(0);
+    let begin_ns = begin.wrapping_sub(lead as u64);
     let none = Row::default();
     let (steps, workers) = rows.split_last().unwrap_or((&none, &[]));
     let timeline = Timeline::new(world.rank(), graphs, workers, steps, begin_ns);

@@ -1,5 +1,6 @@
 //! The ranks of a job: MPI where mpirun started us, a single rank without MPI otherwise.
 
+use crate::affinity::{Cores, cores_of_rank};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::launcher::{Place, launched_by_mpi};
@@ -113,7 +114,7 @@ impl World {
                     far.iter().map(|&peer| (peer, nodes.name_of(peer).to_string())),
                 );
             }
-            let begun = Proxy::begin(rank, communicator, peers, watch);
+            let begun = Proxy::begin(rank, communicator, peers, self.cores().own, watch);
             self.proxy = Some(agreed(&self, begun)?);
         }
         tracing::info!("{} ranks on {} nodes; rank {rank} is on {}", self.size(), nodes.count(), node_name());
@@ -150,6 +151,11 @@ impl World {
     /// Ranks on this node.
     pub fn node_size(&self) -> u32 {
         self.mpi.as_ref().map_or(1, |m| m.node.size() as u32)
+    }
+
+    /// The cores of this rank. mpirun's binding is ignored: it ties a rank to one core.
+    pub fn cores(&self) -> Cores {
+        cores_of_rank(self.node_rank(), self.node_size())
     }
 
     /// Which rank is on which node.
@@ -295,6 +301,12 @@ impl World {
             .collect()
     }
 
+    /// Collective: nanoseconds by which `now` at rank 0 is ahead of `now` at this rank; 0 on rank 0's node, which has one clock. Right to
+    /// within half of a message's way there and back.
+    pub(crate) fn clock_lead(&self, now: impl Fn() -> u64) -> i64 {
+        self.meet(None).map_or(0, |meeting| meeting.clock_lead(&self.nodes, now))
+    }
+
     /// One value of each rank, in rank order.
     pub fn all_gather(&self, value: u64) -> Vec<u64> {
         let all = self.exchange(value.to_ne_bytes().to_vec());
@@ -385,6 +397,36 @@ impl Meeting<'_> {
         let others =
             (1..self.ranks.size() as u32).map(|rank| receive(self.ranks, self.watch, rank, self.step));
         std::iter::once(bytes).chain(others).collect()
+    }
+
+    /// As [`World::clock_lead`]. Rank 0 asks each rank of another node for the time; the quickest answer counts.
+    fn clock_lead(&self, nodes: &Nodes, now: impl Fn() -> u64) -> i64 {
+        const ROUNDS: u32 = 12;
+        let (own, size) = (self.ranks.rank() as u32, self.ranks.size() as u32);
+        let time = |bytes: &[u8]| numbers(bytes).first().copied().unwrap_or(0);
+        if own != 0 {
+            if nodes.share(0, own) {
+                return 0;
+            }
+            for _ in 0..ROUNDS {
+                receive(self.ranks, self.watch, 0, self.step);
+                send(self.ranks, self.watch, 0, self.step, &now().to_ne_bytes());
+            }
+            return time(&receive(self.ranks, self.watch, 0, self.step)) as i64;
+        }
+        for rank in (1..size).filter(|&rank| !nodes.share(0, rank)) {
+            let ask = |_| {
+                let asked = now();
+                // As long as the answer, so that both take the same time.
+                send(self.ranks, self.watch, rank, self.step, &asked.to_ne_bytes());
+                let answer = time(&receive(self.ranks, self.watch, rank, self.step));
+                let took = now().saturating_sub(asked);
+                (took, (asked + took / 2).wrapping_sub(answer))
+            };
+            let lead = (0..ROUNDS).map(ask).min().map_or(0, |(_, lead)| lead);
+            send(self.ranks, self.watch, rank, self.step, &lead.to_ne_bytes());
+        }
+        0
     }
 
     /// Rank 0's bytes, on every rank.

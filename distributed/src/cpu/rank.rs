@@ -52,7 +52,8 @@ struct Lasting {
     trace: u64,
     trace_capacity: u64,
     options: RunOptions,
-    oversubscribed: bool,
+    /// `mpk_cores`.
+    oversubscribed: u32,
     kernels: Vec<abi::mpk_kernel>,
     /// The ring of the proxy, or 0.
     proxy: u64,
@@ -98,6 +99,16 @@ impl Lasting {
             in_place("the batch state"),
         )?;
         Ok((outputs, control))
+    }
+}
+
+/// How `threads` of a rank share its cores (`mpk_cores`); `proxy`: there is one more, which carries to other nodes.
+fn sharing(cores: &Cores, threads: usize, proxy: bool) -> u32 {
+    let own = cores.own.len();
+    match () {
+        () if cores.shared || threads > own => abi::MPK_CORES_FEW,
+        () if proxy && threads == own => abi::MPK_CORES_PROXY,
+        () => abi::MPK_CORES_ENOUGH,
     }
 }
 
@@ -155,7 +166,7 @@ impl CpuRank {
             trace: trace.as_ptr() as u64,
             trace_capacity,
             options: options.clone(),
-            oversubscribed: cores.shared || workers + schedulers > cores.own.len(),
+            oversubscribed: sharing(&cores, workers + schedulers, world.proxy().is_some()),
             kernels,
             proxy: world.proxy().map_or(0, |proxy| proxy.ring() as u64),
         };

@@ -46,7 +46,11 @@ impl CpuRank {
         let shared = Shared(self.rank());
         // SAFETY: the heap lives as long as this rank, which outlives this call.
         let carried = world.proxy().map(|proxy| unsafe {
-            proxy.carry(self.heap.own(), self.heap.bytes() as u64, self.header().oversubscribed != 0)
+            proxy.carry(
+                self.heap.own(),
+                self.heap.bytes() as u64,
+                self.header().oversubscribed == abi::MPK_CORES_FEW,
+            )
         });
         // Every rank's memory is set up before the first put.
         world.barrier();

@@ -77,6 +77,11 @@ impl Carrier {
         self.to[peer] < MOST_TO_ONE
     }
 
+    /// So much is on its way that it pays to look for what has gone.
+    pub fn is_crowded(&self) -> bool {
+        self.sending.len() >= MOST_TO_ONE as usize / 2
+    }
+
     /// Nothing is on its way to any peer.
     pub fn is_idle(&self) -> bool {
         self.sending.is_empty()
@@ -177,7 +182,11 @@ impl Carrier {
     /// Calls `take` with each message that has come, and its sender's place among the peers. Where it says false, no more is wanted
     /// from that peer. True where something has come.
     pub fn take(&mut self, mut take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, Failed> {
-        let come = Self::test(&mut self.receives, &mut self.done, &mut self.statuses)?.to_vec();
+        let mut come = Self::test(&mut self.receives, &mut self.done, &mut self.statuses)?.to_vec();
+        if come.is_empty() {
+            // Open MPI tells what had come before it looked at the network: what it has found there the second call tells.
+            come = Self::test(&mut self.receives, &mut self.done, &mut self.statuses)?.to_vec();
+        }
         for (index, &peer) in come.iter().enumerate() {
             let (peer, mut bytes) = (peer as usize, 0);
             // SAFETY: a status that the call above has set, and a valid out-pointer.

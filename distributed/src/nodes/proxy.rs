@@ -8,7 +8,8 @@
 //! - goodbye: nothing comes any more.
 
 use super::carrier::{Carrier, Failed};
-use super::ring::{Applied, Heap, Ring, Target, abort_frame, is_abort};
+use super::ring::{Applied, FRAME_BYTES, Heap, Ring, Target, abort_frame, end_with_data, is_abort};
+use crate::affinity::bind;
 use crate::error::{Error, Result};
 use crate::watch::Watch;
 use kernels_cu::abi;
@@ -24,6 +25,8 @@ const END: u32 = 2;
 const LIFE: u32 = 3;
 const GOODBYE: u32 = 4;
 
+/// So often data waits for its signal, a fraction of a microsecond each time.
+const PATIENCE: u32 = 8;
 /// How often other nodes get a sign of life.
 const BEAT: Duration = Duration::from_millis(100);
 /// While a kernel runs, turns without work in which the thread only gives its core away, then pauses between turns.
@@ -91,7 +94,14 @@ impl Drop for Carried<'_> {
 
 impl Proxy {
     /// Begins to carry between `rank` and `peers`, on a communicator that nobody else uses.
-    pub fn begin(rank: u32, communicator: ffi::MPI_Comm, peers: Vec<u32>, watch: &Watch) -> Result<Proxy> {
+    /// Its thread takes turns on `cores`, whatever the launcher has bound this one to.
+    pub fn begin(
+        rank: u32,
+        communicator: ffi::MPI_Comm,
+        peers: Vec<u32>,
+        cores: Vec<usize>,
+        watch: &Watch,
+    ) -> Result<Proxy> {
         let shared = Arc::new(Shared {
             ring: Ring::new(rank)?,
             target: Mutex::new(None),
@@ -104,7 +114,10 @@ impl Proxy {
         });
         let carrier = Carrier::new(communicator, peers).map_err(Error::MpiInit)?;
         let of_thread = shared.clone();
-        let body = move || Thread::new(of_thread, carrier).run();
+        let body = move || {
+            bind(&cores);
+            Thread::new(of_thread, carrier).run();
+        };
         let thread = std::thread::Builder::new()
             .name("proxy".into())
             .spawn(body)
@@ -132,8 +145,13 @@ impl Proxy {
     ///
     /// # Safety
     /// The word, and the GPU's way to [`Proxy::memory`], live until the result goes; one kernel reads the inbox.
-    pub unsafe fn carry_to_device(&self, heap_bytes: u64, host_abort: *mut u32) -> Carried<'_> {
-        self.shared.shared_cores.store(true, Ordering::Relaxed);
+    pub unsafe fn carry_to_device(
+        &self,
+        heap_bytes: u64,
+        host_abort: *mut u64,
+        shared_cores: bool,
+    ) -> Carried<'_> {
+        self.shared.shared_cores.store(shared_cores, Ordering::Relaxed);
         let (_, target) = self.shared.ring.for_device(heap_bytes, host_abort);
         *self.shared.target() = Some(target);
         let launch = self.shared.begun.fetch_add(1, Ordering::Relaxed) + 1;
@@ -253,8 +271,16 @@ impl Thread {
     fn turn(&mut self) -> std::result::Result<bool, Failed> {
         // Before MPI, whose turn takes longer: a put does not wait for it.
         let mut worked = self.goodbye.is_none() && self.send_frames()?;
-        worked |= self.take()?;
-        worked |= self.carrier.sent()?;
+        let came = self.take()?;
+        worked |= came;
+        // What was sent is looked at where nothing else is to be done: each look is another turn of MPI.
+        if !worked || self.carrier.is_crowded() {
+            worked |= self.carrier.sent()?;
+        }
+        if came {
+            // The thread that waits for it may need this very core.
+            std::thread::yield_now();
+        }
         if self.goodbye.is_some() {
             return Ok(worked);
         }
@@ -299,7 +325,22 @@ impl Thread {
             }
             let launch = self.shared.begun.load(Ordering::Relaxed);
             let mut bytes = message(self.carrier.buffer(), FRAMES, launch);
-            self.shared.ring.take(&mut bytes);
+            let head = bytes.len();
+            self.shared.ring.take(&mut bytes, FRAME_BYTES);
+            // One message for data and its signal, which follows at once: nobody reads the data before.
+            let mut patience = PATIENCE;
+            while patience > 0 && bytes.len() < head + FRAME_BYTES / 2 && end_with_data(&bytes[head..]) {
+                patience -= 1;
+                match self.shared.ring.next() {
+                    Some(next) if next == to => {
+                        let room = head + FRAME_BYTES - bytes.len();
+                        self.shared.ring.take(&mut bytes, room);
+                    }
+                    Some(_) => break,
+                    // Whoever writes it may need this very core.
+                    None => std::thread::yield_now(),
+                }
+            }
             self.carrier.send(peer, bytes)?;
             any = true;
         }

@@ -8,6 +8,9 @@
 // To a rank whose memory can't be reached by stores. Compiled once: this header is included at every instruction level.
 extern "C" bool mpk_push_words(const mpk_rank* rank, uint32_t pe, uint64_t* words, const uint64_t* values, uint32_t count);
 
+// `bytes` and then a signal that is added after them, at any other rank: for measurements.
+extern "C" bool mpk_put_with_signal(const mpk_rank* rank, uint32_t pe, void* to, const void* from, uint64_t bytes, uint64_t* signal, uint64_t value);
+
 namespace mpk {
 
 // Stores `values` at `address` of this rank's symmetric heap, and at the same offset at every other rank, each

@@ -22,7 +22,8 @@ pub fn write(world: &World, config: &RunConfig, rank: &Rank) -> Result<(), Error
     let Some(path) = config.trace.as_deref() else { return Ok(()) };
     world.phase("the trace");
     let records = together(world, rank.trace().map_err(AppError::from))?;
-    let events = distributed::trace::gather(world, rank.graphs(), &records, config.trace_iterations);
+    let events =
+        distributed::trace::gather(world, rank.graphs(), &records, rank.clock(), config.trace_iterations);
     let written = if world.rank() == 0 {
         files::write(path, |out| distributed::trace::write(&events, out))
             .map_err(|error| failed(path, &error))
