@@ -1,16 +1,17 @@
-//! How long a put of 8 KB with its signal takes between two nodes, beside MPI's own messages.
+//! How long a put of 8 KB (or BYTES) with its signal takes between two nodes, beside MPI's own messages.
 //!
-//! `mpirun -H node1:1,node2:1 target/release/examples/proxy_latency [ROUNDS]`
+//! `mpirun -H node1:1,node2:1 target/release/examples/proxy_latency [ROUNDS [BYTES]]`
 
 use distributed::{WatchOptions, World};
 use std::time::Duration;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let rounds = std::env::args().nth(1).map_or(Ok(2000), |text| text.parse())?;
+    let argument = |place, default: &str| std::env::args().nth(place).unwrap_or_else(|| default.into());
+    let (rounds, bytes) = (argument(1, "2000").parse()?, argument(2, "8192").parse()?);
     let tell = |message: &str| eprintln!("{message}");
     let options = WatchOptions { deadline: Duration::from_secs(30), tell, fault: None, carries_all: false };
     let world = World::init(options)?;
-    match distributed::latency(&world, 8192, rounds)? {
+    match distributed::latency(&world, bytes, rounds)? {
         Some(found) if world.rank() == 0 => {
             let (put, message) = (found.put_with_signal.as_secs_f64(), found.message.as_secs_f64());
             println!(

@@ -1,7 +1,10 @@
 """What the nodes compute: the tokens of Hugging Face transformers, and the very bits of a run on one node."""
 import json
 import os
+import re
+import signal
 import subprocess
+import sys
 
 from cluster import REPOSITORY, Cluster
 
@@ -62,6 +65,33 @@ def check(cluster, program, family, hosts, placement, lowering, chunk, reference
         assert found == result(alone.stdout), "other bits than on one node"
 
 
+CLIENT = """import json, sys, urllib.request
+body = {"prompt": sys.argv[2], "max_tokens": 24, "temperature": 0}
+request = urllib.request.Request(sys.argv[1] + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+print(json.dumps(json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["text"]))"""
+
+
+def check_server(cluster, program):
+    """mpk-serve on two nodes: its text is mpk-run's on one, and SIGTERM ends every rank with status 0."""
+    path, prompt = REPOSITORY / "examples/tiny/model.json", "Thus saith the Lord GOD;"
+    alone = subprocess.run(["mpirun", "-n", "2", program, path, "--backend", "cpu", "--json", "--greedy", "--prompt", prompt, "--max-new-tokens", "24"],
+                           capture_output=True, text=True, timeout=60, env=os.environ)
+    assert alone.returncode == 0, alone.stderr[-4000:]
+    job = cluster.start((1, 1), [os.path.join(os.path.dirname(program), "mpk-serve"), path, "--backend", "cpu", "--port", "0", "--deadline", "20"])
+    job.await_text("listening on http://")
+    address = re.search(r"listening on (http://\S+)", job.stderr()).group(1)
+    asked = subprocess.run([*cluster.enter(1), sys.executable, "-c", CLIENT, address, prompt], capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 0, f"{asked.stderr}\n{job.stderr()[-4000:]}"
+    text, expected = json.loads(asked.stdout), result(alone.stdout)[0]["text"]
+    assert text == expected, f"{text!r} in place of {expected!r}"
+    for pid in job.ranks().values():
+        os.kill(pid, signal.SIGTERM)
+    job.wait(30)
+    statuses = {rank: status for rank, (status, _) in job.statuses().items()}
+    assert statuses == {0: 0, 1: 0}, f"ended with {statuses}:\n{job.stderr()[-4000:]}"
+    return f"{len(text)} characters as on one node, both ranks ended with status 0 after SIGTERM"
+
+
 def run(program, report, long):
     for count in (2, 3):
         with Cluster(count) as cluster:
@@ -70,6 +100,8 @@ def run(program, report, long):
                     family, hosts, placement, lowering, chunk = case
                     name = f"{family}, {' + '.join(map(str, hosts))} ranks, {placement}, {lowering}" + (f", {chunk} rows" if chunk else "")
                     report(name, lambda case=case: check(cluster, program, *case))
+            if count == 2:
+                report("mpk-serve, 1 + 1 ranks", lambda: check_server(cluster, program))
 
 
 def run_slow(program, report, long):

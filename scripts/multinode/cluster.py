@@ -21,9 +21,13 @@ PATIENCE = ["--mca", "oob_tcp_keepalive_time", "7", "--mca", "oob_tcp_keepalive_
 
 
 class Cluster:
-    """`count` nodes, node1 to nodeN. `delay`: (seconds, jitter, loss) of every packet between them."""
+    """`count` nodes, node1 to nodeN. `delay`: (seconds, jitter, loss) of every packet between them. `own_cores`: each node has its share of this
+    machine's cores, as machines have, where there are enough."""
 
-    def __init__(self, count, delay=None):
+    def __init__(self, count, delay=None, own_cores=False):
+        cores = sorted(os.sched_getaffinity(0))
+        self.cores = [cores[len(cores) * i // count:len(cores) * (i + 1) // count] if own_cores and len(cores) >= count else cores
+                      for i in range(count)]
         self.folder = Path(tempfile.mkdtemp(prefix="mpk-nodes-"))
         self.holders = []
         self.names = [f"node{i + 1}" for i in range(count)]
@@ -48,9 +52,10 @@ class Cluster:
             # A connection whose other end is gone fails after seconds, not after a quarter of an hour: mpirun's daemons then end.
             subprocess.run([*self.enter(index + 1), "sh", "-c", "echo 5 >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true"])
         self.relay = Relay([f"port{i + 1}" for i in range(count)], [h.pid for h in self.holders], *delay) if delay else None
-        pids = " ".join(f"{name}) pid={holder.pid};;" for name, holder in zip(self.names, self.holders))
+        pids = " ".join(f"{name}) pid={holder.pid} cores={self.core_list(node)};;"
+                        for node, (name, holder) in enumerate(zip(self.names, self.holders), 1))
         self.agent = self.folder / "agent"
-        self.agent.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in {pids} *) exit 1;; esac\nexec nsenter -t "$pid" -n -u sh -c "$*"\n')
+        self.agent.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in {pids} *) exit 1;; esac\nexec nsenter -t "$pid" -n -u taskset -c "$cores" sh -c "$*"\n')
         self.agent.chmod(0o755)
 
     @staticmethod
@@ -80,8 +85,11 @@ class Cluster:
         """No packet goes to or from this node any more."""
         net.set_up(f"port{node}", False)
 
+    def core_list(self, node):
+        return ",".join(map(str, self.cores[node - 1]))
+
     def enter(self, node):
-        return ["nsenter", "-t", str(self.holders[node - 1].pid), "-n", "-u"]
+        return ["nsenter", "-t", str(self.holders[node - 1].pid), "-n", "-u", "taskset", "-c", self.core_list(node)]
 
     def processes(self, node):
         """Those on a node, but for what holds it."""

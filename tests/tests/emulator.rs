@@ -61,10 +61,15 @@ impl Emulator {
 
     /// Runs a model on it, and gives what came of it.
     fn run(&self, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
+        self.run_as(Job::alone(), model, arguments, toolkit)
+    }
+
+    /// The same as a job of any number of ranks, which share the GPU.
+    fn run_as(&self, job: Job, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
         let text = |path: &Path| path.display().to_string();
         let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         let cache = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder");
-        let found = Job::alone()
+        let found = job
             .arg(model.path())
             .args(["--backend", "cuda", "--deadline", "200"])
             .args(arguments)
@@ -97,6 +102,21 @@ fn a_models_tokens_are_those_of_the_cpu() {
         .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 3}));
     let cpu = on_cpu(&model, &["--logprobs", "2"]);
     let found = emulator.run(&model, &["--logprobs", "2"], &toolkit());
+    assert_eq!(found.tokens(), cpu.tokens());
+}
+
+/// Two ranks whose kernels put by their hosts: frames in both directions, data before its signal, tokens exchanged.
+#[test]
+fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
+    let Some(emulator) = Emulator::new() else { return };
+    let model = Fixture::open("qwen3")
+        .model()
+        .set("max_batch", 1)
+        .set("generate", json!({"prompt_tokens": [[5, 6, 7]], "max_new_tokens": 4, "ignore_eos": true}));
+    let arguments = ["--allreduce", "copy-reduce", "--logprobs", "2"];
+    let cpu = Job::new(2).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json();
+    let by_hosts = [&arguments[..], &["--transport", "host"]].concat();
+    let found = emulator.run_as(Job::new(2), &model, &by_hosts, &toolkit());
     assert_eq!(found.tokens(), cpu.tokens());
 }
 
