@@ -204,7 +204,7 @@ fn files_below(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Vec<Path
 
 /// All that decides what the C++ compiler makes: names and contents of the sources, this file, the environment.
 fn cpp_inputs(x86: bool) -> Result<Vec<u8>, Box<dyn Error>> {
-    let others = ["protocol/test", "protocol/gpu", "protocol/platform/gpu.h"];
+    let others = ["protocol/test", "protocol/gpu", "protocol/platform/gpu.h", "protocol/platform/gpu_puts.h"];
     let cpp = |path: &Path| {
         !has_extension(path, &["rs", "cuh"]) && !others.iter().any(|other| path.starts_with(other))
     };

@@ -46,7 +46,7 @@ constexpr NotShown kNotShown[] = {
     {true, "wait.h", "platform::store<platform::Scope::kSystem>(field, value", "the status is for the host's report; no step reads it"},
     {true, "batch_step.h", "platform::kRelaxed", "figures for the host; no step reads them"},
     {true, "wait.h", "rank->host_abort", "a word of the host; no check has one"},
-    {true, "proxy.cpp", "inbox->abort, static_cast", "likewise"},
+    {true, "proxy.cpp", "inbox->abort, word", "likewise"},
     {true, "frames.h", "rank->control->abort", "no check aborts a rank that waits for room"},
     {true, "event.h", "fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times", "one rank alone: the device's scope would do there"},
 };
