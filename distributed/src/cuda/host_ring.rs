@@ -68,9 +68,12 @@ impl HostRing {
         let (start, bytes) = proxy.memory();
         // SAFETY: the proxy has its memory until the process ends its MPI, after all ranks' memory.
         let shared = unsafe { Shared::new(context, start, bytes) }?;
-        let ring = proxy.ring_for_device();
+        let mut ring = proxy.ring_for_device();
         let size = size_of::<abi::mpk_proxy>() as u64;
-        let description = DeviceBuffer::new(context, "the proxy's description", size)?;
+        let stage = size.next_multiple_of(256);
+        let bytes = stage + u64::from(abi::MPK_INBOX_STAGE);
+        let description = DeviceBuffer::new(context, "the proxy's description", bytes)?;
+        ring.stage = (description.address() + stage) as *mut u8;
         // SAFETY: as many bytes of a live value, copied before the wait ends; nobody else knows the buffer.
         unsafe { stream.to_device(description.address(), (&raw const ring).cast(), size) }?;
         stream.wait()?;

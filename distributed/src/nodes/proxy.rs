@@ -27,6 +27,9 @@ const GOODBYE: u32 = 4;
 
 /// So often data waits for its signal, a fraction of a microsecond each time.
 const PATIENCE: u32 = 8;
+/// Messages to one peer follow each other no sooner: what a kernel's workers put at about the same time goes together, since a message costs
+/// more than that on both sides.
+const GAP: Duration = Duration::from_micros(5);
 /// How often other nodes get a sign of life.
 const BEAT: Duration = Duration::from_millis(100);
 /// While a kernel runs, turns without work in which the thread only gives its core away, then pauses between turns.
@@ -187,6 +190,8 @@ struct Peer {
     /// Launches whose end it has told.
     ended: u32,
     goodbye: bool,
+    /// When frames went to it last.
+    sent: Option<Instant>,
 }
 
 struct Thread {
@@ -320,7 +325,8 @@ impl Thread {
                     "a put to rank {to}, which shares this rank's memory; please report this"
                 ));
             };
-            if !self.carrier.has_room(peer) {
+            if !self.carrier.has_room(peer) || self.peers[peer].sent.is_some_and(|sent| sent.elapsed() < GAP)
+            {
                 break;
             }
             let launch = self.shared.begun.load(Ordering::Relaxed);
@@ -342,6 +348,7 @@ impl Thread {
                 }
             }
             self.carrier.send(peer, bytes)?;
+            self.peers[peer].sent = Some(Instant::now());
             any = true;
         }
         Ok(any)

@@ -485,8 +485,11 @@ typedef struct mpk_proxy {
   uint8_t* bytes;
   uint64_t* abort;   /* GPU: the abort word, for the proxy, which can't look into the GPU's memory */
   mpk_inbox* inbox;  /* GPU */
-  uint64_t pad2[2];
+  uint8_t* stage;    /* GPU: [MPK_INBOX_STAGE] in its own memory, for the reader of the inbox */
+  uint64_t pad2[1];
 } mpk_proxy;
+/* Bytes of the inbox that its reader fetches at once. */
+#define MPK_INBOX_STAGE 16384u
 /* Largest frame. */
 #define MPK_FRAME_BYTES 65536u
 

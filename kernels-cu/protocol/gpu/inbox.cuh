@@ -2,9 +2,9 @@
  * GPU's memory.
  *
  * The rank's proxy writes frames, then the ring's tail (release); the warp reads the tail (acquire), then the frames, in order. Data is stored
- * plainly. A signal is an addition with release by the first lane, behind a barrier of the warp, so who acquires the counter sees all
- * that came before it. Flagged words are stored behind a fence, since more than the word may be read on the strength of it. All of it are
- * accesses of this GPU's own threads: no copy engine, whose order with a running kernel nobody promises. */
+ * plainly. A signal is an addition by the first lane, after a barrier of the warp and a fence, so a thread that acquires the counter sees
+ * all that came before it. Flagged words are stored after a fence, since more than the word may be read on the strength of it. All of these
+ * are accesses of this GPU's own threads: no copy engine, whose order with a running kernel nobody promises. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -33,38 +33,50 @@ __device__ inline void bring_rows(uint8_t* to, const mpk_frame& frame, const uin
   }
 }
 
-/* One frame, by all lanes. The proxy has checked that it lies in the heap (cpu/proxy.cpp). What it takes of the ring. */
-__device__ inline uint64_t bring(const mpk_rank* rank, const uint8_t* at, uint32_t lane) {
-  const mpk_frame frame = *reinterpret_cast<const mpk_frame*>(at);
-  if (frame.kind == MPK_FRAME_SKIP) return frame.bytes;
-  const uint8_t* const payload = at + sizeof(mpk_frame);
+/* One frame, by all lanes, with its payload wherever that is. The proxy has checked that it lies in the heap (cpu/proxy.cpp).
+ * `unfenced`: data was stored since lane 0's last fence. */
+__device__ inline void bring(const mpk_rank* rank, const mpk_frame& frame, const uint8_t* payload, uint32_t lane, bool* unfenced) {
   uint8_t* const to = rank->sym[rank->rank] + frame.offset;
   if (frame.kind == MPK_FRAME_ROWS) {
     const uint64_t bits = frame.offset | frame.stride | frame.row_bytes;
     if ((bits & 15) == 0) bring_rows<uint4>(to, frame, payload, lane);
     else if ((bits & 3) == 0) bring_rows<uint32_t>(to, frame, payload, lane);
     else bring_rows<uint8_t>(to, frame, payload, lane);
-    __syncwarp();
+    *unfenced = true;
   } else if (frame.kind == MPK_FRAME_ADD) {
     __syncwarp();
-    /* Release: pairs with event_count and ring_tail. */
-    if (lane == 0) platform::fetch_add<platform::Scope::kSystem>(reinterpret_cast<uint64_t*>(to), frame.value, platform::kRelease);
+    /* The fence and the addition are a release; it pairs with event_count and ring_tail. Of the device's scope: data, counter and
+     * readers are this GPU's own. Later additions need no fence of their own until there is more data. */
+    if (lane == 0) {
+      if (*unfenced) __threadfence();
+      platform::fetch_add<platform::Scope::kDevice>(reinterpret_cast<uint64_t*>(to), frame.value, platform::kRelaxed);
+    }
+    *unfenced = false;
   } else {
     __syncwarp();
     __threadfence();
     for (uint32_t i = lane; i < frame.rows; i += 32)
       platform::store<platform::Scope::kSystem>(reinterpret_cast<uint64_t*>(to) + i, reinterpret_cast<const uint64_t*>(payload)[i], platform::kRelaxed);
-    __syncwarp();
   }
-  return platform::frame_room(frame.bytes);
+  __syncwarp();
 }
 
-/* Until the run ends; what comes later the host does. By a warp. */
+/* So many bytes of the ring to this GPU's memory, with many loads in flight; a multiple of MPK_FRAME_ALIGN. */
+__device__ inline void fetch_frames(uint8_t* stage, const uint8_t* from, uint32_t bytes, uint32_t lane) {
+  const mpk_frame all = {0, MPK_FRAME_ROWS, 0, 1, 0, bytes, 0, bytes, 0};
+  bring_rows<uint4>(stage, all, from, lane);
+  __syncwarp();
+}
+
+/* Until the run ends; what comes later the host does. By a warp. The ring lies in the host's memory, a microsecond away, so frames are
+ * fetched many at a time, and done from this GPU's own memory. */
 __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
   mpk_inbox* const inbox = rank->proxy->inbox;
-  const uint64_t mask = inbox->capacity - 1;
+  uint8_t* const stage = rank->proxy->stage;
+  const uint64_t capacity = inbox->capacity, mask = capacity - 1;
   const uint8_t* const bytes = inbox->bytes;
   uint64_t head = platform::load<platform::Scope::kSystem>(&inbox->head, platform::kRelaxed); /* own word */
+  bool unfenced = true;
   for (;;) {
     uint64_t tail = 0;
     uint32_t left = 0;
@@ -77,7 +89,23 @@ __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
     if (__shfl_sync(0xFFFFFFFFu, left, 0) != 0) return;
     if (tail == head) continue; /* a look takes a microsecond */
     __syncwarp();
-    while (head != tail) head += bring(rank, bytes + (head & mask), lane);
+    while (head != tail) {
+      const uint64_t at = head & mask, there = tail - head < capacity - at ? tail - head : capacity - at;
+      const uint64_t span = there < MPK_INBOX_STAGE ? there : MPK_INBOX_STAGE;
+      fetch_frames(stage, bytes + at, static_cast<uint32_t>(span), lane);
+      uint64_t done = 0;
+      while (done < span) {
+        const mpk_frame frame = *reinterpret_cast<const mpk_frame*>(stage + done);
+        const uint64_t room = platform::frame_room(frame.bytes);
+        if (frame.kind != MPK_FRAME_SKIP) {
+          const bool whole = done + room <= span;
+          if (!whole && done != 0) break; /* it is fetched again, from its begin */
+          bring(rank, frame, (whole ? stage + done : bytes + at) + sizeof(mpk_frame), lane, &unfenced);
+        }
+        done += room;
+      }
+      head += done;
+    }
     __syncwarp();
     /* Release: pairs with mpk_inbox_put; it may overwrite what all lanes have read. */
     if (lane == 0) platform::store<platform::Scope::kSystem>(&inbox->head, head, platform::kRelease);

@@ -15,7 +15,7 @@ use std::time::Instant;
 use taskgraph::builder::{BuildError, BuildOptions, Builder};
 use taskgraph::digest::digest;
 use taskgraph::verify::verify_succession;
-use taskgraph::{Allreduce, OpGraph, Placement, Registry, Target, TaskGraph, parallel};
+use taskgraph::{Allreduce, Backend, OpGraph, Placement, Registry, Target, TaskGraph, parallel};
 
 /// All ranks' graphs of one op graph.
 pub type RankGraphs = Vec<TaskGraph>;
@@ -81,10 +81,16 @@ pub fn build_options(
         Some(given) => given_nodes(given, ranks)?,
         None => nodes.of_ranks().to_vec(),
     };
+    let by_hosts = target.backend == Backend::Cuda && config.transport.puts_through_host(ranks);
+    let allreduce = match allreduce(model.runtime.allreduce) {
+        // A frame of the hosts brings whole rows; flagged words come a few at a time.
+        Allreduce::Auto if by_hosts => Allreduce::CopyReduce,
+        lowering => lowering,
+    };
     let options = BuildOptions {
         nodes: of_ranks,
         protected: !config.unprotected,
-        allreduce: allreduce(model.runtime.allreduce),
+        allreduce,
         ..BuildOptions::new(ranks, target)
     };
     Ok(GraphBuild::new(options, model.runtime.placement))
