@@ -24,13 +24,41 @@ impl PrivateFolder {
         &self.path
     }
 
-    /// Whoever else owns the folder could put anything there, so it is refused; root is no exception, on either side. A
-    /// folder of ours that others can write to is closed to them, and what they left there is removed. One that is not
-    /// there yet is fine.
+    /// Whoever else owns the folder could put anything there, and whoever else owns a folder or a link above it could put another folder
+    /// in its place. Both are refused; root is no exception, except that root's own folders above it are trusted. A folder of ours that
+    /// others can write to is closed to them, and what they left there is removed. One that is not there yet is fine.
     ///
     /// # Errors
-    /// It is no folder, or another user's; the text says which.
+    /// It is no folder, or it is or lies in another user's; the text says which.
     pub fn check(&self) -> Result<(), String> {
+        self.check_itself()?;
+        let user = geteuid().as_raw();
+        let unknown = unknown_users();
+        let is_trusted = |owner: u32| owner == user || owner == 0 || unknown(owner);
+        let refused = |path: &Path, owner: u32| {
+            Err(format!("lies in {}, which belongs to user {owner}, who could replace it", path.display()))
+        };
+        // As the path is written: a link on the way leads where its owner wants.
+        for path in self.path.ancestors() {
+            if let Ok(metadata) = fs::symlink_metadata(path)
+                && !is_trusted(metadata.uid())
+            {
+                return refused(path, metadata.uid());
+            }
+        }
+        // And where it leads.
+        let real = self.path.ancestors().find_map(|path| fs::canonicalize(path).ok());
+        for path in real.iter().flat_map(|real| real.ancestors()) {
+            match fs::metadata(path) {
+                Ok(metadata) if !is_trusted(metadata.uid()) => return refused(path, metadata.uid()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// [`PrivateFolder::check`] of the folder itself.
+    fn check_itself(&self) -> Result<(), String> {
         let metadata = match fs::metadata(&self.path) {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -57,6 +85,7 @@ impl PrivateFolder {
     /// # Errors
     /// It can't be made, or those of [`PrivateFolder::check`].
     pub fn create(&self) -> Result<(), String> {
+        self.check()?;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
         made.map_err(|e| e.to_string())?;
         self.check()
@@ -97,6 +126,22 @@ impl PrivateFolder {
     }
 }
 
+/// Tells the users that this process can't know: in a user namespace whoever is not mapped, the system's root too, is shown as nobody.
+fn unknown_users() -> impl Fn(u32) -> bool {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let nobody = read("/proc/sys/kernel/overflowuid").trim().parse::<u32>().ok();
+    let map = read("/proc/self/uid_map");
+    let is_mapped = |user: u32| {
+        map.lines().any(|line| {
+            let mut numbers = line.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+            let (first, count) = (numbers.next(), numbers.nth(1));
+            first.zip(count).is_some_and(|(first, count)| (first..first + count).contains(&user.into()))
+        })
+    };
+    let unknown = nobody.filter(|&nobody| !map.is_empty() && !is_mapped(nobody));
+    move |user| Some(user) == unknown
+}
+
 /// Removes a file or folder that may not be there.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::remove_dir_all(path) {
@@ -130,6 +175,8 @@ mod tests {
         fs::write(root.path().join("file"), "").unwrap();
         assert!(PrivateFolder::new(root.path().join("file")).check().is_err());
 
+        assert!((0..1000).all(|user| !unknown_users()(user)), "users of this system are known");
+
         // Root's own, to others; another user's, to root.
         let root_owned = PrivateFolder::new("/usr");
         if !geteuid().is_root() {
@@ -143,5 +190,28 @@ mod tests {
                 assert!(problem.is_err_and(|problem| problem.contains("user 65534")));
             }
         }
+
+        // One of ours, or one that is not there yet, in another user's folder, or behind another user's link.
+        let theirs = root.path().join("theirs");
+        fs::create_dir_all(theirs.join("ours")).unwrap();
+        chown(&theirs, Some(65534), None).unwrap();
+        fs::create_dir(root.path().join("real")).unwrap();
+        symlink(root.path().join("real"), root.path().join("their-link")).unwrap();
+        std::os::unix::fs::lchown(root.path().join("their-link"), Some(65534), None).unwrap();
+        symlink(&theirs, root.path().join("our-link")).unwrap();
+        for path in [
+            "theirs/ours",
+            "theirs/ours/new",
+            "theirs/new",
+            "their-link/new",
+            "our-link/ours",
+            "our-link/new",
+        ] {
+            let folder = PrivateFolder::new(root.path().join(path));
+            for problem in [folder.check(), folder.create()] {
+                assert!(problem.is_err_and(|problem| problem.contains("user 65534")), "{path}");
+            }
+        }
+        assert!(!theirs.join("new").exists(), "nothing is made there");
     }
 }
