@@ -21,6 +21,7 @@
 
 mod files;
 mod python;
+mod tags;
 #[cfg(test)]
 mod tests;
 
@@ -105,7 +106,7 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
         // Jinja reads every line end as this one.
-        let template = without_generation_tags(&text.replace("\r\n", "\n"));
+        let template = tags::adapted(&text.replace("\r\n", "\n"));
         environment.add_template_owned(NAME, template).map_err(|e| {
             InputError::chat_template(path, format!("not a template that can be read: {}", describe(&e)))
         })?;
@@ -144,27 +145,6 @@ impl ChatTemplate {
 /// A line that holds only a block leaves nothing behind.
 fn white_space_of_transformers() -> SyntaxConfig {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
-}
-
-/// `{% generation %}` and `{% endgeneration %}` mark the assistant's part for training. They print nothing, but take
-/// part in the white-space rules, so a block that prints its content stands for them.
-fn without_generation_tags(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(begin) = rest.find("{%") {
-        out.push_str(&rest[..begin]);
-        let Some(length) = rest[begin..].find("%}") else { break };
-        let tag = &rest[begin..begin + length + 2];
-        let inner = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
-        match inner {
-            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = &rest[begin + tag.len()..];
-    }
-    out.push_str(rest);
-    out
 }
 
 /// The error's own words and its line.
