@@ -22,16 +22,17 @@ in this order, and stops at the first that fails:
   sanitize   every operator, in graphs of one and several ranks, under the region sanitizer of the CPU target (needs cargo-nextest)
   test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
 
-Only if it is named, since it takes long:
+Only if they are named, since they take long:
 
   sanitize_all  the same for each kernel's own tests and the model families
+  package       nvshmem-sys builds and documents itself outside this repository (scripts/package_check.sh)
 
 All is built in release mode, so that dependencies are built once. The last line is the test runner's.
 END
 }
 
 all_steps=(format imports scripts lint doc deny protocol build doctest extension sanitize test)
-more_steps=(sanitize_all)
+more_steps=(sanitize_all package)
 steps=()
 for argument in "$@"; do
     case $argument in
@@ -115,6 +116,7 @@ sanitized() {
     fi
     MPK_SANITIZE=1 cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci -E "$1"
 }
+step_package() { bash "$here/package_check.sh"; }
 step_test() {
     # Says what is left out where this machine does not allow network namespaces; fails where a program is missing.
     bash "$here/multinode_test.sh" --probe || [[ $? == 3 ]]
