@@ -160,7 +160,7 @@ part_nvshmem() {
 # 2 ranks: on 2 GPUs if there are as many, and on one. Then a rank that stalls ends both.
 part_host() {
     [[ $backend == cuda ]] || { echo "needs a GPU"; return 77; }
-    local options=(--prompt-tokens 1,2,3,4,5 --max-new-tokens 48 --greedy) lowering placement shown status
+    local options=(--prompt-tokens "1,2,3,4,5" --max-new-tokens 48 --greedy) lowering placement shown status
     tokens 1 cuda "$out/greedy-1" "${options[@]}"
     for shown in $([[ $gpus -gt 1 ]] && echo 0,1) 0; do
         for placement in static dynamic; do
