@@ -93,7 +93,7 @@ impl Running {
     /// Writes a line to its standard input.
     ///
     /// # Panics
-    /// The job was not started [`Job::with_stdin`], or reads no more.
+    /// The job was not started [`crate::Job::with_stdin`], or reads no more.
     pub fn say(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().expect("a job with standard input");
         stdin.write_all(format!("{line}\n").as_bytes()).expect("a job that reads");
