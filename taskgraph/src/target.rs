@@ -139,6 +139,20 @@ impl Target {
             |t: u32| ((u64::from(units) * u64::from(t) / u64::from(tiles.max(1))) as u32 * unit).min(columns);
         (0..tiles).map(|t| at(t)..at(t + 1)).collect()
     }
+
+    /// The same where the columns are dealt in `blocks` of the same width: each block is cut alike, and no tile lies in two.
+    /// `None` where blocks end inside a unit, or are more than `max_tiles`.
+    pub fn column_tiles_of_blocks(&self, columns: u32, blocks: u32) -> Option<Vec<std::ops::Range<u32>>> {
+        let width = columns.checked_div(blocks)?;
+        let fits = columns == width * blocks && width > 0 && width.is_multiple_of(self.column_unit);
+        if !fits || self.max_tiles < blocks {
+            return None;
+        }
+        let of_block = Target { max_tiles: self.max_tiles / blocks, ..self.clone() }.column_tiles(width, 1);
+        let shifted =
+            |block: u32| of_block.iter().map(move |t| block * width + t.start..block * width + t.end);
+        Some((0..blocks).flat_map(shifted).collect())
+    }
 }
 
 #[cfg(test)]
@@ -162,5 +176,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn tiles_of_blocks_lie_in_one_block_each() {
+        let target = Target::cpu(132);
+        let tiles = target.column_tiles_of_blocks(5120, 8).unwrap();
+        assert_eq!(tiles.len(), 128);
+        assert_eq!(tiles.iter().map(|t| t.end - t.start).sum::<u32>(), 5120);
+        for (one, next) in tiles.iter().zip(&tiles[1..]) {
+            assert_eq!(one.end, next.start);
+            assert_eq!(one.start / 640, (one.end - 1) / 640);
+        }
+        assert_eq!(tiles[0].len(), tiles[16].len());
+        // Blocks that end inside a unit, more blocks than tiles, no columns.
+        assert_eq!(target.column_tiles_of_blocks(40, 4), None);
+        assert_eq!(Target::cpu(2).column_tiles_of_blocks(5120, 8), None);
+        assert_eq!(target.column_tiles_of_blocks(0, 8), None);
     }
 }

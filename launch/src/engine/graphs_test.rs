@@ -8,6 +8,7 @@ use crate::model::shapes;
 use taskgraph::Target;
 use taskgraph::stats::stats;
 use taskgraph::target::device;
+use taskgraph::verify::ranks_are_alike;
 
 struct Run {
     shape: &'static str,
@@ -18,8 +19,8 @@ struct Run {
     max_seq_len: u32,
 }
 
-/// MiB of activations in device memory and in the symmetric heap of the prefill graph of one slot, on an H200.
-fn mebibytes(run: &Run) -> (u64, u64) {
+/// The prefill graph of one slot, on H200s.
+fn prefill(run: &Run) -> Builder {
     let json = shapes::config(run.shape).unwrap();
     let config = parse_config(run.shape, "", json.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap();
     let target = Target::cuda(device("h200").unwrap());
@@ -40,8 +41,12 @@ fn mebibytes(run: &Run) -> (u64, u64) {
         placement: run.placement,
         ..BuildOptions::new(run.ranks, target)
     };
-    let builder = Builder::new(&prefill, &kernels_cu::registry::registry(), &options).unwrap();
-    let found = stats(&[builder.rank(0).unwrap()]);
+    Builder::new(&prefill, &kernels_cu::registry::registry(), &options).unwrap()
+}
+
+/// MiB of activations in device memory and in the symmetric heap of that graph.
+fn mebibytes(run: &Run) -> (u64, u64) {
+    let found = stats(&[prefill(run).rank(0).unwrap()]);
     let up = |bytes: u64| bytes.div_ceil(1 << 20);
     println!("{} {} {:?}: {found}", run.shape, run.ranks, run.allreduce);
     (up(found.device_bytes), up(found.symmetric_bytes))
@@ -81,4 +86,19 @@ fn a_prefill_of_2048_rows_has_room() {
     let (alone, _) = mebibytes(&Run { ranks: 1, allreduce: Allreduce::Auto, ..long });
     let (of_four, _) = mebibytes(&long);
     assert!(alone <= 400 && of_four <= 200, "{alone} MiB on one rank, {of_four} MiB on four");
+}
+
+/// So one of them is proven, which is what makes `--check` quick.
+#[test]
+fn ranks_are_alike_where_sums_are_dealt_to_them() {
+    for placement in [Placement::Static, Placement::Dynamic] {
+        let graphs = prefill(&Run { placement, ..BASE }).all().unwrap();
+        assert!(ranks_are_alike(&graphs), "{placement:?}");
+        // Rank r sums the r-th part of the columns.
+        let first = |g: &TaskGraph| {
+            let sum = g.tasks.iter().find(|t| g.type_name(t) == "reduce").unwrap();
+            g.outputs(sum)[0].region.lo[1]
+        };
+        assert_eq!(graphs.iter().map(first).collect::<Vec<_>>(), [0, 1024, 2048, 3072]);
+    }
 }

@@ -127,13 +127,17 @@ impl Collective for AllReduce {
             return Ok(Lowered { notes: lowered.notes, ..over_nodes.lower() });
         }
         let (rows, columns) = (source.ty.dims[0] as u32, source.ty.dims[1] as u32);
-        let (tiles, blocks) = match way {
+        let (tiles, side_by_side, blocks) = match way {
             Way::TwoShot => two_shot_tiles(&op.options.target, rows, columns, world),
-            _ => (tiles(way, &op.options.target, columns, world), std::iter::once(0..rows).collect()),
+            _ => {
+                (tiles(way, &op.options.target, columns, world), false, std::iter::once(0..rows).collect())
+            }
         };
+        lowered.dealt = side_by_side.then_some(1);
         let sum = Sum {
             rows,
             tiles,
+            side_by_side,
             blocks,
             rows_kind: rows_kind(source.ty.rows),
             residual: op.view.inputs.len() == 2,
@@ -280,32 +284,36 @@ const BLOCK_COLUMNS: u32 = 128;
 /// Blocks are multiples of this many rows.
 const BLOCK_ROWS: u32 = 16;
 
-/// Tiles of a two-shot sum of `rows` rows: of columns, and blocks of rows. Of many rows tiles are wide and not high, so that all
+/// Tiles of a two-shot sum of `rows` rows: of columns, whether a rank's lie side by side, and blocks of rows. Of many rows tiles are wide and not high, so that all
 /// workers have some, and a copy writes long stretches.
 fn two_shot_tiles(
     target: &Target,
     rows: u32,
     columns: u32,
     world: u32,
-) -> (Vec<Range<u32>>, Vec<Range<u32>>) {
+) -> (Vec<Range<u32>>, bool, Vec<Range<u32>>) {
     let mut coarse = target.clone();
     if rows >= LEAST_ROWS_TO_CUT {
         coarse.max_tiles = coarse.max_tiles.min((columns / BLOCK_COLUMNS).max(world));
     }
-    let tiles = coarse.column_tiles(columns, 1);
+    let of_blocks = coarse.column_tiles_of_blocks(columns, world);
+    let side_by_side = of_blocks.is_some();
+    let tiles = of_blocks.unwrap_or_else(|| coarse.column_tiles(columns, 1));
     let of_rank = (tiles.len() as u32 / world.max(1)).max(1);
     // Each rank sends a tile to every other one: of many ranks fewer tiles, for their tasks' own time.
     let wanted = if world > 4 { target.workers / 2 } else { target.workers };
     let blocks = if rows >= LEAST_ROWS_TO_CUT { (wanted / of_rank).clamp(1, rows / BLOCK_ROWS) } else { 1 };
     let height = rows.div_ceil(blocks.max(1)).next_multiple_of(BLOCK_ROWS).max(1);
     let blocks = (0..rows.max(1)).step_by(height as usize).map(|first| first..(first + height).min(rows));
-    (tiles, blocks.collect())
+    (tiles, side_by_side, blocks.collect())
 }
 
 struct Sum {
     rows: u32,
     /// Of columns.
     tiles: Vec<Range<u32>>,
+    /// A rank sums tiles that lie side by side, as many as every other one; otherwise tiles are dealt one by one.
+    side_by_side: bool,
     /// Of rows: with each of them a tile is summed by itself.
     blocks: Vec<Range<u32>>,
     rows_kind: u32,
@@ -317,7 +325,15 @@ struct Sum {
 impl Sum {
     /// The rank that sums a tile where one rank does.
     fn owner(&self, tile: usize) -> u32 {
-        tile as u32 % self.world
+        match self.side_by_side {
+            true => (tile / self.share()) as u32,
+            false => tile as u32 % self.world,
+        }
+    }
+
+    /// Column tiles of a rank, where they lie side by side.
+    fn share(&self) -> usize {
+        self.tiles.len() / self.world as usize
     }
 
     fn sums(&self, tile: usize, rank: u32) -> bool {
@@ -336,10 +352,12 @@ impl Sum {
         Region::whole(&[self.rows]).with(0, rows.start, rows.end).with(1, columns.start, columns.end)
     }
 
-    /// All (block of rows, column tile), the columns first.
-    fn all(&self) -> impl Iterator<Item = (usize, usize)> {
+    /// All (block of rows, column tile), the columns first, in the order in which `rank` has them: where a rank's tiles lie side by
+    /// side, those of the next rank come first.
+    fn all(&self, rank: u32) -> impl Iterator<Item = (usize, usize)> {
         let tiles = self.tiles.len();
-        (0..self.blocks.len()).flat_map(move |block| (0..tiles).map(move |tile| (block, tile)))
+        let first = if self.side_by_side { (rank as usize + 1) * self.share() } else { 0 };
+        (0..self.blocks.len()).flat_map(move |block| (0..tiles).map(move |i| (block, (first + i) % tiles)))
     }
 
     /// Where a tile lies in the receive buffer: with two-shot, a rank's own tiles lie side by side there, since it gets no
@@ -348,8 +366,8 @@ impl Sum {
         if self.way != Way::TwoShot {
             return self.tiles[tile].clone();
         }
-        let before = self.tiles[..tile].iter().skip(tile % self.world as usize).step_by(self.world as usize);
-        let start = before.map(|t| t.end - t.start).sum();
+        let before = (0..tile).filter(|&other| self.owner(other) == self.owner(tile));
+        let start = before.map(|other| self.tiles[other].end - self.tiles[other].start).sum();
         start..start + (self.tiles[tile].end - self.tiles[tile].start)
     }
 
@@ -370,7 +388,7 @@ impl Sum {
         let sends = (0..self.world).map(|rank| {
             let mut sends = Vec::new();
             let mut next_event = vec![0; self.world as usize];
-            for tile in self.all() {
+            for tile in self.all(rank) {
                 for to in self.peers(rank).filter(|&p| self.sums(tile.1, p)) {
                     // The receiver counts the tiles that it sums.
                     let event = next_event[to as usize];
@@ -395,7 +413,7 @@ impl Sum {
     /// Sums go to all others, by one event.
     fn to_others(&self) -> Step {
         let sends = (0..self.world).map(|rank| {
-            let own = self.all().filter(|&(_, tile)| self.owner(tile) == rank);
+            let own = self.all(rank).filter(|&(_, tile)| self.owner(tile) == rank);
             own.flat_map(|tile| {
                 let region = self.tile(tile);
                 self.peers(rank).map(move |to| Send { to, source: Some(region), target: region, event: 0 })
@@ -420,7 +438,7 @@ impl Sum {
         inputs.extend(self.residual.then_some(Operand::Input(1)));
         let tasks = (0..self.world).map(|rank| {
             let mut tasks = Vec::new();
-            for tile in self.all().filter(|&(_, tile)| self.sums(tile, rank)) {
+            for tile in self.all(rank).filter(|&(_, tile)| self.sums(tile, rank)) {
                 let own = self.tile(tile);
                 let received = match self.way {
                     Way::Alone => own,

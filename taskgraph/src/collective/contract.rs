@@ -100,6 +100,10 @@ pub struct Lowered {
     pub notes: Vec<String>,
     /// The producer of input 0 writes into this buffer, `[world, rows, columns]` of flagged words, on every rank.
     pub push: Option<usize>,
+    /// Input 0 is dealt to the ranks in equal blocks along this dimension, rank r getting block r. Each rank's producer then
+    /// begins with the block of the rank after it and ends with its own: so ranks are alike, and no two send to one peer
+    /// at the same time.
+    pub dealt: Option<usize>,
     /// Memory in the symmetric heap.
     pub buffers: Vec<Buffer>,
     /// Input 0 lies inside the output: its producer writes its block there.

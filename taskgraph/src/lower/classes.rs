@@ -10,7 +10,9 @@ use crate::region::Region;
 use crate::registry::Registry;
 use crate::split::Sharding;
 use crate::target::Target;
-use crate::task_type::{ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
+use crate::task_type::{
+    ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskSpec, TaskType, TensorType,
+};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -54,16 +56,18 @@ impl<'a> Classes<'a> {
         Classes { graph, registry, target, world, layouts, by_key: HashMap::new() }
     }
 
-    /// The operator on each rank; `push` where its pushable output goes to every rank as flagged words.
+    /// The operator on each rank; `push` where its pushable output goes to every rank as flagged words, `dealt` where an
+    /// output is dealt to the ranks in blocks of a dimension ([`crate::collective::Lowered::dealt`]).
     pub fn cut(
         &mut self,
         op: &Op,
         push: bool,
+        dealt: Option<(usize, usize)>,
         parts: &mut Vec<Part>,
     ) -> Result<Arc<Vec<LocalClass>>, BuildError> {
         let view = op_view(self.graph, op);
         let mut key = String::with_capacity(256);
-        let _ = write!(key, "{} {push} {:?}", op.op_type, op.attrs);
+        let _ = write!(key, "{} {push} {dealt:?} {:?}", op.op_type, op.attrs);
         for operand in view.inputs.iter().chain(&view.outputs) {
             let _ = write!(key, "|{:?} {:?} ", operand.ty, operand.sharding);
             match operand.role {
@@ -77,7 +81,11 @@ impl<'a> Classes<'a> {
         if let Some(class) = self.by_key.get(&key) {
             return Ok(class.clone());
         }
-        let class = self.cut_all_ranks(op, &view, push, parts).map_err(|e| match e {
+        let class = self.cut_all_ranks(op, &view, push, parts).map(|class| match dealt {
+            Some((output, dim)) => begin_with_peers(class, output, dim, &view.outputs[output].ty, parts),
+            None => class,
+        });
+        let class = class.map_err(|e| match e {
             Failure::Message(message) => BuildError::op(&op.name, message),
             Failure::Unknown(op_type) => BuildError::op(
                 &op.name,
@@ -273,6 +281,58 @@ impl<'a> Classes<'a> {
         parts.push(part);
         Ok(parts.len() as u32 - 1)
     }
+}
+
+/// The same tasks on each rank in an order of its own: what goes to the next rank comes first, the rank's own block last. So
+/// task i of one rank is that of another, blocks turned. As it is where the tasks of one block have no match in another.
+fn begin_with_peers(
+    mut class: Vec<LocalClass>,
+    output: usize,
+    dim: usize,
+    ty: &TensorType,
+    parts: &mut Vec<Part>,
+) -> Vec<LocalClass> {
+    let world = class.len() as u32;
+    let find = |step: &Step| step.outputs.iter().position(|&o| o == ExpansionOperand::Output(output));
+    let columns = ty.dims.get(dim).map_or(0, |&d| d as u32);
+    let Some((step, operand)) = class[0].steps.iter().enumerate().find_map(|(i, s)| Some((i, find(s)?)))
+    else {
+        return class;
+    };
+    let turned: Option<Vec<Part>> = (0..world)
+        .map(|rank| {
+            let part = parts.get(class[rank as usize].steps[step].part as usize)?;
+            let by = (rank + 1) % world * (columns / world);
+            Some(Part { tasks: turned(&part.tasks, operand, dim, columns, by)?, ..part.clone() })
+        })
+        .collect();
+    for (local, part) in class.iter_mut().zip(turned.into_iter().flatten()) {
+        local.steps[step].part = parts.len() as u32;
+        parts.push(part);
+    }
+    class
+}
+
+/// The tasks in an order such that each writes what the task in its place did, `by` further on along `dim`, which has
+/// `size` indices and is a ring.
+fn turned(tasks: &[TaskSpec], operand: usize, dim: usize, size: u32, by: u32) -> Option<Vec<TaskSpec>> {
+    let written = |task: &TaskSpec| -> Option<Region> {
+        let mut writes = task.writes.iter().filter(|w| usize::from(w.operand) == operand);
+        let write = writes.next()?;
+        writes.next().is_none().then_some(write.region)
+    };
+    let at: HashMap<Region, &TaskSpec> =
+        tasks.iter().map(|task| Some((written(task)?, task))).collect::<Option<_>>()?;
+    let place = |task: &TaskSpec| {
+        let region = written(task)?;
+        let (lo, hi) = (region.lo[dim], region.hi[dim]);
+        if (lo, hi) == (0, size) {
+            return Some(task.clone());
+        }
+        let start = (lo + by) % size;
+        at.get(&region.with(dim, start, start + (hi - lo))).map(|&task| task.clone())
+    };
+    tasks.iter().map(place).collect()
 }
 
 fn earlier_part(earlier: Option<&LocalClass>, step: usize) -> u32 {

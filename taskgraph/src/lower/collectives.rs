@@ -352,6 +352,20 @@ impl Uses {
         })
     }
 
+    /// The output of operator `index` that a collective deals to the ranks: (output, dimension of the blocks).
+    pub fn dealt_by(
+        &self,
+        graph: &OpGraph,
+        index: usize,
+        cuts: &[Option<Arc<Cut>>],
+    ) -> Option<(usize, usize)> {
+        graph.ops[index].outputs.iter().enumerate().find_map(|(output, &tensor)| {
+            let (_, reader) = self.only_link(tensor)?;
+            let dim = cuts[reader].as_ref()?.lowered.dealt?;
+            (graph.ops[reader].inputs[0] == tensor).then_some((output, dim))
+        })
+    }
+
     /// The tasks that make the first input can push it, and nobody else needs it.
     fn can_push(&self, graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op) -> bool {
         let input = op.inputs[0];

@@ -66,7 +66,8 @@ impl Plan {
                 continue;
             }
             let pushed = uses.pushed_by(&graph, index, &cuts);
-            let class = classes.cut(op, pushed.is_some(), &mut plan.parts)?;
+            let dealt = uses.dealt_by(&graph, index, &cuts);
+            let class = classes.cut(op, pushed.is_some(), dealt, &mut plan.parts)?;
             plan.add_compute(&graph, index, &class, |plan| {
                 let (output, reader) = pushed?;
                 let cut = cuts[reader].as_ref()?;

@@ -112,7 +112,7 @@ pub(crate) struct Slot {
 }
 
 /// How a slot is cut into tasks on some rank.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
     pub type_name: String,
     pub params: Vec<u32>,

@@ -85,8 +85,10 @@ impl TaskType for Embedding {
         let (tokens, k) = contract::local_matrix(&op.inputs[0])?;
         let first_token = op.input_ranges(0).first().map_or(0, |range| range.start) as u32;
         let params = mpk_embedding_params { push: 0, first_token, num_tokens: tokens };
-        let tasks = target
-            .column_tiles(columns, 1)
+        // On several ranks the sum may be dealt to them in blocks of columns: no tile then lies in two.
+        let blocks = (op.world > 1).then(|| target.column_tiles_of_blocks(columns, op.world)).flatten();
+        let tasks = blocks
+            .unwrap_or_else(|| target.column_tiles(columns, 1))
             .into_iter()
             .map(|tile| {
                 let region = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
