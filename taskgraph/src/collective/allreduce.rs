@@ -129,9 +129,7 @@ impl Collective for AllReduce {
         let (rows, columns) = (source.ty.dims[0] as u32, source.ty.dims[1] as u32);
         let (tiles, side_by_side, blocks) = match way {
             Way::TwoShot => two_shot_tiles(&op.options.target, rows, columns, world),
-            _ => {
-                (tiles(way, &op.options.target, columns, world), false, std::iter::once(0..rows).collect())
-            }
+            _ => (tiles(way, &op.options.target, columns, world), false, std::iter::once(0..rows).collect()),
         };
         lowered.dealt = side_by_side.then_some(1);
         let sum = Sum {
