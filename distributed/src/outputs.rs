@@ -121,6 +121,8 @@ impl Outputs {
                 decode: Duration::from_nanos(long(&raw mut (*header).decode_ns)),
                 prefill_iterations: long(&raw mut (*header).prefill_iterations),
                 decode_steps: long(&raw mut (*header).decode_steps),
+                full: Duration::from_nanos(long(&raw mut (*header).full_ns)),
+                full_steps: long(&raw mut (*header).full_steps),
             }
         }
     }

@@ -218,4 +218,8 @@ pub struct Figures {
     pub prefill_iterations: u64,
     /// Number of the others.
     pub decode_steps: u64,
+    /// Time in those decode steps in which every slot generated.
+    pub full: Duration,
+    /// Their number.
+    pub full_steps: u64,
 }

@@ -77,6 +77,8 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   platform::store<platform::Scope::kSystem>(&figures->prefill_iterations, output->prefill_iterations, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->decode_ns, output->decode_ns, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->decode_steps, output->decode_steps, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->full_ns, output->full_ns, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&figures->full_steps, output->full_steps, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->running, state->running, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->waiting, state->waiting, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->free_pages, pages_available(state), platform::kRelaxed);
@@ -278,6 +280,10 @@ MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
     } else {
       so_far->decode_ns += ns;
       ++so_far->decode_steps;
+      if (rank->batch->num_active == rank->batch_config->max_batch) {
+        so_far->full_ns += ns;
+        ++so_far->full_steps;
+      }
     }
   }
   state->started_ns = now_ns;

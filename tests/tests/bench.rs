@@ -65,6 +65,34 @@ fn decode_has_figures_a_floor_a_budget_and_tokens() {
     }
 }
 
+/// Prompts of 20 tokens enter eight rows at a time, over many iterations; only steps in which all four requests decode are timed.
+#[test]
+fn steps_of_a_full_batch_are_timed_and_no_others() {
+    let fixture = Fixture::open("qwen3");
+    let some: Vec<_> = fixture.expected.requests.iter().take(1).cloned().collect();
+    let model = fixture.model_of(&some).set("runtime.prefill_chunk", 8);
+    let path = model.path().display().to_string();
+    let options =
+        ["decode", "--model", &path, "--context", "20", "--batch", "4", "--steps", "6", "--repeats", "1"];
+    let found = object(bench(1, &options).args(["--tokens", "--budget", "--workers", "2"]));
+    assert_eq!(found["budget"]["graph"], "decode-4", "the last iterations are of a full batch: {found}");
+    assert_eq!(found["steps"], 6, "{found}");
+    let lengths: Vec<usize> = found["requests"]
+        .as_array()
+        .expect("requests")
+        .iter()
+        .map(|r| r["tokens"].as_array().map_or(0, Vec::len))
+        .collect();
+    assert_eq!(lengths[3], 7, "{found}");
+    assert!(lengths.is_sorted_by(|a, b| a > b), "who comes early generates for longer: {lengths:?}");
+
+    // The first requests would have more new tokens than that before the last prompt has entered.
+    let options =
+        ["decode", "--model", &path, "--context", "3", "--batch", "4", "--steps", "6", "--prefill-share", "0.1"];
+    let refused = bench(1, &options).run().expect(2).expect_nothing_left();
+    assert!(refused.stdout.is_empty() && refused.stderr.contains("--context"), "{}", refused.stderr);
+}
+
 #[test]
 fn wrong_tokens_have_no_figures() {
     let folder = tempfile::tempdir().expect("a temporary folder");

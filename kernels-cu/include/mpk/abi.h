@@ -277,6 +277,7 @@ typedef struct mpk_batch_output {
   float* top_logprobs;
   uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
   uint64_t prefill_iterations, decode_steps;
+  uint64_t full_ns, full_steps; /* of the decode steps, those of a full batch: every slot generates */
   /* Released after the results of all that they count, and after the figures. */
   uint64_t finished;        /* requests that have ended, ever */
   uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^30 */

@@ -63,6 +63,8 @@ pub struct Info {
     pub ranks: u32,
     /// What requests are checked against; not for a user graph.
     pub limits: Option<Limits>,
+    /// Most rows of an iteration that holds prompts, and most of them that are prompts' while other requests generate; not for a user graph.
+    pub prefill_rows: Option<(u32, u32)>,
     /// Requests may draw their tokens or have penalties.
     pub sampling: bool,
     /// How a request that says nothing of its own is to be sampled: as model.json and the checkpoint's generation_config.json say.
@@ -118,6 +120,7 @@ pub(crate) fn load_all(
                 rank: world.rank(),
                 ranks: world.size(),
                 limits: None,
+                prefill_rows: None,
                 sampling: false,
                 defaults: SamplingParams::default(),
                 eos: Vec::new(),
@@ -180,6 +183,10 @@ fn tokens(
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(config, &names))?;
     let plan = plan(config, &model, &sizes, top_k, &source.config.eos);
+    let prompt_rows = match sizes.prompt_rows(model.runtime.prefill_share) {
+        0 => sizes.prefill_chunk,
+        rows => rows,
+    };
     let threads = backend.readers();
     world.phase("memory");
     let service = if world.rank() == 0 { service(&plan, config.max_waiting) } else { None };
@@ -205,6 +212,7 @@ fn tokens(
         rank: world.rank(),
         ranks: world.size(),
         limits: Some(limits),
+        prefill_rows: Some((sizes.prefill_chunk, prompt_rows)),
         sampling,
         defaults,
         eos: source.config.eos.clone(),

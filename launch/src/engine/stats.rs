@@ -40,6 +40,10 @@ pub struct Stats {
     pub decode: Duration,
     /// Number of the others.
     pub decode_steps: u64,
+    /// Of that time, the part with a full batch: every slot generated.
+    pub full_batch: Duration,
+    /// Number of steps with a full batch.
+    pub full_batch_steps: u64,
     /// Pages of the KV cache.
     pub kv_pages: u32,
     /// Those in use.
@@ -68,6 +72,8 @@ impl Stats {
             prefill: figures.prefill,
             decode: figures.decode,
             decode_steps: figures.decode_steps,
+            full_batch: figures.full,
+            full_batch_steps: figures.full_steps,
             kv_pages: online.pages,
             // Before the first iteration the batch step knows of no pages.
             kv_pages_used: match figures.prefill_iterations + figures.decode_steps {

@@ -195,6 +195,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
   for (uint32_t r = 0; r < count; ++r) histories.push_back(history_of(scenario.prompts[r], expected.tokens[r]));
   std::vector<uint32_t> epochs(graphs.size(), 0);
   Driven driven{};
+  uint64_t full_steps = 0;
   CHECK(mpk::batch_begin(&rank) == MPK_OK, "begin");
   uint64_t now = 1000;
   for (size_t i = 0;; ++i, now += 10) {
@@ -281,6 +282,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
       else if (share.first < prompt.size()) prompt_rows += share.count;
     }
     CHECK(row == batch.num_rows && samples == batch.num_samples, "step %zu: totals", i);
+    if (batch.prompt_rows == 0 && step.slots.size() == scenario.max_batch) ++full_steps;
     if (expected.preemptions == 0) CHECK(prompt_rows == batch.prompt_rows, "step %zu: %u prompt rows, wanted %u", i, batch.prompt_rows, prompt_rows);
   }
   for (uint32_t number = 0; number < table; ++number) drain(number);
@@ -296,6 +298,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
   driven.prefill_iterations = output.prefill_iterations;
   driven.decode_steps = output.decode_steps;
   CHECK(driven.prefill_iterations + driven.decode_steps == expected.steps.size(), "counts of iterations");
+  CHECK(output.full_steps == full_steps && output.full_ns == 10 * full_steps, "%lu steps of a full batch, wanted %lu", output.full_steps, full_steps);
   CHECK(driven.prefill_ns == 10 * driven.prefill_iterations && driven.decode_ns == 10 * driven.decode_steps, "times");
   return driven;
 }

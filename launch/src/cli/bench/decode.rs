@@ -1,8 +1,10 @@
-//! Time of a decode step at a context length, on any backend and number of ranks.
+//! Time of a decode step at a context length, on any backend and number of ranks. Only steps count in which every request decodes one
+//! token (`full_batch`).
 
 use crate::cli::bench::budget::{self, Budget, Phase};
 use crate::cli::bench::floor::{Bytes, floor};
-use crate::cli::bench::program::{Scratch, finish, load};
+use crate::cli::bench::full_batch;
+use crate::cli::bench::program::{Scratch, finish, load, request};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::{Answers, Reference};
 use crate::cli::console::{print_line, tell};
@@ -23,7 +25,7 @@ pub struct Case {
     /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder, a hub name, or the name of a shape.
     #[arg(long)]
     pub model: PathBuf,
-    /// Tokens before the first step.
+    /// Tokens of each request before the first step that counts.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub context: u32,
     /// Requests at a time.
@@ -63,8 +65,18 @@ impl Case {
         Ok(spec)
     }
 
-    fn requests(&self) -> Vec<Request> {
-        crate::cli::bench::program::requests(self.batch, self.context, self.steps + 1)
+    /// Requests of which all decode in the same `steps` iterations, each at `context` tokens before the first of these.
+    fn requests(&self, engine: &Engine) -> Result<Vec<Request>, AppError> {
+        let (chunk, beside) = engine.info().prefill_rows.unwrap_or((self.context, self.context));
+        let early = full_batch::early_tokens(self.batch, self.context, chunk, beside).ok_or_else(|| {
+            AppError::input(format!(
+                "{} prompts of {} tokens do not enter before the first of them has {} new tokens; use a longer --context or a larger \
+                 runtime.prefill_chunk",
+                self.batch, self.context, self.context
+            ))
+        })?;
+        let of = |(number, early): (u32, &u32)| request(number, self.context - early, early + self.steps + 1);
+        Ok((0..).zip(&early).map(of).collect())
     }
 
     fn contradiction(&self) -> Option<String> {
@@ -137,13 +149,17 @@ fn measure(
     let mut answers = Answers::default();
     for _ in 0..case.repeats {
         let before = engine.stats();
-        answers.take(engine, case.requests(), case.steps + 1)?;
+        answers.take(engine, case.requests(engine)?)?;
         let after = engine.stats();
-        steps = after.decode_steps - before.decode_steps;
-        if steps == 0 {
-            return Err(AppError::failed("no decode step was made").into());
+        steps = after.full_batch_steps - before.full_batch_steps;
+        if steps == 0 || steps * 2 < u64::from(case.steps) {
+            return Err(AppError::failed(format!(
+                "no figures: all {} requests decoded together in {steps} steps, {} are wanted; the KV cache may be too small for them",
+                case.batch, case.steps
+            ))
+            .into());
         }
-        times.push(1e3 * (after.decode - before.decode).as_secs_f64() / steps as f64);
+        times.push(1e3 * (after.full_batch - before.full_batch).as_secs_f64() / steps as f64);
         prefills.push(1e3 * (after.prefill - before.prefill).as_secs_f64());
     }
     let verdict = answers.verdict(reference)?;

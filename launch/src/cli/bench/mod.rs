@@ -5,6 +5,7 @@ pub mod allreduce;
 pub mod budget;
 pub mod decode;
 pub mod floor;
+mod full_batch;
 pub mod graphs;
 pub mod memory;
 mod own_graph;

@@ -107,7 +107,7 @@ fn measure(
     let mut answers = Answers::default();
     for _ in 0..case.repeats {
         let before = engine.stats();
-        answers.take(engine, requests(case.batch, case.prompt, 1), 1)?;
+        answers.take(engine, requests(case.batch, case.prompt, 1))?;
         let after = engine.stats();
         times.push(1e3 * (after.prefill - before.prefill).as_secs_f64());
     }

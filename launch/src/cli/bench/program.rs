@@ -49,9 +49,13 @@ pub fn model(named: &Path) -> Result<ModelSpec, AppError> {
 
 /// `count` requests of `length` tokens, which every vocabulary has, not the same for all.
 pub fn requests(count: u32, length: u32, new_tokens: u32) -> Vec<Request> {
-    let prompt = |request: u32| (0..length).map(|i| (i * 7 + request) % 31).collect::<Vec<u32>>();
-    let request = |number| Request { ignore_eos: true, ..Request::tokens(prompt(number), new_tokens) };
-    (0..count).map(request).collect()
+    (0..count).map(|number| request(number, length, new_tokens)).collect()
+}
+
+/// One of them.
+pub fn request(number: u32, length: u32, new_tokens: u32) -> Request {
+    let prompt: Vec<u32> = (0..length).map(|i| (i * 7 + number) % 31).collect();
+    Request { ignore_eos: true, ..Request::tokens(prompt, new_tokens) }
 }
 
 /// Loads the engine, on all ranks, and gives the model's configuration if it has one. Otherwise what is wrong has been told, and this is

@@ -57,7 +57,8 @@ impl Answers {
     ///
     /// # Errors
     /// A request fails, has not as many tokens as it should, or other ones than in an earlier repetition.
-    pub fn take(&mut self, engine: &Engine, requests: Vec<Request>, wanted: u32) -> Result<(), Failure> {
+    pub fn take(&mut self, engine: &Engine, requests: Vec<Request>) -> Result<(), Failure> {
+        let wanted: Vec<u32> = requests.iter().map(|request| request.max_new_tokens).collect();
         let mut tokens = Vec::new();
         for handle in engine.submit_all(requests)? {
             let answer = handle.wait();
@@ -69,13 +70,17 @@ impl Answers {
         engine.wait_idle();
         // The kernel hands out its figures after the last token, a word at a time.
         std::thread::sleep(Duration::from_millis(5));
-        Ok(self.add(tokens, wanted)?)
+        Ok(self.add(tokens, &wanted)?)
     }
 
-    fn add(&mut self, tokens: Vec<Vec<u32>>, wanted: u32) -> Result<(), AppError> {
-        if let Some(short) = tokens.iter().position(|tokens| tokens.len() != wanted as usize) {
-            let count = tokens[short].len();
-            return Err(AppError::failed(format!("request {short} has {count} tokens instead of {wanted}")));
+    fn add(&mut self, tokens: Vec<Vec<u32>>, wanted: &[u32]) -> Result<(), AppError> {
+        for (number, (tokens, &wanted)) in tokens.iter().zip(wanted).enumerate() {
+            if tokens.len() != wanted as usize {
+                let count = tokens.len();
+                return Err(AppError::failed(format!(
+                    "request {number} has {count} tokens instead of {wanted}"
+                )));
+            }
         }
         if self.repetitions > 0 {
             differ(&tokens, &self.tokens, "an earlier repetition of the same requests")?;
@@ -144,11 +149,11 @@ mod tests {
     #[test]
     fn what_is_not_right_has_no_figures() {
         let mut answers = Answers::default();
-        answers.add(vec![vec![1, 2], vec![3, 4]], 2).unwrap();
-        answers.add(vec![vec![1, 2], vec![3, 4]], 2).unwrap();
-        let error = answers.add(vec![vec![1, 2], vec![3, 5]], 2).unwrap_err();
+        answers.add(vec![vec![1, 2], vec![3, 4]], &[2, 2]).unwrap();
+        answers.add(vec![vec![1, 2], vec![3, 4]], &[2, 2]).unwrap();
+        let error = answers.add(vec![vec![1, 2], vec![3, 5]], &[2, 2]).unwrap_err();
         assert!(error.message.contains("token 1 of request 1 is 5, but 4"), "{error}");
-        assert!(answers.add(vec![vec![1], vec![3, 4]], 2).is_err());
+        assert!(answers.add(vec![vec![1], vec![3, 4]], &[2, 2]).is_err());
         assert!(answers.verdict(Some(&reference(&[&[1, 2], &[3, 4]]))).is_ok());
         for wrong in [&[&[1, 2][..]][..], &[&[1, 2], &[3]], &[&[1, 2], &[3, 4, 5]], &[&[1, 2], &[4, 4]]] {
             let error = answers.verdict(Some(&reference(wrong))).unwrap_err();
