@@ -66,13 +66,13 @@ mod tests {
     #[test]
     fn rows_are_dealt_as_the_batch_step_does() {
         // 8 rows, then 8 less those that generate; of 12 tokens each.
-        assert_eq!(first_tokens(&[12, 12, 12], 8, 8), [1, 3, 5]);
-        assert_eq!(first_tokens(&[12, 12, 12], 8, 2), [1, 6, 12]);
+        assert_eq!(first_tokens(&[12, 12, 12], 8, 8), [1, 3, 4]);
+        assert_eq!(first_tokens(&[12, 12, 12], 8, 2), [1, 5, 11]);
     }
 
     #[test]
     fn all_have_the_context_when_the_last_prompt_is_complete() {
-        for (batch, context, chunk) in [(128, 512, 2048), (32, 512, 2048), (4, 20, 8), (5, 9, 6)] {
+        for (batch, context, chunk) in [(128, 512, 2048), (32, 512, 2048), (4, 20, 8), (5, 90, 12)] {
             let early = early_tokens(batch, context, chunk, chunk).unwrap();
             let prompts: Vec<u32> = early.iter().map(|early| context - early).collect();
             let first = first_tokens(&prompts, chunk, chunk);
