@@ -87,8 +87,19 @@ fn steps_of_a_full_batch_are_timed_and_no_others() {
     assert!(lengths.is_sorted_by(|a, b| a > b), "who comes early generates for longer: {lengths:?}");
 
     // The first requests would have more new tokens than that before the last prompt has entered.
-    let options =
-        ["decode", "--model", &path, "--context", "3", "--batch", "4", "--steps", "6", "--prefill-share", "0.1"];
+    let options = [
+        "decode",
+        "--model",
+        &path,
+        "--context",
+        "3",
+        "--batch",
+        "4",
+        "--steps",
+        "6",
+        "--prefill-share",
+        "0.1",
+    ];
     let refused = bench(1, &options).run().expect(2).expect_nothing_left();
     assert!(refused.stdout.is_empty() && refused.stderr.contains("--context"), "{}", refused.stderr);
 }
