@@ -24,7 +24,7 @@ use std::collections::HashSet;
 /// Most flagged tensors of a graph: see the module's page.
 const MOST: usize = 1 << 16;
 
-/// Flagged edges between tasks, numbered over all ranks.
+/// Flagged edges between tasks, numbered over all ranks. Where ranks are alike, those of rank 0's tasks alone.
 #[derive(Default)]
 pub(super) struct FlagEdges {
     /// Readers that wait for what a task writes in every iteration.
@@ -68,7 +68,7 @@ fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> 
     }
 }
 
-/// All flagged edges. `ranks`: all of them, or 1 where they are alike: then rank 0's are turned.
+/// All flagged edges. `ranks`: all of them, or 1 where they are alike.
 pub(super) fn edges(
     graphs: &[TaskGraph],
     symmetric: &Symmetric,
@@ -90,7 +90,6 @@ pub(super) fn edges(
         }
     }
     let (_, task_base) = bases(graphs);
-    let tasks = task_base[graphs.len()] as usize;
     let found = crate::parallel::map(ranks, |owner| {
         let mut pairs = Vec::new();
         let mut violations = Vec::new();
@@ -113,23 +112,26 @@ pub(super) fn edges(
         all_read.extend(read);
         violations.extend(reports);
     }
-    if ranks < graphs.len() {
-        // All ranks have as many tasks.
-        let (of_rank, all) = (task_base[1], tasks as u32);
-        let first = std::mem::take(&mut pairs);
+    let (of_rank, all) = (task_base[1], task_base[graphs.len()]);
+    let alike = ranks < graphs.len();
+    if alike {
         let read = std::mem::take(&mut all_read);
-        for rank in 0..graphs.len() as u32 {
-            let turn = |task: u32| (task + rank * of_rank) % all;
-            pairs.extend(first.iter().map(|&(writer, reader, always)| (turn(writer), turn(reader), always)));
-            all_read.extend(read.iter().map(|&(_, tensor)| (rank, tensor)));
-        }
+        let turned = |rank| read.iter().map(move |&(_, tensor)| (rank, tensor));
+        all_read.extend((0..graphs.len() as u32).flat_map(turned));
     }
+    // Readers are of the memory's own rank. Of alike ranks the writer is turned to rank 0, and its reader with it.
+    let by_writer = |&(writer, reader, _): &Pair| match alike {
+        true => (writer % of_rank, (reader + all - writer / of_rank * of_rank) % all),
+        false => (writer, reader),
+    };
+    let by_reader = |&(writer, reader, _): &Pair| (reader, writer);
     let always = || pairs.iter().filter(|(_, _, always)| *always);
+    let tasks = task_base[ranks] as usize;
     FlagEdges {
-        next: Lists::new(tasks, always().map(|&(writer, reader, _)| (writer, reader))),
-        previous: Lists::new(tasks, always().map(|&(writer, reader, _)| (reader, writer))),
-        readers: Lists::new(tasks, pairs.iter().map(|&(writer, reader, _)| (writer, reader))),
-        writers: Lists::new(tasks, pairs.iter().map(|&(writer, reader, _)| (reader, writer))),
+        next: Lists::new(tasks, always().map(by_writer)),
+        previous: Lists::new(tasks, always().map(by_reader)),
+        readers: Lists::new(tasks, pairs.iter().map(by_writer)),
+        writers: Lists::new(tasks, pairs.iter().map(by_reader)),
         all_read,
     }
 }

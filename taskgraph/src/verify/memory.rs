@@ -161,7 +161,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
             // Whether `earlier` comes before this access; `last_trigger` holds for all tasks that trigger it.
             let search = &mut self.search;
             let mut ordered = |earlier: u32, kind: Kind| {
-                let trigger = order.trigger[earlier as usize];
+                let trigger = order.trigger(earlier);
                 if earlier == task || (trigger != NONE && trigger == last_trigger) {
                     return true;
                 }
@@ -415,7 +415,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         let only_writes = if access.write { None } else { Some(true) };
         let (writes, region) = self.meets(accesses, earlier, &access.region, only_writes);
         let verb = |write: bool| if write { "writes" } else { "reads" };
-        let trigger = match self.order.trigger[earlier as usize] {
+        let trigger = match self.order.trigger(earlier) {
             NONE => "which triggers no event".to_string(),
             event => {
                 let (rank, index) = self.order.event_place(event);

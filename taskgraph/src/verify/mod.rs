@@ -140,27 +140,20 @@ fn proof<'g>(
     let mut violations = Vec::new();
     let flags = flagged::edges(graphs, &symmetric, ranks, &mut violations);
     pass(violations)?;
-    let (order, cycle) = Order::new(graphs, flags);
+    let (order, cycle) = Order::new(graphs, flags, symmetry.is_some());
     if let Some(cycle) = cycle {
         return Err(vec![cycle_violation(&order, &cycle)]);
     }
     pass(reach(&order, ranks))?;
 
-    let mut own_order: Vec<Vec<u32>> =
-        graphs[..ranks].iter().map(|g| Vec::with_capacity(g.tasks.len())).collect();
-    for &node in order.sequence.iter().filter(|&&n| n >= order.events()) {
-        let (rank, index) = order.task_place(node - order.events());
-        if rank < ranks {
-            own_order[rank].push(index);
-        }
-    }
+    let own_order = order.in_order(ranks);
     let checked = parallel::map(ranks, |rank| {
         let tensors = &graphs[rank].tensors;
         let changes = |t: usize| !matches!(tensors[t].role, Role::Weight { .. } | Role::Constant);
         let mut memory = Memory::new(graphs, &symmetric, rank, &own_order[rank], changes);
         memory.sort_remote(|a| {
             let node = order.events() + order.task_number(usize::from(a.rank), a.task);
-            order.position[node as usize]
+            order.position(node)
         });
         let mut sweep = Sweep::new(&order, &memory);
         for tensor in 0..tensors.len() {

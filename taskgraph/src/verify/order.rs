@@ -17,20 +17,24 @@
 //! operators). For each node the clocks hold the first element of each rank's chain that comes after it, and
 //! the last one that comes before it. `b` comes before `a` if, on some rank, the first element after `b` is not
 //! later than the last before `a`. That is sufficient, not necessary, so where it fails a search decides.
+//!
+//! Where ranks are alike (see `symmetry`) only rank 0's nodes are *held*, with their edges, places and clocks: a node of
+//! rank r is that of rank 0 turned on by r, and so is all that is known of it. A cycle over all ranks is one of the held nodes
+//! with ranks left out, and the other way round: going round it often enough comes back to the first rank.
 
+mod clocks;
+mod lanes;
 mod queries;
 
 use super::flagged::FlagEdges;
 use super::lists::{Lists, bases};
 use super::structure::is_put;
-use crate::ids::EventId;
 use crate::task_graph::{Task, TaskGraph};
-use smallvec::SmallVec;
+pub(super) use lanes::Bound;
+use lanes::Clocks;
 
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
-const LANES: usize = 8;
-type Lanes = [u16; LANES];
 
 /// Which edges by flagged words are meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,32 +88,26 @@ impl Kind {
     }
 }
 
-/// Clocks of one order; see the module's page.
-#[derive(Default)]
-struct Clocks {
-    /// `blocks` lane groups for each node: first chain element after it (`u16::MAX`: none).
-    first: Vec<Lanes>,
-    /// Last chain element before it (0: none); elements count from 1, the begin event.
-    last: Vec<Lanes>,
-}
-
-/// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`.
+/// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`. What is kept for
+/// each node or task is kept for the held ones, by their own numbers, and names others by their numbers over all ranks.
 pub(super) struct Order<'g> {
     pub(super) graphs: &'g [TaskGraph],
     event_base: Vec<u32>,
     task_base: Vec<u32>,
+    /// Ranks are alike, so that rank 0's nodes alone are held.
+    alike: bool,
     task_rank: Vec<u16>,
     /// Node of the event that each task triggers.
-    pub(super) trigger: Vec<u32>,
+    trigger: Vec<u32>,
     worker_previous: Vec<u32>,
     worker_next: Vec<u32>,
     dependents: Lists,
     triggerers: Lists,
     flags: FlagEdges,
-    /// All nodes, each after those that come before it.
-    pub(super) sequence: Vec<u32>,
-    /// Index in `sequence` of each node.
-    pub(super) position: Vec<u32>,
+    /// All held nodes, each after those that come before it.
+    sequence: Vec<u32>,
+    /// Index in `sequence` of each held node.
+    position: Vec<u32>,
     /// Tasks that are puts.
     puts: Vec<bool>,
     strong: Clocks,
@@ -121,11 +119,18 @@ pub(super) struct Order<'g> {
 
 impl<'g> Order<'g> {
     /// The order of structurally sound graphs; where there is none, the nodes of a cycle, each before the next
-    /// and the last before the first (then only names may be asked of the order).
-    pub(super) fn new(graphs: &'g [TaskGraph], flags: FlagEdges) -> (Order<'g>, Option<Vec<u32>>) {
+    /// and the last before the first (then only names may be asked of the order). `alike`: all ranks are as rank 0, turned;
+    /// then a cycle is not named.
+    pub(super) fn new(
+        graphs: &'g [TaskGraph],
+        flags: FlagEdges,
+        alike: bool,
+    ) -> (Order<'g>, Option<Vec<u32>>) {
         let (event_base, task_base) = bases(graphs);
-        let events = event_base[graphs.len()] as usize;
-        let tasks = task_base[graphs.len()] as usize;
+        let world = graphs.len();
+        let held = &graphs[..if alike { 1 } else { world }];
+        let events = event_base[held.len()] as usize;
+        let tasks = task_base[held.len()] as usize;
         let mut task_rank = Vec::with_capacity(tasks);
         let mut trigger = Vec::with_capacity(tasks);
         let mut waits = vec![0u32; events + tasks];
@@ -133,15 +138,25 @@ impl<'g> Order<'g> {
         let mut worker_next = vec![NONE; tasks];
         let mut puts = Vec::with_capacity(tasks);
         let mut has_carried = false;
-        for (rank, graph) in graphs.iter().enumerate() {
+        // (held event, task that triggers it).
+        let mut triggers = Vec::with_capacity(tasks);
+        for (rank, graph) in held.iter().enumerate() {
             let base = task_base[rank];
             for (index, task) in graph.tasks.iter().enumerate() {
                 let event = task.trigger.map_or(NONE, |e| event_base[e.owner() as usize] + e.index());
                 trigger.push(event);
                 task_rank.push(rank as u16);
                 puts.push(is_put(task));
-                if event != NONE {
-                    waits[event as usize] += 1;
+                if let Some(event) = task.trigger {
+                    let (owner, number) = (usize::from(event.owner()), base + index as u32);
+                    let pair = if alike {
+                        // Rank 0's event is triggered by the rank for which it is as far on as the owner is for rank 0.
+                        (event.index(), task_base[(world - owner) % world] + index as u32)
+                    } else {
+                        (event_base[owner] + event.index(), number)
+                    };
+                    waits[pair.0 as usize] += 1;
+                    triggers.push(pair);
                 }
                 waits[events + base as usize + index] = task.dependencies.len() as u32;
                 has_carried |= !task.carried.is_empty();
@@ -157,20 +172,20 @@ impl<'g> Order<'g> {
         for t in 0..tasks as u32 {
             waits[events + t as usize] += flags.writers.get(t).len() as u32;
         }
-        let pairs = graphs.iter().enumerate().flat_map(|(rank, graph)| {
+        let pairs = held.iter().enumerate().flat_map(|(rank, graph)| {
             let (event_base, task_base) = (event_base[rank], task_base[rank]);
             graph.tasks.iter().enumerate().flat_map(move |(index, task)| {
                 task.dependencies.iter().map(move |&e| (event_base + e, task_base + index as u32))
             })
         });
         let dependents = Lists::new(events, pairs);
-        let triggers = trigger.iter().enumerate().filter(|(_, e)| **e != NONE);
-        let triggerers = Lists::new(events, triggers.map(|(t, e)| (*e, t as u32)));
-        let blocks = graphs.len().div_ceil(LANES);
+        let triggerers = Lists::new(events, triggers.iter().copied());
+        let blocks = world.div_ceil(lanes::LANES);
         let mut order = Order {
             graphs,
             event_base,
             task_base,
+            alike,
             task_rank,
             trigger,
             worker_previous,
@@ -188,7 +203,7 @@ impl<'g> Order<'g> {
         };
         order.sort(&mut waits);
         if order.sequence.len() < events + tasks {
-            let cycle = order.cycle();
+            let cycle = if alike { Vec::new() } else { order.cycle() };
             return (order, Some(cycle));
         }
         order.strong = order.clocks_of(Flagged::None);
@@ -214,6 +229,10 @@ impl<'g> Order<'g> {
     }
     /// Rank and index of a task.
     pub(super) fn task_place(&self, task: u32) -> (usize, u32) {
+        if self.alike {
+            let of_rank = self.task_base[1];
+            return ((task / of_rank) as usize, task % of_rank);
+        }
         let rank = self.task_rank[task as usize] as usize;
         (rank, task - self.task_base[rank])
     }
@@ -227,17 +246,78 @@ impl<'g> Order<'g> {
         &self.graphs[rank].tasks[index as usize]
     }
     /// Tasks that trigger an event.
-    pub(super) fn triggerers(&self, event: u32) -> &[u32] {
-        self.triggerers.get(event)
+    pub(super) fn triggerers(&self, event: u32) -> Vec<u32> {
+        let (held, by) = self.held(event);
+        self.triggerers.get(held).iter().map(|&task| self.turned_task(task, by)).collect()
+    }
+    /// Node of the event that a task triggers, or [`NONE`].
+    pub(super) fn trigger(&self, task: u32) -> u32 {
+        let (held, by) = self.held_task(task);
+        self.turned(self.trigger[held as usize], by)
+    }
+    /// A number for each node that grows from each to those after it.
+    pub(super) fn position(&self, node: u32) -> u32 {
+        let (held, by) = self.held(node);
+        let ranks = if self.alike { self.graphs.len() as u32 } else { 1 };
+        self.position[held as usize] * ranks + by
+    }
+    /// The tasks of each of the first `ranks` ranks, each after those that come before it.
+    pub(super) fn in_order(&self, ranks: usize) -> Vec<Vec<u32>> {
+        let tasks = |g: &TaskGraph| Vec::with_capacity(g.tasks.len());
+        let mut own: Vec<Vec<u32>> = self.graphs[..ranks].iter().map(tasks).collect();
+        let events = self.held_events();
+        for &node in self.sequence.iter().filter(|&&n| n >= events) {
+            let (rank, index) = self.task_place(node - events);
+            if rank < ranks {
+                own[rank].push(index);
+            }
+        }
+        own
     }
 
-    /// Successors.
-    fn successors(&self, node: u32, flagged: Flagged, mut visit: impl FnMut(u32)) {
-        let events = self.events();
-        if node < events {
+    /// Number of held events, which is the held node of task 0.
+    fn held_events(&self) -> u32 {
+        self.event_base[if self.alike { 1 } else { self.graphs.len() }]
+    }
+    /// Number of nodes of all ranks.
+    fn nodes(&self) -> usize {
+        (self.events() + self.tasks()) as usize
+    }
+    /// The held node of which a node is the turned one, and by how many ranks.
+    fn held(&self, node: u32) -> (u32, u32) {
+        let of_rank = self.event_base[1];
+        match node.checked_sub(self.events()) {
+            _ if !self.alike => (node, 0),
+            None => (node % of_rank, node / of_rank),
+            Some(task) => {
+                let (held, by) = self.held_task(task);
+                (of_rank + held, by)
+            }
+        }
+    }
+    fn held_task(&self, task: u32) -> (u32, u32) {
+        let of_rank = self.task_base[1];
+        if !self.alike || task < of_rank { (task, 0) } else { (task % of_rank, task / of_rank) }
+    }
+    /// The node `by` ranks further on. [`NONE`] stays.
+    fn turned(&self, node: u32, by: u32) -> u32 {
+        match node.checked_sub(self.events()) {
+            _ if by == 0 || node == NONE => node,
+            None => (node + by * self.event_base[1]) % self.events(),
+            Some(task) => self.events() + self.turned_task(task, by),
+        }
+    }
+    fn turned_task(&self, task: u32, by: u32) -> u32 {
+        if by == 0 || task == NONE { task } else { (task + by * self.task_base[1]) % self.tasks() }
+    }
+
+    /// Successors of a held node.
+    fn held_successors(&self, node: u32, flagged: Flagged, mut visit: impl FnMut(u32)) {
+        let (events, held_events) = (self.events(), self.held_events());
+        if node < held_events {
             self.dependents.get(node).iter().for_each(|&t| visit(events + t));
         } else {
-            let task = node - events;
+            let task = node - held_events;
             if self.trigger[task as usize] != NONE {
                 visit(self.trigger[task as usize]);
             }
@@ -255,22 +335,23 @@ impl<'g> Order<'g> {
     /// Predecessors.
     fn predecessors(&self, node: u32, flagged: Flagged, mut visit: impl FnMut(u32)) {
         let events = self.events();
-        if node < events {
-            self.triggerers.get(node).iter().for_each(|&t| visit(events + t));
-        } else {
-            let number = node - events;
-            let rank = self.task_rank[number as usize] as usize;
-            for &event in &self.task(number).dependencies {
-                visit(self.event_base[rank] + event);
-            }
-            if self.worker_previous[number as usize] != NONE {
-                visit(events + self.worker_previous[number as usize]);
-            }
-            match flagged {
-                Flagged::None => {}
-                Flagged::Always => self.flags.previous.get(number).iter().for_each(|&t| visit(events + t)),
-                Flagged::All => self.flags.writers.get(number).iter().for_each(|&t| visit(events + t)),
-            }
+        let (held, by) = self.held(node);
+        let mut visit_task = |task: u32| visit(events + self.turned_task(task, by));
+        let Some(number) = held.checked_sub(self.held_events()) else {
+            self.triggerers.get(held).iter().for_each(|&t| visit_task(t));
+            return;
+        };
+        if self.worker_previous[number as usize] != NONE {
+            visit_task(self.worker_previous[number as usize]);
+        }
+        match flagged {
+            Flagged::None => {}
+            Flagged::Always => self.flags.previous.get(number).iter().for_each(|&t| visit_task(t)),
+            Flagged::All => self.flags.writers.get(number).iter().for_each(|&t| visit_task(t)),
+        }
+        let (rank, index) = self.task_place(number);
+        for &event in &self.graphs[rank].tasks[index as usize].dependencies {
+            visit(self.turned(self.event_base[rank] + event, by));
         }
     }
 
@@ -280,7 +361,8 @@ impl<'g> Order<'g> {
         while let Some(node) = ready.pop() {
             self.position[node as usize] = sequence.len() as u32;
             sequence.push(node);
-            self.successors(node, Flagged::All, |next| {
+            self.held_successors(node, Flagged::All, |next| {
+                let (next, _) = self.held(next);
                 waits[next as usize] -= 1;
                 if waits[next as usize] == 0 {
                     ready.push(next);
@@ -290,7 +372,7 @@ impl<'g> Order<'g> {
         self.sequence = sequence;
     }
 
-    /// A cycle among the nodes that `sort` could not place.
+    /// A cycle among the nodes that `sort` could not place; all are held.
     fn cycle(&self) -> Vec<u32> {
         let open = |n: u32| self.position[n as usize] == NONE;
         let Some(start) = (0..self.position.len() as u32).find(|&n| open(n)) else { return Vec::new() };
@@ -316,145 +398,6 @@ impl<'g> Order<'g> {
             path.push(before);
             at = before;
         }
-    }
-
-    /// For each rank a chain of nodes, each before the next, from its begin event to its end event.
-    fn chains(&self, flagged: Flagged) -> Vec<Vec<u32>> {
-        let events = self.events();
-        let rank_of: Vec<u16> = (0..self.graphs.len())
-            .flat_map(|r| std::iter::repeat_n(r as u16, self.graphs[r].events.len()))
-            .chain(self.task_rank.iter().copied())
-            .collect();
-        let mut depth = vec![0u32; self.position.len()];
-        let mut parent = vec![NONE; self.position.len()];
-        for &node in &self.sequence {
-            let next_depth = depth[node as usize] + 1;
-            self.successors(node, flagged, |next| {
-                if depth[next as usize] < next_depth && rank_of[next as usize] == rank_of[node as usize] {
-                    depth[next as usize] = next_depth;
-                    parent[next as usize] = node;
-                }
-            });
-        }
-        (0..self.graphs.len())
-            .map(|rank| {
-                let begin = self.event_node(rank, EventId::BEGIN);
-                let end = self.event_node(rank, EventId::END_OF_GRAPH);
-                let mut chain = Vec::new();
-                let mut at = end;
-                while at != NONE && at != begin {
-                    chain.push(at);
-                    at = parent[at as usize];
-                }
-                chain.reverse();
-                // An event before the first task is not known to come after this rank's begin.
-                let first_task = chain.iter().position(|&n| n >= events).unwrap_or(chain.len());
-                chain.drain(..first_task);
-                let step = chain.len() / (usize::from(u16::MAX) - 8) + 1;
-                let mut chosen = vec![begin];
-                chosen.extend(chain.iter().rev().step_by(step).rev());
-                if chain.is_empty() {
-                    chosen.push(end);
-                }
-                chosen
-            })
-            .collect()
-    }
-
-    fn clocks_of(&self, flagged: Flagged) -> Clocks {
-        let blocks = self.blocks;
-        let mut on_chain = vec![(0u16, 0u16); self.position.len()];
-        for (rank, chain) in self.chains(flagged).into_iter().enumerate() {
-            for (index, node) in chain.into_iter().enumerate() {
-                on_chain[node as usize] = (rank as u16, index as u16 + 1);
-            }
-        }
-        let on_chain = &on_chain;
-        let this = self;
-        let forward = || {
-            let mut last = vec![[0u16; LANES]; this.position.len() * blocks];
-            let events = this.events() as usize;
-            for (task, &rank) in this.task_rank.iter().enumerate() {
-                let rank = rank as usize;
-                last[(events + task) * blocks + rank / LANES][rank % LANES] = 1;
-            }
-            for &node in &this.sequence {
-                let at = node as usize * blocks;
-                let (rank, index) = on_chain[node as usize];
-                if index > 0 {
-                    last[at + rank as usize / LANES][rank as usize % LANES] = index;
-                }
-                for block in 0..blocks {
-                    let own = last[at + block];
-                    this.successors(node, flagged, |next| {
-                        let lanes = &mut last[next as usize * blocks + block];
-                        for (lane, value) in lanes.iter_mut().zip(own) {
-                            *lane = (*lane).max(value);
-                        }
-                    });
-                }
-            }
-            last
-        };
-        let backward = || {
-            let mut first = vec![[u16::MAX; LANES]; this.position.len() * blocks];
-            for &node in this.sequence.iter().rev() {
-                let at = node as usize * blocks;
-                for block in 0..blocks {
-                    let mut own = first[at + block];
-                    this.successors(node, flagged, |next| {
-                        for (lane, value) in own.iter_mut().zip(first[next as usize * blocks + block]) {
-                            *lane = (*lane).min(value);
-                        }
-                    });
-                    first[at + block] = own;
-                }
-                let (rank, index) = on_chain[node as usize];
-                if index > 0 {
-                    first[at + rank as usize / LANES][rank as usize % LANES] = index;
-                }
-            }
-            first
-        };
-        let (last, first) = std::thread::scope(|scope| {
-            let first = std::thread::Builder::new().spawn_scoped(scope, backward);
-            let last = forward();
-            // Where the system gives no thread, this one does both.
-            (last, first.map_or_else(|_| backward(), |thread| thread.join().unwrap_or_default()))
-        });
-        Clocks { first, last }
-    }
-}
-
-/// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
-/// the last elements before them.
-pub(super) struct Bound {
-    weak: bool,
-    first: SmallVec<[Lanes; 1]>,
-    last: SmallVec<[Lanes; 1]>,
-}
-
-impl Bound {
-    /// The same of the ranks that are `by` further on of `world` alike ones.
-    pub(super) fn turned(&self, by: usize, world: usize) -> Bound {
-        let turn = |lanes: &[Lanes]| {
-            let mut turned: SmallVec<[Lanes; 1]> = SmallVec::from_slice(lanes);
-            for rank in 0..world {
-                let to = (rank + by) % world;
-                turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];
-            }
-            turned
-        };
-        Bound { weak: self.weak, first: turn(&self.first), last: turn(&self.last) }
-    }
-
-    /// All of these tasks of one iteration come before all of `next`'s of the next one, by one rank's barrier.
-    pub(super) fn all_cross_barrier(&self, next: &Bound) -> bool {
-        self.first.iter().zip(&next.last).any(|(first, last)| {
-            (0..LANES).any(|lane| {
-                first[lane] != u16::MAX && first[lane] != 0 && last[lane] != 0 && last[lane] != u16::MAX
-            })
-        })
     }
 }
 

@@ -62,8 +62,7 @@ impl Turns {
         let mut tensors: Vec<(u32, usize, u64, u64)> = overlaid(graph, area)
             .filter_map(|(tensor, start, end)| {
                 let writes = memory.accesses(tensor).iter().filter(|a| a.write);
-                let first =
-                    writes.map(|a| order.position[(order.events() + number(order, a)) as usize]).min()?;
+                let first = writes.map(|a| order.position(order.events() + number(order, a))).min()?;
                 Some((first, tensor, start, end))
             })
             .collect();
@@ -117,7 +116,7 @@ fn counts(order: &Order<'_>, memory: &Memory<'_>, tensor: usize, access: &Access
 fn by_trigger<'m>(order: &Order<'_>, memory: &'m Memory<'_>, tensor: usize) -> Vec<&'m Access> {
     let mut found: Vec<&Access> =
         memory.accesses(tensor).iter().filter(|a| counts(order, memory, tensor, a)).collect();
-    found.sort_by_key(|a| order.trigger[number(order, a) as usize]);
+    found.sort_by_key(|a| order.trigger(number(order, a)));
     found
 }
 
@@ -146,7 +145,7 @@ fn turns_in_iteration(
         let (mut by_events, mut done) = (true, NONE);
         let unordered = |a: &&&Access| {
             let earlier = number(order, a);
-            let trigger = order.trigger[earlier as usize];
+            let trigger = order.trigger(earlier);
             if trigger != NONE && trigger == done {
                 return false;
             }

@@ -1,7 +1,20 @@
 //! Questions to an order.
 
-use super::{Bound, Clocks, Flagged, Kind, LANES, NONE, Order, Proof, Search};
-use smallvec::smallvec;
+use super::lanes::{Bound, Clocks, LANES, Lanes, turned_lanes};
+use super::{Flagged, Kind, NONE, Order, Proof, Search};
+use smallvec::{SmallVec, smallvec};
+
+/// Some rank has it.
+fn some_lane(first: &[Lanes], last: &[Lanes], has: impl Fn(u16, u16) -> bool) -> bool {
+    first.iter().zip(last).any(|(a, b)| (0..LANES).fold(false, |any, lane| any | has(a[lane], b[lane])))
+}
+
+/// Makes each lane at least the other.
+fn raise(lanes: &mut [Lanes], least: &[Lanes]) {
+    for (lane, value) in lanes.iter_mut().flatten().zip(least.iter().flatten()) {
+        *lane = (*lane).max(*value);
+    }
+}
 
 impl<'g> Order<'g> {
     fn clock(&self, weak: bool) -> &Clocks {
@@ -11,20 +24,38 @@ impl<'g> Order<'g> {
         }
     }
 
+    /// Of each rank's chain the first element after the node.
+    fn first_after(&self, clocks: &Clocks, node: u32) -> SmallVec<[Lanes; 1]> {
+        let (held, by) = self.held(node);
+        turned_lanes(
+            &clocks.first[held as usize * self.blocks..][..self.blocks],
+            by as usize,
+            self.graphs.len(),
+        )
+    }
+
+    /// Of each rank's chain the last element before the node.
+    fn last_before(&self, clocks: &Clocks, node: u32) -> SmallVec<[Lanes; 1]> {
+        let (held, by) = self.held(node);
+        turned_lanes(
+            &clocks.last[held as usize * self.blocks..][..self.blocks],
+            by as usize,
+            self.graphs.len(),
+        )
+    }
+
     /// By clocks: `earlier` comes before `later`, or they are the same chain element.
     fn by_clocks(&self, weak: bool, earlier: u32, later: u32) -> bool {
         let clocks = self.clock(weak);
-        let (b, a) = (earlier as usize * self.blocks, later as usize * self.blocks);
-        (0..self.blocks).any(|block| {
-            let (first, last) = (&clocks.first[b + block], &clocks.last[a + block]);
-            (0..LANES).fold(false, |any, lane| any | (first[lane] <= last[lane]))
-        })
+        let (first, last) = (self.first_after(clocks, earlier), self.last_before(clocks, later));
+        some_lane(&first, &last, |first, last| first <= last)
     }
 
     /// The node after which all that a task does is done.
     fn done(&self, task: u32) -> u32 {
-        if self.puts[task as usize] && self.trigger[task as usize] != NONE {
-            self.trigger[task as usize]
+        let (held, _) = self.held_task(task);
+        if self.puts[held as usize] && self.trigger[held as usize] != NONE {
+            self.trigger(task)
         } else {
             self.events() + task
         }
@@ -32,20 +63,18 @@ impl<'g> Order<'g> {
 
     /// True where task `task` comes before the end event of `rank`, as far as its worker is concerned.
     pub(in crate::verify) fn reaches_end(&self, task: u32, rank: usize, weak: bool) -> bool {
-        let node = (self.events() + task) as usize;
-        self.clock(weak).first[node * self.blocks + rank / LANES][rank % LANES] != u16::MAX
+        let first = self.first_after(self.clock(weak), self.events() + task);
+        first[rank / LANES][rank % LANES] != u16::MAX
     }
 
     /// True where all that the task does is done before the end event of `rank`.
     pub(in crate::verify) fn done_at_end(&self, task: u32, rank: usize) -> bool {
-        let node = self.done(task) as usize;
-        self.clock(true).first[node * self.blocks + rank / LANES][rank % LANES] != u16::MAX
+        self.first_after(self.clock(true), self.done(task))[rank / LANES][rank % LANES] != u16::MAX
     }
 
     /// True where the task comes after the begin event of `rank`.
     pub(in crate::verify) fn after_begin(&self, task: u32, rank: usize) -> bool {
-        let node = (self.events() + task) as usize;
-        self.clock(true).last[node * self.blocks + rank / LANES][rank % LANES] != 0
+        self.last_before(self.clock(true), self.events() + task)[rank / LANES][rank % LANES] != 0
     }
 
     /// Whether task `earlier` comes before task `later` in the same iteration.
@@ -56,9 +85,9 @@ impl<'g> Order<'g> {
         kind: Kind,
         search: &mut Search,
     ) -> Proof {
-        let trigger = self.trigger[earlier as usize];
-        let rank = self.task_rank[later as usize] as usize;
-        let dependencies = &self.graphs[rank].tasks[(later - self.task_base[rank]) as usize].dependencies;
+        let trigger = self.trigger(earlier);
+        let (rank, index) = self.task_place(later);
+        let dependencies = &self.graphs[rank].tasks[index as usize].dependencies;
         let base = self.event_base[rank];
         let weak = kind != Kind::Data;
         if trigger != NONE {
@@ -80,7 +109,8 @@ impl<'g> Order<'g> {
 
     /// Task `later` polls flagged words of `earlier`.
     pub(in crate::verify) fn polls(&self, earlier: u32, later: u32) -> bool {
-        self.flags.writers.get(later).contains(&earlier)
+        let (held, by) = self.held_task(later);
+        self.flags.writers.get(held).iter().any(|&writer| self.turned_task(writer, by) == earlier)
     }
 
     /// All words of this flagged tensor of `owner`'s memory that are written are read.
@@ -91,14 +121,15 @@ impl<'g> Order<'g> {
     /// True where nothing that a rank's tasks wait for leads to the task: no event, no place in a list after
     /// another task, no flagged word.
     pub(in crate::verify) fn waits_for_nothing(&self, task: u32) -> bool {
+        let (held, _) = self.held_task(task);
         self.task(task).dependencies.is_empty()
-            && self.worker_previous[task as usize] == NONE
-            && self.flags.previous.get(task).is_empty()
+            && self.worker_previous[held as usize] == NONE
+            && self.flags.previous.get(held).is_empty()
     }
 
     /// Rank of a task.
     pub(in crate::verify) fn rank(&self, task: u32) -> usize {
-        usize::from(self.task_rank[task as usize])
+        self.task_place(task).0
     }
 
     /// What holds for all of a set of earlier tasks, to compare with many later ones; by the weak order or the strong.
@@ -113,40 +144,26 @@ impl<'g> Order<'g> {
     /// Adds a task to the set.
     pub(in crate::verify) fn add(&self, bound: &mut Bound, task: u32) {
         let clocks = self.clock(bound.weak);
-        let done = self.done(task) as usize * self.blocks;
-        let at = (self.events() + task) as usize * self.blocks;
-        for block in 0..self.blocks {
-            for lane in 0..LANES {
-                bound.first[block][lane] = bound.first[block][lane].max(clocks.first[done + block][lane]);
-                bound.last[block][lane] = bound.last[block][lane].min(clocks.last[at + block][lane]);
-            }
+        raise(&mut bound.first, &self.first_after(clocks, self.done(task)));
+        let last = self.last_before(clocks, self.events() + task);
+        for (lane, value) in bound.last.iter_mut().flatten().zip(last.iter().flatten()) {
+            *lane = (*lane).min(*value);
         }
     }
 
     /// Adds what a task wrote: it is released by the event that the task triggers. Without one the set is before nothing.
     pub(in crate::verify) fn add_written(&self, bound: &mut Bound, task: u32) {
         self.add(bound, task);
-        let trigger = self.trigger[task as usize];
-        let clocks = self.clock(bound.weak);
-        for block in 0..self.blocks {
-            for lane in 0..LANES {
-                let after = match trigger {
-                    NONE => u16::MAX,
-                    event => clocks.first[event as usize * self.blocks + block][lane],
-                };
-                bound.first[block][lane] = bound.first[block][lane].max(after);
-            }
+        match self.trigger(task) {
+            NONE => bound.first.fill([u16::MAX; LANES]),
+            event => raise(&mut bound.first, &self.first_after(self.clock(bound.weak), event)),
         }
     }
 
     /// By clocks: all tasks of the set come before `later` in the same iteration.
     pub(in crate::verify) fn all_before(&self, bound: &Bound, later: u32) -> bool {
-        let clocks = self.clock(bound.weak);
-        let a = (self.events() + later) as usize * self.blocks;
-        (0..self.blocks).any(|block| {
-            let (first, last) = (&bound.first[block], &clocks.last[a + block]);
-            (0..LANES).fold(false, |any, lane| any | (first[lane] <= last[lane]))
-        })
+        let last = self.last_before(self.clock(bound.weak), self.events() + later);
+        some_lane(&bound.first, &last, |first, last| first <= last)
     }
 
     /// Whether a node comes before another, in the same iteration.
@@ -157,17 +174,17 @@ impl<'g> Order<'g> {
         if self.by_clocks(weak, earlier, later) {
             return true;
         }
-        let floor = self.position[earlier as usize];
-        if self.position[later as usize] < floor {
+        let floor = self.position(earlier);
+        if self.position(later) < floor {
             return false;
         }
-        search.start(self.position.len());
+        search.start(self.nodes());
         search.push(later);
         while let Some(node) = search.stack.pop() {
             let mut found = false;
             self.predecessors(node, Flagged::of(weak), |p| {
                 found |= p == earlier;
-                if self.position[p as usize] > floor {
+                if self.position(p) > floor {
                     search.push(p);
                 }
             });
@@ -180,11 +197,11 @@ impl<'g> Order<'g> {
 
     /// Whether what task `earlier` wrote is released by an event, or seen by `later` itself, before node `later`.
     fn released_before(&self, earlier: u32, later: u32, search: &mut Search) -> bool {
-        let trigger = self.trigger[earlier as usize];
+        let trigger = self.trigger(earlier);
         if trigger != NONE && self.node_before(true, trigger, later, search) {
             return true;
         }
-        if self.puts[earlier as usize] {
+        if self.puts[self.held_task(earlier).0 as usize] {
             return false;
         }
         let start = self.events() + earlier;
@@ -195,8 +212,8 @@ impl<'g> Order<'g> {
             return false;
         }
         // A later task of the same list may have triggered an event, and that one leads on by the weak order.
-        let floor = self.position[start as usize];
-        search.start(self.position.len());
+        let floor = self.position(start);
+        search.start(self.nodes());
         search.push(later);
         let mut released = std::mem::take(&mut search.events);
         released.clear();
@@ -205,7 +222,7 @@ impl<'g> Order<'g> {
                 released.push(node);
             }
             self.predecessors(node, Flagged::Always, |p| {
-                if self.position[p as usize] > floor {
+                if self.position(p) > floor {
                     search.push(p);
                 }
             });
@@ -227,7 +244,7 @@ impl<'g> Order<'g> {
         self.crosses_barrier(earlier, self, later, kind)
             || (self.has_carried && {
                 self.carried_into(later, kind, search).into_iter().any(|e| {
-                    e == self.trigger[earlier as usize]
+                    e == self.trigger(earlier)
                         || match kind {
                             Kind::Data => self.node_before(false, self.done(earlier), e, search),
                             Kind::Reuse => self.node_before(true, self.done(earlier), e, search),
@@ -246,20 +263,17 @@ impl<'g> Order<'g> {
         later: u32,
         kind: Kind,
     ) -> bool {
-        let a = (next.events() + later) as usize * next.blocks;
-        let crosses = |out: &Clocks, into: &Clocks, b: usize| {
-            (0..self.blocks.min(next.blocks)).any(|block| {
-                let (first, last) = (&out.first[b * self.blocks + block], &into.last[a + block]);
-                (0..LANES).any(|lane| first[lane] != u16::MAX && last[lane] != 0)
-            })
+        let crosses = |out: &Clocks, into: &Clocks, node: u32| {
+            let (first, last) = (self.first_after(out, node), next.last_before(into, next.events() + later));
+            some_lane(&first, &last, |first, last| first != u16::MAX && last != 0)
         };
-        let done = self.done(earlier) as usize;
-        match (kind, self.trigger[earlier as usize]) {
+        let done = self.done(earlier);
+        match (kind, self.trigger(earlier)) {
             (Kind::Data, _) => crosses(&self.strong, &next.strong, done),
             (Kind::Reuse, _) => crosses(self.clock(true), next.clock(true), done),
             // What was written is released by the event that the task triggers, or by a later one of its list.
             (Kind::Overwrite, trigger) => {
-                trigger != NONE && crosses(self.clock(true), next.clock(true), trigger as usize)
+                trigger != NONE && crosses(self.clock(true), next.clock(true), trigger)
                     || crosses(&self.strong, next.clock(true), done)
             }
         }
@@ -270,7 +284,7 @@ impl<'g> Order<'g> {
     fn carried_into(&self, task: u32, kind: Kind, search: &mut Search) -> Vec<u32> {
         let events = self.events();
         let mut found = Vec::new();
-        search.start(self.position.len());
+        search.start(self.nodes());
         search.push(events + task);
         while let Some(node) = search.stack.pop() {
             if node >= events {

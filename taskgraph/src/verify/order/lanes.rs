@@ -1,0 +1,52 @@
+//! What is known by rank: an element of each rank's chain.
+
+use smallvec::SmallVec;
+
+pub(super) const LANES: usize = 8;
+pub(super) type Lanes = [u16; LANES];
+
+/// Clocks of one order; see the module's page.
+#[derive(Default)]
+pub(super) struct Clocks {
+    /// `blocks` lane groups for each node: first chain element after it (`u16::MAX`: none).
+    pub(super) first: Vec<Lanes>,
+    /// Last chain element before it (0: none); elements count from 1, the begin event.
+    pub(super) last: Vec<Lanes>,
+}
+
+/// What is known of a node by rank, of the node `by` ranks further on.
+pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec<[Lanes; 1]> {
+    let mut turned: SmallVec<[Lanes; 1]> = SmallVec::from_slice(lanes);
+    if by != 0 {
+        for rank in 0..world {
+            let to = (rank + by) % world;
+            turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];
+        }
+    }
+    turned
+}
+
+/// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
+/// the last elements before them.
+pub(in crate::verify) struct Bound {
+    pub(super) weak: bool,
+    pub(super) first: SmallVec<[Lanes; 1]>,
+    pub(super) last: SmallVec<[Lanes; 1]>,
+}
+
+impl Bound {
+    /// The same of the ranks that are `by` further on of `world` alike ones.
+    pub(in crate::verify) fn turned(&self, by: usize, world: usize) -> Bound {
+        let turn = |lanes: &[Lanes]| turned_lanes(lanes, by, world);
+        Bound { weak: self.weak, first: turn(&self.first), last: turn(&self.last) }
+    }
+
+    /// All of these tasks of one iteration come before all of `next`'s of the next one, by one rank's barrier.
+    pub(in crate::verify) fn all_cross_barrier(&self, next: &Bound) -> bool {
+        self.first.iter().zip(&next.last).any(|(first, last)| {
+            (0..LANES).any(|lane| {
+                first[lane] != u16::MAX && first[lane] != 0 && last[lane] != 0 && last[lane] != u16::MAX
+            })
+        })
+    }
+}
