@@ -28,7 +28,7 @@ pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec
 
 /// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
 /// the last elements before them.
-pub(in crate::verify) struct Bound {
+pub struct Bound {
     pub(super) weak: bool,
     pub(super) first: SmallVec<[Lanes; 1]>,
     pub(super) last: SmallVec<[Lanes; 1]>,
@@ -36,13 +36,13 @@ pub(in crate::verify) struct Bound {
 
 impl Bound {
     /// The same of the ranks that are `by` further on of `world` alike ones.
-    pub(in crate::verify) fn turned(&self, by: usize, world: usize) -> Bound {
+    pub fn turned(&self, by: usize, world: usize) -> Bound {
         let turn = |lanes: &[Lanes]| turned_lanes(lanes, by, world);
         Bound { weak: self.weak, first: turn(&self.first), last: turn(&self.last) }
     }
 
     /// All of these tasks of one iteration come before all of `next`'s of the next one, by one rank's barrier.
-    pub(in crate::verify) fn all_cross_barrier(&self, next: &Bound) -> bool {
+    pub fn all_cross_barrier(&self, next: &Bound) -> bool {
         self.first.iter().zip(&next.last).any(|(first, last)| {
             (0..LANES).any(|lane| {
                 first[lane] != u16::MAX && first[lane] != 0 && last[lane] != 0 && last[lane] != u16::MAX
