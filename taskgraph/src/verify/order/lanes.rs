@@ -15,15 +15,20 @@ pub(super) struct Clocks {
 }
 
 /// What is known of a node by rank, of the node `by` ranks further on.
+#[inline]
 pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec<[Lanes; 1]> {
-    let mut turned: SmallVec<[Lanes; 1]> = SmallVec::from_slice(lanes);
-    if by != 0 {
-        for rank in 0..world {
-            let to = (rank + by) % world;
-            turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];
+    match (lanes, by) {
+        ([lanes], 0) => SmallVec::from_buf([*lanes]),
+        (lanes, 0) => SmallVec::from_slice(lanes),
+        _ => {
+            let mut turned: SmallVec<[Lanes; 1]> = SmallVec::from_slice(lanes);
+            for rank in 0..world {
+                let to = (rank + by) % world;
+                turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];
+            }
+            turned
         }
     }
-    turned
 }
 
 /// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
