@@ -16,7 +16,7 @@ from op_graph import Graph
 
 ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
 # Rows of wide products, and how many shapes of each kind of operator; the outputs of many rows are long
-WIDE_ROWS = {65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
+WIDE_ROWS = {20: 6, 64: 6, 65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
 LONG_ROWS = {129: 1, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
 POISON = (("MPK_DEBUG_POISON", "1"),)
@@ -47,7 +47,9 @@ def graphs(check, worlds):
         alone.sampling(g, index)
         found.append((g, 1))
     for index, (rows, count) in enumerate(WIDE_ROWS.items() if check.cuda and 1 in worlds else []):
-        g = Graph(f"operators-{rows}", rows, 2, np.random.default_rng([check.seed, rows]), lambda case: bool(pattern.search(case)))
+        # Of few rows nearly all are sampled, so that products of gathered rows are wide too.
+        samples = rows - 1 if rows <= 64 else 2
+        g = Graph(f"operators-{rows}", rows, samples, np.random.default_rng([check.seed, rows]), lambda case: bool(pattern.search(case)))
         alone.linears(g, index, alone.WIDE_SHAPES, 2 * count)
         alone.norms(g, index)
         alone.gated_products(g, index, alone.WIDE_GATED, count)

@@ -114,7 +114,8 @@ class Loader {
     for (;;) {
       const int32_t ahead = static_cast<int32_t>(count_ - peek(shared.streamed));
       if (ahead <= 0) return true;
-      if (ahead <= static_cast<int32_t>(kPrefetchStages) && peek(shared.ring_is_full) != 0) {
+      const uint32_t most = shared.rank.world == 1 ? kPrefetchStages : kSharedPrefetchStages;
+      if (ahead <= static_cast<int32_t>(most) && peek(shared.ring_is_full) != 0) {
         const uint32_t now = static_cast<uint32_t>(clock64());
         if (now - issued_at_ >= MPK_PREFETCH_CYCLES) {
           issued_at_ = now;

@@ -22,6 +22,10 @@ pub const LEAST_PARTIAL_ROWS: u64 = 65;
 /// Fewest rows and columns of a weight; each rank has at least 16 of those that are dealt.
 const LEAST_WEIGHT: u64 = 64;
 
+/// Fewest columns of a weight that are shared out to two tasks where tiles are too few for the workers: a multiprocessor takes 0.44 us for
+/// 128 of them, whatever the others do, and the sum of both halves 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum).
+const LEAST_HALVED: u64 = 6144;
+
 /// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
     let (tile, width) = (u64::from(abi::MPK_WIDE_ROWS), u64::from(abi::MPK_WIDE_COLUMNS));
@@ -54,7 +58,7 @@ pub fn is_wide(ty: &TensorType) -> bool {
 pub fn reads_as(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<TensorType> {
     expand(product, op, target)?;
     let (x, weight) = (&op.inputs[0], &op.inputs[product.weight]);
-    let as_it_is = product.source == Source::Plain && x.dtype == weight.dtype;
+    let as_it_is = product.source == Source::Plain && !product.gathers && x.dtype == weight.dtype;
     let rows = *op.global.outputs[0].ty.dims.first()?;
     as_it_is.then_some(TensorType {
         dtype: x.dtype,
@@ -80,9 +84,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let whole = &op.global.inputs[product.weight].ty.dims;
     let partial =
         op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some();
-    // Of gathered rows (the head's) a narrow product reads the weight as fast: up to 64 rows, 290 us against 350.
     let fits = target.wide
-        && !product.gathers
         && rows >= if partial { LEAST_PARTIAL_ROWS } else { LEAST_ROWS }
         && whole.iter().all(|&d| d >= LEAST_WEIGHT && d / u64::from(op.world) >= 16)
         && weight.dtype.size() == 2
@@ -98,37 +100,63 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     };
     let input = ExpansionOperand::Input;
     let optional = [product.bias, product.residual].into_iter().flatten().map(input);
-    let product_of = |x| ExpandedOp {
+    let halves = is_halved(product, op, target);
+    let (mut temporaries, mut ops) = (Vec::new(), Vec::new());
+    let mut made_x = input(0);
+    if !is_wide(x) {
+        made_x = ExpansionOperand::Temporary(0);
+        let dims = wide_dims(rows, *weight.dims.get(1)?);
+        temporaries.push(Temporary {
+            suffix: ".wide",
+            ty: TensorType { dtype: weight.dtype, dims, rows: Rows::Fixed },
+        });
+        ops.push(ExpandedOp {
+            op_type: "wide_rows",
+            suffix: ".rows",
+            inputs: std::iter::once(0).chain(normed).map(input).collect(),
+            outputs: vec![made_x],
+            attrs: attrs(json!({"source": source, "act_dtype": weight.dtype.name()})),
+        });
+    }
+    let made = if halves {
+        let first = temporaries.len();
+        temporaries.extend([".first", ".second"].map(|suffix| Temporary { suffix, ty: out.clone() }));
+        vec![ExpansionOperand::Temporary(first), ExpansionOperand::Temporary(first + 1)]
+    } else {
+        vec![ExpansionOperand::Output(0)]
+    };
+    ops.push(ExpandedOp {
         op_type: "wide_linear",
         suffix: "",
-        inputs: [x, input(product.weight)].into_iter().chain(optional).collect(),
-        outputs: vec![ExpansionOperand::Output(0)],
+        inputs: [made_x, input(product.weight)].into_iter().chain(optional).collect(),
+        outputs: made.clone(),
         attrs: attrs(json!({"gated": product.gated, "has_bias": product.bias.is_some(),
-            "has_residual": product.residual.is_some()})),
-    };
-    if is_wide(x) {
-        return Some(Expansion { temporaries: Vec::new(), ops: vec![product_of(input(0))] });
+            "has_residual": product.residual.is_some(), "halves": halves})),
+    });
+    if halves {
+        ops.push(ExpandedOp {
+            op_type: "add",
+            suffix: ".sum",
+            inputs: made.into_iter().rev().collect(),
+            outputs: vec![ExpansionOperand::Output(0)],
+            attrs: Attrs::new(),
+        });
     }
-    Some(Expansion {
-        temporaries: vec![Temporary {
-            suffix: ".wide",
-            ty: TensorType {
-                dtype: weight.dtype,
-                dims: wide_dims(rows, *weight.dims.get(1)?),
-                rows: Rows::Fixed,
-            },
-        }],
-        ops: vec![
-            ExpandedOp {
-                op_type: "wide_rows",
-                suffix: ".rows",
-                inputs: std::iter::once(0).chain(normed).map(input).collect(),
-                outputs: vec![ExpansionOperand::Temporary(0)],
-                attrs: attrs(json!({"source": source, "act_dtype": weight.dtype.name()})),
-            },
-            product_of(ExpansionOperand::Temporary(0)),
-        ],
-    })
+    Some(Expansion { temporaries, ops })
+}
+
+/// Whether two tasks share the k of a tile: few rows, whose tiles are half as many as the workers or fewer.
+fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target) -> bool {
+    let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
+    let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return false };
+    let tile = choose(*rows as u32, *columns as u32, product.gated, target.workers);
+    !product.gated
+        && !product.gathers
+        && out.dtype == DType::F32
+        && FEW.contains(&tile)
+        && *rows <= u64::from(tile.width)
+        && *k >= LEAST_HALVED
+        && 2 * columns.div_ceil(u64::from(tile.high)) <= u64::from(target.workers)
 }
 
 fn attrs(value: serde_json::Value) -> Attrs {

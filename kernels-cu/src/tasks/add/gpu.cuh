@@ -16,11 +16,24 @@ struct Add : TaskCode {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
     const uint32_t rows = context.rows_in_use(context.params<mpk_add_params>().rows_kind, out.dims[0]), columns = out.dims[1];
-    for (Walk walk(context.thread, rows, columns); walk.row < rows; walk.next()) {
-      const uint32_t row = walk.row, column = walk.at;
-      const float a = Number<A>::to_f32(reinterpret_cast<const typename Number<A>::Type*>(row_address(context.input(0), row))[column]);
-      const float residual = reinterpret_cast<const float*>(row_address(context.input(1), row))[column];
-      reinterpret_cast<float*>(row_address(out, row))[column] = residual + a;
+    constexpr uint32_t kAtOnce = 4; /* loads that are on their way together: the output may be an input's memory */
+    for (Walk walk(context.thread, rows, columns); walk.row < rows;) {
+      float a[kAtOnce], residual[kAtOnce];
+      float* to[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t row = walk.row, column = walk.at;
+        a[i] = residual[i] = 0.0f;
+        to[i] = nullptr;
+        if (row >= rows) continue;
+        a[i] = Number<A>::to_f32(reinterpret_cast<const typename Number<A>::Type*>(row_address(context.input(0), row))[column]);
+        residual[i] = reinterpret_cast<const float*>(row_address(context.input(1), row))[column];
+        to[i] = reinterpret_cast<float*>(row_address(out, row)) + column;
+        walk.next();
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (to[i] != nullptr) *to[i] = residual[i] + a[i];
     }
     return MPK_OK;
   }

@@ -13,12 +13,14 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   const uint32_t all = mpk::rows_in_use(args, params->rows_kind, params->rows), first = static_cast<uint32_t>(args->task->args[0]);
   uint32_t rows = all > first ? all - first : 0;
   if (rows > params->tokens * params->width) rows = params->tokens * params->width;
-  const uint32_t k = weight.dims[1];
+  const uint32_t k = weight.dims[1], from_k = static_cast<uint32_t>(args->task->args[1]) * 16, to_k = static_cast<uint32_t>(args->task->args[2]) * 16;
+  const bool is_first = from_k == 0;
   uint16_t* const to = reinterpret_cast<uint16_t*>(args->scratch);
   const uint16_t* const from = reinterpret_cast<const uint16_t*>(x.addr);
   for (uint32_t r = 0; r < rows; ++r)
     for (uint32_t i = 0; i < k; ++i)
-      to[static_cast<uint64_t>(r) * k + i] =
+      // Of a task with a part of k the other columns are zeros.
+      to[static_cast<uint64_t>(r) * k + i] = i < from_k || i >= to_k ? 0 :
           from[static_cast<uint64_t>(r / params->width) * x.strides[0] + static_cast<uint64_t>(i / MPK_WIDE_COLUMNS) * x.strides[1] +
                r % params->width * MPK_WIDE_COLUMNS + mpk::wide_place((first + r) % MPK_WIDE_ROWS, i % MPK_WIDE_COLUMNS)];
 
@@ -51,8 +53,8 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   mpk_linear_params linear{};
   linear.rows_kind = 2;
   linear.has_bias = params->has_bias;
-  linear.add_bias = params->add_bias;
-  linear.has_residual = params->has_residual;
+  linear.add_bias = is_first ? params->add_bias : 0;
+  linear.has_residual = is_first ? params->has_residual : 0;
   linear.chunk_rows = MPK_WIDE_ROWS;
   linear.gated = params->gated;
   mpk_kernel_args inner = *args;

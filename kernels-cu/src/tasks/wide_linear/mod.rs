@@ -3,7 +3,8 @@
 //! x in `MPK_LAYOUT_WIDE` (made by `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
 //! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, as `linear`, `linear_with_residual` or, with
 //! `gated`, `linear` and `silu_mul` give it; a gated one in `MPK_LAYOUT_WIDE`, where the reader wants that. The output can't be pushed: tasks of rows that are not in use would push
-//! nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`. The expansion of the linear
+//! nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`, and `halves`: there are two outputs
+//! (f32), sums over the first and the second half of k, of which the first has bias and residual. The expansion of the linear
 //! family (`src/tasks/wide.rs`) makes it.
 
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
@@ -56,6 +57,9 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     }
 }
 
+/// Blocks of k of a step of a tile of few rows (`gpu/wide_few.cuh`).
+const STEP_BLOCKS: u32 = 8;
+
 /// Contract of `wide_linear`.
 #[derive(Debug)]
 pub struct WideLinear;
@@ -104,10 +108,21 @@ impl TaskType for WideLinear {
             tokens: tile.tokens,
             width: tile.width,
         };
+        // Whole steps of a tile of few rows.
+        let blocks = k.div_ceil(abi::MPK_FRAGMENT_K);
+        let middle = (blocks / 2).next_multiple_of(STEP_BLOCKS);
+        let parts = match attr("halves")? {
+            true if gated || to_wide || tile.high != 64 || middle >= blocks => {
+                return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no halves")));
+            }
+            true => vec![(0, middle), (middle, blocks)],
+            false => vec![(0, blocks)],
+        };
         let Tile { width, tokens, .. } = tile;
         let (high, wide) = (tile.output_columns(gated), tokens * width);
         let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group())
-            .map(|(column_tile, token_tile)| {
+            .flat_map(|tile| parts.iter().enumerate().map(move |(part, blocks)| (tile, part as u8, *blocks)))
+            .map(|((column_tile, token_tile), part, blocks)| {
                 let (first, end) = (column_tile * high, ((column_tile + 1) * high).min(columns));
                 let (first_row, end_row) = (token_tile * wide, ((token_tile + 1) * wide).min(rows));
                 let mut task = TaskSpec::default();
@@ -142,10 +157,11 @@ impl TaskType for WideLinear {
                 if has_residual {
                     task.reads.push(Access::new(2 + u8::from(has_bias), out));
                 }
-                task.writes.push(Access::new(0, out));
-                task.args[0] = first_row as i32;
+                task.writes.push(Access::new(part, out));
+                task.args[..3].copy_from_slice(&[first_row as i32, blocks.0 as i32, blocks.1 as i32]);
                 // All alike: their order serves the L2 cache, and workers take them in turn.
-                task.cost = u64::from(tile.high + wide) * u64::from(k) * 2;
+                task.cost =
+                    u64::from(tile.high + wide) * u64::from((blocks.1 - blocks.0) * abi::MPK_FRAGMENT_K) * 2;
                 task
             })
             .collect();

@@ -63,7 +63,8 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
     let wide = |workers| Target { wide: true, ..Target::cpu(workers) };
     for world in [1, 2, 4] {
         for workers in [1, 7, 132] {
-            for (rows, intermediate) in [(16, 520), (17, 528), (33, 520), (65, 528), (300, 520), (2048, 528)]
+            for (rows, intermediate) in
+                [(16, 520), (17, 528), (33, 520), (40, 6208), (65, 528), (300, 520), (2048, 528)]
             {
                 for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
                     for placement in [Placement::Static, Placement::Dynamic] {
@@ -86,6 +87,9 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                         for graph in &graphs {
                             assert_eq!(count(graph, "wide_linear") > 0, wanted, "{what}");
                             assert_eq!(count(graph, "wide_rows") > 0, wanted, "{what}");
+                            // The down projection of many columns and few tiles is done in halves.
+                            let halved = intermediate > 6144 && world == 1 && workers >= 4;
+                            assert_eq!(count(graph, "add") > 0, halved, "{what}");
                         }
                     }
                 }
@@ -188,6 +192,67 @@ fn gated_rows_are_laid_out_where_they_are_made() {
         ops.len()
     };
     assert_eq!((rows_tasks(2048), rows_tasks(17)), (1, 2));
+}
+
+/// Two tasks share the k of a tile. Their sums, added up, are the product; the first has bias and residual.
+#[test]
+fn halves_add_up_to_the_product() {
+    let (rows, used, k, n) = (40u32, 37u32, 6200u32, 80u32);
+    let x = rounded(DType::Bf16, &random_values(1, (rows * k) as usize));
+    let weights = rounded(DType::Bf16, &random_values(2, (n * k) as usize));
+    let (bias, residual) = (random_values(3, n as usize), random_values(4, (rows * n) as usize));
+    let mut batch = TestBatch::rows(used);
+    let mut inputs = vec![
+        TestTensor::new(DType::Bf16, &[rows, k], &x),
+        TestTensor::weight(DType::Bf16, &[n, k], &weights),
+        TestTensor::weight(DType::Bf16, &[n], &rounded(DType::Bf16, &bias)),
+        TestTensor::new(DType::F32, &[rows, n], &residual),
+    ];
+    let plain = TestOp::new("linear_with_residual", json!({"output_dtype": "f32"}), rows);
+    let expected = plain.run(&mut inputs, &mut batch).unwrap().remove(0).values();
+    let pack = TestOp::new("wide_rows", json!({"act_dtype": "bf16"}), rows);
+    inputs[0] = pack.run(&mut inputs[..1], &mut batch).unwrap().remove(0);
+
+    let attrs = attrs(json!({"has_bias": true, "has_residual": true, "halves": true}));
+    let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
+    let operand =
+        |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
+    let mut out = [(); 2].map(|()| TestTensor::poisoned(DType::F32, &[rows, n]));
+    let as_rows = TensorType { rows: Rows::Tokens, ..out[0].ty() };
+    let view = OpView {
+        name: "test",
+        attrs: &attrs,
+        inputs: inputs.iter().zip(&roles).map(|(t, role)| operand(t.ty(), role)).collect(),
+        outputs: vec![operand(as_rows.clone(), &Role::Activation), operand(as_rows, &Role::Activation)],
+        capacity: Capacity { rows, samples: 1, active: 1 },
+    };
+    let local = LocalOp {
+        global: &view,
+        inputs: inputs.iter().map(TestTensor::ty).collect(),
+        outputs: out.iter().map(TestTensor::ty).collect(),
+        rank: 0,
+        world: 1,
+    };
+    let partition = super::WideLinear.partition(&local, &Target::cpu(132)).unwrap();
+    assert_eq!(partition.tasks.len(), 4);
+    for spec in &partition.tasks {
+        let task = TestTask {
+            params: partition.params.clone(),
+            args: spec.args,
+            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
+            outputs: spec.writes.iter().map(|w| out[usize::from(w.operand)].view(w)).collect(),
+            scratch_bytes: partition.scratch_bytes,
+        };
+        assert_eq!(run_task("wide_linear", &task, &mut batch, &TestRank::default(), Call::Run), 0);
+    }
+    let [first, second] = out.map(|out| out.values());
+    let live = (used * n) as usize;
+    for at in 0..live {
+        let (found, wanted) = (first[at] + second[at], expected[at]);
+        assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted.abs()), "{at}: {found}, {wanted}");
+        assert!(second[at].abs() > 0.0, "each half has a part of the sum");
+    }
+    assert!(first[live..].iter().chain(&second[live..]).all(|v| v.is_nan()), "unused rows were written");
 }
 
 /// All tasks of a wide product cut for `workers` workers.

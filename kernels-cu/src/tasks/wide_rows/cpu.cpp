@@ -16,7 +16,7 @@ extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
   float* const values = reinterpret_cast<float*>(args->scratch);
   uint16_t* const row = reinterpret_cast<uint16_t*>(values + k);
   for (uint32_t r = 0; r < rows && first + r < used; ++r) {
-    const uint8_t* from = mpk::row_address(x, in_x + r);
+    const uint8_t* from = mpk::row_address(x, params->gather != 0 ? static_cast<uint32_t>(args->batch->sample_row[first + r]) : in_x + r);
     memset(row, 0, padded * sizeof(uint16_t));
     if (params->source == 1) {
       const mpk_operand& norm = args->inputs[1];

@@ -32,7 +32,8 @@ struct WideRows : TaskCode {
     const uint32_t part = context.warp % of_row, step = 32 * of_row, at = part * 32 + context.lane;
     for (uint32_t row = context.warp / of_row; row < rows || of_row != 1; row += kComputeWarps / of_row) {
       const bool valid = row < rows;
-      const uint64_t from = x.addr + static_cast<uint64_t>(static_cast<uint32_t>(args[1]) + row) * row_bytes;
+      const uint32_t in_x = params.gather == 0 ? static_cast<uint32_t>(args[1]) + row : valid ? static_cast<uint32_t>(context.batch()->sample_row[first + row]) : 0;
+      const uint64_t from = x.addr + in_x * row_bytes;
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;

@@ -2,9 +2,10 @@
 //!
 //! x `[rows, k]`, rounded to `act_dtype`; with `source` `norm` normed with the norm weight `[k]` first, with `silu_mul`
 //! silu(gate) * up of x `[rows, 2k]` = `[gate | up]`. Output `[row tiles, column tiles, 128, 64]` of `act_dtype`; columns
-//! from k on are 0, rows that are not in use stay as they were. A task takes a block of rows.
+//! from k on are 0, rows that are not in use stay as they were. A task takes a block of rows. With
+//! `gather_samples` the rows are those of x that are sampled.
 //!
-//! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm. The expansion of the linear family makes it.
+//! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm, `gather_samples`. The expansion of the linear family makes it.
 
 use crate::abi::{self, mpk_task_wide_rows, mpk_wide_rows_params, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -58,6 +59,7 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("source", AttributeKind::Name(&["plain", "norm", "silu_mul"])),
     Attribute::new("act_dtype", AttributeKind::DType),
     Attribute::new("eps", AttributeKind::Number),
+    Attribute::new("gather_samples", AttributeKind::Bool),
 ];
 
 /// Contract of `wide_rows`.
@@ -94,6 +96,8 @@ impl TaskType for WideRows {
             contract::float(norm)?;
             eps(op)?;
         }
+        let gather = contract::attr_bool(op.attrs, "gather_samples")?;
+        let rows = if gather { u64::from(op.capacity.samples) } else { rows };
         Ok(vec![TensorType { dtype, dims: wide_dims(rows, columns), rows: Rows::Fixed }])
     }
 
@@ -103,7 +107,12 @@ impl TaskType for WideRows {
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let source = source(op.global)?;
-        let (rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
+        let (x_rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
+        let gather = contract::attr_bool(op.global.attrs, "gather_samples")?;
+        let (rows, kind) = match gather {
+            true => (op.global.capacity.samples, Rows::Samples),
+            false => (x_rows, op.inputs[0].rows),
+        };
         let columns = if source == 2 { x_columns / 2 } else { x_columns };
         let dims: Vec<u32> = op.outputs[0].dims.iter().map(|d| *d as u32).collect();
         if op.outputs[0].dims != wide_dims(u64::from(rows), u64::from(columns)) {
@@ -111,7 +120,8 @@ impl TaskType for WideRows {
         }
         let params = mpk_wide_rows_params {
             source,
-            rows_kind: contract::rows_kind(op.inputs[0].rows),
+            gather: u32::from(gather),
+            rows_kind: contract::rows_kind(kind),
             rows,
             columns,
             eps: if source == 1 { eps(op.global)? } else { 0.0 },
@@ -129,9 +139,10 @@ impl TaskType for WideRows {
                     (first % tile, if end == rows { tile } else { (end - 1) % tile + 1 });
                 let mut task = TaskSpec::default();
                 // Rows of attention are named by slot, not by place, so who reads some of them waits for all. Nothing that is
-                // normed or gated is attention's.
-                let whole = Region::whole(&[rows, x_columns]);
-                let (read, in_x) = if source == 0 { (whole, first) } else { (whole.with(0, first, end), 0) };
+                // normed or gated is attention's. Which rows are samples is known at run time only.
+                let whole = Region::whole(&[x_rows, x_columns]);
+                let (read, in_x) =
+                    if source == 0 || gather { (whole, first) } else { (whole.with(0, first, end), 0) };
                 task.reads.push(Access::new(0, read));
                 if source == 1 {
                     task.reads.push(Access::new(1, Region::whole(&[columns])));

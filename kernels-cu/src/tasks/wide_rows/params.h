@@ -7,6 +7,7 @@
  * args[1]: its place in the view of x, args[2]: its rows. */
 typedef struct mpk_wide_rows_params {
   uint32_t source;    /* 0: x as it is, 1: normed, 2: silu(first half) * second half */
+  uint32_t gather;    /* 1: row s is made of row sample_row[s] of x, all of which is in view */
   uint32_t rows_kind; /* 0: token rows, 1: sample rows, 2: all rows are in use */
   uint32_t rows;      /* rows of the whole tensor */
   uint32_t columns;   /* of the result */

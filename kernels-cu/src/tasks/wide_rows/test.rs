@@ -3,6 +3,30 @@ use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded};
 use serde_json::json;
 use taskgraph::DType;
 
+/// With `gather_samples` the rows are those that are sampled, wherever a task's block lies.
+#[test]
+fn sampled_rows_are_gathered() {
+    let (rows, k) = (40u32, 64u32);
+    let x = rounded(DType::Bf16, &random_values(1, (rows * k) as usize));
+    for workers in [1, 16, 132] {
+        let attrs = json!({"act_dtype": "bf16", "gather_samples": true});
+        let op = TestOp::new("wide_rows", attrs, rows).workers(workers);
+        let sample_row = vec![39, 0, 7, 7, 21];
+        let mut batch = TestBatch { num_samples: 5, sample_row: sample_row.clone(), ..TestBatch::rows(rows) };
+        let out = op.run(&mut [TestTensor::new(DType::Bf16, &[rows, k], &x)], &mut batch).unwrap();
+        let got = out[0].values();
+        for (sample, row) in sample_row.iter().enumerate() {
+            for column in 0..k as usize {
+                assert_eq!(
+                    got[wide_index(sample, column, k as usize)],
+                    x[*row as usize * k as usize + column],
+                    "{workers} workers, sample {sample}, column {column}"
+                );
+            }
+        }
+    }
+}
+
 /// Rows as the family's plain types make them, at the places that the ABI names; padding is 0, unused rows stay.
 #[test]
 fn rows_lie_where_the_abi_says() {
