@@ -1,6 +1,7 @@
 //! Which cores a rank may use. mpirun's binding is ignored: it ties a rank to one core.
 
 use crate::launcher::{self, launched_by_mpi};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Cores of this rank, and whether ranks must share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,15 +32,9 @@ fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
 
 /// Cores that the job may use: under mpirun those of the launcher (its child is bound already), else our own.
 fn allowed_cores() -> Vec<usize> {
-    let own = || {
-        // SAFETY: an all-zero cpu_set_t is valid, and the size passed is its own.
-        unsafe {
-            let mut set: libc::cpu_set_t = std::mem::zeroed();
-            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
-                return vec![0];
-            }
-            (0..libc::CPU_SETSIZE as usize).filter(|&c| libc::CPU_ISSET(c, &set)).collect()
-        }
+    let own = || match sched_getaffinity(None) {
+        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
+        Err(_) => vec![0],
     };
     if !launched_by_mpi() {
         return own();
@@ -68,16 +63,9 @@ fn parse_list(list: &str) -> Vec<usize> {
 
 /// Binds the calling thread to `cores`; a refusal costs speed only.
 pub fn bind(cores: &[usize]) {
-    // SAFETY: an all-zero cpu_set_t is valid; CPU_SET checks its index against the set's size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &core in cores {
-            if core < libc::CPU_SETSIZE as usize {
-                libc::CPU_SET(core, &mut set);
-            }
-        }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
+    let mut set = CpuSet::new();
+    cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| set.set(core));
+    let _ = sched_setaffinity(None, &set);
 }
 
 #[cfg(test)]

@@ -147,10 +147,6 @@ fn address_space(bytes: usize) -> std::io::Result<()> {
 
 /// Bytes free where MPI puts shared windows, where that is known.
 pub fn shared_memory_free() -> Option<u64> {
-    // SAFETY: an all-zero statvfs is valid, the path ends in a zero byte, and the out-pointer is valid.
-    unsafe {
-        let mut status: libc::statvfs = std::mem::zeroed();
-        (libc::statvfs(c"/dev/shm".as_ptr(), &mut status) == 0)
-            .then(|| (status.f_bavail as u64).saturating_mul(status.f_frsize as u64))
-    }
+    let status = rustix::fs::statvfs("/dev/shm").ok()?;
+    Some(status.f_bavail.saturating_mul(status.f_frsize))
 }

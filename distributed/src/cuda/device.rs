@@ -2,9 +2,8 @@
 
 use super::driver::{Driver, check};
 use crate::error::{Error, Result};
-use cudarc::driver::sys;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use std::ffi::CStr;
+use cudarc::driver::{result, sys};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use taskgraph::target::{DEVICES, Device};
@@ -52,31 +51,19 @@ impl Gpu {
     /// # Errors
     /// There is none, or the driver fails.
     pub fn open(driver: Driver, ordinal: u32) -> Result<Gpu> {
-        let mut device = 0;
-        // SAFETY: the driver is initialised; the out-pointer is valid.
-        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as i32) })?;
-        let mut name = [0; 256];
-        // SAFETY: the buffer is as long as said, and one byte more stays 0.
-        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 255, device) })?;
-        // SAFETY: zero-terminated, as above.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let mut memory = 0;
-        // SAFETY: the out-pointer is valid.
-        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
-        let mut uuid = sys::CUuuid { bytes: [0; 16] };
-        // SAFETY: the out-pointer is valid.
-        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, device) })?;
+        let device = check("cuDeviceGet", result::device::get(ordinal as i32))?;
+        let name = check("cuDeviceGetName", result::device::get_name(device))?;
+        // SAFETY: the driver gave the device.
+        let memory = check("cuDeviceTotalMem", unsafe { result::device::total_mem(device) })?;
+        let uuid = check("cuDeviceGetUuid", result::device::get_uuid(device))?;
         let half = |bytes: &[std::ffi::c_char]| {
             bytes.iter().fold(0u64, |number, &byte| number << 8 | u64::from(byte as u8))
         };
         let identity = half(&uuid.bytes[..8]) ^ half(&uuid.bytes[8..]).rotate_left(1);
         let attribute = |attribute: Attribute| -> Result<u32> {
-            let mut value = 0;
-            // SAFETY: the out-pointer is valid.
-            check("cuDeviceGetAttribute", unsafe {
-                sys::cuDeviceGetAttribute(&mut value, attribute, device)
-            })?;
-            Ok(value.max(0) as u32)
+            // SAFETY: the driver gave the device.
+            let value = unsafe { result::device::get_attribute(device, attribute) };
+            Ok(check("cuDeviceGetAttribute", value)?.max(0) as u32)
         };
         Ok(Gpu {
             driver,
@@ -135,7 +122,7 @@ impl Gpu {
         let mut can = 0;
         // SAFETY: both devices exist; the out-pointer is valid.
         check("cuDeviceCanAccessPeer", unsafe {
-            sys::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)
+            sys::cuDeviceCanAccessPeer(&mut can, self.device, peer.device).result()
         })?;
         Ok(can != 0)
     }
@@ -190,9 +177,8 @@ impl Context {
     /// # Errors
     /// The driver fails.
     pub fn new(gpu: Gpu) -> Result<Arc<Context>> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the device exists; the out-pointer is valid.
-        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, gpu.device) })?;
+        // SAFETY: the driver gave the device.
+        let raw = check("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(gpu.device) })?;
         let context = Arc::new(Context { gpu, raw });
         context.make_current()?;
         Ok(context)
@@ -204,7 +190,7 @@ impl Context {
     /// The driver fails.
     pub fn make_current(&self) -> Result<()> {
         // SAFETY: the context is live as long as `self`.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+        check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.raw) })
     }
 
     /// Its GPU.
@@ -222,9 +208,7 @@ impl Context {
     /// The driver fails.
     pub fn free_memory(&self) -> Result<u64> {
         self.make_current()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: a context is current; the out-pointers are valid.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        let (free, _) = check("cuMemGetInfo", result::mem_get_info())?;
         Ok(free as u64)
     }
 }
@@ -232,8 +216,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if !is_stuck() {
-            // SAFETY: retained once in `new`. An error can't be mended here, and the process' end releases it too.
-            let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.gpu.device) };
+            // SAFETY: retained once in `new`. Nothing can be done about an error, and the process's end releases it too.
+            let _ = unsafe { result::primary_ctx::release(self.gpu.device) };
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The CUDA driver: found at run time, and its errors in words.
 
 use crate::error::{Error, Result};
-use cudarc::driver::sys;
+use cudarc::driver::{DriverError, result, sys};
 use std::ffi::CStr;
 
 /// The oldest driver interface that the calls used here exist in (CUDA 12.0: libraries and kernels as objects).
@@ -45,26 +45,23 @@ pub fn find() -> Result<Found> {
     }
     let mut version = 0;
     // SAFETY: the library is there; the call needs no initialisation, and the out-pointer is valid.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) }.result())?;
     if version < OLDEST {
         return Err(Error::DriverTooOld { found: version_text(version), needed: version_text(OLDEST) });
     }
-    // SAFETY: the only flag that is defined is 0.
-    match unsafe { sys::cuInit(0) } {
-        sys::CUresult::CUDA_SUCCESS => {}
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+    match result::init() {
+        Ok(()) => {}
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
             return Ok(Found::Nothing("the NVIDIA driver finds no GPU (`nvidia-smi -L`)".into()));
         }
-        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STUB_LIBRARY)) => {
             return Ok(Found::Nothing(
                 "libcuda.so is the toolkit's stub, not the NVIDIA driver's library".into(),
             ));
         }
-        error => return Err(Error::Driver { reason: describe(error) }),
+        Err(error) => return Err(Error::Driver { reason: describe(error) }),
     }
-    let mut devices = 0;
-    // SAFETY: initialised; the out-pointer is valid.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut devices) })?;
+    let devices = check("cuDeviceGetCount", result::device::get_count())?;
     if devices < 1 {
         return Ok(Found::Nothing("the NVIDIA driver finds no GPU (`nvidia-smi -L`)".into()));
     }
@@ -107,27 +104,18 @@ pub fn release_of_build(build: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// `Ok` for success, else the driver's own words.
-pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<()> {
-    match result {
-        sys::CUresult::CUDA_SUCCESS => Ok(()),
-        error => Err(Error::Cuda { call, reason: describe(error) }),
-    }
+/// What a call gave, or its error in the driver's own words.
+pub(crate) fn check<T>(call: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
+    result.map_err(|error| Error::Cuda { call, reason: describe(error) })
 }
 
 /// Name and text of an error.
-pub(crate) fn describe(error: sys::CUresult) -> String {
-    let text = |get: unsafe fn(sys::CUresult, *mut *const std::ffi::c_char) -> sys::CUresult| {
-        let mut text = std::ptr::null();
-        // SAFETY: the driver is loaded (it gave `error`); the out-pointer is valid. What it points to is a constant
-        // of the driver.
-        unsafe {
-            (get(error, &mut text) == sys::CUresult::CUDA_SUCCESS && !text.is_null())
-                .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-        }
+pub(crate) fn describe(error: DriverError) -> String {
+    let text = |text: std::result::Result<&CStr, DriverError>| {
+        text.ok().map(|text| text.to_string_lossy().into_owned())
     };
-    let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("error {}", error as u32));
-    match text(sys::cuGetErrorString) {
+    let name = text(error.error_name()).unwrap_or_else(|| format!("error {}", error.0 as u32));
+    match text(error.error_string()) {
         Some(words) => format!("{name}: {words}"),
         None => name,
     }

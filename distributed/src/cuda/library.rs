@@ -4,7 +4,7 @@ use super::device::{Context, is_stuck};
 use super::driver::{check, describe};
 use super::memory::Stream;
 use crate::error::{Error, Result};
-use cudarc::driver::sys;
+use cudarc::driver::{result, sys};
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
@@ -66,9 +66,9 @@ impl Library {
                 0,
             )
         };
-        match result {
-            sys::CUresult::CUDA_SUCCESS => Ok(Library { context: context.clone(), raw }),
-            error => Err(Error::Cubin {
+        match result.result() {
+            Ok(()) => Ok(Library { context: context.clone(), raw }),
+            Err(error) => Err(Error::Cubin {
                 device: context.gpu().ordinal,
                 name: context.gpu().name.clone(),
                 reason: describe(error),
@@ -84,9 +84,9 @@ impl Library {
         self.context.make_current()?;
         let (mut kernel, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the library is live; the name ends in a zero byte; the out-pointer is valid.
-        match unsafe { sys::cuLibraryGetKernel(&mut kernel, self.raw, name.as_ptr()) } {
-            sys::CUresult::CUDA_SUCCESS => {}
-            error => {
+        match unsafe { sys::cuLibraryGetKernel(&mut kernel, self.raw, name.as_ptr()) }.result() {
+            Ok(()) => {}
+            Err(error) => {
                 return Err(Error::Cubin {
                     device: self.context.gpu().ordinal,
                     name: self.context.gpu().name.clone(),
@@ -95,7 +95,7 @@ impl Library {
             }
         }
         // SAFETY: the kernel is live, a context is current, the out-pointer is valid.
-        check("cuKernelGetFunction", unsafe { sys::cuKernelGetFunction(&mut function, kernel) })?;
+        check("cuKernelGetFunction", unsafe { sys::cuKernelGetFunction(&mut function, kernel) }.result())?;
         Ok(Kernel { kernel, function })
     }
 
@@ -140,30 +140,28 @@ impl Kernel {
         let result = unsafe {
             sys::cuKernelSetAttribute(attribute, shape.shared_bytes as i32, self.kernel, context.device())
         };
-        if result != sys::CUresult::CUDA_SUCCESS {
+        if let Err(error) = result.result() {
             return Err(misfit(format!(
                 "a block needs {} bytes of shared memory, the GPU gives {} ({})",
                 shape.shared_bytes,
                 gpu.shared_memory,
-                describe(result)
+                describe(error)
             )));
         }
         // SAFETY: the function is live.
         check("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(self.function, attribute, shape.shared_bytes as i32)
+            result::function::set_function_attribute(self.function, attribute, shape.shared_bytes as i32)
         })?;
-        let mut threads = 0;
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-        // SAFETY: the function is live; the out-pointer is valid.
-        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut threads, most, self.function) })?;
+        // SAFETY: the function is live.
+        let threads = unsafe { result::function::get_function_attribute(self.function, most) };
+        let threads = check("cuFuncGetAttribute", threads)?;
         if threads < shape.threads as i32 {
             return Err(misfit(format!("a block has {} threads, the kernel takes {threads}", shape.threads)));
         }
-        let mut per_sm = 0;
-        // SAFETY: the function is live; the out-pointer is valid.
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut per_sm,
+        // SAFETY: the function is live.
+        let per_sm = check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
+            result::occupancy::max_active_block_per_multiprocessor(
                 self.function,
                 shape.threads as i32,
                 shape.shared_bytes as usize,
@@ -188,21 +186,16 @@ impl Kernel {
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         // SAFETY: the caller's promise; function and stream are of the same context.
-        let result = unsafe {
-            sys::cuLaunchCooperativeKernel(
+        check("cuLaunchCooperativeKernel", unsafe {
+            result::launch_cooperative_kernel(
                 self.function,
-                shape.blocks,
-                1,
-                1,
-                shape.threads,
-                1,
-                1,
+                (shape.blocks, 1, 1),
+                (shape.threads, 1, 1),
                 shape.shared_bytes,
                 stream.raw(),
-                arguments.as_mut_ptr(),
+                arguments,
             )
-        };
-        check("cuLaunchCooperativeKernel", result)
+        })
     }
 
     /// Launches it.
@@ -211,21 +204,15 @@ impl Kernel {
     /// As [`Kernel::launch_cooperative`].
     pub unsafe fn launch(self, shape: Shape, stream: &Stream, arguments: &mut [*mut c_void]) -> Result<()> {
         // SAFETY: the caller's promise; function and stream are of the same context.
-        let result = unsafe {
-            sys::cuLaunchKernel(
+        check("cuLaunchKernel", unsafe {
+            result::launch_kernel(
                 self.function,
-                shape.blocks,
-                1,
-                1,
-                shape.threads,
-                1,
-                1,
+                (shape.blocks, 1, 1),
+                (shape.threads, 1, 1),
                 shape.shared_bytes,
                 stream.raw(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
+                arguments,
             )
-        };
-        check("cuLaunchKernel", result)
+        })
     }
 }

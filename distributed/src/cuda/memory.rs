@@ -4,7 +4,8 @@ use super::device::{Context, is_stuck};
 use super::driver::{check, describe};
 use crate::error::{Error, Result};
 use crate::image::Image;
-use cudarc::driver::sys;
+use cudarc::driver::result::stream::{self, StreamKind};
+use cudarc::driver::{DriverError, result, sys};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -24,18 +25,17 @@ impl DeviceBuffer {
     /// There is not enough memory, or the driver fails.
     pub fn new(context: &Arc<Context>, what: &str, len: u64) -> Result<DeviceBuffer> {
         context.make_current()?;
-        let mut address = 0;
-        // SAFETY: a context is current; the out-pointer is valid.
-        match unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1) as usize) } {
-            sys::CUresult::CUDA_SUCCESS => Ok(DeviceBuffer { context: context.clone(), address, len }),
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::DeviceMemory {
+        // SAFETY: a context is current, and nothing reads the memory before it is written.
+        match unsafe { result::malloc_sync(len.max(1) as usize) } {
+            Ok(address) => Ok(DeviceBuffer { context: context.clone(), address, len }),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(Error::DeviceMemory {
                 device: format!("GPU {} ({})", context.gpu().ordinal, context.gpu().name),
                 ranks: 1,
                 free: context.free_memory().unwrap_or(0),
                 needed: len,
                 parts: what.to_string(),
             }),
-            error => Err(Error::Cuda { call: "cuMemAlloc", reason: describe(error) }),
+            Err(error) => Err(Error::Cuda { call: "cuMemAlloc", reason: describe(error) }),
         }
     }
 
@@ -58,7 +58,7 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if !is_stuck() && self.context.make_current().is_ok() {
             // SAFETY: allocated in `new`, freed once. The call waits for kernels that use it.
-            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+            let _ = unsafe { result::free_sync(self.address) };
         }
     }
 }
@@ -83,21 +83,17 @@ impl PinnedBuffer {
     /// There is not enough memory, or the driver fails.
     pub fn new(context: &Arc<Context>, what: &str, len: usize) -> Result<PinnedBuffer> {
         context.make_current()?;
-        let mut start = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: a context is current; the out-pointer is valid.
-        let result = unsafe { sys::cuMemHostAlloc(&mut start, len.max(1), flags) };
         let refused =
             |reason: String| Error::PinnedMemory { what: what.to_string(), bytes: len as u64, reason };
-        if result != sys::CUresult::CUDA_SUCCESS {
-            return Err(refused(describe(result)));
-        }
+        // SAFETY: a context is current; the bytes are set below, before anything reads them.
+        let start = unsafe { result::malloc_host(len.max(1), flags) }.map_err(|e| refused(describe(e)))?;
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| refused("address 0".into()))?;
         let buffer = PinnedBuffer { context: context.clone(), start, len };
         let mut device = 0;
         // SAFETY: `start` is pinned memory of this context; the out-pointer is valid.
         check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut device, start.as_ptr().cast(), 0)
+            sys::cuMemHostGetDevicePointer_v2(&mut device, start.as_ptr().cast(), 0).result()
         })?;
         if device != start.as_ptr() as u64 {
             return Err(refused("the GPU sees it at another address".into()));
@@ -130,7 +126,7 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if !is_stuck() && self.context.make_current().is_ok() {
             // SAFETY: allocated in `new`, freed once.
-            let _ = unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
+            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
         }
     }
 }
@@ -152,10 +148,7 @@ impl Stream {
     /// The driver fails.
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         context.make_current()?;
-        let mut raw = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: a context is current; the out-pointer is valid.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        let raw = check("cuStreamCreate", stream::create(StreamKind::NonBlocking))?;
         Ok(Stream { context: context.clone(), raw })
     }
 
@@ -171,7 +164,7 @@ impl Stream {
         // SAFETY: the stream is live.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => check("cuStreamQuery", result).map(|()| true),
+            state => check("cuStreamQuery", state.result()).map(|()| true),
         }
     }
 
@@ -181,7 +174,7 @@ impl Stream {
     /// Some of it failed.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the stream is live.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        check("cuStreamSynchronize", unsafe { stream::synchronize(self.raw) })
     }
 
     /// Sets `len` bytes of device memory.
@@ -194,7 +187,7 @@ impl Stream {
         }
         self.context.make_current()?;
         // SAFETY: the caller's promise.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, value, len as usize, self.raw) })
+        check("cuMemsetD8Async", unsafe { result::memset_d8_async(address, value, len as usize, self.raw) })
     }
 
     /// Copies `len` bytes of host memory to the device. From memory that is not pinned, they have been read when the
@@ -209,7 +202,7 @@ impl Stream {
         self.context.make_current()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(address, source.cast::<c_void>(), len as usize, self.raw)
+            sys::cuMemcpyHtoDAsync_v2(address, source.cast::<c_void>(), len as usize, self.raw).result()
         })
     }
 
@@ -224,7 +217,7 @@ impl Stream {
         self.context.make_current()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(target.cast::<c_void>(), address, len as usize, self.raw)
+            sys::cuMemcpyDtoHAsync_v2(target.cast::<c_void>(), address, len as usize, self.raw).result()
         })
     }
 
@@ -245,7 +238,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if !is_stuck() && self.context.make_current().is_ok() {
             // SAFETY: created in `new`, destroyed once.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+            let _ = unsafe { stream::destroy(self.raw) };
         }
     }
 }

@@ -6,11 +6,11 @@ use super::host_ring::bring;
 use super::launch::Launcher;
 use super::rank::CudaRank;
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::nodes::{Carried, Proxy};
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
+use kernels_cu::signals;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -52,10 +52,10 @@ impl CudaRank {
     /// # Errors
     /// [`Error::Aborted`] with this rank's report for an early end, [`Error::Device`] where the GPU failed.
     pub fn run(&mut self, world: &World) -> Result<()> {
-        let _noted = interrupt::note();
+        let _noted = signals::note();
         let look = |_: &Self| {
             std::thread::sleep(LOOK);
-            Ok(interrupt::requested())
+            Ok(signals::is_stopping())
         };
         self.launch(world, look)
     }
@@ -290,7 +290,7 @@ impl CudaRank {
         };
         let code = match watch.lost {
             Some(_) => abi::MPK_ABORT_PEER,
-            None if interrupt::requested() => abi::MPK_ABORT_INTERRUPT,
+            None if signals::is_stopping() => abi::MPK_ABORT_INTERRUPT,
             None => code,
         };
         let statuses = self.statuses_within(COPY_LIMIT).unwrap_or_default();

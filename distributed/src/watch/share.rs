@@ -4,9 +4,11 @@
 
 use super::table::{Header, Slot};
 use crate::launcher::Place;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::process::geteuid;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -42,8 +44,7 @@ pub(crate) enum Search {
 }
 
 fn address(place: &Place) -> io::Result<SocketAddr> {
-    // SAFETY: geteuid has no preconditions.
-    let user = unsafe { libc::geteuid() };
+    let user = geteuid().as_raw();
     // The names of abstract sockets are short; the job's may be long.
     let mut key = 0xcbf2_9ce4_8422_2325_u64;
     for byte in place.job.bytes() {
@@ -118,21 +119,11 @@ impl Table {
     }
 
     fn make(slots: usize) -> io::Result<Table> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name ends in a zero byte; the descriptor is checked, and owned by nothing else.
-        let file = unsafe {
-            let descriptor = libc::memfd_create(c"mpk-run ranks".as_ptr(), flags);
-            if descriptor < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            File::from_raw_fd(descriptor)
-        };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create(c"mpk-run ranks", flags)?);
         file.set_len(Table::bytes(slots) as u64)?;
         // Nobody can take away what the others have mapped.
-        // SAFETY: a call on an open descriptor.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        fcntl_add_seals(&file, SealFlags::SHRINK)?;
         Table::map(file, slots)
     }
 
@@ -140,13 +131,8 @@ impl Table {
     fn open(path: &str, slots: usize) -> io::Result<Table> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let about = file.metadata()?;
-        // SAFETY: calls without preconditions, the second on an open descriptor.
-        let (user, seals) = unsafe { (libc::geteuid(), libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS)) };
-        if about.uid() != user
-            || about.len() != Table::bytes(slots) as u64
-            || seals < 0
-            || seals & libc::F_SEAL_SHRINK == 0
-        {
+        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if about.uid() != geteuid().as_raw() || about.len() != Table::bytes(slots) as u64 || !sealed {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Table::map(file, slots)
