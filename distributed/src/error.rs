@@ -7,13 +7,11 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// MPI did not come up.
-    #[error(
-        "MPI could not be initialised: {0}; check that mpirun and libmpi are of one installation (`mpirun --version`)"
-    )]
+    #[error("MPI could not be initialised: {0}")]
     MpiInit(String),
     /// Ranks on several nodes need an MPI that several threads may call.
     #[error(
-        "this job's ranks are on {nodes} nodes, and this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE), which the proxy between nodes needs; use one that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"
+        "this job's ranks are on {nodes} nodes, and this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE), which the proxy between nodes needs"
     )]
     ThreadLevel {
         /// Nodes of the job.
@@ -24,7 +22,7 @@ pub enum Error {
     Sanitizer(#[from] kernels_cu::sanitizer::SanitizerError),
     /// The symmetric heaps do not fit.
     #[error(
-        "/dev/shm has {free} bytes free, but the symmetric heaps of {ranks} ranks take {bytes} bytes each; enlarge it (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk"
+        "/dev/shm has {free} bytes free, but the symmetric heaps of {ranks} ranks take {bytes} bytes each"
     )]
     SharedMemory {
         /// Bytes of a rank's heap.
@@ -35,17 +33,13 @@ pub enum Error {
         free: u64,
     },
     /// MPI refuses the shared memory.
-    #[error(
-        "MPI could not make the ranks' shared memory: {reason}; check the room and the rights in /dev/shm (`df /dev/shm`)"
-    )]
+    #[error("MPI could not make the ranks' shared memory: {reason}")]
     SharedWindow {
         /// What MPI says.
         reason: String,
     },
     /// Memory could not be had.
-    #[error(
-        "rank {rank}: no memory for {what} ({bytes} bytes): {reason}; use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
-    )]
+    #[error("rank {rank}: no memory for {what} ({bytes} bytes): {reason}")]
     OutOfMemory {
         /// This rank.
         rank: u32,
@@ -66,7 +60,7 @@ pub enum Error {
     },
     /// The ranks built different graphs.
     #[error(
-        "rank {rank} built another graph {graph} than rank 0 expects of it (digest {found:016x}, expected {expected:016x}); run the same mpk-run and the same model.json on every node"
+        "rank {rank} built another graph {graph} than rank 0 expects of it (digest {found:016x}, expected {expected:016x})"
     )]
     Digest {
         /// The rank.
@@ -79,25 +73,19 @@ pub enum Error {
         expected: u64,
     },
     /// The NVIDIA driver does not come up.
-    #[error(
-        "the NVIDIA driver does not come up: {reason}; check it with `nvidia-smi` (in a container: `docker run --gpus all`), or run with --backend cpu"
-    )]
+    #[error("the NVIDIA driver does not come up: {reason}")]
     Driver {
         /// What it says.
         reason: String,
     },
     /// No GPU.
-    #[error(
-        "no usable GPU: {reason}; install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`), in a container pass the GPUs in (`docker run --gpus all`), or run with --backend cpu"
-    )]
+    #[error("no usable GPU: {reason}")]
     NoGpu {
         /// Why.
         reason: String,
     },
     /// The driver is older than the code needs.
-    #[error(
-        "the NVIDIA driver serves {found}, but {needed} is needed; install a newer driver (CUDA 13 needs 580 or later, CUDA 12 525 or later: `sudo apt-get install nvidia-driver-580-open`), or run with --backend cpu"
-    )]
+    #[error("the NVIDIA driver serves {found}, but {needed} is needed")]
     DriverTooOld {
         /// What it serves.
         found: String,
@@ -106,7 +94,7 @@ pub enum Error {
     },
     /// No cubin can be made for the GPU.
     #[error(
-        "GPU {device} ({name}) has compute capability {capability}; there is GPU code for 8.x (A100), 9.0 (H100, H200) and 10.0 (B200); choose another GPU with CUDA_VISIBLE_DEVICES, or run with --backend cpu"
+        "GPU {device} ({name}) has compute capability {capability}, but there is GPU code only for 8.x (A100), 9.0 (H100, H200) and 10.0 (B200)"
     )]
     Architecture {
         /// Number of the GPU.
@@ -117,9 +105,7 @@ pub enum Error {
         capability: String,
     },
     /// The driver does not load the cubin.
-    #[error(
-        "GPU {device} ({name}) does not load the model's cubin: {reason}; if the driver is older than the CUDA toolkit (`mpk-run doctor`), update it; if the cache is damaged, empty its folder"
-    )]
+    #[error("GPU {device} ({name}) does not load the model's cubin: {reason}")]
     Cubin {
         /// Number of the GPU.
         device: u32,
@@ -129,9 +115,7 @@ pub enum Error {
         reason: String,
     },
     /// The kernel's blocks would not all run at once.
-    #[error(
-        "GPU {device} ({name}) can't run the {blocks} blocks of the kernel at the same time: {problem}; use fewer workers (--workers), or another GPU (CUDA_VISIBLE_DEVICES)"
-    )]
+    #[error("GPU {device} ({name}) can't run the {blocks} blocks of the kernel at the same time: {problem}")]
     Residency {
         /// Number of the GPU.
         device: u32,
@@ -143,12 +127,10 @@ pub enum Error {
         problem: String,
     },
     /// Device memory does not suffice.
-    #[error(
-        "{device} has {} of its memory free, but {} needed{}: {parts}; use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end what else uses the GPU (`nvidia-smi`)",
+    #[error("{device} has {} of its memory free, but {} needed{}: {parts}",
         gibibytes(*.free),
         gibibytes(*.needed),
-        if *.ranks > 1 { format!(" by each of {ranks} ranks on it") } else { String::new() }
-    )]
+        if *.ranks > 1 { format!(" by each of {ranks} ranks on it") } else { String::new() })]
     DeviceMemory {
         /// The GPU.
         device: String,
@@ -162,9 +144,7 @@ pub enum Error {
         parts: String,
     },
     /// Pinned host memory could not be had.
-    #[error(
-        "no pinned host memory for {what} ({bytes} bytes): {reason}; raise the limit of locked memory (`ulimit -l unlimited`)"
-    )]
+    #[error("no pinned host memory for {what} ({bytes} bytes): {reason}")]
     PinnedMemory {
         /// What it is for.
         what: String,
@@ -177,9 +157,7 @@ pub enum Error {
     #[error("NVSHMEM: {0}")]
     Nvshmem(String),
     /// The host library and the device library are of different versions.
-    #[error(
-        "NVSHMEM's host library is {host} ({path}), but headers and device library are {device}; both must be of the same major.minor: set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem"
-    )]
+    #[error("NVSHMEM's host library is {host} ({path}), but headers and device library are {device}")]
     NvshmemVersions {
         /// Version of the host library.
         host: String,
@@ -189,9 +167,7 @@ pub enum Error {
         device: String,
     },
     /// The user's heap size is too small.
-    #[error(
-        "NVSHMEM_SYMMETRIC_SIZE={given} is too small: the symmetric heap of a rank needs {needed} bytes; unset the variable, or use fewer slots (max_batch), a smaller runtime.prefill_chunk or fewer ranks"
-    )]
+    #[error("NVSHMEM_SYMMETRIC_SIZE={given} is too small: the symmetric heap of a rank needs {needed} bytes")]
     SymmetricSize {
         /// The variable's value.
         given: String,
@@ -199,11 +175,8 @@ pub enum Error {
         needed: u64,
     },
     /// Some GPUs have more ranks than others.
-    #[error(
-        "{ranks} ranks share {gpus} GPUs unevenly ({} ranks on them), and NVSHMEM starts only where every GPU has the same number; use {} ranks (as far as the model allows), or show mpk-run fewer or more GPUs (CUDA_VISIBLE_DEVICES)",
-        list(.shares),
-        even_ranks(*.gpus)
-    )]
+    #[error("{ranks} ranks share {gpus} GPUs unevenly ({} ranks on them), and NVSHMEM starts only where every GPU has the same number",
+        list(.shares))]
     UnevenGpus {
         /// Ranks of the job.
         ranks: u32,
@@ -213,9 +186,7 @@ pub enum Error {
         shares: Vec<u32>,
     },
     /// A peer's memory is out of reach.
-    #[error(
-        "rank {rank} can't reach the memory of rank {peer} by stores, which this run needs; leave out --transport p2p if it was given, else use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
-    )]
+    #[error("rank {rank} can't reach the memory of rank {peer} by stores, which this run needs")]
     PeerAccess {
         /// This rank.
         rank: u32,
@@ -231,9 +202,7 @@ pub enum Error {
         reason: String,
     },
     /// The GPU failed during the run.
-    #[error(
-        "rank {rank}: the GPU failed: {reason}{place}; `compute-sanitizer mpk-run ...` names the instruction"
-    )]
+    #[error("rank {rank}: the GPU failed: {reason}{place}")]
     Device {
         /// This rank.
         rank: u32,
@@ -256,9 +225,7 @@ pub enum Error {
         message: String,
     },
     /// The host could not start a thread.
-    #[error(
-        "rank {rank}: could not start {what}: {reason}; raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
-    )]
+    #[error("rank {rank}: could not start {what}: {reason}")]
     Thread {
         /// This rank.
         rank: u32,
@@ -268,9 +235,7 @@ pub enum Error {
         reason: String,
     },
     /// No thread for reading weights.
-    #[error(
-        "no thread to read weights could be started: {reason}; raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
-    )]
+    #[error("no thread to read weights could be started: {reason}")]
     Readers {
         /// What the system said.
         reason: String,
@@ -309,6 +274,77 @@ impl Error {
             Error::Digest { .. } | Error::Cuda { .. } | Error::Device { .. } | Error::Aborted(_) => 4,
             Error::Code(error) => i32::from(error.exit_status()),
             Error::AtRank { status, .. } => *status,
+        }
+    }
+    /// How to fix it, if that is known.
+    pub fn help(&self) -> Option<String> {
+        let help = match self {
+            Error::Sanitizer(error) => return Some(error.help().into()),
+            Error::Code(error) => return error.help(),
+            Error::MpiInit(_) => "check that mpirun and libmpi are of one installation (`mpirun --version`)",
+            Error::ThreadLevel { .. } => {
+                "use an MPI library that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"
+            }
+            Error::SharedMemory { .. } => {
+                "enlarge /dev/shm (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk"
+            }
+            Error::SharedWindow { .. } => "check the room and the rights in /dev/shm (`df /dev/shm`)",
+            Error::OutOfMemory { .. } => {
+                "use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
+            }
+            Error::Digest { .. } => "run the same mpk-run and the same model.json on every node",
+            Error::Driver { .. } => {
+                "check it with `nvidia-smi` (in a container: `docker run --gpus all`), or run with --backend cpu"
+            }
+            Error::NoGpu { .. } => {
+                "install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`), in a container pass the GPUs in (`docker run --gpus all`), or run with --backend cpu"
+            }
+            Error::DriverTooOld { .. } => {
+                "install a newer driver (CUDA 13 needs 580 or later, CUDA 12 525 or later: `sudo apt-get install nvidia-driver-580-open`), or run with --backend cpu"
+            }
+            Error::Architecture { .. } => {
+                "choose another GPU with CUDA_VISIBLE_DEVICES, or run with --backend cpu"
+            }
+            Error::Cubin { .. } => {
+                "if the driver is older than the CUDA toolkit (`mpk-run doctor`), update it; if the cache is damaged, empty its folder"
+            }
+            Error::Residency { .. } => "use fewer workers (--workers), or another GPU (CUDA_VISIBLE_DEVICES)",
+            Error::DeviceMemory { .. } => {
+                "use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end what else uses the GPU (`nvidia-smi`)"
+            }
+            Error::PinnedMemory { .. } => "raise the limit of locked memory (`ulimit -l unlimited`)",
+            Error::NvshmemVersions { .. } => {
+                "use the same major.minor version of both: set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem"
+            }
+            Error::SymmetricSize { .. } => {
+                "unset the variable, or use fewer slots (max_batch), a smaller runtime.prefill_chunk or fewer ranks"
+            }
+            Error::UnevenGpus { gpus, .. } => {
+                return Some(format!(
+                    "use {} ranks (as far as the model allows), or show mpk-run fewer or more GPUs (CUDA_VISIBLE_DEVICES)",
+                    even_ranks(*gpus)
+                ));
+            }
+            Error::PeerAccess { .. } => {
+                "leave out --transport p2p if it was given, else use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
+            }
+            Error::Device { .. } => "`compute-sanitizer mpk-run ...` finds the instruction that failed",
+            Error::Thread { .. } => {
+                "raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
+            }
+            Error::Readers { .. } => {
+                "raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
+            }
+            _ => return None,
+        };
+        Some(help.into())
+    }
+
+    /// What is wrong and, where that is known, how to fix it, in one line: for a place that has no line for each.
+    pub fn whole(&self) -> String {
+        match self.help() {
+            Some(help) => format!("{self}; {help}"),
+            None => self.to_string(),
         }
     }
 }

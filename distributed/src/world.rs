@@ -2,11 +2,11 @@
 
 use crate::affinity::{Cores, cores_of_rank};
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::launcher::{Place, launched_by_mpi};
 use crate::messages::{pack, receive, send, unpack};
 use crate::nodes::{Nodes, Proxy};
 use crate::watch::{Watch, WatchOptions};
+use kernels_cu::signals;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
@@ -183,7 +183,7 @@ impl World {
     /// As `lost`, but waits a moment for it: a rank may find out that nothing comes any more before the watch is sure that a node is
     /// lost.
     pub(crate) fn lost_soon(&self) -> Option<String> {
-        let (begin, limit) = (Instant::now(), if interrupt::requested() { HURRY } else { DOUBT });
+        let (begin, limit) = (Instant::now(), if signals::is_stopping() { HURRY } else { DOUBT });
         while begin.elapsed() < limit {
             let lost = self.find_lost();
             if lost.is_some() {
@@ -250,7 +250,7 @@ impl World {
     /// What is known of a rank that is lost, if one is. The launcher ends the others when one has died, so a signal is
     /// first taken for that.
     pub(crate) fn lost_rank(&self) -> Option<String> {
-        if interrupt::requested() { self.find_lost().or_else(|| self.missed()) } else { self.lost() }
+        if signals::is_stopping() { self.find_lost().or_else(|| self.missed()) } else { self.lost() }
     }
 
     /// As `lost`, but looks at once.
@@ -266,7 +266,7 @@ impl World {
     /// Waits until every rank is here, at most `limit`; after that the job ends.
     pub fn barrier_within(&self, limit: Duration) {
         // A launcher that ends the job's ranks gives them a second.
-        let hurry = self.nodes.count() > 1 && interrupt::requested();
+        let hurry = self.nodes.count() > 1 && signals::is_stopping();
         let limit = if hurry { limit.min(HURRY) } else { limit };
         self.exchange_within(Vec::new(), Some(limit));
     }
@@ -470,7 +470,7 @@ pub(crate) fn agreed<T>(world: &World, result: Result<T>) -> Result<T> {
     }
     let status = result.as_ref().err().map_or(0, Error::exit_status);
     let Some((rank, status)) = world.agree(status) else { return result };
-    let own = result.as_ref().err().map(|e| e.to_string().into_bytes()).unwrap_or_default();
+    let own = result.as_ref().err().map(|e| e.whole().into_bytes()).unwrap_or_default();
     let message = world.broadcast(rank, own);
     match result {
         Err(error) if rank == world.rank() => Err(error),

@@ -7,6 +7,7 @@ pub mod isa;
 pub mod layout;
 pub mod registry;
 pub mod sanitizer;
+pub mod signals;
 pub mod tasks;
 pub mod testing;
 

@@ -17,10 +17,15 @@ use taskgraph::{TaskGraph, Trust};
 
 /// The sanitizer can't be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the region sanitizer (MPK_SANITIZE) can't be used: {0}; it needs the sources of this build and a C++20 compiler"
-)]
+#[error("the region sanitizer (MPK_SANITIZE) can't be used: {0}")]
 pub struct SanitizerError(String);
+
+impl SanitizerError {
+    /// How to fix it.
+    pub fn help(&self) -> &'static str {
+        "run it where the sources of this build are, with a C++20 compiler"
+    }
+}
 
 type DeclareFn = unsafe extern "C" fn(*const abi::mpk_operand, u32, u32, *const u32, *const u32);
 type ForgetFn = unsafe extern "C" fn(*const abi::mpk_operand, u64);

@@ -4,7 +4,7 @@ use crate::locate::Probe;
 use crate::types::InitStatus;
 use crate::version::Version;
 
-/// What went wrong, where, and what mends it.
+/// What went wrong, where, and how to fix it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

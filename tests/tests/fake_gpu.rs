@@ -366,7 +366,7 @@ fn ctrl_c_ends_the_kernel() {
     assert!(finished.stderr.contains("interrupted"), "{}", finished.stderr);
 }
 
-/// What the machine lacks ends with status 3 and the mend; `auto` does not go to the CPU in silence.
+/// What the machine lacks ends with status 3 and the fix; `auto` does not go to the CPU in silence.
 #[test]
 fn what_the_machine_lacks_is_named_with_its_mend() {
     let model = ModelFile::of_fixture("mistral");

@@ -86,6 +86,13 @@ fn a_full_disk_has_one_status() {
     refused(short(&model).stdout_to("/dev/full").run(), 3, &words);
     refused(short(&model).arg("--json").stdout_to("/dev/full").run(), 3, &words);
     refused(Job::alone().arg(model.path()).arg("--check").stdout_to("/dev/full").run(), 3, &words);
+    let full = ["standard output", "No space left", "free some space"];
+    for program in ["mpk-run", "mpk-serve", "mpk-graph", "mpk-bench"] {
+        for words in [&["--help"][..], &["--version"], &["completions", "bash"], &["man"]] {
+            refused(Job::alone().of(program).args(words).stdout_to("/dev/full").run(), 3, &full);
+        }
+    }
+    refused(Job::alone().args(["doctor", "--help"]).stdout_to("/dev/full").run(), 3, &full);
     let folder = tempfile::tempdir().expect("a folder");
     symlink("/dev/full", folder.path().join("rank-0.task_graph.json")).expect("a link");
     let emit = Job::alone().arg(model.path()).arg("--emit-graph").arg(folder.path());
@@ -185,6 +192,9 @@ fn more_workers_than_cores_are_warned_of() {
     );
     let finished = short(&model).args(["--workers", &cores.to_string()]).run().expect(0);
     assert!(!finished.stderr.contains(warning), "{}", finished.stderr);
+    // However many there are, the run comes to its end.
+    let finished = short(&model).args(["--workers", "1000"]).run().expect(0);
+    assert!(finished.stderr.contains(warning), "{}", finished.stderr);
 }
 
 /// NaN and infinity in a checkpoint are named by tensor, whichever rank meets them.

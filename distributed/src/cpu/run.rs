@@ -3,11 +3,11 @@
 use crate::affinity::bind;
 use crate::cpu::CpuRank;
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::nodes::Carried;
 use crate::report::report;
 use crate::world::World;
 use kernels_cu::abi;
+use kernels_cu::signals;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -28,10 +28,10 @@ impl CpuRank {
     /// Collective: runs the graphs until the batch step says stop. Ends within the deadline in any case; an early end is an
     /// [`Error::Aborted`] with this rank's report.
     pub fn run(&mut self, world: &World) -> Result<()> {
-        let _noted = interrupt::note();
+        let _noted = signals::note();
         let look = |_: &Self| {
             std::thread::sleep(LOOK);
-            Ok(interrupt::requested())
+            Ok(signals::is_stopping())
         };
         self.launch(world, look)
     }

@@ -122,7 +122,7 @@ impl<T: Target> Host<T> for Follower {
     }
 
     fn failed(&mut self, error: &Error) {
-        let _ = self.wire.send(0, &Message::Failed(error.exit_status(), error.to_string()));
+        let _ = self.wire.send(0, &Message::Failed(error.exit_status(), error.whole()));
     }
 
     fn wire(&mut self) -> &mut Wire {

@@ -371,7 +371,7 @@ impl<T: Target> Host<T> for Leader {
     }
 
     fn failed(&mut self, error: &Error) {
-        let reason = error.to_string();
+        let reason = error.whole();
         self.shared.close(&reason);
         let _ = self.wire.send_all(&Message::Failed(error.exit_status(), reason.clone()));
         let active = self.active.iter_mut().filter_map(Option::take);

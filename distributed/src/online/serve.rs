@@ -4,9 +4,9 @@ use super::target::Target;
 use super::wire::Wire;
 use crate::control_writer::ControlWriter;
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::urgency::Urgent;
 use crate::world::World;
+use kernels_cu::signals;
 use std::time::{Duration, Instant};
 
 /// What a host wants of the loop.
@@ -67,14 +67,14 @@ const WRITTEN: Duration = Duration::from_secs(5);
 
 /// Serves until the host wants to leave, or something fails.
 pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
-    let _noted = interrupt::note();
+    let _noted = signals::note();
     let _urgent = Urgent::begin();
     // Who waits for requests waits for any length of time: it is the kernel's deadline that holds, not that of the watch.
     let result = world.run_kernel(|| run(target, world, host));
     if let Err(error) = &result {
         // What another rank has failed with, that rank tells; rank 0 tells it too, since it has the requests.
         if world.rank() == 0 || !matches!(error, Error::AtRank { .. }) {
-            world.tell(&error.to_string());
+            world.tell(&error.whole());
         }
         host.failed(error);
     }
@@ -101,7 +101,7 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
             if let Some(lost) = world.lost_rank() {
                 return Err(Error::Aborted(lost));
             }
-            if interrupt::requested() {
+            if signals::is_stopping() {
                 return Err(Error::Aborted("ended by a signal, or told to end, while no kernel ran".into()));
             }
         }
@@ -113,7 +113,7 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
         target.launch(world, |target| {
             host.turn(target, true)?;
             world.set_idle(is_idle(target));
-            Ok(interrupt::requested())
+            Ok(signals::is_stopping())
         })?;
         tracing::debug!("launch {launches} has ended after {:.3} s", begin.elapsed().as_secs_f64());
         host.left()?;

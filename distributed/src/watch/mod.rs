@@ -12,9 +12,9 @@ mod share;
 mod table;
 
 use crate::fault::Fault;
-use crate::interrupt;
 use crate::launcher::Place;
 use elsewhere::Elsewhere;
+use kernels_cu::signals;
 use observer::{Observer, Verdict, lost};
 use process::{Fate, Launcher, fate, own_namespace};
 use share::{Search, Table};
@@ -348,7 +348,7 @@ impl Watch {
 
     /// A launcher ends the job, as far as this rank can tell, and will end this process by force soon.
     fn is_hurried(&self) -> bool {
-        self.0.elsewhere.get().is_some() && interrupt::requested()
+        self.0.elsewhere.get().is_some() && signals::is_stopping()
     }
 
     /// Ends the process where its main thread runs the kernel, or comes from there, and does not act on what it should have seen; since

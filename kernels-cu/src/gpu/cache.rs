@@ -5,9 +5,9 @@
 //! checksum. While something is compiled, `KEY.lock` is locked and `KEY.build` holds the pieces: the lock ends with
 //! its process, and whoever gets it removes what another one left.
 
-use super::interrupt::Held;
 use super::private_folder::{PrivateFolder, remove};
 use super::{GpuError, ToolchainIdentity};
+use crate::signals::Held;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;

@@ -72,7 +72,7 @@ fn the_second_time_nothing_is_compiled_with_or_without_a_toolchain() {
     let setting = Setting::new();
     let options = setting.options(&[]);
     let error = setting.compile(&options, no_toolchain()).unwrap_err();
-    assert!(error.to_string().contains("scripts/setup.sh --cuda"), "{error}");
+    assert!(error.help().is_some_and(|help| help.contains("scripts/setup.sh --cuda")), "{error}");
     assert_eq!(error.exit_status(), 3);
     let made = setting.compile(&options, toolchain("a")).unwrap();
     assert!(!made.from_cache);
@@ -221,7 +221,7 @@ fn failure_leaves_nothing_and_says_what_was_run() {
 fn a_missing_host_compiler_is_the_environments_fault() {
     let setting = Setting::new();
     let error = setting.compile(&setting.options(&[("LACKS_GCC", "1")]), toolchain("a")).unwrap_err();
-    assert!(error.to_string().contains("sudo apt-get install g++"), "{error}");
+    assert!(error.help().is_some_and(|help| help.contains("sudo apt-get install g++")), "{error}");
     assert_eq!(error.exit_status(), 3);
 }
 
@@ -253,6 +253,7 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
             // SAFETY: the default action needs nothing of ours; who started the tests may have them ignored.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
+        crate::signals::install().unwrap();
         let codes = [Expression { task_type: "linear".to_string(), code: "Linear<1>".to_string() }];
         let mut options = CompileOptions::new(Architecture::Sm90a, false);
         let log = Path::new(&root).join("log").display().to_string();
@@ -296,6 +297,7 @@ fn what_a_killed_process_left_is_removed_and_a_folder_that_cant_be_used_is_named
 
     let setting = Setting::new();
     fs::write(setting.root.path().join("cache"), "a file").unwrap();
-    let text = setting.compile(&setting.options(&[]), toolchain("a")).unwrap_err().to_string();
-    assert!(text.contains("MPK_CACHE_DIR") && text.contains("cache/kernels"), "{text}");
+    let error = setting.compile(&setting.options(&[]), toolchain("a")).unwrap_err();
+    assert!(error.help().is_some_and(|help| help.contains("MPK_CACHE_DIR")), "{error}");
+    assert!(error.to_string().contains("cache/kernels"), "{error}");
 }

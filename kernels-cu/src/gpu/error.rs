@@ -19,10 +19,7 @@ pub enum GpuError {
         reason: String,
     },
     /// No toolchain, not all of it, or an old one.
-    #[error(
-        "{what} was not found; looked at\n{probes}\n{}to install it: scripts/setup.sh --cuda",
-        variable.map(|name| format!("unset {name}, which excludes all other places; ")).unwrap_or_default()
-    )]
+    #[error("{what} was not found; looked at\n{probes}")]
     NotFound {
         /// What was looked for.
         what: String,
@@ -32,7 +29,7 @@ pub enum GpuError {
         variable: Option<&'static str>,
     },
     /// nvcc refused the source, or could not work.
-    #[error("nvcc failed ({status})\n  {command}\n{output}{}", fix.unwrap_or_default())]
+    #[error("nvcc failed ({status})\n  {command}\n{output}")]
     Compile {
         /// The command, to type again.
         command: String,
@@ -44,7 +41,7 @@ pub enum GpuError {
         fix: Option<&'static str>,
     },
     /// The cache's folder can't be used.
-    #[error("the folder of compiled kernels, {}: {problem}; MPK_CACHE_DIR names another", path.display())]
+    #[error("the folder of compiled kernels, {}: {problem}", path.display())]
     Cache {
         /// The folder or file.
         path: PathBuf,
@@ -54,6 +51,19 @@ pub enum GpuError {
 }
 
 impl GpuError {
+    /// How to fix it, if that is known.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            GpuError::Unsupported { .. } => None,
+            GpuError::NotFound { variable: Some(name), .. } => {
+                Some(format!("unset {name}, which excludes all other places, or run scripts/setup.sh --cuda"))
+            }
+            GpuError::NotFound { variable: None, .. } => Some("run scripts/setup.sh --cuda".into()),
+            GpuError::Compile { fix, .. } => fix.map(Into::into),
+            GpuError::Cache { .. } => Some("set MPK_CACHE_DIR to a folder of your own".into()),
+        }
+    }
+
     /// The exit status that it means: 2 bad input, 3 the environment lacks something, 4 failed.
     pub fn exit_status(&self) -> u8 {
         match self {

@@ -15,7 +15,6 @@ mod compile_test;
 mod embedded;
 mod error;
 mod identity;
-mod interrupt;
 mod nvcc;
 mod private_folder;
 mod shim;

@@ -1,6 +1,7 @@
 //! Running nvcc.
 
-use super::{GpuError, interrupt};
+use super::GpuError;
+use crate::signals;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _};
@@ -97,7 +98,7 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),
-            None if interrupt::requested() || limit.is_some_and(|limit| begin.elapsed() >= limit) => {
+            None if signals::is_kept() || limit.is_some_and(|limit| begin.elapsed() >= limit) => {
                 kill_group(&mut child)?;
                 break None;
             }

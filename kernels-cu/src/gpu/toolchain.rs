@@ -309,9 +309,10 @@ mod tests {
         assert!(list[3].place.ends_with(".setup/nvidia/cu13/bin/nvcc"));
         let nothing: Result<(), GpuError> =
             first("nvcc".to_string(), None, list, PathBuf::as_path, |_| Err("is not there".to_string()));
-        let text = nothing.unwrap_err().to_string();
+        let error = nothing.unwrap_err();
+        let text = error.to_string();
         assert!(text.contains("/a/bin/nvcc (CUDA_HOME): is not there"), "{text}");
-        assert!(text.contains("scripts/setup.sh --cuda"), "{text}");
+        assert!(error.help().is_some_and(|help| help.contains("scripts/setup.sh --cuda")), "{text}");
     }
 
     #[test]

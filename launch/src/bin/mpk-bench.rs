@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use taskgraph::{Target, target};
 
 const NOTES: &str = "\
-Each prints one JSON object a line. Figures of a run are printed only if its results are right: all ranks computed the same bits, every
-repetition the same tokens or outputs, and those of a reference where there is one. Otherwise the exit status is 4.
+Each command prints one JSON object per line. Figures are printed only if the results are right: all ranks computed the same bits, and
+every repetition gave the same tokens or outputs, equal to the reference if there is one. Otherwise the exit status is 4.
 
 Examples:
   mpirun -n 2 mpk-bench decode --model qwen3-0.6b --context 512 --batch 8
@@ -35,70 +35,70 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Time to build and verify all ranks' graphs.
+    /// Time needed to build and verify all ranks' graphs.
     Graphs {
-        /// Shapes; all by default.
+        /// Name of a model shape. May be given several times; by default all shapes.
         #[arg(long)]
         model: Vec<String>,
-        /// Ranks.
+        /// Number of ranks.
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65535))]
         ranks: u32,
-        /// Rows of the decode graph.
+        /// Batch size of the decode graph.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
         batch: u32,
-        /// Row of the hardware table; `cpu` for the CPU target with 2 workers.
+        /// Device of the hardware table, or `cpu` for the CPU target with 2 workers.
         #[arg(long, default_value = "h200")]
         device: String,
-        /// How tasks get to workers.
+        /// How tasks are assigned to workers.
         #[arg(long, value_enum, default_value = "static")]
         placement: Placement,
-        /// How an allreduce is lowered.
+        /// How an allreduce is carried out.
         #[arg(long, value_enum, default_value = "auto")]
         allreduce: Allreduce,
-        /// The best of this many is reported.
+        /// Number of repetitions; the fastest one is reported.
         #[arg(long, default_value_t = 3)]
         repeats: u32,
     },
     /// Memory read rate on huge pages, the best of several patterns: the floor of decode on the CPU.
     Memory {
-        /// Threads.
+        /// Number of threads.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
         threads: u32,
-        /// Buffer size, MiB.
+        /// Size of the buffer in MiB.
         #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u32).range(1..))]
         mebibytes: u32,
     },
     /// Milliseconds of a decode step at a context length: `mpirun -n N mpk-bench decode --model qwen3-8b --context 512 --batch 8`.
     ///
-    /// Every request has a prompt of CONTEXT tokens and yields STEPS tokens after its first. Requests whose prompt is done first end
-    /// first, so a few of the last steps have fewer rows than the batch.
+    /// Every request has a prompt of CONTEXT tokens and generates STEPS tokens after its first one. The requests whose prompts are
+    /// processed first end first, so the last few steps have a smaller batch.
     Decode(Box<decode::Case>),
     /// Milliseconds from prompts to their first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
     Prefill(Box<prefill::Case>),
     /// Microseconds of an allreduce inside the running kernel, from the last value of a part to the first reader of the sum:
     /// `mpirun -n N mpk-bench allreduce --bytes 8192`.
     Allreduce(Box<allreduce::Case>),
-    /// Microseconds of a task that does next to nothing: in a chain of dependent tasks, and from one task to many and back to one.
+    /// Microseconds of a task that does almost no work: in a chain of dependent tasks, and from one task to many and back to one.
     Tasks(Box<tasks::Case>),
-    /// Sums up a timeline that mpk-run wrote (`--trace`): where the microseconds of an iteration go.
+    /// Where the time of an iteration goes, from a timeline that mpk-run wrote (`--trace`).
     Budget {
-        /// The timeline; of decoding, with two iterations in a row at least.
+        /// Timeline; of decoding, with at least two consecutive iterations.
         trace: PathBuf,
-        /// Iterations that hold prompt tokens instead of those that decode.
+        /// Report iterations with prompt tokens instead of decode iterations.
         #[arg(long)]
         prefill: bool,
     },
-    /// Prints a model.json of a real shape with random weights.
+    /// Print a model.json of a real model's shape with random weights.
     Model {
-        /// Shape.
+        /// Name of the shape.
         name: String,
-        /// Slots.
+        /// Maximum number of requests that run at once.
         #[arg(long, default_value_t = 1)]
         max_batch: u32,
-        /// Prompt and new tokens of a request.
+        /// Maximum number of tokens of a request, prompt and new.
         #[arg(long, default_value_t = 1024)]
         max_seq_len: u32,
-        /// Rows of a prefill iteration.
+        /// Maximum number of prompt tokens in one prefill iteration.
         #[arg(long, default_value_t = 512)]
         prefill_chunk: u32,
     },
@@ -160,8 +160,13 @@ fn main() {
     if let Some(status) = launch::cli::generated::serve(Args::command) {
         std::process::exit(status);
     }
+    launch::cli::program::handle_signals();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => std::process::exit(launch::cli::program::tell_usage(&error)),
+    };
     launch::cli::logging::init(false);
-    if let Err(error) = run(Args::parse()) {
+    if let Err(error) = run(args) {
         tell(format_args!("mpk-bench: error: {error}"));
         std::process::exit(error.status);
     }

@@ -24,7 +24,7 @@ Examples:
 Shell completions: mpk-graph completions bash|elvish|fish|powershell|zsh
 Manual page: mpk-graph man, mpk-graph man simulate";
 
-/// Verify and describe task_graph.json files; show what passes leave of an op graph.
+/// Verify and describe task_graph.json files; show an op graph after each pass.
 #[derive(Parser)]
 #[command(name = "mpk-graph", version, max_term_width = 110, after_help = EXAMPLES)]
 struct Args {
@@ -34,22 +34,22 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Verifies all graphs of a folder, over all ranks and in succession, and prints what they hold.
+    /// Verify all graphs of a folder, over all ranks and in succession, and print what they hold.
     Check {
         /// Folder with `rank-R.task_graph.json` files.
         folder: PathBuf,
     },
-    /// Runs the passes on a model's op graph and says what each leaves.
+    /// Run the passes on a model's op graph and print what is left after each one.
     Passes {
         /// model.json.
         model: PathBuf,
-        /// Writes the op graph after each pass into this folder: NN-PASS.json, and NN-PASS.dot for Graphviz.
+        /// Write the op graph after each pass to this folder: NN-PASS.json, and NN-PASS.dot for Graphviz.
         #[arg(long, value_name = "DIR")]
         dump: Option<PathBuf>,
         /// Number of ranks.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
         ranks: u32,
-        /// Row of the hardware table, such as h200; the CPU target without one.
+        /// Device of the hardware table, such as h200; without it, the CPU target.
         #[arg(long)]
         device: Option<String>,
         /// Workers of the CPU target.
@@ -59,11 +59,11 @@ enum What {
         #[arg(long)]
         graph: Option<String>,
     },
-    /// Simulates decoding on a described cluster, with the verified task graphs that would run there.
+    /// Simulate decoding on a described cluster, with the verified task graphs that would run there.
     Simulate(SimulateArgs),
-    /// Prints the JSON schema of a file format.
+    /// Print the JSON schema of a file format.
     Schema {
-        /// Which.
+        /// File format.
         #[arg(value_enum)]
         format: Format,
     },
@@ -115,7 +115,11 @@ fn main() {
     if let Some(status) = launch::cli::generated::serve(Args::command) {
         std::process::exit(status);
     }
-    let result = match Args::parse().what {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => std::process::exit(launch::cli::program::tell_usage(&error)),
+    };
+    let result = match args.what {
         What::Check { folder } => check(&folder),
         What::Passes { model, dump, ranks, device, workers, graph } => {
             let wanted = Wanted { model, dump, ranks, device, workers, graph };

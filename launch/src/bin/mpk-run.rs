@@ -1,8 +1,9 @@
 //! `mpirun -n N mpk-run model.json`: runs a model as one persistent kernel per rank.
 
+use kernels_cu::signals::Watched;
 use launch::cli::args::{Args, Command};
 use launch::cli::process_limits::Allocator;
-use launch::cli::signals::Signals;
+use launch::model::app_error::AppError;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -10,26 +11,27 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() {
     ALLOCATOR.install();
     launch::model::files::report_size_limits();
+    launch::cli::program::handle_signals();
     if let Some(status) = launch::cli::generated::serve(Args::with_commands) {
         std::process::exit(status);
     }
     let first = launch::cli::logging::is_first_rank();
     let command = match Args::from_command_line() {
         Ok(command) => command,
-        Err(error) => {
-            // Every rank sees the same command line: one tells.
-            if first {
-                let _ = error.print();
-            }
-            std::process::exit(error.exit_code());
-        }
+        Err(error) => std::process::exit(launch::cli::program::tell_usage(&error)),
     };
     let status = match command {
         Command::Run(args) => {
             launch::cli::logging::init(args.runtime.log_all_ranks);
-            // Before there is any other thread.
-            let signals = (first && args.is_conversation()).then(Signals::hold);
-            launch::cli::run::run(&args, signals)
+            let watched = (first && args.is_conversation()).then(Watched::begin).transpose();
+            watched.map_or_else(
+                |error| {
+                    launch::cli::program::tell_once(&AppError::environment(format!(
+                        "signals can't be handled: {error}"
+                    )))
+                },
+                |signals| launch::cli::run::run(&args, signals),
+            )
         }
         // Under a launcher one rank tells.
         Command::Doctor(_) if !first => 0,

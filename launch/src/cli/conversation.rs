@@ -4,13 +4,13 @@ use crate::cli::args::Args;
 use crate::cli::console::{self, tell};
 use crate::cli::output;
 use crate::cli::program::Failure;
-use crate::cli::signals::{Next, Signals};
 use crate::cli::typed::Lines;
 use crate::engine::{Engine, Event, Handle, Opened, Request, SamplingParams};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::prompts::{Limits, Prompt, PromptSource, resolve};
 use crate::model::tokenizer::Tokenizer;
+use kernels_cu::signals::{Next, Watched};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -178,7 +178,7 @@ const LOADING: u32 = u32::MAX;
 
 impl Interrupts {
     /// From now on. Until [`Interrupts::ready`] is called they do what they do by default.
-    pub fn watch(signals: Signals) -> Interrupts {
+    pub fn watch(signals: Watched) -> Interrupts {
         let count = Arc::new(AtomicU32::new(LOADING));
         let seen = Arc::clone(&count);
         signals.watch_each(move || {

@@ -62,13 +62,9 @@ impl Table {
         self.checks.push(Check { what: what.to_string(), state, found, fix });
     }
 
-    /// Error messages say what is wrong and, behind a semicolon, how to fix it.
-    fn error(&mut self, what: &str, error: &dyn std::fmt::Display) {
-        let text = error.to_string();
-        match text.split_once("; ") {
-            Some((found, fix)) => self.missing(what, found, fix),
-            None => self.add(what, State::Missing, text, None),
-        }
+    fn error(&mut self, what: &str, error: impl Into<AppError>) {
+        let error = error.into();
+        self.add(what, State::Missing, error.message, error.help);
     }
 
     fn has(&self, what: &str) -> bool {
@@ -177,7 +173,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             return None;
         }
         Err(error) => {
-            table.error(DRIVER, &error);
+            table.error(DRIVER, error);
             return None;
         }
     };
@@ -186,7 +182,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
     let gpus = match Gpu::all(driver) {
         Ok(gpus) => gpus,
         Err(error) => {
-            table.error("GPUs", &error);
+            table.error("GPUs", error);
             return None;
         }
     };
@@ -219,14 +215,14 @@ fn check_toolkit(table: &mut Table, gpus: Option<&(Driver, Vec<Gpu>)>) {
             let found = format!("nvcc {}.{} ({})", nvcc.release.0, nvcc.release.1, nvcc.path.display());
             match gpus.map_or(Ok(()), |(driver, _)| driver.serves(nvcc.release)) {
                 Ok(()) => table.good(NVCC, found),
-                Err(error) => table.missing(NVCC, found, error.to_string()),
+                Err(error) => table.missing(NVCC, found, AppError::from(error).to_string()),
             }
             check_host_compiler(table, std::env::var_os("NVCC_CCBIN"));
         }
         Err(error) => table.note(
             NVCC,
             "nvcc was not found: only models whose kernels are in the cache run on a GPU",
-            error.to_string(),
+            AppError::from(error).to_string(),
         ),
     }
 }
@@ -264,7 +260,7 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
         Err(error) => table.note(
             NVSHMEM_DEVICE,
             "not found: only needed for several ranks on GPUs that do not reach each other's memory, or with --transport nvshmem, where their kernels are not in the cache",
-            error.to_string(),
+            AppError::from(error).to_string(),
         ),
     }
     match nvshmem_sys::Library::load() {
@@ -361,11 +357,11 @@ fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
     let fix = "set MPK_CACHE_DIR to a folder that you may write";
     let cache = match cache {
         Ok(cache) => cache,
-        Err(error) => return table.missing(CACHE, error.to_string(), fix),
+        Err(error) => return table.error(CACHE, error),
     };
     let folder = cache.folder();
     if let Err(error) = cache.check() {
-        return table.error(CACHE, &error);
+        return table.error(CACHE, error);
     }
     // What exists of its path decides whether it can be made.
     let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));

@@ -37,11 +37,14 @@ fn the_last_line_agrees_with_the_exit_status() {
 }
 
 #[test]
-fn error_texts_are_split_at_their_fix() {
+fn an_errors_help_is_the_fix_whatever_its_text_holds() {
     let mut table = Table::default();
-    table.error("x", &"no memory; use less");
-    assert_eq!(table.checks[0].found, "no memory");
-    assert_eq!(table.checks[0].fix.as_deref(), Some("use less"));
+    table.error("x", distributed::Error::Driver { reason: "no memory; really".into() });
+    let check = &table.checks[0];
+    assert!(check.found.ends_with("no memory; really"), "{}", check.found);
+    assert!(check.fix.as_deref().is_some_and(|fix| fix.contains("nvidia-smi")), "{:?}", check.fix);
+    table.error("y", AppError::input("nothing to be done; really"));
+    assert_eq!(table.checks[1].fix, None);
 }
 
 #[test]

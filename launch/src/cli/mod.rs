@@ -18,6 +18,5 @@ pub mod runtime_args;
 pub mod sampling_args;
 pub mod serve;
 pub mod serve_args;
-pub mod signals;
 pub mod simulate;
 pub mod typed;

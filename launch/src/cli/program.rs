@@ -1,6 +1,6 @@
 //! What the programs that run a model do around the engine.
 
-use crate::cli::console::{keep_stdout_for_results, tell};
+use crate::cli::console::{keep_stdout_for_results, print, tell};
 use crate::cli::logging::is_first_rank;
 use crate::cli::process_limits;
 use crate::cli::runtime_args::RuntimeArgs;
@@ -49,6 +49,28 @@ fn progress() -> Progress {
     }))
 }
 
+/// Before anything else: what signals do in this program.
+pub fn handle_signals() {
+    if let Err(error) = kernels_cu::signals::install() {
+        tell(format_args!("{}: Ctrl-C ends this program without an orderly end: {error}", name()));
+    }
+}
+
+/// Prints what reading the command line gave: help or the version, to standard output, or what is wrong. Gives the exit status.
+pub fn tell_usage(error: &clap::Error) -> i32 {
+    // Every rank sees the same command line: one tells.
+    if !is_first_rank() {
+        return error.exit_code();
+    }
+    if error.use_stderr() {
+        let _ = error.print();
+        return error.exit_code();
+    }
+    let text = error.render();
+    let text = if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+    print(&text).map_or_else(|error| tell_once(&error), |_| error.exit_code())
+}
+
 /// The program's name, as it was called.
 fn name() -> String {
     let called = std::env::args_os().next();
@@ -89,10 +111,7 @@ impl From<Error> for Failure {
     /// What the engine refuses has not been told; what ends it has.
     fn from(error: Error) -> Failure {
         let told = error.kind() == ErrorKind::Failed;
-        Failure {
-            error: AppError { status: error.exit_status(), message: error.to_string(), help: None },
-            told,
-        }
+        Failure { error: error.into(), told }
     }
 }
 

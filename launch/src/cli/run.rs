@@ -6,18 +6,18 @@ use crate::cli::conversation::{Conversation, Interrupts};
 use crate::cli::logging::is_first_rank;
 use crate::cli::output::{self, json_object, print_outputs};
 use crate::cli::program::{Failure, prepare, tell_once, with_console};
-use crate::cli::signals::Signals;
 use crate::engine::{Engine, Opened, Request, SamplingParams};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::model_json::ModelJson;
 use crate::model::prompts::{self, PromptSource, parse_tokens, resolve};
 use crate::model::sampling::describe;
+use kernels_cu::signals::Watched;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Runs or builds what `args` ask for; gives the exit status. `signals` are those of a conversation, on rank 0.
-pub fn run(args: &Args, signals: Option<Signals>) -> i32 {
+pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
     if let Some(contradiction) = args.contradiction() {
         return tell_once(&AppError::input(contradiction));
     }

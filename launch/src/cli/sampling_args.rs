@@ -13,29 +13,29 @@ pub struct SamplingArgs {
     /// Take the most likely token, whatever model.json and generation_config.json say.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"], help_heading = SAMPLING)]
     greedy: bool,
-    /// Divide the logits by T and draw; 0 takes the most likely token.
+    /// Divide the logits by T and sample; 0 takes the most likely token.
     #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = SAMPLING)]
     temperature: Option<f64>,
-    /// Draw from the K most likely tokens; 0: from all. At most 1024 together with --top-p.
+    /// Sample from the K most likely tokens; 0 means all. At most 1024 together with --top-p.
     #[arg(long, value_name = "K", allow_negative_numbers = true, help_heading = SAMPLING)]
     top_k: Option<u32>,
-    /// Draw from the most likely tokens whose probabilities add up to P.
+    /// Sample from the most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     top_p: Option<f64>,
-    /// Draw only tokens with at least this share of the highest probability.
+    /// Sample only tokens that have at least this share of the highest probability.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     min_p: Option<f64>,
-    /// For tokens of the prompt and of the answer so far: divide a positive logit by R, multiply a negative one.
+    /// For each token of the prompt and of the answer so far, divide a positive logit by R, or multiply a negative one by R.
     #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = SAMPLING)]
     repetition_penalty: Option<f64>,
-    /// Subtract A from the logit of every token that the answer already has.
+    /// Subtract A from the logit of every token that is already in the answer.
     #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
     presence_penalty: Option<f64>,
-    /// Subtract A from a token's logit for each time that the answer already has it.
+    /// Subtract A from a token's logit for each time that it is already in the answer.
     #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
     frequency_penalty: Option<f64>,
-    /// Seed of the random numbers. The same seed gives the same tokens on any number of ranks. Without one, each run draws
-    /// its own.
+    /// Seed of the random numbers. The same seed gives the same tokens on any number of ranks. Without it, each run
+    /// uses a different one.
     #[arg(long, value_name = "SEED", allow_negative_numbers = true, help_heading = SAMPLING)]
     seed: Option<u64>,
 }

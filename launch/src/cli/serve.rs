@@ -4,7 +4,6 @@ use crate::cli::console::tell;
 use crate::cli::logging::is_first_rank;
 use crate::cli::program::prepare;
 use crate::cli::serve_args::ServeArgs;
-use crate::cli::signals::Signals;
 use crate::engine::{Engine, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::ChatTemplate;
@@ -12,6 +11,7 @@ use crate::model::model_json::ModelJson;
 use crate::serve::auth::ApiKey;
 use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
+use kernels_cu::signals::Watched;
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ const END_OF_ENGINE: Duration = Duration::from_secs(5);
 static APP: OnceLock<App> = OnceLock::new();
 
 /// Serves until a signal; gives the exit status.
-pub fn run(args: &ServeArgs, signals: Signals) -> i32 {
+pub fn run(args: &ServeArgs, signals: Watched) -> i32 {
     match args.contradiction() {
         Some(problem) => failed(&AppError::input(problem)),
         None => prepare(&args.runtime)
@@ -37,7 +37,7 @@ pub fn run(args: &ServeArgs, signals: Signals) -> i32 {
 }
 
 /// Loads the model on every rank, and serves it on rank 0.
-fn load(args: &ServeArgs, signals: Signals) -> i32 {
+fn load(args: &ServeArgs, signals: Watched) -> i32 {
     let server = match is_first_rank().then(|| listen(args)).transpose() {
         Ok(server) => server,
         Err(error) => return failed(&error),
@@ -88,14 +88,13 @@ fn listen(args: &ServeArgs) -> Result<Server, AppError> {
     let place = format!("{}:{}", args.host, args.port);
     Server::start(&args.host, args.port, key, args.limits()).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => {
-            AppError::environment(format!("{place} is taken; choose another --port, or 0 for a free one"))
+            AppError::environment(format!("{place} is taken")).with_help("choose another --port, or 0 for a free one")
         }
         ErrorKind::PermissionDenied => {
-            AppError::environment(format!("{place}: {error}; choose a --port from 1024 on"))
+            AppError::environment(format!("{place}: {error}")).with_help("choose a --port from 1024 on")
         }
-        ErrorKind::AddrNotAvailable => AppError::environment(format!(
-            "{place}: {error}; choose a --host of this machine, such as 127.0.0.1"
-        )),
+        ErrorKind::AddrNotAvailable => AppError::environment(format!("{place}: {error}"))
+            .with_help("choose a --host of this machine, such as 127.0.0.1"),
         _ => AppError::input(format!("cannot listen at {place}: {error}")),
     })
 }
@@ -158,7 +157,7 @@ fn end(outcome: Outcome, engine: &Engine) -> i32 {
                 tracing::warn!("{count} answers were cut off: their time was over (--shutdown-timeout)");
             }
             if let Err(error) = engine.shutdown(END_OF_ENGINE) {
-                tracing::warn!("the engine's end: {error}");
+                tracing::warn!("the engine ended with an error: {error}");
             }
             0
         }

@@ -29,39 +29,38 @@ pub struct ServeArgs {
     /// A model.json (schema mpk-model/1), a Hugging Face folder, or a hub name such as Qwen/Qwen3-8B that is in the
     /// Hugging Face cache.
     pub model: PathBuf,
-    /// Address to listen at. 0.0.0.0 takes requests from everywhere: then set a key.
+    /// Address to listen on. 0.0.0.0 accepts requests from any machine; set an API key then.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1", help_heading = HTTP)]
     pub host: String,
-    /// Port to listen at; 0 takes a free one.
+    /// Port to listen on; 0 picks a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = HTTP)]
     pub port: u16,
-    /// Key that requests must carry (Authorization: Bearer KEY). Other users see the command line: the variable
-    /// MPK_API_KEY takes it too.
+    /// API key that requests must carry (Authorization: Bearer KEY). Other users of this machine can see the command line, so prefer
+    /// the environment variable MPK_API_KEY.
     #[arg(long, value_name = "KEY", help_heading = HTTP)]
     pub api_key: Option<String>,
-    /// Name of the model in requests and answers; by default that of model.json, else of its folder.
+    /// Name of the model in requests and answers; by default the name in model.json, or else the name of the folder.
     #[arg(long, value_name = "NAME", help_heading = HTTP)]
     pub served_model_name: Option<String>,
-    /// Requests that may wait for a slot; one more gets 429.
+    /// Maximum number of requests that wait for a slot; further ones get status 429.
     #[arg(long, value_name = "Q", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000), help_heading = HTTP)]
     pub max_queued_requests: u32,
-    /// Connections at a time; one more gets 503.
+    /// Maximum number of open connections; further ones get status 503.
     #[arg(long, value_name = "C", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = HTTP)]
     pub max_connections: u32,
-    /// Bytes of a request's body; a longer one gets 413.
+    /// Maximum size of a request's body in bytes; a larger one gets status 413.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 30), help_heading = HTTP)]
     pub max_body_bytes: u32,
-    /// After SIGTERM or SIGINT, running requests have this long to finish.
+    /// How long running requests may take to finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = HTTP)]
     pub shutdown_timeout: f64,
-    /// The kernel ends after this long without requests; the next request starts it again. 0: it never ends.
+    /// How long the kernel stays up without requests; the next request starts it again. 0: it never ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, help_heading = HTTP)]
     pub idle_exit: f64,
-    /// Log-probabilities of each token that a request may ask for (at most 128).
+    /// Maximum number of log-probabilities per token that a request may ask for (at most 128).
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = HTTP)]
     pub logprobs: u32,
-    /// When the server ends, write a timeline of all ranks (Chrome trace format) to FILE: the last iterations, as many as make a file of
-    /// 20 MB.
+    /// When the server ends, write a timeline of all ranks (Chrome trace format) to FILE. It covers the last iterations, up to 20 MB.
     #[arg(long, value_name = "FILE", help_heading = HTTP)]
     pub trace: Option<PathBuf>,
     #[command(flatten)]

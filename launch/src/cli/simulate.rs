@@ -22,7 +22,7 @@ use taskgraph::{OpGraph, Target, TaskGraph, target};
 /// What to simulate.
 #[derive(Args, Clone, Debug)]
 pub struct SimulateArgs {
-    /// model.json.
+    /// A model.json.
     model: PathBuf,
     /// Description of the cluster (`mpk-graph schema cluster`).
     #[arg(long, value_name = "FILE")]
@@ -33,22 +33,22 @@ pub struct SimulateArgs {
     /// Graph class, such as decode-1; by default the decode graph of max_batch.
     #[arg(long)]
     graph: Option<String>,
-    /// Requests that take part; by default as many as the graph has room for.
+    /// Number of active requests; by default as many as the graph has room for.
     #[arg(long)]
     batch: Option<u32>,
-    /// Tokens that each request has in the cache.
+    /// Number of tokens in each request's KV cache.
     #[arg(long, default_value_t = 512)]
     context: u32,
-    /// Who places tasks; by default as model.json says.
+    /// How tasks are assigned to workers; by default as model.json says.
     #[arg(long, value_enum)]
     placement: Option<choices::Placement>,
     /// How allreduces are carried out; by default as model.json says.
     #[arg(long, value_enum)]
     allreduce: Option<choices::Allreduce>,
-    /// Writes the timeline of all ranks, as mpk-run --trace does.
+    /// Write the timeline of all ranks, as mpk-run --trace does.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Prints one JSON object instead of a table.
+    /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
 }

@@ -146,7 +146,7 @@ fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
     let workers = model.runtime.workers.unwrap_or(share).max(1);
     if workers > share.max(1) {
         tracing::warn!(
-            "{workers} workers of each rank share {share} of the node's cores: they take turns, which is slow; leave out --workers (runtime.workers) to have one for each core"
+            "{workers} workers of each rank share {share} of the node's cores and take turns, which is slow; leave out --workers (runtime.workers) to get one worker per core"
         );
     }
     workers
@@ -350,7 +350,7 @@ fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<Coll
     let build = || match collective_shim(architecture, cache) {
         Ok(shim) => Some(shim),
         Err(error) => {
-            tracing::info!("no shim of NVSHMEM's collective launch: {error}");
+            tracing::info!("NVSHMEM's collective launch is not used, its shim could not be made: {error}");
             None
         }
     };
@@ -400,7 +400,7 @@ pub fn compile_all(
     if ranks > 1
         && let Err(problem) = collective_shim(options.architecture, &cache)
     {
-        tracing::info!("no shim of NVSHMEM's collective launch: {problem}");
+        tracing::info!("NVSHMEM's collective launch is not used: {problem}");
     }
     log_cubin(&cubin, expressions.len(), 0.0);
     Ok(Compiled { cubin, variants: expressions.len() })

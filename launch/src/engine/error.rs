@@ -98,6 +98,14 @@ impl Display for Error {
 
 impl std::error::Error for Error {}
 
+impl From<Error> for AppError {
+    fn from(error: Error) -> AppError {
+        let status = error.exit_status();
+        let place = error.rank.map(|rank| format!("rank {rank}: ")).unwrap_or_default();
+        AppError { status, message: format!("{place}{}", error.message), help: error.help }
+    }
+}
+
 impl From<AppError> for Error {
     fn from(error: AppError) -> Error {
         Error { kind: kind_of(error.status), message: error.message, help: error.help, rank: None }

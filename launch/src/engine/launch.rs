@@ -58,7 +58,7 @@ pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), 
     world.phase("the run");
     let result = rank.run(world);
     if let Err(error) = &result {
-        world.tell(&error.to_string());
+        world.tell(&error.whole());
     }
     ended(world, deadline, result)
 }
@@ -68,7 +68,7 @@ pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), 
 pub fn ended(world: &World, deadline: Duration, result: distributed::Result<()>) -> Result<(), Error> {
     if result.is_err() {
         // It has been told why.
-        distributed::end_on_signal();
+        kernels_cu::signals::end_on_signal();
     }
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };
     world.phase("the end of the run");

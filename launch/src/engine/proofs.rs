@@ -31,7 +31,7 @@ impl Proofs {
             Ok(()) => Some(Proofs { folder }),
             Err(problem) => {
                 tracing::warn!(
-                    "the proofs in {} are not used: it {problem}; MPK_CACHE_DIR names another place",
+                    "the folder of proofs, {}, is not used: it {problem}; set MPK_CACHE_DIR to a folder of your own",
                     folder.path().display()
                 );
                 None

@@ -271,7 +271,7 @@ impl Engine {
                 result
             }
             _ => {
-                distributed::stop_kernel();
+                kernels_cu::signals::stop_kernel();
                 self.wait_ended(Some(grace))
             }
         };

@@ -83,7 +83,9 @@ fn compare(world: &World, what: &str, fix: &str, values: &[Value]) -> Result<(),
     let difference = (1..all.len()).find_map(|rank| Some((rank, difference(&all[0], &all[rank])?)));
     let result = match difference {
         None => Ok(()),
-        Some((rank, text)) => Err(AppError::input(format!("rank {rank} {what} than rank 0: {text}; {fix}"))),
+        Some((rank, text)) => {
+            Err(AppError::input(format!("rank {rank} {what} than rank 0: {text}")).with_help(fix))
+        }
     };
     together(world, result)
 }

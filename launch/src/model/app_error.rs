@@ -1,6 +1,7 @@
 //! Errors with their exit status.
 
 use crate::model::error::InputError;
+use kernels_cu::gpu::GpuError;
 use std::fmt::{self, Display};
 
 /// What ends the program.
@@ -27,6 +28,12 @@ impl AppError {
     pub fn failed(message: impl Into<String>) -> Self {
         AppError { status: 4, message: message.into(), help: None }
     }
+
+    /// The same with how to fix it.
+    #[must_use]
+    pub fn with_help(self, help: impl Into<String>) -> Self {
+        AppError { help: Some(help.into()), ..self }
+    }
 }
 
 impl Display for AppError {
@@ -43,19 +50,26 @@ impl std::error::Error for AppError {}
 
 impl From<InputError> for AppError {
     fn from(error: InputError) -> Self {
-        let (status, help) = (error.exit_status(), error.help());
-        let mut message = error.to_string();
-        if let Some(help) = &help {
-            let problem = message.strip_suffix(help.as_str()).and_then(|text| text.strip_suffix("; "));
-            message = problem.map_or(message.clone(), str::to_string);
-        }
-        AppError { status, message, help }
+        AppError { status: error.exit_status(), message: error.to_string(), help: error.help() }
     }
 }
 
 impl From<distributed::Error> for AppError {
     fn from(error: distributed::Error) -> Self {
-        AppError { status: error.exit_status(), message: error.to_string(), help: None }
+        AppError { status: error.exit_status(), message: error.to_string(), help: error.help() }
+    }
+}
+
+impl From<&GpuError> for AppError {
+    fn from(error: &GpuError) -> Self {
+        let status = error.exit_status().into();
+        AppError { status, message: error.to_string(), help: error.help() }
+    }
+}
+
+impl From<GpuError> for AppError {
+    fn from(error: GpuError) -> Self {
+        AppError::from(&error)
     }
 }
 

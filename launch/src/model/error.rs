@@ -7,11 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// A file or folder that is missing or can't be read.
-    #[error(
-        "cannot read {}: {source}{}",
-        path.display(),
-        fix(.source).map(|fix| format!("; {fix}")).unwrap_or_default()
-    )]
+    #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
@@ -49,7 +45,7 @@ pub enum InputError {
         problem: String,
     },
     /// Something that Hugging Face configurations may ask for and that is not implemented.
-    #[error("{file}: `{place}`: {what} is not supported; {fix}")]
+    #[error("{file}: `{place}`: {what} is not supported")]
     Unsupported {
         /// The file.
         file: String,
@@ -61,7 +57,7 @@ pub enum InputError {
         fix: String,
     },
     /// A checkpoint's file that is missing, truncated or inconsistent.
-    #[error("{}: {problem}; {fix}", path.display())]
+    #[error("{}: {problem}", path.display())]
     Checkpoint {
         /// The file or folder.
         path: PathBuf,
@@ -97,7 +93,7 @@ pub enum InputError {
         problem: String,
     },
     /// A prompt that can't be run.
-    #[error("{place}: {problem}; {fix}")]
+    #[error("{place}: {problem}")]
     Prompt {
         /// Where the prompt stands, such as `generate.prompts[2]` or `--prompt`.
         place: String,
@@ -107,7 +103,7 @@ pub enum InputError {
         fix: String,
     },
     /// Sizes whose product does not fit the integers that hold it.
-    #[error("{file}: {what} overflows: {computation}; make one of them smaller")]
+    #[error("{file}: {what} overflows: {computation}")]
     Overflow {
         /// The file that the sizes come from.
         file: String,
@@ -128,7 +124,7 @@ impl InputError {
         }
     }
 
-    /// How to fix it, if that is known: the end of the message.
+    /// How to fix it, if that is known; the message does not say it.
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Unreadable { source, .. } => fix(source).map(str::to_string),

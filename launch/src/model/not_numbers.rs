@@ -38,7 +38,7 @@ impl NotNumbers {
         let more = names.len() - named.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         tracing::warn!(
-            "weights that are not numbers (NaN or infinity), in {}{more}: tokens that depend on them mean nothing; download or convert the checkpoint again",
+            "weights that are not numbers (NaN or infinity), in {}{more}: tokens that depend on them are meaningless; download or convert the checkpoint again",
             named.join(", ")
         );
     }

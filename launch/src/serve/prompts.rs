@@ -133,7 +133,10 @@ pub fn plan(
 pub fn of_input(param: &str, error: &InputError) -> ApiError {
     let message = match error {
         InputError::Tokenizer { problem, .. } | InputError::ChatTemplate { problem, .. } => problem.clone(),
-        other => other.to_string(),
+        other => match other.help() {
+            Some(help) => format!("{other}; {help}"),
+            None => other.to_string(),
+        },
     };
     ApiError::field(param, message)
 }

@@ -36,7 +36,7 @@ pub struct Case {
     /// Bytes of the f32 sums: at most 8,192, or a multiple of that.
     #[arg(long, default_value_t = 8192)]
     pub bytes: usize,
-    /// Repetitions; median, least and most are reported.
+    /// Number of repetitions; the median, minimum and maximum are reported.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
     #[command(flatten)]

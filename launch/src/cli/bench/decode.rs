@@ -22,31 +22,31 @@ const BUDGET_ITERATIONS: u32 = 9;
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder, a hub name, or the name of a shape.
+    /// A model.json (`mpk-bench model` prints one), a Hugging Face folder, a hub name, or the name of a shape.
     #[arg(long)]
     pub model: PathBuf,
-    /// Tokens of each request before the first step that counts.
+    /// Number of tokens of each request before the first step that counts.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub context: u32,
-    /// Requests at a time.
+    /// Number of requests that run at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// Steps of each repetition.
+    /// Number of decode steps in each repetition.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub steps: u32,
-    /// Repetitions; median, least and most are reported.
+    /// Number of repetitions; the median, minimum and maximum are reported.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
-    /// Bytes a second that a rank can read, for the floor. On the CPU it is measured if it is not given.
+    /// Memory read rate of a rank in bytes per second, for the floor. On the CPU it is measured if it is not given.
     #[arg(long, value_name = "BYTES")]
     pub read_rate: Option<f64>,
-    /// Tokens that must come out: what `mpk-run --json` or this program (`--tokens`) has written for the same requests.
+    /// Expected tokens: the output of `mpk-run --json`, or of this program with `--tokens`, for the same requests.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
-    /// Write the tokens into the object.
+    /// Include the tokens in the JSON object.
     #[arg(long)]
     pub tokens: bool,
-    /// Keep a timeline of the last repetition's end, and sum up where its microseconds go: a table on standard error, and in the object.
+    /// Trace the end of the last repetition and report where its time goes: in a table on standard error and in the JSON object.
     #[arg(long)]
     pub budget: bool,
     #[command(flatten)]

@@ -17,25 +17,25 @@ use std::path::PathBuf;
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// A model.json, such as `mpk-bench model` prints, a Hugging Face folder, a hub name, or the name of a shape.
+    /// A model.json (`mpk-bench model` prints one), a Hugging Face folder, a hub name, or the name of a shape.
     #[arg(long)]
     pub model: PathBuf,
-    /// Tokens of each prompt.
+    /// Number of tokens in each prompt.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub prompt: u32,
-    /// Prompts at a time.
+    /// Number of prompts that are processed at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// Rows of a prefill iteration; by default what the model says.
+    /// Maximum number of prompt tokens in one prefill iteration; by default the model's prefill_chunk.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
     pub chunk: Option<u32>,
-    /// Repetitions; median, least and most are reported.
+    /// Number of repetitions; the median, minimum and maximum are reported.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
-    /// Tokens that must come out: what `mpk-run --json` or this program (`--tokens`) has written for the same requests.
+    /// Expected tokens: the output of `mpk-run --json`, or of this program with `--tokens`, for the same requests.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
-    /// Write the tokens into the object.
+    /// Include the tokens in the JSON object.
     #[arg(long)]
     pub tokens: bool,
     /// Keep a timeline of the last iteration, and sum up where its microseconds go: a table on standard error, and in the object.

@@ -108,7 +108,8 @@ impl Scratch {
     pub fn new() -> Result<Scratch, AppError> {
         let folder = std::env::temp_dir().join(format!("mpk-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(|error| {
-            AppError::environment(format!("{}: {error}; name another folder in TMPDIR", folder.display()))
+            AppError::environment(format!("{}: {error}", folder.display()))
+                .with_help("set TMPDIR to another folder")
         })?;
         Ok(Scratch(folder))
     }

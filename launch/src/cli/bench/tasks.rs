@@ -34,10 +34,10 @@ pub enum Shape {
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// How tasks depend on each other; both by default.
+    /// How the tasks depend on each other; by default both shapes are measured.
     #[arg(long, value_enum)]
     pub shape: Vec<Shape>,
-    /// Repetitions; median, least and most are reported.
+    /// Number of repetitions; the median, minimum and maximum are reported.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
     #[command(flatten)]

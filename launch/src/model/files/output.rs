@@ -67,7 +67,7 @@ pub fn check(path: &Path) -> io::Result<()> {
 pub fn failed(output: impl Display, error: &io::Error) -> AppError {
     let message = format!("cannot write to {output}: {error}");
     if let Some(fix) = fix(error) {
-        return AppError::environment(format!("{message}; {fix}"));
+        return AppError::environment(message).with_help(fix);
     }
     match error.kind() {
         ErrorKind::NotFound

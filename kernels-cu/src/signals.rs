@@ -1,0 +1,207 @@
+//! Ctrl-C and the other signals that end a program: what they do while it compiles, runs its kernel, or serves.
+//!
+//! The programs call [`install`]. Who uses the library in a program of their own keeps their own handlers: without
+//! [`install`] nothing here touches a signal, and everything else here does nothing.
+//!
+//! In the order in which it is tested, a signal
+//! - goes to the thread of [`Watched`], in a program that serves;
+//! - ends the process with status 4 after [`end_on_signal`];
+//! - is kept until [`Held`] goes, while nvcc runs;
+//! - is noted while the kernel runs ([`Running`]), and the second one ends the process with status 4;
+//! - else does what it does by default: it ends the process.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::{emulate_default_handler, exit, register};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+
+/// The run failed.
+const STATUS: i32 = 4;
+/// They ask a program to end.
+const ASKING: [i32; 2] = [SIGINT, SIGTERM];
+/// These end it too, where nobody has them ignored, as `nohup` does.
+const OTHERS: [i32; 2] = [SIGHUP, SIGQUIT];
+
+// Sequentially consistent throughout: `Held` and `hold_or_end` each store one of them and then read another one.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+static WATCHED: AtomicBool = AtomicBool::new(false);
+static FAILED: AtomicBool = AtomicBool::new(false);
+/// How many hold the signals, and the signal that has come meanwhile; 0: none.
+static HOLDERS: AtomicUsize = AtomicUsize::new(0);
+static KEPT: AtomicI32 = AtomicI32::new(0);
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// From now on the signals do in this process what this module says.
+///
+/// # Errors
+/// The system does not take a handler.
+pub fn install() -> io::Result<()> {
+    if INSTALLED.swap(true, Ordering::SeqCst) {
+        return Ok(());
+    }
+    for signal in ASKING.into_iter().chain(OTHERS) {
+        let ends = ends_by_default(signal);
+        if ends || ASKING.contains(&signal) {
+            // SAFETY: `on_signal` only uses atomics and functions that may be called in a signal handler.
+            unsafe { register(signal, move || on_signal(signal, ends)) }?;
+        }
+    }
+    Ok(())
+}
+
+/// Nobody has the signal ignored, or handled in another way.
+fn ends_by_default(signal: i32) -> bool {
+    // SAFETY: an all-zero sigaction is valid, and a call without a new action only fills it in.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut before) == 0
+            && before.sa_sigaction == libc::SIG_DFL
+    }
+}
+
+/// In the signal handler.
+fn on_signal(signal: i32, ends: bool) {
+    let asks = ASKING.contains(&signal);
+    let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+    if asks && is(&WATCHED) {
+        // The thread gets it.
+    } else if asks && is(&FAILED) {
+        exit(STATUS);
+    } else if asks && RUNNING.load(Ordering::SeqCst) > 0 {
+        if STOP.swap(true, Ordering::SeqCst) {
+            exit(STATUS);
+        }
+    } else if ends {
+        hold_or_end(signal);
+    }
+}
+
+/// Does what a signal does by default, or has the last [`Held`] do it.
+fn hold_or_end(signal: i32) {
+    if HOLDERS.load(Ordering::SeqCst) > 0 {
+        KEPT.store(signal, Ordering::SeqCst);
+        // The last one may have gone before it could see this.
+        if HOLDERS.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+    }
+    // It fails for signals that do not end a process by default, and these do.
+    let _ = emulate_default_handler(signal);
+}
+
+/// As long as it lives, a signal does not end the process; then one that has come does.
+#[derive(Debug)]
+pub(crate) struct Held(());
+
+impl Held {
+    pub(crate) fn new() -> Self {
+        HOLDERS.fetch_add(1, Ordering::SeqCst);
+        Held(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if HOLDERS.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let signal = KEPT.swap(0, Ordering::SeqCst);
+            if signal != 0 {
+                let _ = emulate_default_handler(signal);
+            }
+        }
+    }
+}
+
+/// A signal has come that [`Held`] keeps.
+pub(crate) fn is_kept() -> bool {
+    KEPT.load(Ordering::SeqCst) != 0
+}
+
+/// As long as it lives, the first signal is noted ([`is_stopping`]) and the second one ends the process.
+#[derive(Debug)]
+pub struct Running(());
+
+/// The kernel runs from now on.
+pub fn note() -> Running {
+    RUNNING.fetch_add(1, Ordering::SeqCst);
+    Running(())
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A kernel that runs is told to end, as by Ctrl-C, and so is any later one.
+pub fn stop_kernel() {
+    STOP.store(true, Ordering::SeqCst);
+}
+
+/// A signal, or [`stop_kernel`], has told the kernel to end.
+pub fn is_stopping() -> bool {
+    STOP.load(Ordering::SeqCst)
+}
+
+/// The run has failed, and why has been told: from now on a signal, such as that of a launcher which ends the job, ends this process
+/// with the status of that.
+pub fn end_on_signal() {
+    FAILED.store(true, Ordering::SeqCst);
+}
+
+/// What follows from a signal that a program watches for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing more.
+    Handled,
+    /// What it does by default: it ends the process.
+    ByDefault,
+    /// The process ends with status 4.
+    Exit,
+}
+
+/// SIGINT and SIGTERM of a program that serves: they go to a thread, and do nothing else.
+#[derive(Debug)]
+pub struct Watched(Signals);
+
+impl Watched {
+    /// From now on the signals wait for the thread.
+    ///
+    /// # Errors
+    /// The system does not take a handler.
+    pub fn begin() -> io::Result<Watched> {
+        let signals = Signals::new(ASKING)?;
+        WATCHED.store(true, Ordering::SeqCst);
+        Ok(Watched(signals))
+    }
+
+    /// Waits for signals on a thread of its own, and does what `each` says.
+    pub fn watch_each(self, mut each: impl FnMut() -> Next + Send + 'static) {
+        let Watched(mut signals) = self;
+        let body = move || {
+            for signal in signals.forever() {
+                match each() {
+                    Next::Handled => {}
+                    Next::ByDefault => hold_or_end(signal),
+                    Next::Exit => exit(STATUS),
+                }
+            }
+        };
+        // Without the thread the signals would be lost: then they do what they do by default.
+        if std::thread::Builder::new().name("signals".into()).spawn(body).is_err() {
+            WATCHED.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Waits for signals on a thread of its own. `first` hears of the first one and says whether the program now ends by itself. If it
+    /// does not, and at the second signal, the process ends at once.
+    pub fn watch(self, first: impl FnOnce() -> bool + Send + 'static) {
+        let mut first = Some(first);
+        self.watch_each(move || match first.take().map(|first| first()) {
+            Some(true) => Next::Handled,
+            Some(false) => Next::ByDefault,
+            None => Next::Exit,
+        });
+    }
+}
