@@ -154,8 +154,13 @@ pub enum Error {
         reason: String,
     },
     /// NVSHMEM does not come up.
-    #[error("NVSHMEM: {0}")]
-    Nvshmem(String),
+    #[error("NVSHMEM: {problem}")]
+    Nvshmem {
+        /// What is wrong.
+        problem: String,
+        /// How to fix it, where that is known.
+        help: Option<String>,
+    },
     /// The host library and the device library are of different versions.
     #[error("NVSHMEM's host library is {host} ({path}), but headers and device library are {device}")]
     NvshmemVersions {
@@ -262,7 +267,7 @@ impl Error {
             | Error::Residency { .. }
             | Error::DeviceMemory { .. }
             | Error::PinnedMemory { .. }
-            | Error::Nvshmem(_)
+            | Error::Nvshmem { .. }
             | Error::NvshmemVersions { .. }
             | Error::SymmetricSize { .. }
             | Error::UnevenGpus { .. }
@@ -281,6 +286,7 @@ impl Error {
         let help = match self {
             Error::Sanitizer(error) => return Some(error.help().into()),
             Error::Code(error) => return error.help(),
+            Error::Nvshmem { help, .. } => return help.clone(),
             Error::MpiInit(_) => "check that mpirun and libmpi are of one installation (`mpirun --version`)",
             Error::ThreadLevel { .. } => {
                 "use an MPI library that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"
@@ -361,7 +367,7 @@ fn even_ranks(gpus: u32) -> String {
 
 impl From<nvshmem_sys::Error> for Error {
     fn from(error: nvshmem_sys::Error) -> Self {
-        Error::Nvshmem(error.to_string())
+        Error::Nvshmem { problem: error.to_string(), help: error.help() }
     }
 }
 

@@ -4,33 +4,19 @@ use crate::locate::Probe;
 use crate::types::InitStatus;
 use crate::version::Version;
 
-/// What went wrong, where, and how to fix it.
+/// What went wrong, and where. [`Error::help`] says how to fix it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The host library is at none of the places where it was looked for.
-    #[error(
-        "NVSHMEM's host library was not found. Looked at:\n{}\n\
-         {} the folder that holds lib/{}, or run scripts/setup.sh --nvshmem",
-        Probe::list(.probes),
-        if Probe::of_variable(.probes) {
-            "Unset NVSHMEM_HOME, which excludes all other places, or set it to"
-        } else {
-            "Set NVSHMEM_HOME to"
-        },
-        crate::locate::FILE_NAME
-    )]
+    #[error("NVSHMEM's host library was not found: {}", Probe::list(.probes))]
     NotFound {
         /// Every place tried, with what was wrong there.
         probes: Vec<Probe>,
     },
 
     /// The library was opened but lacks a function that this crate binds.
-    #[error(
-        "{} lacks a function that is needed: {source}. \
-         Set NVSHMEM_HOME to an installation of NVSHMEM {} or later, or run scripts/setup.sh --nvshmem",
-        .path.display(), Version::OLDEST
-    )]
+    #[error("{} lacks a function that is needed: {source}", .path.display())]
     Symbol {
         /// The library's path.
         path: PathBuf,
@@ -40,8 +26,7 @@ pub enum Error {
 
     /// The library is of a version that this crate does not work with.
     #[error(
-        "{} is NVSHMEM {found}; version {} or a later {}.x is needed. \
-         Set NVSHMEM_HOME to such an installation, or run scripts/setup.sh --nvshmem",
+        "{} is NVSHMEM {found}, but version {} or a later {}.x is needed",
         .path.display(), Version::OLDEST, Version::OLDEST.major
     )]
     Version {
@@ -52,7 +37,7 @@ pub enum Error {
     },
 
     /// A call that needs an initialised library came before initialisation or after finalisation.
-    #[error("{function} needs an initialised NVSHMEM; it is {status}")]
+    #[error("{function} needs an initialised NVSHMEM, but it is {status}")]
     NotInitialized {
         /// The C function.
         function: &'static str,
@@ -61,7 +46,7 @@ pub enum Error {
     },
 
     /// Initialisation was asked for twice.
-    #[error("NVSHMEM is already {status} in this process; it can be initialised once")]
+    #[error("NVSHMEM is already {status} in this process, and it can be initialised only once")]
     AlreadyInitialized {
         /// The library's state.
         status: InitStatus,
@@ -69,11 +54,7 @@ pub enum Error {
 
     /// Initialisation returned success, but NVSHMEM is not ready: the ranks found each other, and the GPU or
     /// the transports did not come up.
-    #[error(
-        "NVSHMEM is {status} after its initialisation: is a CUDA context current, and does each PE reach \
-         its peers? NVSHMEM_DEBUG=INFO makes NVSHMEM say more; NVSHMEM_REMOTE_TRANSPORT=none leaves out \
-         the network between nodes"
-    )]
+    #[error("NVSHMEM is {status} after its initialisation")]
     Incomplete {
         /// The library's state.
         status: InitStatus,
@@ -91,10 +72,7 @@ pub enum Error {
     },
 
     /// The call returned an error status.
-    #[error(
-        "{function} failed with status {status} ({}); NVSHMEM_DEBUG=WARN makes NVSHMEM say more",
-        status_name(*.status)
-    )]
+    #[error("{function} failed with status {status} ({})", status_name(*.status))]
     Call {
         /// The C function.
         function: &'static str,
@@ -103,10 +81,7 @@ pub enum Error {
     },
 
     /// The symmetric heap cannot give the memory.
-    #[error(
-        "{function} cannot give {bytes} bytes of symmetric memory; \
-         set NVSHMEM_SYMMETRIC_SIZE to a larger heap on every rank"
-    )]
+    #[error("{function} cannot give {bytes} bytes of symmetric memory")]
     OutOfSymmetricMemory {
         /// The C function.
         function: &'static str,
@@ -116,8 +91,7 @@ pub enum Error {
 
     /// The host library does not export the collective launch (it does from NVSHMEM 3.8 on).
     #[error(
-        "NVSHMEM {version} does not export {function} from its host library (3.8 is the first that does); \
-         launch through a shim that is linked with libnvshmem_device.a, or use cuLaunchCooperativeKernel"
+        "NVSHMEM {version} does not export {function} from its host library (3.8 is the first that does)"
     )]
     NoCollectiveLaunch {
         /// The C function.
@@ -125,6 +99,48 @@ pub enum Error {
         /// The library's version.
         version: Version,
     },
+}
+
+impl Error {
+    /// How to fix it, where that is known.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        let text = match self {
+            Error::NotFound { probes } => {
+                let set = if Probe::of_variable(probes) {
+                    "unset NVSHMEM_HOME, which excludes all other places, or set it to"
+                } else {
+                    "set NVSHMEM_HOME to"
+                };
+                let file = crate::locate::FILE_NAME;
+                return Some(format!(
+                    "{set} the folder that holds lib/{file}, or run scripts/setup.sh --nvshmem"
+                ));
+            }
+            Error::Symbol { .. } => {
+                return Some(format!(
+                    "set NVSHMEM_HOME to an installation of NVSHMEM {} or later, or run scripts/setup.sh --nvshmem",
+                    Version::OLDEST
+                ));
+            }
+            Error::Version { .. } => {
+                "set NVSHMEM_HOME to such an installation, or run scripts/setup.sh --nvshmem"
+            }
+            Error::Incomplete { .. } => {
+                "check that a CUDA context is current and that each PE reaches its peers; NVSHMEM_DEBUG=INFO makes \
+                 NVSHMEM say more, and NVSHMEM_REMOTE_TRANSPORT=none leaves out the network between nodes"
+            }
+            Error::Call { .. } => "NVSHMEM_DEBUG=WARN makes NVSHMEM say more",
+            Error::OutOfSymmetricMemory { .. } => "set NVSHMEM_SYMMETRIC_SIZE to a larger heap on every rank",
+            Error::NoCollectiveLaunch { .. } => {
+                "launch through a shim that is linked with libnvshmem_device.a, or use cuLaunchCooperativeKernel"
+            }
+            Error::NotInitialized { .. } | Error::AlreadyInitialized { .. } | Error::Argument { .. } => {
+                return None;
+            }
+        };
+        Some(text.into())
+    }
 }
 
 /// The name that the headers give a status.
@@ -139,5 +155,30 @@ fn status_name(status: i32) -> &'static str {
         Ok(sys::NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED) => "collective launch failed",
         Ok(sys::NVSHMEMX_ERROR_INTERNAL) => "internal error",
         _ => "no name for it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program shows them on lines of their own: the message must not give the help too.
+    #[test]
+    fn message_and_help_are_apart() {
+        let version = Version::OLDEST;
+        let path = PathBuf::from("libnvshmem_host.so.3");
+        let errors = [
+            Error::NotFound { probes: Vec::new() },
+            Error::Version { path, found: version },
+            Error::Incomplete { status: InitStatus::NotInitialized },
+            Error::Call { function: "nvshmem_init", status: 7 },
+            Error::OutOfSymmetricMemory { function: "nvshmem_align", bytes: 64 },
+            Error::NoCollectiveLaunch { function: "nvshmemx_collective_launch", version },
+        ];
+        for error in errors {
+            let help = error.help().unwrap_or_else(|| panic!("no help: {error}"));
+            assert!(!error.to_string().contains(&help) && !error.to_string().contains("; "), "{error}");
+        }
+        assert_eq!(Error::Argument { function: "f", argument: "pe", problem: "is -1".into() }.help(), None);
     }
 }

@@ -57,9 +57,9 @@ impl Probe {
         probes.iter().any(|probe| probe.candidate.origin == VARIABLE)
     }
 
-    /// One indented line for each probe.
+    /// All probes, one after the other.
     pub(crate) fn list(probes: &[Self]) -> String {
-        probes.iter().map(|probe| format!("  {probe}")).collect::<Vec<_>>().join("\n")
+        probes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a kernel that puts by its host needs (`Transport::Host`): a way to the rings of the rank's proxy, and their description in the
-//! GPU's memory.
+//! What a kernel whose puts go through its host needs (`Transport::Host`): access to the rings of the rank's proxy, and their
+//! description in the GPU's memory.
 
 use super::device::{Context, is_stuck};
 use super::driver::{check, describe};
@@ -26,15 +26,14 @@ impl Shared {
             |reason| Error::PinnedMemory { what: "the proxy's ring".into(), bytes: bytes as u64, reason };
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: a context is current, and the bytes are live (the caller's promise).
-        let result = unsafe { sys::cuMemHostRegister_v2(start.cast::<c_void>(), bytes, flags) };
-        if result != sys::CUresult::CUDA_SUCCESS {
-            return Err(refused(describe(result)));
-        }
+        unsafe { sys::cuMemHostRegister_v2(start.cast::<c_void>(), bytes, flags) }
+            .result()
+            .map_err(|error| refused(describe(error)))?;
         let shared = Shared { context: context.clone(), start };
         let mut device = 0;
         // SAFETY: registered just now; the out-pointer is valid.
         check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut device, start.cast(), 0)
+            sys::cuMemHostGetDevicePointer_v2(&mut device, start.cast(), 0).result()
         })?;
         if device == start as u64 {
             Ok(shared)

@@ -141,7 +141,7 @@ impl SymmetricHeap {
                 let bytes = world.broadcast(0, bytes);
                 let id: Result<[u8; UniqueId::BYTES]> = bytes
                     .try_into()
-                    .map_err(|_| Error::Nvshmem("rank 0 sent a unique id of another length".into()));
+                    .map_err(|_| nvshmem_error("rank 0 sent a unique id of another length".into()));
                 let id = UniqueId::from_bytes(agreed(world, id)?);
                 world.phase("NVSHMEM's start");
                 let init = || library.init_with_unique_id(world.rank(), world.size(), &id);
@@ -299,9 +299,14 @@ fn parse_size(text: &str) -> Option<u64> {
 fn check_ranks(library: &Nvshmem, world: &World) -> Result<()> {
     let (pe, pes) = (library.my_pe()?, library.n_pes()?);
     if (pe, pes) != (world.rank() as i32, world.size() as i32) {
-        return Err(Error::Nvshmem(format!("rank {} of {} is PE {pe} of {pes}", world.rank(), world.size())));
+        let problem = format!("rank {} of {} is PE {pe} of {pes}", world.rank(), world.size());
+        return Err(nvshmem_error(problem));
     }
     Ok(())
+}
+
+fn nvshmem_error(problem: String) -> Error {
+    Error::Nvshmem { problem, help: None }
 }
 
 /// Each rank's heap as seen from here.

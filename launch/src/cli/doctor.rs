@@ -278,11 +278,13 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
                 _ => table.good(NVSHMEM_HOST, found),
             }
         }
-        Err(error) if needed => {
-            table.missing(NVSHMEM_HOST, "not found: several ranks on GPUs need it", error.to_string())
-        }
         Err(error) => {
-            table.note(NVSHMEM_HOST, "not found: only needed for several ranks on GPUs", error.to_string())
+            let fix = error.help().unwrap_or_else(|| "run scripts/setup.sh --nvshmem".into());
+            if needed {
+                table.missing(NVSHMEM_HOST, format!("{error}. Several ranks on GPUs need it"), fix);
+            } else {
+                table.note(NVSHMEM_HOST, format!("{error}. Only several ranks on GPUs need it"), fix);
+            }
         }
     }
 }
