@@ -32,6 +32,6 @@ release="$target_folder/release"
 if [[ $build == 1 || ! -x $release/mpk-run || ! -x $release/mpk-bench ]]; then
     bash "$here/setup.sh"
     echo "bench_cpu: building in release mode" >&2
-    cargo build --quiet --release --locked --manifest-path "$repository/Cargo.toml" --package launch --bins >&2
+    cargo build --quiet --release --locked --manifest-path "$repository/Cargo.toml" --package mpk-launch --bins >&2
 fi
 exec python3 "$here/bench_cpu.py" --release "$release" ${arguments[@]+"${arguments[@]}"}

@@ -244,7 +244,7 @@ class Server:
 def ours(options, *more):
     binary = options.binary or HERE.parent / "target/release/mpk-serve"
     if not Path(binary).exists():
-        sys.exit(f"bench_serve: {binary} is missing; build it with `cargo build --release -p launch --bins`")
+        sys.exit(f"bench_serve: {binary} is missing; build it with `cargo build --release -p mpk-launch --bins`")
     command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000", "--prefix-cache", options.prefix_cache, *more]
     if options.max_batch:
         command += ["--max-batch", str(options.max_batch)]

@@ -82,7 +82,7 @@ def arguments():
 def missing(options):
     """Ends with status 3 if something is not there."""
     if not os.access(options.bench, os.X_OK):
-        print(f"bench_tp: {options.bench} is not there; build it with `cargo build --release -p launch`, or name it with --bench", file=sys.stderr)
+        print(f"bench_tp: {options.bench} is not there; build it with `cargo build --release -p mpk-launch`, or name it with --bench", file=sys.stderr)
         sys.exit(3)
     if max(options.tp) > 1 and shutil.which("mpirun") is None:
         print("bench_tp: several ranks need mpirun; install Open MPI (`scripts/setup.sh`)", file=sys.stderr)

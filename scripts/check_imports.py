@@ -246,8 +246,10 @@ def rust_edges(root):
         manifest = os.path.join(root, folder, "Cargo.toml")
         if os.path.exists(manifest):
             with open(manifest, encoding="utf-8") as text:
-                package = re.search(r'^name = "([^"]+)"', text.read(), re.M).group(1)
-            name = package.replace("-", "_")
+                manifest = text.read()
+            # The library's name, where it is not the package's.
+            named = re.search(r'^\[lib\]\nname = "([^"]+)"', manifest, re.M) or re.search(r'^name = "([^"]+)"', manifest, re.M)
+            name = named.group(1).replace("-", "_")
             crates[name] = Crate(name, os.path.join(root, folder))
     edges = defaultdict(set)
     for crate in crates.values():

@@ -24,7 +24,7 @@ if [[ -z ${nvcc:-} ]]; then
     exit 3
 fi
 if [[ ${MPK_EMULATOR_BUILT:-0} == 0 ]]; then
-    (cd "$repository" && cargo build --quiet --release --locked -p emulator)
+    (cd "$repository" && cargo build --quiet --release --locked -p mpk-emulator)
 fi
 folder="$target_folder/emulator"
 mkdir -p "$folder/lib"

@@ -78,7 +78,7 @@ esac
 
 release="${CARGO_TARGET_DIR:-$repository/target}/release"
 for program in mpk-run mpk-bench; do
-    [[ -x $release/$program ]] || { echo "gpu_session: no $release/$program; build it with 'cargo build --release -p launch'" >&2; exit 3; }
+    [[ -x $release/$program ]] || { echo "gpu_session: no $release/$program; build it with 'cargo build --release -p mpk-launch'" >&2; exit 3; }
 done
 python="${MPK_PYTHON:-python3}"
 if [[ -z $gpus ]]; then
@@ -183,7 +183,7 @@ part_host() {
 # The example submits requests while others run, and compares each with itself alone.
 part_online() {
     local example="$release/examples/online" n
-    [[ -x $example ]] || { echo "no $example; build it with 'cargo build --release -p launch --example online'"; return 77; }
+    [[ -x $example ]] || { echo "no $example; build it with 'cargo build --release -p mpk-launch --example online'"; return 77; }
     for n in $ranks; do
         on_ranks "$n" "$example" "$tiny" 200 static "$backend" >"$out/online-$n.txt" || { tail -3 "$out/online-$n.txt"; return 1; }
     done

@@ -34,7 +34,7 @@ bash "$here/setup.sh"
 source "$here/setup-env.sh"
 
 echo "run: building mpk-run in release mode" >&2
-cargo build --quiet --release --locked --manifest-path "$repository/Cargo.toml" --package launch --bin mpk-run >&2
+cargo build --quiet --release --locked --manifest-path "$repository/Cargo.toml" --package mpk-launch --bin mpk-run >&2
 
 command=(mpirun -n "$ranks" "$target_folder/release/mpk-run"
     "${MPK_MODEL:-$repository/examples/tiny/model.json}" "$@")

@@ -25,6 +25,6 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$here/setup-env.sh"
 cd "$repository"
 model="${2:-tests/fixtures/soak/model.json}"
-cargo build --quiet --release --locked -p launch --example online
+cargo build --quiet --release --locked -p mpk-launch --example online
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 exec mpirun -n "${SOAK_RANKS:-2}" target/release/examples/online "$model" "$requests"

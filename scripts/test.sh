@@ -107,7 +107,7 @@ step_extension() {
 step_sanitize() { sanitized 'binary(user_graph)'; }
 # Also kernels one by one, and model families.
 step_sanitize_all() {
-    sanitized 'package(kernels-cu) & test(/^(tasks|sanitizer)::/) | binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'
+    sanitized 'package(mpk-kernels) & test(/^(tasks|sanitizer)::/) | binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'
 }
 sanitized() {
     if ! cargo nextest --version >/dev/null 2>&1; then

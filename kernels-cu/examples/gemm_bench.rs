@@ -1,7 +1,7 @@
 //! Speed of the linear kernels, beside the machine's own: weights read in decode (GB/s, beside a plain read of
 //! the same memory in the same run), multiply-adds in prefill (GFLOP/s), and packing of weights at load.
 //!
-//! `cargo run --release -p kernels-cu --example gemm_bench [-- THREADS]`
+//! `cargo run --release -p mpk-kernels --example gemm_bench [-- THREADS]`
 
 use kernels_cu::abi::{mpk_linear_params, mpk_operand, params_words};
 use kernels_cu::isa::{Isa, ReadPattern, read_memory};

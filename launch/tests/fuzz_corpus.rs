@@ -1,6 +1,6 @@
 //! Replays the corpus of the fuzz targets (`fuzz/`), and some mutations of it: no crash, no hang, no gigabyte.
 //!
-//! `MPK_FUZZ_SECONDS=600 cargo test --release -p launch --test fuzz_corpus` goes on with other mutations for so long, for
+//! `MPK_FUZZ_SECONDS=600 cargo test --release -p mpk-launch --test fuzz_corpus` goes on with other mutations for so long, for
 //! each target; `scripts/fuzz.sh` finds more in that time, since it sees which code an input reaches.
 
 use std::fs;

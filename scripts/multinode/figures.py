@@ -97,6 +97,6 @@ def run(program, report, long):
     if bench:
         puts(bench, report, 20000 if long else 4000, 5 if long else 3)
     else:
-        print("left out: put with signal (cargo build --release -p distributed --example proxy_latency)")
+        print("left out: put with signal (cargo build --release -p mpk-distributed --example proxy_latency)")
     decode(program, bench, report, 5 if long else 3)
     start(program, report, 5 if long else 2)

@@ -19,7 +19,7 @@ def main():
     parser.add_argument("--program", default=os.environ["MPK_MULTINODE_PROGRAM"])
     arguments = parser.parse_args()
     if not os.access(arguments.program, os.X_OK):
-        print(f"multinode: there is no {arguments.program}; build it: cargo build --release -p launch --bins", file=sys.stderr)
+        print(f"multinode: there is no {arguments.program}; build it: cargo build --release -p mpk-launch --bins", file=sys.stderr)
         return 2
     failed, passed, begin = [], 0, time.monotonic()
 

@@ -46,4 +46,4 @@ def simulate(model, cluster, ranks, *options):
 def need_program():
     """Ends where the program is not built."""
     if not PROGRAM.exists():
-        sys.exit(f"{PROGRAM} is missing; build it: cargo build --release -p launch --bin mpk-graph")
+        sys.exit(f"{PROGRAM} is missing; build it: cargo build --release -p mpk-launch --bin mpk-graph")

@@ -1,5 +1,5 @@
 //! Time to build (and verify) all ranks' graphs of decoders of real width, with task types that have no kernels.
-//! `cargo run --release -p taskgraph --example builder_speed`
+//! `cargo run --release -p mpk-taskgraph --example builder_speed`
 
 #[path = "../tests/builder_support/mod.rs"]
 #[allow(dead_code)]

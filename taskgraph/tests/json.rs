@@ -222,7 +222,7 @@ fn what_is_wrong_in_an_op_graph_is_named() {
     assert!(op_graph_from_str("{\n \"rows\": }").unwrap_err().to_string().contains("line 2"));
 }
 
-/// The schemas in the repository are those of the types. `UPDATE_SCHEMAS=1 cargo test -p taskgraph --test json`
+/// The schemas in the repository are those of the types. `UPDATE_SCHEMAS=1 cargo test -p mpk-taskgraph --test json`
 /// writes them anew.
 #[test]
 fn the_published_schemas_are_current() {

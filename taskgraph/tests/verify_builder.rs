@@ -131,7 +131,7 @@ fn built_graphs_lose_nothing_unnoticed() {
     assert!(noticed > 5 * unnoticed && noticed > 200, "{noticed} {unnoticed}");
 }
 
-/// `cargo test --release -p taskgraph --test verify_builder -- --ignored --nocapture`
+/// `cargo test --release -p mpk-taskgraph --test verify_builder -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]
 fn time_at_size() {

@@ -29,7 +29,7 @@ pub(crate) fn binary_of(program: &str) -> PathBuf {
     let release = own.parent().unwrap_or(&own).join("release");
     [&release, &own].into_iter().map(|f| f.join(program)).find(|p| p.exists()).unwrap_or_else(|| {
         panic!(
-            "{} is missing: build it with `cargo build --release -p launch --bins`",
+            "{} is missing: build it with `cargo build --release -p mpk-launch --bins`",
             release.join(program).display()
         )
     })

@@ -82,6 +82,11 @@ enum Format {
     Cluster,
 }
 
+/// Prints a schema as the file of it in the repository has it.
+fn print_schema(schema: &impl serde::Serialize) -> Result<(), AppError> {
+    print_line(&serde_json::to_string_pretty(schema).map_err(|error| AppError::failed(error.to_string()))?)
+}
+
 fn check(folder: &Path) -> Result<(), AppError> {
     let failed = |path: &Path, e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
     let mut classes: BTreeMap<String, Vec<TaskGraph>> = BTreeMap::new();
@@ -126,18 +131,12 @@ fn main() {
             passes(&wanted).and_then(|lines| lines.iter().try_for_each(|line| print_line(line)))
         }
         What::Simulate(args) => simulate::run(&args).and_then(|text| print_line(&text)),
-        What::Schema { format: Format::Cluster } => {
-            print_line(include_str!("../../../taskgraph/simulate/schema/cluster.schema.json").trim_end())
-        }
+        What::Schema { format: Format::Cluster } => print_schema(&::simulate::Cluster::json_schema()),
         What::Schema { format: Format::Model } => {
             print_line(include_str!("../../schema/model.schema.json").trim_end())
         }
-        What::Schema { format: Format::TaskGraph } => {
-            print_line(include_str!("../../../taskgraph/schema/task_graph.schema.json").trim_end())
-        }
-        What::Schema { format: Format::OpGraph } => {
-            print_line(include_str!("../../../taskgraph/schema/op_graph.schema.json").trim_end())
-        }
+        What::Schema { format: Format::TaskGraph } => print_schema(&taskgraph::json::task_graph_schema()),
+        What::Schema { format: Format::OpGraph } => print_schema(&taskgraph::json::op_graph_schema()),
     };
     if let Err(error) = result {
         tell(format_args!("mpk-graph: error: {error}"));

@@ -87,9 +87,8 @@ fn listen(args: &ServeArgs) -> Result<Server, AppError> {
     let key = args.key().map(|key| ApiKey::new(&key)).transpose().map_err(AppError::input)?;
     let place = format!("{}:{}", args.host, args.port);
     Server::start(&args.host, args.port, key, args.limits()).map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => {
-            AppError::environment(format!("{place} is taken")).with_help("choose another --port, or 0 for a free one")
-        }
+        ErrorKind::AddrInUse => AppError::environment(format!("{place} is taken"))
+            .with_help("choose another --port, or 0 for a free one"),
         ErrorKind::PermissionDenied => {
             AppError::environment(format!("{place}: {error}")).with_help("choose a --port from 1024 on")
         }

@@ -102,7 +102,7 @@ mod tests {
         assert!(found.0.lock().unwrap().iter().eq(["bad"]));
     }
 
-    /// How fast it is: `cargo test --release -p launch speed_of_the_look -- --ignored --nocapture`.
+    /// How fast it is: `cargo test --release -p mpk-launch speed_of_the_look -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn speed_of_the_look() {

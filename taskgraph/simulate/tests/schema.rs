@@ -3,7 +3,7 @@
 use simulate::{Cluster, ClusterError};
 use std::path::Path;
 
-/// `UPDATE_SCHEMAS=1 cargo test -p simulate --test schema` rewrites it.
+/// `UPDATE_SCHEMAS=1 cargo test -p mpk-simulate --test schema` rewrites it.
 #[test]
 fn the_published_schema_is_current() {
     let path = format!("{}/schema/cluster.schema.json", env!("CARGO_MANIFEST_DIR"));

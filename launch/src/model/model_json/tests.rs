@@ -264,7 +264,7 @@ fn the_published_schema_is_current() {
     let published = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         published == current,
-        "launch/schema/model.schema.json is stale: run MPK_UPDATE_SCHEMAS=1 cargo test -p launch schema"
+        "launch/schema/model.schema.json is stale: run MPK_UPDATE_SCHEMAS=1 cargo test -p mpk-launch schema"
     );
 }
 
