@@ -67,6 +67,12 @@ impl Table {
         self.add(what, State::Missing, error.message, error.help);
     }
 
+    /// Something that was not found, and what does not work without it.
+    fn lack(&mut self, what: &str, error: impl Into<AppError>, lost: &str, state: State) {
+        let error = error.into();
+        self.add(what, state, format!("{}\n{lost}", error.message), error.help);
+    }
+
     fn has(&self, what: &str) -> bool {
         self.checks.iter().any(|check| check.what == what && check.state != State::Missing)
     }
@@ -219,11 +225,10 @@ fn check_toolkit(table: &mut Table, gpus: Option<&(Driver, Vec<Gpu>)>) {
             }
             check_host_compiler(table, std::env::var_os("NVCC_CCBIN"));
         }
-        Err(error) => table.note(
-            NVCC,
-            "nvcc was not found: only models whose kernels are in the cache run on a GPU",
-            AppError::from(error).to_string(),
-        ),
+        Err(error) => {
+            let lost = "Without it only models whose kernels are in the cache run on a GPU";
+            table.lack(NVCC, error, lost, State::Note);
+        }
     }
 }
 
@@ -257,11 +262,10 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
         Ok(files) => {
             table.good(NVSHMEM_DEVICE, format!("{} ({})", files.version, files.include.display()));
         }
-        Err(error) => table.note(
-            NVSHMEM_DEVICE,
-            "not found: only needed for several ranks on GPUs that do not reach each other's memory, or with --transport nvshmem, where their kernels are not in the cache",
-            AppError::from(error).to_string(),
-        ),
+        Err(error) => {
+            let lost = "Only needed for several ranks on GPUs that do not reach each other's memory, or with --transport nvshmem, where their kernels are not in the cache";
+            table.lack(NVSHMEM_DEVICE, error, lost, State::Note);
+        }
     }
     match nvshmem_sys::Library::load() {
         Ok(library) => {
@@ -279,12 +283,9 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
             }
         }
         Err(error) => {
-            let fix = error.help().unwrap_or_else(|| "run scripts/setup.sh --nvshmem".into());
-            if needed {
-                table.missing(NVSHMEM_HOST, format!("{error}. Several ranks on GPUs need it"), fix);
-            } else {
-                table.note(NVSHMEM_HOST, format!("{error}. Only several ranks on GPUs need it"), fix);
-            }
+            let state = if needed { State::Missing } else { State::Note };
+            let error = AppError { help: error.help(), ..AppError::environment(error.to_string()) };
+            table.lack(NVSHMEM_HOST, error, "Only several ranks on GPUs need it", state);
         }
     }
 }

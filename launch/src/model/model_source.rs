@@ -1,6 +1,7 @@
 //! Opens what model.json names: configuration, weights, tokenizer.
 
 use serde_json::Value;
+use std::path::Path;
 
 use crate::model::{
     checkpoint::Checkpoint,
@@ -47,7 +48,7 @@ impl ModelSource {
     pub fn open(model: &ModelJson) -> Result<Self, InputError> {
         let random = model.weights.as_ref().map(|w| RandomWeights::new(w.random.seed));
         if let Some(folder) = model.checkpoint_folder() {
-            std::fs::read_dir(&folder).map_err(|e| InputError::unreadable(&folder, e))?;
+            std::fs::read_dir(&folder).map_err(|error| no_folder(&folder, error))?;
             // The configuration first: an unsupported architecture is the better news than a missing shard. The
             // checkpoint is opened early only where the configuration does not name the dtype.
             let mut opened = None;
@@ -83,10 +84,23 @@ impl ModelSource {
     }
 }
 
+/// The folder that model.json's `checkpoint` names cannot be opened.
+fn no_folder(folder: &Path, error: std::io::Error) -> InputError {
+    if error.kind() != std::io::ErrorKind::NotFound {
+        return InputError::unreadable(folder, error);
+    }
+    InputError::Checkpoint {
+        path: folder.to_path_buf(),
+        problem: format!("cannot read this folder: {error}"),
+        fix: format!(
+            "download a model into it with `hf download NAME --local-dir {}`, or correct `checkpoint` in model.json",
+            folder.display()
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     /// The checkpoints that Hugging Face transformers wrote for the golden tests.
@@ -120,7 +134,9 @@ mod tests {
         let message = open(random).unwrap_err().to_string();
         assert!(message.contains("m.json: `config.hidden_size`"), "{message}");
         let missing = r#"{"schema": "mpk-model/1", "checkpoint": "/nonexistent/folder"}"#;
-        let message = open(missing).unwrap_err().to_string();
-        assert!(message.contains("cannot read /nonexistent/folder"), "{message}");
+        let error = open(missing).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/folder: cannot read"), "{error}");
+        let help = error.help().unwrap();
+        assert!(help.contains("hf download NAME --local-dir /nonexistent/folder"), "{help}");
     }
 }
