@@ -70,6 +70,10 @@ impl Finished {
 
     /// Error messages of ours (not the launcher's): the lines that begin one.
     pub fn error_lines(&self) -> Vec<&str> {
-        self.stderr.lines().filter(|l| l.starts_with("mpk-run: error:") || l.starts_with("error:")).collect()
+        let begins = |line: &str| {
+            let after_name = line.strip_prefix("mpk-").and_then(|rest| rest.split_once(": "));
+            after_name.map_or(line, |(_, message)| message).starts_with("error:")
+        };
+        self.stderr.lines().filter(|line| begins(line)).collect()
     }
 }

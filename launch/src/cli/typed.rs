@@ -1,6 +1,7 @@
 //! Lines of standard input, with a look around while there is none.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, stdin};
 use std::time::Duration;
@@ -45,9 +46,15 @@ impl Lines {
 fn is_ready(tick: Duration) -> bool {
     let stdin = stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-    // A tick always fits; an error is left to the read that follows.
+    // A tick always fits.
     let limit = Timespec::try_from(tick).ok();
-    poll(&mut fds, limit.as_ref()).map_or(true, |ready| ready > 0)
+    match poll(&mut fds, limit.as_ref()) {
+        Ok(ready) => ready > 0,
+        // A signal came: the caller looks at what it asks for. A read would wait for the next line first.
+        Err(Errno::INTR) => false,
+        // Another error is left to the read that follows.
+        Err(_) => true,
+    }
 }
 
 fn text(line: &[u8]) -> String {
