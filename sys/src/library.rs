@@ -187,9 +187,10 @@ mod tests {
     #[test]
     fn a_missing_library_names_every_place_and_the_mend() {
         let missing = PathBuf::from("/nonexistent/libnvshmem_host.so.3");
-        let text = Library::open(&missing).expect_err("there is no such file").to_string();
+        let error = Library::open(&missing).expect_err("there is no such file");
+        let (text, help) = (error.to_string(), error.help().expect("a help"));
         assert!(text.contains("/nonexistent/libnvshmem_host.so.3 (the path given): no such file"), "{text}");
-        assert!(text.contains("NVSHMEM_HOME") && text.contains("scripts/setup.sh --nvshmem"), "{text}");
+        assert!(help.contains("NVSHMEM_HOME") && help.contains("scripts/setup.sh --nvshmem"), "{help}");
     }
 
     #[test]

@@ -116,11 +116,12 @@ mod tests {
     fn the_error_names_the_variable_only_where_it_decided() {
         let text = |home| {
             let probe = |candidate| Probe { candidate, problem: "is not there".into() };
-            crate::Error::NotFound { probes: candidates(home).into_iter().map(probe).collect() }.to_string()
+            let probes = candidates(home).into_iter().map(probe).collect();
+            crate::Error::NotFound { probes }.help().expect("a help")
         };
         let (set, unset) = (text(Some("/opt/nvshmem".into())), text(None));
-        assert!(set.contains("Unset NVSHMEM_HOME"), "{set}");
-        assert!(!unset.contains("Unset") && unset.contains("Set NVSHMEM_HOME to"), "{unset}");
+        assert!(set.contains("unset NVSHMEM_HOME"), "{set}");
+        assert!(!unset.contains("unset") && unset.starts_with("set NVSHMEM_HOME to"), "{unset}");
     }
 
     #[test]

@@ -267,7 +267,7 @@ mod tests {
         for even in [&[7][..], &[7, 9], &[7, 9, 7, 9], &[7, 7], &[1, 2, 3, 1, 2, 3]] {
             assert!(check_even(even).is_ok(), "{even:?}");
         }
-        let text = |gpus: &[u64]| check_even(gpus).expect_err("uneven").to_string();
+        let text = |gpus: &[u64]| check_even(gpus).expect_err("uneven").whole();
         let three = text(&[9, 7, 9]);
         assert!(three.contains("3 ranks share 2 GPUs unevenly (2, 1 ranks on them)"), "{three}");
         assert!(three.contains("use 1, 2, or 4, 6, 8 ... ranks"), "{three}");

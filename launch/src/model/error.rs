@@ -136,6 +136,14 @@ impl InputError {
         }
     }
 
+    /// What is wrong and, where that is known, how to fix it, in one line.
+    pub fn whole(&self) -> String {
+        match self.help() {
+            Some(help) => format!("{self}; {help}"),
+            None => self.to_string(),
+        }
+    }
+
     pub(crate) fn unreadable(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Self::Unreadable { path: path.into(), source }
     }

@@ -99,18 +99,18 @@ mod tests {
     fn the_cache_has_the_snapshot_of_main() {
         let cache = tempfile::tempdir().unwrap();
         let some = Some(cache.path().to_path_buf());
-        let message = in_cache("Qwen/Qwen3-8B", &some).unwrap_err().to_string();
+        let message = in_cache("Qwen/Qwen3-8B", &some).unwrap_err().whole();
         assert!(message.contains("hf download Qwen/Qwen3-8B"), "{message}");
         let repository = cache.path().join("models--Qwen--Qwen3-8B");
         let snapshot = repository.join("snapshots/0123abc");
         std::fs::create_dir_all(repository.join("refs")).unwrap();
         std::fs::create_dir_all(&snapshot).unwrap();
         std::fs::write(repository.join("refs/main"), "0123abc\n").unwrap();
-        let message = in_cache("Qwen/Qwen3-8B", &some).unwrap_err().to_string();
+        let message = in_cache("Qwen/Qwen3-8B", &some).unwrap_err().whole();
         assert!(message.contains("incomplete") && message.contains("hf download"), "{message}");
         std::fs::write(snapshot.join("config.json"), "{}").unwrap();
         assert_eq!(in_cache("Qwen/Qwen3-8B", &some).unwrap(), snapshot);
-        assert!(in_cache("a/b", &None).unwrap_err().to_string().contains("HF_HOME"));
+        assert!(in_cache("a/b", &None).unwrap_err().whole().contains("HF_HOME"));
     }
 
     #[test]
@@ -119,10 +119,10 @@ mod tests {
         let model = open(&folder).unwrap();
         assert_eq!(model.checkpoint_folder().unwrap(), folder);
         let empty = tempfile::tempdir().unwrap();
-        let message = open(empty.path()).unwrap_err().to_string();
+        let message = open(empty.path()).unwrap_err().whole();
         assert!(message.contains("without config.json"), "{message}");
         std::fs::write(empty.path().join("model.json"), "{}").unwrap();
-        let message = open(empty.path()).unwrap_err().to_string();
+        let message = open(empty.path()).unwrap_err().whole();
         assert!(message.contains("did you mean") && message.contains("model.json?"), "{message}");
     }
 }

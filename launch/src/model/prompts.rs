@@ -223,7 +223,7 @@ mod tests {
         let source = PromptSource::tokens("--prompt-tokens", tokens.to_vec());
         resolve(&[source], None, limits).map(|mut r| r.remove(0)).map_err(|e| {
             assert_eq!(e.exit_status(), 2);
-            e.to_string()
+            e.whole()
         })
     }
 
@@ -248,9 +248,9 @@ mod tests {
         let message = one(&[0, 99, 100], &LIMITS).unwrap_err();
         assert!(message.contains("token 2 is 100") && message.contains("0 to 99"), "{message}");
         assert!(one(&[1], &Limits { max_new_tokens: 0, ..LIMITS }).is_err());
-        assert!(resolve(&[], None, &LIMITS).unwrap_err().to_string().contains("--prompt"));
+        assert!(resolve(&[], None, &LIMITS).unwrap_err().whole().contains("--prompt"));
         let text = [PromptSource::text("--prompt", "a")];
-        let message = resolve(&text, None, &LIMITS).unwrap_err().to_string();
+        let message = resolve(&text, None, &LIMITS).unwrap_err().whole();
         assert!(message.contains("tokenizer.json"), "{message}");
     }
 

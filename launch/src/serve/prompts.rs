@@ -133,10 +133,7 @@ pub fn plan(
 pub fn of_input(param: &str, error: &InputError) -> ApiError {
     let message = match error {
         InputError::Tokenizer { problem, .. } | InputError::ChatTemplate { problem, .. } => problem.clone(),
-        other => match other.help() {
-            Some(help) => format!("{other}; {help}"),
-            None => other.to_string(),
-        },
+        other => other.whole(),
     };
     ApiError::field(param, message)
 }

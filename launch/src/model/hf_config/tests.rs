@@ -8,7 +8,7 @@ fn parse(config: Value) -> Result<ModelConfig, String> {
     let fallback = || Ok(WeightDtype::F16);
     parse_config("config.json", "", config.as_object().unwrap(), fallback).map_err(|e| {
         assert_eq!(e.exit_status(), 2);
-        e.to_string()
+        e.whole()
     })
 }
 
