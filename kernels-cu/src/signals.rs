@@ -1,14 +1,14 @@
 //! Ctrl-C and the other signals that end a program: what they do while it compiles, runs its kernel, or serves.
 //!
-//! The programs call [`install`]. Who uses the library in a program of their own keeps their own handlers: without
-//! [`install`] nothing here touches a signal, and everything else here does nothing.
+//! The programs call [`install`]. A program that uses the library keeps its own handlers: without [`install`] nothing here
+//! touches a signal, and the other functions do nothing.
 //!
-//! In the order in which it is tested, a signal
+//! A signal does the first of these that applies. It
 //! - goes to the thread of [`Watched`], in a program that serves;
 //! - ends the process with status 4 after [`end_on_signal`];
 //! - is kept until [`Held`] goes, while nvcc runs;
 //! - is noted while the kernel runs ([`Running`]), and the second one ends the process with status 4;
-//! - else does what it does by default: it ends the process.
+//! - else ends the process, as it does by default.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 /// The run failed.
 const STATUS: i32 = 4;
-/// They ask a program to end.
+/// Signals that ask a program to end.
 const ASKING: [i32; 2] = [SIGINT, SIGTERM];
 /// These end it too, where nobody has them ignored, as `nohup` does.
 const OTHERS: [i32; 2] = [SIGHUP, SIGQUIT];
@@ -27,7 +27,7 @@ const OTHERS: [i32; 2] = [SIGHUP, SIGQUIT];
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
-/// How many hold the signals, and the signal that has come meanwhile; 0: none.
+/// How many [`Held`] there are, and the signal that came meanwhile; 0: none.
 static HOLDERS: AtomicUsize = AtomicUsize::new(0);
 static KEPT: AtomicI32 = AtomicI32::new(0);
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
@@ -144,8 +144,8 @@ pub fn is_stopping() -> bool {
     STOP.load(Ordering::SeqCst)
 }
 
-/// The run has failed, and why has been told: from now on a signal, such as that of a launcher which ends the job, ends this process
-/// with the status of that.
+/// The run has failed, and the reason has been reported. From now on a signal (a launcher that ends the job sends one) ends this
+/// process with status 4.
 pub fn end_on_signal() {
     FAILED.store(true, Ordering::SeqCst);
 }
@@ -194,8 +194,8 @@ impl Watched {
         }
     }
 
-    /// Waits for signals on a thread of its own. `first` hears of the first one and says whether the program now ends by itself. If it
-    /// does not, and at the second signal, the process ends at once.
+    /// Waits for signals on a thread of its own. `first` is called at the first one and says whether the program now ends by itself.
+    /// If it does not, the process ends at once, as it does at the second signal.
     pub fn watch(self, first: impl FnOnce() -> bool + Send + 'static) {
         let mut first = Some(first);
         self.watch_each(move || match first.take().map(|first| first()) {
