@@ -51,7 +51,7 @@ impl Queues {
         Queues { workers, schedulers, written }
     }
 
-    /// End of what is written: the slots, which may be many, lie behind it and start as zeros.
+    /// End of what is written: the slots, which may be many, follow and start as zeros.
     pub fn written(&self) -> u64 {
         self.written
     }

@@ -86,7 +86,7 @@ MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool par
       }
       if (decision->entries != state->next_admission) return MPK_OK;
     }
-    /* A later one has taken its place: this rank is further behind than the exchanges between the ranks allow. */
+    /* A later one has overwritten it: this rank is further behind than the exchanges between the ranks allow. */
     if (static_cast<int32_t>(number - wanted) > 0) return MPK_ABORT_DIVERGED;
     int code = MPK_OK;
     if (!parked) code = wait.poll(seen);

@@ -12,7 +12,7 @@ MPK_DEVICE uint64_t* event_counter(const mpk_graph* graph, uint32_t index) {
   return graph->counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
 }
 
-/* What follows takes the event's description where the caller has it: read once, since behind an acquire it comes from afar. */
+/* The caller passes the event's description, so that it is read once: after an acquire, reading it again misses the near caches. */
 MPK_DEVICE uint64_t event_wanted(const mpk_event& event, uint32_t epoch, uint32_t epochs_back = 0) {
   /* Epochs before the first have nothing to wait for. */
   if (epoch <= epochs_back) return 0;

@@ -54,7 +54,7 @@ MPK_DEVICE bool frame_try_open(mpk_proxy* proxy, const mpk_frame& frame, uint64_
       if (at + skipped + room - head > capacity) return false;
       store<Scope::kDevice>(&proxy->seen, head, kRelease);
     }
-    /* Relaxed: who knows of another's frame finds its room taken, by coherence alone. */
+    /* Relaxed: a producer that knows of another's frame finds its room taken, by coherence alone. */
   } while (!compare_exchange<Scope::kDevice>(&proxy->reserved, &at, at + skipped + room, kRelaxed));
   if (skipped != 0) {
     mpk_frame skip = {};

@@ -12,11 +12,11 @@ namespace mpk {
 /* Waits while the queue is full (bounded). Returns MPK_OK or an abort code; after an abort code the queue is
  * unusable, as the run is. */
 MPK_DEVICE int queue_push(const mpk_rank* rank, mpk_queue* queue, uint64_t id, mpk_status* status) {
-  uint64_t* const slots = queue->slots; /* before the acquire, behind which they come from afar */
+  uint64_t* const slots = queue->slots; /* read before the acquire: after it the pointer would miss the near caches */
   const uint64_t mask = queue->mask;
   /* Relaxed: the ticket orders nothing, the slot's release does. */
   const uint64_t ticket = platform::fetch_add<platform::Scope::kDevice>(&queue->tail, uint64_t{1}, platform::kRelaxed);
-  /* Acquire: pairs with the head's release in queue_take, behind which the slot has been emptied. */
+  /* Acquire: pairs with the head's release in queue_take. The slot was emptied before that release. */
   uint64_t head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire);
   if (ticket - head > mask) {
     Wait wait(rank, status);

@@ -45,7 +45,7 @@ MPK_DEVICE int ring_push(const mpk_rank* rank, uint32_t receiver, const mpk_remo
   mpk_remote_ring* ring = ring_of(rank, rank->rank);
   /* The signal's release pairs with the tail's acquire in ring_peek. */
   const bool reached = platform::put_with_signal(rank, receiver, ring_entry(rank, ring, position), &entry, sizeof(entry), &ring->tail, 1);
-  /* Release: the next producer of this rank goes on behind this push. */
+  /* Release: the next producer of this rank pushes after this one. */
   platform::store<platform::Scope::kDevice>(pushed, position + 1, platform::kRelease);
   return reached ? MPK_OK : MPK_ABORT_PEER;
 }

@@ -118,7 +118,7 @@ struct Found {
   bool worked = false; /* something to do */
   bool stop = false;   /* the end of the run, which only scheduler 0 looks for in its steps */
   Launch launch;       /* for the team, before the next step */
-  mpk_queue* handled = nullptr; /* whose first entry it was: to be taken behind the launch, which is waited for */
+  mpk_queue* handled = nullptr; /* the queue whose first entry it was: taken after the launch, which is waited for */
 };
 
 /* One step of a local scheduler, after end_iteration. */
@@ -169,7 +169,7 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
 /* One step of the remote scheduler, after end_iteration: through the rings of all senders, up to the first event with tasks to launch; `heads`
  * [world] are its own positions.
  *
- * An entry of a future iteration stays until the batch step reaches it; what lies behind it is of that iteration
+ * An entry of a future iteration stays until the batch step reaches it; what follows it is of that iteration
  * or a later one, since a task's push comes before its count in the sender's progress. An entry of a past
  * iteration is dropped: that can't have ended before the event was launched. So is one whose event is not ready
  * yet, since a later trigger's entry follows, and one whose event has been launched in that epoch. */

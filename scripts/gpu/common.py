@@ -318,7 +318,7 @@ class Check:
         return [n for n in (1, 2, 4) if n <= self.gpus]
 
     def keep(self, name, text):
-        """Writes what a tool said beside the report, for who looks for the cause of a failure."""
+        """Writes what a tool said beside the report, for whoever looks for the cause of a failure."""
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / name).write_text(text)
 

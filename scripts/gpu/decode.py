@@ -1,4 +1,4 @@
-"""Decode figures beside the peer and the floor, in the same visit: Qwen3-8B and Qwen3-0.6B shapes, random weights.
+"""Decode figures beside the peer and the floor, in the same run: Qwen3-8B and Qwen3-0.6B shapes, random weights.
 
 A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The
 floor is what a GPU must read over the rate of a streaming kernel measured here (stream_read.cu), or over 4.65 TB/s

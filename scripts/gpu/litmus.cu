@@ -1,10 +1,10 @@
 // Litmus tests of the memory orders that the protocol uses on GPUs (kernels-cu/protocol/platform/gpu.h), as it uses them.
 //
-// Pairs of blocks pass rounds of data: the producer's threads store, and one of them triggers behind a barrier of the
-// block, as a task does; one lane of the consumer waits, and its threads read behind a barrier with plain loads of
+// Pairs of blocks pass rounds of data: the producer's threads store, and one of them triggers after a barrier of the
+// block, as a task does; one lane of the consumer waits, and its threads read after a barrier with plain loads of
 // addresses that they read in the round before. The consumer's `done` is waited for in the same way before the producer
 // overwrites: an anti-dependency. Flagged words are read two at a time without any wait but for their own flags. Handed on: a
-// warp of a third block stands between the two, as a scheduler does: one lane acquires, another one, behind a barrier of the
+// warp of a third block stands between the two, as a scheduler does: one lane acquires, another one, after a barrier of the
 // warp, releases.
 //
 // Prints a JSON line a test. `control`: the same without acquire and release; it should see old data.

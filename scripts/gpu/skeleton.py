@@ -1,4 +1,4 @@
-"""What the kernel's skeleton costs: an allreduce inside the kernel for every lowering, and a dependent empty-handed task.
+"""What the kernel's skeleton costs: an allreduce inside the kernel for every lowering, and a dependent empty task.
 
 Op graphs that are chains of tiny operators are run many times in one launch. Assumes `--iterations K` of mpk-run: an op
 graph of the user's own is run K times in one launch, whose time is `timing.prefill_s`. The time of an iteration is the

@@ -1,7 +1,7 @@
 //! From an op graph to what each rank executes.
 //!
-//! [`build_all`] and [`build_rank`] run the passes ([`crate::passes`]) on a copy of the graph and lower it; for
-//! several steps of one's own, [`Builder`] keeps what ranks share.
+//! [`build_all`] and [`build_rank`] run the passes ([`crate::passes`]) on a copy of the graph and lower it; to
+//! take the steps one by one, use [`Builder`], which keeps what ranks share.
 
 pub use crate::error::BuildError;
 use crate::lower::Shared;

@@ -92,7 +92,7 @@ fn dumped(model: &ModelFile, name: &str, arguments: &[&str]) -> Vec<Vec<f32>> {
     text.lines().map(row).collect()
 }
 
-/// `rows` stand in `all`, one behind the other.
+/// `rows` are in `all`, one after the other.
 fn holds(all: &[Vec<f32>], rows: &[Vec<f32>]) -> bool {
     all.windows(rows.len()).any(|window| window == rows)
 }

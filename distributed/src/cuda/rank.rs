@@ -263,7 +263,7 @@ impl CudaRank {
         });
         let write = || -> Result<_> {
             for slot in flagged_activations(&graphs, &layout, &slots) {
-                // SAFETY: the slot is a piece of the activations, behind their poisoning in the same stream.
+                // SAFETY: the slot is a piece of the activations. It comes after their poisoning in the same stream.
                 unsafe { stream.memset(slot.address, 0, slot.bytes) }?;
             }
             let arrays = graphs

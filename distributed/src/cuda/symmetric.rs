@@ -277,7 +277,7 @@ fn set_variables(options: &HeapOptions) -> Result<()> {
     Ok(())
 }
 
-/// A size as NVSHMEM writes it: a number with K, M, G or T behind it; 0 of a negative one.
+/// A size as NVSHMEM writes it: a number followed by K, M, G or T. A negative one gives 0.
 fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     if let Some(number) = text.strip_prefix('-') {

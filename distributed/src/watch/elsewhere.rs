@@ -55,7 +55,7 @@ impl Elsewhere {
         }
     }
 
-    /// A rank that has missed its times, in words: for who knows already that something has gone wrong.
+    /// A rank that has missed its times, in words: for callers that know already that something has gone wrong.
     pub fn missed(&self) -> Option<String> {
         let now = self.since.elapsed().as_millis() as u64;
         let silence =

@@ -296,7 +296,7 @@ impl Watch {
         self.lost().or_else(cause)
     }
 
-    /// A rank of another node that has missed its times, where that is known: for who knows already that something has gone wrong.
+    /// A rank of another node that has missed its times, where that is known: for callers that know already that something has gone wrong.
     pub(crate) fn missed(&self) -> Option<String> {
         self.0.elsewhere.get()?.missed()
     }

@@ -64,7 +64,7 @@ __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const
   trace_keep(rank, worker);
 }
 
-/* One thread, behind the barrier after the task: its trigger, then its count, as run_task of the CPU target. */
+/* One thread, after the barrier that ends the task: the task's trigger, then its count, as in run_task of the CPU target. */
 __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, mpk_status* status) {
   if (is_traced(rank)) record(rank, worker, slot, ready_ns);
   if (slot.trigger != nullptr) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     if (context.slot->kind == kSlotStop) break;
     if (context.thread == 0) {
       report_task(context.status(), context.slot->graph_index, context.slot->task_index, context.slot->iteration);
-      /* Every worker: which of them has tasks of the operator is the graph's affair. */
+      /* Checked on every worker: the graph decides which ones have tasks of the operator. */
       if (rank->stall_ns != 0 && context.slot->task.op == rank->stall_op) {
         const int stalled = stall(rank);
         if (stalled != MPK_OK) context.fail(stalled);

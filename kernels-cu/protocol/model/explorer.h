@@ -193,7 +193,7 @@ class Explorer {
   /* Whether those that wait would still do so if they all read the latest values once more. */
   bool stuck();
 
-  /* What makes an execution: who reads what, and the order of writes. */
+  /* What tells two executions apart: the write that each read takes its value from, and the order of writes. */
   std::string signature() const;
 
   /* ---- reports ---- */

@@ -92,7 +92,7 @@ Litmus corr_two("coherence, two readers", {[](Words* w) { set(&w->x, 1, rlx()); 
                  1100, 1110, 1111, 1120, 1121, 1122, 1112, 2200, 2210, 2211, 2220, 2221, 2222, 2212,
                  /* 1 then 2, or 2 then 1: not both */
                  2100, 2110, 2111, 2120, 2121, 2122, 1200, 1210, 1211, 1220, 1222, 1212});
-Litmus cowr("coherence, read of an own write", {[](Words* w) { set(&w->x, 1, rlx()); w->r[0] = get(&w->x, rlx()); }, [](Words* w) { set(&w->x, 2, rlx()); }},
+Litmus cowr("coherence, a thread reads its own write", {[](Words* w) { set(&w->x, 1, rlx()); w->r[0] = get(&w->x, rlx()); }, [](Words* w) { set(&w->x, 2, rlx()); }},
             {1, 2}, nullptr, 3);
 Litmus two_two_w("two threads write two words in turn", {[](Words* w) { set(&w->x, 1, rlx()); set(&w->y, 2, rlx()); },
                                                          [](Words* w) { set(&w->y, 1, rlx()); set(&w->x, 2, rlx()); }}, {0}, nullptr, 4);
@@ -105,7 +105,7 @@ Litmus sequence("release sequence through an addition", {[](Words* w) { w->data 
 Litmus no_sequence("no release sequence through a store", {[](Words* w) { w->data = 1; set(&w->x, 1, rel()); },
                                                            [](Words* w) { if (get(&w->x, rlx()) == 1) set(&w->x, 2, rlx()); },
                                                            [](Words* w) { if (get(&w->x, acq()) == 2) w->r[0] = w->data; }}, {}, "data race");
-Litmus own_store("no release sequence through an own store (C++20)", {[](Words* w) { w->data = 1; set(&w->x, 1, rel()); set(&w->x, 2, rlx()); },
+Litmus own_store("no release sequence through the thread's own store (C++20)", {[](Words* w) { w->data = 1; set(&w->x, 1, rel()); set(&w->x, 2, rlx()); },
                                                                       [](Words* w) { if (get(&w->x, acq()) == 2) w->r[0] = w->data; }}, {}, "data race");
 Litmus adds("three additions", {[](Words* w) { w->r[0] = add(&w->x, rlx()); }, [](Words* w) { w->r[1] = add(&w->x, rlx()); }, [](Words* w) { w->r[2] = add(&w->x, rlx()); }},
             {210, 120, 201, 21, 102, 12}, nullptr, 6);

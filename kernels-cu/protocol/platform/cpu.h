@@ -87,7 +87,7 @@ struct Team {
   }
   /* Bit i: what member i said. */
   uint32_t vote(bool yes) const { return yes; }
-  /* A barrier: what members wrote before it, all see behind it. */
+  /* A barrier: after it all members see what any of them wrote before it. */
   void sync() const {}
 };
 

@@ -65,7 +65,7 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
 #endif
 }
 
-/* As in cpu.h: stores to one place are in order, NVSHMEM's puts only behind its fence. */
+/* As in cpu.h: stores to one place are in order, NVSHMEM's puts only after its fence. */
 __device__ inline void order_puts() {
 #if MPK_NVSHMEM
   nvshmem_fence();

@@ -210,8 +210,8 @@ void abort_over_nodes(bool dynamic, bool mixed = false) {
   std::printf("abort over nodes, %s: ok\n", options.placement());
 }
 
-/* A proxy that carries nothing ends all ranks: who waits for its rank by the deadline, the rank itself at the latest when the ring is
- * full. */
+/* A proxy that carries nothing ends all ranks: a rank that waits for its rank ends by the deadline, its own rank at the latest when
+ * the ring is full. */
 void deaf_proxy(bool dynamic) {
   Options options;
   options.dynamic = dynamic;

@@ -13,7 +13,7 @@ struct ThreadTeam {
 
   struct Meeting {
     std::barrier<> barrier{kSize};
-    uint64_t value[kTurns] = {};       /* the leader's, behind the number of the turn + 1 */
+    uint64_t value[kTurns] = {};       /* the leader's, valid once the number of the turn + 1 is there */
     uint32_t said[kTurns][kSize] = {}; /* likewise, a member's */
   };
 

@@ -14,7 +14,7 @@ static int run_on_level(const LinearTask& task) {
   return MPK_PICK(mpk_linear)(&task);
 }
 
-// What the operands up to the weight are; `next` goes on behind x and the norm weight.
+// What the operands up to the weight are; `next` continues after x and the norm weight.
 static LinearTask begin_task(const mpk_kernel_args* args, RowSource source, const mpk_operand*& next) {
   LinearTask task{};
   task.args = args;

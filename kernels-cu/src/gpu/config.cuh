@@ -42,8 +42,8 @@ constexpr uint32_t kStageArrivals = 1;
 constexpr uint32_t kStageArrivals = 32;
 #endif
 
-/* Arrivals that free a stage: one lane of each compute warp, behind a warp barrier. That fill a slot: one lane of the fetch
- * warp, likewise. That free a slot: one compute thread, behind their barrier, the loader and the prefetch warp. Debug: every
+/* Arrivals that free a stage: one lane of each compute warp, after a warp barrier. That fill a slot: one lane of the fetch
+ * warp, likewise. That free a slot: one compute thread, after their barrier, the loader and the prefetch warp. Debug: every
  * lane and thread, since racecheck does not see a warp barrier that the compiler has proven and left out, nor that a barrier
  * of some of the block's threads is one. */
 #ifndef MPK_EVERY_LANE_ARRIVES

@@ -14,7 +14,7 @@
  * - `run` takes exactly the stages that `load` streams, all of them, in every warp.
  * - Threads leave `run` together. Who meets an error calls `fail` and goes on to the next `sync` (or the end of `run`);
  *   `sync` gives all threads the same code, and if that is not MPK_OK all of them return it.
- * - Outputs need no barrier behind them: the caller orders them before the task's trigger. */
+ * - Outputs need no barrier after them: the caller orders them before the task's trigger. */
 #pragma once
 
 #include "gpu/ring.cuh"
@@ -34,7 +34,7 @@ class Context {
 
   __device__ __forceinline__ explicit Context(const TaskSlot* task) : slot(task) { find_thread(); }
 
-  /* The thread's index is read anew for each task and behind its wait: what follows from it alone, in all codes, would
+  /* The thread's index is read anew for each task and after its wait: what follows from it alone, in all codes, would
    * otherwise be computed before the loop over tasks and kept in registers, which the codes need. */
   __device__ __forceinline__ void find_thread() {
     thread = thread_index();

@@ -94,7 +94,7 @@ struct Linear : TaskCode {
     }
   }
 
-  /* The norm weight lies behind the rows, if that leaves it room and no sums are carried. */
+  /* The norm weight lies after the rows, if there is room for it and no sums are carried. */
   static __device__ __forceinline__ Left left_side(Context& context, const Plan& p) {
     const uint32_t norm_bytes = Left::norm_bytes(context.input(kWeight).dims[1]);
     const bool room = (p.traits & kCarries) == 0 && p.row_block * row_bytes(p.blocks) + norm_bytes <= kRoom;

@@ -209,7 +209,7 @@ class LeftSide {
     return MPK_OK;
   }
 
-  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`, for all behind the next barrier. */
+  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`. All threads see them after the next barrier. */
   __device__ __forceinline__ void put(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
     if (!wide_)
       put_narrow(first, rows, first_block, blocks, to, row_bytes);

@@ -157,7 +157,7 @@ class StageReader {
   __device__ __forceinline__ explicit StageReader(uint32_t lane)
       : place_(peek(shared_state().next_stage)), first_lane_(lane == 0), stages_(shared_address(stage_at(0))),
         full_(shared_address(shared_state().stage_full)) {}
-  /* One thread, behind the last barrier of those who read: for the next task. */
+  /* One thread, after the readers' last barrier: for the next task. */
   __device__ __forceinline__ void leave() const { poke(shared_state().next_stage, place_); }
 
   /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */

@@ -70,7 +70,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ inline int WideFew<Weight, N>::run(Context& context) {
   Shared& shared = shared_state();
   if (context.thread == 0) begin_wide();
-  /* Thread 0 changes them behind the barrier of wait_inputs. */
+  /* Thread 0 changes them after the barrier of wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
   const uint32_t tokens = wide::tokens_of(*context.slot), blocks = Blocks(*context.slot).count;

@@ -270,7 +270,7 @@ impl Family {
         if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
     }
 
-    /// For [`taskgraph::TaskType::fuses`]. A gate behind the product becomes part of it where the workers
+    /// For [`taskgraph::TaskType::fuses`]. A gate that follows the product becomes part of it where the workers
     /// are so many that each of them gating all of its input would cost more than the few gates of its own output.
     /// Packed weights are cut at multiples of 16 rows, so that is where the ups must begin.
     pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {

@@ -116,7 +116,7 @@ pub(crate) fn logits_need(counts: &OperandView<'_>, world: u32) -> Result<Need, 
     }
 }
 
-/// A task for each sample and part of the columns of `logits`, input `input`, with `counts` behind it: arguments
+/// A task for each sample and part of the columns of `logits`, input `input`, followed by `counts`: arguments
 /// `[part, first token, columns, sample, 0..]`. A part without columns does not read them.
 pub(crate) fn part_tasks(op: &LocalOp<'_>, input: usize) -> Result<(Numbers, Vec<TaskSpec>), OpError> {
     let numbers = Numbers::new(op.global.attrs)?;

@@ -405,7 +405,7 @@ impl<'a> Emitter<'a> {
             self.add_task(empty_task(EMPTY, empty_variant, wait, end, on(0), last_op));
             last_op += 1;
         }
-        // A copy or signal triggers nothing here: an empty task behind it in its worker's list does.
+        // A copy or signal triggers nothing here: an empty task after it in its worker's list does.
         let mut open: Vec<u32> = Vec::new();
         for (worker, list) in self.graph.worker_lists.iter().enumerate() {
             let remote = list.last().and_then(|&t| self.graph.tasks[t as usize].trigger);

@@ -1,4 +1,4 @@
-//! What happens before what, over all ranks, slot by slot: the proof behind sharing of buffers.
+//! What happens before what, over all ranks, slot by slot: the proof that buffers may be shared.
 //!
 //! For two slots, "before" means that every task of the one is done before any task of the other starts. It is
 //! derived for the slots' own rank and for the other ranks; the latter comes about through copies and flagged

@@ -3,7 +3,7 @@
 use super::types::Part;
 
 /// Deals the tasks of slots to workers. Lists are in slot order, which is one topological order for all ranks, so
-/// a worker never waits for something that stands behind it.
+/// a worker never waits for a task that comes later in its list.
 #[derive(Debug)]
 pub(crate) struct Dealer {
     workers: u32,

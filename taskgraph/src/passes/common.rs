@@ -58,7 +58,7 @@ impl Pass for CommonSubexpressions {
                 kept.push(op);
                 continue;
             }
-            // Both wanted: both are made, but who reads the second may read the first.
+            // Both are outputs, so both are computed, but readers of the second may read the first.
             let both = pairs().any(|(a, b)| graph.tensors[a].output && graph.tensors[b].output);
             let pairs: Vec<(usize, usize)> = pairs().collect();
             if both {

@@ -158,7 +158,7 @@ impl TaskType for Grid {
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let dims = numbers(op, "dims");
         let mut types = vec![TensorType { dtype: DType::F32, dims, rows: Rows::Fixed }];
-        // A persistent tensor behind the first output is written in place.
+        // A persistent tensor after the first output is written in place.
         types.extend(op.outputs[1..].iter().map(|o| o.ty.clone()));
         Ok(types)
     }

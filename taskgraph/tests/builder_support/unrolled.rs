@@ -63,7 +63,7 @@ impl<'a> Unrolled<'a> {
                     let tells = |i: &u32| g.tasks[*i as usize].trigger.is_some_and(|e| !e.is_nvshmem());
                     assert!(
                         t == 0 || later.iter().any(tells),
-                        "task {t} triggers nothing, nor do those behind it"
+                        "task {t} triggers nothing, nor do those after it"
                     );
                 }
             }

@@ -469,7 +469,7 @@ fn successions_share_only_what_agrees() {
 #[test]
 fn a_graph_may_not_write_what_the_graph_before_it_still_reads_elsewhere() {
     // Graph A: rank 1 sends into rank 0's persistent tensor, rank 0 reads it. Graph B the same. Each alone is
-    // safe behind a buffer-free event, but carried events are of one graph only.
+    // safe after an event without a buffer, but carried events are of one graph only.
     let shared = || {
         let mut graphs = buffer_free_chain();
         for graph in &mut graphs {

@@ -43,7 +43,7 @@ __device__ __forceinline__ void top_of_warp(TokenPair* list, uint32_t kept, uint
   }
 }
 
-/* By a warp: the `kept` best pairs of kComputeWarps sorted lists, each `kept` long, one behind the other. */
+/* By a warp: the `kept` best pairs of kComputeWarps sorted lists, each `kept` long, one after the other. */
 template <typename Each>
 __device__ __forceinline__ void merge_lists(const TokenPair* lists, uint32_t kept, uint32_t lane, Each each) {
   const TokenPair* own = lists + lane % kComputeWarps * kept;

@@ -22,7 +22,7 @@ MPK_INLINE uint32_t f32_to_word(float value) {
   return word;
 }
 
-// Pairs (value, token), best first. Tokens come in ascending order, so an equal value goes behind.
+// Pairs (value, token), best first. Tokens come in ascending order, so an equal value goes after it.
 class Candidates {
  public:
   Candidates(uint32_t* pairs, uint32_t kept) : pairs_(pairs), kept_(kept) {

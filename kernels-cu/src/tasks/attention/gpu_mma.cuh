@@ -101,7 +101,7 @@ class MmaTile {
     load_keys(of_keys);
     if constexpr (kHoldValues) load_values(of_values, ValueChunks());
   }
-  /* The rest of a unit that `fetch` brought below `from`: new rows, after the barrier behind their writers. */
+  /* The rest of a unit that `fetch` brought below `from`: new rows, after the barrier that follows their writers. */
   __device__ __forceinline__ void fetch_rest(uint32_t begin, uint32_t from) {
     if (begin + kKeys <= from || begin >= last_) return;
     if (!share_.kept()) return fetch(begin, last_);
@@ -186,7 +186,7 @@ class MmaTile {
     return share_.row_at(begin + lane_ % kKeys, limit);
   }
 
-  /* Elements d + Offset .. d + Offset + 7 of a row at `from` = its element d; zeros behind its end and where it is not
+  /* Elements d + Offset .. d + Offset + 7 of a row at `from` = its element d; zeros past its end and where it is not
    * valid. */
   template <uint32_t Offset>
   static __device__ __forceinline__ void load8(uint4& to, const Element* from, bool valid, uint32_t d) {

@@ -11,7 +11,7 @@ namespace attention {
 
 /* Number of a cache row, counted from the cache's start in rows of head_dim elements. */
 constexpr uint32_t kNoRow = 0xFFFFFFFFu;
-/* New keys and values of the share that are kept in shared memory too, for who waits for them; of more than these none is. */
+/* New keys and values of the share are kept in shared memory too, for the warps that wait for them, if there are at most this many. */
 constexpr uint32_t kKeptRows = 8;
 
 /* Row `row` of a view of `Element`s whose dimension 0 is rows. */

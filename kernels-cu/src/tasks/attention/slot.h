@@ -35,7 +35,7 @@ struct F32 {
   MPK_INLINE void store16(float* p, F32x16 a) { store(p, a); }
 };
 
-// dst[0..padded) = src[0..n), zeros behind.
+// dst[0..padded) = src[0..n), then zeros.
 template <typename T>
 MPK_INLINE void load_row(float* dst, const typename T::Element* src, uint32_t n, uint32_t padded) {
   uint32_t c = 0;

@@ -1,6 +1,6 @@
 /* Writes the rows in use of a view into the same view of a peer; the caller then signals the task's trigger event.
  *
- * Where the peer's memory has an address here, by plain stores: the signal's release at system scope, behind the caller's
+ * Where the peer's memory has an address here, by plain stores: the signal's release at system scope, after the caller's
  * barrier, orders them. Otherwise by NVSHMEM's non-blocking puts, a warp each: block-wide ones meet in a barrier of the
  * whole block, which the other warps never reach. nvshmem_fence orders all that the PE has put to a peer before it, not
  * only what its thread has put, and the barrier between these puts and thread 0's fence (platform::signal_add) makes them

@@ -11,7 +11,7 @@ typedef struct mpk_sample_partial_params {
   uint32_t kept; /* room of a list of the highest logits: MPK_SAMPLE_MOST_LISTED, or the vocabulary where that is smaller */
 } mpk_sample_partial_params;
 
-/* No token: of a part without columns, and behind the end of a list. */
+/* No token: of a part without columns, and past the end of a list. */
 #define MPK_SAMPLE_NO_TOKEN 0xFFFFFFFFu
 
 /* The frontier of a set of tokens: those that no other one beats both in order (higher logit, lower token among equals) and

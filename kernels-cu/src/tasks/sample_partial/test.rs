@@ -162,7 +162,7 @@ fn words(dtype: DType, dims: &[u32], values: &[u32]) -> TestTensor {
     tensor
 }
 
-/// Slices of all ranks behind each other.
+/// Slices of all ranks, one after the other.
 fn gathered(slices: &[TestTensor]) -> (TestTensor, Vec<u64>) {
     let mut dims = slices[0].dims.clone();
     dims[0] = slices.len() as u32;

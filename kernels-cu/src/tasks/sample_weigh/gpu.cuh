@@ -118,7 +118,7 @@ struct SampleWeigh : TaskCode {
     }
     top = best_of_block(context, top, work->warps[0]);
     best = best_of_block(context, best, work->warps[1]);
-    /* What comes behind the best in order is beaten by it. */
+    /* The best beats all that come after it in this order. */
 #pragma unroll 1
     for (uint32_t i = context.thread; i < records.count * MPK_SAMPLE_FRONTIER; i += kComputeThreads) {
       const uint32_t* record = records.at(i / MPK_SAMPLE_FRONTIER);

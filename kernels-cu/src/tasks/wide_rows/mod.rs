@@ -138,7 +138,7 @@ impl TaskType for WideRows {
                 let (in_tile, end_in_tile) =
                     (first % tile, if end == rows { tile } else { (end - 1) % tile + 1 });
                 let mut task = TaskSpec::default();
-                // Rows of attention are named by slot, not by place, so who reads some of them waits for all. Nothing that is
+                // Rows of attention are named by slot, not by place, so a reader of some of them waits for all. Nothing that is
                 // normed or gated is attention's. Which rows are samples is known at run time only.
                 let whole = Region::whole(&[x_rows, x_columns]);
                 let (read, in_x) =

@@ -87,7 +87,7 @@ struct Operand {
     tokens: usize,
     /// It begins after a `~`.
     concatenated: bool,
-    /// A filter behind it would not be applied to all of it, or need not be applied.
+    /// A filter after it would not be applied to all of it, or need not be applied.
     skipped: bool,
 }
 
