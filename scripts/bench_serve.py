@@ -291,9 +291,9 @@ def measure_fixed_batch(options):
         rounds = []
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                traces = [Path(folder) / "fixed.json", Path(folder) / "online.json"]
+                traces = [Path(folder) / f"{name}.json" for name in ("fixed", "online", "streams")]
                 more = ["--backend", "cpu", "--trace"]
-                command = [run, options.model, "--max-new-tokens", str(options.tokens), "--ignore-eos", "--greedy", *more, traces[0]]
+                command = [run, options.model, "--json", "--max-new-tokens", str(options.tokens), "--ignore-eos", "--greedy", *more, traces[0]]
                 for number in range(batch):
                     command += ["--prompt-tokens", ",".join(map(str, fixed_batch.ids(number)))]
                 if options.workers:
@@ -301,20 +301,23 @@ def measure_fixed_batch(options):
                 if options.ranks > 1:
                     command = ["mpirun", "-n", str(options.ranks), *command]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=VARIABLES)
-                server = ours(options, *more, traces[1])
-                try:
-                    fixed_batch.online(server.url, batch, options.tokens)
-                    server.end()
-                finally:
-                    server.stop()
-                fixed, online = (fixed_batch.iterations(trace) for trace in traces)
-                if fixed[0] != online[0]:
-                    sys.exit(f"bench_serve: the batches differ: {fixed[0]} and {online[0]}")
-                rounds.append((statistics.median(fixed[1]), statistics.median(online[1])))
+                for trace, stream in zip(traces[1:], (False, True)):
+                    server = ours(options, *more, trace)
+                    try:
+                        fixed_batch.online(server.url, batch, options.tokens, stream)
+                        server.end()
+                    finally:
+                        server.stop()
+                graphs, times = zip(*(fixed_batch.iterations(trace) for trace in traces))
+                if len(set(graphs)) > 1:
+                    sys.exit(f"bench_serve: the batches differ: {graphs}")
+                rounds.append([statistics.median(each) for each in times])
         result = {"ranks": options.ranks, "batch": batch, **fixed_batch.verdict(rounds)}
         results.append(result)
-        print(f"{options.ranks} ranks, batch {batch}: fixed {result['fixed_ms']:.3f} ms, online {result['online_ms']:.3f} ms an iteration, "
-              f"{100 * (result['ratio'] - 1):+.1f} % (median of the rounds' ratios {100 * (result['median_of_ratios'] - 1):+.1f} %)", flush=True)
+        print(f"{options.ranks} ranks, batch {batch}: fixed {result['fixed_ms']:.3f} ms an iteration" + "".join(
+            f"; {text} {result[name + '_ms']:.3f} ms, {100 * (result[name + '_ratio'] - 1):+.1f} % "
+            f"(median of the rounds' ratios {100 * (result[name + '_median_of_ratios'] - 1):+.1f} %)"
+            for name, text in (("online", "online"), ("streams", "streamed"))), flush=True)
     return results
 
 

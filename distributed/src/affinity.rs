@@ -30,6 +30,11 @@ fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
     }
 }
 
+/// How many cores of this machine the job may use.
+pub fn allowed() -> usize {
+    allowed_cores().len()
+}
+
 /// Cores that the job may use: under mpirun those of the launcher (its child is bound already), else our own.
 fn allowed_cores() -> Vec<usize> {
     let own = || match sched_getaffinity(None) {

@@ -15,6 +15,8 @@ pub struct Request {
     pub min_new_tokens: u32,
     /// How its tokens are chosen.
     pub sampling: Sampling,
+    /// Its sink needs no token before the end but the first one. The others may come late, many at a time.
+    pub quiet: bool,
 }
 
 /// How a request's tokens are chosen. The order: penalties, temperature, min-p, top-k, top-p, noise.

@@ -50,10 +50,12 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   const BatchArrays arrays = batch_arrays(rank);
   const mpk_batch_output* output = &state->output;
   const uint32_t top_k = config->top_k;
-  const bool news = state->pending != 0 || state->told != state->finished || state->output.entries_taken != state->next_admission;
+  bool news = state->told != state->finished || state->output.entries_taken != state->next_admission;
   for (uint32_t i = 0; i < state->pending; ++i) {
     const PendingToken pending = arrays.pending[i];
-    const uint64_t place = static_cast<uint64_t>(config->requests[pending.request].first_output) + pending.number;
+    const mpk_request* request = &config->requests[pending.request];
+    const uint64_t place = static_cast<uint64_t>(request->first_output) + pending.number;
+    news = news || pending.number == 0 || request->quiet == 0;
     output->tokens[place] = pending.token;
     for (uint32_t k = 0; k < top_k; ++k) {
       output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(pending.sample) * top_k + k];
@@ -92,7 +94,8 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     state->output.entries_taken = state->next_admission;
     platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
   }
-  /* Other hosts look on their own while they wait for their kernel. */
+  /* Other hosts look on their own while they wait for their kernel. A host that is woken takes a core from a worker, so tokens that nobody
+   * waits for do not wake it: it takes them with the next ones, or in a few milliseconds. */
   if (news && rank->rank == 0) platform::ring(&rank->control->bell);
 }
 

@@ -1,13 +1,16 @@
 """Decode through online admission against a fixed batch: the same requests, once as one list to mpk-run, which begins them together, and once one
-after the other to mpk-serve, while the others run. Compared are the iterations that decode all of them, from the ranks' timelines.
+after the other to mpk-serve, while the others run. Compared are the iterations that decode all of them, from the ranks' timelines. mpk-serve is asked
+for whole answers, as mpk-run --json gives them, and for streams: there each token wakes three threads, the client among them, and on a machine
+whose workers have all cores each of them interrupts a worker.
 
 The rounds take turns, and the shortest of the medians counts: what else the machine does only makes iterations longer."""
 
+import http.client
 import json
 import statistics
 import threading
 import time
-import urllib.request
+from urllib.parse import urlsplit
 
 
 def ids(number):
@@ -24,16 +27,22 @@ def iterations(trace):
     return graph, [(b - a) / 1e3 for (a, first), (b, second) in zip(steps, steps[1:]) if first == second == graph]
 
 
-def ask(url, number, tokens):
-    body = json.dumps({"prompt": ids(number), "max_tokens": tokens, "temperature": 0, "ignore_eos": True}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        assert json.load(answer)["usage"]["completion_tokens"] == tokens
+def ask(url, number, tokens, stream):
+    body = json.dumps({"prompt": ids(number), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": stream,
+                       **({"stream_options": {"include_usage": True}} if stream else {})})
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=120)
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    # Looked into only at the end: this machine has other work.
+    answer = connection.getresponse().read()
+    last = answer.split(b"data: ")[-2] if stream else answer
+    assert json.loads(last)["usage"]["completion_tokens"] == tokens, answer[-300:]
+    connection.close()
 
 
-def online(url, batch, tokens):
+def online(url, batch, tokens, stream):
     """So many requests, each a moment after the one before; all run at the same time for most of it."""
-    threads = [threading.Thread(target=ask, args=(url, number, tokens)) for number in range(batch)]
+    threads = [threading.Thread(target=ask, args=(url, number, tokens, stream)) for number in range(batch)]
     for thread in threads:
         thread.start()
         time.sleep(0.01)
@@ -42,7 +51,10 @@ def online(url, batch, tokens):
 
 
 def verdict(rounds):
-    """Figures of rounds of (fixed, online) medians in milliseconds."""
-    fixed, served = (min(times) for times in zip(*rounds))
-    ratios = [b / a for a, b in rounds]
-    return {"fixed_ms": fixed, "online_ms": served, "ratio": served / fixed, "median_of_ratios": statistics.median(ratios), "rounds": rounds}
+    """Figures of rounds of (fixed, whole answers, streams) medians in milliseconds."""
+    fixed, *served = (min(times) for times in zip(*rounds))
+    result = {"fixed_ms": fixed, "rounds": rounds}
+    for place, (name, online_ms) in enumerate(zip(("online", "streams"), served), 1):
+        ratios = [times[place] / times[0] for times in rounds]
+        result |= {f"{name}_ms": online_ms, f"{name}_ratio": online_ms / fixed, f"{name}_median_of_ratios": statistics.median(ratios)}
+    return result

@@ -130,7 +130,7 @@ impl Leader {
             first_output: first + prompt,
             sampling: add.request.sampling.to_abi(prompt),
             min_new_tokens: add.request.min_new_tokens,
-            reserved: 0,
+            quiet: add.request.quiet.into(),
         };
         self.active[number as usize] = Some(Active {
             id: add.id,
@@ -143,6 +143,7 @@ impl Leader {
             first_output: (first + prompt) as usize,
             taken: 0,
         });
+        tracing::debug!("request {} goes to all hosts", add.id);
         let payload = Some(Payload { request, prompt: add.request.prompt, keys: add.keys });
         self.enter(Entry { kind: abi::MPK_ADMIT, number, after_finished, payload })
     }
@@ -233,6 +234,7 @@ impl Leader {
                 }
                 if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize])
                 {
+                    tracing::debug!("request {} is written for the kernel", active.id);
                     active.written = true;
                 }
                 self.log.pop_front();
@@ -252,6 +254,7 @@ impl Leader {
             let Some(active) = self.active[number].as_mut().filter(|active| active.written) else { continue };
             let (count, finish) = outputs.progress(number as u32);
             if active.taken == 0 && count > 0 {
+                tracing::debug!("the kernel has a first token of request {}", active.id);
                 active.sink.cached(outputs.cached_tokens(number as u32));
             }
             for place in active.first_output + active.taken..active.first_output + count {

@@ -160,6 +160,7 @@ fn requests(args: &Args, opened: &Opened<'_>, sampling: SamplingParams) -> Resul
         ignore_eos: model.generate.ignore_eos,
         stop: model.generate.stop.clone(),
         logprobs: args.logprobs,
+        whole: args.json,
         ..Request::tokens(resolved.prompt_tokens, resolved.max_new_tokens)
     });
     Ok(requests.collect())

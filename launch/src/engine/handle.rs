@@ -225,6 +225,8 @@ pub(crate) struct Channel {
     state: Mutex<State>,
     ready: Condvar,
     counters: Arc<Ended>,
+    /// [`crate::engine::Request::whole`].
+    whole: bool,
 }
 
 /// How many requests have ended, by reason.
@@ -238,6 +240,8 @@ struct State {
     cached_tokens: u32,
     /// The end has been put among the events; nothing follows it.
     over: bool,
+    /// The first token has come.
+    begun: bool,
     waker: Option<Waker>,
 }
 
@@ -252,8 +256,8 @@ impl State {
 }
 
 impl Channel {
-    pub fn new(counters: Arc<Ended>) -> Channel {
-        Channel { state: Mutex::default(), ready: Condvar::new(), counters }
+    pub fn new(counters: Arc<Ended>, whole: bool) -> Channel {
+        Channel { state: Mutex::default(), ready: Condvar::new(), counters, whole }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -274,7 +278,10 @@ impl Channel {
         let mut state = self.lock();
         if !state.over {
             state.events.push_back(Event::Token(token));
-            self.tell(state);
+            let first = !std::mem::replace(&mut state.begun, true);
+            if first || !self.whole {
+                self.tell(state);
+            }
         }
     }
 
@@ -315,7 +322,7 @@ mod tests {
     use std::task::Wake;
 
     fn pair() -> (Handle, Arc<Channel>) {
-        let channel = Arc::new(Channel::new(Arc::default()));
+        let channel = Arc::new(Channel::new(Arc::default(), false));
         (Handle::new(1, vec![7], channel.clone(), None), channel)
     }
 
@@ -370,14 +377,36 @@ mod tests {
         );
     }
 
+    struct Count(AtomicUsize);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_whole_answer_wakes_its_reader_by_its_first_token_and_its_end() {
+        let channel = Arc::new(Channel::new(Arc::default(), true));
+        let mut handle = Handle::new(1, vec![7], channel.clone(), None);
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        let mut next = move || Pin::new(&mut handle).poll_next(&mut Context::from_waker(&waker));
+        assert!(next().is_pending());
+        channel.token(token(1, "a"));
+        assert_eq!((count.0.load(Ordering::Relaxed), next()), (1, Poll::Ready(Some(Event::Token(token(1, "a"))))));
+        assert!(next().is_pending());
+        channel.token(token(2, "b"));
+        channel.token(token(3, "c"));
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        channel.end(FinishReason::Length, String::new(), None);
+        assert_eq!(count.0.load(Ordering::Relaxed), 2);
+        assert_eq!(next(), Poll::Ready(Some(Event::Token(token(2, "b")))));
+        assert_eq!(next(), Poll::Ready(Some(Event::Token(token(3, "c")))));
+        assert!(matches!(next(), Poll::Ready(Some(Event::End(_)))));
+    }
+
     #[test]
     fn a_task_that_waits_is_woken() {
-        struct Count(AtomicUsize);
-        impl Wake for Count {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
         let (mut handle, channel) = pair();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());

@@ -24,6 +24,9 @@ pub struct Request {
     pub stop_token_ids: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
+    /// The answer is wanted as a whole: whoever waits for it is woken by the first token and by the end only. On the CPU target this leaves
+    /// the cores to the workers.
+    pub whole: bool,
 }
 
 impl Request {
@@ -38,6 +41,7 @@ impl Request {
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             sampling: SamplingParams::default(),
+            whole: false,
         }
     }
 

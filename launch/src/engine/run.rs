@@ -160,7 +160,9 @@ impl Engine {
         let resolved = resolve(&[source], self.info.tokenizer.as_ref(), &limits)?;
         let resolved = resolved.into_iter().next();
         let resolved = resolved.ok_or_else(|| Error::new(ErrorKind::Input, "the request has no prompt"))?;
-        let channel = Arc::new(Channel::new(self.ended.clone()));
+        let channel = Arc::new(Channel::new(self.ended.clone(), request.whole));
+        // What may end it before its tokens do is looked for at every token.
+        let quiet = request.whole && request.stop.is_empty() && request.stop_token_ids.is_empty();
         let wanted = Wanted {
             stop: &request.stop,
             eos: if request.ignore_eos { Vec::new() } else { self.info.eos.clone() },
@@ -174,6 +176,7 @@ impl Engine {
             max_new_tokens: resolved.max_new_tokens,
             min_new_tokens: if request.ignore_eos { u32::MAX } else { request.min_new_tokens },
             sampling: request.sampling.into(),
+            quiet,
         };
         Ok((Submission { request: of_kernel, sink: Box::new(text) }, resolved.prompt_tokens, channel))
     }

@@ -126,7 +126,7 @@ mod tests {
     use crate::engine::handle::Handle;
 
     fn request(wanted: Wanted<'_>) -> (Box<RequestText>, Handle) {
-        let channel = Arc::new(Channel::new(Arc::default()));
+        let channel = Arc::new(Channel::new(Arc::default(), false));
         let handle = Handle::new(1, vec![7], channel.clone(), None);
         (Box::new(RequestText::new(channel, None, wanted)), handle)
     }

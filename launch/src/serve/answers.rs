@@ -4,7 +4,7 @@ use super::backend::{Event, Events, Finish, Refusal, Submission, Token};
 use super::error::ApiError;
 use super::generation::Generation;
 use super::state::{App, Phase, Ready};
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use serde::Serialize;
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -175,9 +175,11 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
                 stop_token_ids: generation.stop_token_ids.clone(),
                 sampling: super::backend::Sampling { seed, ..generation.sampling },
                 logprobs: generation.logprobs,
+                whole: !generation.stream,
             });
         }
     }
+    tracing::debug!("{} us after its arrival a request goes to the engine", arrival.elapsed().as_micros());
     let all = ready.loaded.backend.submit(submissions).map_err(|refusal| refused(app, ready, refusal))?;
     let (sender, pieces) = mpsc::channel(app.limits.pieces);
     let n = generation.n;
@@ -223,6 +225,7 @@ struct Progress {
     tokens: usize,
     /// Characters of text so far, held back ones not counted.
     characters: usize,
+    /// When the last token came; of a whole answer, the first one.
     last: Option<Instant>,
 }
 
@@ -240,6 +243,9 @@ impl Answer {
         // The engine forgets the request, and its place is free, before the end is counted.
         drop(events);
         drop(self.place);
+        if let (false, Some(first)) = (self.generation.stream, progress.last) {
+            ready.metrics.next_tokens(progress.tokens.saturating_sub(1), first.elapsed());
+        }
         ready.metrics.end(reason, progress.tokens, self.arrival.elapsed());
     }
 
@@ -251,16 +257,28 @@ impl Answer {
         progress: &mut Progress,
         phase: &mut watch::Receiver<Phase>,
     ) -> &'static str {
+        // An event that came while tokens were gathered, and is not one.
+        let mut held: Option<Option<Event>> = None;
         loop {
-            let event = tokio::select! {
-                biased;
-                () = self.sender.closed() => return "abort",
-                event = events.next() => event,
-                error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error), 0)),
+            let event = match held.take() {
+                Some(event) => event,
+                None => tokio::select! {
+                    biased;
+                    () = self.sender.closed() => return "abort",
+                    event = events.next() => event,
+                    error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error), 0)),
+                },
             };
             let ending = match event {
                 Some(Event::Token(token)) => {
                     self.token(ready, progress, token);
+                    // What has come meanwhile goes with it: a reader that is behind gets fewer and larger pieces.
+                    held = loop {
+                        match events.next().now_or_never() {
+                            Some(Some(Event::Token(token))) => self.token(ready, progress, token),
+                            end_or_none => break end_or_none,
+                        }
+                    };
                     None
                 }
                 Some(Event::End(text, finish, cached)) => {
@@ -270,7 +288,8 @@ impl Answer {
                 }
                 None => Some(Ending::Failed(self.lost())),
             };
-            let wanted = !progress.piece.text.is_empty() || ending.is_some();
+            // A whole answer is one piece.
+            let wanted = ending.is_some() || (self.generation.stream && !progress.piece.text.is_empty());
             if !wanted {
                 continue;
             }
@@ -291,8 +310,13 @@ impl Answer {
     fn token(&self, ready: &Ready, progress: &mut Progress, token: Token) {
         let now = Instant::now();
         match progress.last.replace(now) {
-            None => ready.metrics.first_token(now - self.arrival),
-            Some(last) => ready.metrics.next_token(now - last),
+            None => {
+                tracing::debug!("{} us after its arrival a request's first token is read", (now - self.arrival).as_micros());
+                ready.metrics.first_token(now - self.arrival);
+            }
+            Some(last) if self.generation.stream => ready.metrics.next_token(now - last),
+            // The tokens of a whole answer come together: their times are told at the end.
+            Some(first) => progress.last = Some(first),
         }
         progress.tokens += 1;
         progress.piece.count += 1;

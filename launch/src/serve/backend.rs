@@ -39,6 +39,8 @@ pub struct Submission {
     pub sampling: Sampling,
     /// Log-probabilities: of the chosen token and this many of the best; `None` for none at all.
     pub logprobs: Option<u32>,
+    /// Nobody reads the tokens one by one: the stream may yield all but the first one together with the end.
+    pub whole: bool,
 }
 
 /// How tokens are chosen. The default is greedy.

@@ -170,6 +170,13 @@ impl Metrics {
         self.between_tokens.observe(after.as_secs_f64());
     }
 
+    /// So many further tokens have come in this time.
+    pub fn next_tokens(&self, count: usize, after: Duration) {
+        self.generation_tokens.inc_by(count as u64);
+        let each = after.as_secs_f64() / count.max(1) as f64;
+        (0..count).for_each(|_| self.between_tokens.observe(each));
+    }
+
     /// An answer has ended.
     pub fn end(&self, reason: &'static str, tokens: usize, after: Duration) {
         self.finished.get_or_create(&Reason { finished_reason: reason }).inc();

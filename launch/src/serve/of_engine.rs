@@ -91,10 +91,12 @@ fn request(submission: Submission) -> Request {
         stop_token_ids,
         sampling,
         logprobs,
+        whole,
     } = submission;
     Request {
         min_new_tokens,
         ignore_eos,
+        whole,
         // The chosen token's own is among the best.
         logprobs: logprobs.map_or(0, |count| count.max(1)),
         stop,

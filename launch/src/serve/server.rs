@@ -17,8 +17,11 @@ use tokio::time::timeout;
 
 /// How long a server whose engine is lost goes on saying so, after its streams have ended.
 const LOST: Duration = Duration::from_millis(250);
-/// Threads that serve connections. They parse and format; the engine's threads are not theirs.
+/// Threads that serve connections at most. They parse and format; the engine's threads are not theirs.
 const THREADS: usize = 2;
+/// Cores for each of them. A token wakes one thread; if there are several, that one wakes another to look for more work, and on a machine
+/// with few cores each of them interrupts a worker.
+const CORES_EACH: usize = 4;
 
 /// A server that takes connections from the moment it is made, and requests once it is given an engine.
 pub struct Server {
@@ -50,14 +53,15 @@ impl Server {
         let listener = TcpListener::bind(addresses.as_slice())?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
+        let threads = (distributed::affinity::allowed() / CORES_EACH).clamp(1, THREADS);
         // A token passes through them on its way to the client.
         let started = AtomicUsize::new(0);
         let runtime = Builder::new_multi_thread()
-            .worker_threads(THREADS)
+            .worker_threads(threads)
             .thread_name("http")
             .on_thread_start(move || {
                 // The first are those that serve; any others do what takes long.
-                if started.fetch_add(1, Ordering::Relaxed) < THREADS {
+                if started.fetch_add(1, Ordering::Relaxed) < threads {
                     distributed::urgency::urgent();
                 }
             })

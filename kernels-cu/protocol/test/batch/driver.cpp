@@ -177,6 +177,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
       requests[number].max_new_tokens = scenario.max_new[r];
       requests[number].min_new_tokens = scenario.min_new[r];
       requests[number].first_output = number * output_room;
+      requests[number].quiet = r % 2;
       std::fill_n(prompt_tokens.begin() + number * token_room, token_room, -1);
       std::copy(scenario.prompts[r].begin(), scenario.prompts[r].end(), prompt_tokens.begin() + number * token_room);
       if (scenario.penalties[r]) requests[number].sampling.flags = MPK_SAMPLING_ON | MPK_SAMPLING_PENALTIES;
@@ -213,7 +214,16 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
     std::fill(per_sample[2].begin(), per_sample[2].end(), -5);
     std::fill(top_token.begin(), top_token.end(), -5);
     std::fill(top_logprob.begin(), top_logprob.end(), 5.0f);
+    const std::vector<mpk_request_output> before = request_outputs;
+    const uint32_t bell = control.bell, taken = output.entries_taken;
     mpk::hand_out(&rank);
+    /* The host is woken for what it may wait for: not for further tokens of a request that is wanted as a whole. */
+    bool loud = output.entries_taken != taken;
+    for (uint32_t n = 0; n < table; ++n) {
+      const bool more = request_outputs[n].num_tokens != before[n].num_tokens;
+      loud = loud || request_outputs[n].finish != before[n].finish || (more && (before[n].num_tokens == 0 || requests[n].quiet == 0));
+    }
+    CHECK((control.bell != bell) == loud, "step %zu: the bell was %srung", i, loud ? "not " : "");
     CHECK(output.entries_taken == written, "%u entries in effect, wanted %u", output.entries_taken, written);
     if (batch.stop) {
       CHECK(last, "%zu iterations, wanted %zu", i, expected.steps.size());
