@@ -35,6 +35,11 @@ pub fn allowed() -> usize {
     allowed_cores().len()
 }
 
+/// Lets the calling thread use all cores of the job on this machine, whatever the launcher has bound it to.
+pub fn unbind() {
+    bind(&allowed_cores());
+}
+
 /// Cores that the job may use: under mpirun those of the launcher (its child is bound already), else our own.
 fn allowed_cores() -> Vec<usize> {
     let own = || match sched_getaffinity(None) {

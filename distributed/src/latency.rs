@@ -1,5 +1,6 @@
 //! How long a put with its signal takes to a rank of another node, beside MPI's own messages: for `examples/proxy_latency.rs`.
 
+use crate::affinity::bind;
 use crate::error::{Error, Result};
 use crate::memory::HugeBuffer;
 use crate::world::World;
@@ -57,6 +58,9 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let own = heap.as_ptr().cast::<u64>();
     let mut sym: Vec<*mut u8> = vec![std::ptr::null_mut(); world.size() as usize];
     sym[me as usize] = heap.as_ptr();
+    // As a worker has it, whatever the launcher has bound this thread to. Where a rank has one core, the proxy takes turns with it.
+    let cores = world.cores().own;
+    bind(&cores[..cores.len().min(1)]);
     let rank = abi::mpk_rank {
         rank: me,
         world: world.size(),

@@ -4,6 +4,7 @@ import math
 from html import escape
 
 COLOURS = ("#1f6feb", "#d1242f", "#8b949e", "#1a7f37")
+DASHES = {"p50": "", "p90": "6 3", "p99": "2 3"}
 FIGURES = (("first_token_ms", "time to first token"), ("between_tokens_ms", "time between tokens"), ("whole_ms", "whole time"))
 WIDTH, HEIGHT, LEFT, TOP, MARGIN = 260, 150, 56, 30, 24
 
@@ -16,7 +17,7 @@ def axis(values):
 
 
 def panel(title, curves, x, y):
-    """Curves [(colour, dashed, [(rate, value)..])..] with axes."""
+    """Curves [(colour, dashes, [(rate, value)..])..] with axes."""
     points = [point for _, _, curve in curves for point in curve]
     parts = [f'<text x="{x}" y="{y - 10}" font-weight="bold">{escape(title)}</text>']
     if not points:
@@ -31,17 +32,17 @@ def panel(title, curves, x, y):
     for rate in rates:
         at = left + across(rate) * WIDTH
         parts.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{rate:g}/s</text>')
-    for colour, dashed, curve in curves:
+    for colour, dashes, curve in curves:
         places = [(left + across(rate) * WIDTH, bottom - up(max(value, 1e-3)) * HEIGHT) for rate, value in curve]
         line = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-        dash = ' stroke-dasharray="4 3"' if dashed else ""
+        dash = f' stroke-dasharray="{dashes}"' if dashes else ""
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{colour}"/>' for px, py in places]
     return parts
 
 
 def svg(results):
-    """The picture of all results: lines are p50, dashed ones p99."""
+    """The picture of all results: lines are p50, dashed ones p90, dotted ones p99."""
     servers = list(dict.fromkeys(result["server"] for result in results))
     mixes = list(dict.fromkeys(result["mix"] for result in results))
     step_x, step_y = LEFT + WIDTH + 2 * MARGIN, HEIGHT + 70
@@ -51,16 +52,16 @@ def svg(results):
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for number, server in enumerate(servers):
-        at, colour = MARGIN + 240 * number, COLOURS[number % len(COLOURS)]
+        at, colour = MARGIN + 320 * number, COLOURS[number % len(COLOURS)]
         parts.append(f'<circle cx="{at}" cy="16" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{at + 10}" y="20">{escape(server)} (line p50, dashed p99)</text>')
+        parts.append(f'<text x="{at + 10}" y="20">{escape(server)} (line p50, dashed p90, dotted p99)</text>')
     for row, mix in enumerate(mixes):
         for column, (figure, name) in enumerate(FIGURES):
             curves = []
             for number, server in enumerate(servers):
                 mine = [r for r in results if (r["server"], r["mix"]) == (server, mix) and r[figure]["p50"] is not None]
-                for share in ("p50", "p99"):
+                for share, dashes in DASHES.items():
                     curve = sorted((r["rate"], r[figure][share]) for r in mine)
-                    curves.append((COLOURS[number % len(COLOURS)], share == "p99", curve))
+                    curves.append((COLOURS[number % len(COLOURS)], dashes, curve))
             parts += panel(f"{mix}: {name}", curves, MARGIN + column * step_x, TOP + MARGIN + row * step_y)
     return "\n".join([*parts, "</svg>", ""])

@@ -47,19 +47,24 @@ def decode(program, bench, report, repeats):
     # Two allreduces a layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
     follow, size = 2 * config["num_hidden_layers"] + 1, 8 * config["hidden_size"]
 
+    # The proxy of rank 0 counts its messages.
+    logged = ["env", "MPK_LOG=info,distributed::nodes=debug", *command]
+
     def time_of(text):
         return json.loads(text)["timing"]["ms_per_token"] * 1000
 
     def measure():
-        nodes, one, ways = [], [], []
+        nodes, one, ways, messages = [], [], [], []
         with Cluster(2, own_cores=True) as cluster:
             for _ in range(repeats):
-                nodes.append(time_of(cluster.run((1, 1), command).stdout()))
+                job = cluster.run((1, 1), logged)
+                nodes.append(time_of(job.stdout()))
+                messages.append(int(re.search(r"the proxy has sent (\d+) messages", job.stderr())[1]) / 192)
                 alone = subprocess.run(["mpirun", "-n", "2", *map(str, command)], capture_output=True, text=True, timeout=60, env=os.environ)
                 one.append(time_of(alone.stdout))
                 if bench:
                     ways.append(one_way(cluster, bench, 2000, size)[0])
-        text = f"{median(nodes):.0f} us a token on 2 nodes, {median(one):.0f} us on one"
+        text = f"{median(nodes):.0f} us a token on 2 nodes, {median(one):.0f} us on one, {median(messages):.1f} messages a token from each"
         if bench:
             explained = median(one) + follow * median(ways)
             text += (f"; {follow} puts of {size} bytes after each other, {median(ways):.1f} us each, and the time on one node: {explained:.0f} us, "

@@ -56,6 +56,9 @@ impl CpuRank {
         world.barrier();
         let (workers, schedulers) =
             (self.header().num_workers as usize, self.header().num_schedulers as usize);
+        // The host's thread keeps off the loops' cores where there are others. The launcher may have tied it to the first loop's.
+        let own = &self.cores.own;
+        bind(own.get(workers + schedulers..).filter(|free| !free.is_empty()).unwrap_or(own));
         let mut handles = Vec::new();
         for index in 0..workers + schedulers {
             let core = self.cores.own[index % self.cores.own.len()];

@@ -205,6 +205,8 @@ struct Thread {
     told_life: Instant,
     told_ended: bool,
     goodbye: Option<Instant>,
+    /// Messages with frames in this launch, and the bytes of these.
+    sent: (u64, u64),
     /// Frames that the GPU has no room for yet, in order.
     waiting: VecDeque<Vec<u8>>,
 }
@@ -228,6 +230,7 @@ impl Thread {
             told_life: long_ago,
             told_ended: false,
             goodbye: None,
+            sent: (0, 0),
             waiting: VecDeque::new(),
         }
     }
@@ -294,6 +297,8 @@ impl Thread {
         worked |= self.send_frames()?;
         if ended != self.told_end && self.shared.ring.next().is_none() {
             self.told_end = ended;
+            let (messages, bytes) = std::mem::take(&mut self.sent);
+            tracing::debug!("the proxy has sent {messages} messages with {bytes} bytes of frames in this launch");
             self.tell_all(END, ended, &[])?;
             worked = true;
         }
@@ -347,6 +352,7 @@ impl Thread {
                     None => std::thread::yield_now(),
                 }
             }
+            self.sent = (self.sent.0 + 1, self.sent.1 + (bytes.len() - head) as u64);
             self.carrier.send(peer, bytes)?;
             self.peers[peer].sent = Some(Instant::now());
             any = true;

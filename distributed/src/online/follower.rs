@@ -96,7 +96,7 @@ impl<T: Target> Host<T> for Follower {
             }
             self.waiting.pop_front();
         }
-        self.table.count(target.outputs(), &target.writer())?;
+        self.table.count(u64::MAX, target.outputs(), &target.writer())?;
         if self.confirmed != self.table.counted() {
             self.confirmed = self.table.counted();
             self.wire.send(0, &Message::Confirmed(self.confirmed))?;

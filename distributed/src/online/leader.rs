@@ -32,12 +32,14 @@ pub(super) struct Leader {
     free_numbers: Vec<u32>,
     /// Room for the tokens of requests.
     arena: Arena,
-    /// Entries that this rank's ring has not got, in order, with their numbers.
-    log: VecDeque<(u64, Entry)>,
+    /// Entries that this rank's ring has not got, in order.
+    log: VecDeque<Entry>,
     /// Entries, ever.
     sent: u64,
     /// Entries that came together are seen together: where each group of the log ends.
     groups: VecDeque<u64>,
+    /// Where the last group ends that all hosts have.
+    complete: u64,
     /// How many entries each other rank has confirmed, and whether its kernel has ended.
     others: Vec<Other>,
     /// By number.
@@ -90,6 +92,7 @@ impl Leader {
             log: VecDeque::new(),
             sent: 0,
             groups: VecDeque::new(),
+            complete: 0,
             others,
             active: (0..limits.requests).map(|_| None).collect(),
             ended: 0,
@@ -101,14 +104,14 @@ impl Leader {
 
     fn enter(&mut self, entry: Entry) -> Result<()> {
         self.wire.send_all(&Message::Entry(entry.clone()))?;
-        self.log.push_back((self.sent, entry));
+        self.log.push_back(entry);
         self.sent += 1;
         Ok(())
     }
 
     /// The entries so far are seen together. The other hosts have something to do.
     fn close_group(&mut self, target: &impl Target) {
-        if self.groups.back() != Some(&self.sent) && self.log.back().is_some() {
+        if self.groups.back().unwrap_or(&self.complete) != &self.sent {
             self.groups.push_back(self.sent);
         }
         self.ring_others(target);
@@ -222,28 +225,39 @@ impl Leader {
         Ok(any)
     }
 
-    /// Entries that all other hosts have go into this rank's ring; the kernel sees them last of all.
+    /// Entries go into this rank's ring, while the others write them into theirs. The kernel sees those that all other hosts have, last of all.
     fn publish(&mut self, target: &impl Target) -> Result<bool> {
-        let confirmed = self.others.iter().map(|other| other.confirmed).min().unwrap_or(u64::MAX);
         let mut any = false;
-        while let Some(&end) = self.groups.front().filter(|&&end| end <= confirmed) {
-            while let Some((_, entry)) = self.log.front().filter(|(number, _)| *number < end) {
-                if !self.table.write(entry, target.outputs(), target.control(), &target.writer())? {
-                    // The first entries of the group stay unseen until the last one is there.
-                    return Ok(any);
-                }
-                if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize])
-                {
-                    tracing::debug!("request {} is written for the kernel", active.id);
-                    active.written = true;
-                }
-                self.log.pop_front();
-                any = true;
+        while let Some(entry) = self.log.front() {
+            if !self.table.write(entry, target.outputs(), target.control(), &target.writer())? {
+                break;
             }
+            if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize]) {
+                tracing::debug!("request {} is written for the kernel", active.id);
+                active.written = true;
+            }
+            self.log.pop_front();
+            any = true;
+        }
+        // The first entries of a group stay unseen until the last one is there.
+        let confirmed = self.others.iter().map(|other| other.confirmed).min().unwrap_or(u64::MAX);
+        let ready = confirmed.min(self.table.written());
+        while let Some(&end) = self.groups.front().filter(|&&end| end <= ready) {
+            self.complete = end;
             self.groups.pop_front();
         }
-        self.table.count(target.outputs(), &target.writer())?;
+        let before = self.table.counted();
+        self.table.count(self.complete, target.outputs(), &target.writer())?;
+        if self.table.counted() != before {
+            tracing::debug!("the kernel may see {} entries", self.table.counted());
+            any = true;
+        }
         Ok(any)
+    }
+
+    /// Some entry is on its way to a ring.
+    fn has_unseen(&self) -> bool {
+        self.table.counted() != self.sent
     }
 
     /// Everything that the kernel has handed out goes to the sinks. The kernel never waits for them.
@@ -308,9 +322,9 @@ impl Leader {
     /// Nobody waits for another host for longer than the deadline: for its confirmation of an entry or, once this rank's kernel has
     /// ended, for the end of its own.
     fn check_owed(&mut self, deadline: Duration, running: bool, heard: bool) -> Result<()> {
-        let next = self.log.front().map(|(number, _)| *number);
+        let unseen = self.has_unseen().then_some(self.complete);
         let owes =
-            |other: &Other| next.is_some_and(|next| other.confirmed <= next) || (!running && !other.left);
+            |other: &Other| unseen.is_some_and(|next| other.confirmed <= next) || (!running && !other.left);
         match self.others.iter().position(owes) {
             Some(index) if !heard => self.owed.check(index + 1, deadline),
             _ => {
@@ -323,9 +337,9 @@ impl Leader {
     /// What would ring the bell is not all that is waited for.
     fn must_poll(&self, running: bool) -> bool {
         let others = !self.others.is_empty();
-        (others && (!self.log.is_empty() || !self.wire.is_idle() || self.stop_sent))
+        (others && (self.has_unseen() || !self.wire.is_idle() || self.stop_sent))
             || (others && !running && self.others.iter().any(|other| !other.left))
-            || (!self.bell.of_kernel && (!self.is_empty() || !self.log.is_empty() || self.stop_sent))
+            || (!self.bell.of_kernel && (!self.is_empty() || self.has_unseen() || self.stop_sent))
     }
 }
 
@@ -343,7 +357,7 @@ impl<T: Target> Host<T> for Leader {
             state.stats.kernel_runs = running;
             state.ending && state.waiting.is_empty()
         };
-        if ending && running && !self.stop_sent && self.log.is_empty() && self.is_empty() {
+        if ending && running && !self.stop_sent && !self.has_unseen() && self.is_empty() {
             self.stop_sent = true;
             self.enter(Entry { kind: abi::MPK_STOP, number: 0, after_finished: 0, payload: None })?;
             self.close_group(target);

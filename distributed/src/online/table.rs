@@ -7,6 +7,10 @@ use crate::control_writer::ControlWriter;
 use crate::error::Result;
 use crate::outputs::Outputs;
 use kernels_cu::abi;
+use std::time::{Duration, Instant};
+
+/// How long a host waits at once for what it has written to arrive.
+const ARRIVAL: Duration = Duration::from_micros(30);
 
 /// The entries that a host has written, and those that its kernel may see.
 #[derive(Debug, Default)]
@@ -56,16 +60,28 @@ impl Table {
         Ok(true)
     }
 
-    /// Lets the kernel see what has been written and has arrived. True where that is all of it.
-    pub fn count(&mut self, outputs: &Outputs, writer: &impl ControlWriter) -> Result<bool> {
-        if self.counted != self.written {
-            if !writer.is_written()? {
-                return Ok(false);
-            }
-            self.counted = self.written;
-            outputs.count_entries(self.counted as u32);
+    /// Lets the kernel see the first `most` entries, as far as they have been written and have arrived.
+    pub fn count(&mut self, most: u64, outputs: &Outputs, writer: &impl ControlWriter) -> Result<()> {
+        let count = self.written.min(most);
+        if self.counted >= count {
+            return Ok(());
         }
-        Ok(true)
+        // A device takes what was written within microseconds; the host's next look may be later than that.
+        let begin = Instant::now();
+        while !writer.is_written()? {
+            if begin.elapsed() > ARRIVAL {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.counted = count;
+        outputs.count_entries(self.counted as u32);
+        Ok(())
+    }
+
+    /// Entries that have been written, ever.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// Entries that the kernel may see, ever.

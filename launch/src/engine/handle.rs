@@ -393,7 +393,10 @@ mod tests {
         let mut next = move || Pin::new(&mut handle).poll_next(&mut Context::from_waker(&waker));
         assert!(next().is_pending());
         channel.token(token(1, "a"));
-        assert_eq!((count.0.load(Ordering::Relaxed), next()), (1, Poll::Ready(Some(Event::Token(token(1, "a"))))));
+        assert_eq!(
+            (count.0.load(Ordering::Relaxed), next()),
+            (1, Poll::Ready(Some(Event::Token(token(1, "a")))))
+        );
         assert!(next().is_pending());
         channel.token(token(2, "b"));
         channel.token(token(3, "c"));

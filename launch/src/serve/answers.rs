@@ -9,6 +9,9 @@ use serde::Serialize;
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
+/// Tokens of a piece at most, where they have come already.
+const MOST_TOGETHER: usize = 16;
+
 /// What is to be answered.
 pub struct Plan {
     /// Checked prompts; answer c belongs to prompt c / n.
@@ -273,12 +276,15 @@ impl Answer {
                 Some(Event::Token(token)) => {
                     self.token(ready, progress, token);
                     // What has come meanwhile goes with it: a reader that is behind gets fewer and larger pieces.
-                    held = loop {
+                    for _ in 1..MOST_TOGETHER {
                         match events.next().now_or_never() {
                             Some(Some(Event::Token(token))) => self.token(ready, progress, token),
-                            end_or_none => break end_or_none,
+                            end_or_none => {
+                                held = end_or_none;
+                                break;
+                            }
                         }
-                    };
+                    }
                     None
                 }
                 Some(Event::End(text, finish, cached)) => {
@@ -311,7 +317,10 @@ impl Answer {
         let now = Instant::now();
         match progress.last.replace(now) {
             None => {
-                tracing::debug!("{} us after its arrival a request's first token is read", (now - self.arrival).as_micros());
+                tracing::debug!(
+                    "{} us after its arrival a request's first token is read",
+                    (now - self.arrival).as_micros()
+                );
                 ready.metrics.first_token(now - self.arrival);
             }
             Some(last) if self.generation.stream => ready.metrics.next_token(now - last),

@@ -60,6 +60,8 @@ impl Server {
             .worker_threads(threads)
             .thread_name("http")
             .on_thread_start(move || {
+                // The launcher may have tied the process to the core of a worker.
+                distributed::affinity::unbind();
                 // The first are those that serve; any others do what takes long.
                 if started.fetch_add(1, Ordering::Relaxed) < threads {
                     distributed::urgency::urgent();

@@ -162,6 +162,10 @@ fn parameters_reach_the_engine() {
     assert_eq!((s.presence_penalty, s.frequency_penalty, s.repetition_penalty), (0.5, -0.5, 1.5));
     assert_eq!((submission.min_new_tokens, submission.ignore_eos), (3, true));
     assert_eq!(submission.stop_token_ids, [9]);
+    assert!(submission.whole, "nobody waits for its tokens one by one");
+    post(server.address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "stream": true}))
+        .events();
+    assert!(!server.submission().whole);
 }
 
 #[test]

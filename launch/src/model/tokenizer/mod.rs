@@ -23,10 +23,13 @@ const LONGEST_CALL: Duration = Duration::from_secs(60);
 /// Characters of a text that a message quotes.
 const QUOTED: usize = 40;
 
+/// Bytes of a text that is encoded at once where no regular expression can explode: starting a thread would take longer than that.
+const SHORT_TEXT: usize = 4096;
+
 /// Ids that are decoded again at each step of a [`TextStream`] before older ones are dropped.
-const LONGEST_WINDOW: usize = 64;
+const LONGEST_WINDOW: usize = 16;
 /// Ids that stay as context when older ones are dropped.
-const KEPT_CONTEXT: usize = 8;
+const KEPT_CONTEXT: usize = 6;
 
 /// A tokenizer.json.
 #[derive(Debug, Clone)]
@@ -37,6 +40,8 @@ pub struct Tokenizer {
     byte_fallback: bool,
     /// The decoder applies regular expressions, so that decoding may take long.
     decodes_by_regex: bool,
+    /// An expression repeats a group, so that encoding a short text may take for ever.
+    may_explode: bool,
 }
 
 impl Tokenizer {
@@ -87,7 +92,17 @@ impl Tokenizer {
         let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_string(decoder).ok());
         let decoder_has = |word: &str| decoder.as_ref().is_some_and(|decoder| decoder.contains(word));
         let (byte_fallback, decodes_by_regex) = (decoder_has("\"ByteFallback\""), decoder_has("\"Regex\""));
-        Ok(Self { path, tokenizer: Arc::new(tokenizer), special, byte_fallback, decodes_by_regex })
+        let may_explode =
+            repeats_a_group(&serde_json::to_string(&tokenizer.get_pre_tokenizer()).unwrap_or_default())
+                || repeats_a_group(&serde_json::to_string(&tokenizer.get_normalizer()).unwrap_or_default());
+        Ok(Self {
+            path,
+            tokenizer: Arc::new(tokenizer),
+            special,
+            byte_fallback,
+            decodes_by_regex,
+            may_explode,
+        })
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer adds by default (such as a leading begin-of-text)
@@ -96,15 +111,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer can't encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, InputError> {
-        let (tokenizer, own_text) = (Arc::clone(&self.tokenizer), text.to_string());
-        let encoded = bounded(LONGEST_CALL, move || {
-            tokenizer.encode(own_text, true).map(|encoding| encoding.get_ids().to_vec())
-        });
-        encoded.and_then(|encoded| encoded.map_err(|e| e.to_string())).map_err(|problem| {
-            let begin: String = text.chars().take(QUOTED).collect();
-            let more = if begin.len() < text.len() { "..." } else { "" };
-            self.error(format!("cannot encode {begin:?}{more}: {problem}"))
-        })
+        self.encode_with(text, true)
     }
 
     /// The ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
@@ -112,10 +119,22 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer can't encode the text.
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, InputError> {
-        match self.tokenizer.encode(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(self.error(format!("cannot encode {text:?}: {e}"))),
-        }
+        self.encode_with(text, false)
+    }
+
+    fn encode_with(&self, text: &str, add_special: bool) -> Result<Vec<u32>, InputError> {
+        let encoded = if self.may_explode || text.len() > SHORT_TEXT {
+            let (tokenizer, own_text) = (Arc::clone(&self.tokenizer), text.to_string());
+            bounded(LONGEST_CALL, move || tokenizer.encode(own_text, add_special))
+        } else {
+            caught(|| self.tokenizer.encode(text, add_special))
+        };
+        let encoded = encoded.and_then(|encoded| encoded.map_err(|e| e.to_string()));
+        encoded.map(|encoding| encoding.get_ids().to_vec()).map_err(|problem| {
+            let begin: String = text.chars().take(QUOTED).collect();
+            let more = if begin.len() < text.len() { "..." } else { "" };
+            self.error(format!("cannot encode {begin:?}{more}: {problem}"))
+        })
     }
 
     /// The text of `ids`, special tokens left out. Ids that the vocabulary lacks have no text.
@@ -156,6 +175,12 @@ impl Tokenizer {
                 .id_to_token(id)
                 .is_some_and(|token| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>'))
     }
+}
+
+/// Whether some regular expression in `json` repeats a group, as `(a+)+` does. Only then can matching take time that grows exponentially
+/// with the text. An expression that only looks like that costs a thread for each text.
+fn repeats_a_group(json: &str) -> bool {
+    json.contains("\"Regex\"") && [")*", ")+", "){"].iter().any(|repeat| json.contains(repeat))
 }
 
 /// Decodes a growing sequence of ids into pieces of text.

@@ -209,3 +209,20 @@ proptest! {
         prop_assert_eq!(pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
     }
 }
+
+/// Only expressions that repeat a group can take for ever on a short text.
+#[test]
+fn expressions_that_may_explode_are_found() {
+    let regex = |pattern: &str| format!("{{\"pattern\":{{\"Regex\":\"{pattern}\"}}}}");
+    for pattern in ["(a+)+$", "(a|aa|a?a)*$", "(?:a|b){2,}"] {
+        assert!(super::repeats_a_group(&regex(pattern)), "{pattern}");
+    }
+    // Those of Qwen's and Llama's tokenizers.
+    for pattern in [
+        "(?i:'s|'t)|[^\\\\r\\\\n\\\\p{L}]?\\\\p{L}+|\\\\s+(?!\\\\S)|\\\\s+",
+        "\\\\p{N}{1,3}| ?[^\\\\s]+[\\\\r\\\\n]*",
+    ] {
+        assert!(!super::repeats_a_group(&regex(pattern)), "{pattern}");
+    }
+    assert!(!super::repeats_a_group("{\"type\":\"ByteLevel\",\"use_regex\":true}"));
+}
