@@ -298,7 +298,9 @@ impl Thread {
         if ended != self.told_end && self.shared.ring.next().is_none() {
             self.told_end = ended;
             let (messages, bytes) = std::mem::take(&mut self.sent);
-            tracing::debug!("the proxy has sent {messages} messages with {bytes} bytes of frames in this launch");
+            tracing::debug!(
+                "the proxy has sent {messages} messages with {bytes} bytes of frames in this launch"
+            );
             self.tell_all(END, ended, &[])?;
             worked = true;
         }

@@ -100,6 +100,7 @@ impl<T: Target> Host<T> for Follower {
         if self.confirmed != self.table.counted() {
             self.confirmed = self.table.counted();
             self.wire.send(0, &Message::Confirmed(self.confirmed))?;
+            target.ring_first();
             self.bells.iter().for_each(|bell| bell.ring());
         }
         if !running && std::mem::take(&mut self.launch) {

@@ -21,6 +21,8 @@ pub(super) trait Target {
     fn bell(&self) -> Bell;
     /// Wakes the hosts of other ranks that can be reached: there is a message for them. The rest look now and then.
     fn ring_others(&self);
+    /// Wakes rank 0's host, if it can be reached.
+    fn ring_first(&self);
     /// Collective: see `CpuRank::launch`.
     fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()>;
 }
@@ -58,6 +60,13 @@ impl Target for CpuRank {
         }
     }
 
+    fn ring_first(&self) {
+        if let Some(word) = self.bell_of(0) {
+            // SAFETY: as above.
+            unsafe { Bell::new(word, true) }.ring();
+        }
+    }
+
     fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         CpuRank::launch(self, world, look)
     }
@@ -86,6 +95,8 @@ impl Target for CudaRank {
     }
 
     fn ring_others(&self) {}
+
+    fn ring_first(&self) {}
 
     fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         CudaRank::launch(self, world, look)

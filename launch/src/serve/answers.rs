@@ -4,13 +4,10 @@ use super::backend::{Event, Events, Finish, Refusal, Submission, Token};
 use super::error::ApiError;
 use super::generation::Generation;
 use super::state::{App, Phase, Ready};
-use futures_util::{FutureExt, StreamExt};
+use futures_util::StreamExt;
 use serde::Serialize;
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
-
-/// Tokens of a piece at most, where they have come already.
-const MOST_TOGETHER: usize = 16;
 
 /// What is to be answered.
 pub struct Plan {
@@ -260,31 +257,16 @@ impl Answer {
         progress: &mut Progress,
         phase: &mut watch::Receiver<Phase>,
     ) -> &'static str {
-        // An event that came while tokens were gathered, and is not one.
-        let mut held: Option<Option<Event>> = None;
         loop {
-            let event = match held.take() {
-                Some(event) => event,
-                None => tokio::select! {
-                    biased;
-                    () = self.sender.closed() => return "abort",
-                    event = events.next() => event,
-                    error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error), 0)),
-                },
+            let event = tokio::select! {
+                biased;
+                () = self.sender.closed() => return "abort",
+                event = events.next() => event,
+                error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error), 0)),
             };
             let ending = match event {
                 Some(Event::Token(token)) => {
                     self.token(ready, progress, token);
-                    // What has come meanwhile goes with it: a reader that is behind gets fewer and larger pieces.
-                    for _ in 1..MOST_TOGETHER {
-                        match events.next().now_or_never() {
-                            Some(Some(Event::Token(token))) => self.token(ready, progress, token),
-                            end_or_none => {
-                                held = end_or_none;
-                                break;
-                            }
-                        }
-                    }
                     None
                 }
                 Some(Event::End(text, finish, cached)) => {
