@@ -6,7 +6,7 @@
 //! A signal does the first of these that applies. It
 //! - goes to the thread of [`Watched`], in a program that serves;
 //! - ends the process with status 4 after [`end_on_signal`];
-//! - is kept until [`Held`] goes, while nvcc runs;
+//! - is kept until nvcc has ended (`Held`);
 //! - is noted while the kernel runs ([`Running`]), and the second one ends the process with status 4;
 //! - else ends the process, as it does by default.
 

@@ -332,7 +332,9 @@ mod tests {
         let error =
             first("NVSHMEM".to_string(), Some("NVSHMEM_HOME"), list, |place| &place.0, at).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("\nunset NVSHMEM_HOME, which excludes all other places; to install"), "{text}");
+        let help = error.help().unwrap();
+        assert!(help.starts_with("unset NVSHMEM_HOME, which excludes all other places"), "{help}");
+        assert!(help.contains("scripts/setup.sh --cuda"), "{help}");
         assert_eq!(text.matches("nvshmem_version.h").count(), 1, "{text}");
     }
 
