@@ -22,6 +22,7 @@ pub mod target;
 pub mod task_graph;
 pub mod task_type;
 pub mod trust;
+pub mod tuning;
 pub mod verify;
 
 pub use attribute::{Attribute, AttributeKind};
@@ -40,3 +41,4 @@ pub use target::{Backend, Target};
 pub use task_graph::{Allreduce, Placement, TaskGraph};
 pub use task_type::TaskType;
 pub use trust::Trust;
+pub use tuning::{Knob, Tuning};

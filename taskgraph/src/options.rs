@@ -13,8 +13,6 @@ pub struct BuildOptions {
     pub placement: Placement,
     /// How allreduces are carried out.
     pub allreduce: Allreduce,
-    /// Largest payload (bytes of one rank's partial sums) that [`Allreduce::Auto`] pushes as flagged words.
-    pub one_shot_bytes: u64,
     /// Each rank's node, counted from 0 in the order of their first ranks; empty: all are on one node.
     pub nodes: Vec<u32>,
     /// Machine.
@@ -31,7 +29,6 @@ impl BuildOptions {
             world,
             placement: Placement::Static,
             allreduce: Allreduce::Auto,
-            one_shot_bytes: 256 << 10,
             nodes: Vec::new(),
             target,
             protected: true,

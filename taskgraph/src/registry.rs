@@ -2,6 +2,7 @@
 
 use crate::collective::{self, Collective};
 use crate::task_type::TaskType;
+use crate::tuning::Knob;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -45,5 +46,13 @@ impl Registry {
     /// All collectives, by name.
     pub fn collectives(&self) -> impl Iterator<Item = &Arc<dyn Collective>> {
         self.collectives.values()
+    }
+    /// The knobs of all types and collectives, by name; those that several types share once.
+    pub fn knobs(&self) -> Vec<&'static Knob> {
+        let of_types = self.types.values().flat_map(|t| t.knobs());
+        let of_collectives = self.collectives.values().flat_map(|c| c.knobs());
+        let by_name: BTreeMap<&str, &Knob> =
+            of_types.chain(of_collectives).map(|knob| (knob.name, *knob)).collect();
+        by_name.into_values().collect()
     }
 }

@@ -1,5 +1,6 @@
 //! What the graphs are built for: the one table of hardware facts, and the numbers that tiling needs.
 
+use crate::tuning::{Knob, Tuning};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -101,13 +102,23 @@ pub struct Target {
     pub max_tiles: u32,
     /// Products of many rows run as wide tiles: on tensor cores that multiply 64 rows at once (Hopper's).
     pub wide: bool,
+    /// What was measured, in place of defaults.
+    #[serde(default, skip_serializing_if = "Tuning::is_empty")]
+    pub tuning: Tuning,
 }
 
 impl Target {
     /// The CPU target with `workers` threads a rank.
     pub fn cpu(workers: u32) -> Self {
         let workers = workers.max(1);
-        Target { backend: Backend::Cpu, workers, column_unit: 16, max_tiles: workers, wide: false }
+        Target {
+            backend: Backend::Cpu,
+            workers,
+            column_unit: 16,
+            max_tiles: workers,
+            wide: false,
+            tuning: Tuning::default(),
+        }
     }
 
     /// A GPU of the hardware table: one worker for each multiprocessor.
@@ -118,7 +129,13 @@ impl Target {
             column_unit: 16,
             max_tiles: device.sms,
             wide: device.architecture == "sm_90a",
+            tuning: Tuning::default(),
         }
+    }
+
+    /// The value of a knob.
+    pub fn tuned(&self, knob: &Knob) -> u64 {
+        self.tuning.of(knob)
     }
 
     /// Column ranges that an operator with `columns` outputs is cut into: at most `max_tiles`, multiples of

@@ -10,6 +10,7 @@ use crate::region::Region;
 use crate::split::Sharding;
 use crate::target::Target;
 use crate::trust::Trust;
+use crate::tuning::Knob;
 use smallvec::SmallVec;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -183,6 +184,11 @@ pub trait TaskType: Debug + Send + Sync {
 
     /// The attributes that the operator takes; others are refused with this list.
     fn attributes(&self) -> &'static [Attribute] {
+        &[]
+    }
+
+    /// What decides how fast its tasks are and nothing else; read by [`Target::tuned`].
+    fn knobs(&self) -> &'static [&'static Knob] {
         &[]
     }
 

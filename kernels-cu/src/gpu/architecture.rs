@@ -2,6 +2,7 @@
 
 use std::fmt;
 use taskgraph::target::{DEVICES, Device};
+use taskgraph::{Knob, Tuning};
 
 /// What nvcc compiles for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,6 +84,25 @@ const RESERVED_BYTES: u32 = 9 << 10;
 /// What NVSHMEM's device library takes for itself beside the dynamic shared memory, rounded up.
 const LIBRARY_BYTES: u32 = 2 << 10;
 
+/// How many stages of the ring are loaded at a time.
+const STAGES_IN_FLIGHT: Knob = Knob {
+    name: "ring.stages_in_flight",
+    default: 4,
+    candidates: &[2, 3, 4, 5, 6, 8],
+    about: "pieces of weights that a multiprocessor loads at a time for the task that runs",
+};
+
+/// The same for tasks that have not begun.
+const STAGES_AHEAD: Knob = Knob {
+    name: "ring.stages_ahead",
+    default: 1,
+    candidates: &[1, 2, 3, 4],
+    about: "pieces of weights that it loads at a time for the tasks after it",
+};
+
+/// What is measured of the kernel itself.
+pub const KNOBS: [&Knob; 2] = [&STAGES_IN_FLIGHT, &STAGES_AHEAD];
+
 /// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
 /// the launch must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,11 +145,32 @@ impl KernelConfig {
             shared_bytes,
         }
     }
+
+    /// The same with what was measured.
+    pub fn tuned(self, tuning: &Tuning) -> Self {
+        let measured = |knob, otherwise: u32| tuning.get(knob).map_or(otherwise, |value| value as u32);
+        let stages_in_flight = measured(&STAGES_IN_FLIGHT, self.stages_in_flight).clamp(1, self.stages);
+        let stages_ahead = measured(&STAGES_AHEAD, self.stages_ahead).clamp(1, stages_in_flight);
+        KernelConfig { stages_in_flight, stages_ahead, ..self }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_measured_replaces_the_ring_and_nothing_else() {
+        let config = KernelConfig::new(Architecture::Sm90a);
+        assert_eq!(config.tuned(&Tuning::default()), config);
+        let mut tuning = Tuning::default();
+        tuning.set("ring.stages_in_flight", 2);
+        tuning.set("ring.stages_ahead", 4);
+        let tuned = config.tuned(&tuning);
+        // No more ahead than at all.
+        assert_eq!((tuned.stages_in_flight, tuned.stages_ahead), (2, 2));
+        assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, ..tuned }, config);
+    }
 
     #[test]
     fn every_device_of_the_table_has_an_architecture_with_room_for_work() {

@@ -26,7 +26,7 @@ use taskgraph::target::Backend;
 use taskgraph::task_type::{
     Access, Expansion, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
-use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Sharding, Target};
+use taskgraph::{Attribute, AttributeKind, DType, Knob, Region, Rows, Sharding, Target};
 
 /// A member of the family.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,15 @@ const CHUNK_ROWS: (u64, u64) = (96, 480);
 const GPU_COLUMNS_STEP: u32 = 4096;
 
 /// So many workers gate their own outputs rather than all inputs.
-const GATING_WORKERS: u32 = 32;
+const GATING_WORKERS: Knob = Knob {
+    name: "linear.gating_workers",
+    default: 32,
+    candidates: &[1, 32, 1 << 16],
+    about: "fewest workers that gate their own outputs, rather than each reader the inputs",
+};
+
+/// What is measured of all members.
+pub const KNOBS: &[&Knob] = &[&GATING_WORKERS, wide::KNOBS[0], wide::KNOBS[1], wide::KNOBS[2]];
 
 /// The attributes that all members take; `eps` is the norm's.
 pub const ATTRIBUTES: &[Attribute] = &[
@@ -297,7 +305,7 @@ impl Family {
             }),
             _ => weight.ty.dims.first().is_some_and(|n| aligned(n / 2)),
         };
-        aligned && target.max_tiles >= GATING_WORKERS
+        aligned && u64::from(target.max_tiles) >= target.tuned(&GATING_WORKERS)
     }
 
     /// For [`taskgraph::TaskType::expand`]: products of many rows on a GPU that has wide ones.
@@ -459,6 +467,10 @@ macro_rules! member {
             }
             fn attributes(&self) -> &'static [taskgraph::Attribute] {
                 crate::tasks::linear_family::ATTRIBUTES
+            }
+
+            fn knobs(&self) -> &'static [&'static taskgraph::Knob] {
+                crate::tasks::linear_family::KNOBS
             }
             fn infer(
                 &self,

@@ -9,22 +9,40 @@ use crate::tasks::source::Source;
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
-use taskgraph::{DType, Rows, Target};
+use taskgraph::{DType, Knob, Rows, Target};
 
 /// Fewest rows of an iteration that products become wide for: of 16 rows an H200 makes the others sooner (8B, one GPU: 5.60 ms a
 /// step, 5.85 with wide products), of 32 these (7.6 and 6.4).
-pub const LEAST_ROWS: u64 = 17;
+pub const LEAST_ROWS: Knob = Knob {
+    name: "wide.least_rows",
+    default: 17,
+    candidates: &[9, 17, 33, 65],
+    about: "fewest rows of an iteration for which products are made of wide tiles",
+};
 
 /// The same where each rank has a part of every sum: fewer rows are pushed to the other ranks as they are computed, which wide
 /// products can't.
-pub const LEAST_PARTIAL_ROWS: u64 = 65;
+pub const LEAST_PARTIAL_ROWS: Knob = Knob {
+    name: "wide.least_partial_rows",
+    default: 65,
+    candidates: &[17, 33, 65, 129],
+    about: "the same where each rank has a part of every sum",
+};
 
 /// Fewest rows and columns of a weight; each rank has at least 16 of those that are dealt.
 const LEAST_WEIGHT: u64 = 64;
 
 /// Fewest columns of a weight that are shared out to two tasks where tiles are too few for the workers: a multiprocessor takes 0.44 us for
 /// 128 of them, whatever the others do, and the sum of both halves 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum).
-const LEAST_HALVED: u64 = 6144;
+const LEAST_HALVED: Knob = Knob {
+    name: "wide.least_halved_columns",
+    default: 6144,
+    candidates: &[2048, 4096, 6144, 12288, 1 << 20],
+    about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
+};
+
+/// What is measured of wide products.
+pub const KNOBS: [&Knob; 3] = [&LEAST_ROWS, &LEAST_PARTIAL_ROWS, &LEAST_HALVED];
 
 /// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
@@ -85,7 +103,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let partial =
         op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some();
     let fits = target.wide
-        && rows >= if partial { LEAST_PARTIAL_ROWS } else { LEAST_ROWS }
+        && rows >= target.tuned(if partial { &LEAST_PARTIAL_ROWS } else { &LEAST_ROWS })
         && whole.iter().all(|&d| d >= LEAST_WEIGHT && d / u64::from(op.world) >= 16)
         && weight.dtype.size() == 2
         && (out.dtype == weight.dtype || out.dtype == DType::F32 && !product.gated)
@@ -155,7 +173,7 @@ fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target) -> bool {
         && out.dtype == DType::F32
         && FEW.contains(&tile)
         && *rows <= u64::from(tile.width)
-        && *k >= LEAST_HALVED
+        && *k >= target.tuned(&LEAST_HALVED)
         && 2 * columns.div_ceil(u64::from(tile.high)) <= u64::from(target.workers)
 }
 

@@ -2,7 +2,7 @@
 //! shapes for `mpk-run`.
 
 use clap::{CommandFactory, Parser, Subcommand};
-use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, tasks};
+use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, tasks, tune};
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
 use launch::cli::process_limits::Allocator;
@@ -80,6 +80,8 @@ enum What {
     Allreduce(Box<allreduce::Case>),
     /// Microseconds of a task that does almost no work: in a chain of dependent tasks, and from one task to many and back to one.
     Tasks(Box<tasks::Case>),
+    /// Find the fastest choices for a model on this machine, and keep them for later runs: `mpk-bench tune qwen3-8b --tp 2`.
+    Tune(Box<tune::Case>),
     /// Where the time of an iteration goes, from a timeline that mpk-run wrote (`--trace`).
     Budget {
         /// Timeline; of decoding, with at least two consecutive iterations.
@@ -138,6 +140,7 @@ fn run(args: Args) -> Result<(), AppError> {
         What::Prefill(case) => launch::cli::program::exit(prefill::run(&case)),
         What::Allreduce(case) => launch::cli::program::exit(allreduce::run(&case)),
         What::Tasks(case) => launch::cli::program::exit(tasks::run(&case)),
+        What::Tune(case) => launch::cli::program::exit(tune::run(&case)),
         What::Budget { trace, prefill } => {
             let phase = if prefill { budget::Phase::Prefill } else { budget::Phase::Decode };
             let budget = budget::of_file(&trace, phase)?;

@@ -4,6 +4,7 @@ use crate::cli::args::Args;
 use crate::cli::console::print_line;
 use crate::engine::backend::{compile_all, cuda_target};
 use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_ranks};
+use crate::engine::tuning::{self, Place};
 use crate::engine::user_graph;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
@@ -21,17 +22,23 @@ use taskgraph::{Target, TaskGraph, target};
 
 /// Builds and verifies what `args` name; prints or writes what they ask for.
 pub fn run(args: &Args) -> Result<(), AppError> {
-    let model = args.model_spec().open()?;
+    let mut model = args.model_spec().open()?;
     let source = ModelSource::open(&model)?;
     let ranks = args.ranks.or_else(launched_ranks).unwrap_or(1);
     let row = device_row(args)?;
-    let target = match &row {
+    let mut target = match &row {
         None => {
             let cores = World::single().cores().own.len() as u32;
             Target::cpu(model.runtime.workers.unwrap_or((cores / ranks).max(1)))
         }
         Some(row) => cuda_target(row, &model)?,
     };
+    let config = args.run_config();
+    if let ModelSource::Model(source) = &source {
+        let place = Place::new(&source.config, row.as_ref().map(|row| row.name), target.workers, ranks);
+        tuning::use_values(tuning::resolve(&config, &place, target.backend)?, &mut model, &mut target);
+    }
+    let tuned = target.tuning.clone();
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
             check_ranks(source, ranks)?;
@@ -47,7 +54,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             (vec![parsed.graph], name)
         }
     };
-    let options = build_options(&args.run_config(), &model, &Nodes::one(ranks, "localhost"), target)?;
+    let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target)?;
     let all = build_verified(&ops, &kernels_cu::registry::registry(), &options)?;
     if row.is_some() {
         all.iter().try_for_each(|graphs| check_limits(graphs))?;
@@ -56,7 +63,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         emit(folder, &all, &main)?;
     }
     if let (true, Some(row)) = (args.compile_only, &row) {
-        let compiled = compile_all(row, args.runtime.transport.into(), args.trace.is_some(), &all)?;
+        let compiled = compile_all(row, args.runtime.transport.into(), args.trace.is_some(), &tuned, &all)?;
         print_line(&format!(
             "{}: {} kernel variants for {} ranks, {}, {:.2} s ({})",
             compiled.cubin.path.display(),

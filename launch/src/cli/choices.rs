@@ -95,6 +95,15 @@ choices! {
     }
 }
 
+/// Whether measured values are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TuningTable {
+    /// Those that `mpk-bench tune` has kept for this machine, model and number of ranks, if there are any.
+    Auto,
+    /// None of them: the defaults.
+    Off,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ use rustix::fs::{Access, access};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use taskgraph::Tuning;
 use taskgraph::builder::BuildOptions;
 use taskgraph::target::{self, Device};
 
@@ -202,7 +203,11 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             gpu.sms,
             gibibytes(gpu.memory)
         );
-        match gpu.row().map_err(AppError::from).and_then(|row| compile_options(&row, KernelKind::default())) {
+        match gpu
+            .row()
+            .map_err(AppError::from)
+            .and_then(|row| compile_options(&row, KernelKind::default(), &Tuning::default()))
+        {
             Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
             Err(error) => table.missing(&what, found, error.to_string()),
         }
@@ -400,7 +405,7 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
     let ops = families::op_graphs(&source.config, &sizes, &options);
     let allreduce = crate::engine::graphs::allreduce(model.runtime.allreduce);
     let build = BuildOptions { allreduce, ..BuildOptions::new(ranks, target) };
-    let build = GraphBuild::new(build, model.runtime.placement);
+    let build = GraphBuild::new(build, model.runtime.placements());
     let graphs = build_one(&ops, &kernels_cu::registry::registry(), &build, 0)?;
     let (needed, parts) = memory_needed(&graphs)?;
     let found = format!("{} on each of {ranks} GPUs: {parts}", gibibytes(needed));

@@ -1,11 +1,14 @@
 //! Options on where and how a model is run, the same for all programs that run one.
 
-use crate::cli::choices::{Allreduce, Backend, Bootstrap, Kv, Launch, Placement, PrefixCache, Transport};
+use crate::cli::choices::{
+    Allreduce, Backend, Bootstrap, Kv, Launch, Placement, PrefixCache, Transport, TuningTable,
+};
 use crate::engine::RunConfig;
 use crate::engine::config::BackendChoice;
 use crate::model::model_json::{self, Overrides};
 use distributed::Fault;
 use std::time::Duration;
+use taskgraph::Tuning;
 
 const SIZES: &str = "Sizes";
 const MACHINE: &str = "Where and how to run";
@@ -53,6 +56,12 @@ pub struct RuntimeArgs {
     /// End the run when a wait sees no progress for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = MACHINE)]
     pub deadline: f64,
+    /// Whether to use what `mpk-bench tune` measured for this machine and model.
+    #[arg(long, value_enum, default_value_t = TuningTable::Auto, help_heading = MACHINE)]
+    pub tuning: TuningTable,
+    /// Replaces one value of the tuning table (`mpk-bench tune --list` prints the names). May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = tuned_value, help_heading = MACHINE)]
+    pub tune: Vec<(String, u64)>,
     /// Log from every rank, not only from rank 0.
     #[arg(long, help_heading = MACHINE)]
     pub log_all_ranks: bool,
@@ -68,6 +77,14 @@ pub struct RuntimeArgs {
     /// where all ranks meet, counted from MPI's start-up, 1.
     #[arg(long, value_name = "RANK:STEP:KIND", hide = true)]
     pub debug_fault: Option<String>,
+}
+
+/// NAME=VALUE of `--tune`; which names there are depends on the machine.
+fn tuned_value(text: &str) -> Result<(String, u64), String> {
+    let (name, value) =
+        text.split_once('=').ok_or("expected NAME=VALUE, such as attention.split_positions=256")?;
+    let value = value.parse().map_err(|_| format!("{value} is not a whole number"))?;
+    Ok((name.to_string(), value))
 }
 
 impl RuntimeArgs {
@@ -95,7 +112,11 @@ impl RuntimeArgs {
     /// How a model is run. What is wrong is told by [`RuntimeArgs::contradiction`].
     pub fn run_config(&self) -> RunConfig {
         let default = RunConfig::default();
+        let mut tuning = Tuning::default();
+        self.tune.iter().for_each(|(name, value)| tuning.set(name, *value));
         RunConfig {
+            use_tuning_table: self.tuning == TuningTable::Auto,
+            tuning,
             backend: self.backend.into(),
             transport: self.transport.into(),
             bootstrap: self.bootstrap.into(),

@@ -148,7 +148,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     let cluster = read_cluster(&args.cluster)?;
     let mut model = ModelJson::read(&args.model)?;
     if let Some(placement) = args.placement {
-        model.runtime.placement = crate::model::model_json::Placement::from(placement).into();
+        model.runtime.placement = Some(crate::model::model_json::Placement::from(placement).into());
     }
     if let Some(allreduce) = args.allreduce {
         model.runtime.allreduce = allreduce.into();

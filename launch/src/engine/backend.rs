@@ -16,7 +16,7 @@ use kernels_cu::gpu::{
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use taskgraph::target::Device;
-use taskgraph::{Target, TaskGraph};
+use taskgraph::{Target, TaskGraph, Tuning};
 
 /// Most threads of a rank that read weights for a GPU: the copy is not faster with more.
 const MOST_READERS: usize = 8;
@@ -99,6 +99,14 @@ impl Backend {
         }
     }
 
+    /// The GPU's name in the hardware table.
+    pub fn device(&self) -> Option<&'static str> {
+        match self {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(_, row, _) => Some(row.name),
+        }
+    }
+
     /// Threads of this rank that read weights.
     pub fn readers(&self) -> usize {
         match self {
@@ -115,6 +123,7 @@ impl Backend {
         self,
         world: &World,
         config: &RunConfig,
+        tuning: &Tuning,
         graphs: Vec<TaskGraph>,
         plan: BatchPlan,
         options: &RunOptions,
@@ -128,7 +137,7 @@ impl Backend {
                 // Before the compiler is asked, which may take long.
                 together(world, machine.check(world, &graphs, options).map_err(AppError::from))?;
                 let begin = Instant::now();
-                let code = code(world, config, &row, machine.puts_through_nvshmem(world), &graphs)?;
+                let code = code(world, config, tuning, &row, machine.puts_through_nvshmem(world), &graphs)?;
                 let took = begin.elapsed();
                 let rank = CudaRank::new(world, *machine, code, graphs, plan, options);
                 let mut rank = together(world, rank.map_err(AppError::from))?;
@@ -199,7 +208,7 @@ pub struct KernelKind {
 ///
 /// # Errors
 /// No cubin can be made for it, or a block has too little shared memory.
-pub fn compile_options(row: &Device, kind: KernelKind) -> Result<CompileOptions, AppError> {
+pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Result<CompileOptions, AppError> {
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
     let mut options = CompileOptions::new(architecture, kind.device_library);
@@ -216,7 +225,7 @@ pub fn compile_options(row: &Device, kind: KernelKind) -> Result<CompileOptions,
     if kind.mixed {
         options.defines.push(("MPK_MIXED_PLACEMENT".into(), "1".into()));
     }
-    options.config = fit(options.config, row.shared_memory).ok_or_else(|| {
+    options.config = fit(options.config.tuned(tuning), row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
             "a block of {} has {} bytes of shared memory, too few for the kernel; choose another GPU (CUDA_VISIBLE_DEVICES), or run with --backend cpu",
             row.name, row.shared_memory
@@ -248,6 +257,7 @@ fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
 fn code(
     world: &World,
     config: &RunConfig,
+    tuning: &Tuning,
     row: &Device,
     device_library: bool,
     graphs: &[TaskGraph],
@@ -261,7 +271,7 @@ fn code(
     codes.renumber(expressions.clone());
     let kind =
         KernelKind { device_library, by_host, traced: config.trace.is_some(), mixed: are_mixed(graphs) };
-    let options = together(world, compile_options(row, kind))?;
+    let options = together(world, compile_options(row, kind, tuning))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
@@ -378,6 +388,7 @@ pub fn compile_all(
     row: &Device,
     transport: Transport,
     traced: bool,
+    tuning: &Tuning,
     all: &[Vec<TaskGraph>],
 ) -> Result<Compiled, AppError> {
     let error = |e| AppError::from(distributed::Error::Code(e));
@@ -394,7 +405,7 @@ pub fn compile_all(
         traced,
         mixed: are_mixed(all.iter().flatten()),
     };
-    let options = compile_options(row, kind)?;
+    let options = compile_options(row, kind, tuning)?;
     let cache = Cache::from_environment().map_err(error)?;
     let cubin = telling(expressions.len(), || compile(&expressions, &options, &cache)).map_err(error)?;
     if ranks > 1

@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use taskgraph::Tuning;
 
 /// Which kind of machine runs the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -50,6 +51,10 @@ pub struct RunConfig {
     pub max_waiting: usize,
     /// The kernel ends after so long without requests, and the next one starts it again. `None`: it goes on waiting.
     pub idle_exit: Option<Duration>,
+    /// Use what `mpk-bench tune` has kept for this machine and model, if it has.
+    pub use_tuning_table: bool,
+    /// Values that replace the table's and the defaults, by the names of [`knobs`](crate::engine::tuning::knobs).
+    pub tuning: Tuning,
     /// Record every task's times, and write the timeline to this file at the end (Chrome trace format).
     pub trace: Option<PathBuf>,
     /// Iterations that the timeline holds, the last ones; without it as many as make a file of 20 MB.
@@ -96,6 +101,8 @@ impl RunConfig {
             ("logprobs", self.logprobs.to_string()),
             ("sampling", self.sampling.to_string()),
             ("idle_exit", format!("{:?}", self.idle_exit)),
+            ("use_tuning_table", self.use_tuning_table.to_string()),
+            ("tuning", format!("{:?}", self.tuning)),
             ("trace", format!("{:?}", self.trace)),
             ("trace_iterations", format!("{:?}", self.trace_iterations)),
             ("unprotected", self.unprotected.to_string()),
@@ -119,6 +126,8 @@ impl Default for RunConfig {
             sampling: true,
             max_waiting: 1024,
             idle_exit: Some(Duration::from_secs(2)),
+            use_tuning_table: true,
+            tuning: Tuning::default(),
             trace: None,
             trace_iterations: None,
             in_common: Vec::new(),

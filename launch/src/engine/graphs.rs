@@ -93,7 +93,7 @@ pub fn build_options(
         allreduce,
         ..BuildOptions::new(ranks, target)
     };
-    Ok(GraphBuild::new(options, model.runtime.placement))
+    Ok(GraphBuild::new(options, model.runtime.placements()))
 }
 
 /// `runtime.nodes`, with nodes counted in the order of their first ranks.

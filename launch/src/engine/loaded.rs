@@ -4,13 +4,14 @@ use crate::engine::agreement::together;
 use crate::engine::backend::Backend;
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
-use crate::engine::graphs::{build_options, build_together, check_ranks};
+use crate::engine::graphs::{build_options, build_together, check_ranks, digests};
 use crate::engine::launch::{load, run_options};
 use crate::engine::same::{same_model, same_options};
 use crate::engine::sampling::SamplingParams;
 use crate::engine::spec::ModelSpec;
 use crate::engine::stats::Start;
 use crate::engine::trace;
+use crate::engine::tuning::{self, Place};
 use crate::engine::user_graph::UserGraph;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
@@ -27,6 +28,8 @@ use distributed::plan::{BatchPlan, Mode, ServePlan};
 use distributed::{Rank, World};
 use std::cell::Cell;
 use std::time::Instant;
+use taskgraph::Tuning;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The kernel knows of so many requests at least, so that a list of prompts is in it as one.
 const LEAST_KNOWN: u32 = 64;
@@ -61,6 +64,12 @@ pub struct Info {
     pub rank: u32,
     /// Number of ranks.
     pub ranks: u32,
+    /// What a tuning table for this run is kept under; not for a user graph.
+    pub place: Option<Place>,
+    /// Measured values in force, in place of defaults.
+    pub tuning: Tuning,
+    /// Of this rank's graphs: equal ones run the same tasks.
+    pub graphs_digest: u64,
     /// What requests are checked against; not for a user graph.
     pub limits: Option<Limits>,
     /// Most rows of an iteration that holds prompts, and most of them that are prompts' while other requests generate; not for a user graph.
@@ -119,6 +128,9 @@ pub(crate) fn load_all(
                 backend: rank.backend(),
                 rank: world.rank(),
                 ranks: world.size(),
+                place: None,
+                tuning: config.tuning.clone(),
+                graphs_digest: 0,
                 limits: None,
                 prefill_rows: None,
                 sampling: false,
@@ -148,7 +160,7 @@ fn open(world: &World, spec: &ModelSpec, config: &RunConfig) -> Result<(ModelJso
 fn tokens(
     world: &World,
     config: &RunConfig,
-    model: ModelJson,
+    mut model: ModelJson,
     source: Model,
     backend: Backend,
     inspect: Inspect,
@@ -162,7 +174,10 @@ fn tokens(
         Ok((limits, opened.sampling.get(), defaults(&model, &source)?))
     });
     let (limits, sampling, defaults) = together(world, inspected)?;
-    let target = backend.target(world, &model)?;
+    let mut target = backend.target(world, &model)?;
+    let place = Place::new(&source.config, backend.device(), target.workers, world.size());
+    tuning::apply(world, config, &place, &mut model, &mut target)?;
+    let tuned = target.tuning.clone();
     let sizes = together(world, model.sizes_on(&source.config, &target).map_err(AppError::from))?;
     if sizes.prefill_chunk <= sizes.max_batch {
         tracing::info!(
@@ -180,6 +195,8 @@ fn tokens(
     let graphs = build_together(world, &ops, &build)?;
     tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
 
+    let graphs_digest =
+        xxh3_64(&digests(&graphs).into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(config, &names))?;
     let plan = plan(config, &model, &sizes, top_k, &source.config.eos);
@@ -190,7 +207,7 @@ fn tokens(
     let threads = backend.readers();
     world.phase("memory");
     let service = if world.rank() == 0 { service(&plan, config.max_waiting) } else { None };
-    let mut rank = backend.rank(world, config, graphs, plan, &run_options)?;
+    let mut rank = backend.rank(world, config, &tuned, graphs, plan, &run_options)?;
     world.phase("weights");
     tracing::info!("ready for weights after {:.2} s", begin.elapsed().as_secs_f64());
     let not_numbers = NotNumbers::default();
@@ -211,6 +228,9 @@ fn tokens(
         backend: rank.backend(),
         rank: world.rank(),
         ranks: world.size(),
+        place: Some(place),
+        tuning: tuned,
+        graphs_digest,
         limits: Some(limits),
         prefill_rows: Some((sizes.prefill_chunk, prompt_rows)),
         sampling,

@@ -25,6 +25,7 @@ pub mod stats;
 mod stop;
 mod text;
 pub mod trace;
+pub mod tuning;
 pub mod user_graph;
 
 pub use config::RunConfig;

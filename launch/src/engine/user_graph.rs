@@ -10,6 +10,7 @@ use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
 use crate::engine::graphs::{build_options, build_together};
 use crate::engine::launch::{launch, load, run_options};
+use crate::engine::tuning;
 use crate::model::app_error::AppError;
 use crate::model::convert::convert;
 use crate::model::files;
@@ -148,7 +149,10 @@ impl UserGraph {
             Ok((parsed, sequence))
         });
         let (parsed, sequence) = together(world, prepared)?;
-        let target = backend.target(world, model)?;
+        let mut target = backend.target(world, model)?;
+        let given = config.tuning.check(tuning::knobs(target.backend));
+        together(world, given.map_err(|problem| AppError::input(format!("tuning: {problem}"))))?;
+        target.tuning = config.tuning.clone();
         let options = together(world, build_options(config, model, world.nodes(), target))?;
         let Parsed { graph, sources } = parsed;
         let mut ops = [graph];
@@ -168,7 +172,7 @@ impl UserGraph {
         let loaded = UserGraph { graph, sharded, values: WeightSource::Values(values), sequence };
         let threads = backend.readers();
         world.phase("memory");
-        let mut rank = backend.rank(world, config, graphs, loaded.plan(1), &run_options)?;
+        let mut rank = backend.rank(world, config, &config.tuning, graphs, loaded.plan(1), &run_options)?;
         world.phase("weights");
         let place = (world.rank(), world.size());
         let not_numbers = NotNumbers::default();

@@ -13,6 +13,7 @@ use crate::split::Sharding;
 use crate::target::{Backend, Target};
 use crate::task_graph::{Allreduce, core_types};
 use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
+use crate::tuning::Knob;
 use std::ops::Range;
 
 /// `allreduce(x [, residual])`: the sum of a partial `[rows, columns]` f32 tensor over the ranks, in rank order,
@@ -25,6 +26,14 @@ pub struct AllReduce;
 
 /// The attribute `dtype` of sums.
 pub(super) const SUM: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
+
+/// Largest sum that [`Allreduce::Auto`] pushes as flagged words.
+const ONE_SHOT_BYTES: Knob = Knob {
+    name: "allreduce.one_shot_bytes",
+    default: 256 << 10,
+    candidates: &[0, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20],
+    about: "largest sum (bytes of one rank's part) that --allreduce auto carries out as one-shot",
+};
 
 /// Bits of the last parameter of a `reduce` task.
 const FLAGGED: u32 = 1;
@@ -49,6 +58,10 @@ impl Collective for AllReduce {
 
     fn attributes(&self) -> &'static [Attribute] {
         SUM
+    }
+
+    fn knobs(&self) -> &'static [&'static Knob] {
+        &[&ONE_SHOT_BYTES]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
@@ -229,7 +242,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
             other
         }
         Allreduce::Auto if over_nodes => Way::Hierarchical,
-        Allreduce::Auto if bytes <= options.one_shot_bytes && op.can_push => Way::OneShot,
+        Allreduce::Auto if bytes <= options.target.tuned(&ONE_SHOT_BYTES) && op.can_push => Way::OneShot,
         Allreduce::Auto if options.target.backend == Backend::Cuda => Way::TwoShot,
         Allreduce::Auto => Way::CopyReduce,
     };

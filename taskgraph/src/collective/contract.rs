@@ -7,6 +7,7 @@ use crate::options::BuildOptions;
 use crate::region::Region;
 use crate::split::Sharding;
 use crate::task_type::{OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
+use crate::tuning::Knob;
 use std::fmt::Debug;
 
 /// An operator that moves or sums values between ranks. It has one output.
@@ -16,6 +17,11 @@ pub trait Collective: Debug + std::marker::Send + Sync {
 
     /// The attributes that it takes; others are refused.
     fn attributes(&self) -> &'static [Attribute] {
+        &[]
+    }
+
+    /// What decides how fast it is and nothing else; read by [`Target::tuned`](crate::Target::tuned).
+    fn knobs(&self) -> &'static [&'static Knob] {
         &[]
     }
 

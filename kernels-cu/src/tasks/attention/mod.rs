@@ -48,7 +48,7 @@ use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, Need, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
 };
-use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, DType, Knob, Region, Sharding, Split, Target, TaskType};
 
 pub use crate::tasks::heads::{MAX_SPLITS, kv_dims, kv_region_dims, kv_sharding, qkv_sharding, row_share};
 
@@ -105,7 +105,12 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
 
 /// Positions of the longest sequence that a split has at least, by default: a unit of 16 keys for each of a GPU worker's
 /// 8 compute warps. Shorter ones leave warps idle and the merge more to do.
-const SPLIT_POSITIONS: u64 = 128;
+const SPLIT_POSITIONS: Knob = Knob {
+    name: "attention.split_positions",
+    default: 128,
+    candidates: &[64, 128, 256, 512, 1024],
+    about: "positions of the longest sequence that each of several tasks of a head has at least",
+};
 
 /// Most bytes of a rank's partial results, by default: of many rows each split writes and reads that much more, which is
 /// soon worse than idle workers, and they decide how much memory the activations take.
@@ -144,7 +149,9 @@ impl Attention {
         }
         let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
         let (max_seq_len, page_size) = (op.inputs[2].dims[0], op.inputs[1].dims[2].max(1));
-        let most = max_seq_len.div_ceil(page_size.max(SPLIT_POSITIONS)).clamp(1, u64::from(MAX_SPLITS));
+        let most = max_seq_len
+            .div_ceil(page_size.max(target.tuned(&SPLIT_POSITIONS)))
+            .clamp(1, u64::from(MAX_SPLITS));
         let most = most.min(PARTIAL_BYTES / most_partial).max(1);
         // No more tasks than workers: a second round would take as long as the first.
         Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)
@@ -158,6 +165,10 @@ impl TaskType for Attention {
 
     fn attributes(&self) -> &'static [Attribute] {
         ATTRIBUTES
+    }
+
+    fn knobs(&self) -> &'static [&'static Knob] {
+        &[&SPLIT_POSITIONS, &attention_prefill::LEAST_ROWS]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {

@@ -26,7 +26,7 @@ use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
 };
-use taskgraph::{DType, Region, Rows, Target, TaskType};
+use taskgraph::{DType, Knob, Region, Rows, Target, TaskType};
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
@@ -43,7 +43,12 @@ const TILE_ROWS: u32 = 128;
 /// `kPartsOfTask` of units.h.
 const PARTS: u32 = 2;
 /// A graph of fewer rows keeps `attention`, unless it is told otherwise.
-const LEAST_ROWS: u64 = 128;
+pub const LEAST_ROWS: Knob = Knob {
+    name: "attention_prefill.least_rows",
+    default: 128,
+    candidates: &[64, 128, 256, 512],
+    about: "fewest rows of a graph whose prompts have their own attention",
+};
 
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
@@ -109,7 +114,7 @@ pub(crate) fn chosen(op: &LocalOp<'_>, target: &Target) -> Result<bool, OpError>
         return Err(OpError(format!("attribute `prefill` can't be true: {problem}")));
     }
     let rows = op.inputs[0].dims[0];
-    let many = rows >= LEAST_ROWS && rows > u64::from(op.global.capacity.active);
+    let many = rows >= target.tuned(&LEAST_ROWS) && rows > u64::from(op.global.capacity.active);
     Ok(problem.is_none() && (wish == Some(true) || (target.wide && many)))
 }
 

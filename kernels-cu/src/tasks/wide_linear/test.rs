@@ -83,7 +83,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                         if let Err(violations) = verify(&graphs) {
                             panic!("{what}: {}", violations[0]);
                         }
-                        let wanted = u64::from(rows) >= LEAST_ROWS;
+                        let wanted = u64::from(rows) >= LEAST_ROWS.default;
                         for graph in &graphs {
                             assert_eq!(count(graph, "wide_linear") > 0, wanted, "{what}");
                             assert_eq!(count(graph, "wide_rows") > 0, wanted, "{what}");

@@ -143,7 +143,7 @@ fn measure(case: &Case, engine: &Engine) -> Result<Value, Failure> {
         "what": "allreduce",
         "bytes": case.bytes,
         "allreduce": info.model.runtime.allreduce,
-        "placement": info.model.runtime.placement,
+        "placement": info.model.runtime.placements(),
         "backend": info.backend,
         "tp": info.ranks,
         "links": LINKS,

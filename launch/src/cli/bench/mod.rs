@@ -1,5 +1,5 @@
 //! What mpk-bench measures: whole models (`decode`, `prefill`, with `budget`), parts of the running kernel (`allreduce`, `tasks`), graph
-//! building (`graphs`) and the machine (`memory`).
+//! building (`graphs`), the machine (`memory`), and what of a run should be chosen for both (`tune`).
 
 pub mod allreduce;
 pub mod budget;
@@ -13,4 +13,5 @@ pub mod prefill;
 pub mod program;
 pub mod samples;
 pub mod tasks;
+pub mod tune;
 pub mod verdict;

@@ -258,7 +258,7 @@ impl ModelJson {
         put(&mut self.runtime.workers, overrides.workers);
         put(&mut self.runtime.prefill_chunk, overrides.prefill_chunk);
         put(&mut self.generate.max_new_tokens, overrides.max_new_tokens);
-        self.runtime.placement = overrides.placement.map_or(self.runtime.placement, Into::into);
+        self.runtime.placement = overrides.placement.map(Into::into).or(self.runtime.placement);
         self.runtime.prefill_share = overrides.prefill_share.or(self.runtime.prefill_share);
         self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
         self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);
@@ -317,7 +317,7 @@ impl ModelJson {
         if self.checkpoint.is_some() && self.weights.is_some() {
             return error("weights", "a checkpoint has its own weights; remove this field".into());
         }
-        if self.graph.is_some() && self.runtime.placement.of_all().is_none() {
+        if self.graph.is_some() && self.runtime.placements().of_all().is_none() {
             let problem = "a graph of your own is one graph; give \"static\" or \"dynamic\"";
             return error("runtime.placement", problem.into());
         }

@@ -58,9 +58,11 @@ pub enum Embedding {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
-    /// How tasks get to workers: of all graphs, or of each class of them, such as `{"decode": "static", "prefill": "dynamic"}`.
-    #[schemars(with = "placements::Form")]
-    pub placement: Placements,
+    /// How tasks get to workers: of all graphs, or of each class of them, such as `{"decode": "static", "prefill": "dynamic"}`; static if
+    /// absent, unless `mpk-bench tune` found otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<placements::Form>")]
+    pub placement: Option<Placements>,
     /// How an allreduce is lowered.
     pub allreduce: Allreduce,
     /// How the embedding table is shared out among ranks.
@@ -89,4 +91,11 @@ pub struct Runtime {
     /// Each rank's node, counted from 0, for the allreduce over nodes; if absent, where the launcher has put the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Vec<u32>>,
+}
+
+impl Runtime {
+    /// Where tasks are placed if nothing else decides: as the file says, or static.
+    pub fn placements(&self) -> Placements {
+        self.placement.unwrap_or_default()
+    }
 }

@@ -63,7 +63,7 @@ fn the_designs_example() {
     )
     .unwrap();
     assert_eq!(model.checkpoint_folder().unwrap(), Path::new("dir/path/to/huggingface/folder"));
-    assert_eq!(model.runtime, Runtime::default());
+    assert_eq!(model.runtime, Runtime { placement: Some(Placement::Static.into()), ..Runtime::default() });
     assert_eq!(model.max_new_tokens(), 64);
     let sizes = model.sizes(&config(json!({}))).unwrap();
     assert_eq!(
@@ -100,7 +100,7 @@ fn enums_are_read_and_written_alike() {
             "embedding": "replicated", "prefill_chunk": 32, "kv_pages": 7, "workers": 2}}"#,
     )
     .unwrap();
-    assert_eq!(model.runtime.placement, Placement::Dynamic.into());
+    assert_eq!(model.runtime.placements(), Placement::Dynamic.into());
     assert_eq!(model.runtime.allreduce, Allreduce::OneShot);
     assert_eq!(model.runtime.embedding, Embedding::Replicated);
     let again = serde_json::to_string(&model).unwrap();
@@ -115,7 +115,7 @@ fn each_class_of_graphs_may_have_its_placement() {
         let text =
             format!(r#"{{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {{"placement": {value}}}}}"#);
         let model = parse(&text).unwrap();
-        (model.runtime.placement, serde_json::to_string(&model.runtime.placement).unwrap())
+        (model.runtime.placements(), serde_json::to_string(&model.runtime.placement).unwrap())
     };
     let (both, text) = placement(r#"{"decode": "static", "prefill": "dynamic"}"#);
     assert_eq!(both, Placements { decode: Placement::Static, prefill: Placement::Dynamic });

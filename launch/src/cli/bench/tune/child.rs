@@ -1,0 +1,151 @@
+//! One measurement of `tune`: a process (or a job of mpirun) of its own, since a candidate may fail, hang or need another kernel, and
+//! MPI starts once a process.
+
+use super::Case;
+use crate::model::app_error::AppError;
+use serde::Serialize;
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use taskgraph::Tuning;
+
+/// How often a running job is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// What a job that is told to end has left to do so.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// A decode step of a batch.
+    Decode(u32),
+    /// A prompt of so many tokens.
+    Prefill(u32),
+}
+
+impl Workload {
+    /// Its name in tables.
+    pub fn name(self) -> String {
+        match self {
+            Workload::Decode(batch) => format!("decode-{batch}"),
+            Workload::Prefill(tokens) => format!("prefill-{tokens}"),
+        }
+    }
+
+    fn arguments(self, case: &Case) -> Vec<String> {
+        let (what, options) = match self {
+            Workload::Decode(batch) => {
+                ("decode", vec![("--context", case.context), ("--batch", batch), ("--steps", case.steps)])
+            }
+            Workload::Prefill(tokens) => ("prefill", vec![("--prompt", tokens)]),
+        };
+        let mut arguments = vec![what.to_string(), "--model".into(), case.model.display().to_string()];
+        for (name, value) in options.into_iter().chain([("--repeats", case.repeats)]) {
+            arguments.extend([name.to_string(), value.to_string()]);
+        }
+        // The floor is not asked for: measuring the memory would take longer than all else.
+        if what == "decode" {
+            arguments.extend(["--read-rate".to_string(), "1e12".into()]);
+        }
+        arguments
+    }
+}
+
+/// What a run printed.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Median, milliseconds.
+    pub ms: f64,
+    /// The whole object.
+    pub object: Value,
+}
+
+/// Runs `workload` with these values and nothing of a kept table.
+///
+/// # Errors
+/// Why there is no figure: the run failed, took too long, or can't be started.
+pub fn run(case: &Case, workload: Workload, values: &Tuning, until: Instant) -> Result<Measured, AppError> {
+    let until = until.min(Instant::now() + Duration::from_secs(u64::from(case.run_limit)));
+    let own = std::env::current_exe().map_err(|error| AppError::failed(format!("this program: {error}")))?;
+    let mut command = match case.tp {
+        1 => Command::new(&own),
+        ranks => {
+            let ranks = ranks.to_string();
+            let mut words = case.launcher.split_whitespace().map(|word| word.replace("{N}", &ranks));
+            let program = words.next().ok_or_else(|| AppError::input("--launcher is empty"))?;
+            let mut command = Command::new(program);
+            command.args(words).arg(&own);
+            command
+        }
+    };
+    command.args(workload.arguments(case)).args(["--tuning", "off"]);
+    for (name, value) in values.iter() {
+        command.args(["--tune", &format!("{name}={value}")]);
+    }
+    command.args(&case.options);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().map_err(|error| {
+        AppError::environment(format!("{}: {error}", command.get_program().display()))
+            .with_help("install MPI, or name its launcher with --launcher \"mpirun -n {N}\"")
+    })?;
+    let (status, output, log) = wait(child, until)?;
+    let last =
+        log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_string();
+    match status {
+        Some(0) => {}
+        Some(status) => return Err(AppError { status, ..AppError::failed(last) }),
+        None => return Err(AppError::failed("no end within the limit")),
+    }
+    let object: Value = serde_json::from_str(output.trim())
+        .map_err(|error| AppError::failed(format!("its output is no JSON object: {error}")))?;
+    let ms = object["ms"]["median"].as_f64().filter(|ms| *ms > 0.0);
+    let ms = ms.ok_or_else(|| AppError::failed("its output has no figure"))?;
+    Ok(Measured { ms, object })
+}
+
+/// The exit status (`None`: it was ended at `until`), what it printed and what it logged.
+fn wait(mut child: Child, until: Instant) -> Result<(Option<i32>, String, String), AppError> {
+    let failed = |error: std::io::Error| AppError::failed(format!("a run of mpk-bench: {error}"));
+    let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
+    std::thread::scope(|scope| {
+        let output = scope.spawn(move || read(stdout.as_mut()));
+        let log = scope.spawn(move || read(stderr.as_mut()));
+        let status = loop {
+            match child.try_wait().map_err(failed)? {
+                Some(status) => break Some(status.code().unwrap_or(4)),
+                None if Instant::now() >= until => {
+                    end(&mut child);
+                    break None;
+                }
+                None => std::thread::sleep(LOOK),
+            }
+        };
+        Ok((status, output.join().unwrap_or_default(), log.join().unwrap_or_default()))
+    })
+}
+
+fn read(from: Option<&mut impl Read>) -> String {
+    let mut bytes = Vec::new();
+    // What was read before an error is shown.
+    let _ = from.map(|from| from.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Asks the job to end, so that mpirun ends its ranks; then makes it.
+fn end(child: &mut Child) {
+    use rustix::process::{Pid, Signal, kill_process};
+    if let Some(pid) = Pid::from_raw(child.id() as i32) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let until = Instant::now() + GRACE;
+    while Instant::now() < until {
+        if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+            return;
+        }
+        std::thread::sleep(LOOK);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}

@@ -1,0 +1,309 @@
+//! Measures what can't be known from a table: how long tasks' pieces, rings and lowerings should be for one model on one machine. Each
+//! candidate of each knob is timed inside the running kernel; what wins is kept, and later runs of the model take it.
+//!
+//! One knob after the other, each from the best values so far. A candidate must win twice, so that a quiet moment decides nothing.
+
+mod child;
+
+use crate::cli::console::{print_line, tell};
+use crate::cli::program::tell_once;
+use crate::engine::tuning::{Place, Table, Tables, knobs};
+use crate::model::app_error::AppError;
+use child::{Measured, Workload, run as run_child};
+use kernels_cu::gpu;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use taskgraph::{Backend, Knob, Tuning};
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Case {
+    /// A model.json, a Hugging Face folder, a hub name, or the name of a shape.
+    #[arg(required_unless_present = "list", default_value = "")]
+    pub model: PathBuf,
+    /// Number of ranks. The measurements are jobs of --launcher, so this program runs without it.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    pub tp: u32,
+    /// Batch sizes whose decode steps are timed.
+    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    pub batch: Vec<u32>,
+    /// Number of tokens of each request before the first step that counts.
+    #[arg(long, default_value_t = 512)]
+    pub context: u32,
+    /// Lengths of prompts that are timed too.
+    #[arg(long, value_delimiter = ',')]
+    pub prompt: Vec<u32>,
+    /// Number of decode steps in each repetition.
+    #[arg(long, default_value_t = 64)]
+    pub steps: u32,
+    /// Number of repetitions of each measurement; the median counts.
+    #[arg(long, default_value_t = 3)]
+    pub repeats: u32,
+    /// Names of knobs, or beginnings of names; by default all that the machine has.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub only: Vec<String>,
+    /// How much faster a candidate must be, percent of the time.
+    #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
+    pub gain: f64,
+    /// Seconds for everything; then the best values so far are kept.
+    #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
+    pub limit: u32,
+    /// Seconds for one measurement, compiling included.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub run_limit: u32,
+    /// How several ranks are started.
+    #[arg(long, default_value = "mpirun -n {N} --bind-to none")]
+    pub launcher: String,
+    /// Print what would be kept, and keep nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the knobs, their defaults and candidates, and measure nothing.
+    #[arg(long)]
+    pub list: bool,
+    /// Options of every measurement, as `mpk-bench decode` has them, after `--`.
+    #[arg(last = true)]
+    pub options: Vec<String>,
+}
+
+/// A candidate that was tried.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Trial {
+    knob: &'static str,
+    value: u64,
+    /// Milliseconds by workload.
+    ms: BTreeMap<String, f64>,
+    /// Mean over the workloads of its time beside that of the best values before it.
+    ratio: Option<f64>,
+    kept: bool,
+    /// The tokens are those of the defaults.
+    same_tokens: bool,
+    /// The graphs are those of the best values before it.
+    same_graphs: bool,
+    /// Why it has no figure.
+    failed: Option<String>,
+}
+
+/// Times by workload.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    ms: BTreeMap<String, f64>,
+    /// Hashes of the tokens.
+    tokens: Vec<Value>,
+    /// Digests of the graphs.
+    graphs: Vec<Value>,
+}
+
+impl Times {
+    fn add(&mut self, workload: Workload, measured: &Measured) {
+        self.ms.insert(workload.name(), measured.ms);
+        self.tokens.push(measured.object["verdict"]["tokens_hash"].clone());
+        self.graphs.push(measured.object["graphs_digest"].clone());
+    }
+
+    /// The mean of how long these take beside the others.
+    fn beside(&self, other: &Times) -> f64 {
+        let ratios: Vec<f64> = self.ms.iter().map(|(name, ms)| ms / other.ms[name]).collect();
+        ratios.iter().sum::<f64>() / ratios.len().max(1) as f64
+    }
+}
+
+/// Runs it and prints one JSON object; gives the exit status.
+pub fn run(case: &Case) -> i32 {
+    if case.list {
+        return list().map_or_else(|error| tell_once(&error), |()| 0);
+    }
+    match checked(case).and_then(|workloads| tune(case, &workloads)) {
+        Ok(object) => print_line(&object.to_string()).map_or_else(|error| tell_once(&error), |()| 0),
+        Err(error) => tell_once(&error),
+    }
+}
+
+fn list() -> Result<(), AppError> {
+    for knob in knobs(Backend::Cuda) {
+        print_line(&json!({
+            "name": knob.name, "default": knob.default, "candidates": knob.candidates, "about": knob.about,
+        }).to_string())?;
+    }
+    Ok(())
+}
+
+fn checked(case: &Case) -> Result<Vec<Workload>, AppError> {
+    if distributed::launcher::launched_ranks().is_some() {
+        return Err(AppError::input("tune starts the ranks itself; run it without mpirun, with --tp N"));
+    }
+    if !(0.0..100.0).contains(&case.gain) {
+        return Err(AppError::input(format!("--gain {}: expected 0 to 100 percent", case.gain)));
+    }
+    let decode = case.batch.iter().map(|&batch| Workload::Decode(batch));
+    let workloads: Vec<Workload> = decode.chain(case.prompt.iter().map(|&n| Workload::Prefill(n))).collect();
+    if workloads.is_empty() {
+        return Err(AppError::input("nothing to time; give --batch or --prompt"));
+    }
+    Ok(workloads)
+}
+
+fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
+    let until = Instant::now() + Duration::from_secs(u64::from(case.limit));
+    let tables = if case.dry_run { None } else { Some(Tables::from_environment()?) };
+    let (base, place, backend) = base(case, workloads, until)?;
+    let mut search = Search { case, workloads, until, times: base.clone(), base, best: Tuning::default() };
+    let mut trials = Vec::new();
+    'knobs: for knob in choose(case, backend)? {
+        let from = search.best.of(knob);
+        for &value in knob.candidates.iter().filter(|&&value| value != from) {
+            if Instant::now() >= until {
+                tell(format_args!("tune: --limit {} s is over; what was found so far counts", case.limit));
+                break 'knobs;
+            }
+            let trial = search.attempt(knob, value);
+            tell(format_args!("tune: {}", line(&trial)));
+            trials.push(trial);
+        }
+    }
+    let Search { base, best, times, .. } = search;
+    let measured = BTreeMap::from([
+        ("defaults_ms".to_string(), json!(base.ms)),
+        ("tuned_ms".to_string(), json!(times.ms)),
+        ("context".to_string(), json!(case.context)),
+    ]);
+    let table = Table::new(place.clone(), best.clone(), measured);
+    let kept = tables.map(|tables| tables.keep(&table)).transpose()?;
+    Ok(json!({
+        "schema": "mpk-bench/1",
+        "what": "tune",
+        "place": place,
+        "defaults_ms": base.ms,
+        "tuned_ms": times.ms,
+        "values": best,
+        "table": kept,
+        "trials": trials,
+    }))
+}
+
+/// The defaults' times, and what they were measured on.
+fn base(case: &Case, workloads: &[Workload], until: Instant) -> Result<(Times, Place, Backend), AppError> {
+    let mut times = Times::default();
+    let mut object = Value::Null;
+    for &workload in workloads {
+        let measured = run_child(case, workload, &Tuning::default(), until).map_err(|error| AppError {
+            message: format!("{} with the defaults: {}", workload.name(), error.message),
+            ..error
+        })?;
+        times.add(workload, &measured);
+        object = measured.object;
+    }
+    let place = serde_json::from_value(object["place"].clone()).map_err(|_| {
+        AppError::input(format!("{}: a user graph has nothing to tune", case.model.display()))
+    })?;
+    let backend = if object["backend"] == "cuda" { Backend::Cuda } else { Backend::Cpu };
+    Ok((times, place, backend))
+}
+
+/// The knobs to try.
+fn choose(case: &Case, backend: Backend) -> Result<Vec<&'static Knob>, AppError> {
+    let all = knobs(backend);
+    if let Some(wrong) =
+        case.only.iter().find(|name| !all.iter().any(|knob| knob.name.starts_with(name.as_str())))
+    {
+        let names: Vec<&str> = all.iter().map(|knob| knob.name).collect();
+        return Err(AppError::input(format!("--only {wrong}: there are {}", names.join(", "))));
+    }
+    let wanted = |knob: &&&Knob| {
+        case.only.is_empty() || case.only.iter().any(|name| knob.name.starts_with(name.as_str()))
+    };
+    Ok(all.iter().filter(wanted).copied().collect())
+}
+
+/// Where the search is.
+struct Search<'a> {
+    case: &'a Case,
+    workloads: &'a [Workload],
+    until: Instant,
+    /// Of the defaults.
+    base: Times,
+    best: Tuning,
+    /// Of the best values, when they were last timed.
+    times: Times,
+}
+
+impl Search<'_> {
+    fn measure(&self, values: &Tuning) -> Result<Times, AppError> {
+        let mut times = Times::default();
+        for &workload in self.workloads {
+            let measured = run_child(self.case, workload, values, self.until)?;
+            times.add(workload, &measured);
+        }
+        Ok(times)
+    }
+
+    /// Times a candidate. If it wins, it and the best values are timed again, side by side; if it wins again, it is the best.
+    fn attempt(&mut self, knob: &'static Knob, value: u64) -> Trial {
+        let mut trial = Trial { knob: knob.name, value, ..Trial::default() };
+        let mut values = self.best.clone();
+        values.set(knob.name, value);
+        let in_kernel = gpu::KNOBS.iter().any(|of_kernel| of_kernel.name == knob.name);
+        match self.compare(&values, in_kernel) {
+            Ok((found, rival, kept)) => {
+                trial.ratio = Some(found.beside(&rival));
+                trial.kept = kept;
+                trial.same_tokens = found.tokens == self.base.tokens;
+                trial.same_graphs = found.graphs == rival.graphs;
+                trial.ms.clone_from(&found.ms);
+                if kept {
+                    (self.best, self.times) = (values, found);
+                }
+            }
+            Err(error) => trial.failed = Some(error.message),
+        }
+        trial
+    }
+
+    /// The candidate's times, those that it is compared with, and whether it won. Where it is not a value of the kernel and changes no
+    /// graph, a difference is chance.
+    fn compare(&mut self, values: &Tuning, in_kernel: bool) -> Result<(Times, Times, bool), AppError> {
+        let enough = 1.0 - self.case.gain / 100.0;
+        let first = self.measure(values)?;
+        let changes = in_kernel || first.graphs != self.times.graphs;
+        if !changes || first.beside(&self.times) > enough {
+            return Ok((first, self.times.clone(), false));
+        }
+        let again = self.measure(values)?;
+        self.times = self.measure(&self.best)?;
+        let won = again.beside(&self.times) <= enough;
+        Ok((again, self.times.clone(), won))
+    }
+}
+
+/// A trial for the reader.
+fn line(trial: &Trial) -> String {
+    let times: Vec<String> = trial.ms.iter().map(|(name, ms)| format!("{name} {ms:.4} ms")).collect();
+    let verdict = match (&trial.failed, trial.kept) {
+        (Some(problem), _) => format!("no figure: {problem}"),
+        (None, true) => "kept".into(),
+        (None, false) if trial.same_graphs => "not faster, the same graphs".into(),
+        (None, false) => "not faster".into(),
+    };
+    format!("{} {}: {} {verdict}", trial.knob, trial.value, times.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(ms: &[(&str, f64)]) -> Times {
+        Times { ms: ms.iter().map(|(name, ms)| (name.to_string(), *ms)).collect(), ..Times::default() }
+    }
+
+    #[test]
+    fn every_workload_counts_the_same() {
+        let (old, new) = (
+            times(&[("decode-1", 4.0), ("prefill-512", 100.0)]),
+            times(&[("decode-1", 2.0), ("prefill-512", 110.0)]),
+        );
+        assert!((new.beside(&old) - 0.8).abs() < 1e-9);
+        assert!((old.beside(&old) - 1.0).abs() < 1e-9);
+    }
+}

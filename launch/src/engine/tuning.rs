@@ -1,0 +1,280 @@
+//! What was measured of a model's shape on a machine (`mpk-bench tune`), kept beside the compiled kernels, and how a run gets it.
+//!
+//! The file's name has the device, the shape, the number of ranks and the program's version, so a run finds only what was
+//! measured for it. Rank 0 reads it, and the others get it from there: all ranks cut their graphs alike.
+
+use crate::engine::agreement::together;
+use crate::engine::config::RunConfig;
+use crate::engine::error::Error;
+use crate::model::app_error::AppError;
+use crate::model::hf_config::ModelConfig;
+use crate::model::model_json::{ModelJson, Placement};
+use distributed::World;
+use kernels_cu::gpu::{self, Cache, PrivateFolder};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
+use taskgraph::{Backend, Knob, Target, Tuning};
+use xxhash_rust::xxh3::Xxh3;
+
+const SCHEMA: &str = "mpk-tuning/1";
+
+/// Placement where neither model.json nor the command line names one: 0 static, 1 dynamic.
+pub const DYNAMIC: Knob = Knob {
+    name: "placement.dynamic",
+    default: 0,
+    candidates: &[0, 1],
+    about: "1: graphs are placed dynamically where neither model.json nor the command line says how",
+};
+
+/// All that can be measured on a kind of machine, by name.
+pub fn knobs(backend: Backend) -> Vec<&'static Knob> {
+    let mut knobs = kernels_cu::registry::registry().knobs();
+    knobs.push(&DYNAMIC);
+    if backend == Backend::Cuda {
+        knobs.extend(gpu::KNOBS);
+    }
+    knobs.sort_by_key(|knob| knob.name);
+    knobs
+}
+
+/// For which machine and model values hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The device's name in the hardware table, or the CPU with its workers.
+    pub device: String,
+    /// What of a model decides the sizes of its tasks.
+    pub shape: String,
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+impl Place {
+    /// Of a model on `ranks` ranks; `gpu`: the name of a row of the hardware table.
+    pub fn new(config: &ModelConfig, gpu: Option<&str>, workers: u32, ranks: u32) -> Place {
+        let device = match gpu {
+            Some(name) => name.to_string(),
+            None => format!("{}, {workers} workers", cpu_name()),
+        };
+        let shape = format!(
+            "{} layers, hidden {}, intermediate {}, {} + {} heads of {}, vocabulary {}, {:?}",
+            config.num_layers,
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.vocab_size,
+            config.dtype
+        );
+        Place { device, shape, ranks }
+    }
+
+    fn file_name(&self) -> String {
+        let mut hash = Xxh3::new();
+        (&self.device, &self.shape, self.ranks, env!("CARGO_PKG_VERSION")).hash(&mut hash);
+        format!("{:016x}.json", hash.finish())
+    }
+}
+
+/// As the kernel calls the processor.
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("model name"));
+    line.and_then(|line| line.split(": ").nth(1)).unwrap_or("cpu").trim().to_string()
+}
+
+/// A table as it is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    schema: String,
+    version: String,
+    /// What it is for.
+    #[serde(flatten)]
+    pub place: Place,
+    /// What replaces defaults.
+    pub values: Tuning,
+    /// What was measured, for the reader.
+    pub measured: BTreeMap<String, serde_json::Value>,
+}
+
+impl Table {
+    /// A table of this program.
+    pub fn new(place: Place, values: Tuning, measured: BTreeMap<String, serde_json::Value>) -> Table {
+        Table { schema: SCHEMA.into(), version: env!("CARGO_PKG_VERSION").into(), place, values, measured }
+    }
+}
+
+/// The tables that are kept. They decide how tasks are cut, so the folder must be this user's alone.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    folder: PrivateFolder,
+}
+
+impl Tables {
+    /// Where the cache of compiled kernels is.
+    ///
+    /// # Errors
+    /// There is no place for it, or it is another user's.
+    pub fn from_environment() -> Result<Tables, AppError> {
+        let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)))?;
+        let folder = cache.folder().parent().unwrap_or(cache.folder()).join("tuning");
+        let folder = PrivateFolder::new(folder);
+        folder.check().map_err(|problem| {
+            AppError::environment(format!(
+                "the folder of tuning tables, {}, {problem}",
+                folder.path().display()
+            ))
+            .with_help("set MPK_CACHE_DIR to a folder of your own")
+        })?;
+        Ok(Tables { folder })
+    }
+
+    /// Where the table for `place` is or would be.
+    pub fn path(&self, place: &Place) -> PathBuf {
+        self.folder.path().join(place.file_name())
+    }
+
+    /// The table for `place`, if it was measured by this version.
+    ///
+    /// # Errors
+    /// The file is there and is something else.
+    pub fn find(&self, place: &Place) -> Result<Option<Table>, AppError> {
+        let path = self.path(place);
+        let Ok(text) = std::fs::read(&path) else { return Ok(None) };
+        let broken = |problem: String| {
+            AppError::input(format!("{}: {problem}", path.display()))
+                .with_help("remove the file, or run mpk-bench tune again; --tuning off does without it")
+        };
+        let table: Table = serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
+        if table.schema != SCHEMA || table.place != *place {
+            return Err(broken("it is for another model, machine or program".into()));
+        }
+        Ok((table.version == env!("CARGO_PKG_VERSION")).then_some(table))
+    }
+
+    /// Keeps a table in the place of an earlier one; says where.
+    ///
+    /// # Errors
+    /// It can't be written.
+    pub fn keep(&self, table: &Table) -> Result<PathBuf, AppError> {
+        let path = self.path(&table.place);
+        let failed = |problem: String| AppError::environment(format!("{}: {problem}", path.display()));
+        self.folder.create().map_err(failed)?;
+        let text = serde_json::to_vec_pretty(table).unwrap_or_default();
+        // Whole or not at all: another run may read it now.
+        let part = path.with_extension(format!("{}.part", std::process::id()));
+        let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, &path));
+        written.map_err(|error| {
+            let _ = std::fs::remove_file(&part);
+            failed(error.to_string())
+        })?;
+        Ok(path)
+    }
+}
+
+/// The values that hold without any other rank: the table's, if it is wanted and there is one, and over them those that were given.
+///
+/// # Errors
+/// A value that no knob allows, or a broken table.
+pub fn resolve(config: &RunConfig, place: &Place, backend: Backend) -> Result<Tuning, AppError> {
+    let mut tuning = Tuning::default();
+    if config.use_tuning_table {
+        // Without a folder there is no table; compiling says what is wrong with it.
+        let table = Tables::from_environment().map_or(Ok(None), |tables| tables.find(place))?;
+        if let Some(table) = table {
+            tuning = table.values;
+        }
+    }
+    tuning.extend(&config.tuning);
+    tuning.check(knobs(backend)).map_err(|problem| AppError::input(format!("tuning: {problem}")))?;
+    if !tuning.is_empty() {
+        let values: Vec<String> = tuning.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        tracing::info!("tuned for this machine and shape: {} (--tuning off for defaults)", values.join(", "));
+    }
+    Ok(tuning)
+}
+
+/// Cuts graphs by `tuning`, and places them by it where the model does not say how.
+pub fn use_values(tuning: Tuning, model: &mut ModelJson, target: &mut Target) {
+    if tuning.of(&DYNAMIC) != 0 {
+        model.runtime.placement.get_or_insert(Placement::Dynamic.into());
+    }
+    target.tuning = tuning;
+}
+
+/// Collective: what rank 0 resolves for `place` holds on all ranks.
+///
+/// # Errors
+/// [`resolve`]'s, of rank 0.
+pub fn apply(
+    world: &World,
+    config: &RunConfig,
+    place: &Place,
+    model: &mut ModelJson,
+    target: &mut Target,
+) -> Result<(), Error> {
+    let resolved =
+        if world.rank() == 0 { resolve(config, place, target.backend) } else { Ok(Tuning::default()) };
+    let own = together(world, resolved)?;
+    let text = world.broadcast(0, serde_json::to_vec(&own).unwrap_or_default());
+    use_values(serde_json::from_slice(&text).unwrap_or_default(), model, target);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(ranks: u32) -> Place {
+        Place { device: "h200".into(), shape: "1 layer".into(), ranks }
+    }
+
+    fn tables(folder: &std::path::Path) -> Tables {
+        Tables { folder: PrivateFolder::new(folder.join("tuning")) }
+    }
+
+    #[test]
+    fn a_table_is_found_for_its_place_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let tables = tables(folder.path());
+        assert_eq!(tables.find(&place(1)).unwrap(), None);
+        let mut values = Tuning::default();
+        values.set("attention.split_positions", 256);
+        let table = Table::new(place(1), values, BTreeMap::new());
+        tables.keep(&table).unwrap();
+        assert_eq!(tables.find(&place(1)).unwrap(), Some(table));
+        assert_eq!(tables.find(&place(2)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_broken_table_is_an_error_that_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let tables = tables(folder.path());
+        tables.keep(&Table::new(place(1), Tuning::default(), BTreeMap::new())).unwrap();
+        std::fs::copy(tables.path(&place(1)), tables.path(&place(2))).unwrap();
+        assert!(tables.find(&place(2)).unwrap_err().to_string().contains("another model"));
+        std::fs::write(tables.path(&place(1)), b"{").unwrap();
+        assert!(tables.find(&place(1)).is_err());
+    }
+
+    #[test]
+    fn values_are_checked_and_of_the_ring_only_where_there_is_one() {
+        let mut tuning = Tuning::default();
+        tuning.set("ring.stages_in_flight", 3);
+        let config = RunConfig { tuning, use_tuning_table: false, ..RunConfig::default() };
+        assert!(resolve(&config, &place(1), Backend::Cuda).is_ok());
+        let error = resolve(&config, &place(1), Backend::Cpu).unwrap_err();
+        assert!(error.to_string().contains("no `ring.stages_in_flight` to tune"), "{error}");
+    }
+
+    #[test]
+    fn every_knob_has_its_default_among_its_candidates_in_order() {
+        for knob in knobs(Backend::Cuda) {
+            assert!(knob.candidates.contains(&knob.default), "{}", knob.name);
+            assert!(knob.candidates.is_sorted(), "{}", knob.name);
+            assert!(!knob.about.is_empty() && knob.name.contains('.'), "{}", knob.name);
+        }
+    }
+}
