@@ -19,12 +19,13 @@ in this order, and stops at the first that fails:
   build      the binaries and examples, in release mode
   doctest    the examples in the documentation
   extension  another crate's additions to the open sets (tests/extension)
-  sanitize   every operator, in graphs of one and several ranks, under the region sanitizer of the CPU target (needs cargo-nextest)
+  sanitize   every operator, in graphs of one and several ranks, and model families, under the region sanitizer of the CPU
+             target (needs cargo-nextest)
   test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
 
 Only if they are named, since they take long:
 
-  sanitize_all  the same for each kernel's own tests and the model families
+  sanitize_all  the same for each kernel's own tests too
   package       nvshmem-sys builds and documents itself outside this repository (scripts/package_check.sh)
 
 All is built in release mode, so that dependencies are built once. The last line is the test runner's.
@@ -104,8 +105,8 @@ step_extension() {
     CARGO_TARGET_DIR="$PWD/target" cargo test --quiet --release --locked --manifest-path tests/extension/Cargo.toml
 }
 # Every task's reads and writes against what it declared: whole graphs of several ranks.
-step_sanitize() { sanitized 'binary(user_graph)'; }
-# Also kernels one by one, and model families.
+step_sanitize() { sanitized 'binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'; }
+# Also kernels one by one.
 step_sanitize_all() {
     sanitized 'package(mpk-kernels) & test(/^(tasks|sanitizer)::/) | binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'
 }

@@ -2,6 +2,7 @@
 
 use crate::capture::{Capture, pipe};
 use crate::finished::Finished;
+use crate::fixtures::is_sanitized;
 use crate::places::binary_of;
 pub use crate::places::{binary, shared_memory};
 use crate::processes::MARK;
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Time that a job may take unless the test says otherwise; generous, since machines of all speeds run it.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// The same under the region sanitizer, whose kernels the first job compiles.
+const SANITIZED_TIMEOUT: Duration = Duration::from_secs(240);
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -50,7 +53,7 @@ impl Job {
             arguments: Vec::new(),
             others: Vec::new(),
             variables: Vec::new(),
-            timeout: TIMEOUT,
+            timeout: if is_sanitized() { SANITIZED_TIMEOUT } else { TIMEOUT },
             shared_memory: None,
             stdout_unread: false,
             stderr_unread: false,

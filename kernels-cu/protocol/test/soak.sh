@@ -14,7 +14,7 @@ iterations="${1:-1000000}"
 build="$(mktemp -d)"
 trap 'rm -rf "$build"' EXIT
 # shellcheck disable=SC2086
-"${CXX:-g++}" -std=c++20 -O2 -Wall -Wextra -Werror -pthread -DMPK_DEBUG_CHECKS -I. -I../include -Itest ${MPK_SOAK_FLAGS:-} \
+${CXX:-g++} -std=c++20 -O2 -Wall -Wextra -Werror -pthread -DMPK_DEBUG_CHECKS -I. -I../include -Itest ${MPK_SOAK_FLAGS:-} \
     test/test_soak.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/soak"
 # The lowest class of the scheduler, where it is there: the machine stays usable meanwhile.
 low="nice -n 19"

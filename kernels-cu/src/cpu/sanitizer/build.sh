@@ -8,10 +8,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 build="$out.build.$$"
 mkdir -p "$build"
 trap 'rm -rf "$build"' EXIT
-cxx="${CXX:-c++}"
+# May be several words, such as "ccache g++".
+read -ra cxx <<<"${CXX:-c++}"
 flags=(-std=c++20 -g1 -fPIC -fno-math-errno -ffp-contract=off -fno-gnu-unique -Wno-psabi -Iinclude -Iprotocol -Isrc)
 watched=(-O1 -fsanitize=kernel-address)
-if "$cxx" --version | grep -qi clang; then
+if "${cxx[@]}" --version | grep -qi clang; then
     watched+=(-mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0 -mllvm -asan-globals=0)
     flags=("${flags[@]/-fno-gnu-unique/}")
 else
@@ -29,8 +30,8 @@ fi
         echo "}"
     done
 } >"$build/entries.cc"
-"$cxx" "${flags[@]}" -O2 -c "$build/entries.cc" -o "$build/entries.o"
-"$cxx" "${flags[@]}" -O2 -c src/cpu/sanitizer/regions.cpp -o "$build/regions.o"
+"${cxx[@]}" "${flags[@]}" -O2 -c "$build/entries.cc" -o "$build/entries.o"
+"${cxx[@]}" "${flags[@]}" -O2 -c src/cpu/sanitizer/regions.cpp -o "$build/regions.o"
 for source in src/cpu/*.cpp protocol/cpu/*.cpp src/tasks/*/cpu*.cpp; do
     stem="$(basename "$source" .cpp)"
     level=()
@@ -41,7 +42,7 @@ for source in src/cpu/*.cpp protocol/cpu/*.cpp src/tasks/*/cpu*.cpp; do
     echo "$source ${level[*]}"
 done | while read -r source level; do
     # shellcheck disable=SC2086
-    "$cxx" "${flags[@]}" "${watched[@]}" $level -c "$source" -o "$build/$(echo "$source" | tr / _).o"
+    "${cxx[@]}" "${flags[@]}" "${watched[@]}" $level -c "$source" -o "$build/$(echo "$source" | tr / _).o"
 done
-"$cxx" -shared -Wl,-Bsymbolic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset "$build"/*.o -o "$build/all.so"
+"${cxx[@]}" -shared -Wl,-Bsymbolic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset "$build"/*.o -o "$build/all.so"
 mv "$build/all.so" "$out"
