@@ -20,6 +20,7 @@ gpu-session): raw JSON, and what it said. Ends with 0 only if no part failed.
   sampling   what sampling adds to a decode step
   budget     where the microseconds of a decode step go, batch 1 and 8
   tasks      what a task costs, in both placements
+  tune       which choices are fastest for Qwen3-8B, decode at batch 1, 8 and 32 and a prompt (mpk-bench tune); last, since it takes what time is left
 
   --backend cpu   tries the script itself on a machine without GPUs, with the small example
 TEXT
@@ -57,7 +58,7 @@ source "$here/setup-env.sh"
 cd "$repository"
 
 # Parts in order, with the seconds that each may take at most.
-parts=(golden:150 sampled:60 nvshmem:40 host:90 online:40 decode:200 prefill:120 sampling:40 budget:60 tasks:30)
+parts=(golden:150 sampled:60 nvshmem:40 host:90 online:40 decode:200 prefill:120 sampling:40 budget:60 tasks:30 tune:580)
 names=" ${parts[*]%%:*} "
 if [[ $list == 1 ]]; then
     printf '%s\n' "${parts[@]%%:*}"
@@ -246,6 +247,13 @@ part_budget() {
 
 part_tasks() {
     "$release/mpk-bench" tasks --backend "$backend" >"$out/tasks.jsonl"
+}
+
+part_tune() {
+    local batch=1,8,32 prompt=2048
+    [[ $backend == cuda ]] || batch=1 prompt=32
+    "$release/mpk-bench" tune "$large" --batch "$batch" --prompt "$prompt" --context "$context" --steps "$steps" --limit "$(($1 - 10))" --dry-run \
+        -- --backend "$backend" >"$out/tune.json"
 }
 
 # Fills the cubin cache with what the parts launch, all at once: each takes a core a minute, which would be the parts' time.

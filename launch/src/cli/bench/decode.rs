@@ -55,7 +55,11 @@ pub struct Case {
 }
 
 impl Case {
-    fn spec(&self) -> Result<ModelSpec, AppError> {
+    /// What is run, with its sizes.
+    ///
+    /// # Errors
+    /// There is no such shape.
+    pub fn spec(&self) -> Result<ModelSpec, AppError> {
         let mut spec = crate::cli::bench::program::model(&self.model)?;
         spec.overrides = Overrides {
             max_batch: Some(self.batch),

@@ -47,7 +47,11 @@ pub struct Case {
 }
 
 impl Case {
-    fn spec(&self) -> Result<ModelSpec, AppError> {
+    /// What is run, with its sizes.
+    ///
+    /// # Errors
+    /// There is no such shape.
+    pub fn spec(&self) -> Result<ModelSpec, AppError> {
         let mut spec = model(&self.model)?;
         spec.overrides = Overrides {
             max_batch: Some(self.batch),

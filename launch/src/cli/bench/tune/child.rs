@@ -34,7 +34,8 @@ impl Workload {
         }
     }
 
-    fn arguments(self, case: &Case) -> Vec<String> {
+    /// The command line of its measurement.
+    pub fn arguments(self, case: &Case) -> Vec<String> {
         let (what, options) = match self {
             Workload::Decode(batch) => {
                 ("decode", vec![("--context", case.context), ("--batch", batch), ("--steps", case.steps)])

@@ -3,6 +3,7 @@
 //!
 //! One knob after the other, each from the best values so far. A candidate must win twice, so that a quiet moment decides nothing.
 
+mod ahead;
 mod child;
 
 use crate::cli::console::{print_line, tell};
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use taskgraph::target::{self, Device};
 use taskgraph::{Backend, Knob, Tuning};
 
 /// What is measured.
@@ -57,6 +59,12 @@ pub struct Case {
     /// How several ranks are started.
     #[arg(long, default_value = "mpirun -n {N} --bind-to none")]
     pub launcher: String,
+    /// Compile the kernels of all candidates, for a later run of the same command, and time nothing; needs no GPU.
+    #[arg(long)]
+    pub compile_only: bool,
+    /// The GPU that --compile-only is for, a row of the hardware table.
+    #[arg(long, value_name = "NAME", default_value = "h200")]
+    pub device: String,
     /// Print what would be kept, and keep nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -115,7 +123,10 @@ pub fn run(case: &Case) -> i32 {
     if case.list {
         return list().map_or_else(|error| tell_once(&error), |()| 0);
     }
-    match checked(case).and_then(|workloads| tune(case, &workloads)) {
+    let measure = |workloads: Vec<Workload>| {
+        if case.compile_only { compile_only(case, &workloads) } else { tune(case, &workloads) }
+    };
+    match checked(case).and_then(measure) {
         Ok(object) => print_line(&object.to_string()).map_or_else(|error| tell_once(&error), |()| 0),
         Err(error) => tell_once(&error),
     }
@@ -145,13 +156,35 @@ fn checked(case: &Case) -> Result<Vec<Workload>, AppError> {
     Ok(workloads)
 }
 
+fn compile_only(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
+    let row = row(&case.device)?;
+    let until = Instant::now() + Duration::from_secs(u64::from(case.limit));
+    let (compiled, failed) = ahead::compile(case, workloads, row, &choose(case, Backend::Cuda)?, until)?;
+    Ok(
+        json!({"schema": "mpk-bench/1", "what": "tune", "device": row.name, "compiled": compiled, "failed": failed}),
+    )
+}
+
+fn row(name: &str) -> Result<&'static Device, AppError> {
+    target::device(name).ok_or_else(|| {
+        let known: Vec<&str> = target::DEVICES.iter().map(|row| row.name).collect();
+        AppError::input(format!("--device {name}: not in the hardware table; it has {}", known.join(", ")))
+    })
+}
+
 fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
     let until = Instant::now() + Duration::from_secs(u64::from(case.limit));
     let tables = if case.dry_run { None } else { Some(Tables::from_environment()?) };
     let (base, place, backend) = base(case, workloads, until)?;
     let mut search = Search { case, workloads, until, times: base.clone(), base, best: Tuning::default() };
     let mut trials = Vec::new();
-    'knobs: for knob in choose(case, backend)? {
+    let chosen = choose(case, backend)?;
+    if backend == Backend::Cuda {
+        let begin = Instant::now();
+        let (compiled, _) = ahead::compile(case, workloads, row(&place.device)?, &chosen, until)?;
+        tell(format_args!("tune: {compiled} kernels are ready after {:.0} s", begin.elapsed().as_secs_f64()));
+    }
+    'knobs: for knob in chosen {
         let from = search.best.of(knob);
         for &value in knob.candidates.iter().filter(|&&value| value != from) {
             if Instant::now() >= until {
