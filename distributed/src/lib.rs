@@ -23,6 +23,7 @@ pub mod nodes;
 pub mod online;
 mod outputs;
 pub mod plan;
+pub mod probe;
 mod queues;
 pub mod rank;
 mod report;

@@ -1,7 +1,9 @@
 //! What a launch is asked to do.
 
+use crate::probe::Probe;
 use kernels_cu::abi;
 use kernels_cu::tasks::sample_partial::MOST_LISTED;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One request: a prompt and how many tokens are wanted.
@@ -182,6 +184,8 @@ pub struct RunOptions {
     pub trace: bool,
     /// Debug delay.
     pub stall: Option<Stall>,
+    /// Kernels beside the ordinary one, on a GPU.
+    pub probe: Option<Arc<Probe>>,
 }
 
 /// Why a request ended.

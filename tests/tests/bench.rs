@@ -131,6 +131,22 @@ fn wrong_tokens_have_no_figures() {
 }
 
 #[test]
+fn a_step_stands_beside_a_plain_read_of_its_weights() {
+    let model = tiny();
+    let options = ["stream", "--model", &model, "--context", "8", "--steps", "4", "--repeats", "2"];
+    for ranks in [1, 2] {
+        let found = object(bench(ranks, &options));
+        assert_eq!((&found["what"], &found["tp"]), (&json!("stream"), &json!(ranks)), "{found}");
+        assert_eq!((&found["verdict"]["right"], &found["variants"]), (&json!(true), &json!([])), "{found}");
+        assert_eq!(found["read"]["bytes"]["weights"], found["step_bytes"], "{found}");
+        assert!(
+            number(&found["ordinary"]["ms"]["median"]) > 0.0 && number(&found["read"]["ms"]) > 0.0,
+            "{found}"
+        );
+    }
+}
+
+#[test]
 fn prefill_of_two_ranks() {
     let model = tiny();
     let found =
@@ -191,6 +207,10 @@ fn wrong_input_is_told_with_status_2() {
         (&["decode", "--model", &model, "--reference", "/no/such/file"], "/no/such/file"),
         (&["decode", "--model", &model, "--context", "0"], "--context"),
         (&["prefill", "--model", &model, "--repeats", "0"], "--repeats"),
+        (&["stream", "--model", &model, "--without", "waits"], "CPU target"),
+        (&["stream", "--model", &model, "--without", "waits+norms"], "norms"),
+        (&["stream", "--model", &model, "--batch", "17"], "--batch 17"),
+        (&["stream", "--model", &model, "--placement", "dynamic"], "--placement"),
         (&["allreduce"], "mpirun -n 2"),
         (&["allreduce", "--bytes", "100"], "--bytes 100"),
     ] {

@@ -11,6 +11,8 @@ mod launch;
 mod library;
 mod machine;
 mod memory;
+mod probe;
+mod probe_kernels;
 mod rank;
 mod run;
 mod symmetric;

@@ -6,6 +6,7 @@ use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
 use super::machine::{Machine, Scratch, schedulers, trace_capacity};
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
+use super::probe_kernels::ProbeKernels;
 use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
 use crate::arrays::{GraphArrays, any_dynamic};
@@ -35,6 +36,8 @@ use taskgraph::task_graph::{TaskGraph, TensorEntry};
 pub struct Code {
     /// The compiled model.
     pub cubin: Cubin,
+    /// The same for each of [`RunOptions::probe`]'s kernels.
+    pub probes: Vec<Cubin>,
     /// Its kernel's shape.
     pub config: KernelConfig,
     /// For each graph each task's code.
@@ -69,11 +72,12 @@ pub struct CudaRank {
     trace_capacity: u64,
     trace: DeviceBuffer,
     control_memory: DeviceBuffer,
-    _areas: [DeviceBuffer; 4],
+    pub(super) areas: [DeviceBuffer; 4],
     lasting: Lasting,
     /// Where the kernel puts by its host.
     _host_ring: Option<HostRing>,
     library: Library,
+    pub(super) probe: Option<ProbeKernels>,
     pub(super) heap: SymmetricHeap,
     pub(super) heap_bytes: u64,
     pub(super) machine: Machine,
@@ -219,6 +223,16 @@ impl CudaRank {
             let ready = world.call(|| unsafe { nvshmem.culibrary_init(library.raw().cast()) });
             agreed(world, ready.map_err(Error::from))?;
         }
+        let probe = options.probe.as_ref();
+        let probe = probe.map(|probe| ProbeKernels::load(&context, probe, &code.probes, shape)).transpose();
+        let probe = agreed(world, probe)?;
+        if let (Some(nvshmem), Some(probe)) = (heap.linked(), &probe) {
+            for library in probe.libraries() {
+                // SAFETY: as above.
+                let ready = world.call(|| unsafe { nvshmem.culibrary_init(library.raw().cast()) });
+                agreed(world, ready.map_err(Error::from))?;
+            }
+        }
         // NVSHMEM's collective launch wants all PEs' kernels on the device at once.
         let collective = code.collective && machine.sharing == 1;
         let launcher = Launcher::agree(world, heap.nvshmem(), collective, code.shim.as_ref());
@@ -311,10 +325,11 @@ impl CudaRank {
             trace_capacity,
             trace,
             control_memory,
-            _areas: areas,
+            areas,
             lasting,
             _host_ring: host_ring,
             library,
+            probe,
             heap,
             heap_bytes,
             machine,

@@ -8,7 +8,7 @@ use super::rank::CudaRank;
 use crate::error::{Error, Result};
 use crate::nodes::{Carried, Proxy};
 use crate::report::report;
-use crate::world::World;
+use crate::world::{World, agreed};
 use kernels_cu::abi;
 use kernels_cu::signals;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,6 +75,9 @@ impl CudaRank {
             proxy.carry_to_device(self.heap_bytes, host_abort, world.cores().own.len() < 2)
         });
         world.set_longest_end(GRACE + COPY_LIMIT + MARGIN);
+        if self.probe.is_some() {
+            agreed(world, self.before_launch())?;
+        }
         // Every rank's memory is set up before the first put.
         world.barrier();
         // NVSHMEM's collective launch waits for all ranks.
@@ -118,7 +121,8 @@ impl CudaRank {
             (error @ Error::Cuda { .. }, _) => self.device_error(world, &error, &watch),
             (Error::Aborted(text), Some(lost)) => Error::Aborted(format!("{lost}\n{text}")),
             (other, _) => other,
-        })
+        })?;
+        self.after_launch()
     }
 
     /// Waits for the kernel's end.
@@ -192,7 +196,9 @@ impl CudaRank {
     fn start(&self, rank: u64) -> Result<()> {
         // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory; all it leads to is owned by
         // `self`, which waits for the kernel or marks it stuck.
-        unsafe { self.launcher.launch(self.heap.nvshmem(), self.kernel, self.shape, &self.stream, rank) }
+        unsafe {
+            self.launcher.launch(self.heap.nvshmem(), self.next_kernel(), self.shape, &self.stream, rank)
+        }
     }
 
     /// Asks the kernel to end; block 0 hands the code on to all ranks. The first cause stays.

@@ -366,7 +366,8 @@ typedef struct mpk_status {
   uint64_t wanted, seen;
   uint32_t timed_out; /* 1: this is the wait that ran out of time */
   uint32_t reserved;
-  uint64_t pad[2];
+  uint64_t streamed; /* GPU, kernels with MPK_WITHOUT (config.cuh): bytes of weights in this launch's steps of a full batch, at its end */
+  uint64_t pad;
 } mpk_status;
 
 #define MPK_LAUNCH_STOP 0x80000000u

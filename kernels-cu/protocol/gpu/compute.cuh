@@ -30,7 +30,11 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #endif
     if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
-  if (!prefetches) loader.drain();
+  if (prefetches) return;
+  loader.drain();
+  if constexpr (kCountsStreamed) {
+    if (first) platform::store<platform::Scope::kSystem>(&shared.rank.status[blockIdx.x].streamed, loader.streamed(), platform::kRelaxed);
+  }
 }
 
 /* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */

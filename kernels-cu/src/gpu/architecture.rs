@@ -100,8 +100,61 @@ const STAGES_AHEAD: Knob = Knob {
     about: "pieces of weights that it loads at a time for the tasks after it",
 };
 
+/// The same while the compute warps wait for events.
+const STAGES_WAITING: Knob = Knob {
+    name: "ring.stages_waiting",
+    default: 4,
+    candidates: &[1, 2, 3, 4, 6, 8],
+    about: "pieces of weights that it loads at a time while it waits for others",
+};
+
+/// What leaves the L2 cache first.
+const FIRST_TO_LEAVE: Knob = Knob {
+    name: "ring.first_to_leave",
+    default: 0,
+    candidates: &[0, 1, 2],
+    about: "what leaves the L2 cache first: 0 weights as they are loaded, 1 nothing, 2 also weights that are prefetched",
+};
+
+/// When the prefetch warp works.
+const PREFETCH_WHEN: Knob = Knob {
+    name: "prefetch.when",
+    default: 0,
+    candidates: &[0, 1, 2],
+    about: "when weights are brought to the L2 cache: 0 while the ring is full, 1 also while no weights are multiplied, 2 always",
+};
+
+/// How far it goes.
+const PREFETCH_STAGES: Knob = Knob {
+    name: "prefetch.stages",
+    default: 14,
+    candidates: &[6, 10, 14, 18, 22],
+    about: "how far ahead of the ring, in its pieces, weights are brought to the L2 cache; of several ranks 5/7 of it",
+};
+
+/// How fast.
+const PREFETCH_CYCLES: Knob = Knob {
+    name: "prefetch.cycles",
+    default: 819,
+    candidates: &[600, 700, 819, 930, 1050, 1200],
+    about: "cycles from one of these pieces to the next",
+};
+
 /// What is measured of the kernel itself.
-pub const KNOBS: [&Knob; 2] = [&STAGES_IN_FLIGHT, &STAGES_AHEAD];
+pub const KNOBS: [&Knob; 7] = [
+    &STAGES_IN_FLIGHT,
+    &STAGES_AHEAD,
+    &STAGES_WAITING,
+    &FIRST_TO_LEAVE,
+    &PREFETCH_WHEN,
+    &PREFETCH_STAGES,
+    &PREFETCH_CYCLES,
+];
+
+/// What is prefetched is at most this, a multiprocessor: of all together under the L2 cache.
+const PREFETCH_BYTES: u32 = 224 << 10;
+/// Bytes a cycle that the device memory's bandwidth gives one multiprocessor, about.
+const BYTES_PER_CYCLE: u32 = 20;
 
 /// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
 /// the launch must agree.
@@ -120,6 +173,16 @@ pub struct KernelConfig {
     /// `MPK_STAGES_AHEAD`: most of them while the compute warps are still at an earlier task: about to tell others that
     /// they are done, or waiting to be told.
     pub stages_ahead: u32,
+    /// `MPK_STAGES_WAITING`: most of them while the compute warps wait for events, whoever's stages they are.
+    pub stages_waiting: u32,
+    /// `MPK_FIRST_TO_LEAVE`: what leaves the L2 cache first (`FirstToLeave` in config.cuh).
+    pub first_to_leave: u32,
+    /// `MPK_PREFETCH_WHEN`: when the prefetch warp works (`PrefetchWhen` in config.cuh).
+    pub prefetch_when: u32,
+    /// `MPK_PREFETCH_STAGES`: how far it goes ahead of the ring.
+    pub prefetch_stages: u32,
+    /// `MPK_PREFETCH_CYCLES`: its pace.
+    pub prefetch_cycles: u32,
     /// `MPK_WORK_BYTES`: shared memory that the tasks' code may use.
     pub work_bytes: u32,
     /// `MPK_SHARED_BYTES`: dynamic shared memory of the launch: stages, work, barriers and task slots.
@@ -141,6 +204,11 @@ impl KernelConfig {
             stage_bytes,
             stages_in_flight,
             stages_ahead,
+            stages_waiting: stages_in_flight,
+            first_to_leave: 0,
+            prefetch_when: 0,
+            prefetch_stages: PREFETCH_BYTES / stage_bytes,
+            prefetch_cycles: stage_bytes / BYTES_PER_CYCLE,
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,
         }
@@ -151,7 +219,18 @@ impl KernelConfig {
         let measured = |knob, otherwise: u32| tuning.get(knob).map_or(otherwise, |value| value as u32);
         let stages_in_flight = measured(&STAGES_IN_FLIGHT, self.stages_in_flight).clamp(1, self.stages);
         let stages_ahead = measured(&STAGES_AHEAD, self.stages_ahead).clamp(1, stages_in_flight);
-        KernelConfig { stages_in_flight, stages_ahead, ..self }
+        // Not named, it follows the copies in flight.
+        let stages_waiting = measured(&STAGES_WAITING, stages_in_flight).clamp(1, stages_in_flight);
+        KernelConfig {
+            stages_in_flight,
+            stages_ahead,
+            stages_waiting,
+            first_to_leave: measured(&FIRST_TO_LEAVE, self.first_to_leave),
+            prefetch_when: measured(&PREFETCH_WHEN, self.prefetch_when),
+            prefetch_stages: measured(&PREFETCH_STAGES, self.prefetch_stages),
+            prefetch_cycles: measured(&PREFETCH_CYCLES, self.prefetch_cycles),
+            ..self
+        }
     }
 }
 
@@ -168,8 +247,22 @@ mod tests {
         tuning.set("ring.stages_ahead", 4);
         let tuned = config.tuned(&tuning);
         // No more ahead than at all.
-        assert_eq!((tuned.stages_in_flight, tuned.stages_ahead), (2, 2));
-        assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, ..tuned }, config);
+        assert_eq!((tuned.stages_in_flight, tuned.stages_ahead, tuned.stages_waiting), (2, 2, 2));
+        assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, stages_waiting: 4, ..tuned }, config);
+    }
+
+    #[test]
+    fn defaults_of_the_knobs_are_hoppers_and_each_changes_one_number() {
+        let config = KernelConfig::new(Architecture::Sm90a);
+        for knob in KNOBS {
+            let mut tuning = Tuning::default();
+            tuning.set(knob.name, knob.default);
+            assert_eq!(config.tuned(&tuning), config, "{}", knob.name);
+            let other =
+                knob.candidates.iter().find(|&&value| value < knob.default).or(knob.candidates.last());
+            tuning.set(knob.name, *other.unwrap());
+            assert_ne!(config.tuned(&tuning), config, "{}", knob.name);
+        }
     }
 
     #[test]

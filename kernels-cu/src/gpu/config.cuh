@@ -28,6 +28,9 @@ constexpr uint32_t kStageBytes = MPK_STAGE_BYTES;
 constexpr uint32_t kStagesInFlight = MPK_STAGES_IN_FLIGHT;
 constexpr uint32_t kStagesAhead = MPK_STAGES_AHEAD;
 static_assert(kStagesAhead > 0 && kStagesAhead <= kStagesInFlight && kStagesInFlight <= kStages, "stages in flight");
+/* Fewer while the compute warps wait for events, whoever's stages they are. */
+constexpr uint32_t kStagesWaiting = MPK_STAGES_WAITING;
+static_assert(kStagesWaiting > 0, "the loader must go on");
 /* Shared memory that a task's code may use as it likes while it runs. */
 constexpr uint32_t kWorkBytes = MPK_WORK_BYTES;
 
@@ -55,16 +58,42 @@ constexpr uint32_t kSlotFullArrivals = kEveryLaneArrives ? 32 : 1;
 constexpr uint32_t kSlotEmptyArrivals = 2 + (kEveryLaneArrives ? kComputeThreads : 1);
 
 /* How far the prefetch warp runs ahead of the ring, in stages: of all multiprocessors together under the L2 cache. */
-#ifndef MPK_PREFETCH_STAGES
-#define MPK_PREFETCH_STAGES (224 * 1024 / MPK_STAGE_BYTES)
-#endif
 constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
 /* The same where there are several ranks: on two H200 the longer distance costs 0.7 % at batch 8 and nothing at batch 1. */
 constexpr uint32_t kSharedPrefetchStages = kPrefetchStages * 5 / 7;
 /* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor. */
-#ifndef MPK_PREFETCH_CYCLES
-#define MPK_PREFETCH_CYCLES (MPK_STAGE_BYTES / 20)
+
+/* When it may: while the ring is full; or also while the compute warps take no stages, since they wait or make rows; or always. After a
+ * pause they take stages faster than memory gives them: then the ring is never full, although memory has time. */
+enum PrefetchWhen : uint32_t { kRingIsFull = 0, kNothingIsTaken = 1, kAlways = 2 };
+constexpr uint32_t kPrefetchWhen = MPK_PREFETCH_WHEN;
+static_assert(kPrefetchWhen <= kAlways, "enum PrefetchWhen");
+/* What leaves the L2 cache first: stages as they are loaded; nothing; stages as they are loaded or prefetched. */
+enum FirstToLeave : uint32_t { kLoaded = 0, kNone = 1, kLoadedOrPrefetched = 2 };
+constexpr uint32_t kFirstToLeave = MPK_FIRST_TO_LEAVE;
+static_assert(kFirstToLeave <= kLoadedOrPrefetched, "enum FirstToLeave");
+
+/* What the compute warps do, as far as the loader and the prefetch warp ask. */
+enum ComputeState : uint32_t { kIsWaiting = 0, kIsReady = 1, kTakesStages = 2 };
+constexpr bool kTellsState = kPrefetchWhen == kNothingIsTaken || kStagesWaiting < kStagesInFlight;
+
+/* Kernels of `mpk-bench stream`: what they leave out of a decode step, to see what it costs. Their tokens mean nothing. An ordinary kernel
+ * is compiled without MPK_WITHOUT, and has nothing of it. */
+enum LeftOut : uint32_t {
+  kProducts = 1,   /* the weights are streamed, but not multiplied */
+  kWaits = 2,      /* tasks begin at once, but for those that choose tokens and those that copy */
+  kAllreduces = 4, /* flagged words are neither sent nor awaited */
+};
+#ifdef MPK_WITHOUT
+constexpr bool kCountsStreamed = true;
+constexpr uint32_t kLeftOut = MPK_WITHOUT;
+#else
+constexpr bool kCountsStreamed = false;
+constexpr uint32_t kLeftOut = 0;
 #endif
+constexpr bool kWithoutProducts = (kLeftOut & kProducts) != 0, kWithoutWaits = (kLeftOut & kWaits) != 0, kWithoutAllreduces = (kLeftOut & kAllreduces) != 0;
+/* Rows of an iteration that leaves out waits, at most: prompts are computed as always. */
+constexpr uint32_t kMostRowsWithoutWaits = 16;
 
 /* Slots of an iteration whose numbers are kept in shared memory. */
 constexpr uint32_t kKeptActive = 64;

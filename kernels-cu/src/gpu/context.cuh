@@ -92,8 +92,8 @@ class Context {
   static __device__ __forceinline__ void fail(int code) { poke(shared_state().code, code); }
 
   /* All compute threads: until every event that the task depends on is ready. Also a barrier. `loads_under_way`: the task has
-   * begun loads that it does not need yet. */
-  __device__ int wait_inputs(bool loads_under_way = false);
+   * begun loads that it does not need yet. `always`: also in a kernel that leaves out waits. */
+  __device__ int wait_inputs(bool loads_under_way = false, bool always = false);
 
   /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
    * failure, which `fail` notes, any value. */
@@ -130,9 +130,11 @@ __device__ __forceinline__ int wait_events_slowly(const mpk_rank* rank, mpk_stat
   return code;
 }
 
-__device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
+__device__ __forceinline__ int Context::wait_inputs(bool loads_under_way, bool always) {
+  tell_state(kIsWaiting);
+  const bool waits = !kWithoutWaits || always || slot->num_rows > kMostRowsWithoutWaits;
   /* Not the warp that triggers the last task's event at this time: a release takes most of a microsecond. */
-  if (thread_index() / 32 == kComputeWarps - 1) {
+  if (waits && thread_index() / 32 == kComputeWarps - 1) {
     const uint32_t lane = thread_index() % 32, count = slot->num_waits;
     uint64_t wanted = 0;
     const uint64_t* counter = nullptr;
@@ -171,6 +173,7 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way) {
     __syncwarp();
   }
   const int code = sync();
+  tell_state(kIsReady);
   if (thread_index() == 0 && is_traced(rank())) poke(shared_state().ready_ns, platform::clock_ns());
   find_thread();
   return code;
@@ -191,6 +194,7 @@ __device__ __forceinline__ uint64_t wait_flagged_slowly(const mpk_rank* rank, mp
 }
 
 __device__ inline float Context::wait_flagged(const uint64_t* word) const {
+  if constexpr (kWithoutAllreduces) return 0.0f;
   uint64_t seen = 0;
   [[maybe_unused]] uint64_t began_ns = 0;
   if constexpr (platform::kTraces) began_ns = wait_clock();

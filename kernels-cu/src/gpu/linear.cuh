@@ -175,6 +175,7 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
         if (const int code = context.sync(); code != MPK_OK) return code;
         const bool last = from + blocks == reread(p.blocks);
         const uint32_t num_columns = reread(context.input(kWeight).dims[0]);
+        tell_state(kTakesStages);
         Product<Weight, N8> product(context, rows_at, rows, stride);
         float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {

@@ -28,6 +28,13 @@ constexpr uint32_t kRowBlockBytes = 16 * kNumberBytes<Weight>;
  * readers each meet all banks. */
 __device__ __forceinline__ uint32_t share_index(uint32_t n, uint32_t m) { return (n * 16 + m) ^ (n / 2 % 4 * 8); }
 
+/* Takes a stage without looking at it. */
+__device__ __forceinline__ bool pass(StageReader& reader) {
+  if (!reader.wait()) return false;
+  reader.give_back();
+  return true;
+}
+
 template <uint32_t Weight>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint4& a, const uint2& b) {
   if constexpr (Weight == MPK_BF16) {
@@ -73,6 +80,12 @@ class Product {
    * nothing to come. */
   template <bool Full>
   __device__ __forceinline__ bool stage(StageReader& reader, uint32_t first, uint32_t count) {
+    if constexpr (kWithoutProducts) return pass(reader);
+    else return multiply<Full>(reader, first, count);
+  }
+
+  template <bool Full>
+  __device__ __forceinline__ bool multiply(StageReader& reader, uint32_t first, uint32_t count) {
     uint2 b[kShare][N8];
 #pragma unroll
     for (uint32_t i = 0; i < kShare; ++i)
@@ -137,6 +150,12 @@ class Product<MPK_F32, N8> {
 
   template <bool Full>
   __device__ __forceinline__ bool stage(StageReader& reader, uint32_t first, uint32_t count) {
+    if constexpr (kWithoutProducts) return pass(reader);
+    else return multiply<Full>(reader, first, count);
+  }
+
+  template <bool Full>
+  __device__ __forceinline__ bool multiply(StageReader& reader, uint32_t first, uint32_t count) {
     if (!reader.wait()) return false;
     const uint32_t stage = reader.address() + warp_ * kBlockBytes<MPK_F32> + lane_ * 4;
     float a[kShare][8];

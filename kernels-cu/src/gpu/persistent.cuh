@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.published = 0;
+    if constexpr (kTellsState) shared.compute_state = kIsWaiting;
     shared.pages_per_slot = description->batch_config->pages_per_slot;
     for (uint32_t i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.stage_full[i], kStageArrivals);

@@ -34,6 +34,7 @@ __device__ __noinline__ bool push_by_host(const mpk_rank* rank, uint32_t pe, uin
  * this one included. One thread a word; a warp's words should lie side by side. Words carry their own flag, so the
  * stores need no order with others. */
 __device__ __forceinline__ void push_flagged(Context& context, uint64_t* word, float value) {
+  if constexpr (kWithoutAllreduces) return;
   const uint64_t bits = (static_cast<uint64_t>(context.slot->tag) << 32) | __float_as_uint(value);
   const mpk_rank* rank = context.rank();
   for (uint32_t i = 0; i < rank->world; ++i) {

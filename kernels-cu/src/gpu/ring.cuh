@@ -31,7 +31,10 @@ class Loader {
     if (prefetches_) return prefetch(shared, source, bytes);
     /* Two tests at once: that few enough copies are in flight, and that the stage is free. The stage's use before this one
      * has the other parity; before its first use the test is true. */
-    const uint32_t most = peek(shared.next_slot.index) == slot_index ? kStagesInFlight : kStagesAhead;
+    uint32_t most = peek(shared.next_slot.index) == slot_index ? kStagesInFlight : kStagesAhead;
+    if constexpr (kStagesWaiting < kStagesInFlight) {
+      if (peek(shared.compute_state) == kIsWaiting) most = min(most, kStagesWaiting);
+    }
     while (in_flight_ > most) wait_for_oldest(shared);
     const bool capped = in_flight_ == most;
     bool arrived = !capped || mbarrier_test(&shared.stage_full[oldest_.index], oldest_.parity);
@@ -48,11 +51,13 @@ class Loader {
     if (capped) oldest_.next<kStages>();
     else ++in_flight_;
     poke(shared.streamed, ++count_);
+    if constexpr (kCountsStreamed) bytes_ += full_batch_ ? bytes : 0;
     uint64_t* full = &shared.stage_full[place_.index];
     uint8_t* to = stage_at(place_.index);
 #if __CUDA_ARCH__ >= 900
     mbarrier_arrive_expect(full, bytes);
-    bulk_copy(to, source, bytes, full, policy_);
+    if constexpr (kFirstToLeave == kNone) bulk_copy(to, source, bytes, full);
+    else bulk_copy(to, source, bytes, full, policy_);
 #else
     for (uint32_t at = lane_ * 16; at < bytes; at += 512) copy16(to + at, static_cast<const uint8_t*>(source) + at);
     arrive_when_copied(full);
@@ -70,7 +75,14 @@ class Loader {
   __device__ __forceinline__ void next_task() {
     after_wide_ = wide_now_;
     wide_now_ = false;
+    if constexpr (kCountsStreamed) {
+      const uint32_t most = shared_state().rank.batch_config->max_batch;
+      full_batch_ = slot->num_active == most && slot->num_rows == most;
+    }
   }
+
+  /* Bytes that have been streamed in steps of a full batch; only where kCountsStreamed. */
+  __device__ __forceinline__ uint64_t streamed() const { return bytes_; }
 
   /* Waits until no copy is on its way: before the block ends. */
   __device__ void drain() {
@@ -107,6 +119,12 @@ class Loader {
     --in_flight_;
   }
 
+  static __device__ __forceinline__ bool may_prefetch(const Shared& shared) {
+    if constexpr (kPrefetchWhen == kAlways) return true;
+    if (peek(shared.ring_is_full) != 0) return true;
+    return kPrefetchWhen == kNothingIsTaken && peek(shared.compute_state) != kTakesStages;
+  }
+
   /* Skips what the loader has started itself; otherwise waits for a pause in its loads, and for not being too far ahead. */
   __device__ __forceinline__ bool prefetch(Shared& shared, const void* source, uint32_t bytes) {
     ++count_;
@@ -115,11 +133,12 @@ class Loader {
       const int32_t ahead = static_cast<int32_t>(count_ - peek(shared.streamed));
       if (ahead <= 0) return true;
       const uint32_t most = shared.rank.world == 1 ? kPrefetchStages : kSharedPrefetchStages;
-      if (ahead <= static_cast<int32_t>(most) && peek(shared.ring_is_full) != 0) {
+      if (ahead <= static_cast<int32_t>(most) && may_prefetch(shared)) {
         const uint32_t now = static_cast<uint32_t>(clock64());
         if (now - issued_at_ >= MPK_PREFETCH_CYCLES) {
           issued_at_ = now;
-          prefetch_l2(source, bytes);
+          if constexpr (kFirstToLeave == kLoadedOrPrefetched) prefetch_l2(source, bytes, policy_);
+          else prefetch_l2(source, bytes);
           return true;
         }
       }
@@ -142,6 +161,8 @@ class Loader {
   RingPlace oldest_ = {0, 0}; /* of the copies counted as in flight */
   uint32_t in_flight_ = 0;
   uint32_t used_ = 0; /* stages that have been filled once */
+  uint64_t bytes_ = 0; /* kCountsStreamed */
+  bool full_batch_ = false;
   /* Of wide products (wide_loader.cuh): */
   RingPlace wide_place_ = {0, 0}; /* where the next activations go */
   uint32_t places_used_ = 0;      /* places that have been filled once */

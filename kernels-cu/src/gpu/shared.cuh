@@ -69,6 +69,7 @@ struct alignas(128) Shared {
   uint32_t streamed;             /* stages that the loader has started since the launch */
   uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
   uint32_t published;            /* static placement, the block with the batch step: iterations that it has published since the launch */
+  uint32_t compute_state;        /* enum ComputeState, where kTellsState */
   mpk_rank rank;                 /* a copy of the rank's description */
   /* Of the iteration, for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the
    * numbers of its first slots. The fetch warp writes them while no task of the block runs. */
@@ -115,6 +116,13 @@ __device__ __forceinline__ void poke(T& word, T value) {
 __device__ __forceinline__ void poke(RingPlace& place, const RingPlace& value) {
   poke(place.index, value.index);
   poke(place.parity, value.parity);
+}
+
+/* The compute warps. */
+__device__ __forceinline__ void tell_state(ComputeState state) {
+  if constexpr (kTellsState) {
+    if (threadIdx.x == 0) poke(shared_state().compute_state, static_cast<uint32_t>(state));
+  }
 }
 
 }  // namespace gpu

@@ -33,6 +33,11 @@ impl CompileOptions {
             stage_bytes,
             stages_in_flight,
             stages_ahead,
+            stages_waiting,
+            first_to_leave,
+            prefetch_when,
+            prefetch_stages,
+            prefetch_cycles,
             work_bytes,
             shared_bytes,
         } = self.config;
@@ -43,6 +48,11 @@ impl CompileOptions {
             ("MPK_STAGE_BYTES", stage_bytes),
             ("MPK_STAGES_IN_FLIGHT", stages_in_flight),
             ("MPK_STAGES_AHEAD", stages_ahead),
+            ("MPK_STAGES_WAITING", stages_waiting),
+            ("MPK_FIRST_TO_LEAVE", first_to_leave),
+            ("MPK_PREFETCH_WHEN", prefetch_when),
+            ("MPK_PREFETCH_STAGES", prefetch_stages),
+            ("MPK_PREFETCH_CYCLES", prefetch_cycles),
             ("MPK_WORK_BYTES", work_bytes),
             ("MPK_SHARED_BYTES", shared_bytes),
         ];

@@ -2,7 +2,7 @@
 //! shapes for `mpk-run`.
 
 use clap::{CommandFactory, Parser, Subcommand};
-use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, tasks, tune};
+use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, stream, tasks, tune};
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
 use launch::cli::process_limits::Allocator;
@@ -73,6 +73,9 @@ enum What {
     /// Every request has a prompt of CONTEXT tokens and generates STEPS tokens after its first one. The requests whose prompts are
     /// processed first end first, so the last few steps have a smaller batch.
     Decode(Box<decode::Case>),
+    /// Milliseconds of a decode step without products, without waits, without allreduces, beside a plain read of as many bytes:
+    /// `mpk-bench stream --model qwen3-8b --context 512`.
+    Stream(Box<stream::Case>),
     /// Milliseconds from prompts to their first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
     Prefill(Box<prefill::Case>),
     /// Microseconds of an allreduce inside the running kernel, from the last value of a part to the first reader of the sum:
@@ -137,6 +140,7 @@ fn run(args: Args) -> Result<(), AppError> {
             print_line(&object.to_string())
         }
         What::Decode(case) => launch::cli::program::exit(decode::run(&case)),
+        What::Stream(case) => launch::cli::program::exit(stream::run(&case)),
         What::Prefill(case) => launch::cli::program::exit(prefill::run(&case)),
         What::Allreduce(case) => launch::cli::program::exit(allreduce::run(&case)),
         What::Tasks(case) => launch::cli::program::exit(tasks::run(&case)),

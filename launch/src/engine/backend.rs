@@ -8,10 +8,11 @@ use crate::model::model_json::ModelJson;
 use distributed::affinity::Cores;
 use distributed::cuda::{Code, Found, Machine, Transport, WarmUp, driver};
 use distributed::plan::{BatchPlan, RunOptions};
+use distributed::probe::LeftOut;
 use distributed::{CpuRank, CudaRank, Rank, World, are_mixed};
 use kernels_cu::gpu::{
-    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, KernelConfig, NvshmemFiles,
-    collective_shim, compile, merge, task_codes,
+    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, GpuError, KernelConfig,
+    NvshmemFiles, collective_shim, compile, merge, task_codes,
 };
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -275,18 +276,21 @@ fn code(
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
     let cache = together(world, cache)?;
+    let left_out = config.probe.iter().flat_map(|probe| &probe.kernels);
+    let others: Vec<CompileOptions> = left_out.map(|&left_out| leaving_out(&options, left_out)).collect();
     let make = || {
-        let cubin = telling(expressions.len(), || compile(&expressions, &options, &cache));
-        cubin.map_err(|e| AppError::from(distributed::Error::Code(e)))
+        let cubins =
+            telling(expressions.len(), || compile_side_by_side(&expressions, &options, &others, &cache));
+        cubins.map_err(|e| AppError::from(distributed::Error::Code(e)))
     };
     // One rank of a node compiles, the others find its cubin in the cache.
     let first = world.node_rank() == 0;
     let made = together(world, if first { make().map(Some) } else { Ok(None) })?;
-    let cubin = match made {
-        Some(cubin) => Ok(cubin),
+    let cubins = match made {
+        Some(cubins) => Ok(cubins),
         None => make(),
     };
-    let cubin = together(world, cubin)?;
+    let (cubin, probes) = together(world, cubins)?;
     log_cubin(&cubin, expressions.len(), generated.as_secs_f64());
     // Without NVSHMEM there is nothing that could launch collectively.
     let collective = config.launch != LaunchChoice::Cooperative && !by_host;
@@ -298,7 +302,32 @@ fn code(
         }
         linked => linked,
     };
-    Ok(Code { cubin, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
+    Ok(Code { cubin, probes, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
+}
+
+/// The kernel that leaves out a part of the work, a sum of the values of `LeftOut` (kernels-cu/src/gpu/config.cuh).
+fn leaving_out(ordinary: &CompileOptions, left_out: LeftOut) -> CompileOptions {
+    let mut options = ordinary.clone();
+    options.defines.push(("MPK_WITHOUT".into(), left_out.to_string()));
+    options
+}
+
+/// The cubin of `options`, and one of each of the `others`; all are compiled at the same time.
+fn compile_side_by_side(
+    expressions: &[Expression],
+    options: &CompileOptions,
+    others: &[CompileOptions],
+    cache: &Cache,
+) -> Result<(Cubin, Vec<Cubin>), GpuError> {
+    std::thread::scope(|scope| {
+        let others: Vec<_> =
+            others.iter().map(|options| scope.spawn(|| compile(expressions, options, cache))).collect();
+        let cubin = compile(expressions, options, cache);
+        let others =
+            others.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        let others = others.collect::<Result<_, _>>();
+        Ok((cubin?, others?))
+    })
 }
 
 /// How long a compilation is silent: what the cache has takes less.

@@ -2,6 +2,7 @@
 
 use distributed::Fault;
 use distributed::cuda::{Bootstrap, Transport};
+use distributed::probe::Probe;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub struct RunConfig {
     pub tell: fn(&str),
     /// Is told of the weights that have come to their place.
     pub progress: Option<Progress>,
+    /// On a GPU: kernels that leave work out, and when each runs. Their tokens mean nothing.
+    pub probe: Option<Arc<Probe>>,
     /// For tests: leave out the protection of receive buffers that peers may still read, and the proof that refuses it.
     pub unprotected: bool,
     /// For tests: `RANK:OP:MILLISECONDS` delays a rank before each task of an operator.
@@ -133,6 +136,7 @@ impl Default for RunConfig {
             in_common: Vec::new(),
             tell: |message| tracing::error!("{message}"),
             progress: None,
+            probe: None,
             unprotected: false,
             stall: None,
             fault: None,

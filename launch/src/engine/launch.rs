@@ -14,7 +14,12 @@ const REPORT_GRACE: Duration = Duration::from_secs(2);
 /// What the ranks are told of how to run; `ops` are the names that a stall may use.
 pub fn run_options(config: &RunConfig, ops: &[String]) -> Result<RunOptions, AppError> {
     let stall = config.stall.as_deref().map(|text| parse_stall(text, ops)).transpose()?;
-    Ok(RunOptions { deadline: config.deadline, trace: config.trace.is_some(), stall })
+    Ok(RunOptions {
+        deadline: config.deadline,
+        trace: config.trace.is_some(),
+        stall,
+        probe: config.probe.clone(),
+    })
 }
 
 fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {

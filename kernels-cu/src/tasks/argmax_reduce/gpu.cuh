@@ -10,7 +10,7 @@ namespace gpu {
 template <uint32_t Kept, uint32_t TopK>
 struct ArgmaxReduce : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
-    int code = context.wait_inputs();
+    int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
     const uint32_t sample = static_cast<uint32_t>(context.slot->task.args[0]);
     if (code != MPK_OK || sample >= context.slot->num_samples) return code;
 

@@ -19,7 +19,7 @@ namespace gpu {
 
 struct NvshmemCopy : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
-    int code = context.wait_inputs();
+    int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
     if (code != MPK_OK) return code;
     const mpk_operand &from = context.input(0), &to = context.output(0);
     const bool own = to.pe == -1; /* the output lies in the rank's own memory, which need not be symmetric */

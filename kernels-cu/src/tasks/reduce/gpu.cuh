@@ -174,7 +174,7 @@ struct Reduce : TaskCode {
       uint64_t seen[World][Width];
       bool all = false;
 #pragma unroll 1
-      for (uint32_t polls = 0; polls < kQuickPolls && !all; ++polls) {
+      for (uint32_t polls = 0; polls < kQuickPolls && !all && !kWithoutAllreduces; ++polls) {
         /* All ranks' words are on their way before the first is tested. */
 #pragma unroll
         for (uint32_t r = 0; r < World; ++r) reduce::load_words<Width>(seen[r], words + static_cast<uint64_t>(r) * in.strides[0]);
@@ -183,6 +183,7 @@ struct Reduce : TaskCode {
         for (uint32_t r = 0; r < World; ++r)
 #pragma unroll
           for (uint32_t e = 0; e < Width; ++e) all = all && mpk_flagged_arrived(seen[r][e], tag);
+        if constexpr (kWithoutWaits) all = all || rows <= kMostRowsWithoutWaits;
       }
       float sum[Width] = {}; /* see nvshmem_copy/gpu.cuh: an undefined value stays alive */
       if (all) {

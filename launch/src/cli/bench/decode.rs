@@ -70,7 +70,7 @@ impl Case {
     }
 
     /// Requests of which all decode in the same `steps` iterations, each at `context` tokens before the first of these.
-    fn requests(&self, engine: &Engine) -> Result<Vec<Request>, AppError> {
+    pub(super) fn requests(&self, engine: &Engine) -> Result<Vec<Request>, AppError> {
         let (chunk, beside) = engine.info().prefill_rows.unwrap_or((self.context, self.context));
         let early = full_batch::early_tokens(self.batch, self.context, chunk, beside).ok_or_else(|| {
             AppError::input(format!(
@@ -83,7 +83,7 @@ impl Case {
         Ok((0..).zip(&early).map(of).collect())
     }
 
-    fn contradiction(&self) -> Option<String> {
+    pub(super) fn contradiction(&self) -> Option<String> {
         match self.read_rate {
             Some(rate) if !rate.is_finite() || rate <= 0.0 => {
                 Some(format!("--read-rate {rate} is not a positive number of bytes a second"))

@@ -12,6 +12,7 @@ mod own_graph;
 pub mod prefill;
 pub mod program;
 pub mod samples;
+pub mod stream;
 pub mod tasks;
 pub mod tune;
 pub mod verdict;

@@ -1,6 +1,6 @@
 //! Kernels of all candidates, compiled before any is timed and side by side: one after the other they would take most of a GPU's time.
 
-use super::Case;
+use super::case::Case;
 use super::child::Workload;
 use crate::cli::bench::{decode, prefill};
 use crate::engine::backend::{compile_all, cuda_target};
