@@ -25,13 +25,15 @@ class Loader {
   uint32_t slot_index = 0;
 
   /* Brings `bytes` (a multiple of 16, at most kStageBytes) from `source` (aligned to 16) into the next stage. False
-   * when the compute warps have left: the loader stops. */
+   * when the compute warps have left: the loader stops. `Cache`: of a task that has called begin_cache. */
+  template <bool Cache = false>
   __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {
     Shared& shared = shared_state();
     if (prefetches_) return prefetch(shared, source, bytes);
     /* Two tests at once: that few enough copies are in flight, and that the stage is free. The stage's use before this one
      * has the other parity; before its first use the test is true. */
-    uint32_t most = peek(shared.next_slot.index) == slot_index ? kStagesInFlight : kStagesAhead;
+    const bool at_once = Cache && after_cache_;
+    uint32_t most = at_once || peek(shared.next_slot.index) == slot_index ? kStagesInFlight : kStagesAhead;
     if constexpr (kStagesWaiting < kStagesInFlight) {
       if (peek(shared.compute_state) == kIsWaiting) most = min(most, kStagesWaiting);
     }
@@ -71,6 +73,15 @@ class Loader {
   __device__ __forceinline__ bool prefetches() const { return prefetches_; }
   /* The prefetch warp leaves out `stages`. */
   __device__ __forceinline__ void skip(uint32_t stages) { count_ += stages; }
+  /* Of a task that streams what earlier iterations wrote to the cache, before the first of it. Tasks wrote it by ordinary stores,
+   * and what they did came before this iteration's publication; the fence orders the bulk copies after it. Of such tasks one
+   * after the other, the events of all of them have mostly happened: few copies in flight would hurry nobody. */
+  __device__ __forceinline__ void begin_cache() {
+    cache_now_ = true;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+  }
   /* Before each task. */
   __device__ __forceinline__ void next_task() {
     after_wide_ = wide_now_;
@@ -79,6 +90,8 @@ class Loader {
       const uint32_t most = shared_state().rank.batch_config->max_batch;
       full_batch_ = slot->num_active == most && slot->num_rows == most;
     }
+    after_cache_ = cache_now_;
+    cache_now_ = false;
   }
 
   /* Bytes that have been streamed in steps of a full batch; only where kCountsStreamed. */
@@ -163,6 +176,7 @@ class Loader {
   uint32_t used_ = 0; /* stages that have been filled once */
   uint64_t bytes_ = 0; /* kCountsStreamed */
   bool full_batch_ = false;
+  bool cache_now_ = false, after_cache_ = false; /* the task, and the one before, have called begin_cache */
   /* Of wide products (wide_loader.cuh): */
   RingPlace wide_place_ = {0, 0}; /* where the next activations go */
   uint32_t places_used_ = 0;      /* places that have been filled once */

@@ -12,11 +12,12 @@
 #include "tasks/attention/gpu_fma.cuh"
 #include "tasks/attention/gpu_mma.cuh"
 #include "tasks/attention/gpu_rows.cuh"
+#include "tasks/attention/gpu_streamed.cuh"
 
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial>
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false>
 struct Attention : TaskCode {
   using Share = attention::Share<Dtype, Dim, PageSize>;
   using Element = typename Share::Element;
@@ -34,14 +35,69 @@ struct Attention : TaskCode {
     }
     if constexpr (Dtype == MPK_F32) return attend<attention::FmaTile<Dim, PageSize>>(context, share);
     else {
-      if constexpr (Dim <= 128 && kFits<attention::MmaTile<Dtype, Dim, PageSize, 2>>) {
+      static_assert(OfStages::kQueries == 8, "a task that is not streamed has more queries than a streamed one");
+      if constexpr (kTwoTiles) {
         if (share.queries > 8) return attend<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share);
       }
-      return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
+      if constexpr (kStreams) {
+        if (kTwoTiles || OfStages::streams(share.queries)) return attend<OfStages>(context, share);
+      }
+      if constexpr (!kStreams || !kTwoTiles) return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
     }
   }
 
+  /* Streamed: the keys and values of earlier iterations, ahead of the task's events. */
+  static __device__ __forceinline__ bool load(Loader& loader) {
+    if constexpr (kStreams) return stream(loader);
+    else return true;
+  }
+
  private:
+  using OfStages = attention::StreamedTile<Dtype, Dim, PageSize>;
+  static constexpr bool kStreams = Streamed && OfStages::kPossible;
+
+  static __device__ __forceinline__ bool stream(Loader& loader) {
+    const TaskSlot& slot = *loader.slot;
+    const int32_t* args = slot.task.args;
+    if (static_cast<uint32_t>(args[0]) >= slot.num_active) return true;
+    const Context::Active numbers = Context::active(static_cast<uint32_t>(args[0]));
+    const mpk_operand& cache = slot.operands[3];
+    const uint32_t pages_per_slot = Context::pages_per_slot();
+    const uint32_t pages = (numbers.context + numbers.num_rows + PageSize - 1) / PageSize;
+    /* As in `find`; other faults end the run, and what is brought then does not matter. */
+    if (numbers.num_rows == 0 || !OfStages::streams(numbers.num_rows * static_cast<uint32_t>(args[5])) || (cache.addr & 15) != 0 ||
+        pages > pages_per_slot)
+      return true;
+    const uint32_t split = static_cast<uint32_t>(args[2]);
+    const uint32_t splits = reinterpret_cast<const mpk_attention_params*>(slot.params)->splits;
+    uint32_t first = pages * split / splits * PageSize, end = pages * (split + 1) / splits * PageSize;
+    if (end > numbers.context) end = numbers.context;
+    if (end <= first) return true;
+    if (loader.prefetches()) {
+      loader.skip(2 * ((end - first + OfStages::kPiece - 1) / OfStages::kPiece));
+      return true;
+    }
+    loader.begin_cache();
+    const int32_t* const table = shared_state().batch.page_table + static_cast<uint64_t>(numbers.slot) * pages_per_slot;
+    const uint32_t num_pages = cache.dims[0], kv_heads = cache.dims[1] / 2;
+    constexpr uint32_t kRowBytes = Dim * sizeof(Element);
+    /* Entries of the page table are on their way for two pieces. */
+    uint32_t page = static_cast<uint32_t>(table[first / PageSize]);
+    uint32_t next = static_cast<uint32_t>(table[(first + OfStages::kPiece < end ? first + OfStages::kPiece : first) / PageSize]);
+    for (; first < end; first += OfStages::kPiece) {
+      const uint32_t later = first + 2 * OfStages::kPiece;
+      const uint32_t after = static_cast<uint32_t>(table[(later < end ? later : first) / PageSize]);
+      const uint32_t row = ((page < num_pages ? page : 0) * 2 * kv_heads + static_cast<uint32_t>(args[1])) * PageSize + first % PageSize;
+      const uint32_t bytes = (end - first < OfStages::kPiece ? end - first : OfStages::kPiece) * kRowBytes;
+      const uint8_t* const keys = reinterpret_cast<const uint8_t*>(cache.addr) + static_cast<uint64_t>(row) * kRowBytes;
+      if (!loader.template stream<true>(keys, bytes)) return false;
+      if (!loader.template stream<true>(keys + static_cast<uint64_t>(kv_heads) * PageSize * kRowBytes, bytes)) return false;
+      page = next;
+      next = after;
+    }
+    return true;
+  }
+
   enum : int { kFound, kNothing, kImpossible };
 
   /* The work area: shares, kept rows, queries, results. */
@@ -55,6 +111,11 @@ struct Attention : TaskCode {
   static constexpr bool kOverlay = kFixedBytes + kQueryBytes<Tile> + kOutBytes<Tile> > kWorkBytes;
   template <class Tile>
   static constexpr bool kFits = kFixedBytes + kOutBytes<Tile> <= kWorkBytes && kFixedBytes + kQueryBytes<Tile> <= kWorkBytes;
+  /* Tiles of 16 queries: of one type only, the others' are not asked for. */
+  static constexpr bool kTwoTiles = [] {
+    if constexpr (Dtype == MPK_F32 || Dim > 128) return false;
+    else return kFits<attention::MmaTile<Dtype, Dim, PageSize, 2>>;
+  }();
 
   static __device__ __forceinline__ int find(Context& context, Share& share) {
     const mpk_batch* batch = context.batch();
@@ -139,6 +200,9 @@ struct Attention : TaskCode {
       tile.store(out + context.warp * Tile::kQueries * Share::kOutPitch, state + context.warp * Tile::kQueries * 2);
       code = context.sync();
       if (code != MPK_OK) return code;
+      if constexpr (std::is_same<Tile, OfStages>::value) {
+        if (context.thread == 0) tile.leave();
+      }
       for (uint32_t q = member; q < Tile::kQueries && first_query + q < share.queries; q += group_warps)
         join(context, share, first_query + q, group_warps, out + (group * group_warps * Tile::kQueries + q) * Share::kOutPitch,
              state + (group * group_warps * Tile::kQueries + q) * 2, Tile::kQueries);

@@ -63,8 +63,12 @@ template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t NT>
 class MmaTile {
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
+
+ protected:
   static constexpr uint32_t kKeyChunks = (Dim + 31) / 32;
   static constexpr uint32_t kValueChunks = (Dim + 63) / 64;
+
+ private:
   /* Keys and values of the next unit are on their way while this one is computed. A larger tile has no registers for that:
    * there values take the place of the keys, and the next keys theirs. */
   using ValueChunks = std::make_integer_sequence<uint32_t, kValueChunks>;
@@ -121,18 +125,7 @@ class MmaTile {
 
   /* All units from `begin`, which is fetched, to the end, `step` positions apart. */
   __device__ __forceinline__ void run(uint32_t begin, uint32_t step) {
-#pragma unroll
-    for (uint32_t n = 0; n < NT; ++n) {
-      limit_[n] = share_.keys_of(first_query_ + 8 * n + g_, last_);
-      max_[n] = -INFINITY;
-      sum_[n] = 0.0f;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kValueChunks * 4; ++i)
-#pragma unroll
-      for (uint32_t n = 0; n < NT; ++n)
-#pragma unroll
-        for (uint32_t e = 0; e < 4; ++e) out_[i][n][e] = 0.0f;
+    clear();
     if (begin >= last_) return;
     const uint32_t all_see = share_.keys_of(first_query_, last_);
     uint32_t next_page = share_.page_at(begin + step + lane_ % kKeys, last_);
@@ -180,7 +173,23 @@ class MmaTile {
     }
   }
 
- private:
+ protected:
+  /* No keys yet. */
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (uint32_t n = 0; n < NT; ++n) {
+      limit_[n] = share_.keys_of(first_query_ + 8 * n + g_, last_);
+      max_[n] = -INFINITY;
+      sum_[n] = 0.0f;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kValueChunks * 4; ++i)
+#pragma unroll
+      for (uint32_t n = 0; n < NT; ++n)
+#pragma unroll
+        for (uint32_t e = 0; e < 4; ++e) out_[i][n][e] = 0.0f;
+  }
+
   /* Where the keys of the unit at `begin` lie: in lane i (and i + 16) that of key i. */
   __device__ __forceinline__ uint32_t row_at(uint32_t begin, uint32_t limit) {
     return share_.row_at(begin + lane_ % kKeys, limit);

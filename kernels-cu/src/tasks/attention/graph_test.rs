@@ -225,6 +225,34 @@ fn graphs_of_many_rows_pass_the_verifier() {
     }
 }
 
+/// Keys and values come through the ring in graphs with as many slots as the knob says, and the tasks are the same.
+#[test]
+fn the_knob_decides_which_graphs_are_streamed() {
+    for (least, slots, streamed) in
+        [(None, 4, false), (Some(4), 4, true), (Some(5), 4, false), (Some(1), 1, true)]
+    {
+        let mut target = Target::cuda(taskgraph::target::device("h200").unwrap());
+        let plain = BuildOptions::new(1, target.clone());
+        if let Some(least) = least {
+            target.tuning.set("attention.streamed_slots", least);
+        }
+        let graph = graph_of(1, &target, slots, slots, 64, json!({}));
+        let graphs = build_all(&graph, &registry(), &BuildOptions::new(1, target)).unwrap();
+        verify(&graphs).unwrap();
+        let codes = crate::gpu::task_codes(&graphs).unwrap();
+        let of_attention = codes.expressions.iter().find(|e| e.task_type == "attention").unwrap();
+        // The template's argument after `partial`, which has a default.
+        assert_eq!(
+            of_attention.code.matches(", ").count() == 5,
+            streamed,
+            "{least:?}: {}",
+            of_attention.code
+        );
+        let without = build_all(&graph, &registry(), &plain).unwrap();
+        assert_eq!(graphs[0].tasks, without[0].tasks);
+    }
+}
+
 #[test]
 fn prefill_is_refused_where_it_can_t_be() {
     let target = Target::cuda(taskgraph::target::device("a100").unwrap());

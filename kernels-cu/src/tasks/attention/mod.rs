@@ -97,10 +97,11 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err("queries, keys, values and output must have the cache's type".to_string());
     }
     let (qk_norm, partial) = (params.qk_norm != 0, params.partial != 0);
+    let streamed = if params.streamed == 0 { "" } else { ", true" };
     if params.splits == 0 {
         return Err("it has no splits".to_string());
     }
-    Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}>"))
+    Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}{streamed}>"))
 }
 
 /// Positions of the longest sequence that a split has at least, by default: a unit of 16 keys for each of a GPU worker's
@@ -110,6 +111,15 @@ const SPLIT_POSITIONS: Knob = Knob {
     default: 128,
     candidates: &[64, 128, 256, 512, 1024],
     about: "positions of the longest sequence that each of several tasks of a head has at least",
+};
+
+/// Slots of a graph from which on, on GPUs, the loader brings keys and values of earlier iterations through the ring of stages,
+/// ahead of a task's events. By default of none: it has not been measured.
+const STREAMED_SLOTS: Knob = Knob {
+    name: "attention.streamed_slots",
+    default: 1 << 16,
+    candidates: &[1, 9, 17, 33, 65, 1 << 16],
+    about: "slots of a graph from which on keys and values come through the ring of stages",
 };
 
 /// Most bytes of a rank's partial results, by default: of many rows each split writes and reads that much more, which is
@@ -168,7 +178,7 @@ impl TaskType for Attention {
     }
 
     fn knobs(&self) -> &'static [&'static Knob] {
-        &[&SPLIT_POSITIONS, &attention_prefill::LEAST_ROWS]
+        &[&SPLIT_POSITIONS, &STREAMED_SLOTS, &attention_prefill::LEAST_ROWS]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
@@ -295,7 +305,7 @@ impl TaskType for Attention {
         }))
     }
 
-    fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let attrs = op.global.attrs;
         let heads = Heads::local(attrs, op.global.inputs[0].sharding, op.rank, op.world)?;
         let (rows, active) = rows_and_active(op.inputs[0].dims[0], op.global.capacity.active)?;
@@ -316,6 +326,7 @@ impl TaskType for Attention {
             qk_norm: u32::from(op.inputs.len() == 5),
             eps: contract::attr_f64(attrs, "eps")?.unwrap_or(0.0) as f32,
             scale: scale as f32,
+            streamed: u32::from(u64::from(active) >= target.tuned(&STREAMED_SLOTS)),
         };
         let qkv = |first: u64, count: u64| {
             Region::whole(&[rows, 0]).with(1, (first * dim) as u32, ((first + count) * dim) as u32)

@@ -11,6 +11,7 @@ typedef struct mpk_attention_params {
   uint32_t qk_norm;  /* 1: queries and keys go through rmsnorm over head_dim */
   float eps;         /* of that norm */
   float scale;       /* of the scores */
+  uint32_t streamed; /* 1: on GPUs the loader brings keys and values of earlier iterations, where the cache's form allows it */
 } mpk_attention_params;
 
 #endif
