@@ -55,8 +55,8 @@ struct Box {
   const int32_t* pages = nullptr;
   uint32_t num_pages = 0, planes = 0, plane = 0;
 
-  // Bytes of the box that follow each other from `at` on; 0: it is not in the box.
-  uint64_t from(uintptr_t at) const {
+  // Bytes of the box that follow each other from `at` on, and before it; 0: it is not in the box.
+  uint64_t from(uintptr_t at, uint64_t* before) const {
     if (at < start || at >= end) return 0;
     uint64_t rest = at - start;
     if (pages != nullptr) {
@@ -65,6 +65,7 @@ struct Box {
       const uint64_t in_page = rest / stride[1];
       rest %= stride[1];
       if (in_page % (planes / 2) != plane) return 0;
+      *before = rest;
       for (uint32_t i = 0; i < num_pages; ++i)
         if (pages[i] >= 0 && static_cast<uint64_t>(pages[i]) == page) return stride[1] - rest;
       return 0;
@@ -74,7 +75,26 @@ struct Box {
       if (index >= count[d]) return 0;
       rest -= index * stride[d];
     }
+    *before = rest;
     return rest < run ? run - rest : 0;
+  }
+};
+
+// Ranges of bytes that were looked up lately. Kernels go through a few streams side by side.
+template <uint32_t N> struct Known {
+  uintptr_t first[N], end[N];
+  uint32_t next = 0;
+
+  void clear() { std::fill(first, first + N, UINTPTR_MAX), std::fill(end, end + N, 0); }
+  bool has(uintptr_t at, uint64_t bytes) const {
+    for (uint32_t i = 0; i < N; ++i)
+      if (at >= first[i] && at + bytes <= end[i]) return true;
+    return false;
+  }
+  void add(uintptr_t from, uintptr_t to) {
+    first[next] = from;
+    end[next] = to;
+    next = (next + 1) % N;
   }
 };
 
@@ -85,14 +105,17 @@ struct Task {
   std::shared_ptr<const std::vector<Interval>> memory;
   // What it has written, a bit a byte, by 64 bytes.
   std::unordered_map<uintptr_t, uint64_t> written;
-  // The last of these, and the last input that was read: accesses go along rows.
+  // The last of these: accesses go along rows.
   uintptr_t line = 0;
   uint64_t* bits = nullptr;
-  const Box* input = nullptr;
+  Known<8> inputs, outputs;
+  // Addresses that nothing of the graph lies at.
+  Known<4> elsewhere;
   bool failed = false;
 };
 
-thread_local Task* current = nullptr;
+// Read at each access, so it must not take a call to find it in a library that is loaded late.
+__attribute__((tls_model("initial-exec"))) thread_local Task* current = nullptr;
 
 bool view_box(const mpk_operand& o, const uint32_t* lo, const uint32_t* hi, int64_t shift, Box* box) {
   const uint64_t bytes = element_bytes(o.dtype);
@@ -234,6 +257,31 @@ bool is_tracked(const Task& task, uintptr_t at) {
   return after != task.memory->begin() && at < std::prev(after)->second;
 }
 
+// Remembers the addresses around an untracked one up to the next tracked ones. All boxes lie in tracked memory.
+void note_elsewhere(Task* task, uintptr_t at) {
+  const auto after = std::upper_bound(task->memory->begin(), task->memory->end(), Interval{at, UINTPTR_MAX});
+  const uintptr_t from = after == task->memory->begin() ? 0 : std::prev(after)->second;
+  task->elsewhere.add(from, after == task->memory->end() ? UINTPTR_MAX : after->first);
+}
+
+// Notes that bytes of outputs were written; for a read, whether all of them had been.
+bool mark(Task* task, uintptr_t at, uint64_t bytes, bool write) {
+  bool all = true;
+  for (uint64_t i = 0; i < bytes;) {
+    const uintptr_t line = (at + i) / 64;
+    const uint64_t offset = (at + i) % 64, n = std::min<uint64_t>(64 - offset, bytes - i);
+    const uint64_t mask = (n == 64 ? ~0ull : (1ull << n) - 1) << offset;
+    if (task->bits == nullptr || task->line != line) {
+      task->bits = &task->written[line];
+      task->line = line;
+    }
+    if (write) *task->bits |= mask;
+    else all &= (*task->bits & mask) == mask;
+    i += n;
+  }
+  return all;
+}
+
 void report(Task* task, uintptr_t at, uint64_t bytes, bool write, const char* why) {
   if (task->failed) return;
   task->failed = true;
@@ -259,50 +307,55 @@ void report(Task* task, uintptr_t at, uint64_t bytes, bool write, const char* wh
           args->task->args[2], write ? "writes" : "reads", static_cast<unsigned long long>(bytes), why, near);
 }
 
-void check(uintptr_t at, uint64_t bytes, bool write) {
-  Task* task = current;
-  if (task == nullptr || bytes == 0) return;
-  if (!write && task->input != nullptr && task->input->from(at) >= bytes) return;
+// An access that none of the ranges known so far answers.
+__attribute__((noinline)) void look_up(Task* task, uintptr_t at, uint64_t bytes, bool write) {
   current = nullptr; // what follows is not checked itself
   uintptr_t next = at;
   uint64_t rest = bytes;
   while (rest > 0) {
-    uint64_t covered = 0;
+    uint64_t covered = 0, before = 0;
     const Box* by = nullptr;
     for (const Box& box : task->boxes) {
       if (write && !box.write) continue;
-      const uint64_t here = box.from(next);
+      uint64_t start = 0;
+      const uint64_t here = box.from(next, &start);
       // An input first: an output may be read only where it was written.
       if (here > 0 && (by == nullptr || (by->write && !box.write))) {
         covered = here;
+        before = start;
         by = &box;
       }
     }
     if (by == nullptr) {
       if (is_tracked(*task, next)) report(task, next, rest, write, "that it did not declare");
+      else note_elsewhere(task, next);
       break;
     }
+    // Of an output only what is written is known: a read of the same bytes may meet an input's.
+    if (write) task->outputs.add(next - before, next + covered);
+    else if (!by->write) task->inputs.add(next - before, next + covered);
     covered = std::min(covered, rest);
-    if (by->write) {
-      for (uint64_t i = 0; i < covered;) {
-        const uintptr_t line = (next + i) / 64;
-        const uint64_t offset = (next + i) % 64, n = std::min<uint64_t>(64 - offset, covered - i);
-        const uint64_t mask = (n == 64 ? ~0ull : (1ull << n) - 1) << offset;
-        if (task->bits == nullptr || task->line != line) {
-          task->bits = &task->written[line];
-          task->line = line;
-        }
-        if (write) *task->bits |= mask;
-        else if ((*task->bits & mask) != mask) report(task, next + i, n, false, "of an output that it has not written");
-        i += n;
-      }
-    } else {
-      task->input = by;
-    }
+    if (by->write && !mark(task, next, covered, write))
+      report(task, next, covered, false, "of an output that it has not written");
     next += covered;
     rest -= covered;
   }
   current = task;
+}
+
+inline void check(uintptr_t at, uint64_t bytes, bool write) {
+  Task* task = current;
+  if (task == nullptr || bytes == 0) return;
+  if (task->elsewhere.has(at, bytes)) return;
+  if (!write) {
+    if (task->inputs.has(at, bytes)) return;
+  } else if (task->outputs.has(at, bytes)) {
+    current = nullptr; // a new line takes memory, which is cleared by a checked memset
+    mark(task, at, bytes, true);
+    current = task;
+    return;
+  }
+  look_up(task, at, bytes, write);
 }
 
 } // namespace
@@ -314,9 +367,13 @@ int checked(const char* type, mpk_kernel_fn kernel, const mpk_kernel_args* args)
   task.args = args;
   task.failed = false;
   task.boxes.clear();
-  task.written.clear();
+  // Clearing takes as long as the largest task so far, unless it is given up.
+  if (task.written.bucket_count() > 1024) task.written = {};
+  else task.written.clear();
   task.bits = nullptr;
-  task.input = nullptr;
+  task.inputs.clear();
+  task.outputs.clear();
+  task.elsewhere.clear();
   task.memory = memory_of(args);
   for (uint32_t i = 0; i < args->task->num_inputs; ++i) add_operand(&task, args->inputs[i], false);
   for (uint32_t i = 0; i < args->task->num_outputs; ++i) add_operand(&task, args->outputs[i], true);
