@@ -63,6 +63,10 @@ pub trait Sink: Send {
     /// The next token. False: no more are wanted, and the request is cancelled.
     fn token(&mut self, token: Token) -> bool;
 
+    /// After the new tokens of all requests: readers may be woken. One that is woken at each token of an iteration takes the core from this
+    /// thread, or from a worker, as often.
+    fn tell(&mut self) {}
+
     /// The end: nothing follows.
     fn end(self: Box<Self>, end: End);
 }

@@ -286,6 +286,10 @@ impl Leader {
                 unwanted.push(number);
             }
         }
+        if tokens != 0 {
+            self.active.iter_mut().flatten().for_each(|active| active.sink.tell());
+            self.ending.iter_mut().for_each(|(_, active, _)| active.sink.tell());
+        }
         self.ended += ended as u64;
         let any = tokens != 0 || ended != 0;
         let has_cancelled = !unwanted.is_empty();

@@ -61,6 +61,10 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
     count_progress(rank);
     return MPK_OK;
   }
+  /* The tiles of an operator are put together. What comes after them may need nothing that is not here yet, and then this worker would keep the
+   * core, while the other ranks wait for what it has put. */
+  if (task->op != worker.op) platform::make_way_for_proxy(rank);
+  worker.op = task->op;
   report_state(worker.status, MPK_WORKER_RUNS);
   const uint64_t ready_ns = trace_clock(rank);
   if (is_traced(rank)) trace_next(rank, worker.index)->peer_ns = 0; /* mpk_wait_flagged adds to it */

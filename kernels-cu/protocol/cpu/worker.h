@@ -12,6 +12,7 @@ struct Worker {
   const mpk_rank* rank;
   uint32_t index;
   mpk_status* status;
+  mutable uint32_t op = 0; /* of the task that it ran last */
 };
 
 /* Runs one task of which all dependencies are met, then triggers its event. For the timeline: the time from which the worker waited for

@@ -203,8 +203,16 @@ class Backoff {
   uint64_t sleep_ns_ = kFirstSleepNs;
 };
 
+/* Gives the core to the proxy for a turn, where the two share it and there are frames to send. A hint: the proxy comes anyway, at the latest when
+ * the system finds that it has waited for long, but that is milliseconds. */
+inline void make_way_for_proxy(const mpk_rank* rank) {
+  if (rank->proxy == nullptr || rank->oversubscribed == MPK_CORES_ENOUGH) return;
+  /* Relaxed: nothing is read on the strength of it. */
+  const uint64_t put = load<Scope::kDevice>(&rank->proxy->reserved, kRelaxed);
+  if (put != load<Scope::kSystem>(rank->proxy->head, kRelaxed)) sched_yield();
+}
+
 }  // namespace platform
 }  // namespace mpk
-
 
 #endif

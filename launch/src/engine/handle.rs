@@ -128,7 +128,9 @@ impl Handle {
             match state.next() {
                 Poll::Ready(event) => return event,
                 Poll::Pending => {
+                    state.readers += 1;
                     state = self.channel.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.readers -= 1;
                 }
             }
         }
@@ -144,7 +146,9 @@ impl Handle {
             if next.is_ready() || left.is_zero() {
                 return next;
             }
+            state.readers += 1;
             state = self.channel.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.readers -= 1;
         }
     }
 
@@ -243,6 +247,8 @@ struct State {
     /// The first token has come.
     begun: bool,
     waker: Option<Waker>,
+    /// Threads that wait in [`Handle::recv`]. Telling nobody would still be a call of the system for each token.
+    readers: usize,
 }
 
 impl State {
@@ -274,15 +280,21 @@ impl Channel {
         self.lock().cached_tokens = tokens;
     }
 
-    pub fn token(&self, token: Token) {
+    /// True: the reader is to be told of it ([`Channel::tell`]).
+    #[must_use]
+    pub fn token(&self, token: Token) -> bool {
         let mut state = self.lock();
-        if !state.over {
-            state.events.push_back(Event::Token(token));
-            let first = !std::mem::replace(&mut state.begun, true);
-            if first || !self.whole {
-                self.tell(state);
-            }
+        if state.over {
+            return false;
         }
+        state.events.push_back(Event::Token(token));
+        let first = !std::mem::replace(&mut state.begun, true);
+        first || !self.whole
+    }
+
+    /// Wakes whoever waits for the tokens that have come.
+    pub fn tell(&self) {
+        self.tell_of(self.lock());
     }
 
     /// The first end counts.
@@ -300,15 +312,17 @@ impl Channel {
             self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
             let cached_tokens = state.cached_tokens;
             state.events.push_back(Event::End(End { reason, text, cached_tokens, error }));
-            self.tell(state);
+            self.tell_of(state);
         }
         first
     }
 
-    fn tell(&self, mut state: MutexGuard<'_, State>) {
-        let waker = state.waker.take();
+    fn tell_of(&self, mut state: MutexGuard<'_, State>) {
+        let (waker, readers) = (state.waker.take(), state.readers);
         drop(state);
-        self.ready.notify_all();
+        if readers > 0 {
+            self.ready.notify_all();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -330,14 +344,20 @@ mod tests {
         Token { id, text: text.into(), logprobs: Vec::new() }
     }
 
+    fn put(channel: &Channel, token: Token) {
+        if channel.token(token) {
+            channel.tell();
+        }
+    }
+
     #[test]
     fn tokens_come_in_order_and_end_once() {
         let (handle, channel) = pair();
         let writer = std::thread::spawn(move || {
-            channel.token(token(1, "a"));
-            channel.token(token(2, "b"));
+            put(&channel, token(1, "a"));
+            put(&channel, token(2, "b"));
             channel.end(FinishReason::Eos, "c".into(), None);
-            channel.token(token(3, "never"));
+            put(&channel, token(3, "never"));
             channel.end(FinishReason::Length, "never".into(), None);
         });
         let all = handle.wait();
@@ -348,10 +368,10 @@ mod tests {
     #[test]
     fn a_cancelled_request_keeps_what_it_has() {
         let (handle, channel) = pair();
-        channel.token(token(1, "a"));
+        put(&channel, token(1, "a"));
         handle.cancel();
         assert!(channel.is_over());
-        channel.token(token(2, "b"));
+        put(&channel, token(2, "b"));
         let all = handle.wait();
         assert_eq!((all.tokens, all.reason), (vec![1], FinishReason::Cancelled));
     }
@@ -359,9 +379,9 @@ mod tests {
     #[test]
     fn a_dropped_handle_cancels_and_holds_nothing() {
         let (handle, channel) = pair();
-        channel.token(token(1, "a"));
+        put(&channel, token(1, "a"));
         drop(handle);
-        channel.token(token(2, "b"));
+        put(&channel, token(2, "b"));
         assert!(channel.is_over() && channel.lock().events.is_empty());
     }
 
@@ -370,7 +390,7 @@ mod tests {
         let (handle, channel) = pair();
         assert!(handle.try_recv().is_pending());
         assert!(handle.recv_timeout(Duration::from_millis(5)).is_pending());
-        channel.token(token(1, "a"));
+        put(&channel, token(1, "a"));
         assert_eq!(
             handle.recv_timeout(Duration::from_secs(9)),
             Poll::Ready(Some(Event::Token(token(1, "a"))))
@@ -392,14 +412,14 @@ mod tests {
         let waker = Waker::from(count.clone());
         let mut next = move || Pin::new(&mut handle).poll_next(&mut Context::from_waker(&waker));
         assert!(next().is_pending());
-        channel.token(token(1, "a"));
+        put(&channel, token(1, "a"));
         assert_eq!(
             (count.0.load(Ordering::Relaxed), next()),
             (1, Poll::Ready(Some(Event::Token(token(1, "a")))))
         );
         assert!(next().is_pending());
-        channel.token(token(2, "b"));
-        channel.token(token(3, "c"));
+        put(&channel, token(2, "b"));
+        put(&channel, token(3, "c"));
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         channel.end(FinishReason::Length, String::new(), None);
         assert_eq!(count.0.load(Ordering::Relaxed), 2);

@@ -24,6 +24,8 @@ pub(crate) struct RequestText {
     logprobs: usize,
     /// Tokens so far.
     count: u32,
+    /// Tokens have come that the reader has not been told of.
+    untold: bool,
 }
 
 /// What ends a request before its tokens do, and what is wanted of its tokens.
@@ -46,6 +48,7 @@ impl RequestText {
             min_new_tokens: wanted.min_new_tokens,
             logprobs: wanted.logprobs as usize,
             count: 0,
+            untold: false,
         }
     }
 
@@ -63,7 +66,7 @@ impl RequestText {
         };
         let best = token.logprobs.into_iter().take(self.logprobs);
         let logprobs = best.map(|(id, logprob)| (id as u32, logprob)).collect();
-        self.channel.token(Token { id, text: released.text, logprobs });
+        self.untold |= self.channel.token(Token { id, text: released.text, logprobs });
         if released.stopped {
             self.channel.end(FinishReason::Stop, String::new(), None);
         } else if stops {
@@ -101,6 +104,12 @@ impl Sink for RequestText {
             self.check(done);
         }
         !self.channel.is_over()
+    }
+
+    fn tell(&mut self) {
+        if std::mem::take(&mut self.untold) {
+            self.channel.tell();
+        }
     }
 
     fn end(mut self: Box<Self>, end: End) {

@@ -6,7 +6,9 @@ use super::generation::Generation;
 use super::state::{App, Phase, Ready};
 use futures_util::StreamExt;
 use serde::Serialize;
+use std::pin::pin;
 use std::time::Instant;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 /// What is to be answered.
@@ -238,8 +240,7 @@ impl Answer {
             characters: 0,
             last: None,
         };
-        let mut phase = self.app.phase.subscribe();
-        let reason = self.pump(ready, &mut events, &mut progress, &mut phase).await;
+        let reason = self.pump(ready, &mut events, &mut progress).await;
         // The engine forgets the request, and its place is free, before the end is counted.
         drop(events);
         drop(self.place);
@@ -250,19 +251,16 @@ impl Answer {
     }
 
     /// Passes everything on; gives the reason of the end, for the counts.
-    async fn pump(
-        &self,
-        ready: &Ready,
-        events: &mut Events,
-        progress: &mut Progress,
-        phase: &mut watch::Receiver<Phase>,
-    ) -> &'static str {
+    async fn pump(&self, ready: &Ready, events: &mut Events, progress: &mut Progress) -> &'static str {
+        let mut phase = self.app.phase.subscribe();
+        // Once for all tokens: each of them takes and gives back a place in a list when it begins and ends.
+        let (mut closed, mut cut_off) = (pin!(self.sender.closed()), pin!(cut_off(&mut phase)));
         loop {
             let event = tokio::select! {
                 biased;
-                () = self.sender.closed() => return "abort",
+                () = closed.as_mut() => return "abort",
                 event = events.next() => event,
-                error = cut_off(phase) => Some(Event::End(String::new(), Finish::Error(error), 0)),
+                error = cut_off.as_mut() => Some(Event::End(String::new(), Finish::Error(error), 0)),
             };
             let ending = match event {
                 Some(Event::Token(token)) => {
@@ -285,12 +283,18 @@ impl Answer {
             progress.piece.ending = ending;
             let next = Piece { choice: self.choice, ..Piece::default() };
             let piece = std::mem::replace(&mut progress.piece, next);
-            let sent = self.sender.send_timeout(piece, self.app.limits.reader_time).await;
+            // Nearly always there is room.
+            let sent = match self.sender.try_send(piece) {
+                Err(TrySendError::Full(piece)) => {
+                    self.sender.send_timeout(piece, self.app.limits.reader_time).await.is_ok()
+                }
+                sent => sent.is_ok(),
+            };
             match (sent, name) {
-                (Ok(()), None) => {}
-                (Ok(()), Some(name)) => return name,
+                (true, None) => {}
+                (true, Some(name)) => return name,
                 // Nobody reads.
-                (Err(_), _) => return "abort",
+                (false, _) => return "abort",
             }
         }
     }

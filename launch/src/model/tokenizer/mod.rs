@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use tokenizers::DecoderWrapper;
 use tokenizers::models::ModelWrapper;
 
 use crate::model::error::InputError;
@@ -38,6 +39,8 @@ pub struct Tokenizer {
     tokenizer: Arc<tokenizers::Tokenizer>,
     special: Arc<HashSet<u32>>,
     byte_fallback: bool,
+    /// The decoder joins the bytes of tokens and does nothing else: what follows whole characters decodes as it does alone.
+    joins_bytes: bool,
     /// The decoder applies regular expressions, so that decoding may take long.
     decodes_by_regex: bool,
     /// An expression repeats a group, so that encoding a short text may take for ever.
@@ -91,6 +94,7 @@ impl Tokenizer {
         let special = Arc::new(special);
         let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_string(decoder).ok());
         let decoder_has = |word: &str| decoder.as_ref().is_some_and(|decoder| decoder.contains(word));
+        let joins_bytes = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
         let (byte_fallback, decodes_by_regex) = (decoder_has("\"ByteFallback\""), decoder_has("\"Regex\""));
         let may_explode =
             repeats_a_group(&serde_json::to_string(&tokenizer.get_pre_tokenizer()).unwrap_or_default())
@@ -100,6 +104,7 @@ impl Tokenizer {
             tokenizer: Arc::new(tokenizer),
             special,
             byte_fallback,
+            joins_bytes,
             decodes_by_regex,
             may_explode,
         })
@@ -223,8 +228,13 @@ impl TextStream {
         let piece = certain.get(self.emitted..).unwrap_or("").to_string();
         self.emitted += piece.len();
         self.total += piece.len();
-        if self.window.len() > LONGEST_WINDOW && self.emitted == text.len() {
-            self.shorten(&text)?;
+        if self.emitted == text.len() {
+            if self.tokenizer.joins_bytes {
+                self.window.clear();
+                self.emitted = 0;
+            } else if self.window.len() > LONGEST_WINDOW {
+                self.shorten(&text)?;
+            }
         }
         Ok(piece)
     }
