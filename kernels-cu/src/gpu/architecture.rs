@@ -100,8 +100,16 @@ const STAGES_AHEAD: Knob = Knob {
     about: "pieces of weights that it loads at a time for the tasks after it",
 };
 
+/// How far the warps of a wide product read weights ahead of the tensor cores.
+const WIDE_UNDER_WAY: Knob = Knob {
+    name: "wide.under_way",
+    default: 1,
+    candidates: &[1, 2, 3],
+    about: "products of 16 k that the tensor cores have begun while a warp reads the next weights",
+};
+
 /// What is measured of the kernel itself.
-pub const KNOBS: [&Knob; 2] = [&STAGES_IN_FLIGHT, &STAGES_AHEAD];
+pub const KNOBS: [&Knob; 3] = [&STAGES_IN_FLIGHT, &STAGES_AHEAD, &WIDE_UNDER_WAY];
 
 /// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
 /// the launch must agree.
@@ -120,6 +128,8 @@ pub struct KernelConfig {
     /// `MPK_STAGES_AHEAD`: most of them while the compute warps are still at an earlier task: about to tell others that
     /// they are done, or waiting to be told.
     pub stages_ahead: u32,
+    /// `MPK_WIDE_UNDER_WAY`: products of 16 k of a wide tile that are under way while a warp reads the next weights.
+    pub wide_under_way: u32,
     /// `MPK_WORK_BYTES`: shared memory that the tasks' code may use.
     pub work_bytes: u32,
     /// `MPK_SHARED_BYTES`: dynamic shared memory of the launch: stages, work, barriers and task slots.
@@ -141,6 +151,7 @@ impl KernelConfig {
             stage_bytes,
             stages_in_flight,
             stages_ahead,
+            wide_under_way: WIDE_UNDER_WAY.default as u32,
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,
         }
@@ -151,7 +162,8 @@ impl KernelConfig {
         let measured = |knob, otherwise: u32| tuning.get(knob).map_or(otherwise, |value| value as u32);
         let stages_in_flight = measured(&STAGES_IN_FLIGHT, self.stages_in_flight).clamp(1, self.stages);
         let stages_ahead = measured(&STAGES_AHEAD, self.stages_ahead).clamp(1, stages_in_flight);
-        KernelConfig { stages_in_flight, stages_ahead, ..self }
+        let wide_under_way = measured(&WIDE_UNDER_WAY, self.wide_under_way);
+        KernelConfig { stages_in_flight, stages_ahead, wide_under_way, ..self }
     }
 }
 
@@ -160,16 +172,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_replaces_the_ring_and_nothing_else() {
+    fn what_was_measured_is_replaced_and_nothing_else() {
         let config = KernelConfig::new(Architecture::Sm90a);
         assert_eq!(config.tuned(&Tuning::default()), config);
         let mut tuning = Tuning::default();
         tuning.set("ring.stages_in_flight", 2);
         tuning.set("ring.stages_ahead", 4);
+        tuning.set("wide.under_way", 3);
         let tuned = config.tuned(&tuning);
         // No more ahead than at all.
         assert_eq!((tuned.stages_in_flight, tuned.stages_ahead), (2, 2));
-        assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, ..tuned }, config);
+        assert_eq!(tuned.wide_under_way, 3);
+        assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, wide_under_way: 1, ..tuned }, config);
     }
 
     #[test]

@@ -33,6 +33,7 @@ impl CompileOptions {
             stage_bytes,
             stages_in_flight,
             stages_ahead,
+            wide_under_way,
             work_bytes,
             shared_bytes,
         } = self.config;
@@ -43,6 +44,7 @@ impl CompileOptions {
             ("MPK_STAGE_BYTES", stage_bytes),
             ("MPK_STAGES_IN_FLIGHT", stages_in_flight),
             ("MPK_STAGES_AHEAD", stages_ahead),
+            ("MPK_WIDE_UNDER_WAY", wide_under_way),
             ("MPK_WORK_BYTES", work_bytes),
             ("MPK_SHARED_BYTES", shared_bytes),
         ];
