@@ -1,7 +1,7 @@
 //! One measurement of `tune`: a process (or a job of mpirun) of its own, since a candidate may fail, hang or need another kernel, and
 //! MPI starts once a process.
 
-use super::Case;
+use super::case::Case;
 use crate::model::app_error::AppError;
 use serde::Serialize;
 use serde_json::Value;
