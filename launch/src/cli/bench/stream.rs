@@ -260,7 +260,10 @@ fn check_bytes(
     streamed: Option<u64>,
 ) -> Result<(), AppError> {
     let streamed = streamed.unwrap_or(0);
-    if step > 0 && streamed % step == 0 && (steps..=steps + u64::from(batch)).contains(&(streamed / step)) {
+    if step > 0
+        && streamed.is_multiple_of(step)
+        && (steps..=steps + u64::from(batch)).contains(&(streamed / step))
+    {
         return Ok(());
     }
     Err(AppError::failed(format!(
