@@ -283,7 +283,7 @@ pub trait TaskType: Debug + Send + Sync {
     }
 
     /// The local type in which the operator would rather read activation `input` than as it is, where that is another layout of
-    /// the same numbers. If whoever writes the activation can ([`TaskType::writes_as`]) and nobody else reads it,
+    /// the same numbers. If whoever writes the activation can ([`TaskType::writes_as`]) and all readers want the same,
     /// [`TaskType::expand`] and [`TaskType::partition`] of both find this type among the local ones.
     fn reads_as(&self, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
         let _ = (op, input, target);

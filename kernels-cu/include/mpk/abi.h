@@ -83,6 +83,9 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
  * MPK_LAYOUT_FRAGMENT's order of k. */
 #define MPK_WIDE_ROWS 128u
 #define MPK_WIDE_COLUMNS 64u
+/* Of few rows column tiles may be half as wide, so that tasks of 32 columns write whole ones: an even number of them, swizzled by 64
+ * bytes. Column c, 0..31, of row r stands in that row, 64 bytes, as element ((c / 16 * 2 + j / 8) ^ r / 2 % 4) * 8 + j % 8. */
+#define MPK_WIDE_NARROW 32u
 
 /* ---- the task graph ----------------------------------------------------------------------------------- */
 

@@ -162,6 +162,32 @@ class WideLoader {
     return true;
   }
 
+  /* The same where all stages have weights, and stages and places are counted apart. */
+  template <class Stage, class Place>
+  __device__ __forceinline__ bool run_apart(uint32_t stages, uint32_t places, Stage stage, Place place) {
+    begin<true>(stages != 0);
+    bool ready = false;
+    uint32_t staged = 0, placed = 0;
+    while (staged < stages || placed < places) {
+      if (!ready) {
+        ready = inputs_ready();
+        if (ready && !acquire_inputs()) return false;
+      }
+      bool idle = true;
+      if (ready && placed < places && may_place()) {
+        place(placed++);
+        idle = false;
+      }
+      if (staged < stages && may_stream<true>(ready)) {
+        stage(staged++);
+        idle = false;
+      }
+      if (idle && peek(shared_state().left) != 0) return false;
+    }
+    if (stages != 0) end<true>();
+    return true;
+  }
+
  private:
   static __device__ __forceinline__ uint32_t load_acquire(const uint32_t& word) {
     uint32_t value;

@@ -15,6 +15,11 @@ __device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
   return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 
+/* The same of column tiles of 32 (aligned to 512): rows of 64 bytes, swizzled by 64, eight rows every 512 bytes. */
+__device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address) {
+  return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (32ull << 32) | (2ull << 62);
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MPK_SUMS_8(i) \
   "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), "+f"(sum[i + 6]), "+f"(sum[i + 7])

@@ -63,6 +63,8 @@ __device__ __forceinline__ uint4 wide_order(const uint4& piece, uint32_t lane) {
 
 /* A row's 16 columns `group` of 4 in a tile of MPK_LAYOUT_WIDE: bytes from the row's start to its piece `half`. */
 __device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row & 7u)) * 16; }
+/* The same of 2 in a tile of 32 columns. */
+__device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row / 2 & 3u)) * 16; }
 
 /* All lanes of a warp: of 32 tokens the 16 columns `group` of a column tile, whose columns from `columns` on become 0. `out` is the
  * view of tiles of N tokens in MPK_LAYOUT_WIDE. */

@@ -60,8 +60,15 @@ const GATING_WORKERS: Knob = Knob {
 };
 
 /// What is measured of all members.
-pub const KNOBS: &[&Knob] =
-    &[&GATING_WORKERS, wide::KNOBS[0], wide::KNOBS[1], wide::KNOBS[2], wide::KNOBS[3]];
+pub const KNOBS: &[&Knob] = &[
+    &GATING_WORKERS,
+    wide::KNOBS[0],
+    wide::KNOBS[1],
+    wide::KNOBS[2],
+    wide::KNOBS[3],
+    wide::KNOBS[4],
+    wide::KNOBS[5],
+];
 
 /// The attributes that all members take; `eps` is the norm's.
 pub const ATTRIBUTES: &[Attribute] = &[
@@ -326,8 +333,8 @@ impl Family {
 
     /// For [`taskgraph::TaskType::reads_as`].
     pub fn reads_as(self, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
-        let product = self.wide_product(op).ok().flatten().filter(|_| input == 0)?;
-        wide::reads_as(&product, op, target)
+        let product = self.wide_product(op).ok().flatten()?;
+        wide::reads_as(&product, op, input, target)
     }
 
     /// For [`taskgraph::TaskType::writes_as`].

@@ -50,13 +50,63 @@ const GROUP: Knob = Knob {
     about: "tiles of columns, of each 128 rows of a tile, that go through all rows together",
 };
 
+/// Most rows of an iteration of which a tile has all ([`choose_tall`]); more than 128 count as 128. Not measured yet.
+pub const TALL_ROWS: Knob = Knob {
+    name: "wide.tall_rows",
+    default: 0,
+    candidates: &[0, 32, 64, 128],
+    about: "most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
+};
+
+/// As [`LEAST_HALVED`], where a tile has all rows: then the readers add up the halves.
+const LEAST_STACKED: Knob = Knob {
+    name: "wide.least_stacked_columns",
+    default: 2048,
+    candidates: &[2048, 4096, 6144, 12288, 1 << 20],
+    about: "fewest columns of a weight that two tasks share where the readers add up their halves",
+};
+
 /// What is measured of wide products.
-pub const KNOBS: [&Knob; 4] = [&LEAST_ROWS, &LEAST_PARTIAL_ROWS, &LEAST_HALVED, &GROUP];
+pub const KNOBS: [&Knob; 6] =
+    [&LEAST_ROWS, &LEAST_PARTIAL_ROWS, &LEAST_HALVED, &GROUP, &TALL_ROWS, &LEAST_STACKED];
 
 /// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
     let (tile, width) = (u64::from(abi::MPK_WIDE_ROWS), u64::from(abi::MPK_WIDE_COLUMNS));
     vec![rows.div_ceil(tile), columns.div_ceil(width), tile, width]
+}
+
+/// The same with column tiles half as wide.
+pub fn narrow_dims(rows: u64, columns: u64) -> Vec<u64> {
+    let dims = wide_dims(rows, columns);
+    vec![dims[0], 2 * dims[1], dims[2], u64::from(abi::MPK_WIDE_NARROW)]
+}
+
+/// This local type is rows with the narrower column tiles.
+pub fn is_narrow(ty: &TensorType) -> bool {
+    is_wide(ty) && ty.dims[3] == u64::from(abi::MPK_WIDE_NARROW)
+}
+
+/// Whether a tile of a product of `rows` rows has all of them.
+fn is_tall(rows: u64, target: &Target) -> bool {
+    rows <= target.tuned(&TALL_ROWS) && rows <= u64::from(TALL_WIDTHS[2])
+}
+
+/// Dimensions of a product's `[rows, columns]` as it reads them.
+fn dims_of(rows: u64, columns: u64, target: &Target) -> Vec<u64> {
+    if is_tall(rows, target) { narrow_dims(rows, columns) } else { wide_dims(rows, columns) }
+}
+
+/// `[rows, columns]` as two summands, one after the other, which their readers add up.
+fn stacked(rows: u64, columns: u64) -> TensorType {
+    TensorType { dtype: DType::F32, dims: vec![2, rows, columns], rows: Rows::Fixed }
+}
+
+/// Rows and columns of an activation of this local type, and whether it is two summands.
+pub fn matrix(ty: &TensorType) -> Option<(u32, u32, bool)> {
+    let [.., rows, columns] = ty.dims[..] else { return None };
+    let stacked = ty.dims.len() == 3;
+    (stacked || ty.dims.len() == 2).then_some((rows.try_into().ok()?, columns.try_into().ok()?, stacked))
 }
 
 /// What of a member of the linear family decides its expansion.
@@ -81,26 +131,50 @@ pub fn is_wide(ty: &TensorType) -> bool {
     ty.dims.len() == 4
 }
 
-/// x in `MPK_LAYOUT_WIDE`, if a wide product takes it as it is.
-pub fn reads_as(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<TensorType> {
+/// x in `MPK_LAYOUT_WIDE`, if a wide product takes it as it is; x that is normed and the residual as two summands, if a tile has all
+/// rows.
+pub fn reads_as(product: &Product, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
     expand(product, op, target)?;
+    let normed = input == 0 && product.source == Source::RmsNorm;
+    if normed || product.residual == Some(input) {
+        let [rows, columns] = op.inputs[input].dims[..] else { return None };
+        let fits = op.world == 1 && op.inputs[input].dtype == DType::F32 && is_tall(rows, target);
+        return fits.then(|| stacked(rows, columns));
+    }
+    if input != 0 {
+        return None;
+    }
     let (x, weight) = (&op.inputs[0], &op.inputs[product.weight]);
     let as_it_is = product.source == Source::Plain && !product.gathers && x.dtype == weight.dtype;
     let rows = *op.global.outputs[0].ty.dims.first()?;
     as_it_is.then_some(TensorType {
         dtype: x.dtype,
-        dims: wide_dims(rows, *weight.dims.get(1)?),
+        dims: dims_of(rows, *weight.dims.get(1)?, target),
         rows: Rows::Fixed,
     })
 }
 
-/// Whether the output can be written as `ty`: a gated product's tile has whole columns of that layout.
+/// Whether the output can be written as `ty`: a gated product's tile has whole column tiles of that layout; the tasks that share
+/// the k of a tile write a summand each.
 pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &Target) -> bool {
-    let ([rows, columns], true) = (&op.outputs[0].dims[..], product.gated) else { return false };
-    let tile = choose(*rows as u32, *columns as u32, true, target.workers);
-    tile.output_columns(true) == abi::MPK_WIDE_COLUMNS
-        && ty.dtype == op.outputs[0].dtype
-        && ty.dims == wide_dims(*rows, *columns)
+    let [rows, columns] = op.outputs[0].dims[..] else { return false };
+    if ty.dims.len() == 3 {
+        let halved = op.world == 1 && is_tall(rows, target) && is_halved(product, op, target, true);
+        return halved && *ty == stacked(rows, columns) && expand(product, op, target).is_some();
+    }
+    if !product.gated {
+        return false;
+    }
+    let fits = match is_tall(rows, target) {
+        // Nobody would write the padding of an odd number of column tiles.
+        true => columns.is_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS)),
+        false => {
+            let tile = choose(rows as u32, columns as u32, true, target.workers);
+            tile.output_columns(true) == abi::MPK_WIDE_COLUMNS
+        }
+    };
+    fits && ty.dtype == op.outputs[0].dtype
+        && ty.dims == dims_of(rows, columns, target)
         && expand(product, op, target).is_some()
 }
 
@@ -127,12 +201,13 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     };
     let input = ExpansionOperand::Input;
     let optional = [product.bias, product.residual].into_iter().flatten().map(input);
-    let halves = is_halved(product, op, target);
+    let stacked = out.dims.len() == 3;
+    let halves = stacked || is_halved(product, op, target, false);
     let (mut temporaries, mut ops) = (Vec::new(), Vec::new());
     let mut made_x = input(0);
     if !is_wide(x) {
         made_x = ExpansionOperand::Temporary(0);
-        let dims = wide_dims(rows, *weight.dims.get(1)?);
+        let dims = dims_of(rows, *weight.dims.get(1)?, target);
         temporaries.push(Temporary {
             suffix: ".wide",
             ty: TensorType { dtype: weight.dtype, dims, rows: Rows::Fixed },
@@ -145,7 +220,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
             attrs: attrs(json!({"source": source, "act_dtype": weight.dtype.name()})),
         });
     }
-    let made = if halves {
+    let made = if halves && !stacked {
         let first = temporaries.len();
         temporaries.extend([".first", ".second"].map(|suffix| Temporary { suffix, ty: out.clone() }));
         vec![ExpansionOperand::Temporary(first), ExpansionOperand::Temporary(first + 1)]
@@ -160,7 +235,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
         attrs: attrs(json!({"gated": product.gated, "has_bias": product.bias.is_some(),
             "has_residual": product.residual.is_some(), "halves": halves})),
     });
-    if halves {
+    if halves && !stacked {
         ops.push(ExpandedOp {
             op_type: "add",
             suffix: ".sum",
@@ -173,16 +248,20 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
 }
 
 /// Whether two tasks share the k of a tile: few rows, whose tiles are half as many as the workers or fewer.
-fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target) -> bool {
+/// `stacked`: the readers add up the halves.
+fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target, stacked: bool) -> bool {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
     let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return false };
-    let tile = choose(*rows as u32, *columns as u32, product.gated, target.workers);
+    let tile = match is_tall(*rows, target) {
+        true => halved_tall(*rows as u32),
+        false => choose(*rows as u32, *columns as u32, product.gated, target.workers),
+    };
     !product.gated
         && !product.gathers
         && out.dtype == DType::F32
-        && FEW.contains(&tile)
+        && (FEW.contains(&tile) || is_tall(*rows, target) && op.world == 1)
         && *rows <= u64::from(tile.width)
-        && *k >= target.tuned(&LEAST_HALVED)
+        && *k >= target.tuned(if stacked { &LEAST_STACKED } else { &LEAST_HALVED })
         && 2 * columns.div_ceil(u64::from(tile.high)) <= u64::from(target.workers)
 }
 
@@ -196,7 +275,7 @@ fn attrs(value: serde_json::Value) -> Attrs {
 /// A tile: `high` rows of the weight (of a gated product half of them gates), `tokens` times `width` rows of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Rows of the weight: 128, of which two warpgroups have half each, or 64, of which they have all and share the k.
+    /// Rows of the weight: 128, of which two warpgroups have half each, or another number, of which they have all.
     pub high: u32,
     /// Tiles of rows of x.
     pub tokens: u32,
@@ -244,6 +323,29 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     *TILES.iter().min_by_key(time).unwrap_or(&TILES[0])
 }
 
+/// Of tiles that have all rows: the rows of x (`gpu/wide_tall.cuh`).
+const TALL_WIDTHS: [u32; 3] = [32, 64, 128];
+
+fn tall(high: u32, rows: u32) -> Tile {
+    let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[2]);
+    Tile { high, tokens: 1, width, clocks: 0 }
+}
+
+/// The tile of a product whose tiles have all rows and of which two tasks share the k.
+pub fn halved_tall(rows: u32) -> Tile {
+    tall(64, rows)
+}
+
+/// The tile with all rows with which `workers` are done first. A multiprocessor takes so many bytes a microsecond, weights and rows.
+pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
+    let time = |tile: &Tile| {
+        columns.div_ceil(tile.output_columns(gated)).div_ceil(workers.max(1)) * (tile.high + tile.width)
+    };
+    // The best of those that are as fast comes first. Of a gated product a tile has whole column tiles of the layout.
+    let highs: &[u32] = if gated { &[64, 192] } else { &[64, 192, 48, 32] };
+    highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
+}
+
 /// All tiles (of columns, of rows) in the order of tasks: groups of column tiles, in a group all row tiles, the columns first.
 /// Every other group begins in the middle of the rows: where only the first rows are in use, the workers still share them.
 pub fn in_order(columns: u32, rows: u32, group: u32) -> impl Iterator<Item = (u32, u32)> {
@@ -280,5 +382,10 @@ mod tests {
         assert_eq!(shape(choose(2048, 12288, true, 132)), (128, 2, 128));
         assert_eq!(shape(choose(33, 4096, false, 132)), (64, 1, 64));
         assert_eq!(shape(choose(16, 12288, true, 132)), (64, 1, 32));
+        assert_eq!(shape(choose_tall(33, 4096, false, 132)), (32, 1, 64));
+        assert_eq!(shape(choose_tall(32, 6144, false, 132)), (48, 1, 32));
+        assert_eq!(shape(choose_tall(16, 12288, true, 132)), (192, 1, 32));
+        assert_eq!(shape(choose_tall(16, 12288, true, 400)), (64, 1, 32));
+        assert_eq!(shape(choose_tall(128, 12288, true, 132)), (192, 1, 128));
     }
 }

@@ -337,6 +337,11 @@ impl Uses {
         uses
     }
 
+    /// The operator that writes a tensor.
+    pub fn writer(&self, tensor: u32) -> Option<usize> {
+        self.writer[tensor as usize]
+    }
+
     /// The writer and the only reader of a tensor that has one of each, once.
     pub fn only_link(&self, tensor: u32) -> Option<(usize, usize)> {
         let tensor = tensor as usize;

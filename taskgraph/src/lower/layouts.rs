@@ -1,8 +1,8 @@
-//! Activations that are written as their only reader wants them, so that nobody lays them out anew in between.
+//! Activations that are written as their readers want them, so that nobody lays them out anew in between.
 
 use super::collectives::Uses;
 use super::local::local_op;
-use crate::op_graph::{OpGraph, Role};
+use crate::op_graph::{Op, OpGraph, Role};
 use crate::options::BuildOptions;
 use crate::passes::op_view;
 use crate::registry::Registry;
@@ -17,33 +17,37 @@ impl Layouts {
     /// Of a graph that has been sharded and fused.
     pub fn new(graph: &OpGraph, registry: &Registry, options: &BuildOptions, uses: &Uses) -> Self {
         let mut layouts = Layouts::default();
+        let mut readers: HashMap<u32, Vec<(&Op, usize)>> = HashMap::new();
         for reader in &graph.ops {
             for (input, &tensor) in reader.inputs.iter().enumerate() {
-                let known = &graph.tensors[tensor as usize];
-                let Some(writer) = uses.only_link(tensor).map(|(writer, _)| &graph.ops[writer]) else {
-                    continue;
-                };
-                let (Some(reads), Some(writes)) =
-                    (registry.get(&reader.op_type), registry.get(&writer.op_type))
-                else {
-                    continue;
-                };
-                let output = writer.outputs.iter().position(|&t| t == tensor);
-                let (Some(output), Role::Activation, false) = (output, &known.role, known.output) else {
-                    continue;
-                };
-                let (of_reader, of_writer) = (op_view(graph, reader), op_view(graph, writer));
-                let types: Option<Vec<TensorType>> = (0..options.world)
-                    .map(|rank| {
-                        let local = local_op(&of_reader, rank, options.world);
-                        let ty = reads.reads_as(&local, input, &options.target)?;
-                        let local = local_op(&of_writer, rank, options.world);
-                        writes.writes_as(&local, output, &ty, &options.target).then_some(ty)
-                    })
-                    .collect();
-                if let Some(types) = types {
-                    layouts.0.insert(tensor, types);
-                }
+                readers.entry(tensor).or_default().push((reader, input));
+            }
+        }
+        for (&tensor, readers) in &readers {
+            let known = &graph.tensors[tensor as usize];
+            let Some(writer) = uses.writer(tensor).map(|writer| &graph.ops[writer]) else { continue };
+            let output = writer.outputs.iter().position(|&t| t == tensor);
+            let (Some(output), Role::Activation, false) = (output, &known.role, known.output) else {
+                continue;
+            };
+            let Some(writes) = registry.get(&writer.op_type) else { continue };
+            let of_writer = op_view(graph, writer);
+            let types: Option<Vec<TensorType>> = (0..options.world)
+                .map(|rank| {
+                    let mut wanted = readers.iter().map(|(reader, input)| {
+                        let view = op_view(graph, reader);
+                        let local = local_op(&view, rank, options.world);
+                        registry.get(&reader.op_type)?.reads_as(&local, *input, &options.target)
+                    });
+                    // All readers want the same.
+                    let ty = wanted.next()??;
+                    let alike = wanted.all(|other| other.as_ref() == Some(&ty));
+                    let local = local_op(&of_writer, rank, options.world);
+                    (alike && writes.writes_as(&local, output, &ty, &options.target)).then_some(ty)
+                })
+                .collect();
+            if let Some(types) = types {
+                layouts.0.insert(tensor, types);
             }
         }
         layouts

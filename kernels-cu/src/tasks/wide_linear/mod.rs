@@ -2,16 +2,19 @@
 //!
 //! x in `MPK_LAYOUT_WIDE` (made by `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
 //! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, as `linear`, `linear_with_residual` or, with
-//! `gated`, `linear` and `silu_mul` give it; a gated one in `MPK_LAYOUT_WIDE`, where the reader wants that. The output can't be pushed: tasks of rows that are not in use would push
-//! nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`, and `halves`: there are two outputs
-//! (f32), sums over the first and the second half of k, of which the first has bias and residual. The expansion of the linear
-//! family (`src/tasks/wide.rs`) makes it.
+//! `gated`, `linear` and `silu_mul` give it; a gated one in `MPK_LAYOUT_WIDE`, where the reader wants that. Where a tile has all rows, x has
+//! the narrower column tiles, and the residual may be two summands `[2, rows, n]`. The output can't be pushed: tasks of rows that
+//! are not in use would push nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`, and
+//! `halves`: there are two outputs (f32), sums over the first and the second half of k, of which the first has bias and residual, or
+//! one `[2, rows, n]` with both. The expansion of the linear family (`src/tasks/wide.rs`) makes it.
 
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::linear_family::gpu_float;
-use crate::tasks::wide::{Tile, choose, in_order, is_wide, wide_dims};
+use crate::tasks::wide::{
+    Tile, choose, choose_tall, halved_tall, in_order, is_narrow, is_wide, matrix, narrow_dims, wide_dims,
+};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -50,6 +53,10 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err(format!("an output of type {} of weights of another", out.dtype));
     }
     match params {
+        // 128 rows of x are 64 for each of the two warpgroups.
+        mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
+            Ok(format!("mpk::gpu::WideTall<{weight}, {}>", width.min(64)))
+        }
         mpk_wide_linear_params { high: 128, tokens, width, .. } => {
             Ok(format!("mpk::gpu::WideLinear<{weight}, {tokens}, {width}>"))
         }
@@ -85,17 +92,27 @@ impl TaskType for WideLinear {
         let to_wide = is_wide(&op.outputs[0]);
         let (rows, columns) = match to_wide {
             true => (op.global.outputs[0].ty.dims[0] as u32, weight_rows / halves),
-            false => contract::local_matrix(&op.outputs[0])?,
+            false => {
+                let known = matrix(&op.outputs[0]).map(|(rows, columns, _)| (rows, columns));
+                known.map_or_else(|| contract::local_matrix(&op.outputs[0]), Ok)?
+            }
         };
         let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
-        if weight_rows != halves * columns || op.inputs[0].dims != wide_dims(rows.into(), k.into()) {
+        let narrow = is_narrow(&op.inputs[0]);
+        let wanted = if narrow { narrow_dims } else { wide_dims };
+        if weight_rows != halves * columns || op.inputs[0].dims != wanted(rows.into(), k.into()) {
             return Err(OpError(format!(
                 "on rank {} x is {dims:?} and the output [{rows}, {columns}], but the weight [{weight_rows}, {k}]",
                 op.rank
             )));
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[1].sharding).is_some();
-        let tile = choose(rows, columns, gated, target.workers);
+        let has_halves = attr("halves")?;
+        let tile = match narrow {
+            true if has_halves => halved_tall(rows),
+            true => choose_tall(rows, columns, gated, target.workers),
+            false => choose(rows, columns, gated, target.workers),
+        };
         let params = mpk_wide_linear_params {
             rows_kind: contract::rows_kind(op.global.outputs[0].ty.rows),
             rows,
@@ -111,7 +128,13 @@ impl TaskType for WideLinear {
         // Whole steps of a tile of few rows.
         let blocks = k.div_ceil(abi::MPK_FRAGMENT_K);
         let middle = (blocks / 2).next_multiple_of(STEP_BLOCKS);
-        let parts = match attr("halves")? {
+        // Two summands one after the other, not in two outputs.
+        let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
+        let stacked = is_stacked(&op.outputs[0]);
+        if stacked && !(has_halves && narrow) {
+            return Err(OpError(format!("a product of tile {tile:?} has no halves")));
+        }
+        let parts = match has_halves {
             true if gated || to_wide || tile.high != 64 || middle >= blocks => {
                 return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no halves")));
             }
@@ -143,21 +166,28 @@ impl TaskType for WideLinear {
                 let out = match to_wide {
                     // Whole tiles: what they have beyond the output is theirs too.
                     true => {
-                        let dims = wide_dims(rows.into(), columns.into())
-                            .iter()
-                            .map(|d| *d as u32)
-                            .collect::<Vec<_>>();
+                        let dims = op.outputs[0].dims.iter().map(|d| *d as u32).collect::<Vec<_>>();
                         let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));
-                        let (first, end) =
-                            (first / abi::MPK_WIDE_COLUMNS, end.div_ceil(abi::MPK_WIDE_COLUMNS));
+                        let (first, end) = (first / dims[3], end.div_ceil(dims[3]));
                         Region::whole(&dims).with(0, rows.0, rows.1).with(1, first, end)
                     }
                     false => Region::whole(&[rows, columns]).with(0, first_row, end_row).with(1, first, end),
                 };
+                let in_stack = |parts: (u32, u32)| {
+                    let whole = Region::whole(&[2, rows, columns]).with(0, parts.0, parts.1);
+                    whole.with(1, first_row, end_row).with(2, first, end)
+                };
                 if has_residual {
-                    task.reads.push(Access::new(2 + u8::from(has_bias), out));
+                    let operand = 2 + u8::from(has_bias);
+                    let region =
+                        if is_stacked(&op.inputs[usize::from(operand)]) { in_stack((0, 2)) } else { out };
+                    task.reads.push(Access::new(operand, region));
                 }
-                task.writes.push(Access::new(part, out));
+                let part32 = u32::from(part);
+                task.writes.push(match stacked {
+                    true => Access::new(0, in_stack((part32, part32 + 1))),
+                    false => Access::new(part, out),
+                });
                 task.args[..3].copy_from_slice(&[first_row as i32, blocks.0 as i32, blocks.1 as i32]);
                 // All alike: their order serves the L2 cache, and workers take them in turn.
                 task.cost =
@@ -171,6 +201,7 @@ impl TaskType for WideLinear {
         let results = if to_wide { (u64::from(wide) * u64::from(high) * 2).next_multiple_of(64) } else { 0 };
         let scratch_bytes = as_rows
             + results
+            + if narrow { (u64::from(wide) * u64::from(high) * 4).next_multiple_of(64) } else { 0 }
             + (4 * k_padded).next_multiple_of(64)
             + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })

@@ -2,7 +2,7 @@
 
 use crate::layout::wide_index;
 use crate::registry::registry;
-use crate::tasks::wide::{LEAST_ROWS, choose, wide_dims};
+use crate::tasks::wide::{LEAST_ROWS, TALL_ROWS, choose, narrow_dims, wide_dims};
 use crate::testing::{
     Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded,
     run_task,
@@ -208,15 +208,18 @@ fn tiles_give_the_bits_of_the_family() {
 #[test]
 fn gated_rows_are_laid_out_where_they_are_made() {
     let target = Target { wide: true, ..Target::cpu(132) };
-    let rows_tasks = |rows| {
-        let graph = build_all(&mlp(rows, 528), &registry(), &BuildOptions::new(1, target.clone())).unwrap();
+    let rows_tasks = |rows, intermediate, tall| {
+        let options = BuildOptions::new(1, tuned(&target, tall));
+        let graph = build_all(&mlp(rows, intermediate), &registry(), &options).unwrap();
         let op_of = |task| graph[0].op_name(task).to_string();
         let mut ops: Vec<String> =
             graph[0].tasks.iter().filter(|t| graph[0].type_name(t) == "wide_rows").map(op_of).collect();
         ops.dedup();
         ops.len()
     };
-    assert_eq!((rows_tasks(2048), rows_tasks(17)), (1, 2));
+    assert_eq!((rows_tasks(2048, 528, 0), rows_tasks(17, 576, 0), rows_tasks(17, 576, 32)), (1, 2, 1));
+    // Of few rows nobody would write the padding.
+    assert_eq!(rows_tasks(17, 528, 32), 2);
 }
 
 /// Two tasks share the k of a tile. Their sums, added up, are the product; the first has bias and residual.
@@ -278,6 +281,150 @@ fn halves_add_up_to_the_product() {
         assert!(second[at].abs() > 0.0, "each half has a part of the sum");
     }
     assert!(first[live..].iter().chain(&second[live..]).all(|v| v.is_nan()), "unused rows were written");
+}
+
+/// Two blocks whose products share the k of a tile: the readers of the stream between them, a norm and a residual, add up the halves.
+#[test]
+fn readers_add_up_the_halves() {
+    let target = Target { wide: true, ..Target::cpu(132) };
+    for (rows, stacked) in [(17, true), (64, true), (65, true), (128, true), (129, false), (8, false)] {
+        let mut graph = mlp(rows, 2048);
+        let stream = TensorId(graph.ops.last().unwrap().outputs[0]);
+        graph.tensor_mut(stream).output = false;
+        let last = stream_block(&mut graph, stream);
+        graph.tensor_mut(last).output = true;
+        let options = BuildOptions::new(1, tuned(&target, 1000));
+        let built = build_all(&graph, &registry(), &options).unwrap();
+        if let Err(violations) = verify(&built) {
+            panic!("{rows} rows: {}", violations[0]);
+        }
+        let entry = built[0].tensors.iter().find(|t| t.name == "out").unwrap();
+        assert_eq!(entry.dims.len() == 3, stacked, "{rows} rows: {:?}", entry.dims);
+        assert_eq!(count(&built[0], "add"), 0, "{rows} rows");
+    }
+}
+
+/// `target`, where tiles have all of up to `tall` rows.
+fn tuned(target: &Target, tall: u64) -> Target {
+    let mut target = target.clone();
+    target.tuning.set(TALL_ROWS.name, tall);
+    target
+}
+
+/// Another norm, two products and their residual after `stream` of `mlp`.
+fn stream_block(graph: &mut OpGraph, stream: TensorId) -> TensorId {
+    let norm = graph.weight("norm2", DType::Bf16, &[128], None);
+    let weight = graph.weight("square", DType::Bf16, &[128, 128], None);
+    let second = graph.weight("second", DType::Bf16, &[128, 128], None);
+    let normed = graph.op("normed2", "rmsnorm", &[stream, norm], Attrs::new());
+    let between = graph.op("between", "linear", &[normed, weight], Attrs::new());
+    let branch = graph.op("branch2", "linear", &[between, second], attrs(json!({"output_dtype": "f32"})));
+    graph.op("out2", "add", &[branch, stream], Attrs::new())
+}
+
+/// Rows of two summands are those of their sum, and so is a residual; a product's halves are one output.
+#[test]
+fn two_summands_are_their_sum() {
+    let (rows, used, k, n) = (24u32, 21u32, 2100u32, 80u32);
+    let batch = &mut TestBatch::rows(used);
+    let halves = [random_values(1, (rows * k) as usize), random_values(2, (rows * k) as usize)];
+    let sum: Vec<f32> = halves[0].iter().zip(&halves[1]).map(|(a, b)| a + b).collect();
+    let norm = TestTensor::weight(DType::Bf16, &[k], &rounded(DType::Bf16, &random_values(3, k as usize)));
+    let rows_of = |source: &str, x: TestTensor, batch: &mut TestBatch| {
+        let attrs = attrs(json!({"source": source, "act_dtype": "bf16"}));
+        let dims: Vec<u32> = narrow_dims(rows.into(), k.into()).iter().map(|d| *d as u32).collect();
+        let whole = TensorType { dtype: DType::Bf16, dims: vec![rows.into(), k.into()], rows: Rows::Tokens };
+        let mut inputs = vec![x];
+        if source == "norm" {
+            inputs.push(norm.clone());
+        }
+        let out = TestTensor::poisoned(DType::Bf16, &dims);
+        run_all("wide_rows", &crate::tasks::wide_rows::WideRows, &attrs, &mut inputs, whole, out, batch)
+    };
+    let plain = rows_of("norm", TestTensor::new(DType::F32, &[rows, k], &sum), batch);
+    let both = rows_of("norm", TestTensor::new(DType::F32, &[2, rows, k], &halves.concat()), batch);
+    assert_eq!(plain.data.bytes(), both.data.bytes());
+
+    // The product of these rows with a residual of two summands.
+    let weights = rounded(DType::Bf16, &random_values(4, (n * k) as usize));
+    let residual = [random_values(5, (rows * n) as usize), random_values(6, (rows * n) as usize)];
+    let summed: Vec<f32> = residual[0].iter().zip(&residual[1]).map(|(a, b)| a + b).collect();
+    let weight = TestTensor::weight(DType::Bf16, &[n, k], &weights);
+    let product =
+        |residual: &TestTensor, dims: &[u32], halves: bool, x: &TestTensor, batch: &mut TestBatch| {
+            let attrs = attrs(json!({"has_residual": true, "halves": halves}));
+            let mut inputs = [x.clone(), weight.clone(), residual.clone()];
+            let out = TestTensor::poisoned(DType::F32, dims);
+            let whole =
+                TensorType { dtype: DType::F32, dims: vec![rows.into(), n.into()], rows: Rows::Tokens };
+            run_all("wide_linear", &super::WideLinear, &attrs, &mut inputs, whole, out, batch).values()
+        };
+    let residual_sum = TestTensor::new(DType::F32, &[rows, n], &summed);
+    let both = TestTensor::new(DType::F32, &[2, rows, n], &residual.concat());
+    let expected = product(&residual_sum, &[rows, n], false, &plain, batch);
+    let found = product(&both, &[2, rows, n], true, &plain, batch);
+    let (size, live) = ((rows * n) as usize, (used * n) as usize);
+    for at in 0..live {
+        let (found, wanted) = (found[at] + found[size + at], expected[at]);
+        assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted.abs()), "{at}: {found}, {wanted}");
+    }
+    assert!(
+        found[live..size].iter().chain(&found[size + live..]).all(|v| v.is_nan()),
+        "unused rows were written"
+    );
+
+    // Whole, and of rows as they are, it is what the linear family gives, bit for bit.
+    let x = TestTensor::new(DType::Bf16, &[rows, k], &rounded(DType::Bf16, &halves[0]));
+    let narrow = rows_of("plain", x.clone(), batch);
+    let found = product(&residual_sum, &[rows, n], false, &narrow, batch);
+    let family = TestOp::new("linear_with_residual", json!({"output_dtype": "f32"}), rows);
+    let wanted =
+        family.run(&mut [x, weight.clone(), residual_sum.clone()], batch).unwrap().remove(0).values();
+    assert_eq!(found[..live], wanted[..live]);
+}
+
+/// All tasks of `task_type`, whose global output and first input are `whole` (of rows: as wide as each of them is).
+fn run_all(
+    name: &str,
+    task_type: &dyn TaskType,
+    attrs: &Attrs,
+    inputs: &mut [TestTensor],
+    whole: TensorType,
+    mut out: TestTensor,
+    batch: &mut TestBatch,
+) -> TestTensor {
+    let operand =
+        |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
+    let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
+    let mut global_inputs: Vec<_> =
+        inputs.iter().zip(&roles).map(|(t, role)| operand(t.ty(), role)).collect();
+    global_inputs[0].ty.rows = Rows::Tokens;
+    let view = OpView {
+        name: "test",
+        attrs,
+        inputs: global_inputs,
+        outputs: vec![operand(whole.clone(), &Role::Activation)],
+        capacity: Capacity { rows: whole.dims[0] as u32, samples: 1, active: 1 },
+    };
+    let local = LocalOp {
+        global: &view,
+        inputs: inputs.iter().map(TestTensor::ty).collect(),
+        outputs: vec![out.ty()],
+        rank: 0,
+        world: 1,
+    };
+    let partition = task_type.partition(&local, &Target::cpu(132)).unwrap();
+    for spec in &partition.tasks {
+        let task = TestTask {
+            params: partition.params.clone(),
+            args: spec.args,
+            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
+            outputs: spec.writes.iter().map(|w| out.view(w)).collect(),
+            scratch_bytes: partition.scratch_bytes,
+        };
+        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
+    }
+    out
 }
 
 /// All tasks of a wide product cut for `workers` workers.

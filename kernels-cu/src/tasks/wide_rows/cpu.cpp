@@ -12,11 +12,18 @@ extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
   const mpk::VectorOps& ops = mpk::vector_ops();
   const uint32_t used = mpk::rows_in_use(args, params->rows_kind, params->rows), k = params->columns;
   const uint32_t first = static_cast<uint32_t>(args->task->args[0]), in_x = static_cast<uint32_t>(args->task->args[1]);
-  const uint32_t rows = static_cast<uint32_t>(args->task->args[2]), padded = out.dims[1] * MPK_WIDE_COLUMNS;
+  const uint32_t rows = static_cast<uint32_t>(args->task->args[2]), width = out.dims[3], padded = out.dims[1] * width;
   float* const values = reinterpret_cast<float*>(args->scratch);
-  uint16_t* const row = reinterpret_cast<uint16_t*>(values + k);
+  const bool stacked = x.ndim == 3; // two summands
+  float* const sum = values + (stacked ? k : 0);
+  uint16_t* const row = reinterpret_cast<uint16_t*>(sum + k);
   for (uint32_t r = 0; r < rows && first + r < used; ++r) {
-    const uint8_t* from = mpk::row_address(x, params->gather != 0 ? static_cast<uint32_t>(args->batch->sample_row[first + r]) : in_x + r);
+    const uint32_t in_view = params->gather != 0 ? static_cast<uint32_t>(args->batch->sample_row[first + r]) : in_x + r;
+    const uint8_t* from = stacked ? reinterpret_cast<const uint8_t*>(sum) : mpk::row_address(x, in_view);
+    if (stacked) {
+      const float* a = reinterpret_cast<const float*>(x.addr) + static_cast<uint64_t>(in_view) * x.strides[1];
+      for (uint32_t c = 0; c < k; ++c) sum[c] = a[c] + a[x.strides[0] + c];
+    }
     memset(row, 0, padded * sizeof(uint16_t));
     if (params->source == 1) {
       const mpk_operand& norm = args->inputs[1];
@@ -29,8 +36,8 @@ extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
     }
     uint16_t* const to = reinterpret_cast<uint16_t*>(out.addr);
     for (uint32_t column = 0; column < padded; ++column)
-      to[static_cast<uint64_t>(column / MPK_WIDE_COLUMNS) * out.strides[1] + r * MPK_WIDE_COLUMNS +
-         mpk::wide_place((first + r) % MPK_WIDE_ROWS, column % MPK_WIDE_COLUMNS)] = row[column];
+      to[static_cast<uint64_t>(column / width) * out.strides[1] + r * width +
+         mpk::wide_place((first + r) % MPK_WIDE_ROWS, column % width, width)] = row[column];
   }
   return MPK_OK;
 }

@@ -12,8 +12,9 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Source: how the rows are made. X, Norm, Out: enum mpk_dtype of x, the norm weight and the output. */
-template <uint32_t Source, uint32_t X, uint32_t Norm, uint32_t Out>
+/* Source: how the rows are made. X, Norm, Out: enum mpk_dtype of x, the norm weight and the output. Columns: of a column tile. Stacked: x
+ * is two summands. */
+template <uint32_t Source, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Columns = MPK_WIDE_COLUMNS, bool Stacked = false>
 struct WideRows : TaskCode {
   static __device__ int run(Context& context) {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
@@ -24,9 +25,10 @@ struct WideRows : TaskCode {
     const uint32_t rows = used > first ? min(used - first, static_cast<uint32_t>(args[2])) : 0, columns = params.columns;
     const uint32_t pieces = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * (MPK_WIDE_COLUMNS / kColumns);
     const uint64_t norm = Source == kRmsNorm ? context.input(1).addr : 0;
-    const uint64_t row_bytes = static_cast<uint64_t>(x.strides[0]) * sizeof(typename Number<X>::Type);
+    const uint64_t row_bytes = static_cast<uint64_t>(x.strides[Stacked ? 1 : 0]) * sizeof(typename Number<X>::Type);
+    const uint64_t apart = Stacked ? static_cast<uint64_t>(x.strides[0]) * sizeof(typename Number<X>::Type) : 0;
     /* Whole pieces can be loaded at once. */
-    const bool aligned = ((x.addr | row_bytes | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
+    const bool aligned = ((x.addr | row_bytes | apart | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
     /* A block of few rows: several warps to a row, and each row has its warps. */
     const uint32_t block = static_cast<uint32_t>(args[2]), of_row = block > 4 ? 1 : block > 2 ? 2 : block > 1 ? 4 : 8;
     const uint32_t part = context.warp % of_row, step = 32 * of_row, at = part * 32 + context.lane;
@@ -41,6 +43,7 @@ struct WideRows : TaskCode {
           Piece<X> values[kBatch];
 #pragma unroll
           for (uint32_t i = 0; i < kBatch; ++i) values[i].load(from, piece + i * step, columns, aligned);
+          if constexpr (Stacked) add_second(values, from + apart, piece, step, columns, aligned);
 #pragma unroll
           for (uint32_t i = 0; i < kBatch; ++i)
 #pragma unroll
@@ -66,6 +69,7 @@ struct WideRows : TaskCode {
           if constexpr (Source == kRmsNorm) others[i].load(norm, piece + i * step, columns, aligned);
           if constexpr (Source == kSiluMul) others[i].load(from + columns * 2, piece + i * step, columns, aligned);
         }
+        if constexpr (Stacked) add_second(values, from + apart, piece, step, columns, aligned);
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; ++i) {
           const uint32_t p = piece + i * step;
@@ -93,16 +97,30 @@ struct WideRows : TaskCode {
  private:
   /* Columns of a piece: 16 bytes of x. */
   static constexpr uint32_t kColumns = 16 / sizeof(typename Number<X>::Type);
+  /* Of 16 columns in a column tile. */
+  static constexpr uint32_t kUnits = Columns / 16;
   /* Pieces under way in a lane. */
-  static constexpr uint32_t kBatch = 8;
+  static constexpr uint32_t kBatch = Stacked ? 4 : 8;
+
+  template <class Values>
+  static __device__ __forceinline__ void add_second(Values& values, uint64_t row, uint32_t piece, uint32_t step, uint32_t columns, bool aligned) {
+    static_assert(X == MPK_F32, "sums are of f32");
+    Piece<X> second[kBatch];
+#pragma unroll
+    for (uint32_t i = 0; i < kBatch; ++i) second[i].load(row, piece + i * step, columns, aligned);
+#pragma unroll
+    for (uint32_t i = 0; i < kBatch; ++i)
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c) values[i].words[c] = __float_as_uint(values[i].at(c) + second[i].at(c));
+  }
 
   /* Of 16 neighbouring columns the even pairs lie together, and the odd ones. */
   static __device__ __forceinline__ void store(const mpk_operand& out, uint32_t place, uint32_t row, uint32_t piece, const uint32_t (&words)[kColumns / 2]) {
     const uint32_t column = piece * kColumns, unit = column / 16, word = column % 16 / 4;
-    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(unit / 4) * out.strides[1] * 2 + row * (MPK_WIDE_COLUMNS * 2) + word * 4;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(unit / kUnits) * out.strides[1] * 2 + row * (Columns * 2) + word * 4;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      uint8_t* const at = to + wide_piece(place, unit % 4, half);
+      uint8_t* const at = to + (Columns == MPK_WIDE_NARROW ? narrow_piece(place, unit % kUnits, half) : wide_piece(place, unit % kUnits, half));
       if constexpr (kColumns == 4) *reinterpret_cast<uint32_t*>(at) = words[half];
       else *reinterpret_cast<uint2*>(at) = uint2{words[half], words[half + 2]};
     }

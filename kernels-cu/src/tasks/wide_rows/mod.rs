@@ -1,6 +1,7 @@
 //! `wide_rows`: rows of x in `MPK_LAYOUT_WIDE` (`abi.h`), for `wide_linear`.
 //!
-//! x `[rows, k]`, rounded to `act_dtype`; with `source` `norm` normed with the norm weight `[k]` first, with `silu_mul`
+//! x `[rows, k]`, rounded to `act_dtype`; with `source` `norm` normed with the norm weight `[k]` first (then x may be two summands
+//! `[2, rows, k]` of f32, where the output has the narrower column tiles), with `silu_mul`
 //! silu(gate) * up of x `[rows, 2k]` = `[gate | up]`. Output `[row tiles, column tiles, 128, 64]` of `act_dtype`; columns
 //! from k on are 0, rows that are not in use stay as they were. A task takes a block of rows. With
 //! `gather_samples` the rows are those of x that are sampled.
@@ -11,7 +12,7 @@ use crate::abi::{self, mpk_task_wide_rows, mpk_wide_rows_params, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract::{self, replicated};
 use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
-use crate::tasks::wide::wide_dims;
+use crate::tasks::wide::{is_narrow, matrix, narrow_dims, wide_dims};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Target, TaskType};
@@ -42,7 +43,15 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         other => return Err(format!("its source is {other:?}")),
     };
     let norm = norm.first().map_or(Ok("MPK_F32"), gpu_float)?;
-    Ok(format!("mpk::gpu::WideRows<mpk::gpu::{source}, {}, {norm}, {}>", gpu_float(x)?, gpu_float(out)?))
+    let more = match out.dims[3] {
+        abi::MPK_WIDE_NARROW => format!(", {}, {}", abi::MPK_WIDE_NARROW, x.ndim == 3),
+        _ => String::new(),
+    };
+    Ok(format!(
+        "mpk::gpu::WideRows<mpk::gpu::{source}, {}, {norm}, {}{more}>",
+        gpu_float(x)?,
+        gpu_float(out)?
+    ))
 }
 
 /// How the rows are made: the attribute's value and the params word.
@@ -107,15 +116,22 @@ impl TaskType for WideRows {
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let source = source(op.global)?;
-        let (x_rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
+        let known = matrix(&op.inputs[0]).map(|(rows, columns, _)| (rows, columns));
+        let (x_rows, x_columns) = known.map_or_else(|| contract::local_matrix(&op.inputs[0]), Ok)?;
+        let stacked = op.inputs[0].dims.len() == 3;
+        let narrow = is_narrow(&op.outputs[0]);
+        if stacked && !(narrow && source == 1) {
+            return Err(OpError("only few rows that are normed are summed up".to_string()));
+        }
         let gather = contract::attr_bool(op.global.attrs, "gather_samples")?;
         let (rows, kind) = match gather {
             true => (op.global.capacity.samples, Rows::Samples),
-            false => (x_rows, op.inputs[0].rows),
+            false => (x_rows, op.global.inputs[0].ty.rows),
         };
         let columns = if source == 2 { x_columns / 2 } else { x_columns };
         let dims: Vec<u32> = op.outputs[0].dims.iter().map(|d| *d as u32).collect();
-        if op.outputs[0].dims != wide_dims(u64::from(rows), u64::from(columns)) {
+        let wanted = if narrow { narrow_dims } else { wide_dims };
+        if op.outputs[0].dims != wanted(u64::from(rows), u64::from(columns)) {
             return Err(OpError(format!("[{rows}, {columns}] are not the wide rows {dims:?}")));
         }
         let params = mpk_wide_rows_params {
@@ -140,9 +156,12 @@ impl TaskType for WideRows {
                 let mut task = TaskSpec::default();
                 // Rows of attention are named by slot, not by place, so a reader of some of them waits for all. Nothing that is
                 // normed or gated is attention's. Which rows are samples is known at run time only.
-                let whole = Region::whole(&[x_rows, x_columns]);
+                let (whole, rows_at) = match stacked {
+                    true => (Region::whole(&[2, x_rows, x_columns]), 1),
+                    false => (Region::whole(&[x_rows, x_columns]), 0),
+                };
                 let (read, in_x) =
-                    if source == 0 || gather { (whole, first) } else { (whole.with(0, first, end), 0) };
+                    if source == 0 || gather { (whole, first) } else { (whole.with(rows_at, first, end), 0) };
                 task.reads.push(Access::new(0, read));
                 if source == 1 {
                     task.reads.push(Access::new(1, Region::whole(&[columns])));
@@ -155,7 +174,8 @@ impl TaskType for WideRows {
             })
             .collect();
         let padded = u64::from(columns).next_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS));
-        let scratch_bytes = 4 * u64::from(columns) + DType::Bf16.size() * padded;
+        let of_sum = if stacked { 4 * u64::from(columns) } else { 0 };
+        let scratch_bytes = of_sum + 4 * u64::from(columns) + DType::Bf16.size() * padded;
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 

@@ -1,0 +1,304 @@
+/* A tile of a product of few rows, of which many tiles together are limited by the weights' way from the memory: up to 64 rows of the
+ * weight times N tokens, or three times 64 rows side by side, which read the tokens once. The two warpgroups share the k of a
+ * stage, or each has N tokens (tall_multiply), and their sums meet in shared memory, 16 tokens at a time. Of a gated product the
+ * first 32 of 64 rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
+ *
+ * A task may have a part of k only: then its sums are one of several outputs, which a task after it adds up. */
+#pragma once
+
+#include "gpu/wide_linear.cuh"
+
+namespace mpk {
+namespace gpu {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Bytes of a row of a column tile. */
+constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
+
+/* 64 rows of the weight as two groups of 2 tiles of 16: of a gated product gates and ups, otherwise the first and the others. */
+struct TallRows {
+  const uint8_t* from[2];
+  uint32_t rows[2]; /* tiles of 16 */
+
+  /* `third`: after so many times 64. */
+  __device__ __forceinline__ TallRows(const TaskSlot& slot, uint32_t pitch, uint32_t third) {
+    const bool gated = wide::params_of(slot).gated != 0;
+    const mpk_operand &first = slot.operands[wide::kWeight], &second = slot.operands[wide::kWeight + (gated ? 1 : 0)];
+    const uint32_t all = (first.dims[0] + 15) / 16, begin = third * (gated ? 2 : 4), skipped = begin + (gated ? 0 : 2);
+    from[0] = reinterpret_cast<const uint8_t*>(first.addr) + static_cast<uint64_t>(begin) * pitch;
+    from[1] = reinterpret_cast<const uint8_t*>(second.addr) + static_cast<uint64_t>(skipped) * pitch;
+    rows[0] = all > begin ? min(all - begin, 2u) : 0;
+    rows[1] = all > skipped ? min(all - skipped, 2u) : 0;
+  }
+};
+
+/* `blocks` times 16 k into `sums`. A step is 128 k: a stage of 64 rows of the weight, and one place with N tokens, of which warpgroup 0 takes the
+ * first 64 k and warpgroup 1 the others. So each warpgroup has a part of every sum. Or (`split`) there are 2 N tokens, in two places of
+ * 64 k each, and each warpgroup has N of them with all k.
+ * `tall`: 192 rows of the weight; three stages share the step's tokens, and `sums` has 64 rows in each third. Otherwise 64 rows, each
+ * stage is a step, and the thirds are sums of every third step, which are added up in the end. */
+template <uint32_t Weight, uint32_t Chains, uint32_t N>
+__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall, bool split,
+                                             uint32_t warp, uint32_t lane, bool arrives) {
+  sums.clear();
+  const uint32_t first = split ? 0 : warp / 4 * 4, tile = warp % 4;
+  const uint32_t second = split ? 2 * N * kNarrowBytes / 16 : N * kNarrowBytes / 16;
+  uint4 a[2]; /* no more of them: registers are short */
+  uint32_t tokens[2] = {};   /* addresses of the step's tokens, and */
+  uint32_t of_place[2] = {}; /* barriers of their places */
+#pragma unroll 1
+  for (uint32_t left = blocks; left != 0;) {
+#pragma unroll
+    for (uint32_t third = 0; third < Chains; ++third) {
+      if (third != 0 && left == 0) break;
+      const uint32_t here = min(left, 8u);
+      stages.wait();
+      const uint32_t at = stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, of_stage = stages.empty_barrier();
+      stages.next();
+      uint32_t read[2] = {}; /* barriers of the places that the step before has read */
+      if (third == 0 || Chains == 1 || !tall) {
+        read[0] = of_place[0], read[1] = of_place[1];
+        places.wait();
+        /* Of a short step the second half of the place may hold what was there before: it is not read. */
+        tokens[0] = places.address() + (split ? warp / 4 * (N * kNarrowBytes) : here > 4 ? first / 4 * (N * 128) : 0);
+        of_place[0] = places.empty_barrier();
+        places.next();
+        of_place[1] = 0;
+        if (split && here > 4) {
+          places.wait();
+          tokens[1] = places.address() + warp / 4 * (N * kNarrowBytes);
+          of_place[1] = places.empty_barrier();
+          places.next();
+        }
+      }
+#pragma unroll 1
+      for (uint32_t pass = 0; pass < 2; ++pass) {
+        const bool last = pass == 1 || !split || here <= 4;
+        const uint64_t b = narrow_descriptor(pass == 0 ? tokens[0] : tokens[1]);
+#pragma unroll
+        for (uint32_t block = 0; block < 4; ++block) {
+          a[block % 2] = load_block(at + (pass * 4 + block) * kWideBlockBytes, first + pass * 4 + block < here);
+          wgmma_fence();
+          wgmma<Weight>(sums.of[third], a[block % 2], b + (block / 2 * second + block % 2 * 2));
+          wgmma_commit();
+          if (block == 3 && last && arrives) mbarrier_arrive(of_stage);
+          wgmma_wait<1>();
+          if (block == 0 && pass == 0 && arrives) {
+            if (read[0] != 0) mbarrier_arrive(read[0]);
+            if (read[1] != 0) mbarrier_arrive(read[1]);
+          }
+        }
+        if (last) break;
+      }
+      if (third == Chains - 1 || !tall) left -= here;
+    }
+  }
+  wgmma_wait<0>();
+  sums.keep_order();
+  if (blocks != 0 && arrives) mbarrier_arrive(of_place[0]);
+  if (of_place[1] != 0 && arrives) mbarrier_arrive(of_place[1]);
+  if constexpr (Chains > 1) {
+    if (tall) return;
+#pragma unroll
+    for (uint32_t i = 0; i < N / 2; ++i)
+#pragma unroll
+      for (uint32_t third = 1; third < Chains; ++third) sums.of[0][i] += sums.of[third][i];
+  }
+}
+
+template <uint32_t Weight, uint32_t N>
+struct WideTall : TaskCode {
+  static __device__ int run(Context& context);
+  static __device__ bool load(Loader& loader);
+
+ private:
+  /* Of 64 rows of the weight each; registers are short. */
+  static constexpr uint32_t kChains = 3;
+  static_assert(kPlaceBytes >= 2 * N * 128, "places of N tokens x 128 k");
+  static_assert(kComputeWarps * kTurnBytes >= 2 * 16 * 64 * 4, "both warpgroups' sums of 16 tokens");
+
+  static __device__ __forceinline__ int store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens);
+  static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
+  static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
+  /* 2 N tokens, of which each warpgroup has its own. */
+  static __device__ __forceinline__ bool is_split(const TaskSlot& slot) { return N == 64 && wide::params_of(slot).width > N; }
+  static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
+  /* Blocks of 16 k: all of the weight's, and the task's. */
+  struct Blocks {
+    uint32_t all, first, count;
+    __device__ __forceinline__ explicit Blocks(const TaskSlot& slot) : all(wide::blocks_of(slot)) {
+      first = static_cast<uint32_t>(slot.task.args[1]);
+      const uint32_t end = min(all, static_cast<uint32_t>(slot.task.args[2]));
+      count = end > first ? end - first : 0;
+    }
+  };
+  /* Bias and residual are added to the sums of the first part. */
+  static __device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
+  /* Bias of the tile's column. */
+  static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
+    const mpk_wide_linear_params& params = wide::params_of(*context.slot);
+    if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return 0.0f;
+    const mpk_operand& operand = context.input(wide::kWeight + 1 + params.gated + (up ? 1 : 0));
+    return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
+  }
+};
+
+template <uint32_t Weight, uint32_t N>
+__device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
+  const TaskSlot& slot = *loader.slot;
+  const Blocks of(slot);
+  const uint32_t blocks = of.count, steps = (blocks + 7) / 8;
+  const bool tall = is_tall(slot);
+  const uint32_t stages = tall ? steps * 3 : steps;
+  if (loader.prefetches()) {
+    loader.skip(stages);
+    return true;
+  }
+  WideLoader wide(loader);
+  const uint32_t pitch = of.all * kWideBlockBytes, start = of.first * kWideBlockBytes;
+  const mpk_operand& x = slot.operands[0];
+  const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* of 32 columns */
+  const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr) + of.first / 2 * x_tile;
+  const auto rows = [&](uint32_t number) {
+    const uint32_t step = tall ? number / 3 : number;
+    const TallRows groups(slot, pitch, number - step * (tall ? 3 : 1));
+    wide.stream_rows<2, true>(groups.from, groups.rows, start + step * (8 * kWideBlockBytes), pitch, min(blocks - step * 8, 8u) * kWideBlockBytes);
+  };
+  const bool split = is_split(slot);
+  const auto place = [&](uint32_t number) {
+    if (split) wide.stream_place(from_x + 2 * number * x_tile, 2 * N * kNarrowBytes, 2, x_tile);
+    else wide.stream_place(from_x + 4 * number * x_tile, N * kNarrowBytes, blocks - number * 8 > 4 ? 4 : 2, x_tile);
+  };
+  return wide.run_apart(stages, split ? (blocks + 3) / 4 : steps, rows, place);
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ inline int WideTall<Weight, N>::run(Context& context) {
+  Shared& shared = shared_state();
+  if (context.thread == 0) begin_wide();
+  /* Thread 0 changes them after the barrier of wait_inputs. */
+  const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
+  if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = Blocks(*context.slot).count;
+  if (tokens == 0) return MPK_OK;
+  StageRing stages(stage);
+  PlaceRing places(place);
+  WideSums<kChains, N> sums;
+  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), is_split(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  if (context.thread == 0) {
+    poke(shared.next_stage, {stages.index, stages.parity});
+    poke(shared.next_place, {places.index, places.parity});
+  }
+  return store(context, sums, tokens);
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
+  const bool tall = is_tall(*context.slot), split = is_split(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
+  const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
+  /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
+  const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
+#pragma unroll
+  for (uint32_t number = 0; number < kChains * (N / 16); ++number) {
+    const uint32_t third = number / (N / 16), chunk = number % (N / 16);
+    if (third != 0 && !tall) break;
+    if (chunk * 16 >= tokens) continue;
+    if (number != 0) {
+      if (const int code = context.sync(); code != MPK_OK) return code;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i)
+      store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[third][chunk * 8 + i]);
+    if (const int code = context.sync(); code != MPK_OK) return code;
+    const uint32_t in_chunk = context.thread / 16, four = context.thread % 16;
+#pragma unroll 1
+    for (uint32_t group = 0; group < (split ? 2u : 1u); ++group) {
+      const uint32_t token = group * N + chunk * 16 + in_chunk;
+      if (token >= tokens) continue;
+      /* Tokens that are split have their sums in one warpgroup. */
+      if (gated) {
+        float2 gate = load_shared_pair(at(group, in_chunk, four * 2)), up = load_shared_pair(at(group, in_chunk, 32 + four * 2));
+        if (!split) {
+          const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
+          gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
+        }
+        store_gated_pair(context, token, third * 32 + four * 2, gate, up);
+      } else {
+        const uint4 a = load_shared16(at(group, in_chunk, four * 4)), b = load_shared16(at(1, in_chunk, four * 4));
+        float4 sum = {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w)};
+        if (!split) sum.x += __uint_as_float(b.x), sum.y += __uint_as_float(b.y), sum.z += __uint_as_float(b.z), sum.w += __uint_as_float(b.w);
+        store_four(context, token, third * 64 + four * 4, sum);
+      }
+    }
+  }
+  return MPK_OK;
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ void WideTall<Weight, N>::store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum) {
+  const mpk_operand& out = context.output(0);
+  const mpk_operand* const residual = is_first(context) ? wide::residual_of(context) : nullptr;
+  /* Of two summands (three dimensions) the view has one of the output, both of the residual. */
+  const uint32_t dim = out.ndim - 2, columns = out.dims[dim + 1];
+  uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token) * out.strides[dim] * element_bytes(out.dtype);
+  float value[4] = {sum.x + bias_at(context, false, column), sum.y + bias_at(context, false, column + 1),
+                    sum.z + bias_at(context, false, column + 2), sum.w + bias_at(context, false, column + 3)};
+  if (residual != nullptr) {
+    const uint32_t of_residual = residual->ndim - 2;
+    const uint64_t from = residual->addr + (static_cast<uint64_t>(token) * residual->strides[of_residual] + column) * 4;
+    const uint64_t apart = of_residual != 0 ? static_cast<uint64_t>(residual->strides[0]) * 4 : 0;
+    float before[2][4]; /* loads that are on their way together */
+    if (((from | apart) & 15) == 0 && column + 4 <= columns) {
+      const uint4 a = load_global16(from), b = apart != 0 ? load_global16(from + apart) : uint4{0, 0, 0, 0};
+      before[0][0] = __uint_as_float(a.x), before[0][1] = __uint_as_float(a.y), before[0][2] = __uint_as_float(a.z), before[0][3] = __uint_as_float(a.w);
+      before[1][0] = __uint_as_float(b.x), before[1][1] = __uint_as_float(b.y), before[1][2] = __uint_as_float(b.z), before[1][3] = __uint_as_float(b.w);
+    } else {
+#pragma unroll
+      for (uint32_t c = 0; c < 4; ++c) {
+        load_global4_if<0>(before[0][c], from + c * 4, column + c < columns);
+        load_global4_if<0>(before[1][c], from + apart + c * 4, apart != 0 && column + c < columns);
+      }
+    }
+#pragma unroll
+    for (uint32_t c = 0; c < 4; ++c) value[c] += before[0][c] + before[1][c];
+  }
+  if (out.dtype == MPK_F32 && column + 4 <= columns && (reinterpret_cast<uint64_t>(to) & 15) == 0) {
+    reinterpret_cast<float4*>(to)[column / 4] = {value[0], value[1], value[2], value[3]};
+    return;
+  }
+#pragma unroll
+  for (uint32_t c = 0; c < 4; ++c)
+    if (column + c < columns) store_rounded(to, out.dtype, column + c, value[c]);
+}
+
+template <uint32_t Weight, uint32_t N>
+__device__ __forceinline__ void WideTall<Weight, N>::store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate,
+                                                                     const float2& up) {
+  const mpk_operand& out = context.output(0);
+  const float gates[2] = {gate.x, gate.y}, ups[2] = {up.x, up.y};
+  const uint32_t columns = context.input(wide::kWeight).dims[0];
+  float value[2] = {};
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c) {
+    if (column + c >= columns) break;
+    const float g = rounded_to(Weight, gates[c] + bias_at(context, false, column + c)), u = rounded_to(Weight, ups[c] + bias_at(context, true, column + c));
+    value[c] = u * silu(g);
+  }
+  if (wide::params_of(*context.slot).wide_output != 0) {
+    /* Whole column tiles, and the first of the view's rows is a multiple of 8. */
+    const uint32_t in_tile = column % MPK_WIDE_NARROW, word = in_tile % 16 / 4;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(column / MPK_WIDE_NARROW) * out.strides[1] * 2 +
+                        token * (kNarrowBytes) + narrow_piece(token, in_tile / 16, in_tile / 2 % 2) + word * 4;
+    if (column / MPK_WIDE_NARROW < out.dims[1]) *reinterpret_cast<uint32_t*>(to) = pair_of<Weight>(value[0], value[1]);
+    return;
+  }
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c)
+    if (column + c < out.dims[1]) store_rounded(row_address(out, token), out.dtype, column + c, value[c]);
+}
+
+#endif
+
+}  // namespace gpu
+}  // namespace mpk
