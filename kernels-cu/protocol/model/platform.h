@@ -102,6 +102,9 @@ class Backoff {
   uint32_t count_ = 0;
 };
 
+/* Only a hint to the system: any thread may be the next anyway. */
+inline void make_way_for_proxy(const mpk_rank*) {}
+
 template <typename T>
 inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   uint8_t* base = rank->sym[pe];
