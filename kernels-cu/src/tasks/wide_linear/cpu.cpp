@@ -55,7 +55,8 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
     output.ndim = 2;
     output.pe = -1;
   }
-  const uint64_t summed = (static_cast<uint64_t>(params->tokens) * params->width * params->high * 4 + 63) / 64 * 64;
+  // Only of narrow column tiles may the residual be two summands.
+  const uint64_t summed = width != MPK_WIDE_NARROW ? 0 : (static_cast<uint64_t>(params->tokens) * params->width * params->high * 4 + 63) / 64 * 64;
   if (params->has_residual && inputs[count - 1].ndim == 3) {
     const mpk_operand both = inputs[count - 1];
     mpk_operand& residual = inputs[count - 1];
