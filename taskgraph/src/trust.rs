@@ -58,7 +58,9 @@ pub const ASSUMPTIONS: [Assumption; 4] = [
     Assumption {
         name: "pages_of_slot",
         invariant: "one owner writes: a cache page that one slot writes belongs to no other, what several slots have nobody \
-                    writes, and the splits of a slot share no position; the page allocator and the attention task keep it",
+                    writes, and the splits of a slot share no position. An iteration writes only positions from the slot's \
+                    context on, so earlier ones may be read ahead of a task's events; the page allocator and the attention \
+                    task keep it",
         checked: "by the page allocator, which gives no page to a second owner, and whole in debug builds (MPK_DEBUG_CHECKS); \
                   by the region sanitizer, for every task: that the kernel touches pages of its slot only, and writes none \
                   of those that were full before the iteration",

@@ -229,7 +229,7 @@ fn graphs_of_many_rows_pass_the_verifier() {
 #[test]
 fn the_knob_decides_which_graphs_are_streamed() {
     for (least, slots, streamed) in
-        [(None, 4, false), (Some(4), 4, true), (Some(5), 4, false), (Some(1), 1, true)]
+        [(None, 1, true), (Some(4), 4, true), (Some(5), 4, false), (Some(1), 1, true)]
     {
         let mut target = Target::cuda(taskgraph::target::device("h200").unwrap());
         let plain = BuildOptions::new(1, target.clone());

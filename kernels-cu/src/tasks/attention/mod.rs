@@ -114,10 +114,10 @@ const SPLIT_POSITIONS: Knob = Knob {
 };
 
 /// Slots of a graph from which on, on GPUs, the loader brings keys and values of earlier iterations through the ring of stages,
-/// ahead of a task's events. By default of none: it has not been measured.
+/// ahead of a task's events. By default of every graph: no batch size was slower (`docs/results/log.md`).
 const STREAMED_SLOTS: Knob = Knob {
     name: "attention.streamed_slots",
-    default: 1 << 16,
+    default: 1,
     candidates: &[1, 9, 17, 33, 65, 1 << 16],
     about: "slots of a graph from which on keys and values come through the ring of stages",
 };
