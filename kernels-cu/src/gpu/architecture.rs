@@ -100,14 +100,6 @@ const STAGES_AHEAD: Knob = Knob {
     about: "pieces of weights that it loads at a time for the tasks after it",
 };
 
-/// How far the warps of a wide product read weights ahead of the tensor cores.
-const WIDE_UNDER_WAY: Knob = Knob {
-    name: "wide.under_way",
-    default: 1,
-    candidates: &[1, 2, 3],
-    about: "products of 16 k that the tensor cores have begun while a warp reads the next weights",
-};
-
 /// The same while the compute warps wait for events.
 const STAGES_WAITING: Knob = Knob {
     name: "ring.stages_waiting",
@@ -149,7 +141,7 @@ const PREFETCH_CYCLES: Knob = Knob {
 };
 
 /// What is measured of the kernel itself.
-pub const KNOBS: [&Knob; 8] = [
+pub const KNOBS: [&Knob; 7] = [
     &STAGES_IN_FLIGHT,
     &STAGES_AHEAD,
     &STAGES_WAITING,
@@ -157,7 +149,6 @@ pub const KNOBS: [&Knob; 8] = [
     &PREFETCH_WHEN,
     &PREFETCH_STAGES,
     &PREFETCH_CYCLES,
-    &WIDE_UNDER_WAY,
 ];
 
 /// What is prefetched is at most this, a multiprocessor: of all together under the L2 cache.
@@ -192,8 +183,6 @@ pub struct KernelConfig {
     pub prefetch_stages: u32,
     /// `MPK_PREFETCH_CYCLES`: its pace.
     pub prefetch_cycles: u32,
-    /// `MPK_WIDE_UNDER_WAY`: products of 16 k of a wide tile that are under way while a warp reads the next weights.
-    pub wide_under_way: u32,
     /// `MPK_WORK_BYTES`: shared memory that the tasks' code may use.
     pub work_bytes: u32,
     /// `MPK_SHARED_BYTES`: dynamic shared memory of the launch: stages, work, barriers and task slots.
@@ -220,7 +209,6 @@ impl KernelConfig {
             prefetch_when: 0,
             prefetch_stages: PREFETCH_BYTES / stage_bytes,
             prefetch_cycles: stage_bytes / BYTES_PER_CYCLE,
-            wide_under_way: WIDE_UNDER_WAY.default as u32,
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,
         }
@@ -241,7 +229,6 @@ impl KernelConfig {
             prefetch_when: measured(&PREFETCH_WHEN, self.prefetch_when),
             prefetch_stages: measured(&PREFETCH_STAGES, self.prefetch_stages),
             prefetch_cycles: measured(&PREFETCH_CYCLES, self.prefetch_cycles),
-            wide_under_way: measured(&WIDE_UNDER_WAY, self.wide_under_way),
             ..self
         }
     }
@@ -252,27 +239,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_is_replaced_and_nothing_else() {
+    fn what_was_measured_replaces_the_ring_and_nothing_else() {
         let config = KernelConfig::new(Architecture::Sm90a);
         assert_eq!(config.tuned(&Tuning::default()), config);
         let mut tuning = Tuning::default();
         tuning.set("ring.stages_in_flight", 2);
         tuning.set("ring.stages_ahead", 4);
-        tuning.set("wide.under_way", 3);
         let tuned = config.tuned(&tuning);
         // No more ahead than at all.
         assert_eq!((tuned.stages_in_flight, tuned.stages_ahead, tuned.stages_waiting), (2, 2, 2));
-        assert_eq!(tuned.wide_under_way, 3);
-        assert_eq!(
-            KernelConfig {
-                stages_in_flight: 4,
-                stages_ahead: 1,
-                stages_waiting: 4,
-                wide_under_way: 1,
-                ..tuned
-            },
-            config
-        );
+        assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, stages_waiting: 4, ..tuned }, config);
     }
 
     #[test]

@@ -42,14 +42,6 @@ struct PlaceRing : WideRing<kPlaces, kPlaceBytes> {
       : WideRing{shared_address(work_area()), shared_address(shared_state().place_full), shared_address(shared_state().place_empty), at.index, at.parity} {}
 };
 
-/* Groups of products that may be under way while a warp reads the weights of the next one, each 16 k (`wide_multiply`). More than one
- * take 8 registers a thread, and each keeps the tokens of the step before for 16 k longer. */
-#ifndef MPK_WIDE_UNDER_WAY
-#define MPK_WIDE_UNDER_WAY 1
-#endif
-constexpr uint32_t kWideUnderWay = MPK_WIDE_UNDER_WAY;
-static_assert(kWideUnderWay >= 1 && kWideUnderWay <= 3, "a step has four groups");
-
 /* Bytes of 16 rows x 16 k of the weight. */
 constexpr uint32_t kWideBlockBytes = 16 * 16 * 2;
 
@@ -88,8 +80,7 @@ template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                               bool arrives) {
   sums.clear();
-  constexpr uint32_t kHeld = kWideUnderWay == 1 ? 2 : 4; /* divides a step's blocks */
-  uint4 a[kHeld]; /* no more of them: registers are short */
+  uint4 a[2]; /* no more of them: registers are short */
   uint32_t read[Nt] = {}; /* barriers of the tokens that the step before has read */
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
@@ -111,15 +102,15 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
     }
 #pragma unroll
     for (uint32_t block = 0; block < 4; ++block) {
-      a[block % kHeld] = load_block(at + block * kWideBlockBytes, block < here);
+      a[block % 2] = load_block(at + block * kWideBlockBytes, block < here);
       wgmma_fence();
 #pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block % kHeld], b[t] + block * 2);
+      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block % 2], b[t] + block * 2);
       wgmma_commit();
       /* The warp's weights are in registers: all lanes were at the products. */
       if (block == 3 && arrives) mbarrier_arrive(of_stage);
-      wgmma_wait<kWideUnderWay>();
-      if (block == kWideUnderWay - 1 && left != blocks) {
+      wgmma_wait<1>();
+      if (block == 0 && left != blocks) {
 #pragma unroll
         for (uint32_t t = 0; t < Nt; ++t)
           if (arrives) mbarrier_arrive(read[t]);

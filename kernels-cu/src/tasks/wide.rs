@@ -41,15 +41,6 @@ const LEAST_HALVED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
 };
 
-/// Tiles of columns that go through all rows together, of each 128 rows of a tile: a wave of tasks reads each weight and each row from
-/// memory once. A probe was fastest with half of it, in a run that may have been at the power limit by then.
-const GROUP: Knob = Knob {
-    name: "wide.group",
-    default: 8,
-    candidates: &[2, 4, 8, 16],
-    about: "tiles of columns, of each 128 rows of a tile, that go through all rows together",
-};
-
 /// Most rows of an iteration of which a tile has all ([`choose_tall`]); more than 128 count as 128. Not measured yet.
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
@@ -67,8 +58,7 @@ const LEAST_STACKED: Knob = Knob {
 };
 
 /// What is measured of wide products.
-pub const KNOBS: [&Knob; 6] =
-    [&LEAST_ROWS, &LEAST_PARTIAL_ROWS, &LEAST_HALVED, &GROUP, &TALL_ROWS, &LEAST_STACKED];
+pub const KNOBS: [&Knob; 5] = [&LEAST_ROWS, &LEAST_PARTIAL_ROWS, &LEAST_HALVED, &TALL_ROWS, &LEAST_STACKED];
 
 /// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
@@ -304,9 +294,10 @@ impl Tile {
         self.high / (1 + u32::from(gated))
     }
 
-    /// Tiles of columns that go through all rows together.
-    pub fn group(&self, target: &Target) -> u32 {
-        target.tuned(&GROUP) as u32 * self.tokens.max(1)
+    /// Tiles of columns that go through all rows together, so that a wave of tasks reads each weight and each row from memory
+    /// once.
+    pub fn group(&self) -> u32 {
+        8 * self.tokens.max(1)
     }
 }
 

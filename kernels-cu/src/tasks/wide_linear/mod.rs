@@ -143,7 +143,7 @@ impl TaskType for WideLinear {
         };
         let Tile { width, tokens, .. } = tile;
         let (high, wide) = (tile.output_columns(gated), tokens * width);
-        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group(target))
+        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group())
             .flat_map(|tile| parts.iter().enumerate().map(move |(part, blocks)| (tile, part as u8, *blocks)))
             .map(|((column_tile, token_tile), part, blocks)| {
                 let (first, end) = (column_tile * high, ((column_tile + 1) * high).min(columns));

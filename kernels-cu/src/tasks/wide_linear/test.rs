@@ -98,31 +98,6 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
     }
 }
 
-/// The order alone is measured: the same tasks, and still one that the verifier passes.
-#[test]
-fn groups_of_tiles_change_the_order_of_tasks_only() {
-    let tiles = |group| {
-        let mut target = Target { wide: true, ..Target::cpu(132) };
-        target.tuning.set("wide.group", group);
-        let graphs = build_all(&mlp(600, 6208), &registry(), &BuildOptions::new(1, target)).unwrap();
-        if let Err(violations) = verify(&graphs) {
-            panic!("{group}: {}", violations[0]);
-        }
-        let wide = graphs[0].tasks.iter().filter(|t| graphs[0].type_name(t) == "wide_linear");
-        let operands = |first: u32, count: u16| &graphs[0].operands[first as usize..][..usize::from(count)];
-        wide.map(|t| format!("{:?} {:?}", t.args, operands(t.first_operand, t.num_inputs + t.num_outputs)))
-            .collect::<Vec<_>>()
-    };
-    let default = tiles(8);
-    for group in [2, 4, 16] {
-        let (mut other, mut default) = (tiles(group), default.clone());
-        assert_ne!(other, default, "{group}");
-        other.sort_unstable();
-        default.sort_unstable();
-        assert_eq!(other, default, "{group}");
-    }
-}
-
 #[test]
 fn other_machines_keep_their_products() {
     let options = BuildOptions::new(1, Target::cpu(2));
