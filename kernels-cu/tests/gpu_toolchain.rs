@@ -49,11 +49,13 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     }
     let folder = tempfile::tempdir().unwrap();
     let linear = "mpk::gpu::Linear<MPK_BF16, mpk::gpu";
+    let rows = "mpk::gpu::WideRows<mpk::gpu";
     let codes: Vec<Expression> = [
+        ("add", "mpk::gpu::Add<MPK_F32>".to_string()),
         ("argmax_partial", "mpk::gpu::ArgmaxPartial<1>".to_string()),
         ("argmax_reduce", "mpk::gpu::ArgmaxReduce<1, 0>".to_string()),
-        ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, true>".to_string()),
-        ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, false>".to_string()),
+        ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, false, true>".to_string()),
+        ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, true, true>".to_string()),
         ("attention_append", "mpk::gpu::AttentionAppend<MPK_BF16, 128, 64, true>".to_string()),
         ("attention_merge", "mpk::gpu::AttentionMerge<MPK_BF16, 128>".to_string()),
         ("attention_prefill", "mpk::gpu::AttentionPrefill<MPK_BF16, 128, 64>".to_string()),
@@ -61,12 +63,15 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         ("embedding", "mpk::gpu::Embedding<MPK_BF16, MPK_F32>".to_string()),
         ("linear_with_residual", format!("{linear}::kPlain, 0, 1, MPK_BF16, MPK_F32>")),
         ("rmsnorm_linear", format!("{linear}::kRmsNorm, 4096, 1, MPK_F32, MPK_BF16>")),
-        ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 2, 128>".to_string()),
-        ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 1, 128>".to_string()),
-        ("wide_linear", "mpk::gpu::WideFew<MPK_BF16, 32>".to_string()),
         ("wide_linear", "mpk::gpu::WideFew<MPK_BF16, 64>".to_string()),
-        ("wide_rows", "mpk::gpu::WideRows<mpk::gpu::kPlain, MPK_BF16, MPK_F32, MPK_BF16>".to_string()),
-        ("wide_rows", "mpk::gpu::WideRows<mpk::gpu::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16>".to_string()),
+        ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 1, 128>".to_string()),
+        ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 2, 128>".to_string()),
+        ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 32>".to_string()),
+        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 32, false>")),
+        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 32, false>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 32, true>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16>")),
     ]
     .into_iter()
     .map(|(task_type, code)| Expression { task_type: task_type.to_string(), code })

@@ -1,6 +1,6 @@
 /* A tile of a product of few rows, of which many tiles together are limited by the weights' way from the memory: up to 64 rows of the
  * weight times N tokens, or three times 64 rows side by side, which read the tokens once. The two warpgroups share the k of a
- * stage, or each has N tokens (tall_multiply), and their sums meet in shared memory, 16 tokens at a time. Of a gated product the
+ * stage, and their sums meet in shared memory, 16 tokens at a time. Of a gated product the
  * first 32 of 64 rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
  *
  * A task may have a part of k only: then its sums are one of several outputs, which a task after it adds up. */
@@ -34,19 +34,17 @@ struct TallRows {
 };
 
 /* `blocks` times 16 k into `sums`. A step is 128 k: a stage of 64 rows of the weight, and one place with N tokens, of which warpgroup 0 takes the
- * first 64 k and warpgroup 1 the others. So each warpgroup has a part of every sum. Or (`split`) there are 2 N tokens, in two places of
- * 64 k each, and each warpgroup has N of them with all k.
+ * first 64 k and warpgroup 1 the others. So each warpgroup has a part of every sum.
  * `tall`: 192 rows of the weight; three stages share the step's tokens, and `sums` has 64 rows in each third. Otherwise 64 rows, each
  * stage is a step, and the thirds are sums of every third step, which are added up in the end. */
 template <uint32_t Weight, uint32_t Chains, uint32_t N>
-__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall, bool split,
+__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall,
                                              uint32_t warp, uint32_t lane, bool arrives) {
   sums.clear();
-  const uint32_t first = split ? 0 : warp / 4 * 4, tile = warp % 4;
-  const uint32_t second = split ? 2 * N * kNarrowBytes / 16 : N * kNarrowBytes / 16;
+  const uint32_t first = warp / 4 * 4, tile = warp % 4;
+  constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from a column tile to the next, in a descriptor's unit */
   uint4 a[2]; /* no more of them: registers are short */
-  uint32_t tokens[2] = {};   /* addresses of the step's tokens, and */
-  uint32_t of_place[2] = {}; /* barriers of their places */
+  uint32_t tokens = 0, of_place = 0; /* address of the step's tokens, barrier of their place */
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
 #pragma unroll
@@ -56,48 +54,32 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
       stages.wait();
       const uint32_t at = stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, of_stage = stages.empty_barrier();
       stages.next();
-      uint32_t read[2] = {}; /* barriers of the places that the step before has read */
+      uint32_t read = 0; /* barrier of the place that the step before has read */
       if (third == 0 || Chains == 1 || !tall) {
-        read[0] = of_place[0], read[1] = of_place[1];
+        read = of_place;
         places.wait();
         /* Of a short step the second half of the place may hold what was there before: it is not read. */
-        tokens[0] = places.address() + (split ? warp / 4 * (N * kNarrowBytes) : here > 4 ? first / 4 * (N * 128) : 0);
-        of_place[0] = places.empty_barrier();
+        tokens = places.address() + (here > 4 ? first / 4 * (N * 128) : 0);
+        of_place = places.empty_barrier();
         places.next();
-        of_place[1] = 0;
-        if (split && here > 4) {
-          places.wait();
-          tokens[1] = places.address() + warp / 4 * (N * kNarrowBytes);
-          of_place[1] = places.empty_barrier();
-          places.next();
-        }
       }
-#pragma unroll 1
-      for (uint32_t pass = 0; pass < 2; ++pass) {
-        const bool last = pass == 1 || !split || here <= 4;
-        const uint64_t b = narrow_descriptor(pass == 0 ? tokens[0] : tokens[1]);
+      const uint64_t b = narrow_descriptor(tokens);
 #pragma unroll
-        for (uint32_t block = 0; block < 4; ++block) {
-          a[block % 2] = load_block(at + (pass * 4 + block) * kWideBlockBytes, first + pass * 4 + block < here);
-          wgmma_fence();
-          wgmma<Weight>(sums.of[third], a[block % 2], b + (block / 2 * second + block % 2 * 2));
-          wgmma_commit();
-          if (block == 3 && last && arrives) mbarrier_arrive(of_stage);
-          wgmma_wait<1>();
-          if (block == 0 && pass == 0 && arrives) {
-            if (read[0] != 0) mbarrier_arrive(read[0]);
-            if (read[1] != 0) mbarrier_arrive(read[1]);
-          }
-        }
-        if (last) break;
+      for (uint32_t block = 0; block < 4; ++block) {
+        a[block % 2] = load_block(at + block * kWideBlockBytes, first + block < here);
+        wgmma_fence();
+        wgmma<Weight>(sums.of[third], a[block % 2], b + (block / 2 * kSecond + block % 2 * 2));
+        wgmma_commit();
+        if (block == 3 && arrives) mbarrier_arrive(of_stage);
+        wgmma_wait<1>();
+        if (block == 0 && read != 0 && arrives) mbarrier_arrive(read);
       }
       if (third == Chains - 1 || !tall) left -= here;
     }
   }
   wgmma_wait<0>();
   sums.keep_order();
-  if (blocks != 0 && arrives) mbarrier_arrive(of_place[0]);
-  if (of_place[1] != 0 && arrives) mbarrier_arrive(of_place[1]);
+  if (blocks != 0 && arrives) mbarrier_arrive(of_place);
   if constexpr (Chains > 1) {
     if (tall) return;
 #pragma unroll
@@ -121,8 +103,6 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ int store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens);
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
-  /* 2 N tokens, of which each warpgroup has its own. */
-  static __device__ __forceinline__ bool is_split(const TaskSlot& slot) { return N == 64 && wide::params_of(slot).width > N; }
   static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
   /* Blocks of 16 k: all of the weight's, and the task's. */
   struct Blocks {
@@ -165,12 +145,10 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
     const TallRows groups(slot, pitch, number - step * (tall ? 3 : 1));
     wide.stream_rows<2, true>(groups.from, groups.rows, start + step * (8 * kWideBlockBytes), pitch, min(blocks - step * 8, 8u) * kWideBlockBytes);
   };
-  const bool split = is_split(slot);
   const auto place = [&](uint32_t number) {
-    if (split) wide.stream_place(from_x + 2 * number * x_tile, 2 * N * kNarrowBytes, 2, x_tile);
-    else wide.stream_place(from_x + 4 * number * x_tile, N * kNarrowBytes, blocks - number * 8 > 4 ? 4 : 2, x_tile);
+    wide.stream_place(from_x + 4 * number * x_tile, N * kNarrowBytes, blocks - number * 8 > 4 ? 4 : 2, x_tile);
   };
-  return wide.run_apart(stages, split ? (blocks + 3) / 4 : steps, rows, place);
+  return wide.run_apart(stages, steps, rows, place);
 }
 
 template <uint32_t Weight, uint32_t N>
@@ -185,7 +163,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
   StageRing stages(stage);
   PlaceRing places(place);
   WideSums<kChains, N> sums;
-  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), is_split(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});
@@ -195,7 +173,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
 
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
-  const bool tall = is_tall(*context.slot), split = is_split(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
+  const bool tall = is_tall(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
   /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
@@ -212,24 +190,18 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
       store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[third][chunk * 8 + i]);
     if (const int code = context.sync(); code != MPK_OK) return code;
     const uint32_t in_chunk = context.thread / 16, four = context.thread % 16;
-#pragma unroll 1
-    for (uint32_t group = 0; group < (split ? 2u : 1u); ++group) {
-      const uint32_t token = group * N + chunk * 16 + in_chunk;
-      if (token >= tokens) continue;
-      /* Tokens that are split have their sums in one warpgroup. */
-      if (gated) {
-        float2 gate = load_shared_pair(at(group, in_chunk, four * 2)), up = load_shared_pair(at(group, in_chunk, 32 + four * 2));
-        if (!split) {
-          const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
-          gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
-        }
-        store_gated_pair(context, token, third * 32 + four * 2, gate, up);
-      } else {
-        const uint4 a = load_shared16(at(group, in_chunk, four * 4)), b = load_shared16(at(1, in_chunk, four * 4));
-        float4 sum = {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w)};
-        if (!split) sum.x += __uint_as_float(b.x), sum.y += __uint_as_float(b.y), sum.z += __uint_as_float(b.z), sum.w += __uint_as_float(b.w);
-        store_four(context, token, third * 64 + four * 4, sum);
-      }
+    const uint32_t token = chunk * 16 + in_chunk;
+    if (token >= tokens) continue;
+    if (gated) {
+      float2 gate = load_shared_pair(at(0, in_chunk, four * 2)), up = load_shared_pair(at(0, in_chunk, 32 + four * 2));
+      const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
+      gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
+      store_gated_pair(context, token, third * 32 + four * 2, gate, up);
+    } else {
+      const uint4 a = load_shared16(at(0, in_chunk, four * 4)), b = load_shared16(at(1, in_chunk, four * 4));
+      store_four(context, token, third * 64 + four * 4,
+                 {__uint_as_float(a.x) + __uint_as_float(b.x), __uint_as_float(a.y) + __uint_as_float(b.y),
+                  __uint_as_float(a.z) + __uint_as_float(b.z), __uint_as_float(a.w) + __uint_as_float(b.w)});
     }
   }
   return MPK_OK;

@@ -60,8 +60,16 @@ const GATING_WORKERS: Knob = Knob {
 };
 
 /// What is measured of all members.
-pub const KNOBS: &[&Knob] =
-    &[&GATING_WORKERS, wide::KNOBS[0], wide::KNOBS[1], wide::KNOBS[2], wide::KNOBS[3], wide::KNOBS[4]];
+pub const KNOBS: &[&Knob] = &[
+    &GATING_WORKERS,
+    wide::KNOBS[0],
+    wide::KNOBS[1],
+    wide::KNOBS[2],
+    wide::KNOBS[3],
+    wide::KNOBS[4],
+    wide::KNOBS[5],
+    wide::KNOBS[6],
+];
 
 /// The attributes that all members take; `eps` is the norm's.
 pub const ATTRIBUTES: &[Attribute] = &[

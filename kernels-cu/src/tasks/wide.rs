@@ -11,8 +11,8 @@ use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
 use taskgraph::{DType, Knob, Rows, Target};
 
-/// Fewest rows of an iteration that products become wide for: of 16 rows an H200 makes the others sooner (8B, one GPU: 5.60 ms a
-/// step, 5.85 with wide products), of 32 these (7.6 and 6.4).
+/// Fewest rows of an iteration that products become wide for, where a tile has not all rows: of 16 rows an H200 makes the others
+/// sooner (8B, one GPU: 5.60 ms a step, 5.85 with wide products), of 32 these (7.6 and 6.4).
 pub const LEAST_ROWS: Knob = Knob {
     name: "wide.least_rows",
     default: 17,
@@ -41,12 +41,29 @@ const LEAST_HALVED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
 };
 
-/// Most rows of an iteration of which a tile has all ([`choose_tall`]); more than 128 count as 128. Not measured yet.
+/// On one rank, most rows of an iteration of which a tile has all ([`choose_tall`]). Of 16 rows an H200 took 5.98 ms a step without
+/// and 5.52 with it, of 32 rows 6.69 and 6.44 (8B). For 64 ptxas serialises products (C7513).
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
+    default: 32,
+    candidates: &[0, 32, 64],
+    about: "on one rank, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
+};
+
+/// The same on several ranks, where it has not been measured.
+pub const SHARED_TALL_ROWS: Knob = Knob {
+    name: "wide.shared_tall_rows",
     default: 0,
-    candidates: &[0, 32, 64, 128],
-    about: "most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
+    candidates: &[0, 32, 64],
+    about: "the same on several ranks",
+};
+
+/// As [`LEAST_ROWS`], where a tile has all rows.
+pub const LEAST_TALL_ROWS: Knob = Knob {
+    name: "wide.least_tall_rows",
+    default: 9,
+    candidates: &[3, 5, 9, 17],
+    about: "fewest rows of an iteration for which products are made of such tiles",
 };
 
 /// As [`LEAST_HALVED`], where a tile has all rows: then the readers add up the halves.
@@ -58,7 +75,15 @@ const LEAST_STACKED: Knob = Knob {
 };
 
 /// What is measured of wide products.
-pub const KNOBS: [&Knob; 5] = [&LEAST_ROWS, &LEAST_PARTIAL_ROWS, &LEAST_HALVED, &TALL_ROWS, &LEAST_STACKED];
+pub const KNOBS: [&Knob; 7] = [
+    &LEAST_ROWS,
+    &LEAST_PARTIAL_ROWS,
+    &LEAST_HALVED,
+    &TALL_ROWS,
+    &SHARED_TALL_ROWS,
+    &LEAST_TALL_ROWS,
+    &LEAST_STACKED,
+];
 
 /// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
@@ -78,13 +103,14 @@ pub fn is_narrow(ty: &TensorType) -> bool {
 }
 
 /// Whether a tile of a product of `rows` rows has all of them.
-fn is_tall(rows: u64, target: &Target) -> bool {
-    rows <= target.tuned(&TALL_ROWS) && rows <= u64::from(TALL_WIDTHS[2])
+fn is_tall(rows: u64, world: u32, target: &Target) -> bool {
+    let most = target.tuned(if world == 1 { &TALL_ROWS } else { &SHARED_TALL_ROWS });
+    rows <= most && rows <= u64::from(TALL_WIDTHS[1])
 }
 
 /// Dimensions of a product's `[rows, columns]` as it reads them.
-fn dims_of(rows: u64, columns: u64, target: &Target) -> Vec<u64> {
-    if is_tall(rows, target) { narrow_dims(rows, columns) } else { wide_dims(rows, columns) }
+fn dims_of(rows: u64, columns: u64, world: u32, target: &Target) -> Vec<u64> {
+    if is_tall(rows, world, target) { narrow_dims(rows, columns) } else { wide_dims(rows, columns) }
 }
 
 /// `[rows, columns]` as two summands, one after the other, which their readers add up.
@@ -128,7 +154,7 @@ pub fn reads_as(product: &Product, op: &LocalOp<'_>, input: usize, target: &Targ
     let normed = input == 0 && product.source == Source::RmsNorm;
     if normed || product.residual == Some(input) {
         let [rows, columns] = op.inputs[input].dims[..] else { return None };
-        let fits = op.world == 1 && op.inputs[input].dtype == DType::F32 && is_tall(rows, target);
+        let fits = op.world == 1 && op.inputs[input].dtype == DType::F32 && is_tall(rows, op.world, target);
         return fits.then(|| stacked(rows, columns));
     }
     if input != 0 {
@@ -139,7 +165,7 @@ pub fn reads_as(product: &Product, op: &LocalOp<'_>, input: usize, target: &Targ
     let rows = *op.global.outputs[0].ty.dims.first()?;
     as_it_is.then_some(TensorType {
         dtype: x.dtype,
-        dims: dims_of(rows, *weight.dims.get(1)?, target),
+        dims: dims_of(rows, *weight.dims.get(1)?, op.world, target),
         rows: Rows::Fixed,
     })
 }
@@ -149,13 +175,13 @@ pub fn reads_as(product: &Product, op: &LocalOp<'_>, input: usize, target: &Targ
 pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &Target) -> bool {
     let [rows, columns] = op.outputs[0].dims[..] else { return false };
     if ty.dims.len() == 3 {
-        let halved = op.world == 1 && is_tall(rows, target) && is_halved(product, op, target, true);
+        let halved = op.world == 1 && is_tall(rows, op.world, target) && is_halved(product, op, target, true);
         return halved && *ty == stacked(rows, columns) && expand(product, op, target).is_some();
     }
     if !product.gated {
         return false;
     }
-    let fits = match is_tall(rows, target) {
+    let fits = match is_tall(rows, op.world, target) {
         // Nobody would write the padding of an odd number of column tiles.
         true => columns.is_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS)),
         false => {
@@ -164,7 +190,7 @@ pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &
         }
     };
     fits && ty.dtype == op.outputs[0].dtype
-        && ty.dims == dims_of(rows, columns, target)
+        && ty.dims == dims_of(rows, columns, op.world, target)
         && expand(product, op, target).is_some()
 }
 
@@ -175,8 +201,13 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let whole = &op.global.inputs[product.weight].ty.dims;
     let partial =
         op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some();
+    let least = match partial {
+        true => &LEAST_PARTIAL_ROWS,
+        false if is_tall(rows, op.world, target) => &LEAST_TALL_ROWS,
+        false => &LEAST_ROWS,
+    };
     let fits = target.wide
-        && rows >= target.tuned(if partial { &LEAST_PARTIAL_ROWS } else { &LEAST_ROWS })
+        && rows >= target.tuned(least)
         && whole.iter().all(|&d| d >= LEAST_WEIGHT && d / u64::from(op.world) >= 16)
         && weight.dtype.size() == 2
         && (out.dtype == weight.dtype || out.dtype == DType::F32 && !product.gated)
@@ -197,7 +228,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let mut made_x = input(0);
     if !is_wide(x) {
         made_x = ExpansionOperand::Temporary(0);
-        let dims = dims_of(rows, *weight.dims.get(1)?, target);
+        let dims = dims_of(rows, *weight.dims.get(1)?, op.world, target);
         temporaries.push(Temporary {
             suffix: ".wide",
             ty: TensorType { dtype: weight.dtype, dims, rows: Rows::Fixed },
@@ -242,14 +273,14 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
 fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target, stacked: bool) -> bool {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
     let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return false };
-    let tile = match is_tall(*rows, target) {
+    let tile = match is_tall(*rows, op.world, target) {
         true => halved_tall(*rows as u32),
         false => choose(*rows as u32, *columns as u32, product.gated, target.workers),
     };
     !product.gated
         && !product.gathers
         && out.dtype == DType::F32
-        && (FEW.contains(&tile) || is_tall(*rows, target) && op.world == 1)
+        && (FEW.contains(&tile) || is_tall(*rows, op.world, target) && op.world == 1)
         && *rows <= u64::from(tile.width)
         && *k >= target.tuned(if stacked { &LEAST_STACKED } else { &LEAST_HALVED })
         && 2 * columns.div_ceil(u64::from(tile.high)) <= u64::from(target.workers)
@@ -315,10 +346,10 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
 }
 
 /// Of tiles that have all rows: the rows of x (`gpu/wide_tall.cuh`).
-const TALL_WIDTHS: [u32; 3] = [32, 64, 128];
+const TALL_WIDTHS: [u32; 2] = [32, 64];
 
 fn tall(high: u32, rows: u32) -> Tile {
-    let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[2]);
+    let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[1]);
     Tile { high, tokens: 1, width, clocks: 0 }
 }
 
@@ -377,6 +408,5 @@ mod tests {
         assert_eq!(shape(choose_tall(32, 6144, false, 132)), (48, 1, 32));
         assert_eq!(shape(choose_tall(16, 12288, true, 132)), (192, 1, 32));
         assert_eq!(shape(choose_tall(16, 12288, true, 400)), (64, 1, 32));
-        assert_eq!(shape(choose_tall(128, 12288, true, 132)), (192, 1, 128));
     }
 }
