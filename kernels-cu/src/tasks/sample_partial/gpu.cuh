@@ -20,11 +20,12 @@ struct SamplePartial : TaskCode {
     const mpk_sampling& s = row.sampling;
     const bool noise = row.mode == sampling::kDraw || row.mode == sampling::kFrontier;
     NoisyToken top = {0, 0.0f}, best = {0, 0.0f};
-#pragma unroll 2
+    columns.bring(work->value, context.thread);
+#pragma unroll 4
     for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {
-      const float value = columns.value(i, s);
-      const NoisyToken plain = {sampling::key_of(value, columns.first_token + i), value};
-      if (plain.beats(top)) top = plain;
+      const float value = columns.value(work->value[i], i, s);
+      const uint64_t key = sampling::key_of(value, columns.first_token + i);
+      if (key > top.key) top = {key, value};
       work->value[i] = value;
     }
     top = best_of_block(context, top, work->warps[0]); /* also: the values are there */
@@ -50,7 +51,10 @@ struct SamplePartial : TaskCode {
       }
       const uint32_t most = row.mode == sampling::kDraw ? 1 : MPK_SAMPLE_FRONTIER;
       best = best_of_block(context, best, work->warps[1]);
-      /* Each entry is the highest noisy value of what comes before the last one in order; the first in order ends it. */
+      /* Each entry is the highest noisy value of what comes before the last one in order; the first in order ends it. A thread
+       * keeps in mind which of its columns still come before: fewer each time. */
+      uint32_t alive = 0xFFFFFFFFu;
+      static_assert(kColumns <= 32 * kComputeThreads, "a bit for each of a thread's columns");
 #pragma unroll 1
       while (best.key != 0) {
         if (context.thread == 0) {
@@ -62,10 +66,16 @@ struct SamplePartial : TaskCode {
         ++count;
         if (count == most || best.key == top.key) break;
         NoisyToken next = {0, 0.0f};
-#pragma unroll 4
-        for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {
+#pragma unroll 1
+        for (uint32_t left = alive; left != 0; left &= left - 1) {
+          const uint32_t place = __ffs(static_cast<int>(left)) - 1, i = context.thread + place * kComputeThreads;
+          if (i >= columns.count) {
+            alive &= (1u << place) - 1;
+            break;
+          }
           const NoisyToken token = {sampling::key_of(work->value[i], columns.first_token + i), work->noisy[i]};
-          if (token.key > best.key && token.beats(next)) next = token;
+          if (token.key <= best.key) alive &= ~(1u << place);
+          else if (token.beats(next)) next = token;
         }
         best = best_of_block(context, next, work->warps[(count + 1) % 2]);
       }

@@ -37,10 +37,35 @@ struct SampleColumns {
     const bool counted = count != 0 && (row.sampling.flags & MPK_SAMPLING_PENALTIES) != 0;
     counts = counted ? reinterpret_cast<const uint32_t*>(row_address(context.input(input + 1), row.slot)) : nullptr;
   }
-  __device__ __forceinline__ float value(uint32_t i, const mpk_sampling& s) const {
-    return sampling::processed(logits[i], counts == nullptr ? 0 : counts[i], s);
+  /* The logits as they are, to shared memory. A thread's own columns (thread, thread + kComputeThreads, ...) are there when it
+   * returns. So many loads are under way together: one after the other they would take longer than all that is computed. */
+  __device__ __forceinline__ void bring(float* to, uint32_t thread) const {
+    constexpr uint32_t kTogether = 20;
+#pragma unroll 1
+    for (uint32_t first = thread; first < count; first += kTogether * kComputeThreads) {
+      float x[kTogether];
+#pragma unroll
+      for (uint32_t j = 0; j < kTogether; ++j) {
+        const uint32_t i = first + j * kComputeThreads;
+        x[j] = i < count ? logits[i] : 0.0f;
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kTogether; ++j) {
+        const uint32_t i = first + j * kComputeThreads;
+        if (i < count) to[i] = x[j];
+      }
+    }
+  }
+  /* Column `i` after penalties and temperature. */
+  __device__ __forceinline__ float value(float logit, uint32_t i, const mpk_sampling& s) const {
+    return sampling::processed(logit, counts == nullptr ? 0 : counts[i], s);
   }
 };
+
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ uint32_t warp_maximum(uint32_t v) { return __reduce_max_sync(0xFFFFFFFFu, v); }
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(0xFFFFFFFFu, v); }
+#endif
 
 /* A token with its noisy value. */
 struct NoisyToken {
@@ -51,32 +76,37 @@ struct NoisyToken {
   }
 };
 
-__device__ __forceinline__ NoisyToken best_of_warp(NoisyToken mine) {
-#pragma unroll
-  for (uint32_t s = 16; s > 0; s /= 2) {
-    const NoisyToken other = {__shfl_xor_sync(0xFFFFFFFFu, mine.key, s), __shfl_xor_sync(0xFFFFFFFFu, mine.noisy, s)};
-    if (other.beats(mine)) mine = other;
-  }
-  return mine;
+/* A float as a number with the same order, above 0 for all but one that is not a number. */
+__device__ __forceinline__ uint32_t ordered(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return bits ^ ((bits & 0x80000000u) != 0 ? 0xFFFFFFFFu : 0x80000000u);
+}
+
+/* By the order of `beats`: noisy value, then key. No noisy value is a negative zero. */
+__device__ __forceinline__ NoisyToken best_of_warp(const NoisyToken& mine) {
+  const uint32_t noisy = mine.key != 0 ? ordered(mine.noisy) : 0;
+  const uint32_t best = warp_maximum(noisy);
+  if (best == 0) return {0, 0.0f};
+  const uint32_t high = warp_maximum(noisy == best ? static_cast<uint32_t>(mine.key >> 32) : 0);
+  const bool here = noisy == best && static_cast<uint32_t>(mine.key >> 32) == high;
+  const uint32_t low = warp_maximum(here ? static_cast<uint32_t>(mine.key) : 0);
+  return {static_cast<uint64_t>(high) << 32 | low, __uint_as_float(best ^ ((best & 0x80000000u) != 0 ? 0x80000000u : 0xFFFFFFFFu))};
 }
 
 /* The best of all compute threads, in all of them. `room`: of kComputeWarps entries, and not the one of the last call, whose
  * readers may not be through. */
-__device__ __forceinline__ NoisyToken best_of_block(Context& context, NoisyToken mine, NoisyToken* room) {
-  mine = best_of_warp(mine);
-  if (context.lane == 0) room[context.warp] = mine;
+__device__ __forceinline__ NoisyToken best_of_block(Context& context, const NoisyToken& mine, NoisyToken* room) {
+  const NoisyToken of_warp = best_of_warp(mine);
+  if (context.lane == 0) room[context.warp] = of_warp;
   context.sync();
-  NoisyToken best = room[0];
-#pragma unroll
-  for (uint32_t w = 1; w < kComputeWarps; ++w)
-    if (room[w].beats(best)) best = room[w];
-  return best;
+  return best_of_warp(context.lane < kComputeWarps ? room[context.lane] : NoisyToken{0, 0.0f});
 }
 
+/* Of numbers below 2^58. */
 __device__ __forceinline__ uint64_t sum_of_warp(uint64_t v) {
-#pragma unroll
-  for (uint32_t s = 16; s > 0; s /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, s);
-  return v;
+  constexpr uint32_t kLow = 26;
+  const uint32_t low = warp_sum(static_cast<uint32_t>(v) & ((1u << kLow) - 1)), high = warp_sum(static_cast<uint32_t>(v >> kLow));
+  return (static_cast<uint64_t>(high) << kLow) + low;
 }
 
 /* Shared memory of `select_keys`. */

@@ -38,6 +38,8 @@ struct SampleReduce : TaskCode {
       struct {
         uint64_t before[kShares][MPK_SAMPLE_FRONTIER];
         uint32_t tokens[kShares][MPK_SAMPLE_FRONTIER];
+        float value[MPK_SAMPLE_FRONTIER];
+        uint32_t token[MPK_SAMPLE_FRONTIER];
       };
     };
     uint64_t sums[kComputeWarps];
@@ -72,8 +74,14 @@ struct SampleReduce : TaskCode {
       const uint32_t e = context.thread % MPK_SAMPLE_FRONTIER, share = context.thread / MPK_SAMPLE_FRONTIER;
       uint64_t before = 0;
       uint32_t tokens = 0;
+      /* The entries themselves are on their way with the sums. */
+      if (context.thread < count) {
+        const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + context.thread * MPK_WEIGH_ENTRY_WORDS;
+        work->value[context.thread] = sampling::float_of(entry[0]);
+        work->token[context.thread] = entry[2];
+      }
       if (e < count) {
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t r = share; r < weighed.count; r += kShares) {
           const uint32_t* entry = weighed.at(r) + MPK_WEIGH_ENTRIES + e * MPK_WEIGH_ENTRY_WORDS;
           tokens += entry[3];
@@ -100,11 +108,10 @@ struct SampleReduce : TaskCode {
         before += work->before[share][i];
         tokens += work->tokens[share][i];
       }
-      const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + i * MPK_WEIGH_ENTRY_WORDS;
       const bool in_top_k = row.sampling.top_k == 0 || tokens < row.sampling.top_k;
-      if (in_top_k && sampling::passes_min_p(sampling::float_of(entry[0]), highest, row.sampling) &&
+      if (in_top_k && sampling::passes_min_p(work->value[i], highest, row.sampling) &&
           sampling::passes_top_p(before, all, row.sampling))
-        return entry[2];
+        return work->token[i];
     }
     return token;
   }

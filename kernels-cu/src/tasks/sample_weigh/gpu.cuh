@@ -19,10 +19,12 @@ struct SampleWeigh : TaskCode {
     Work* work = reinterpret_cast<Work*>(context.work());
     const float highest = join_frontiers(context, SampleRecords(context.input(0)), work);
     const uint32_t count = work->joined;
+    /* Each thread reads what it has written itself, until the sums of the warps are joined. */
+    columns.bring(work->columns.value, context.thread);
     uint64_t all = 0;
 #pragma unroll 2
     for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {
-      const float value = columns.value(i, row.sampling);
+      const float value = columns.value(work->columns.value[i], i, row.sampling);
       const uint32_t weight = sampling::weight(value, highest);
       if (sampling::passes_min_p(value, highest, row.sampling)) all += weight;
       work->columns.value[i] = value;
@@ -30,23 +32,34 @@ struct SampleWeigh : TaskCode {
     }
     all = sum_of_warp(all);
     if (context.lane == 0) work->all[context.warp] = all;
-    /* Each thread reads what it has written itself, until the sums of the warps are joined. */
+    /* So many entries at a time. */
+    constexpr uint32_t kTogether = 4;
 #pragma unroll 1
-    for (uint32_t e = 0; e < count; ++e) {
-      const uint64_t key = work->frontier[e].key;
-      uint64_t before = 0;
-      uint32_t tokens = 0;
-#pragma unroll 4
+    for (uint32_t first = 0; first < count; first += kTogether) {
+      uint64_t key[kTogether], before[kTogether] = {};
+      uint32_t tokens[kTogether] = {};
+#pragma unroll
+      for (uint32_t e = 0; e < kTogether; ++e) key[e] = first + e < count ? work->frontier[first + e].key : ~uint64_t{0};
+#pragma unroll 2
       for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {
-        if (sampling::key_of(work->columns.value[i], columns.first_token + i) <= key) continue;
-        before += work->columns.weight[i];
-        ++tokens;
+        const uint64_t own = sampling::key_of(work->columns.value[i], columns.first_token + i);
+        const uint32_t weight = work->columns.weight[i];
+#pragma unroll
+        for (uint32_t e = 0; e < kTogether; ++e) {
+          if (own <= key[e]) continue;
+          before[e] += weight;
+          ++tokens[e];
+        }
       }
-      before = sum_of_warp(before);
-      tokens = __reduce_add_sync(0xFFFFFFFFu, tokens);
-      if (context.lane == 0) {
-        work->before[e][context.warp] = before;
-        work->tokens[e][context.warp] = tokens;
+#pragma unroll
+      for (uint32_t e = 0; e < kTogether; ++e) {
+        if (first + e >= count) break;
+        before[e] = sum_of_warp(before[e]);
+        tokens[e] = warp_sum(tokens[e]);
+        if (context.lane == 0) {
+          work->before[first + e][context.warp] = before[e];
+          work->tokens[first + e][context.warp] = tokens[e];
+        }
       }
     }
     code = context.sync();
@@ -85,6 +98,7 @@ struct SampleWeigh : TaskCode {
   static constexpr uint32_t kColumns = 7168; /* MOST_COLUMNS in sample_family.rs */
   /* Entries of all parts that the entry with the highest noisy value does not beat: as a rule a few dozen. */
   static constexpr uint32_t kEntries = 3584;
+  static constexpr uint32_t kCounts = 1024;
   struct Columns {
     float value[kColumns];
     uint32_t weight[kColumns];
@@ -98,32 +112,39 @@ struct SampleWeigh : TaskCode {
     NoisyToken warps[2][kComputeWarps];
     uint64_t all[kComputeWarps], before[MPK_SAMPLE_FRONTIER][kComputeWarps];
     uint32_t tokens[MPK_SAMPLE_FRONTIER][kComputeWarps];
-    uint32_t found, joined;
+    uint32_t found, joined, most; /* most: entries of a record */
+    uint8_t counts[kCounts];      /* of the first records */
   };
+  static_assert(MPK_SAMPLE_FRONTIER <= 255, "a count is a byte");
   static_assert(sizeof(NoisyToken) == 16 && sizeof(Work) <= kWorkBytes, "too many columns for the work area");
 
   /* The frontier of all parts' entries to work->frontier, the first in order first; gives the sample's highest logit. */
   static __device__ __forceinline__ float join_frontiers(Context& context, const SampleRecords& records, Work* work) {
     NoisyToken best = {0, 0.0f}, top = {0, 0.0f};
-    if (context.thread == 0) work->found = work->joined = 0;
+    if (context.thread == 0) work->found = work->joined = work->most = 0;
+    context.sync();
 #pragma unroll 1
     for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
       const uint32_t* record = records.at(r);
-      const float value = sampling::float_of(record[MPK_SAMPLE_HIGHEST]);
-      const NoisyToken own = {sampling::key_of(value, record[MPK_SAMPLE_HIGHEST_TOKEN]), value};
-      if (record[MPK_SAMPLE_HIGHEST_TOKEN] != MPK_SAMPLE_NO_TOKEN && own.beats(top)) top = own;
-      if (record[MPK_SAMPLE_COUNT] == 0) continue;
+      /* The first entry is there also where it has no meaning: loads that do not wait for each other. */
+      const uint32_t bits = record[MPK_SAMPLE_HIGHEST], token = record[MPK_SAMPLE_HIGHEST_TOKEN], entries = record[MPK_SAMPLE_COUNT];
       const NoisyToken first = entry_of(record, 0);
-      if (first.beats(best)) best = first;
+      const float value = sampling::float_of(bits);
+      const NoisyToken own = {sampling::key_of(value, token), value};
+      if (token != MPK_SAMPLE_NO_TOKEN && own.beats(top)) top = own;
+      if (entries != 0 && first.beats(best)) best = first;
+      if (r < kCounts) work->counts[r] = static_cast<uint8_t>(entries);
+      atomicMax(&work->most, entries);
     }
     top = best_of_block(context, top, work->warps[0]);
     best = best_of_block(context, best, work->warps[1]);
-    /* The best beats all that come after it in this order. */
+    /* The best beats all that come after it in this order. All records' first entries, then all second ones, and so on. */
+    const uint32_t pairs = records.count * min(work->most, MPK_SAMPLE_FRONTIER);
 #pragma unroll 1
-    for (uint32_t i = context.thread; i < records.count * MPK_SAMPLE_FRONTIER; i += kComputeThreads) {
-      const uint32_t* record = records.at(i / MPK_SAMPLE_FRONTIER);
-      const uint32_t e = i % MPK_SAMPLE_FRONTIER;
-      if (e >= record[MPK_SAMPLE_COUNT]) continue;
+    for (uint32_t i = context.thread; i < pairs; i += kComputeThreads) {
+      const uint32_t e = i / records.count, r = i - e * records.count;
+      const uint32_t* record = records.at(r);
+      if (e >= (r < kCounts ? work->counts[r] : record[MPK_SAMPLE_COUNT])) continue;
       const NoisyToken entry = entry_of(record, e);
       if (entry.key < best.key) continue;
       const uint32_t place = atomicAdd(&work->found, 1u);
@@ -138,9 +159,12 @@ struct SampleWeigh : TaskCode {
       const NoisyToken own = work->entries[i];
       bool stays = true;
 #pragma unroll 1
-      for (uint32_t j = 0; j < found && stays; ++j) {
-        const NoisyToken other = work->entries[j];
-        stays = !(other.key > own.key && other.noisy >= own.noisy);
+      for (uint32_t j = 0; j < found && stays; j += 4) {
+#pragma unroll
+        for (uint32_t u = 0; u < 4; ++u) {
+          const NoisyToken other = work->entries[min(j + u, found - 1)];
+          if (other.key > own.key && other.noisy >= own.noisy) stays = false;
+        }
       }
       if (!stays) continue;
       const uint32_t place = atomicAdd(&work->joined, 1u);

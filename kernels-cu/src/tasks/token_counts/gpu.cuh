@@ -13,6 +13,12 @@ struct TokenCounts : TaskCode {
     if (code != MPK_OK) return code;
     const mpk_batch* batch = context.batch();
     if (batch->sampling == nullptr) return MPK_OK;
+    /* Mostly nobody has penalties: the lanes of a warp ask for all requests at once. */
+    bool any = false;
+#pragma unroll 1
+    for (uint32_t a = context.lane; a < context.slot->num_active; a += 32)
+      any |= (batch->sampling[Context::active(a).slot].flags & MPK_SAMPLING_PENALTIES) != 0;
+    if (!__any_sync(0xFFFFFFFFu, any)) return MPK_OK;
     const mpk_operand& counts = context.output(0); /* [slots, columns] */
     const uint32_t first_token = static_cast<uint32_t>(context.slot->task.args[0]), columns = counts.dims[1];
 #pragma unroll 1
