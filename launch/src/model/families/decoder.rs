@@ -35,6 +35,14 @@ struct Builder<'a> {
 /// One piece of a concatenated weight: its name in the checkpoint, rows, and how they are dealt to the ranks.
 type Piece = (String, u64, Split);
 
+/// What the steps of sampling after the first need.
+struct Drawn {
+    logits: TensorId,
+    counts: TensorId,
+    records: TensorId,
+    lists: TensorId,
+}
+
 impl Builder<'_> {
     fn decoder(&mut self, sizes: &Sizes, options: &GraphOptions) {
         let c = self.config;
@@ -149,8 +157,11 @@ impl Builder<'_> {
                 self.graph.weight("lm_head.weight", self.dtype, &[vocabulary, hidden], split)
             }
         };
+        // A worker does its tasks in this order, so what is not needed sooner stands where it would wait.
+        let counts = options.sampling.then(|| self.token_counts(sizes, options));
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
+        let drawn = counts.map(|counts| self.sample_partial(options, logits, counts));
         let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
         let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
@@ -166,21 +177,13 @@ impl Builder<'_> {
         }
         let best = json!({"top_k": options.top_k});
         self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
-        if options.sampling {
-            self.sampling(sizes, options, logits, best_token, next_token);
+        if let Some(drawn) = drawn {
+            self.sample_rest(options, drawn, best_token, next_token);
         }
     }
 
-    /// The tokens of requests that are not greedy (`kernels_cu::tasks::sample_partial`); those of the others are taken from
-    /// `greedy`.
-    fn sampling(
-        &mut self,
-        sizes: &Sizes,
-        options: &GraphOptions,
-        logits: TensorId,
-        greedy: TensorId,
-        next_token: TensorId,
-    ) {
+    /// How often each token stands in each sequence, for the penalties of sampled requests.
+    fn token_counts(&mut self, sizes: &Sizes, options: &GraphOptions) -> TensorId {
         let vocabulary = u64::from(self.config.vocab_size);
         let counts = self.graph.add_tensor(Tensor {
             name: "sampling.counts".into(),
@@ -194,17 +197,33 @@ impl Builder<'_> {
         });
         let tiles = json!({"tiles": options.argmax_tiles});
         self.graph.op_into("token_counts", "token_counts", &[counts], &[counts], attrs(tiles));
+        counts
+    }
+
+    fn sampling_attrs(&self, options: &GraphOptions) -> Attrs {
+        let vocabulary = u64::from(self.config.vocab_size);
         let parts =
             sample_partial::parts(vocabulary, options.ranks, self.graph.capacity.samples, options.workers);
-        let kept = sample_partial::kept(vocabulary);
-        let attrs = || attrs(json!({"slices": options.ranks, "parts": parts, "kept": kept}));
-        let records = self.activation("sample_partial");
-        let lists = self.activation("sample_partial.lists");
-        self.graph.op_into("sample_partial", "sample_partial", &[logits, counts], &[records, lists], attrs());
-        let lists = self.graph.op("sample_merge", "sample_merge", &[lists], attrs());
-        let weighed = self.graph.op("sample_weigh", "sample_weigh", &[records, logits, counts], attrs());
+        attrs(json!({"slices": options.ranks, "parts": parts, "kept": sample_partial::kept(vocabulary)}))
+    }
+
+    /// The first step towards the tokens of requests that are not greedy (`kernels_cu::tasks::sample_partial`).
+    fn sample_partial(&mut self, options: &GraphOptions, logits: TensorId, counts: TensorId) -> Drawn {
+        let [records, lists] = ["sample_partial", "sample_partial.lists"].map(|name| self.activation(name));
+        let attrs = self.sampling_attrs(options);
+        self.graph.op_into("sample_partial", "sample_partial", &[logits, counts], &[records, lists], attrs);
+        Drawn { logits, counts, records, lists }
+    }
+
+    /// The others. The tokens of greedy requests are taken from `greedy`.
+    fn sample_rest(&mut self, options: &GraphOptions, drawn: Drawn, greedy: TensorId, next_token: TensorId) {
+        let attrs = self.sampling_attrs(options);
+        let Drawn { logits, counts, records, lists } = drawn;
+        let lists = self.graph.op("sample_merge", "sample_merge", &[lists], attrs.clone());
+        let weighed =
+            self.graph.op("sample_weigh", "sample_weigh", &[records, logits, counts], attrs.clone());
         let inputs = [records, weighed, lists, greedy];
-        self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs());
+        self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
     }
 
     fn rmsnorm(&mut self, name: &str, x: TensorId, weight: &str) -> TensorId {
