@@ -11,6 +11,27 @@ use crate::options::BuildOptions;
 use crate::parallel;
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
+use crate::verify::{Alike, Class};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Graphs that are not needed any more. The next ones take their memory: fresh memory costs more than what is written there.
+#[derive(Debug, Default)]
+pub struct Spares(Mutex<Vec<TaskGraph>>);
+
+impl Spares {
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<TaskGraph>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<TaskGraph> {
+        self.list().pop()
+    }
+
+    fn put(&self, graph: TaskGraph) {
+        self.list().push(graph);
+    }
+}
 
 /// A plan with its dependencies and buffers.
 #[derive(Debug)]
@@ -46,18 +67,60 @@ impl Shared {
         Ok(Shared { plan, analyses, analysis_of, memory })
     }
 
-    pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
+    pub fn rank(&self, rank: u32, spare: Option<TaskGraph>) -> Result<TaskGraph, BuildError> {
         let Some(&analysis) = self.analysis_of.get(rank as usize) else {
             return Err(BuildError::Options(format!(
                 "rank {rank} is not below the number of ranks, {}",
                 self.analysis_of.len()
             )));
         };
-        emit(&self.plan, &self.analyses[analysis], &self.memory, rank)
+        emit(&self.plan, &self.analyses[analysis], &self.memory, rank, spare)
+    }
+
+    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike. `look` sees each.
+    pub fn class<T: Send>(
+        &self,
+        spares: &Spares,
+        look: impl Fn(&TaskGraph) -> T + Sync,
+    ) -> Result<(Class, Vec<T>), BuildError> {
+        let world = self.analysis_of.len();
+        let first = self.rank(0, spares.take())?;
+        let mut seen = vec![look(&first)];
+        if world > 1 && Alike::can_be_first(&first) {
+            // Once one rank is not alike there is no need to look at the others here.
+            let missed = AtomicBool::new(false);
+            let compared = parallel::map(world - 1, |i| {
+                if missed.load(Ordering::Relaxed) {
+                    return Ok((None, None));
+                }
+                let mut graph = self.rank(i as u32 + 1, spares.take())?;
+                let seen = look(&graph);
+                let compared = Alike::compare(&first, &mut graph);
+                if compared.is_none() {
+                    missed.store(true, Ordering::Relaxed);
+                }
+                spares.put(graph);
+                Ok::<_, BuildError>((compared, Some(seen)))
+            });
+            let (compared, others): (Vec<_>, Vec<_>) =
+                compared.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+            match Alike::new(first, compared) {
+                Ok(alike) => {
+                    seen.extend(others.into_iter().flatten());
+                    return Ok((Class::Alike(alike), seen));
+                }
+                Err(first) => spares.put(*first),
+            }
+        } else {
+            spares.put(first);
+        }
+        let all = self.all()?;
+        let seen = all.iter().map(look).collect();
+        Ok((Class::All(all), seen))
     }
 
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
-        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32)).into_iter().collect()
+        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32, None)).into_iter().collect()
     }
 
     pub fn notes(&self) -> &[String] {
