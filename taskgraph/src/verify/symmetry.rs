@@ -13,7 +13,7 @@
 //!
 //! This is checked of the graphs themselves; nothing is taken from the builder's word.
 
-use super::boxes::{Boxes, boxes, hole, is_symbolic, last_byte};
+use super::boxes::{Boxes, boxes, hole, is_region, is_symbolic, last_byte};
 use super::structure;
 use crate::dtype::DType;
 use crate::op_graph::Role;
@@ -131,29 +131,36 @@ impl Symmetry {
             {
                 return false;
             }
+            let one = turned_region(&a.region, d, tensor.dims[d], world, rank as u32);
+            if one != Some(b.region) {
+                return false;
+            }
+            // The common case: views that touch just their regions.
+            if is_region(tensor, a) && is_region(tensor, b) {
+                return true;
+            }
             let (Ok(touched), Ok(there)) = (boxes(tensor, a, false), boxes(tensor, b, false)) else {
                 return false;
             };
-            let turn = |from: &[Region]| turned(from, d, tensor.dims[d], world, rank as u32);
-            turn(&touched).is_some_and(|turned| turned == there)
-                && turn(&[a.region]).is_some_and(|turned| turned[..] == [b.region])
+            turned(&touched, d, tensor.dims[d], world, rank as u32).is_some_and(|turned| turned == there)
         })
     }
 }
 
 /// Boxes with the slots of dimension `d` turned on by `rank`; `None` where one has neither a slot nor all of them.
 fn turned(from: &[Region], d: usize, dim: u32, world: u32, rank: u32) -> Option<Boxes> {
+    from.iter().map(|region| turned_region(region, d, dim, world, rank)).collect()
+}
+
+fn turned_region(region: &Region, d: usize, dim: u32, world: u32, rank: u32) -> Option<Region> {
     let slot = dim / world;
-    let turn = |region: &Region| {
-        let (lo, hi) = (region.lo[d], region.hi[d]);
-        if (lo, hi) == (0, dim) {
-            return Some(*region);
-        }
-        let one = lo < hi && lo / slot == (hi - 1) / slot;
-        let start = (lo + rank * slot) % dim;
-        one.then(|| region.with(d, start, start + (hi - lo)))
-    };
-    from.iter().map(turn).collect()
+    let (lo, hi) = (region.lo[d], region.hi[d]);
+    if (lo, hi) == (0, dim) {
+        return Some(*region);
+    }
+    let one = lo < hi && lo / slot == (hi - 1) / slot;
+    let start = (lo + rank * slot) % dim;
+    one.then(|| region.with(d, start, start + (hi - lo)))
 }
 
 /// Compares a rank with rank 0: for each tensor how they differ; `None` where they are not alike.
