@@ -12,8 +12,7 @@ use crate::parallel;
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
 use crate::verify::{Alike, Class};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Graphs that are not needed any more. The next ones take their memory: fresh memory costs more than what is written there.
 #[derive(Debug, Default)]
@@ -21,7 +20,7 @@ pub struct Spares(Mutex<Vec<TaskGraph>>);
 
 impl Spares {
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<TaskGraph>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self) -> Option<TaskGraph> {
@@ -83,40 +82,27 @@ impl Shared {
         spares: &Spares,
         look: impl Fn(&TaskGraph) -> T + Sync,
     ) -> Result<(Class, Vec<T>), BuildError> {
-        let world = self.analysis_of.len();
         let first = self.rank(0, spares.take())?;
-        let mut seen = vec![look(&first)];
-        if world > 1 && Alike::can_be_first(&first) {
-            // Once one rank is not alike there is no need to look at the others here.
-            let missed = AtomicBool::new(false);
-            let compared = parallel::map(world - 1, |i| {
-                if missed.load(Ordering::Relaxed) {
-                    return Ok((None, None));
-                }
-                let mut graph = self.rank(i as u32 + 1, spares.take())?;
-                let seen = look(&graph);
-                let compared = Alike::compare(&first, &mut graph);
-                if compared.is_none() {
-                    missed.store(true, Ordering::Relaxed);
-                }
-                spares.put(graph);
-                Ok::<_, BuildError>((compared, Some(seen)))
-            });
-            let (compared, others): (Vec<_>, Vec<_>) =
-                compared.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-            match Alike::new(first, compared) {
-                Ok(alike) => {
-                    seen.extend(others.into_iter().flatten());
-                    return Ok((Class::Alike(alike), seen));
-                }
-                Err(first) => spares.put(*first),
+        let seen = Mutex::new(vec![(0, look(&first))]);
+        let graph = |rank: u32| {
+            let graph = self.rank(rank, spares.take())?;
+            let found = look(&graph);
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push((rank, found));
+            Ok(graph)
+        };
+        match Alike::find(first, graph, |graph| spares.put(graph))? {
+            Ok(alike) => {
+                let mut seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+                seen.sort_by_key(|(rank, _)| *rank);
+                Ok((Class::Alike(alike), seen.into_iter().map(|(_, found)| found).collect()))
             }
-        } else {
-            spares.put(first);
+            Err(first) => {
+                spares.put(*first);
+                let all = self.all()?;
+                let seen = all.iter().map(look).collect();
+                Ok((Class::All(all), seen))
+            }
         }
-        let all = self.all()?;
-        let seen = all.iter().map(look).collect();
-        Ok((Class::All(all), seen))
     }
 
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {

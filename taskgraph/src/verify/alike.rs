@@ -3,7 +3,9 @@
 use super::ranks::Ranks;
 use super::structure;
 use super::symmetry::Symmetry;
+use crate::parallel;
 use crate::task_graph::{TaskGraph, TensorEntry};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The ranks of one graph class.
 #[derive(Debug)]
@@ -41,47 +43,46 @@ pub struct Alike {
     symmetry: Symmetry,
 }
 
-/// A rank that is alike to the first.
-#[derive(Debug)]
-pub struct Compared {
-    symmetry: Symmetry,
-    rank: u32,
-    tensors: Vec<TensorEntry>,
-}
-
 impl Alike {
-    /// Whether the graph may stand for others: it is sound by itself.
-    pub fn can_be_first(first: &TaskGraph) -> bool {
-        first.world > 1 && first.rank == 0 && structure::check_first(first, first.world as usize).is_empty()
-    }
-
-    /// Compares a rank's graph with rank 0's, which [`Alike::can_be_first`]. `None` if they are not alike; else the graph
-    /// is not needed any more but for its tensors, which are taken.
-    pub fn compare(first: &TaskGraph, other: &mut TaskGraph) -> Option<Compared> {
-        let symmetry = Symmetry::of_pair(first, other, other.rank as usize)?;
-        Some(Compared { symmetry, rank: other.rank, tensors: std::mem::take(&mut other.tensors) })
-    }
-
-    /// Rank 0's graph for all: `compared` are the ranks after it, in order. The graph is given back if they are not alike.
+    /// Rank 0's graph for all ranks, if the others are alike: each comes from `graph`, is compared with the first and goes
+    /// to `done`, without its tensors, which are kept. The first is given back if one is not alike; no more are asked for then.
     ///
     /// # Errors
-    /// The graph.
-    pub fn new(first: TaskGraph, compared: Vec<Option<Compared>>) -> Result<Alike, Box<TaskGraph>> {
-        if compared.len() + 1 != first.world as usize {
-            return Err(Box::new(first));
+    /// Those of `graph`.
+    pub fn find<E: Send>(
+        first: TaskGraph,
+        graph: impl Fn(u32) -> Result<TaskGraph, E> + Sync,
+        done: impl Fn(TaskGraph) + Sync,
+    ) -> Result<Result<Alike, Box<TaskGraph>>, E> {
+        let world = first.world as usize;
+        // What is compared with the first takes it as sound by itself.
+        if world < 2 || !structure::check_first(&first, world).is_empty() {
+            return Ok(Err(Box::new(first)));
         }
-        let mut symmetries = Vec::with_capacity(compared.len());
-        let mut others = Vec::with_capacity(compared.len());
-        for (rank, compared) in (1..).zip(compared) {
-            let compared = compared.filter(|c| c.rank == rank);
-            let Some(Compared { symmetry, tensors, .. }) = compared else { return Err(Box::new(first)) };
+        let missed = AtomicBool::new(false);
+        let compared = parallel::map(world - 1, |i| {
+            if missed.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let mut other = graph(i as u32 + 1)?;
+            let symmetry = Symmetry::of_pair(&first, &other, i + 1);
+            if symmetry.is_none() {
+                missed.store(true, Ordering::Relaxed);
+            }
+            let tensors = std::mem::take(&mut other.tensors);
+            done(other);
+            Ok(symmetry.map(|symmetry| (symmetry, tensors)))
+        });
+        let (mut symmetries, mut others) = (Vec::with_capacity(world), Vec::with_capacity(world));
+        for compared in compared {
+            let Some((symmetry, tensors)) = compared? else { return Ok(Err(Box::new(first))) };
             symmetries.push(Some(symmetry));
             others.push(tensors);
         }
-        match Symmetry::of_all(&symmetries) {
+        Ok(match Symmetry::of_all(&symmetries) {
             Some(symmetry) => Ok(Alike { first, others, symmetry }),
             None => Err(Box::new(first)),
-        }
+        })
     }
 
     pub(super) fn ranks(&self) -> Ranks<'_> {

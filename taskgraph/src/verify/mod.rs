@@ -39,7 +39,7 @@ mod succession;
 mod symmetry;
 mod triggers;
 
-pub use alike::{Alike, Class, Compared};
+pub use alike::{Alike, Class};
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;

@@ -1,17 +1,18 @@
 //! Classes of which rank 0's graph is kept alone, as the builder keeps them.
 
+use std::convert::Infallible;
 use taskgraph::TaskGraph;
 use taskgraph::verify::{Alike, Class, verify_classes};
 
 /// The class with rank 0's graph alone if ranks are alike.
 pub fn kept(graphs: &[TaskGraph]) -> Class {
-    if graphs.first().is_none_or(|first| !Alike::can_be_first(first)) {
+    let Some(first) = graphs.first().filter(|first| first.world as usize == graphs.len()) else {
         return Class::All(graphs.to_vec());
-    }
-    let compared = graphs[1..].iter().map(|g| Alike::compare(&graphs[0], &mut g.clone())).collect();
-    match Alike::new(graphs[0].clone(), compared) {
-        Ok(alike) => Class::Alike(alike),
-        Err(_) => Class::All(graphs.to_vec()),
+    };
+    let graph = |rank: u32| Ok::<_, Infallible>(graphs[rank as usize].clone());
+    match Alike::find(first.clone(), graph, drop) {
+        Ok(Ok(alike)) => Class::Alike(alike),
+        _ => Class::All(graphs.to_vec()),
     }
 }
 
