@@ -2,7 +2,6 @@
 
 #[allow(dead_code)]
 mod builder_support;
-#[allow(dead_code)]
 mod verify_support;
 
 use builder_support::{decoder, registry};

@@ -94,7 +94,7 @@ impl Shared {
             Ok(alike) => {
                 let mut seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
                 seen.sort_by_key(|(rank, _)| *rank);
-                Ok((Class::Alike(alike), seen.into_iter().map(|(_, found)| found).collect()))
+                Ok((Class::Alike(Box::new(alike)), seen.into_iter().map(|(_, found)| found).collect()))
             }
             Err(first) => {
                 spares.put(*first);

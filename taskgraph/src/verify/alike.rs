@@ -13,7 +13,7 @@ pub enum Class {
     /// All graphs.
     All(Vec<TaskGraph>),
     /// Rank 0's, since the others are alike.
-    Alike(Alike),
+    Alike(Box<Alike>),
 }
 
 impl Class {

@@ -11,7 +11,7 @@ pub fn kept(graphs: &[TaskGraph]) -> Class {
     };
     let graph = |rank: u32| Ok::<_, Infallible>(graphs[rank as usize].clone());
     match Alike::find(first.clone(), graph, drop) {
-        Ok(Ok(alike)) => Class::Alike(alike),
+        Ok(Ok(alike)) => Class::Alike(Box::new(alike)),
         _ => Class::All(graphs.to_vec()),
     }
 }
