@@ -5,11 +5,13 @@
 
 pub use crate::error::BuildError;
 use crate::lower::Shared;
+pub use crate::lower::Spares;
 use crate::op_graph::OpGraph;
 pub use crate::options::BuildOptions;
 use crate::passes::Passes;
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
+use crate::verify::Class;
 
 /// A graph after the passes that ranks share.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl Builder {
     /// # Errors
     /// A region that its tensor's layout can't give a view of; a rank outside the world.
     pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
-        self.shared.rank(rank)
+        self.shared.rank(rank, None)
     }
 
     /// All ranks' task graphs, in order.
@@ -56,6 +58,19 @@ impl Builder {
     /// As [`Builder::rank`].
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
         self.shared.all()
+    }
+
+    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike: then each is built, compared with it and
+    /// dropped. `look` sees every graph; what it returns comes back rank by rank.
+    ///
+    /// # Errors
+    /// As [`Builder::rank`].
+    pub fn class<T: Send>(
+        &self,
+        spares: &Spares,
+        look: impl Fn(&TaskGraph) -> T + Sync,
+    ) -> Result<(Class, Vec<T>), BuildError> {
+        self.shared.class(spares, look)
     }
 
     /// What was done otherwise than asked, and why.

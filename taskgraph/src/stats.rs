@@ -2,6 +2,7 @@
 
 use crate::op_graph::Role;
 use crate::task_graph::{Area, EventType, Space, TaskGraph, TensorEntry};
+use crate::verify::Class;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
@@ -37,6 +38,18 @@ pub struct Stats {
     /// Most triggers that one rank sends to one other in an iteration: what a remote scheduler queue must hold
     /// for each epoch in flight.
     pub remote_triggers: usize,
+}
+
+/// The same of a class whose ranks may be alike.
+pub fn class_stats(class: &Class) -> Stats {
+    let mut of_held = stats(class.graphs());
+    let each = class.ranks() / of_held.ranks.max(1);
+    of_held.ranks *= each;
+    of_held.tasks *= each;
+    of_held.events *= each;
+    let counts = of_held.tasks_by_type.values_mut().chain(of_held.events_by_type.values_mut());
+    counts.for_each(|count| *count *= each);
+    of_held
 }
 
 /// Counts the graphs of one class, one for each rank.

@@ -15,8 +15,9 @@ use machine::{Machine, Outcome};
 use serde_json::json;
 use std::collections::BTreeMap;
 use taskgraph::task_graph::{Place, TaskGraph};
-use taskgraph::verify::{ranks_are_alike, verify, verify_every_rank, verify_succession};
+use taskgraph::verify::{ranks_are_alike, verify, verify_classes, verify_every_rank, verify_succession};
 use taskgraph::*;
+use verify_support::kept::{kept, kept_are_safe};
 use verify_support::{Lowering, chain, count_triggers};
 
 /// SplitMix64.
@@ -346,6 +347,9 @@ fn what_is_accepted_of_hostile_graphs_is_harmless() {
         let check = |classes: &[Vec<TaskGraph>]| {
             let found = verify_succession(classes).map(drop);
             assert_eq!(found, verify_every_rank(classes).map(drop), "seed {seed}");
+            // Nor is it lost where rank 0's graph alone is kept of alike ranks.
+            let kept = classes.iter().map(|graphs| kept(graphs)).collect::<Vec<_>>();
+            assert_eq!(verify_classes(&kept).is_ok(), found.is_ok(), "seed {seed}");
             found.map_err(|v| v[0].to_string())
         };
         if let Err(why) = check(&classes) {
@@ -425,6 +429,7 @@ fn alike_ranks_are_proven_once_with_the_same_result() {
         let alike = ranks_are_alike(graphs);
         let found = verify_succession(&classes).map(drop);
         assert_eq!(found, verify_every_rank(&classes).map(drop), "seed {seed}");
+        assert_eq!(kept_are_safe(&classes), found.is_ok(), "seed {seed}");
         match found {
             _ if !alike => {}
             Err(_) => refused += 1,

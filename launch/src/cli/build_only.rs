@@ -3,7 +3,7 @@
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
 use crate::engine::backend::{compile_all, cuda_target};
-use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_ranks};
+use crate::engine::graphs::{RankGraphs, build_classes, build_options, build_verified, check_ranks};
 use crate::engine::tuning::{self, Place};
 use crate::engine::user_graph;
 use crate::model::app_error::AppError;
@@ -16,7 +16,7 @@ use distributed::launcher::launched_ranks;
 use distributed::nodes::Nodes;
 use std::path::Path;
 use taskgraph::json::write_json;
-use taskgraph::stats::stats;
+use taskgraph::stats::{Stats, class_stats, stats};
 use taskgraph::target::Device;
 use taskgraph::{Target, TaskGraph, target};
 
@@ -55,7 +55,17 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         }
     };
     let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target)?;
-    let all = build_verified(&ops, &kernels_cu::registry::registry(), &options)?;
+    let registry = kernels_cu::registry::registry();
+    if args.check && args.emit_graph.is_none() && !args.compile_only {
+        let classes = build_classes(&ops, &registry, &options)?;
+        if row.is_some() {
+            classes.iter().try_for_each(|class| check_limits(class.graphs()))?;
+        }
+        return classes
+            .iter()
+            .try_for_each(|class| verdict(args, &class.graphs()[0].name, &class_stats(class)));
+    }
+    let all = build_verified(&ops, &registry, &options)?;
     if row.is_some() {
         all.iter().try_for_each(|graphs| check_limits(graphs))?;
     }
@@ -76,11 +86,15 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     }
     if args.check {
         for graphs in &all {
-            let verdict = if args.runtime.unprotected() { "not verified" } else { "verified" };
-            print_line(&format!("{}: {verdict}\n{}", graphs[0].name, stats(graphs)))?;
+            verdict(args, &graphs[0].name, &stats(graphs))?;
         }
     }
     Ok(())
+}
+
+fn verdict(args: &Args, graph: &str, stats: &Stats) -> Result<(), AppError> {
+    let verdict = if args.runtime.unprotected() { "not verified" } else { "verified" };
+    print_line(&format!("{graph}: {verdict}\n{stats}"))
 }
 
 /// The GPU that graphs are built for: `--device`, for `--compile-only` also this machine's, else an H200; without

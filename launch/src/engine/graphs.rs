@@ -12,9 +12,9 @@ use distributed::World;
 use distributed::nodes::Nodes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
-use taskgraph::builder::{BuildError, BuildOptions, Builder};
+use taskgraph::builder::{BuildError, BuildOptions, Builder, Spares};
 use taskgraph::digest::digest;
-use taskgraph::verify::verify_succession;
+use taskgraph::verify::{Class, verify_classes, verify_succession};
 use taskgraph::{Allreduce, Backend, OpGraph, Placement, Registry, Target, TaskGraph, parallel};
 
 /// All ranks' graphs of one op graph.
@@ -177,6 +177,48 @@ pub fn build_verified(
     Ok(all)
 }
 
+/// One class for each op graph, proven each by itself and in succession. Ranks that are alike are built one by one, compared
+/// with rank 0's graph and dropped. What was done otherwise than asked is logged, once for all graphs.
+pub fn build_classes(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &GraphBuild,
+) -> Result<Vec<Class>, AppError> {
+    let (classes, notes) = seen_classes(ops, registry, options, |_| ())?;
+    log_notes(&notes);
+    let classes: Vec<Class> = classes.into_iter().map(|(class, _)| class).collect();
+    verify_classes_of(&classes, ops, registry, options)?;
+    Ok(classes)
+}
+
+type Seen<T> = Vec<(Class, Vec<T>)>;
+
+fn seen_classes<T: Send>(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &GraphBuild,
+    look: impl Fn(&TaskGraph) -> T + Sync,
+) -> Result<(Seen<T>, Notes), AppError> {
+    let spares = Spares::default();
+    build(ops, registry, options, |builder| builder.class(&spares, &look))
+}
+
+/// What is wrong with ranks that are alike is said of all of them, so those are built then.
+fn verify_classes_of(
+    classes: &[Class],
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &GraphBuild,
+) -> Result<(), AppError> {
+    if !options.decode.protected {
+        return verify_all(&[], options);
+    }
+    match verify_classes(classes) {
+        Ok(_) => Ok(()),
+        Err(_) => verify_all(&build(ops, registry, options, Builder::all)?.0, options),
+    }
+}
+
 fn verify_all(all: &[RankGraphs], options: &GraphBuild) -> Result<(), AppError> {
     if !options.decode.protected {
         tracing::warn!("--debug-unprotected: the graphs are not verified");
@@ -215,17 +257,18 @@ fn prove(
         return Ok(());
     }
     let begin = Instant::now();
-    let (all, _) = build(ops, registry, options, Builder::all)?;
+    let (classes, _) = seen_classes(ops, registry, options, digest)?;
     for rank in 0..options.decode.world as usize {
-        for (number, graphs) in all.iter().enumerate() {
-            let (found, expected) = (found[rank * all.len() + number], digest(&graphs[rank]));
+        for (number, (class, digests)) in classes.iter().enumerate() {
+            let (found, expected) = (found[rank * classes.len() + number], digests[rank]);
             if found != expected {
-                let graph = graphs[rank].name.clone();
+                let graph = class.graphs()[0].name.clone();
                 return Err(distributed::Error::Digest { rank: rank as u32, graph, found, expected }.into());
             }
         }
     }
-    verify_all(&all, options)?;
+    let classes: Vec<Class> = classes.into_iter().map(|(class, _)| class).collect();
+    verify_classes_of(&classes, ops, registry, options)?;
     if let Some(proofs) = proofs {
         tracing::info!("{tasks} tasks of all ranks verified: {:.2} s", begin.elapsed().as_secs_f64());
         proofs.add(found);

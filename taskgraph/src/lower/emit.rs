@@ -40,13 +40,15 @@ impl View {
     }
 }
 
+/// `spare`: a graph that is not needed any more, whose memory the new one takes.
 pub(crate) fn emit(
     plan: &Plan,
     analysis: &Analysis,
     memory: &Memory,
     rank: u32,
+    spare: Option<TaskGraph>,
 ) -> Result<TaskGraph, BuildError> {
-    let mut emitter = Emitter::new(plan, memory, rank);
+    let mut emitter = Emitter::new(plan, memory, rank, spare);
     emitter.events(analysis);
     let mut dealer = Dealer::new(plan.options.target.workers);
     for (index, slot) in plan.slots.iter().enumerate() {
@@ -91,7 +93,7 @@ struct Emitter<'a> {
 }
 
 impl<'a> Emitter<'a> {
-    fn new(plan: &'a Plan, memory: &'a Memory, rank: u32) -> Self {
+    fn new(plan: &'a Plan, memory: &'a Memory, rank: u32, spare: Option<TaskGraph>) -> Self {
         let mut type_names: Vec<String> = core_types::ALL.iter().map(|s| s.to_string()).collect();
         let mut registered: Vec<&str> =
             plan.parts.iter().map(|p| p.type_name.as_str()).filter(|n| !n.is_empty()).collect();
@@ -100,7 +102,22 @@ impl<'a> Emitter<'a> {
         registered.retain(|n| !core_types::ALL.contains(n));
         type_names.extend(registered.iter().map(|s| s.to_string()));
         let options = &plan.options;
-        let (tasks, operands) = sizes(plan, rank);
+        let (task_count, operand_count) = sizes(plan, rank);
+        let (mut tasks, mut operands, mut events, mut worker_lists) = match spare {
+            Some(spare) => (spare.tasks, spare.operands, spare.events, spare.worker_lists),
+            None => Default::default(),
+        };
+        tasks.clear();
+        tasks.reserve(task_count + SPARE_TASKS);
+        operands.clear();
+        operands.reserve(operand_count);
+        events.clear();
+        let lists = match options.placement {
+            Placement::Static => options.target.workers as usize,
+            Placement::Dynamic => 0,
+        };
+        worker_lists.iter_mut().for_each(Vec::clear);
+        worker_lists.resize_with(lists, Vec::new);
         let graph = TaskGraph {
             name: plan.graph.name.clone(),
             rank,
@@ -113,13 +130,10 @@ impl<'a> Emitter<'a> {
             ops: plan.op_names.clone(),
             tensors: Vec::new(),
             variants: Vec::new(),
-            operands: Vec::with_capacity(operands),
-            tasks: Vec::with_capacity(tasks + SPARE_TASKS),
-            events: Vec::new(),
-            worker_lists: match options.placement {
-                Placement::Static => vec![Vec::new(); options.target.workers as usize],
-                Placement::Dynamic => Vec::new(),
-            },
+            operands,
+            tasks,
+            events,
+            worker_lists,
         };
         let mut emitter = Emitter {
             plan,
@@ -143,23 +157,19 @@ impl<'a> Emitter<'a> {
     fn events(&mut self, analysis: &Analysis) {
         let dynamic = self.plan.options.placement == Placement::Dynamic;
         let ordinary = if dynamic { EventType::LaunchTasks } else { EventType::Empty };
-        self.graph.events = analysis
-            .num_triggers
-            .iter()
-            .enumerate()
-            .map(|(index, &num_triggers)| Event {
-                event_type: match index as u32 {
-                    EventId::TERMINATION => EventType::Termination,
-                    EventId::BEGIN => EventType::LaunchDependentTasks,
-                    EventId::END_OF_GRAPH => EventType::EndOfTaskGraph,
-                    _ => ordinary,
-                },
-                num_triggers,
-                first_task: 0,
-                last_task: 0,
-                remote: (FIRST_EVENT..analysis.first_local_event).contains(&(index as u32)),
-            })
-            .collect();
+        let events = analysis.num_triggers.iter().enumerate();
+        self.graph.events.extend(events.map(|(index, &num_triggers)| Event {
+            event_type: match index as u32 {
+                EventId::TERMINATION => EventType::Termination,
+                EventId::BEGIN => EventType::LaunchDependentTasks,
+                EventId::END_OF_GRAPH => EventType::EndOfTaskGraph,
+                _ => ordinary,
+            },
+            num_triggers,
+            first_task: 0,
+            last_task: 0,
+            remote: (FIRST_EVENT..analysis.first_local_event).contains(&(index as u32)),
+        }));
     }
 
     fn new_event(&mut self, num_triggers: u32, remote: bool) -> u32 {

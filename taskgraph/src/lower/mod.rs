@@ -22,3 +22,4 @@ mod shared;
 mod types;
 
 pub(crate) use shared::Shared;
+pub use shared::Spares;

@@ -11,6 +11,26 @@ use crate::options::BuildOptions;
 use crate::parallel;
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
+use crate::verify::{Alike, Class};
+use std::sync::{Mutex, PoisonError};
+
+/// Graphs that are not needed any more. The next ones take their memory: fresh memory costs more than what is written there.
+#[derive(Debug, Default)]
+pub struct Spares(Mutex<Vec<TaskGraph>>);
+
+impl Spares {
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<TaskGraph>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<TaskGraph> {
+        self.list().pop()
+    }
+
+    fn put(&self, graph: TaskGraph) {
+        self.list().push(graph);
+    }
+}
 
 /// A plan with its dependencies and buffers.
 #[derive(Debug)]
@@ -46,18 +66,47 @@ impl Shared {
         Ok(Shared { plan, analyses, analysis_of, memory })
     }
 
-    pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
+    pub fn rank(&self, rank: u32, spare: Option<TaskGraph>) -> Result<TaskGraph, BuildError> {
         let Some(&analysis) = self.analysis_of.get(rank as usize) else {
             return Err(BuildError::Options(format!(
                 "rank {rank} is not below the number of ranks, {}",
                 self.analysis_of.len()
             )));
         };
-        emit(&self.plan, &self.analyses[analysis], &self.memory, rank)
+        emit(&self.plan, &self.analyses[analysis], &self.memory, rank, spare)
+    }
+
+    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike. `look` sees each.
+    pub fn class<T: Send>(
+        &self,
+        spares: &Spares,
+        look: impl Fn(&TaskGraph) -> T + Sync,
+    ) -> Result<(Class, Vec<T>), BuildError> {
+        let first = self.rank(0, spares.take())?;
+        let seen = Mutex::new(vec![(0, look(&first))]);
+        let graph = |rank: u32| {
+            let graph = self.rank(rank, spares.take())?;
+            let found = look(&graph);
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push((rank, found));
+            Ok(graph)
+        };
+        match Alike::find(first, graph, |graph| spares.put(graph))? {
+            Ok(alike) => {
+                let mut seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+                seen.sort_by_key(|(rank, _)| *rank);
+                Ok((Class::Alike(Box::new(alike)), seen.into_iter().map(|(_, found)| found).collect()))
+            }
+            Err(first) => {
+                spares.put(*first);
+                let all = self.all()?;
+                let seen = all.iter().map(look).collect();
+                Ok((Class::All(all), seen))
+            }
+        }
     }
 
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
-        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32)).into_iter().collect()
+        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32, None)).into_iter().collect()
     }
 
     pub fn notes(&self) -> &[String] {

@@ -1,18 +1,20 @@
 //! Who touches which bytes of a rank's memory: the rank's own tasks, and the tasks of others that write there.
 
 use super::boxes::{Scattered, boxes, hole, without};
+use super::ranks::Ranks;
 use super::structure::is_put;
 use crate::region::Region;
-use crate::task_graph::{Operand, Place, Space, TaskGraph};
+use crate::task_graph::{Operand, Place, Space};
 
 /// The symmetric tensors of each rank, in the order in which they lie in the heap.
 pub(super) struct Symmetric {
-    /// Indices of the symmetric tensors, for each rank.
+    /// Indices of the symmetric tensors, for each held rank.
     list: Vec<Vec<u32>>,
-    /// For each rank and tensor, its place in that list.
+    /// For each held rank and tensor, its place in that list.
     ordinal: Vec<Vec<u32>>,
-    /// For each rank, the operands of other ranks that lie in its memory.
+    /// For each held rank, the operands of other ranks that lie in its memory.
     remote: Vec<Vec<RemoteOperand>>,
+    world: usize,
 }
 
 /// An operand of a task of `rank` in another rank's memory.
@@ -25,10 +27,13 @@ struct RemoteOperand {
 
 impl Symmetric {
     /// For graphs whose peers exist and whose remote operands are symmetric.
-    pub(super) fn new(graphs: &[TaskGraph]) -> Self {
-        let mut found =
-            Symmetric { list: Vec::new(), ordinal: Vec::new(), remote: vec![Vec::new(); graphs.len()] };
-        for (rank, graph) in graphs.iter().enumerate() {
+    pub(super) fn new(graphs: Ranks<'_>) -> Self {
+        let world = graphs.len();
+        let alike = graphs.symmetry().is_some();
+        // Of alike ranks, those of rank 0 for each rank whose memory they lie in.
+        let mut remote: Vec<Vec<RemoteOperand>> = vec![Vec::new(); world];
+        let mut found = Symmetric { list: Vec::new(), ordinal: Vec::new(), remote: Vec::new(), world };
+        for (rank, graph) in graphs.held().iter().enumerate() {
             let mut list = Vec::new();
             let mut ordinal = vec![u32::MAX; graph.tensors.len()];
             for (index, tensor) in graph.tensors.iter().enumerate() {
@@ -47,11 +52,11 @@ impl Symmetric {
                     match operand.place {
                         Place::Own => {}
                         Place::Peer(peer) if usize::from(peer) != rank => {
-                            found.remote[usize::from(peer)].push(entry);
+                            remote[usize::from(peer)].push(entry);
                         }
                         Place::Peer(_) => {}
                         Place::All => {
-                            for (owner, list) in found.remote.iter_mut().enumerate() {
+                            for (owner, list) in remote.iter_mut().enumerate() {
                                 if owner != rank {
                                     list.push(entry);
                                 }
@@ -61,11 +66,36 @@ impl Symmetric {
                 }
             }
         }
+        found.remote = if alike {
+            // Rank r is for rank 0 what rank 0 is for rank -r.
+            let of_rank = |rank: usize| {
+                let list = &remote[(world - rank) % world];
+                list.iter().map(move |entry| RemoteOperand { rank: rank as u16, ..*entry })
+            };
+            vec![(0..world).flat_map(of_rank).collect()]
+        } else {
+            remote
+        };
         found
     }
 
+    fn held(&self, rank: usize) -> usize {
+        if self.list.len() < self.world { 0 } else { rank }
+    }
+
     fn tensor_at(&self, owner: usize, rank: usize, tensor: u32) -> usize {
+        let (owner, rank) = (self.held(owner), self.held(rank));
         self.list[owner][self.ordinal[rank][tensor as usize] as usize] as usize
+    }
+
+    /// The operands of other ranks that lie in the memory of `owner`.
+    fn remote(&self, owner: usize) -> impl Iterator<Item = RemoteOperand> + '_ {
+        let held = self.held(owner);
+        let (by, world) = (owner - held, self.world);
+        self.remote[held].iter().map(move |entry| RemoteOperand {
+            rank: ((usize::from(entry.rank) + by) % world) as u16,
+            ..*entry
+        })
     }
 }
 
@@ -92,7 +122,7 @@ impl Access {
 /// All accesses to the tensors of one rank's memory.
 pub(super) struct Memory<'g> {
     pub(super) owner: usize,
-    graphs: &'g [TaskGraph],
+    graphs: Ranks<'g>,
     offsets: Vec<u32>,
     accesses: Vec<Access>,
     /// For each tensor: something happens to it at a time that this rank's barrier does not bound.
@@ -107,7 +137,7 @@ impl<'g> Memory<'g> {
     /// Accesses to the wanted tensors of `owner`: those of its own tasks in the order given, then those of
     /// other ranks.
     pub(super) fn new(
-        graphs: &'g [TaskGraph],
+        graphs: Ranks<'g>,
         symmetric: &Symmetric,
         owner: usize,
         own_order: &[u32],
@@ -129,12 +159,14 @@ impl<'g> Memory<'g> {
         for operand in own.operands.iter().filter(|o| by_slot(o)) {
             memory.by_slot[operand.tensor as usize] = true;
         }
-        for entry in &symmetric.remote[owner] {
+        for entry in symmetric.remote(owner) {
             let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
             if by_slot(operand) {
                 memory.by_slot[symmetric.tensor_at(owner, entry.rank as usize, operand.tensor)] = true;
             }
         }
+        // A rank's own graph names peers as rank 0 does where that stands for it.
+        let self_rank = own.rank as usize;
         for &index in own_order {
             let task = &own.tasks[index as usize];
             let inputs = usize::from(task.num_inputs);
@@ -143,16 +175,19 @@ impl<'g> Memory<'g> {
             let operands = &own.operands[first..first + inputs + usize::from(task.num_outputs)];
             for (i, operand) in operands.iter().enumerate() {
                 let tensor = operand.tensor as usize;
-                let elsewhere = matches!(operand.place, Place::Peer(peer) if usize::from(peer) != owner);
+                let elsewhere = matches!(operand.place, Place::Peer(peer) if usize::from(peer) != self_rank);
                 if !memory.wanted[tensor] || elsewhere {
                     continue;
                 }
                 let hole = (i < inputs).then(|| hole(own, task, i)).flatten();
+                // What a sum leaves out is its rank's own slot.
+                let turn = |slot: u32| ((slot as usize + owner - self_rank) % graphs.len()) as u32;
+                let hole = hole.map(turn);
                 memory.add(tensor, operand, hole, (owner as u16, index, i >= inputs));
                 memory.remote[tensor] |= put;
             }
         }
-        for entry in &symmetric.remote[owner] {
+        for entry in symmetric.remote(owner) {
             let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
             let tensor = symmetric.tensor_at(owner, entry.rank as usize, operand.tensor);
             if memory.wanted[tensor] {
@@ -172,8 +207,13 @@ impl<'g> Memory<'g> {
         (rank, task, write): (u16, u32, bool),
     ) {
         let entry = &self.graphs[self.owner].tensors[tensor];
+        let (graphs, by_slot) = (self.graphs, self.by_slot[tensor]);
         let mut add = |operand: &Operand| {
-            let found = boxes(entry, operand, self.by_slot[tensor])?;
+            // All slots but one's own are all slots for each rank, and the hole has been turned.
+            let found = match hole {
+                Some(_) => boxes(entry, operand, by_slot)?,
+                None => graphs.boxes(rank.into(), entry, operand, by_slot)?,
+            };
             self.found.extend(
                 found.into_iter().map(|region| (tensor as u32, Access { region, rank, write, task })),
             );

@@ -81,7 +81,7 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
 }
 
 /// The view has elements and takes just those of its region: the common case, seen at a glance.
-fn is_region(tensor: &TensorEntry, operand: &Operand) -> bool {
+pub(super) fn is_region(tensor: &TensorEntry, operand: &Operand) -> bool {
     let region = &operand.region;
     let (mut at, mut start) = (0, 0);
     for d in 0..MAX_DIMS {

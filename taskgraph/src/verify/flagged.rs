@@ -15,6 +15,7 @@
 use super::access::{Access, Memory, Symmetric};
 use super::grid::{Grid, uncovered};
 use super::lists::{Lists, bases};
+use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::region::Region;
@@ -70,7 +71,7 @@ fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> 
 
 /// All flagged edges. `ranks`: all of them, or 1 where they are alike.
 pub(super) fn edges(
-    graphs: &[TaskGraph],
+    graphs: Ranks<'_>,
     symmetric: &Symmetric,
     ranks: usize,
     violations: &mut Vec<Violation>,
@@ -79,7 +80,7 @@ pub(super) fn edges(
     if !graphs.iter().any(flagged) {
         return FlagEdges::default();
     }
-    for graph in graphs {
+    for graph in graphs.held() {
         let count = graph.flag_numbers().into_iter().flatten().count();
         if count > MOST {
             violations.push(Violation::new(
@@ -138,7 +139,7 @@ pub(super) fn edges(
 
 /// Edges of one tensor of one rank's memory, as (writer, reader). True where all words that are written are read.
 fn tensor_edges(
-    graphs: &[TaskGraph],
+    graphs: Ranks<'_>,
     memory: &Memory<'_>,
     tensor: usize,
     grid: &mut Grid,

@@ -1,6 +1,6 @@
 //! Numbers of tasks and events over all ranks, and lists by number.
 
-use crate::task_graph::TaskGraph;
+use super::ranks::Ranks;
 
 /// Successor lists in one allocation.
 #[derive(Default)]
@@ -43,10 +43,10 @@ impl Lists {
 }
 
 /// Numbering of tasks and events over all ranks.
-pub(super) fn bases(graphs: &[TaskGraph]) -> (Vec<u32>, Vec<u32>) {
+pub(super) fn bases(graphs: Ranks<'_>) -> (Vec<u32>, Vec<u32>) {
     let (mut events, mut tasks) = (vec![0u32], vec![0u32]);
     let (mut e, mut t) = (0u32, 0u32);
-    for graph in graphs {
+    for graph in graphs.iter() {
         e += graph.events.len() as u32;
         t += graph.tasks.len() as u32;
         events.push(e);

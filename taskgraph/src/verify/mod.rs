@@ -24,6 +24,7 @@
 //! [`verify_succession`] adds that any graph of a model may follow any other.
 
 mod access;
+mod alike;
 mod boxes;
 mod flagged;
 mod grid;
@@ -31,12 +32,14 @@ mod lists;
 mod memory;
 mod order;
 mod overlay;
+mod ranks;
 mod report;
 mod structure;
 mod succession;
 mod symmetry;
 mod triggers;
 
+pub use alike::{Alike, Class};
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;
@@ -45,6 +48,7 @@ use crate::task_graph::{Placement, TaskGraph, core_types};
 use access::{Memory, Symmetric};
 use memory::{Sweep, across_message};
 use order::{Kind, Order, Search};
+use ranks::Ranks;
 use report::Names;
 use succession::{Summary, Verified};
 use symmetry::Symmetry;
@@ -55,13 +59,15 @@ use symmetry::Symmetry;
 /// What is broken, structural faults first: the other properties are looked at only in sound graphs, memory
 /// only where there is an order. The list is cut short when there is much of the same.
 pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
-    class(graphs, true).map(|verified| verified.report)
+    let symmetry = Symmetry::of(graphs);
+    class(&OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) })
+        .map(|verified| verified.report)
 }
 
 /// [`verify_succession`] rank by rank, also where ranks are alike: to test that this makes no difference.
 #[doc(hidden)]
 pub fn verify_every_rank(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
-    all_classes(classes, false)
+    all_classes(&classes.iter().map(|graphs| of_all(graphs)).collect::<Vec<_>>())
 }
 
 /// Whether ranks are alike, so that one stands for all: to test that they are where it matters.
@@ -77,14 +83,56 @@ pub fn ranks_are_alike(graphs: &[TaskGraph]) -> bool {
 /// # Errors
 /// As [`verify`]; a violation of a class names it.
 pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
-    all_classes(classes, true)
+    let symmetries = parallel::map(classes.len(), |c| Symmetry::of(&classes[c]));
+    let mut list = Vec::with_capacity(classes.len());
+    for (graphs, symmetry) in classes.iter().zip(&symmetries) {
+        list.push(OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) });
+    }
+    all_classes(&list)
 }
 
-fn all_classes(classes: &[Vec<TaskGraph>], once: bool) -> Result<Report, Vec<Violation>> {
+/// The same of classes of which some have rank 0's graph alone, since their ranks are alike.
+///
+/// # Errors
+/// As [`verify_succession`]. What it says of ranks that are alike is said of rank 0; build all of them and verify those for
+/// the whole list.
+pub fn verify_classes(classes: &[Class]) -> Result<Report, Vec<Violation>> {
+    let symmetries = parallel::map(classes.len(), |c| match &classes[c] {
+        Class::All(graphs) => Symmetry::of(graphs),
+        Class::Alike(_) => None,
+    });
+    let mut list = Vec::with_capacity(classes.len());
+    for (class, symmetry) in classes.iter().zip(&symmetries) {
+        list.push(match class {
+            Class::All(graphs) => OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) },
+            Class::Alike(alike) => OfClass { all: None, ranks: alike.ranks() },
+        });
+    }
+    all_classes(&list)
+}
+
+/// What is known of a class: its ranks, and all of their graphs, if they are there.
+struct OfClass<'g> {
+    all: Option<&'g [TaskGraph]>,
+    ranks: Ranks<'g>,
+}
+
+fn of_graphs<'g>(graphs: &'g [TaskGraph], symmetry: Option<&'g Symmetry>) -> Ranks<'g> {
+    match symmetry {
+        Some(symmetry) => Ranks::alike(graphs, symmetry),
+        None => Ranks::all(graphs),
+    }
+}
+
+fn of_all(graphs: &[TaskGraph]) -> OfClass<'_> {
+    OfClass { all: Some(graphs), ranks: Ranks::all(graphs) }
+}
+
+fn all_classes(classes: &[OfClass<'_>]) -> Result<Report, Vec<Violation>> {
     let mut total = Report::default();
     let mut violations = Vec::new();
     let mut verified = Vec::new();
-    for (graphs, checked) in classes.iter().zip(parallel::map(classes.len(), |c| class(&classes[c], once))) {
+    for (of, checked) in classes.iter().zip(parallel::map(classes.len(), |c| class(&classes[c]))) {
         match checked {
             Ok(class) => {
                 total.ranks = total.ranks.max(class.report.ranks);
@@ -95,7 +143,7 @@ fn all_classes(classes: &[Vec<TaskGraph>], once: bool) -> Result<Report, Vec<Vio
                 verified.push(class);
             }
             Err(found) => violations.extend(found.into_iter().map(|mut violation| {
-                let name = graphs.first().map_or("", |g| g.name.as_str());
+                let name = of.ranks.get(0).map_or("", |g| g.name.as_str());
                 violation.message = format!("graph '{name}': {}", violation.message);
                 violation
             })),
@@ -107,40 +155,35 @@ fn all_classes(classes: &[Vec<TaskGraph>], once: bool) -> Result<Report, Vec<Vio
     if violations.is_empty() { Ok(total) } else { Err(violations) }
 }
 
-/// `once`: ranks that are alike are proven once. What is wrong is then said of every rank all the same.
-fn class(graphs: &[TaskGraph], once: bool) -> Result<Verified<'_>, Vec<Violation>> {
+/// Ranks that are alike are proven once. What is wrong is said of every rank all the same, where all graphs are there.
+fn class<'g>(of: &OfClass<'g>) -> Result<Verified<'g>, Vec<Violation>> {
     let pass = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
-    let mut symmetry = None;
-    if once && graphs.len() > 1 && structure::check_first(graphs).is_empty() {
-        symmetry = Symmetry::of(graphs);
-    }
-    match proof(graphs, symmetry.as_ref(), &pass) {
-        Ok((report, order, symmetric, summaries)) => {
-            Ok(Verified { report, order, symmetric, symmetry, summaries })
+    match (proof(of.ranks, &pass), of.all) {
+        (Ok((report, order, symmetric, summaries)), _) => {
+            Ok(Verified { report, order, symmetric, summaries })
         }
-        Err(_) if symmetry.is_some() => class(graphs, false),
-        Err(violations) => Err(violations),
+        (Err(_), Some(graphs)) if of.ranks.symmetry().is_some() => class(&of_all(graphs)),
+        (Err(violations), _) => Err(violations),
     }
 }
 
 type Proof<'g> = (Report, Order<'g>, Symmetric, Vec<Summary<'g>>);
 
 fn proof<'g>(
-    graphs: &'g [TaskGraph],
-    symmetry: Option<&Symmetry>,
+    graphs: Ranks<'g>,
     pass: &dyn Fn(Vec<Violation>) -> Result<(), Vec<Violation>>,
 ) -> Result<Proof<'g>, Vec<Violation>> {
     // Where ranks are alike rank 0 has been looked at, and stands for the others.
-    if symmetry.is_none() {
+    if graphs.symmetry().is_none() {
         pass(structure::check(graphs))?;
     }
-    let ranks = if symmetry.is_some() { 1 } else { graphs.len() };
+    let ranks = graphs.held().len();
     pass(triggers::triggers(graphs))?;
     let symmetric = Symmetric::new(graphs);
     let mut violations = Vec::new();
     let flags = flagged::edges(graphs, &symmetric, ranks, &mut violations);
     pass(violations)?;
-    let (order, cycle) = Order::new(graphs, flags, symmetry.is_some());
+    let (order, cycle) = Order::new(graphs, flags);
     if let Some(cycle) = cycle {
         return Err(vec![cycle_violation(&order, &cycle)]);
     }
@@ -182,7 +225,7 @@ fn proof<'g>(
     Ok((report, order, symmetric, summaries))
 }
 
-fn late_signal(graphs: &[TaskGraph], rank: usize, task: u32) -> bool {
+fn late_signal(graphs: Ranks<'_>, rank: usize, task: u32) -> bool {
     let graph = &graphs[rank];
     graph.placement == Placement::Dynamic
         && graph.type_name(&graph.tasks[task as usize]) == core_types::NVSHMEM_SIGNAL

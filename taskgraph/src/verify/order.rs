@@ -28,6 +28,7 @@ mod queries;
 
 use super::flagged::FlagEdges;
 use super::lists::{Lists, bases};
+use super::ranks::Ranks;
 use super::structure::is_put;
 use crate::task_graph::{Task, TaskGraph};
 pub(super) use lanes::Bound;
@@ -91,7 +92,7 @@ impl Kind {
 /// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`. What is kept for
 /// each node or task is kept for the held ones, by their own numbers, and names others by their numbers over all ranks.
 pub(super) struct Order<'g> {
-    pub(super) graphs: &'g [TaskGraph],
+    pub(super) graphs: Ranks<'g>,
     event_base: Vec<u32>,
     task_base: Vec<u32>,
     /// Ranks are alike, so that rank 0's nodes alone are held.
@@ -119,16 +120,13 @@ pub(super) struct Order<'g> {
 
 impl<'g> Order<'g> {
     /// The order of structurally sound graphs; where there is none, the nodes of a cycle, each before the next
-    /// and the last before the first (then only names may be asked of the order). `alike`: all ranks are as rank 0, turned;
-    /// then a cycle is not named.
-    pub(super) fn new(
-        graphs: &'g [TaskGraph],
-        flags: FlagEdges,
-        alike: bool,
-    ) -> (Order<'g>, Option<Vec<u32>>) {
+    /// and the last before the first (then only names may be asked of the order). Where ranks are alike a
+    /// cycle is not named.
+    pub(super) fn new(graphs: Ranks<'g>, flags: FlagEdges) -> (Order<'g>, Option<Vec<u32>>) {
+        let alike = graphs.symmetry().is_some();
         let (event_base, task_base) = bases(graphs);
         let world = graphs.len();
-        let held = &graphs[..if alike { 1 } else { world }];
+        let held = graphs.held();
         let events = event_base[held.len()] as usize;
         let tasks = task_base[held.len()] as usize;
         let mut task_rank = Vec::with_capacity(tasks);
@@ -243,7 +241,7 @@ impl<'g> Order<'g> {
     }
     pub(super) fn task(&self, task: u32) -> &'g Task {
         let (rank, index) = self.task_place(task);
-        &self.graphs[rank].tasks[index as usize]
+        &self.graphs.of(rank).tasks[index as usize]
     }
     /// Tasks that trigger an event.
     pub(super) fn triggerers(&self, event: u32) -> Vec<u32> {
@@ -264,7 +262,7 @@ impl<'g> Order<'g> {
     /// The tasks of each of the first `ranks` ranks, each after those that come before it.
     pub(super) fn in_order(&self, ranks: usize) -> Vec<Vec<u32>> {
         let tasks = |g: &TaskGraph| Vec::with_capacity(g.tasks.len());
-        let mut own: Vec<Vec<u32>> = self.graphs[..ranks].iter().map(tasks).collect();
+        let mut own: Vec<Vec<u32>> = self.graphs.iter().take(ranks).map(tasks).collect();
         let events = self.held_events();
         for &node in self.sequence.iter().filter(|&&n| n >= events) {
             let (rank, index) = self.task_place(node - events);

@@ -9,6 +9,7 @@
 use super::access::{Access, Memory};
 use super::memory::across_message;
 use super::order::{Bound, Kind, NONE, Order, Proof, Search};
+use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
 use std::collections::HashSet;
@@ -319,7 +320,7 @@ fn pair(
                     if order.crosses_barrier(earlier, next, later, Kind::of(access.write, true)) {
                         continue;
                     }
-                    let named = |graphs: &[TaskGraph], x: &Access| {
+                    let named = |graphs: Ranks<'_>, x: &Access| {
                         format!("{} in graph '{}'", Names { graphs }.task(x.place()), graphs[0].name)
                     };
                     let names = (named(order.graphs, access), named(next.graphs, write));

@@ -1,7 +1,7 @@
 //! What the verifier says.
 
+use super::ranks::Ranks;
 use crate::region::Region;
-use crate::task_graph::TaskGraph;
 
 /// Which promise a graph breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ impl std::fmt::Display for Report {
 /// Words for messages.
 #[derive(Clone, Copy)]
 pub(super) struct Names<'g> {
-    pub(super) graphs: &'g [TaskGraph],
+    pub(super) graphs: Ranks<'g>,
 }
 
 impl Names<'_> {

@@ -4,6 +4,7 @@ mod operands;
 mod placement;
 
 use super::boxes::{last_byte, strides_nest};
+use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
@@ -26,28 +27,30 @@ pub(super) fn is_put(task: &Task) -> bool {
 }
 
 /// Checks every rank by itself, then that the ranks fit together.
-pub(super) fn check(graphs: &[TaskGraph]) -> Vec<Violation> {
-    let mut violations = check_ranks(graphs, graphs.len());
+pub(super) fn check(graphs: Ranks<'_>) -> Vec<Violation> {
+    let mut violations = check_ranks(graphs);
     if violations.is_empty() {
         symmetric_tensors(graphs, &mut violations);
     }
     violations
 }
 
-/// Checks rank 0 by itself, and what all ranks have in common at first sight.
-pub(super) fn check_first(graphs: &[TaskGraph]) -> Vec<Violation> {
-    check_ranks(graphs, 1)
+/// Checks the first of `world` ranks by itself, as if the others were like it.
+pub(super) fn check_first(first: &TaskGraph, world: usize) -> Vec<Violation> {
+    check_ranks(Ranks::like(first, world))
 }
 
-fn check_ranks(graphs: &[TaskGraph], ranks: usize) -> Vec<Violation> {
+fn check_ranks(graphs: Ranks<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let say = |message: String| Violation::new(ViolationKind::Structure, &[], message);
-    if graphs.is_empty() || graphs.len() > usize::from(u16::MAX) {
+    if graphs.len() == 0 || graphs.len() > usize::from(u16::MAX) {
         return vec![say(format!("{} ranks: between 1 and {} are possible", graphs.len(), u16::MAX))];
     }
     let mut nodes = 0usize;
-    for (rank, graph) in graphs.iter().enumerate() {
-        nodes = nodes.saturating_add(graph.tasks.len()).saturating_add(graph.events.len());
+    let stands_for = if graphs.held().len() == 1 { graphs.len() } else { 1 };
+    for (rank, graph) in graphs.held().iter().enumerate() {
+        let of_rank = graph.tasks.len().saturating_add(graph.events.len());
+        nodes = nodes.saturating_add(of_rank.saturating_mul(stands_for));
         if graph.rank as usize != rank || graph.world as usize != graphs.len() {
             violations.push(say(format!(
                 "graph {rank} says rank {} of {}, but is number {rank} of {}",
@@ -67,7 +70,7 @@ fn check_ranks(graphs: &[TaskGraph], ranks: usize) -> Vec<Violation> {
         violations.push(say(format!("{nodes} tasks and events are more than 31 bits count")));
     }
     if violations.is_empty() {
-        let each = crate::parallel::map(ranks, |rank| {
+        let each = crate::parallel::map(graphs.held().len(), |rank| {
             let mut of_rank = RankCheck { graphs, rank, violations: Vec::new() };
             of_rank.run();
             of_rank.violations
@@ -78,7 +81,7 @@ fn check_ranks(graphs: &[TaskGraph], ranks: usize) -> Vec<Violation> {
 }
 
 /// Every rank has the same symmetric tensors in the same order, so that an offset means the same everywhere.
-fn symmetric_tensors(graphs: &[TaskGraph], violations: &mut Vec<Violation>) {
+fn symmetric_tensors(graphs: Ranks<'_>, violations: &mut Vec<Violation>) {
     let list = |g: &'_ TaskGraph| -> Vec<usize> {
         (0..g.tensors.len()).filter(|&t| g.tensors[t].space == Space::Symmetric).collect()
     };
@@ -138,7 +141,7 @@ fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
 }
 
 struct RankCheck<'g> {
-    graphs: &'g [TaskGraph],
+    graphs: Ranks<'g>,
     rank: usize,
     violations: Vec<Violation>,
 }

@@ -5,11 +5,11 @@ use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
 use super::order::{Bound, Kind, Order};
 use super::overlay::{self, Use};
+use super::ranks::Ranks;
 use super::report::{Names, Report, Violation, ViolationKind};
-use super::symmetry::Symmetry;
 use crate::dtype::DType;
 use crate::op_graph::Role;
-use crate::task_graph::{Area, Space, TaskGraph, TensorEntry};
+use crate::task_graph::{Area, Space, TensorEntry};
 use std::collections::{HashMap, HashSet};
 
 /// The tensor is the same memory in every graph that has one of its name.
@@ -22,8 +22,7 @@ pub(super) struct Verified<'g> {
     pub(super) report: Report,
     pub(super) order: Order<'g>,
     pub(super) symmetric: Symmetric,
-    pub(super) symmetry: Option<Symmetry>,
-    /// For each rank, or for rank 0 where ranks are alike.
+    /// For each held rank.
     pub(super) summaries: Vec<Summary<'g>>,
 }
 
@@ -65,7 +64,7 @@ impl<'g> Summary<'g> {
     /// Of a class and one rank's memory, of which at least all shared tensors are in `memory`.
     pub(super) fn new(order: &Order<'g>, memory: &Memory<'_>) -> Summary<'g> {
         let mut named = HashMap::new();
-        for (t, tensor) in order.graphs[memory.owner].tensors.iter().enumerate() {
+        for (t, tensor) in order.graphs.of(memory.owner).tensors.iter().enumerate() {
             if is_shared(tensor) && by_name(tensor) && !memory.accesses(t).is_empty() {
                 let writes = memory.accesses(t).iter().any(|a| a.write);
                 named.insert(tensor.name.as_str(), (bound(order, memory, t), writes, memory.is_remote(t)));
@@ -149,7 +148,9 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     let world = classes[0].order.graphs.len();
     let turned: Vec<Option<Summary<'g>>> = classes
         .iter()
-        .map(|c| (rank > 0 && c.symmetry.is_some()).then(|| c.summaries[0].turned(rank, world)))
+        .map(|c| {
+            (rank > 0 && c.order.graphs.symmetry().is_some()).then(|| c.summaries[0].turned(rank, world))
+        })
         .collect();
     let summary = |c: usize| match &turned[c] {
         Some(turned) => turned,
@@ -158,7 +159,7 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     let mut unseen = Unseen::default();
     for (from, a) in classes.iter().enumerate() {
         for (to, b) in classes.iter().enumerate().filter(|(to, _)| *to != from) {
-            let alike = match (&a.symmetry, &b.symmetry) {
+            let alike = match (a.order.graphs.symmetry(), b.order.graphs.symmetry()) {
                 // What holds of rank 0 holds of all.
                 (Some(own), Some(other)) => {
                     rank > 0 && own.agrees(&a.order.graphs[0], other, &b.order.graphs[0])
@@ -187,7 +188,7 @@ fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen<'_>) -> Vec
         })
         .collect();
     for (class, memory) in classes.iter().zip(&memories) {
-        let tensors = class.order.graphs[rank].tensors.iter().enumerate();
+        let tensors = class.order.graphs.of(rank).tensors.iter().enumerate();
         let tensors = tensors.filter(|(t, tensor)| memory.is_remote(*t) && by_name(tensor));
         remote.extend(tensors.map(|(_, t)| t.name.as_str()));
     }
@@ -201,7 +202,7 @@ fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen<'_>) -> Vec
         .zip(&memories)
         .map(|(order, memory)| {
             let mut table = HashMap::new();
-            for (t, tensor) in order.graphs[rank].tensors.iter().enumerate() {
+            for (t, tensor) in order.graphs.of(rank).tensors.iter().enumerate() {
                 let compared = by_name(tensor) && remote.contains(tensor.name.as_str());
                 if compared && !memory.accesses(t).is_empty() {
                     let bound = bound(order, memory, t);
@@ -257,7 +258,7 @@ fn pairs(
             }
             let (earlier, later) = (number(order, b), number(next, a));
             if !order.crosses_barrier(earlier, next, later, kind) {
-                let named = |graphs: &[TaskGraph], x: &Access| {
+                let named = |graphs: Ranks<'_>, x: &Access| {
                     format!("{} in graph '{}'", Names { graphs }.task(x.place()), graphs[0].name)
                 };
                 let names = (named(order.graphs, b), named(next.graphs, a));
@@ -293,8 +294,8 @@ fn same_tensors(classes: &[Verified<'_>]) -> Vec<Violation> {
     for rank in 0..first.graphs.len() {
         let mut known: HashMap<&str, (&TensorEntry, &str)> = HashMap::new();
         for order in orders() {
-            let graph = &order.graphs[rank];
-            for tensor in graph.tensors.iter().filter(|t| keeps(t)) {
+            let graph = order.graphs.of(rank);
+            for tensor in order.graphs.tensors(rank).iter().filter(|t| keeps(t)) {
                 let (other, name) = *known.entry(&tensor.name).or_insert((tensor, &graph.name));
                 let same = tensor.dtype == other.dtype
                     && tensor.dims == other.dims

@@ -13,7 +13,8 @@
 //!
 //! This is checked of the graphs themselves; nothing is taken from the builder's word.
 
-use super::boxes::{Boxes, boxes, hole, is_symbolic, last_byte};
+use super::boxes::{Boxes, boxes, hole, is_region, is_symbolic, last_byte};
+use super::structure;
 use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::parallel;
@@ -32,6 +33,7 @@ enum Turn {
 }
 
 /// The symmetry of alike ranks.
+#[derive(Debug)]
 pub(super) struct Symmetry {
     turns: Vec<Turn>,
 }
@@ -41,20 +43,20 @@ impl Symmetry {
     /// itself.
     pub(super) fn of(graphs: &[TaskGraph]) -> Option<Symmetry> {
         let world = graphs.len();
-        if world < 2 || graphs.iter().enumerate().any(|(rank, g)| g.rank as usize != rank) {
+        if world < 2 || !structure::check_first(&graphs[0], world).is_empty() {
             return None;
         }
-        let compared = parallel::map(world - 1, |i| compare(graphs, i + 1));
-        let mut turns = vec![Turn::Still; graphs[0].tensors.len()];
-        for of_rank in compared {
-            for (turn, other) in turns.iter_mut().zip(of_rank?) {
-                *turn = match (*turn, other) {
-                    (Turn::Still, turn) | (turn, Turn::Still) => turn,
-                    (a, b) if a == b => a,
-                    _ => Turn::Other,
-                };
-            }
+        let compared = parallel::map(world - 1, |i| Symmetry::of_pair(&graphs[0], &graphs[i + 1], i + 1));
+        Symmetry::of_all(&compared)
+    }
+
+    /// How `rank` differs from the first, if it is alike as far as these two tell. The first is sound by itself.
+    pub(super) fn of_pair(first: &TaskGraph, other: &TaskGraph, rank: usize) -> Option<Symmetry> {
+        if first.rank != 0 || other.rank as usize != rank {
+            return None;
         }
+        let symmetry = Symmetry { turns: compare(first, other, rank)? };
+        let world = first.world as usize;
         let fits = |(tensor, turn): (&TensorEntry, &Turn)| match *turn {
             Turn::Still => true,
             Turn::Other => false,
@@ -66,13 +68,19 @@ impl Symmetry {
                 plain && sound && dim > 0 && (dim as usize).is_multiple_of(world)
             }
         };
-        if !graphs[0].tensors.iter().zip(&turns).all(fits) {
+        if !first.tensors.iter().zip(&symmetry.turns).all(fits) {
             return None;
         }
-        let symmetry = Symmetry { turns };
         let slots = symmetry.turns.iter().any(|t| *t != Turn::Still);
-        (!slots || parallel::map(world, |rank| symmetry.slots_turn(graphs, rank)).iter().all(|ok| *ok))
-            .then_some(symmetry)
+        (!slots || symmetry.slots_turn(first, other, rank)).then_some(symmetry)
+    }
+
+    /// The symmetry of all ranks, each of which has been compared with the first. All differ from it by the same slots: a
+    /// rank that touches a tensor just as the first does, while another's slots turn, is not alike.
+    pub(super) fn of_all(compared: &[Option<Symmetry>]) -> Option<Symmetry> {
+        let first = compared.first()?.as_ref()?;
+        let same = |other: &Option<Symmetry>| other.as_ref().is_some_and(|s| s.turns == first.turns);
+        compared.iter().all(same).then(|| Symmetry { turns: first.turns.clone() })
     }
 
     /// Both graphs' ranks turn in the same way in what the graphs share.
@@ -93,44 +101,71 @@ impl Symmetry {
         agree(turning(self, own), other, others) && agree(turning(other, others), self, own)
     }
 
+    /// Boxes that rank 0 touches of a tensor, as `rank` does.
+    pub(super) fn turned(
+        &self,
+        index: u32,
+        tensor: &TensorEntry,
+        found: Boxes,
+        world: usize,
+        rank: usize,
+    ) -> Boxes {
+        let Turn::Slots(d) = self.turns[index as usize] else { return found };
+        let d = usize::from(d);
+        turned(&found, d, tensor.dims[d], world as u32, rank as u32).unwrap_or_else(|| {
+            // It was looked at: each box is of one slot or of all. All of the tensor is never too little.
+            debug_assert!(false, "{found:?}");
+            Boxes::from_slice(&[Region::whole(&tensor.dims)])
+        })
+    }
+
     /// What `rank` touches of tensors with slots is what rank 0 touches, turned.
-    fn slots_turn(&self, graphs: &[TaskGraph], rank: usize) -> bool {
-        let (first, other) = (&graphs[0], &graphs[rank]);
-        let world = graphs.len() as u32;
+    fn slots_turn(&self, first: &TaskGraph, other: &TaskGraph, rank: usize) -> bool {
+        let world = first.world;
         first.operands.iter().zip(&other.operands).all(|(a, b)| {
             let Turn::Slots(d) = self.turns[a.tensor as usize] else { return true };
             let (tensor, d) = (&first.tensors[a.tensor as usize], usize::from(d));
-            if a.trust.is_some() || !b.offset.is_multiple_of(tensor.dtype.size()) {
+            if a.trust.is_some()
+                || !a.offset.is_multiple_of(tensor.dtype.size())
+                || !b.offset.is_multiple_of(tensor.dtype.size())
+            {
                 return false;
+            }
+            let one = turned_region(&a.region, d, tensor.dims[d], world, rank as u32);
+            if one != Some(b.region) {
+                return false;
+            }
+            // The common case: views that touch just their regions.
+            if is_region(tensor, a) && is_region(tensor, b) {
+                return true;
             }
             let (Ok(touched), Ok(there)) = (boxes(tensor, a, false), boxes(tensor, b, false)) else {
                 return false;
             };
-            let turn = |from: &[Region]| turned(from, d, tensor.dims[d], world, rank as u32);
-            turn(&touched).is_some_and(|turned| turned == there)
-                && turn(&[a.region]).is_some_and(|turned| turned[..] == [b.region])
+            turned(&touched, d, tensor.dims[d], world, rank as u32).is_some_and(|turned| turned == there)
         })
     }
 }
 
 /// Boxes with the slots of dimension `d` turned on by `rank`; `None` where one has neither a slot nor all of them.
 fn turned(from: &[Region], d: usize, dim: u32, world: u32, rank: u32) -> Option<Boxes> {
+    from.iter().map(|region| turned_region(region, d, dim, world, rank)).collect()
+}
+
+fn turned_region(region: &Region, d: usize, dim: u32, world: u32, rank: u32) -> Option<Region> {
     let slot = dim / world;
-    let turn = |region: &Region| {
-        let (lo, hi) = (region.lo[d], region.hi[d]);
-        if (lo, hi) == (0, dim) {
-            return Some(*region);
-        }
-        let one = lo < hi && lo / slot == (hi - 1) / slot;
-        let start = (lo + rank * slot) % dim;
-        one.then(|| region.with(d, start, start + (hi - lo)))
-    };
-    from.iter().map(turn).collect()
+    let (lo, hi) = (region.lo[d], region.hi[d]);
+    if (lo, hi) == (0, dim) {
+        return Some(*region);
+    }
+    let one = lo < hi && lo / slot == (hi - 1) / slot;
+    let start = (lo + rank * slot) % dim;
+    one.then(|| region.with(d, start, start + (hi - lo)))
 }
 
 /// Compares a rank with rank 0: for each tensor how they differ; `None` where they are not alike.
-fn compare(graphs: &[TaskGraph], rank: usize) -> Option<Vec<Turn>> {
-    let (a, b, world) = (&graphs[0], &graphs[rank], graphs.len());
+fn compare(a: &TaskGraph, b: &TaskGraph, rank: usize) -> Option<Vec<Turn>> {
+    let world = a.world as usize;
     let turned = |p: u16| (usize::from(p) + rank) % world;
     let alike = a.world == b.world
         && a.placement == b.placement

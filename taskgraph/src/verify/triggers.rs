@@ -1,16 +1,20 @@
 //! Counts of triggers over all ranks.
 
+use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use super::structure::KEEP;
 use crate::ids::EventId;
-use crate::task_graph::TaskGraph;
 
 /// Every event gets exactly the triggers it waits for, and from the side it says.
-pub(super) fn triggers(graphs: &[TaskGraph]) -> Vec<Violation> {
-    let mut counts: Vec<Vec<(u32, u32)>> = graphs.iter().map(|g| vec![(0, 0); g.events.len()]).collect();
-    for graph in graphs {
+pub(super) fn triggers(graphs: Ranks<'_>) -> Vec<Violation> {
+    let held = graphs.held();
+    let mut counts: Vec<Vec<(u32, u32)>> = held.iter().map(|g| vec![(0, 0); g.events.len()]).collect();
+    // What rank 0 triggers on a rank that is as it is, another such rank triggers on rank 0.
+    let alike = graphs.symmetry().is_some();
+    for graph in held {
         for event in graph.tasks.iter().filter_map(|t| t.trigger) {
-            let count = &mut counts[usize::from(event.owner())][event.index() as usize];
+            let owner = if alike { 0 } else { usize::from(event.owner()) };
+            let count = &mut counts[owner][event.index() as usize];
             if event.is_nvshmem() {
                 count.1 += 1;
             } else {
@@ -20,7 +24,7 @@ pub(super) fn triggers(graphs: &[TaskGraph]) -> Vec<Violation> {
     }
     let names = Names { graphs };
     let mut violations = Vec::new();
-    for (rank, graph) in graphs.iter().enumerate() {
+    for (rank, graph) in held.iter().enumerate() {
         for (index, event) in graph.events.iter().enumerate().skip(1) {
             let (local, remote) = counts[rank][index];
             let sum = u64::from(local) + u64::from(remote);

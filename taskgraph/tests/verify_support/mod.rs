@@ -1,6 +1,8 @@
 //! Small task graphs built by hand, for the tests of the verifier and of the files.
 #![allow(dead_code)]
 
+pub mod kept;
+
 use smallvec::{SmallVec, smallvec};
 use taskgraph::op_graph::{Capacity, Role, Rows};
 use taskgraph::task_graph::{

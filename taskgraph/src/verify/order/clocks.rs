@@ -9,7 +9,7 @@ impl Order<'_> {
     /// For each held rank a chain of nodes, each before the next, from its begin event to its end event.
     fn chains(&self, flagged: Flagged) -> Vec<Vec<u32>> {
         let events = self.held_events();
-        let held = &self.graphs[..if self.alike { 1 } else { self.graphs.len() }];
+        let held = self.graphs.held();
         let rank_of: Vec<u16> = held
             .iter()
             .enumerate()

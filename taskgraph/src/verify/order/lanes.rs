@@ -19,6 +19,12 @@ pub(super) struct Clocks {
 pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec<[Lanes; 1]> {
     match (lanes, by) {
         ([lanes], 0) => SmallVec::from_buf([*lanes]),
+        ([lanes], by) if by < world => {
+            let mut turned = *lanes;
+            turned[by..world].copy_from_slice(&lanes[..world - by]);
+            turned[..by].copy_from_slice(&lanes[world - by..world]);
+            SmallVec::from_buf([turned])
+        }
         (lanes, 0) => SmallVec::from_slice(lanes),
         _ => {
             let mut turned: SmallVec<[Lanes; 1]> = SmallVec::from_slice(lanes);

@@ -1,0 +1,91 @@
+//! Graph classes whose ranks are alike, of which rank 0's graph is kept and the others are looked at once.
+
+use super::ranks::Ranks;
+use super::structure;
+use super::symmetry::Symmetry;
+use crate::parallel;
+use crate::task_graph::{TaskGraph, TensorEntry};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The ranks of one graph class.
+#[derive(Debug)]
+pub enum Class {
+    /// All graphs.
+    All(Vec<TaskGraph>),
+    /// Rank 0's, since the others are alike.
+    Alike(Box<Alike>),
+}
+
+impl Class {
+    /// The graphs that there are: rank 0's first.
+    pub fn graphs(&self) -> &[TaskGraph] {
+        match self {
+            Class::All(graphs) => graphs,
+            Class::Alike(alike) => std::slice::from_ref(&alike.first),
+        }
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        match self {
+            Class::All(graphs) => graphs.len(),
+            Class::Alike(alike) => alike.others.len() + 1,
+        }
+    }
+}
+
+/// Rank 0's graph, which stands for others that were compared with it.
+#[derive(Debug)]
+pub struct Alike {
+    first: TaskGraph,
+    /// Tensors of the other ranks: their values come from elsewhere.
+    others: Vec<Vec<TensorEntry>>,
+    symmetry: Symmetry,
+}
+
+impl Alike {
+    /// Rank 0's graph for all ranks, if the others are alike: each comes from `graph`, is compared with the first and goes
+    /// to `done`, without its tensors, which are kept. The first is given back if one is not alike; no more are asked for then.
+    ///
+    /// # Errors
+    /// Those of `graph`.
+    pub fn find<E: Send>(
+        first: TaskGraph,
+        graph: impl Fn(u32) -> Result<TaskGraph, E> + Sync,
+        done: impl Fn(TaskGraph) + Sync,
+    ) -> Result<Result<Alike, Box<TaskGraph>>, E> {
+        let world = first.world as usize;
+        // What is compared with the first takes it as sound by itself.
+        if world < 2 || !structure::check_first(&first, world).is_empty() {
+            return Ok(Err(Box::new(first)));
+        }
+        let missed = AtomicBool::new(false);
+        let compared = parallel::map(world - 1, |i| {
+            if missed.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let mut other = graph(i as u32 + 1)?;
+            let symmetry = Symmetry::of_pair(&first, &other, i + 1);
+            if symmetry.is_none() {
+                missed.store(true, Ordering::Relaxed);
+            }
+            let tensors = std::mem::take(&mut other.tensors);
+            done(other);
+            Ok(symmetry.map(|symmetry| (symmetry, tensors)))
+        });
+        let (mut symmetries, mut others) = (Vec::with_capacity(world), Vec::with_capacity(world));
+        for compared in compared {
+            let Some((symmetry, tensors)) = compared? else { return Ok(Err(Box::new(first))) };
+            symmetries.push(Some(symmetry));
+            others.push(tensors);
+        }
+        Ok(match Symmetry::of_all(&symmetries) {
+            Some(symmetry) => Ok(Alike { first, others, symmetry }),
+            None => Err(Box::new(first)),
+        })
+    }
+
+    pub(super) fn ranks(&self) -> Ranks<'_> {
+        Ranks::kept(&self.first, &self.others, &self.symmetry)
+    }
+}

@@ -1,0 +1,129 @@
+//! The ranks of a graph class, as the verifier sees them: all graphs, or rank 0's, which the others are turned.
+//!
+//! Of alike ranks (see `symmetry`) rank 0's graph is the only one that is kept, so what is asked of another rank is one of
+//! these: what all ranks have in common (tasks and their operators, events, tensors but for where their values come from),
+//! which is rank 0's; whom it reaches, which is turned by `order` and `access`; or which bytes it touches, which
+//! [`Ranks::boxes`] turns. The verifier never looks at places or regions of another rank otherwise.
+
+use super::boxes::{Boxes, Scattered, boxes};
+use super::symmetry::Symmetry;
+use crate::task_graph::{Operand, TaskGraph, TensorEntry};
+use std::ops::Index;
+
+/// All ranks of a class.
+#[derive(Clone, Copy)]
+pub(super) struct Ranks<'g> {
+    /// Those of all ranks, or rank 0's.
+    graphs: &'g [TaskGraph],
+    world: usize,
+    view: Option<View<'g>>,
+}
+
+#[derive(Clone, Copy)]
+struct View<'g> {
+    symmetry: &'g Symmetry,
+    /// Tensors of the ranks after rank 0.
+    others: Others<'g>,
+}
+
+#[derive(Clone, Copy)]
+enum Others<'g> {
+    /// Of their graphs.
+    Graphs(&'g [TaskGraph]),
+    /// Kept.
+    Tensors(&'g [Vec<TensorEntry>]),
+}
+
+impl<'g> Ranks<'g> {
+    /// Each by itself.
+    pub(super) fn all(graphs: &'g [TaskGraph]) -> Ranks<'g> {
+        Ranks { graphs, world: graphs.len(), view: None }
+    }
+
+    /// The graphs' ranks are alike: rank 0 stands for all.
+    pub(super) fn alike(graphs: &'g [TaskGraph], symmetry: &'g Symmetry) -> Ranks<'g> {
+        let view = View { symmetry, others: Others::Graphs(graphs) };
+        Ranks { graphs: &graphs[..1], world: graphs.len(), view: Some(view) }
+    }
+
+    /// The same of ranks of which the first's graph and the others' tensors were kept.
+    pub(super) fn kept(
+        first: &'g TaskGraph,
+        others: &'g [Vec<TensorEntry>],
+        symmetry: &'g Symmetry,
+    ) -> Ranks<'g> {
+        let view = View { symmetry, others: Others::Tensors(others) };
+        Ranks { graphs: std::slice::from_ref(first), world: others.len() + 1, view: Some(view) }
+    }
+
+    /// `world` ranks that are taken to be as the first: for what is checked of the first before they are compared.
+    pub(super) fn like(first: &'g TaskGraph, world: usize) -> Ranks<'g> {
+        Ranks { graphs: std::slice::from_ref(first), world, view: None }
+    }
+
+    /// Number of ranks.
+    pub(super) fn len(&self) -> usize {
+        self.world
+    }
+
+    /// The graphs that are looked at.
+    pub(super) fn held(&self) -> &'g [TaskGraph] {
+        self.graphs
+    }
+
+    /// How ranks are alike.
+    pub(super) fn symmetry(&self) -> Option<&'g Symmetry> {
+        self.view.map(|view| view.symmetry)
+    }
+
+    /// A rank's graph, or that of which it is the turned one.
+    pub(super) fn of(&self, rank: usize) -> &'g TaskGraph {
+        if self.graphs.len() < self.world && rank < self.world { &self.graphs[0] } else { &self.graphs[rank] }
+    }
+
+    /// The rank, if it exists.
+    pub(super) fn get(&self, rank: usize) -> Option<&'g TaskGraph> {
+        (rank < self.world).then(|| self.of(rank))
+    }
+
+    /// Each rank's.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &'g TaskGraph> + use<'g> {
+        let ranks = *self;
+        (0..self.world).map(move |rank| ranks.of(rank))
+    }
+
+    /// A rank's own tensors, with where their values come from.
+    pub(super) fn tensors(&self, rank: usize) -> &'g [TensorEntry] {
+        match self.view {
+            Some(View { others: Others::Graphs(graphs), .. }) => &graphs[rank].tensors,
+            Some(View { others: Others::Tensors(others), .. }) if rank > 0 => &others[rank - 1],
+            _ => &self.of(rank).tensors,
+        }
+    }
+
+    /// What of `rank` touches: boxes of `operand`, which is of the graph that [`Ranks::of`] gives. Constants are not asked
+    /// for: which of their bytes a rank reads is its own.
+    pub(super) fn boxes(
+        &self,
+        rank: usize,
+        tensor: &TensorEntry,
+        operand: &Operand,
+        by_slot: bool,
+    ) -> Result<Boxes, Scattered> {
+        let found = boxes(tensor, operand, by_slot)?;
+        match self.view {
+            Some(view) if rank > 0 => {
+                Ok(view.symmetry.turned(operand.tensor, tensor, found, self.world, rank))
+            }
+            _ => Ok(found),
+        }
+    }
+}
+
+impl Index<usize> for Ranks<'_> {
+    type Output = TaskGraph;
+
+    fn index(&self, rank: usize) -> &TaskGraph {
+        self.of(rank)
+    }
+}

@@ -1,0 +1,151 @@
+//! Ranks that are alike: rank 0's graph is kept alone, and stands for the others only as long as none differs.
+
+#[allow(dead_code)]
+mod builder_support;
+mod verify_support;
+
+use builder_support::{decoder, registry};
+use taskgraph::builder::Spares;
+use taskgraph::digest::digest;
+use taskgraph::stats::{class_stats, stats};
+use taskgraph::task_graph::Place;
+use taskgraph::verify::{Class, verify_classes, verify_every_rank, verify_succession};
+use taskgraph::*;
+use verify_support::kept::kept;
+
+fn settings() -> Vec<BuildOptions> {
+    let mut all = Vec::new();
+    for world in [1, 2, 3, 4, 8] {
+        for placement in [Placement::Static, Placement::Dynamic] {
+            for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
+                let options = BuildOptions::new(world, Target::cpu(3));
+                all.push(BuildOptions { placement, allreduce, ..options });
+            }
+        }
+    }
+    let nodes = vec![0, 0, 1];
+    let allreduce = Allreduce::Hierarchical;
+    all.push(BuildOptions { allreduce, nodes, ..BuildOptions::new(3, Target::cpu(3)) });
+    all
+}
+
+fn builder(layers: usize, options: &BuildOptions) -> Builder {
+    // 64 columns are split evenly by 2, 4 and 8 ranks, not by 3.
+    Builder::new(&decoder(layers, 64, 64, 64, "linear", options.world), &registry(), options).unwrap()
+}
+
+/// What is kept says the same of all ranks as all graphs do, and memory that is taken over leaves nothing behind.
+#[test]
+fn rank_0_stands_for_all() {
+    let spares = Spares::default();
+    let (mut alike, mut whole) = (0, 0);
+    for options in settings() {
+        let (mut classes, mut all) = (Vec::new(), Vec::new());
+        for layers in [2, 1] {
+            let builder = builder(layers, &options);
+            let graphs = builder.all().unwrap();
+            let (class, seen) = builder.class(&spares, digest).unwrap();
+            assert_eq!(seen, graphs.iter().map(digest).collect::<Vec<_>>(), "{options:?}");
+            assert_eq!(class.ranks(), graphs.len());
+            assert_eq!(class.graphs()[0], graphs[0], "{options:?}");
+            assert_eq!(class_stats(&class), stats(&graphs), "{options:?}");
+            match &class {
+                Class::Alike(_) => alike += 1,
+                Class::All(kept) => {
+                    assert_eq!(*kept, graphs, "{options:?}");
+                    whole += 1;
+                }
+            }
+            classes.push(class);
+            all.push(graphs);
+        }
+        let kept = verify_classes(&classes).unwrap_or_else(|found| panic!("{options:?}: {}", found[0]));
+        let each = verify_every_rank(&all).unwrap();
+        // A sum leaves out its own slot: rank 0's is at the edge, others' cut what is left in two. So accesses are not compared.
+        let counts = |r: &taskgraph::verify::Report| (r.ranks, r.tasks, r.events);
+        assert_eq!(counts(&kept), counts(&each), "{options:?}");
+        assert_eq!(kept, verify_succession(&all).unwrap(), "{options:?}");
+    }
+    assert!(alike > 10 && whole > 5, "{alike} {whole}");
+}
+
+/// Anything that the proof knows of a rank's tasks, changed on that rank alone, makes it unlike the others.
+#[test]
+fn a_change_of_one_rank_ends_the_likeness() {
+    type Change = fn(&mut TaskGraph, usize) -> bool;
+    fn task_change(
+        graph: &mut TaskGraph,
+        i: usize,
+        change: impl Fn(&mut taskgraph::task_graph::Task),
+    ) -> bool {
+        let i = i % graph.tasks.len();
+        let before = graph.tasks[i].clone();
+        change(&mut graph.tasks[i]);
+        graph.tasks[i] != before
+    }
+    let changes: [(&str, Change); 13] = [
+        ("trigger", |g, i| {
+            let own = EventId::local(g.rank as u16, 2);
+            task_change(g, i, |t| t.trigger = Some(own))
+        }),
+        ("no trigger", |g, i| task_change(g, i, |t| t.trigger = None)),
+        ("dependency", |g, i| task_change(g, i, |t| t.dependencies.push(1))),
+        ("fewer dependencies", |g, i| task_change(g, i, |t| t.dependencies.clear())),
+        ("carried", |g, i| task_change(g, i, |t| t.carried.push((3, 1)))),
+        ("fewer inputs", |g, i| task_change(g, i, |t| t.num_inputs = t.num_inputs.saturating_sub(1))),
+        ("type", |g, i| task_change(g, i, |t| t.task_type ^= 1)),
+        ("event", |g, i| {
+            let i = i % g.events.len();
+            g.events[i].num_triggers += 1;
+            true
+        }),
+        ("list", |g, i| {
+            let lists = g.worker_lists.len();
+            lists > 0 && g.worker_lists[i % lists].pop().is_some()
+        }),
+        ("place", |g, i| {
+            let operands = g.operands.len();
+            let (next, operand) = ((g.rank + 1) % g.world, &mut g.operands[i % operands]);
+            let before = std::mem::replace(&mut operand.place, Place::Peer(next as u16));
+            before != operand.place
+        }),
+        ("offset", |g, i| {
+            let (operands, tensors) = (g.operands.len(), &g.tensors);
+            let operand = &mut g.operands[i % operands];
+            let weight = matches!(tensors[operand.tensor as usize].role, op_graph::Role::Weight { .. });
+            operand.offset += 4;
+            !weight
+        }),
+        ("length", |g, i| {
+            let operands = g.operands.len();
+            g.operands[i % operands].dims[0] += 1;
+            true
+        }),
+        ("bytes", |g, i| {
+            let tensors = g.tensors.len();
+            g.tensors[i % tensors].bytes += 16;
+            true
+        }),
+    ];
+    let mut tried = std::collections::BTreeMap::new();
+    for options in settings() {
+        let graphs = builder(1, &options).all().unwrap();
+        if !matches!(kept(&graphs), Class::Alike(_)) {
+            continue;
+        }
+        for rank in 0..graphs.len() {
+            for (what, change) in changes {
+                for i in [3usize, 17, 40, 101, 230] {
+                    let mut changed = graphs.clone();
+                    if change(&mut changed[rank], i) {
+                        *tried.entry(what).or_insert(0) += 1;
+                        let class = kept(&changed);
+                        assert!(matches!(class, Class::All(_)), "{options:?}: {what} {i} of rank {rank}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(tried.len() == changes.len() && tried.values().all(|&n| n > 20), "{tried:?}");
+    println!("{tried:?}");
+}

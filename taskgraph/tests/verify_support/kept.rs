@@ -1,0 +1,22 @@
+//! Classes of which rank 0's graph is kept alone, as the builder keeps them.
+
+use std::convert::Infallible;
+use taskgraph::TaskGraph;
+use taskgraph::verify::{Alike, Class, verify_classes};
+
+/// The class with rank 0's graph alone if ranks are alike.
+pub fn kept(graphs: &[TaskGraph]) -> Class {
+    let Some(first) = graphs.first().filter(|first| first.world as usize == graphs.len()) else {
+        return Class::All(graphs.to_vec());
+    };
+    let graph = |rank: u32| Ok::<_, Infallible>(graphs[rank as usize].clone());
+    match Alike::find(first.clone(), graph, drop) {
+        Ok(Ok(alike)) => Class::Alike(Box::new(alike)),
+        _ => Class::All(graphs.to_vec()),
+    }
+}
+
+/// Whether all classes are safe, as seen with the graphs that are kept.
+pub fn kept_are_safe(classes: &[Vec<TaskGraph>]) -> bool {
+    verify_classes(&classes.iter().map(|graphs| kept(graphs)).collect::<Vec<_>>()).is_ok()
+}
