@@ -101,7 +101,9 @@ class Crate:
         at, depth = 0, 0
         while at < len(tokens):
             token = tokens[at]
-            if token == "use" and (at == 0 or tokens[at - 1] != "::"):
+            # `use<..>` says what an `impl Trait` captures.
+            captures = token == "use" and tokens[at + 1 : at + 2] == ["<"]
+            if token == "use" and not captures and (at == 0 or tokens[at - 1] != "::"):
                 end = at
                 while end < len(tokens) and tokens[end] != ";":
                     end += 1

@@ -7,6 +7,15 @@ use crate::parallel;
 use crate::task_graph::{TaskGraph, TensorEntry};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The symmetry of graphs whose ranks are alike. Their first is sound by itself.
+pub(super) fn symmetry(graphs: &[TaskGraph]) -> Option<Symmetry> {
+    let (first, world) = (graphs.first()?, graphs.len());
+    if world < 2 || !structure::check_first(first, world).is_empty() {
+        return None;
+    }
+    Symmetry::of(graphs)
+}
+
 /// The ranks of one graph class.
 #[derive(Debug)]
 pub enum Class {

@@ -59,7 +59,7 @@ use symmetry::Symmetry;
 /// What is broken, structural faults first: the other properties are looked at only in sound graphs, memory
 /// only where there is an order. The list is cut short when there is much of the same.
 pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
-    let symmetry = Symmetry::of(graphs);
+    let symmetry = alike::symmetry(graphs);
     class(&OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) })
         .map(|verified| verified.report)
 }
@@ -73,7 +73,7 @@ pub fn verify_every_rank(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
 /// Whether ranks are alike, so that one stands for all: to test that they are where it matters.
 #[doc(hidden)]
 pub fn ranks_are_alike(graphs: &[TaskGraph]) -> bool {
-    Symmetry::of(graphs).is_some()
+    alike::symmetry(graphs).is_some()
 }
 
 /// Verifies all graph classes of a model, `classes[c][r]` being rank r's graph of class c, and that any of them
@@ -83,7 +83,7 @@ pub fn ranks_are_alike(graphs: &[TaskGraph]) -> bool {
 /// # Errors
 /// As [`verify`]; a violation of a class names it.
 pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
-    let symmetries = parallel::map(classes.len(), |c| Symmetry::of(&classes[c]));
+    let symmetries = parallel::map(classes.len(), |c| alike::symmetry(&classes[c]));
     let mut list = Vec::with_capacity(classes.len());
     for (graphs, symmetry) in classes.iter().zip(&symmetries) {
         list.push(OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) });
@@ -98,7 +98,7 @@ pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
 /// the whole list.
 pub fn verify_classes(classes: &[Class]) -> Result<Report, Vec<Violation>> {
     let symmetries = parallel::map(classes.len(), |c| match &classes[c] {
-        Class::All(graphs) => Symmetry::of(graphs),
+        Class::All(graphs) => alike::symmetry(graphs),
         Class::Alike(_) => None,
     });
     let mut list = Vec::with_capacity(classes.len());
