@@ -40,12 +40,13 @@ __device__ __forceinline__ bool mbarrier_test(uint32_t address, uint32_t parity)
 __device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, uint32_t parity) { return mbarrier_test(shared_address(barrier), parity); }
 
 /* The same without waiting for any time. */
-__device__ __forceinline__ bool mbarrier_look(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool mbarrier_look(uint32_t address, uint32_t parity) {
   uint32_t done;
   asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
-               : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+               : "=r"(done) : "r"(address), "r"(parity) : "memory");
   return done != 0;
 }
+__device__ __forceinline__ bool mbarrier_look(uint64_t* barrier, uint32_t parity) { return mbarrier_look(shared_address(barrier), parity); }
 
 #if __CUDA_ARCH__ >= 900
 /* One arrival, and `bytes` more that bulk copies will bring. */

@@ -199,7 +199,8 @@ class StageReader {
   __device__ __forceinline__ bool wait() const {
     const uint32_t barrier = full_ + place_.index * 8;
     if constexpr (platform::kTraces) {
-      if (mbarrier_test(barrier, place_.parity)) return true;
+      /* The test itself may wait; then there would be nothing left to time. */
+      if (mbarrier_look(barrier, place_.parity)) return true;
       const uint64_t began_ns = wait_clock();
       while (!mbarrier_test(barrier, place_.parity)) {
         if (peek(shared_state().code) != 0) return false;
