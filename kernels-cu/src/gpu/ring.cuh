@@ -203,13 +203,13 @@ class StageReader {
       if (mbarrier_look(barrier, place_.parity)) return true;
       const uint64_t began_ns = wait_clock();
       while (!mbarrier_test(barrier, place_.parity)) {
-        if (peek(shared_state().code) != 0) return false;
+        if (failed()) return false;
       }
       add_wait(shared_state().page_ns, began_ns);
       return true;
     }
     while (!mbarrier_test(barrier, place_.parity)) {
-      if (peek(shared_state().code) != 0) return false;
+      if (failed()) return false;
     }
     return true;
   }
@@ -223,6 +223,14 @@ class StageReader {
 
  private:
   static constexpr uint32_t kEmpty = offsetof(Shared, stage_empty) - offsetof(Shared, stage_full);
+  static constexpr uint32_t kCode = offsetof(Shared, code) - offsetof(Shared, stage_full);
+
+  /* From an address that a register holds already. Taking that of the shared state costs time in every wait. */
+  __device__ __forceinline__ bool failed() const {
+    uint32_t code;
+    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(code) : "r"(full_ + kCode) : "memory");
+    return code != 0;
+  }
 
   RingPlace place_;
   bool first_lane_;

@@ -33,10 +33,11 @@ pub const LEAST_PARTIAL_ROWS: Knob = Knob {
 const LEAST_WEIGHT: u64 = 64;
 
 /// Fewest columns of a weight that are shared out to two tasks where tiles are too few for the workers: a multiprocessor takes 0.44 us for
-/// 128 of them, whatever the others do, and the sum of both halves 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum).
+/// 128 of them, whatever the others do, and the sum of both halves 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum). With
+/// 4,096 columns too, batch 64 of 8B took 7.56 ms instead of 7.63.
 const LEAST_HALVED: Knob = Knob {
     name: "wide.least_halved_columns",
-    default: 6144,
+    default: 4096,
     candidates: &[2048, 4096, 6144, 12288, 1 << 20],
     about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
 };

@@ -1,8 +1,12 @@
-/* Attention of one (active slot, local key-value head, split).
+/* Attention of an active slot, one or more local key-value heads, and a split.
  *
  * Queries, the slot's new rows times the query heads, go in passes. In a pass the 8 warps form groups: a group has a tile
  * of queries, its warps share out the units of keys and join their results in shared memory. A decode row is one group of
  * 8 warps, long prompts are 8 groups of one.
+ *
+ * Of several heads each has as many of the warps, where keys and values are streamed; otherwise one head follows the other. A task
+ * takes about 4 us beside its keys and values, in which the compute warps leave the ring as it is: with two heads it is half as
+ * much a head.
  *
  * Keys and values of earlier iterations are no other task's work any more: tasks of this rank wrote them before this
  * iteration was published. So a warp's first unit is loaded before the task's events are waited for, and the page table, the
@@ -17,7 +21,7 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false>
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false, uint32_t Heads = 1>
 struct Attention : TaskCode {
   using Share = attention::Share<Dtype, Dim, PageSize>;
   using Element = typename Share::Element;
@@ -33,16 +37,16 @@ struct Attention : TaskCode {
       if (found == kImpossible) context.fail(MPK_ABORT_KERNEL);
       return context.wait_inputs();
     }
-    if constexpr (Dtype == MPK_F32) return attend<attention::FmaTile<Dim, PageSize>>(context, share);
+    if constexpr (Dtype == MPK_F32) return attend_all<attention::FmaTile<Dim, PageSize>>(context, share);
     else {
       static_assert(OfStages::kQueries == 8, "a task that is not streamed has more queries than a streamed one");
       if constexpr (kTwoTiles) {
-        if (share.queries > 8) return attend<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share);
+        if (share.queries > 8) return attend_all<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share);
       }
       if constexpr (kStreams) {
-        if (kTwoTiles || OfStages::streams(share.queries)) return attend<OfStages>(context, share);
+        if (kTwoTiles || OfStages::streams(share.queries)) return attend<OfStages, Heads>(context, share);
       }
-      if constexpr (!kStreams || !kTwoTiles) return attend<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
+      if constexpr (!kStreams || !kTwoTiles) return attend_all<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share);
     }
   }
 
@@ -53,7 +57,7 @@ struct Attention : TaskCode {
   }
 
  private:
-  using OfStages = attention::StreamedTile<Dtype, Dim, PageSize>;
+  using OfStages = attention::StreamedTile<Dtype, Dim, PageSize, Heads>;
   static constexpr bool kStreams = Streamed && OfStages::kPossible;
 
   static __device__ __forceinline__ bool stream(Loader& loader) {
@@ -74,7 +78,7 @@ struct Attention : TaskCode {
     if (end > numbers.context) end = numbers.context;
     if (end <= first) return true;
     if (loader.prefetches()) {
-      loader.skip(2 * ((end - first + OfStages::kPiece - 1) / OfStages::kPiece));
+      loader.skip(2 * Heads * ((end - first + OfStages::kPiece - 1) / OfStages::kPiece));
       return true;
     }
     loader.begin_cache();
@@ -90,8 +94,12 @@ struct Attention : TaskCode {
       const uint32_t row = ((page < num_pages ? page : 0) * 2 * kv_heads + static_cast<uint32_t>(args[1])) * PageSize + first % PageSize;
       const uint32_t bytes = (end - first < OfStages::kPiece ? end - first : OfStages::kPiece) * kRowBytes;
       const uint8_t* const keys = reinterpret_cast<const uint8_t*>(cache.addr) + static_cast<uint64_t>(row) * kRowBytes;
-      if (!loader.template stream<true>(keys, bytes)) return false;
-      if (!loader.template stream<true>(keys + static_cast<uint64_t>(kv_heads) * PageSize * kRowBytes, bytes)) return false;
+      constexpr uint64_t kHeadBytes = static_cast<uint64_t>(PageSize) * kRowBytes;
+#pragma unroll 1
+      for (uint32_t head = 0; head < Heads; ++head) {
+        if (!loader.template stream<true>(keys + head * kHeadBytes, bytes)) return false;
+        if (!loader.template stream<true>(keys + (kv_heads + head) * kHeadBytes, bytes)) return false;
+      }
       page = next;
       next = after;
     }
@@ -101,7 +109,7 @@ struct Attention : TaskCode {
   enum : int { kFound, kNothing, kImpossible };
 
   /* The work area: shares, kept rows, queries, results. */
-  static constexpr uint32_t kFixedBytes = Share::kShareBytes + Share::kKeptBytes;
+  static constexpr uint32_t kFixedBytes = Share::kShareBytes + Heads * Share::kKeptBytes;
   template <class Tile>
   static constexpr uint32_t kQueryBytes = kComputeWarps * Tile::kQueryElements * sizeof(Element);
   template <class Tile>
@@ -122,6 +130,7 @@ struct Attention : TaskCode {
     const int32_t* args = context.slot->task.args;
     const uint32_t active = static_cast<uint32_t>(args[0]);
     if (active >= context.slot->num_active) return kNothing;
+    share.in_views = 0;
     share.kv_head = static_cast<uint32_t>(args[1]);
     share.heads = static_cast<uint32_t>(args[5]);
     const Context::Active numbers = context.active(active);
@@ -158,21 +167,46 @@ struct Attention : TaskCode {
     return kFound;
   }
 
+  /* All heads, one after the other. */
   template <class Tile>
-  static __device__ __forceinline__ int attend(Context& context, const Share& share) {
+  static __device__ __forceinline__ int attend_all(Context& context, Share& share) {
+#pragma unroll 1
+    for (;;) {
+      if (const int code = attend<Tile, 1>(context, share); code != MPK_OK || share.in_views + 1 == Heads) return code;
+      if (const int code = context.sync(); code != MPK_OK) return code;
+      if (context.lane == 0) {
+        ++share.in_views;
+        ++share.kv_head;
+      }
+      __syncwarp();
+    }
+  }
+
+  /* `Joined` heads at once, each by as many warps. */
+  template <class Tile, uint32_t Joined>
+  static __device__ __forceinline__ int attend(Context& context, Share& share) {
     static_assert(kFits<Tile>, "the work area is too small for attention");
+    constexpr uint32_t kWarps = kComputeWarps / Joined; /* of a head */
+    if constexpr (Joined > 1) {
+      if (context.lane == 0) {
+        share.in_views = context.warp / kWarps;
+        share.kv_head += context.warp / kWarps;
+      }
+      __syncwarp();
+    }
     Element* queries = reinterpret_cast<Element*>(context.work() + kFixedBytes);
     float* out = reinterpret_cast<float*>(context.work() + kFixedBytes + (kOverlay<Tile> ? 0 : kQueryBytes<Tile>));
     float* state = out + kComputeWarps * Tile::kQueries * Share::kOutPitch;
 
     const uint32_t tiles = (share.queries + Tile::kQueries - 1) / Tile::kQueries;
     const uint32_t shift = tiles > 4 ? 0 : tiles > 2 ? 1 : tiles == 2 ? 2 : 3;
-    const uint32_t group_warps = 1u << shift, groups = kComputeWarps >> shift;
-    const uint32_t group = context.warp >> shift, member = context.warp & (group_warps - 1);
+    const uint32_t group_warps = Joined > 1 ? kWarps : 1u << shift, groups = kWarps / group_warps;
+    const uint32_t group = context.warp % kWarps / group_warps, member = context.warp % group_warps;
     const float eps = context.params<mpk_attention_params>().eps;
     const uint32_t begin = share.first + member * Tile::kKeys, step = group_warps * Tile::kKeys;
 
-    attention::Rows<Dtype, Dim, PageSize, QkNorm> rows(share);
+    attention::Rows<Dtype, Dim, PageSize, QkNorm, Joined> rows(share);
+    queries += context.warp / kWarps * Tile::kQueryElements;
     Tile tile(share, context.lane);
     for (uint32_t pass = 0; pass < share.queries; pass += groups * Tile::kQueries) {
       const uint32_t room = groups * Tile::kQueries;
@@ -187,8 +221,11 @@ struct Attention : TaskCode {
       tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
       if (pass == 0) {
         rows.hint(context);
-        const int code = context.wait_inputs(/*loads_under_way=*/true);
-        if (code != MPK_OK) return code;
+        /* Of heads one after the other only the first waits. */
+        if (Joined == Heads || share.in_views == 0) {
+          const int code = context.wait_inputs(/*loads_under_way=*/!std::is_same<Tile, OfStages>::value);
+          if (code != MPK_OK) return code;
+        }
         rows.append_values(context);
       }
       rows.template prepare<Tile>(context, eps, queries);
@@ -204,8 +241,8 @@ struct Attention : TaskCode {
         if (context.thread == 0) tile.leave();
       }
       for (uint32_t q = member; q < Tile::kQueries && first_query + q < share.queries; q += group_warps)
-        join(context, share, first_query + q, group_warps, out + (group * group_warps * Tile::kQueries + q) * Share::kOutPitch,
-             state + (group * group_warps * Tile::kQueries + q) * 2, Tile::kQueries);
+        join(context, share, first_query + q, group_warps, out + ((context.warp - member) * Tile::kQueries + q) * Share::kOutPitch,
+             state + ((context.warp - member) * Tile::kQueries + q) * 2, Tile::kQueries);
       if (share.queries - pass > room && (code = context.sync()) != MPK_OK) return code;
     }
     return MPK_OK;
@@ -241,7 +278,7 @@ struct Attention : TaskCode {
     }
 
     const uint32_t row = share.first_row + query / share.heads;
-    const uint32_t head = static_cast<uint32_t>(context.slot->task.args[4]) + query % share.heads;
+    const uint32_t head = static_cast<uint32_t>(context.slot->task.args[4]) + share.in_views * share.heads + query % share.heads;
     const mpk_operand& to = context.output(0);
     if constexpr (Partial) {
       const uint32_t split = static_cast<uint32_t>(context.slot->task.args[2]);

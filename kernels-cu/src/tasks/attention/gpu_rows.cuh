@@ -7,15 +7,16 @@ namespace mpk {
 namespace gpu {
 namespace attention {
 
-/* A warp prepares rows warp, warp + 8, ... of a list: `appended` new keys, then the queries from `first_query` on.
- * Several rows at a time, so that their loads overlap. */
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm>
+/* The warps of a head prepare a list of rows in turn: `appended` new keys, then the queries from `first_query` on. A warp
+ * prepares several at a time, so that their loads overlap. `Heads`: each has as many warps. */
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, uint32_t Heads>
 class Rows {
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
   static constexpr uint32_t kHalf = Dim / 2;
   static constexpr uint32_t kPairs = (kHalf + 31) / 32;
   static constexpr uint32_t kBatch = Dim > 128 ? 1 : 2;
+  static constexpr uint32_t kWarps = kComputeWarps / Heads, kThreads = kWarps * 32;
 
  public:
   __device__ explicit Rows(const Shares& share) : share_(share) {}
@@ -29,7 +30,7 @@ class Rows {
 
   /* Before the task's events: brings rope and norm weights of the warp's first rows near. */
   __device__ __forceinline__ void hint(const Context& context) const {
-    const uint32_t at = context.warp + context.lane / 4 % kBatch * kComputeWarps;
+    const uint32_t at = context.warp % kWarps + context.lane / 4 % kBatch * kWarps;
     if (at < count_)
       for (uint32_t d = context.lane % 4 * 32; d < Dim; d += 128) prefetch(row_of<float>(context.input(4), position_at(at)) + d);
     if (QkNorm && context.warp == 0 && context.lane < 2)
@@ -50,12 +51,12 @@ class Rows {
       }
     }
 #pragma unroll 1
-    for (uint32_t begin = context.warp; begin < count_; begin += kComputeWarps * kBatch) {
+    for (uint32_t begin = context.warp % kWarps; begin < count_; begin += kWarps * kBatch) {
       float x[kBatch][2 * kPairs] = {}, turn[kBatch][2 * kPairs] = {}; /* see nvshmem_copy/gpu.cuh */
       uint32_t pages[kBatch]; /* of new keys */
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
-        const uint32_t at = begin + b * kComputeWarps;
+        const uint32_t at = begin + b * kWarps;
         pages[b] = kNoRow;
         if (at >= count_) continue;
         if (at < appended_) pages[b] = share_.page_at(share_.first_new + at, share_.last);
@@ -70,7 +71,7 @@ class Rows {
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
-        const uint32_t at = begin + b * kComputeWarps;
+        const uint32_t at = begin + b * kWarps;
         if (at >= count_) continue;
         if constexpr (QkNorm) {
           float squares = 0.0f;
@@ -110,10 +111,10 @@ class Rows {
   __device__ __forceinline__ const Element* source_of(const Context& context, uint32_t at) const {
     if (at < appended_) {
       const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
-      return row_of<const Element>(context.input(1), row);
+      return row_of<const Element>(context.input(1), row) + share_.in_views * Dim;
     }
     const uint32_t query = first_query_ + at - appended_;
-    return row_of<const Element>(context.input(0), share_.first_row + query / share_.heads) + query % share_.heads * Dim;
+    return row_of<const Element>(context.input(0), share_.first_row + query / share_.heads) + (share_.in_views * share_.heads + query % share_.heads) * Dim;
   }
 
   /* `turn`: the cosines of the pairs, then their sines. */
@@ -149,11 +150,11 @@ class Rows {
   template <uint32_t Wide, typename Piece>
   __device__ __forceinline__ void copy_values(const Context& context, const mpk_operand& view) const {
     constexpr uint32_t kPieces = Dim / Wide;
-    for (uint32_t i = kComputeThreads - 1 - context.thread; i < share_.num_new * kPieces; i += kComputeThreads) {
+    for (uint32_t i = kThreads - 1 - context.thread % kThreads; i < share_.num_new * kPieces; i += kThreads) {
       const uint32_t at = i / kPieces, d = i % kPieces * Wide;
       const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
       const uint32_t to = share_.row_at(share_.first_new + at, share_.last);
-      const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + d);
+      const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + share_.in_views * Dim + d);
       if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + at * Shares::kPadded + d) = piece;
       if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + d) = piece;
     }

@@ -1,4 +1,4 @@
-/* What one attention task works on: a slot's rows, and its share of the slot's pages. */
+/* What a warp of an attention task works on: a slot's rows, a key-value head, and a share of the slot's pages. */
 #pragma once
 
 #include "gpu/loads.cuh"
@@ -37,16 +37,17 @@ struct alignas(16) Share {
   Element* pages;
   const int32_t* page_table; /* of the slot */
   uint32_t num_pages, kv_heads, kv_head;
+  uint32_t in_views; /* number of the head among those of the task */
   uint32_t first_row, rows, context, heads, queries; /* queries count row by row, and within a row head by head */
   uint32_t first, last;                              /* positions of the share */
   uint32_t first_new, num_new;                       /* new positions in it */
   float scale;
 
   static constexpr uint32_t kShareBytes = 1024; /* of all warps */
-  static constexpr uint32_t kKeptBytes = 2 * kKeptRows * kPadded * sizeof(Element);
+  static constexpr uint32_t kKeptBytes = 2 * kKeptRows * kPadded * sizeof(Element); /* of a head */
   /* The kept rows, kPadded elements apart. */
-  static __device__ __forceinline__ Element* new_keys() { return reinterpret_cast<Element*>(work_area() + kShareBytes); }
-  static __device__ __forceinline__ Element* new_values() { return new_keys() + kKeptRows * kPadded; }
+  __device__ __forceinline__ Element* new_keys() const { return reinterpret_cast<Element*>(work_area() + kShareBytes + in_views * kKeptBytes); }
+  __device__ __forceinline__ Element* new_values() const { return new_keys() + kKeptRows * kPadded; }
 
   __device__ __forceinline__ uint32_t position_of(uint32_t query) const { return context + query / heads; }
   /* Where the keys end that a query sees of those before `end`. */

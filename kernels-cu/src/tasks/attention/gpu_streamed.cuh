@@ -1,8 +1,9 @@
 /* Attention of a warp on keys and values that the loader has brought into the ring of stages: a tile of 8 queries.
  *
- * A stage holds a piece of a page: the keys of some positions, and the stage after it their values. The loader runs ahead of the
- * task's events, as it does with weights: it brings positions of earlier iterations only, which nobody writes any more. New
- * positions come from the kept rows. All warps take all stages in order; each computes every eighth unit of 16 keys.
+ * A stage holds a piece of a page: a head's keys of some positions, and the stage after it their values. After the piece of a head
+ * comes the same piece of the task's next head. The loader runs ahead of the task's events, as it does with weights: it brings
+ * positions of earlier iterations only, which nobody writes any more. New positions come from the kept rows. All warps take all
+ * stages in order. Each head has as many warps, which compute its units of 16 keys in turn.
  *
  * So as many bytes are under way as for a product of weights, also while a task before this one ends, and no registers hold
  * what is on its way. Values are read in 4-way bank conflicts, keys in 2-way ones: by estimate half of what shared memory can do. */
@@ -14,7 +15,7 @@ namespace mpk {
 namespace gpu {
 namespace attention {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize>
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t Heads>
 class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
   using Base = MmaTile<Dtype, Dim, PageSize, 1>;
   using Shares = Share<Dtype, Dim, PageSize>;
@@ -25,12 +26,13 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
  public:
   using Base::kKeys;
   using Base::kQueries;
-  /* Positions of a piece. */
-  static constexpr uint32_t kMost = kStageBytes / kRowBytes / kKeys * kKeys;
+  /* Positions of a piece. A warp has at most one unit of it. */
+  static constexpr uint32_t kWarps = kComputeWarps / Heads;
+  static constexpr uint32_t kFitting = kStageBytes / kRowBytes / kKeys * kKeys, kMost = kFitting < kWarps * kKeys ? kFitting : kWarps * kKeys;
   static constexpr uint32_t kPiece = PageSize < kMost ? PageSize : kMost;
-  /* Whether this form of the cache can be streamed. A warp has at most one unit of a piece. */
+  /* Whether this form of the cache can be streamed. */
   static constexpr bool kPossible = Dtype != MPK_F32 && Dim % 64 == 0 && Dim <= 128 && kPiece > 0 && kPiece % kKeys == 0 &&
-                                    PageSize % (kPiece > 0 ? kPiece : 1) == 0 && kPiece <= kComputeWarps * kKeys;
+                                    PageSize % (kPiece > 0 ? kPiece : 1) == 0;
   /* Whether a task with so many queries is streamed: loader and compute warps must agree. */
   static constexpr __device__ __forceinline__ bool streams(uint32_t queries) { return queries <= kQueries; }
 
@@ -52,81 +54,92 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
       queries[i][0] = fragment.x, queries[i][1] = fragment.z; /* rows 8 to 15 stand for no query */
     }
     StageReader reader(lane_);
-    uint32_t piece = first; /* at the ring's head, if it is below `end` */
+    uint32_t piece = first, others = 2 * share_.in_views; /* stages before this head's of the piece, if that is below `end` */
 #pragma unroll 1
     for (; begin < last_; begin += step) {
-#pragma unroll 1
-      for (; piece < end && piece + kPiece <= begin; piece += kPiece)
-        if (!pass(reader)) return;
+      for (; piece < end && piece + kPiece <= begin; piece += kPiece) others += 2 * Heads;
       const bool staged = begin < end;
-      if (staged && !reader.wait()) return;
-      load_keys(reader.address() + (begin - piece) * kRowBytes, begin, end);
+      if (staged && !(pass(reader, others) && reader.wait())) return;
+      const bool whole = begin + kKeys <= end; /* of what the loader brought */
+      const uint32_t keys = reader.address() + (begin - piece) * kRowBytes;
+      if (whole) load_keys<true>(keys, begin, end);
+      else load_keys<false>(keys, begin, end);
       if (staged) reader.give_back();
       float s[2][4];
       scores(s, queries);
       if (staged && !reader.wait()) return;
-      load_values(reader.address() + (begin - piece) * kRowBytes, begin, end);
+      const uint32_t values = reader.address() + (begin - piece) * kRowBytes;
+      if (whole) load_values<true>(values, begin, end);
+      else load_values<false>(values, begin, end);
       if (staged) {
         reader.give_back();
         piece += kPiece;
+        others = 2 * (Heads - 1);
       }
       this->probabilities(begin, all_see, s);
       this->add_values(s);
     }
-#pragma unroll 1
-    for (; piece < end; piece += kPiece)
-      if (!pass(reader)) return;
+    for (; piece < end; piece += kPiece) others += 2 * Heads;
+    pass(reader, others - 2 * share_.in_views);
   }
 
   /* One thread, after the barrier that follows `run`: the next task's stages. */
   __device__ __forceinline__ void leave() const {
     const uint32_t end = share_.last < share_.context ? share_.last : share_.context;
     RingPlace place = peek(shared_state().next_stage);
-    if (end > share_.first) place.index += 2 * ((end - share_.first + kPiece - 1) / kPiece);
+    if (end > share_.first) place.index += 2 * Heads * ((end - share_.first + kPiece - 1) / kPiece);
     place.parity ^= place.index / kStages & 1;
     place.index %= kStages;
     poke(shared_state().next_stage, place);
   }
 
  private:
-  /* The keys and values of a piece that this warp has no unit of. */
-  static __device__ __forceinline__ bool pass(StageReader& reader) {
+  /* Stages that this warp computes nothing of. */
+  static __device__ __forceinline__ bool pass(StageReader& reader, uint32_t stages) {
 #pragma unroll 1
-    for (uint32_t i = 0; i < 2; ++i) {
+    for (; stages != 0; --stages) {
       if (!reader.wait()) return false;
       reader.give_back();
     }
     return true;
   }
 
+  /* `Whole`: valid for sure. */
+  template <bool Whole>
   static __device__ __forceinline__ void load(uint4& to, uint32_t address, bool valid) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
-        "@p ld.shared.v4.u32 {%0,%1,%2,%3},[%4];}"
-        : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w) : "r"(address), "r"(static_cast<uint32_t>(valid)));
+    if constexpr (Whole) {
+      asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w) : "r"(address));
+    } else {
+      asm volatile(
+          "{.reg .pred p; setp.ne.u32 p,%5,0; mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;"
+          "@p ld.shared.v4.u32 {%0,%1,%2,%3},[%4];}"
+          : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w) : "r"(address), "r"(static_cast<uint32_t>(valid)));
+    }
   }
 
-  /* Of the unit at `begin`, which begins at `from` in a stage; positions from `end` on are kept rows. */
+  /* Of the unit at `begin`, which begins at `from` in a stage; positions from `end` on are kept rows. `Whole`: there are none. */
+  template <bool Whole>
   __device__ __forceinline__ void load_keys(uint32_t from, uint32_t begin, uint32_t end) {
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j)
 #pragma unroll
-      for (uint32_t c = 0; c < kKeyChunks; ++c) load(keys_[j][c], from + (g_ + 8 * j) * kRowBytes + 64 * c + 16 * t_, begin + g_ + 8 * j < end);
-    if (begin + kKeys <= end) return;
+      for (uint32_t c = 0; c < kKeyChunks; ++c) load<Whole>(keys_[j][c], from + (g_ + 8 * j) * kRowBytes + 64 * c + 16 * t_, begin + g_ + 8 * j < end);
+    if (Whole) return;
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j)
 #pragma unroll
       for (uint32_t c = 0; c < kKeyChunks; ++c) this->load_kept(keys_[j][c], share_.new_keys(), begin + g_ + 8 * j, end, 32 * c + 8 * t_);
   }
+  template <bool Whole>
   __device__ __forceinline__ void load_values(uint32_t from, uint32_t begin, uint32_t end) {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
 #pragma unroll
       for (uint32_t c = 0; c < kValueChunks; ++c) {
         const uint32_t key = 2 * t_ + i % 2 + i / 2 * 8;
-        load(values_[c][i], from + key * kRowBytes + 128 * c + 16 * g_, begin + key < end);
+        load<Whole>(values_[c][i], from + key * kRowBytes + 128 * c + 16 * g_, begin + key < end);
       }
-    if (begin + kKeys <= end) return;
+    if (Whole) return;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
 #pragma unroll

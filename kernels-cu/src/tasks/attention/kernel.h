@@ -1,4 +1,4 @@
-// Attention of one (active slot, local key-value head, split).
+// Attention of an active slot, one or more local key-value heads one after the other, and a split.
 #pragma once
 
 #include "tasks/attention/params.h"
@@ -24,9 +24,7 @@ class Attention : SlotAttention<T> {
     const int32_t* a = args_->task->args;
     const uint32_t active = static_cast<uint32_t>(a[0]);
     if (active >= args_->batch->num_active) return MPK_OK;
-    kv_head_ = static_cast<uint32_t>(a[1]);
     split_ = static_cast<uint32_t>(a[2]);
-    first_head_ = static_cast<uint32_t>(a[4]);
     heads_ = static_cast<uint32_t>(a[5]);
     const bool fits = this->take_slot(active);
     if (rows_ == 0) return MPK_OK;
@@ -40,6 +38,17 @@ class Attention : SlotAttention<T> {
     if (!this->has_pages(share_first_, share_last_)) return MPK_ABORT_KERNEL;
 
     this->lay_out_scratch();
+    for (in_views_ = 0; in_views_ < params_.kv_heads; ++in_views_) {
+      kv_head_ = static_cast<uint32_t>(a[1]) + in_views_;
+      first_head_ = static_cast<uint32_t>(a[4]) + in_views_ * heads_;
+      attend();
+    }
+    return MPK_OK;
+  }
+
+ private:
+  // One key-value head.
+  void attend() {
     append();
     const uint64_t queries = uint64_t{rows_} * heads_;
     for (uint64_t first = 0; first < queries; first += QUERIES) {
@@ -47,16 +56,14 @@ class Attention : SlotAttention<T> {
       const auto query = [&](uint32_t i) {
         const uint64_t at = first + i;
         const uint32_t row = first_row_ + static_cast<uint32_t>(at / heads_);
-        turn(this->view_row(0, row) + at % heads_ * dim_, 5, this->position_of(at));
+        turn(this->view_row(0, row) + (in_views_ * heads_ + at % heads_) * dim_, 5, this->position_of(at));
         return rounded_;
       };
       this->block(first, left < QUERIES ? static_cast<uint32_t>(left) : QUERIES, query,
                   [&](uint32_t i) { write(first + i, i); });
     }
-    return MPK_OK;
   }
 
- private:
   static const mpk_attention_params& params_of(const mpk_kernel_args* args) {
     return *reinterpret_cast<const mpk_attention_params*>(args->params);
   }
@@ -70,9 +77,9 @@ class Attention : SlotAttention<T> {
     const uint32_t first = share_first_ > context_ ? share_first_ : context_;
     for (uint32_t position = first; position < share_last_; ++position) {
       const uint32_t row = first_row_ + position - context_;
-      turn(this->view_row(1, row), 6, position);
+      turn(this->view_row(1, row) + in_views_ * dim_, 6, position);
       memcpy(this->cache_row(position, false), rounded_, dim_ * sizeof(Element));
-      memcpy(this->cache_row(position, true), this->view_row(2, row), dim_ * sizeof(Element));
+      memcpy(this->cache_row(position, true), this->view_row(2, row) + in_views_ * dim_, dim_ * sizeof(Element));
     }
   }
 
@@ -98,6 +105,7 @@ class Attention : SlotAttention<T> {
 
   const mpk_attention_params params_;
   uint32_t split_, first_head_;
+  uint32_t in_views_; // number of the head among those of the task
 };
 
 } // namespace

@@ -18,9 +18,9 @@
 //! (default head_dim^-0.5), `splits` and `prefill` (default by the target).
 //!
 //! # Tasks and regions
-//! One task for each active slot a, local key-value head h and split i; arguments
-//! `[a, h, i, splits, first local query head, query heads, 0, 0]`. A slot's positions (context and new tokens)
-//! are cut by whole pages into `splits` shares. Which rows an active slot has is known at run time only; those of
+//! One task for each active slot a, local key-value head h (or, on GPUs, that and the next ones, [`Attention::kv_heads_of_task`])
+//! and split i; arguments `[a, h, i, splits, first local query head, query heads of each key-value head, 0, 0]`. A slot's
+//! positions (context and new tokens) are cut by whole pages into `splits` shares. Which rows an active slot has is known at run time only; those of
 //! different slots are disjoint. The region that stands for "the rows of active slot a" is its *row share*
 //! ([`row_share`]): the rows R a/A .. R (a+1)/A of R, for A active slots. Writers of a slot's rows name the row
 //! share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor; rows that another operator names may be any
@@ -48,7 +48,7 @@ use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, Need, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
 };
-use taskgraph::{Attribute, AttributeKind, DType, Knob, Region, Sharding, Split, Target, TaskType};
+use taskgraph::{Attribute, AttributeKind, Backend, DType, Knob, Region, Sharding, Split, Target, TaskType};
 
 pub use crate::tasks::heads::{MAX_SPLITS, kv_dims, kv_region_dims, kv_sharding, qkv_sharding, row_share};
 
@@ -97,10 +97,18 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err("queries, keys, values and output must have the cache's type".to_string());
     }
     let (qk_norm, partial) = (params.qk_norm != 0, params.partial != 0);
-    let streamed = if params.streamed == 0 { "" } else { ", true" };
     if params.splits == 0 {
         return Err("it has no splits".to_string());
     }
+    let kv_heads = params.kv_heads;
+    if !kv_heads.is_power_of_two() || kv_heads > MAX_KV_HEADS {
+        return Err(format!("tasks of {kv_heads} key-value heads; the GPU code takes 1, 2, 4 or 8"));
+    }
+    let streamed = match (params.streamed != 0, kv_heads) {
+        (false, 1) => String::new(),
+        (true, 1) => ", true".to_string(),
+        (streamed, _) => format!(", {streamed}, {kv_heads}"),
+    };
     Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}{streamed}>"))
 }
 
@@ -121,6 +129,17 @@ const STREAMED_SLOTS: Knob = Knob {
     candidates: &[1, 9, 17, 33, 65, 1 << 16],
     about: "slots of a graph from which on keys and values come through the ring of stages",
 };
+
+/// Most key-value heads of a task on GPUs. Beside its keys and values a task takes about 4 us, which heads that share it share too.
+const KV_HEADS: Knob = Knob {
+    name: "attention.kv_heads",
+    default: 2,
+    candidates: &[1, 2, 4],
+    about: "most key-value heads of an attention task, where there are more tasks than workers",
+};
+
+/// Each has a compute warp or more.
+const MAX_KV_HEADS: u32 = 8;
 
 /// Most bytes of a rank's partial results, by default: of many rows each split writes and reads that much more, which is
 /// soon worse than idle workers, and they decide how much memory the activations take.
@@ -166,6 +185,24 @@ impl Attention {
         // No more tasks than workers: a second round would take as long as the first.
         Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)
     }
+
+    /// Key-value heads of a task: on GPUs as many as workers have tasks of a head one after the other, up to a limit.
+    fn kv_heads_of_task(heads: &Heads, active: u32, splits: u32, target: &Target) -> u32 {
+        let all = heads.num_key_values();
+        let alike = (1..all).all(|h| heads.readers(h).count() == heads.readers(0).count());
+        let most = target.tuned(&KV_HEADS).min(u64::from(MAX_KV_HEADS));
+        let mut of_task = 1;
+        while target.backend == Backend::Cuda
+            && alike
+            && splits == 1
+            && 2 * of_task <= most
+            && all.is_multiple_of(2 * of_task)
+            && all / of_task * u64::from(active) > u64::from(target.workers)
+        {
+            of_task *= 2;
+        }
+        of_task as u32
+    }
 }
 
 impl TaskType for Attention {
@@ -178,7 +215,7 @@ impl TaskType for Attention {
     }
 
     fn knobs(&self) -> &'static [&'static Knob] {
-        &[&SPLIT_POSITIONS, &STREAMED_SLOTS, &attention_prefill::LEAST_ROWS]
+        &[&SPLIT_POSITIONS, &STREAMED_SLOTS, &KV_HEADS, &attention_prefill::LEAST_ROWS]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
@@ -319,6 +356,7 @@ impl TaskType for Attention {
         let partial = op.outputs.len() == 3;
         let splits = if partial { contract::attr_u32(attrs, "splits")?.unwrap_or(1) } else { 1 };
         let scale = scale(attrs, dim)?;
+        let kv_heads = Self::kv_heads_of_task(&heads, active, splits, target);
         let params = mpk_attention_params {
             head_dim: dim as u32,
             splits,
@@ -327,6 +365,7 @@ impl TaskType for Attention {
             eps: contract::attr_f64(attrs, "eps")?.unwrap_or(0.0) as f32,
             scale: scale as f32,
             streamed: u32::from(u64::from(active) >= target.tuned(&STREAMED_SLOTS)),
+            kv_heads,
         };
         let qkv = |first: u64, count: u64| {
             Region::whole(&[rows, 0]).with(1, (first * dim) as u32, ((first + count) * dim) as u32)
@@ -336,15 +375,19 @@ impl TaskType for Attention {
             Access::new(index as u8, Region::whole(&dims))
         };
         let bytes = op.inputs[0].dtype.size();
-        let cost = op.inputs[2].dims[0] * dim * bytes / u64::from(splits);
-        let mut tasks = Vec::with_capacity((u64::from(active) * key_values * u64::from(splits)) as usize);
+        let together = u64::from(kv_heads);
+        let cost = together * op.inputs[2].dims[0] * dim * bytes / u64::from(splits);
+        let mut tasks =
+            Vec::with_capacity((u64::from(active) * key_values / together * u64::from(splits)) as usize);
         for a in 0..active {
             let share = row_share(rows, a, active);
-            for h in 0..key_values {
-                let readers = heads.readers(h);
+            for h in (0..key_values).step_by(kv_heads as usize) {
+                let first_readers = heads.readers(h);
+                let readers = first_readers.start..heads.readers(h + together - 1).end;
                 let count = readers.end - readers.start;
                 for i in 0..splits {
-                    let cache = Region::whole(&[0, 0, 0]).with(0, a, a + 1).with(1, h as u32, h as u32 + 1);
+                    let cache =
+                        Region::whole(&[0, 0, 0]).with(0, a, a + 1).with(1, h as u32, h as u32 + kv_heads);
                     let cache = cache.with(2, i, i + 1);
                     let mut task = TaskSpec {
                         args: [
@@ -353,16 +396,16 @@ impl TaskType for Attention {
                             i as i32,
                             splits as i32,
                             readers.start as i32,
-                            count as i32,
+                            (first_readers.end - first_readers.start) as i32,
                             0,
                             0,
                         ],
-                        cost: cost + u64::from(rows / active) * (2 * count + 2) * dim * bytes,
+                        cost: cost + u64::from(rows / active) * (2 * count + 2 * together) * dim * bytes,
                         ..TaskSpec::default()
                     };
                     task.reads.push(Access::new(0, qkv(readers.start, count)));
-                    task.reads.push(Access::new(0, qkv(queries + h, 1)));
-                    task.reads.push(Access::new(0, qkv(queries + key_values + h, 1)));
+                    task.reads.push(Access::new(0, qkv(queries + h, together)));
+                    task.reads.push(Access::new(0, qkv(queries + key_values + h, together)));
                     task.reads.push(Access::pages_of_slot(1, cache));
                     task.reads.extend((2..op.inputs.len()).map(whole));
                     let (first, last) = (readers.start as u32, readers.end as u32);

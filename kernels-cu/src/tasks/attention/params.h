@@ -12,6 +12,7 @@ typedef struct mpk_attention_params {
   float eps;         /* of that norm */
   float scale;       /* of the scores */
   uint32_t streamed; /* 1: on GPUs the loader brings keys and values of earlier iterations, where the cache's form allows it */
+  uint32_t kv_heads; /* key-value heads of a task; on GPUs a power of two up to 8 */
 } mpk_attention_params;
 
 #endif

@@ -1,6 +1,8 @@
+use super::Attention;
 use super::test_case::Case;
 use crate::isa::Isa;
 use crate::registry::registry;
+use crate::tasks::heads::Heads;
 use crate::testing::{Call, TestRank, TestTask, TestTensor, run_task};
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Role};
@@ -19,6 +21,7 @@ pub(super) fn case(dtype: DType, heads: u32, kv_heads: u32, head_dim: u32) -> Ca
         slots: vec![(37, 1)],
         world: 1,
         prefill: None,
+        kv_heads_of_task: 1,
     }
 }
 
@@ -45,6 +48,46 @@ fn pages_of_all_sizes_and_splits_of_all_numbers() {
             }
         }
     }
+}
+
+/// Where heads of a rank have different numbers of query heads (12 heads of 4, 6 ranks), each has a task of its own.
+#[test]
+fn tasks_of_several_key_value_heads() {
+    for (heads, kv_heads, world, most) in
+        [(8, 8, 1, 2), (16, 4, 1, 4), (12, 4, 1, 8), (6, 3, 1, 2), (16, 8, 2, 4), (12, 4, 6, 2)]
+    {
+        for dtype in [DType::F32, DType::Bf16] {
+            let slots = vec![(37, 1), (0, 1), (5, 11), (130, 3)];
+            let one = Case { slots, world, qk_norm: true, ..case(dtype, heads, kv_heads, 32) };
+            let several = Case { kv_heads_of_task: most, ..one.clone() };
+            several.verify();
+            let (data, rank) = (one.data(), world - 1);
+            assert!(
+                several.run(&data, rank).0.data.bytes() == one.run(&data, rank).0.data.bytes(),
+                "{several:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn key_value_heads_share_a_task_where_workers_have_several() {
+    let (heads, of_task) = (
+        Heads::global(json!({"heads": 32, "kv_heads": 8, "head_dim": 128}).as_object().unwrap()).unwrap(),
+        Attention::kv_heads_of_task,
+    );
+    let target = |most: Option<u64>| {
+        let mut target = Target::cuda(taskgraph::target::device("h200").unwrap());
+        if let Some(most) = most {
+            target.tuning.set("attention.kv_heads", most);
+        }
+        target
+    };
+    assert_eq!([1, 16, 17, 128].map(|active| of_task(&heads, active, 1, &target(None))), [1, 1, 2, 2]);
+    assert_eq!([16, 32, 64, 128].map(|active| of_task(&heads, active, 1, &target(Some(8)))), [1, 2, 4, 8]);
+    assert_eq!(of_task(&heads, 128, 1, &target(Some(1))), 1);
+    assert_eq!(of_task(&heads, 128, 2, &target(None)), 1);
+    assert_eq!(of_task(&heads, 128, 1, &Target::cpu(2)), 1);
 }
 
 #[test]
@@ -104,7 +147,7 @@ fn positions_beyond_the_slot_s_pages_are_refused() {
     };
     let (view, cache) = (whole(&mut tensor), whole(&mut cache));
     let task = TestTask {
-        params: vec![16, 1, 0, 0, 0, 0],
+        params: vec![16, 1, 0, 0, 0, 0, 0, 1],
         args: [0, 0, 0, 1, 0, 2, 0, 0],
         inputs: vec![view, view, view, cache, view],
         outputs: vec![view, cache],

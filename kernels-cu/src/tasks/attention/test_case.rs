@@ -10,7 +10,7 @@ use crate::testing::{
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Role};
 use taskgraph::task_type::{Expansion, ExpansionOperand, LocalOp, OpView, OperandView, TensorType};
-use taskgraph::{Capacity, DType, Rows, Sharding, Split, Target};
+use taskgraph::{Backend, Capacity, DType, Rows, Sharding, Split, Target};
 
 #[derive(Clone, Debug)]
 pub(super) struct Case {
@@ -26,6 +26,8 @@ pub(super) struct Case {
     pub(super) world: u32,
     /// The steps for many rows, dealt to this many workers.
     pub(super) prefill: Option<u32>,
+    /// Most key-value heads of a task, cut as for a GPU.
+    pub(super) kv_heads_of_task: u32,
 }
 
 const EPS: f64 = 1e-5;
@@ -269,7 +271,11 @@ impl Case {
             rank,
             world: self.world,
         };
-        let target = Target::cpu(self.prefill.unwrap_or(3));
+        let mut target = Target::cpu(self.prefill.unwrap_or(3));
+        if self.kv_heads_of_task > 1 {
+            target = Target { backend: Backend::Cuda, workers: 1, ..target };
+            target.tuning.set("attention.kv_heads", self.kv_heads_of_task.into());
+        }
         let expansion = attention.expand(&local, &target).unwrap();
         assert_eq!(expansion.is_some(), self.splits > 1 || self.prefill.is_some());
         let mut out = TestTensor::poisoned(
