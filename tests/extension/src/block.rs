@@ -1,12 +1,24 @@
 //! An operator that only composes others: `block(x, w)` is `linear(negate(x), w) + x`.
 
+use kernels_cu::registry::Registration;
+use std::sync::Arc;
 use taskgraph::task_type::{
     ExpandedOp, Expansion, ExpansionOperand, OpError, OpView, Temporary, TensorType,
 };
 use taskgraph::{Attrs, TaskType};
 
+/// Registry entry.
+pub static REGISTRATION: Registration = Registration {
+    name: "block",
+    core_number: None,
+    contract: Some(|| Arc::new(Block)),
+    run: None,
+    ready: None,
+    gpu: None,
+};
+
 #[derive(Debug)]
-pub struct Block;
+struct Block;
 
 impl TaskType for Block {
     fn name(&self) -> &'static str {
