@@ -121,7 +121,11 @@ fn a_family_runs_on_one_and_two_ranks() {
         let output = job.args(["-n", ranks]).arg(&program).args(arguments).env(CHECKPOINT, folder.path());
         let output = output.output().expect("mpirun starts");
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{ranks} ranks: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{ranks} ranks: {text}\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let answers: Vec<Value> = text
             .lines()
             .filter_map(|line| line.strip_prefix("answer "))
