@@ -74,6 +74,10 @@ trap 'rm -rf "$TMPDIR"' EXIT
 
 # Tests that need NVSHMEM's files, CUDA's compiler or the server's clients fail instead of being skipped.
 export MPK_REQUIRE_NVSHMEM=1 MPK_REQUIRE_CUDA=1 MPK_REQUIRE_CLIENTS=1
+# Nothing can install the kernel's leave to make namespaces: without it a user's machine says what is not tested, and CI fails.
+if [[ ${CI:-} == true ]]; then
+    export MPK_REQUIRE_NAMESPACES="${MPK_REQUIRE_NAMESPACES:-1}"
+fi
 cargo_options=(--workspace --release --locked)
 
 # Whether a component of the toolchain can be used; rustup adds it if need be.
@@ -100,10 +104,8 @@ step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level w
 step_protocol() { sh kernels-cu/protocol/test/run.sh && sh kernels-cu/protocol/model/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins --examples; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
-# No member of the workspace; what it needs is built there already.
-step_extension() {
-    CARGO_TARGET_DIR="$PWD/target" cargo test --quiet --release --locked --manifest-path tests/extension/Cargo.toml
-}
+# No member of the workspace; it takes the libraries that are built there.
+step_extension() { python3 "$here/extension.py"; }
 # Every task's reads and writes against what it declared: whole graphs of several ranks.
 step_sanitize() { sanitized 'binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'; }
 # Also kernels one by one.
@@ -119,8 +121,15 @@ sanitized() {
 }
 step_package() { bash "$here/package_check.sh"; }
 step_test() {
-    # Says what is left out where this machine does not allow network namespaces; fails where a program is missing.
-    bash "$here/multinode_test.sh" --probe || [[ $? == 3 ]]
+    # Says what is left out where this machine does not allow network namespaces. In CI that is a failure, found before the
+    # other tests take their time. MPK_MULTINODE=0 is somebody's decision and holds everywhere.
+    local status=0
+    bash "$here/multinode_test.sh" --probe || status=$?
+    if [[ $status == 3 && ${MPK_REQUIRE_NAMESPACES:-0} == 1 && ${MPK_MULTINODE:-1} != 0 ]]; then
+        echo "    CI leaves nothing out: allow namespaces, or set MPK_MULTINODE=0"
+        return 3
+    fi
+    [[ $status == 0 || $status == 3 ]] || return "$status"
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci
     else

@@ -37,6 +37,7 @@ pub(crate) struct Parts<'a> {
     pub trace: u64,
     pub trace_capacity: u64,
     pub oversubscribed: u32,
+    pub threads_per_core: u32,
     pub kernels: u64,
     pub host_abort: u64,
     /// CPU: the ring of what carries to ranks that stores can't reach, or 0.
@@ -119,6 +120,8 @@ impl Control {
             num_graphs: parts.graphs.len() as u32,
             placement: placement_of_rank(parts.graphs),
             oversubscribed: parts.oversubscribed,
+            threads_per_core: parts.threads_per_core,
+            pad: 0,
             deadline_ns: parts.options.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
             sym: image.address(sym_at) as *mut _,
             control: own_heap as *mut _,

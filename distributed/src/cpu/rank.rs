@@ -1,6 +1,6 @@
 //! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol works on.
 
-use crate::affinity::Cores;
+use crate::affinity::{Cores, allowed};
 use crate::arrays::{GraphArrays, any_dynamic};
 use crate::common::Common;
 use crate::control::{Control, Parts};
@@ -54,6 +54,7 @@ struct Lasting {
     options: RunOptions,
     /// `mpk_cores`.
     oversubscribed: u32,
+    threads_per_core: u32,
     kernels: Vec<abi::mpk_kernel>,
     /// The ring of the proxy, or 0.
     proxy: u64,
@@ -92,6 +93,7 @@ impl Lasting {
                 trace: self.trace,
                 trace_capacity: self.trace_capacity,
                 oversubscribed: self.oversubscribed,
+                threads_per_core: self.threads_per_core,
                 kernels: self.kernels.as_ptr() as u64,
                 host_abort: 0,
                 proxy: self.proxy,
@@ -110,6 +112,12 @@ fn sharing(cores: &Cores, threads: usize, proxy: bool) -> u32 {
         () if proxy && threads == own => abi::MPK_CORES_PROXY,
         () => abi::MPK_CORES_ENOUGH,
     }
+}
+
+/// How many threads share a core, where each of the node's `ranks` has `threads`.
+fn threads_per_core(cores: &Cores, threads: usize, ranks: u32) -> u32 {
+    let sharers = if cores.shared { (ranks as usize).div_ceil(allowed().max(1)) } else { 1 };
+    (threads * sharers).div_ceil(cores.own.len().max(1)) as u32
 }
 
 impl CpuRank {
@@ -167,6 +175,7 @@ impl CpuRank {
             trace_capacity,
             options: options.clone(),
             oversubscribed: sharing(&cores, workers + schedulers, world.proxy().is_some()),
+            threads_per_core: threads_per_core(&cores, workers + schedulers, world.node_size()),
             kernels,
             proxy: world.proxy().map_or(0, |proxy| proxy.ring() as u64),
         };

@@ -138,6 +138,7 @@ impl Lasting {
                 trace: self.trace,
                 trace_capacity: self.trace_capacity,
                 oversubscribed: u32::from(self.oversubscribed),
+                threads_per_core: 0,
                 kernels: 0,
                 proxy: self.proxy,
                 host_abort: self.host_abort,

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MPK_ABI_VERSION 3u
+#define MPK_ABI_VERSION 4u
 
 /* ---- identifiers -------------------------------------------------------------------------------------- */
 
@@ -546,6 +546,8 @@ typedef struct mpk_rank {
   uint32_t signals;            /* enum mpk_signals */
   uint64_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort: enum mpk_abort_code, above it the origin */
   mpk_proxy* proxy;            /* what carries puts to the ranks whose sym is NULL; NULL where there are none */
+  uint32_t threads_per_core;   /* CPU: workers and schedulers, of all ranks, that share a core; 0: not known */
+  uint32_t pad;
 } mpk_rank;
 
 typedef struct mpk_kernel_args {

@@ -165,11 +165,18 @@ inline float float_from_bits(uint32_t bits) {
 /* How a wait passes its time: spins while its peer surely runs on another core, then gives the core away, then
  * sleeps, so that waiting threads leave the cores to those that compute. With more threads than cores
  * (mpk_rank.oversubscribed) it gives the core away at once: the thread it waits for may need this very core. Where that is the
- * proxy, it sleeps as late as with enough cores, since a sleep takes longer than a message. */
+ * proxy, it sleeps as late as with enough cores, since a sleep takes longer than a message. Hundreds of threads of one core would
+ * keep it busy with their looks alone: the more there are, the fewer turns each gives away and the longer it sleeps. */
 class Backoff {
  public:
   explicit Backoff(const mpk_rank* rank)
-      : spins_(rank->oversubscribed != MPK_CORES_ENOUGH ? 0u : kSpins), yields_(rank->oversubscribed == MPK_CORES_FEW ? kYieldsShared : kYields) {}
+      : spins_(rank->oversubscribed != MPK_CORES_ENOUGH ? 0u : kSpins), yields_(rank->oversubscribed == MPK_CORES_FEW ? kYieldsShared : kYields) {
+    const uint32_t threads = rank->threads_per_core;
+    if (rank->oversubscribed != MPK_CORES_FEW || threads < 2 * kThreadsASleep) return;
+    if (yields_ > kYieldsOfCore / threads) yields_ = kYieldsOfCore / threads;
+    first_sleep_ns_ = kFirstSleepNs * (threads / kThreadsASleep);
+    sleep_ns_ = first_sleep_ns_;
+  }
 
   /* True when enough time went by that the caller should look at the clock. */
   bool step() {
@@ -182,14 +189,14 @@ class Backoff {
       sched_yield();
     } else {
       sleep_ns(sleep_ns_);
-      if (sleep_ns_ < kLongestSleepNs) sleep_ns_ += kFirstSleepNs;
+      if (sleep_ns_ < kSleeps * first_sleep_ns_) sleep_ns_ += first_sleep_ns_;
     }
     return true;
   }
 
   void reset() {
     count_ = 0;
-    sleep_ns_ = kFirstSleepNs;
+    sleep_ns_ = first_sleep_ns_;
   }
 
  private:
@@ -197,9 +204,13 @@ class Backoff {
   static constexpr uint32_t kYields = 500;
   static constexpr uint32_t kYieldsShared = 20;
   static constexpr uint64_t kFirstSleepNs = 20000;
-  static constexpr uint64_t kLongestSleepNs = 200000;
+  static constexpr uint64_t kSleeps = 10; /* the longest, in first ones */
+  /* A look costs 2 to 3 us of a core. So many threads that look every 200 us take a tenth of it. */
+  static constexpr uint32_t kThreadsASleep = 10;
+  static constexpr uint32_t kYieldsOfCore = 1000;
   uint32_t count_ = 0;
   uint32_t spins_, yields_;
+  uint64_t first_sleep_ns_ = kFirstSleepNs;
   uint64_t sleep_ns_ = kFirstSleepNs;
 };
 

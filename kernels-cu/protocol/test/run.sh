@@ -10,16 +10,20 @@ trap 'rm -rf "$build"' EXIT
 # Builds all tests into "$build/$1" with the flags that follow.
 build_tests() {
     name="$1"; shift
-    mkdir -p "$build/$name"
+    objects="$build/$name/objects"
+    mkdir -p "$objects"
     flags="-std=c++20 -Wall -Wextra -Werror -pthread -DMPK_DEBUG_CHECKS -I. -I../include -Itest $*"
     # shellcheck disable=SC2086
     {
-        "$compiler" $flags test/test_queue.cpp cpu/proxy.cpp -o "$build/$name/queue"
-        "$compiler" $flags test/test_batch.cpp test/batch/*.cpp cpu/*.cpp -o "$build/$name/batch"
-        "$compiler" $flags test/test_batch_edges.cpp cpu/*.cpp -o "$build/$name/batch_edges"
-        "$compiler" $flags test/test_graph.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/graph"
-        "$compiler" $flags test/test_online.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/online"
-        "$compiler" $flags test/test_soak.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/$name/soak"
+        # What several tests share is compiled once.
+        for file in cpu/*.cpp; do "$compiler" $flags -c "$file" -o "$objects/$(basename "$file" .cpp).o"; done
+        "$compiler" $flags -c test/graph_fixture.cpp -o "$build/$name/fixture.o"
+        "$compiler" $flags test/test_queue.cpp "$objects/proxy.o" -o "$build/$name/queue"
+        "$compiler" $flags test/test_batch.cpp test/batch/*.cpp "$objects"/*.o -o "$build/$name/batch"
+        "$compiler" $flags test/test_batch_edges.cpp "$objects"/*.o -o "$build/$name/batch_edges"
+        "$compiler" $flags test/test_graph.cpp "$build/$name/fixture.o" "$objects"/*.o -o "$build/$name/graph"
+        "$compiler" $flags test/test_online.cpp "$build/$name/fixture.o" "$objects"/*.o -o "$build/$name/online"
+        "$compiler" $flags test/test_soak.cpp "$build/$name/fixture.o" "$objects"/*.o -o "$build/$name/soak"
     }
     # Negative control: releases weakened to relaxed, which ThreadSanitizer must notice.
     if [ "$name" = thread ]; then

@@ -1,6 +1,7 @@
 /* Many iterations of the hand-built job with random stalls and the shortest queues, on 2, 4 and 8 ranks: every sum and every
  * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). MPK_SOAK_RANKS,
  * MPK_SOAK_PLACEMENT: only the jobs of that many ranks; only placement 0 (static), 1 (dynamic), 2 or 3 (both, in one run).
+ * MPK_SOAK_SEED: other stalls for another number, so that a long soak can be made of several runs that each report.
  * MPK_SOAK_DEADLINE: seconds that a wait may last; at low priority on a busy machine it needs more than 60. */
 #include <chrono>
 #include <cstdlib>
@@ -26,7 +27,7 @@ void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
   options.dynamic = dynamic;
   options.mixed = mixed;
   options.stalls = options.shortest = true;
-  options.seed = world * 4 + 2 * mixed + dynamic;
+  options.seed = world * 4 + 2 * mixed + dynamic + 32 * number("MPK_SOAK_SEED", 0);
   /* Every graph keeps ranks within an iteration of each other: what the length of the rings is proven from. */
   options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
   options.deadline_ns = number("MPK_SOAK_DEADLINE", 60) * 1000000000ull;

@@ -1,5 +1,6 @@
-//! One task type, one operator that only composes others, one collective and one pass, each a file and a line here.
+//! One task type, one operator that only composes others, one collective, one pass and one model family, each a file and a line here.
 
+pub mod bigram;
 pub mod block;
 pub mod count;
 pub mod negate;
@@ -8,12 +9,20 @@ pub mod rotate;
 use std::sync::{Arc, Once};
 use taskgraph::Registry;
 
+/// Adds what every graph of this process may have: all but the collective, which a graph's own registry names, and the pass.
+pub fn add() {
+    static ADDED: Once = Once::new();
+    ADDED.call_once(|| {
+        kernels_cu::registry::add(&negate::REGISTRATION).expect("a name of its own");
+        kernels_cu::registry::add(&block::REGISTRATION).expect("a name of its own");
+        launch::model::families::add(&bigram::Bigram).expect("a name of its own");
+    });
+}
+
 /// The registry with what this crate adds.
 pub fn registry() -> Registry {
-    static ADDED: Once = Once::new();
-    ADDED.call_once(|| kernels_cu::registry::add(&negate::REGISTRATION).expect("a name of its own"));
+    add();
     let mut registry = kernels_cu::registry::registry();
-    registry.register(Arc::new(block::Block));
     registry.register_collective(Arc::new(rotate::Rotate));
     registry
 }
