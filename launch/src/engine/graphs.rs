@@ -184,9 +184,9 @@ pub fn build_classes(
     registry: &Registry,
     options: &GraphBuild,
 ) -> Result<Vec<Class>, AppError> {
-    let (classes, notes) = seen_classes(ops, registry, options, |_| ())?;
+    let spares = Spares::default();
+    let (classes, notes) = build(ops, registry, options, |builder| builder.class(&spares))?;
     log_notes(&notes);
-    let classes: Vec<Class> = classes.into_iter().map(|(class, _)| class).collect();
     verify_classes_of(&classes, ops, registry, options)?;
     Ok(classes)
 }
@@ -200,7 +200,7 @@ fn seen_classes<T: Send>(
     look: impl Fn(&TaskGraph) -> T + Sync,
 ) -> Result<(Seen<T>, Notes), AppError> {
     let spares = Spares::default();
-    build(ops, registry, options, |builder| builder.class(&spares, &look))
+    build(ops, registry, options, |builder| builder.class_seen(&spares, &look))
 }
 
 /// What is wrong with ranks that are alike is said of all of them, so those are built then.

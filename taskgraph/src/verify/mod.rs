@@ -26,6 +26,7 @@
 mod access;
 mod alike;
 mod boxes;
+mod comparing;
 mod flagged;
 mod grid;
 mod lists;
@@ -38,8 +39,10 @@ mod structure;
 mod succession;
 mod symmetry;
 mod triggers;
+mod turn;
 
 pub use alike::{Alike, Class};
+pub use comparing::Comparing;
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;
