@@ -139,7 +139,8 @@ fn build<T: Send>(
     options: &GraphBuild,
     make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
 ) -> Result<(Vec<T>, Notes), AppError> {
-    let built = parallel::map(ops.len(), |number| {
+    let rows = |number: usize| ops[number].capacity.rows as usize;
+    let built = parallel::map_largest_first(ops.len(), rows, |number| {
         let builder = Builder::new(&ops[number], registry, &options.of(&ops[number]))?;
         let graphs = make(&builder)?;
         Ok::<_, BuildError>((graphs, builder.notes().to_vec()))

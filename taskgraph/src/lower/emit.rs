@@ -261,7 +261,8 @@ impl<'a, 'm> Emitter<'a, 'm> {
                 num_inputs: spec.reads.len() as u16,
                 num_outputs: spec.writes.len() as u16,
                 trigger: None,
-                dependencies: analysis.dependencies[first + i].clone(),
+                // Copied as a whole; `clone` goes one by one.
+                dependencies: SmallVec::from_slice(&analysis.dependencies[first + i]),
                 carried: SmallVec::new(),
                 worker: workers.get(i).copied(),
                 args: spec.args,
@@ -284,13 +285,7 @@ impl<'a, 'm> Emitter<'a, 'm> {
                             let dims = |tensor: u32| self.plan.tensors[tensor as usize].dims[0].n;
                             let stacked = dims(exchange.target) > dims(slot.inputs[0]);
                             let view = if stacked { View::Inner } else { View::Region };
-                            self.operand(
-                                &target[0],
-                                send.target,
-                                view,
-                                Place::Peer(send.to as u16),
-                                None,
-                            )?;
+                            self.operand(&target[0], send.target, view, Place::Peer(send.to as u16), None)?;
                             task.num_outputs = 1;
                         }
                         None => {

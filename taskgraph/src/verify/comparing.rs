@@ -173,9 +173,7 @@ impl<'a> Comparing<'a> {
         let triggers = match (x.trigger, y.trigger) {
             (None, None) => true,
             (Some(x), Some(y)) => {
-                x.tag() == y.tag()
-                    && x.index() == y.index()
-                    && self.peer(x.owner()) == usize::from(y.owner())
+                x.tag() == y.tag() && x.index() == y.index() && self.peer(x.owner()) == usize::from(y.owner())
             }
             _ => false,
         };
@@ -194,7 +192,8 @@ impl<'a> Comparing<'a> {
     fn sums(&mut self, other: &TaskGraph) -> Option<()> {
         let (a, world) = (self.first, self.first.world as usize);
         let reduce = sum_type(a);
-        for (x, y) in a.tasks.iter().zip(&other.tasks).filter(|(x, _)| Some(usize::from(x.task_type)) == reduce)
+        for (x, y) in
+            a.tasks.iter().zip(&other.tasks).filter(|(x, _)| Some(usize::from(x.task_type)) == reduce)
         {
             // The received slots have the same shape on both ranks.
             let Some(operand) = a.inputs(x).get(1) else { continue };

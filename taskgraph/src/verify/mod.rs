@@ -135,7 +135,9 @@ fn all_classes(classes: &[OfClass<'_>]) -> Result<Report, Vec<Violation>> {
     let mut total = Report::default();
     let mut violations = Vec::new();
     let mut verified = Vec::new();
-    for (of, checked) in classes.iter().zip(parallel::map(classes.len(), |c| class(&classes[c]))) {
+    let tasks = |c: usize| classes[c].ranks.held().iter().map(|graph| graph.tasks.len()).sum();
+    let each = parallel::map_largest_first(classes.len(), tasks, |c| class(&classes[c]));
+    for (of, checked) in classes.iter().zip(each) {
         match checked {
             Ok(class) => {
                 total.ranks = total.ranks.max(class.report.ranks);
