@@ -49,7 +49,7 @@ impl Builder {
     /// # Errors
     /// A region that its tensor's layout can't give a view of; a rank outside the world.
     pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
-        self.shared.rank(rank, None)
+        self.shared.rank(rank, None, None)
     }
 
     /// All ranks' task graphs, in order.
@@ -60,17 +60,26 @@ impl Builder {
         self.shared.all()
     }
 
-    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike: then each is built, compared with it and
-    /// dropped. `look` sees every graph; what it returns comes back rank by rank.
+    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike: then each is compared with it as it is made,
+    /// and its operands are not kept.
     ///
     /// # Errors
     /// As [`Builder::rank`].
-    pub fn class<T: Send>(
+    pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
+        self.shared.class(spares)
+    }
+
+    /// The same, where `look` sees every graph: each is built whole, compared and dropped. What `look` returns comes back rank
+    /// by rank.
+    ///
+    /// # Errors
+    /// As [`Builder::rank`].
+    pub fn class_seen<T: Send>(
         &self,
         spares: &Spares,
         look: impl Fn(&TaskGraph) -> T + Sync,
     ) -> Result<(Class, Vec<T>), BuildError> {
-        self.shared.class(spares, look)
+        self.shared.class_seen(spares, look)
     }
 
     /// What was done otherwise than asked, and why.

@@ -35,3 +35,41 @@ pub fn map<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     results.sort_by_key(|(i, _)| *i);
     results.into_iter().map(|(_, result)| result).collect()
 }
+
+/// The same, the largest pieces first, so that no core begins a large one when the others are nearly done.
+pub fn map_largest_first<T: Send>(
+    count: usize,
+    size: impl Fn(usize) -> usize,
+    work: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(size(i)));
+    let results = map(count, |i| work(order[i]));
+    let mut results: Vec<(usize, T)> = order.into_iter().zip(results).collect();
+    results.sort_by_key(|(i, _)| *i);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::map_largest_first;
+    use std::sync::Mutex;
+
+    #[test]
+    fn results_come_back_in_their_order_whatever_their_size() {
+        let sizes = [3, 9, 1, 9, 0, 7];
+        let begun = Mutex::new(Vec::new());
+        let results = map_largest_first(
+            sizes.len(),
+            |i| sizes[i],
+            |i| {
+                begun.lock().unwrap().push(i);
+                i * 10
+            },
+        );
+        assert_eq!(results, [0, 10, 20, 30, 40, 50]);
+        begun.lock().unwrap().sort_unstable();
+        assert_eq!(begun.into_inner().unwrap(), [0, 1, 2, 3, 4, 5]);
+        assert!(map_largest_first(0, |i| i, |i| i).is_empty());
+    }
+}

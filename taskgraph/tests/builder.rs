@@ -110,6 +110,31 @@ fn one_shot_pushes_and_copies_nothing() {
 }
 
 #[test]
+fn large_sums_are_not_pushed_even_if_that_is_asked_for() {
+    for (rows, pushes) in [(512, true), (513, false)] {
+        let capacity = Capacity { rows: rows as u32, samples: rows as u32, active: 1 };
+        let mut g = OpGraph::new("sum", capacity);
+        let even = Split::Even { unit: 1 };
+        let none = || attrs(json!({}));
+        let x = g.input("x", DType::F32, &[rows, 2048]);
+        let up = g.weight("up", DType::F32, &[8, 2048], Some((0, even)));
+        let down = g.weight("down", DType::F32, &[2048, 8], Some((1, even)));
+        let h = g.op("h", "linear", &[x, up], none());
+        let p = g.op("p", "linear", &[h, down], none());
+        let y = g.op("y", "add", &[p, x], none());
+        g.output(y);
+        let o = BuildOptions { allreduce: Allreduce::OneShot, ..options(2, 3) };
+        let builder = Builder::new(&g, &registry(), &o).unwrap();
+        assert_eq!(builder.notes().is_empty(), pushes, "{:?}", builder.notes());
+        assert!(pushes || builder.notes()[0].contains("larger than 4 MiB"), "{:?}", builder.notes());
+        for g in builder.all().unwrap() {
+            let flagged = g.tensors.iter().any(|t| t.dtype == DType::F32Flagged);
+            assert_eq!(flagged, pushes, "{rows} rows");
+        }
+    }
+}
+
+#[test]
 fn who_polls_flagged_words_is_launched_with_who_writes_them() {
     for linear in ["linear", "linear_plain"] {
         let graph = decoder(2, 64, 40, 50, linear, 2);

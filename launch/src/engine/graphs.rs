@@ -139,7 +139,8 @@ fn build<T: Send>(
     options: &GraphBuild,
     make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
 ) -> Result<(Vec<T>, Notes), AppError> {
-    let built = parallel::map(ops.len(), |number| {
+    let rows = |number: usize| ops[number].capacity.rows as usize;
+    let built = parallel::map_largest_first(ops.len(), rows, |number| {
         let builder = Builder::new(&ops[number], registry, &options.of(&ops[number]))?;
         let graphs = make(&builder)?;
         Ok::<_, BuildError>((graphs, builder.notes().to_vec()))
@@ -184,9 +185,9 @@ pub fn build_classes(
     registry: &Registry,
     options: &GraphBuild,
 ) -> Result<Vec<Class>, AppError> {
-    let (classes, notes) = seen_classes(ops, registry, options, |_| ())?;
+    let spares = Spares::default();
+    let (classes, notes) = build(ops, registry, options, |builder| builder.class(&spares))?;
     log_notes(&notes);
-    let classes: Vec<Class> = classes.into_iter().map(|(class, _)| class).collect();
     verify_classes_of(&classes, ops, registry, options)?;
     Ok(classes)
 }
@@ -200,7 +201,7 @@ fn seen_classes<T: Send>(
     look: impl Fn(&TaskGraph) -> T + Sync,
 ) -> Result<(Seen<T>, Notes), AppError> {
     let spares = Spares::default();
-    build(ops, registry, options, |builder| builder.class(&spares, &look))
+    build(ops, registry, options, |builder| builder.class_seen(&spares, &look))
 }
 
 /// What is wrong with ranks that are alike is said of all of them, so those are built then.

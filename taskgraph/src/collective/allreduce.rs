@@ -35,6 +35,10 @@ const ONE_SHOT_BYTES: Knob = Knob {
     about: "largest sum (bytes of one rank's part) that --allreduce auto carries out as one-shot",
 };
 
+/// Largest sum (bytes of one rank's part) that is pushed where one-shot is asked for. A rank receives twice the bytes of
+/// every rank's part, which stay its graph's own: 32 MiB with four ranks. Of more bytes two-shot sends fewer.
+const MOST_ONE_SHOT_BYTES: u64 = 4 << 20;
+
 /// Bits of the last parameter of a `reduce` task.
 const FLAGGED: u32 = 1;
 const RESIDUAL: u32 = 2;
@@ -246,15 +250,17 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         Allreduce::Auto if options.target.backend == Backend::Cuda => Way::TwoShot,
         Allreduce::Auto => Way::CopyReduce,
     };
-    if way == Way::OneShot && !op.can_push {
+    let large = options.allreduce == Allreduce::OneShot && bytes > MOST_ONE_SHOT_BYTES;
+    if way == Way::OneShot && (large || !op.can_push) {
         let (other, name) = match options.target.backend {
             Backend::Cuda => (Way::TwoShot, "two-shot"),
             Backend::Cpu => (Way::CopyReduce, "copy-reduce"),
         };
-        notes.push(format!(
-            "`{}`: what makes its input can't push it, so {name} takes the place of one-shot",
-            op.view.name
-        ));
+        let why = match op.can_push {
+            true => format!("it is larger than {} MiB", MOST_ONE_SHOT_BYTES >> 20),
+            false => "what makes its input can't push it".to_string(),
+        };
+        notes.push(format!("`{}`: {why}, so {name} takes the place of one-shot", op.view.name));
         way = other;
     }
     let tiles = tiles(Way::TwoShot, &options.target, source.ty.dims[1] as u32, world).len();

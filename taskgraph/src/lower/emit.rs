@@ -4,9 +4,10 @@ use super::dynamic::{empty_task, launch_by_one_event};
 use super::entries::{Entries, TILE_ROWS, entries};
 use super::events::Analysis;
 use super::memory::Memory;
+use super::overlap::Shift;
 use super::place::Dealer;
 use super::plan::Plan;
-use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
+use super::types::{CLOSING_EVENT, Dims, FIRST_EVENT, NONE, Part, SlotKind};
 use crate::error::BuildError;
 use crate::ids::EventId;
 use crate::region::{MAX_DIMS, Region};
@@ -40,15 +41,20 @@ impl View {
     }
 }
 
-/// `spare`: a graph that is not needed any more, whose memory the new one takes.
+/// Who gets the operands of each task as it is made, in their order.
+pub(crate) type Made<'m> = &'m mut (dyn FnMut(&[Operand]) + 'm);
+
+/// `spare`: a graph that is not needed any more, whose memory the new one takes. `made`: gets the operands, which the graph
+/// then lacks.
 pub(crate) fn emit(
     plan: &Plan,
     analysis: &Analysis,
     memory: &Memory,
     rank: u32,
     spare: Option<TaskGraph>,
+    made: Option<Made<'_>>,
 ) -> Result<TaskGraph, BuildError> {
-    let mut emitter = Emitter::new(plan, memory, rank, spare);
+    let mut emitter = Emitter::new(plan, memory, rank, spare, made);
     emitter.events(analysis);
     let mut dealer = Dealer::new(plan.options.target.workers);
     for (index, slot) in plan.slots.iter().enumerate() {
@@ -82,7 +88,7 @@ fn sizes(plan: &Plan, rank: u32) -> (usize, usize) {
     parts.map(of_part).fold((0, 0), |all, part| (all.0 + part.0, all.1 + part.1))
 }
 
-struct Emitter<'a> {
+struct Emitter<'a, 'm> {
     plan: &'a Plan,
     rank: u32,
     entries: Entries,
@@ -90,10 +96,34 @@ struct Emitter<'a> {
     home: &'a [u32],
     graph: TaskGraph,
     variants: HashMap<Variant, u16>,
+    made: Option<Made<'m>>,
+    /// Operands that `made` has got.
+    gone: u32,
 }
 
-impl<'a> Emitter<'a> {
-    fn new(plan: &'a Plan, memory: &'a Memory, rank: u32, spare: Option<TaskGraph>) -> Self {
+/// What all tasks of a slot have in common of one of its tensors.
+#[derive(Clone, Copy)]
+struct SlotTensor {
+    tensor: u32,
+    /// Its number in the graph.
+    number: u32,
+    size: u64,
+    strides: [u32; MAX_DIMS],
+    dims: Dims,
+    /// Where it starts in the memory that it takes.
+    shift: Shift,
+    tiled: bool,
+    ndim: usize,
+}
+
+impl<'a, 'm> Emitter<'a, 'm> {
+    fn new(
+        plan: &'a Plan,
+        memory: &'a Memory,
+        rank: u32,
+        spare: Option<TaskGraph>,
+        made: Option<Made<'m>>,
+    ) -> Self {
         let mut type_names: Vec<String> = core_types::ALL.iter().map(|s| s.to_string()).collect();
         let mut registered: Vec<&str> =
             plan.parts.iter().map(|p| p.type_name.as_str()).filter(|n| !n.is_empty()).collect();
@@ -110,7 +140,9 @@ impl<'a> Emitter<'a> {
         tasks.clear();
         tasks.reserve(task_count + SPARE_TASKS);
         operands.clear();
-        operands.reserve(operand_count);
+        if made.is_none() {
+            operands.reserve(operand_count);
+        }
         events.clear();
         let lists = match options.placement {
             Placement::Static => options.target.workers as usize,
@@ -142,6 +174,8 @@ impl<'a> Emitter<'a> {
             home: &memory.home,
             graph,
             variants: HashMap::new(),
+            made,
+            gone: 0,
         };
         for core in [TERMINATE, BEGIN, EMPTY] {
             let variant = emitter.variant(core, Vec::new(), 0);
@@ -210,8 +244,16 @@ impl<'a> Emitter<'a> {
             params[word] = self.rank;
         }
         let variant = self.variant(task_type, params, part.scratch_bytes);
+        let of_slot = |tensors: &[u32]| -> SmallVec<[SlotTensor; 8]> {
+            tensors.iter().map(|&tensor| self.slot_tensor(tensor)).collect()
+        };
+        let (inputs, outputs) = (of_slot(&slot.inputs), of_slot(&slot.outputs));
+        let target = match slot.kind {
+            SlotKind::Copy { exchange } => of_slot(&[self.plan.exchanges[exchange as usize].target]),
+            _ => SmallVec::new(),
+        };
         for (i, spec) in part.tasks.iter().enumerate() {
-            let first_operand = self.graph.operands.len() as u32;
+            let first_operand = self.gone + self.graph.operands.len() as u32;
             let mut task = Task {
                 task_type,
                 variant,
@@ -219,14 +261,15 @@ impl<'a> Emitter<'a> {
                 num_inputs: spec.reads.len() as u16,
                 num_outputs: spec.writes.len() as u16,
                 trigger: None,
-                dependencies: analysis.dependencies[first + i].clone(),
+                // Copied as a whole; `clone` goes one by one.
+                dependencies: SmallVec::from_slice(&analysis.dependencies[first + i]),
                 carried: SmallVec::new(),
                 worker: workers.get(i).copied(),
                 args: spec.args,
                 op: slot.op,
             };
             for access in &spec.reads {
-                let tensor = slot.inputs[access.operand as usize];
+                let tensor = &inputs[access.operand as usize];
                 let stacked = part.stacked == Some(access.operand);
                 let view = if stacked { View::Stacked } else { View::of(access) };
                 self.operand(tensor, access.region, view, Place::Own, access.trust)?;
@@ -242,13 +285,7 @@ impl<'a> Emitter<'a> {
                             let dims = |tensor: u32| self.plan.tensors[tensor as usize].dims[0].n;
                             let stacked = dims(exchange.target) > dims(slot.inputs[0]);
                             let view = if stacked { View::Inner } else { View::Region };
-                            self.operand(
-                                exchange.target,
-                                send.target,
-                                view,
-                                Place::Peer(send.to as u16),
-                                None,
-                            )?;
+                            self.operand(&target[0], send.target, view, Place::Peer(send.to as u16), None)?;
                             task.num_outputs = 1;
                         }
                         None => {
@@ -261,7 +298,7 @@ impl<'a> Emitter<'a> {
                     let trigger = analysis.trigger[first + i];
                     task.trigger = Some(EventId::local(self.rank as u16, trigger));
                     for access in &spec.writes {
-                        let tensor = slot.outputs[access.operand as usize];
+                        let tensor = &outputs[access.operand as usize];
                         if kind == (SlotKind::Compute { push: Some(access.operand) }) {
                             let region = access.region.with(0, self.rank, self.rank + 1);
                             self.operand(tensor, region, View::Inner, Place::All, None)?;
@@ -284,36 +321,50 @@ impl<'a> Emitter<'a> {
             self.graph.worker_lists[worker as usize].push(self.graph.tasks.len() as u32);
         }
         self.graph.tasks.push(task);
+        if let Some(made) = &mut self.made {
+            made(&self.graph.operands);
+            self.gone += self.graph.operands.len() as u32;
+            self.graph.operands.clear();
+        }
+    }
+
+    fn slot_tensor(&self, tensor: u32) -> SlotTensor {
+        let (root, shift) = self.plan.root(tensor, self.rank);
+        let number = self.entries.of[self.home[root as usize] as usize];
+        let entry = &self.entries.list[number as usize];
+        SlotTensor {
+            tensor,
+            number,
+            size: entry.dtype.size(),
+            strides: self.entries.strides[number as usize],
+            dims: self.plan.tensors[tensor as usize].dims[self.rank as usize],
+            shift,
+            tiled: entry.tiled,
+            ndim: entry.dims.len(),
+        }
     }
 
     fn operand(
         &mut self,
-        tensor: u32,
+        tensor: &SlotTensor,
         mut region: Region,
         view: View,
         place: Place,
         trust: Option<Trust>,
     ) -> Result<(), BuildError> {
-        let plan_tensor = &self.plan.tensors[tensor as usize];
-        let (root, (dim, shift)) = self.plan.root(tensor, self.rank);
-        let number = self.entries.of[self.home[root as usize] as usize];
-        let entry = &self.entries.list[number as usize];
-        let size = entry.dtype.size();
-        let mut strides = self.entries.strides[number as usize];
+        let &SlotTensor { number, size, mut strides, shift: (dim, shift), mut ndim, .. } = tensor;
         region.lo[dim] += shift;
         region.hi[dim] += shift;
-        let mut ndim = entry.dims.len();
         let mut dims = [1u32; MAX_DIMS];
         let mut offset = 0u64;
         if view == View::Whole {
-            let local = plan_tensor.dims[self.rank as usize];
-            dims = local.d;
+            dims = tensor.dims.d;
             offset = u64::from(shift) * u64::from(strides[dim]);
-        } else if entry.tiled {
+        } else if tensor.tiled {
             let [row, column, ..] = region.lo;
             if row % TILE_ROWS != 0 || column != 0 {
                 return Err(BuildError::tensor(
-                    &plan_tensor.name,
+                    &self.plan.tensors[tensor.tensor as usize].name,
                     format!(
                         "is packed in tiles of {TILE_ROWS} rows, a task reads {region}; cut its rows at multiples of {TILE_ROWS} and leave its columns whole"
                     ),

@@ -1,6 +1,6 @@
 //! What ranks share, and the ranks themselves, built on as many threads as there are cores.
 
-use super::emit::emit;
+use super::emit::{Made, emit};
 use super::events::{Analysis, Links, analyse};
 use super::memory::{Memory, plan_memory};
 use super::order::Order;
@@ -11,7 +11,7 @@ use crate::options::BuildOptions;
 use crate::parallel;
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
-use crate::verify::{Alike, Class};
+use crate::verify::{Alike, Class, Comparing};
 use std::sync::{Mutex, PoisonError};
 
 /// Graphs that are not needed any more. The next ones take their memory: fresh memory costs more than what is written there.
@@ -66,26 +66,47 @@ impl Shared {
         Ok(Shared { plan, analyses, analysis_of, memory })
     }
 
-    pub fn rank(&self, rank: u32, spare: Option<TaskGraph>) -> Result<TaskGraph, BuildError> {
+    pub fn rank(
+        &self,
+        rank: u32,
+        spare: Option<TaskGraph>,
+        made: Option<Made<'_>>,
+    ) -> Result<TaskGraph, BuildError> {
         let Some(&analysis) = self.analysis_of.get(rank as usize) else {
             return Err(BuildError::Options(format!(
                 "rank {rank} is not below the number of ranks, {}",
                 self.analysis_of.len()
             )));
         };
-        emit(&self.plan, &self.analyses[analysis], &self.memory, rank, spare)
+        emit(&self.plan, &self.analyses[analysis], &self.memory, rank, spare, made)
     }
 
-    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike. `look` sees each.
-    pub fn class<T: Send>(
+    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike. No other one is ever there as a whole.
+    pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
+        let first = self.rank(0, spares.take(), None)?;
+        let graph = |rank: u32, comparing: &mut Comparing<'_>| {
+            self.rank(rank, spares.take(), Some(&mut |operands| comparing.operands(operands)))
+        };
+        match Alike::find(first, graph, |graph| spares.put(graph))? {
+            Ok(alike) => Ok(Class::Alike(Box::new(alike))),
+            Err(first) => {
+                spares.put(*first);
+                Ok(Class::All(self.all()?))
+            }
+        }
+    }
+
+    /// The same, where `look` sees each graph.
+    pub fn class_seen<T: Send>(
         &self,
         spares: &Spares,
         look: impl Fn(&TaskGraph) -> T + Sync,
     ) -> Result<(Class, Vec<T>), BuildError> {
-        let first = self.rank(0, spares.take())?;
+        let first = self.rank(0, spares.take(), None)?;
         let seen = Mutex::new(vec![(0, look(&first))]);
-        let graph = |rank: u32| {
-            let graph = self.rank(rank, spares.take())?;
+        let graph = |rank: u32, comparing: &mut Comparing<'_>| {
+            let graph = self.rank(rank, spares.take(), None)?;
+            comparing.operands(&graph.operands);
             let found = look(&graph);
             seen.lock().unwrap_or_else(PoisonError::into_inner).push((rank, found));
             Ok(graph)
@@ -106,7 +127,7 @@ impl Shared {
     }
 
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
-        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32, None)).into_iter().collect()
+        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32, None, None)).into_iter().collect()
     }
 
     pub fn notes(&self) -> &[String] {

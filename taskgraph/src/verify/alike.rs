@@ -1,5 +1,6 @@
 //! Graph classes whose ranks are alike, of which rank 0's graph is kept and the others are looked at once.
 
+use super::comparing::Comparing;
 use super::ranks::Ranks;
 use super::structure;
 use super::symmetry::Symmetry;
@@ -53,14 +54,15 @@ pub struct Alike {
 }
 
 impl Alike {
-    /// Rank 0's graph for all ranks, if the others are alike: each comes from `graph`, is compared with the first and goes
-    /// to `done`, without its tensors, which are kept. The first is given back if one is not alike; no more are asked for then.
+    /// Rank 0's graph for all ranks, if the others are alike. `graph` gives the operands of a rank's graph to be compared, then
+    /// the graph itself, which may be without them. It goes to `done`, without its tensors, which are kept. The first is given
+    /// back if one is not alike; no more are asked for then.
     ///
     /// # Errors
     /// Those of `graph`.
     pub fn find<E: Send>(
         first: TaskGraph,
-        graph: impl Fn(u32) -> Result<TaskGraph, E> + Sync,
+        graph: impl Fn(u32, &mut Comparing<'_>) -> Result<TaskGraph, E> + Sync,
         done: impl Fn(TaskGraph) + Sync,
     ) -> Result<Result<Alike, Box<TaskGraph>>, E> {
         let world = first.world as usize;
@@ -73,8 +75,9 @@ impl Alike {
             if missed.load(Ordering::Relaxed) {
                 return Ok(None);
             }
-            let mut other = graph(i as u32 + 1)?;
-            let symmetry = Symmetry::of_pair(&first, &other, i + 1);
+            let mut comparing = Comparing::new(&first, i + 1);
+            let mut other = graph(i as u32 + 1, &mut comparing)?;
+            let symmetry = Symmetry::of_compared(comparing, &other);
             if symmetry.is_none() {
                 missed.store(true, Ordering::Relaxed);
             }

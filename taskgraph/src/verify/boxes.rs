@@ -119,11 +119,15 @@ fn cut_view(tensor: &TensorEntry, operand: &Operand, found: &mut Boxes) -> Resul
 
 /// A rank's own slot of the receive buffer is a hole in what its `reduce` reads: nobody writes it.
 pub(super) fn hole(graph: &TaskGraph, task: &Task, input: usize) -> Option<u32> {
+    if input != 1 { None } else { own_slot(graph, task, graph.inputs(task).get(1)?) }
+}
+
+/// The same where its second input is as `operand`.
+pub(super) fn own_slot(graph: &TaskGraph, task: &Task, operand: &Operand) -> Option<u32> {
     const FLAGGED: u32 = 1;
-    if input != 1 || graph.type_names.get(usize::from(task.task_type))? != core_types::REDUCE {
+    if graph.type_names.get(usize::from(task.task_type))? != core_types::REDUCE {
         return None;
     }
-    let operand = graph.inputs(task).get(1)?;
     match graph.variants.get(usize::from(task.variant))?.params[..] {
         [world, rank, _, flags, ..]
             if flags & FLAGGED == 0 && operand.ndim == 3 && operand.dims[0] == world && rank < world =>

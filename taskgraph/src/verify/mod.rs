@@ -26,6 +26,7 @@
 mod access;
 mod alike;
 mod boxes;
+mod comparing;
 mod flagged;
 mod grid;
 mod lists;
@@ -38,8 +39,10 @@ mod structure;
 mod succession;
 mod symmetry;
 mod triggers;
+mod turn;
 
 pub use alike::{Alike, Class};
+pub use comparing::Comparing;
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;
@@ -132,7 +135,9 @@ fn all_classes(classes: &[OfClass<'_>]) -> Result<Report, Vec<Violation>> {
     let mut total = Report::default();
     let mut violations = Vec::new();
     let mut verified = Vec::new();
-    for (of, checked) in classes.iter().zip(parallel::map(classes.len(), |c| class(&classes[c]))) {
+    let tasks = |c: usize| classes[c].ranks.held().iter().map(|graph| graph.tasks.len()).sum();
+    let each = parallel::map_largest_first(classes.len(), tasks, |c| class(&classes[c]));
+    for (of, checked) in classes.iter().zip(each) {
         match checked {
             Ok(class) => {
                 total.ranks = total.ranks.max(class.report.ranks);

@@ -2,14 +2,19 @@
 
 use std::convert::Infallible;
 use taskgraph::TaskGraph;
-use taskgraph::verify::{Alike, Class, verify_classes};
+use taskgraph::verify::{Alike, Class, Comparing, verify_classes};
 
 /// The class with rank 0's graph alone if ranks are alike.
 pub fn kept(graphs: &[TaskGraph]) -> Class {
     let Some(first) = graphs.first().filter(|first| first.world as usize == graphs.len()) else {
         return Class::All(graphs.to_vec());
     };
-    let graph = |rank: u32| Ok::<_, Infallible>(graphs[rank as usize].clone());
+    // Without its operands, of which a task's come at a time, as the builder gives them.
+    let graph = |rank: u32, comparing: &mut Comparing<'_>| {
+        let mut graph = graphs[rank as usize].clone();
+        std::mem::take(&mut graph.operands).chunks(3).for_each(|some| comparing.operands(some));
+        Ok::<_, Infallible>(graph)
+    };
     match Alike::find(first.clone(), graph, drop) {
         Ok(Ok(alike)) => Class::Alike(Box::new(alike)),
         _ => Class::All(graphs.to_vec()),

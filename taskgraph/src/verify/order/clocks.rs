@@ -1,6 +1,6 @@
 //! Works out the clocks of all held nodes.
 
-use super::lanes::{Clocks, LANES, Lanes, turned_lanes};
+use super::lanes::{Clocks, LANES, Lanes, lower, raise, turned_lanes};
 use super::{Flagged, NONE, Order};
 use crate::ids::EventId;
 use smallvec::SmallVec;
@@ -83,10 +83,7 @@ impl Order<'_> {
                     let (next, by) = this.held(next);
                     // Seen from the held one, ranks are turned back.
                     let own = turned_lanes(&own, (world - by as usize) % world, world);
-                    let of_next = &mut last[next as usize * blocks..][..blocks];
-                    for (lane, value) in of_next.iter_mut().flatten().zip(own.iter().flatten()) {
-                        *lane = (*lane).max(*value);
-                    }
+                    raise(&mut last[next as usize * blocks..][..blocks], &own);
                 });
             }
             last
@@ -100,9 +97,7 @@ impl Order<'_> {
                     let (next, by) = this.held(next);
                     let of_next =
                         turned_lanes(&first[next as usize * blocks..][..blocks], by as usize, world);
-                    for (lane, value) in own.iter_mut().flatten().zip(of_next.iter().flatten()) {
-                        *lane = (*lane).min(*value);
-                    }
+                    lower(&mut own, &of_next);
                 });
                 first[at..at + blocks].copy_from_slice(&own);
                 let (rank, index) = on_chain[node as usize];

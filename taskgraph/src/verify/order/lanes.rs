@@ -19,6 +19,13 @@ pub(super) struct Clocks {
 pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec<[Lanes; 1]> {
     match (lanes, by) {
         ([lanes], 0) => SmallVec::from_buf([*lanes]),
+        // The common case, without a copy of a length that is known at run time only.
+        ([lanes], by) if by < world && world == LANES => {
+            let mut twice = [0; 2 * LANES];
+            twice[..LANES].copy_from_slice(lanes);
+            twice[LANES..].copy_from_slice(lanes);
+            SmallVec::from_buf([std::array::from_fn(|lane| twice[LANES - by + lane])])
+        }
         ([lanes], by) if by < world => {
             let mut turned = *lanes;
             turned[by..world].copy_from_slice(&lanes[..world - by]);
@@ -33,6 +40,26 @@ pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec
                 turned[to / LANES][to % LANES] = lanes[rank / LANES][rank % LANES];
             }
             turned
+        }
+    }
+}
+
+/// Makes each lane at least the other.
+#[inline]
+pub(super) fn raise(lanes: &mut [Lanes], least: &[Lanes]) {
+    for (lanes, least) in lanes.iter_mut().zip(least) {
+        for lane in 0..LANES {
+            lanes[lane] = lanes[lane].max(least[lane]);
+        }
+    }
+}
+
+/// Makes each lane at most the other.
+#[inline]
+pub(super) fn lower(lanes: &mut [Lanes], most: &[Lanes]) {
+    for (lanes, most) in lanes.iter_mut().zip(most) {
+        for lane in 0..LANES {
+            lanes[lane] = lanes[lane].min(most[lane]);
         }
     }
 }

@@ -1,19 +1,12 @@
 //! Questions to an order.
 
-use super::lanes::{Bound, Clocks, LANES, Lanes, turned_lanes};
+use super::lanes::{Bound, Clocks, LANES, Lanes, lower, raise, turned_lanes};
 use super::{Flagged, Kind, NONE, Order, Proof, Search};
 use smallvec::{SmallVec, smallvec};
 
 /// Some rank has it.
 fn some_lane(first: &[Lanes], last: &[Lanes], has: impl Fn(u16, u16) -> bool) -> bool {
     first.iter().zip(last).any(|(a, b)| (0..LANES).fold(false, |any, lane| any | has(a[lane], b[lane])))
-}
-
-/// Makes each lane at least the other.
-fn raise(lanes: &mut [Lanes], least: &[Lanes]) {
-    for (lane, value) in lanes.iter_mut().flatten().zip(least.iter().flatten()) {
-        *lane = (*lane).max(*value);
-    }
 }
 
 impl<'g> Order<'g> {
@@ -145,10 +138,7 @@ impl<'g> Order<'g> {
     pub(in crate::verify) fn add(&self, bound: &mut Bound, task: u32) {
         let clocks = self.clock(bound.weak);
         raise(&mut bound.first, &self.first_after(clocks, self.done(task)));
-        let last = self.last_before(clocks, self.events() + task);
-        for (lane, value) in bound.last.iter_mut().flatten().zip(last.iter().flatten()) {
-            *lane = (*lane).min(*value);
-        }
+        lower(&mut bound.last, &self.last_before(clocks, self.events() + task));
     }
 
     /// Adds what a task wrote: it is released by the event that the task triggers. Without one the set is before nothing.
