@@ -151,3 +151,36 @@ fn a_change_of_one_rank_ends_the_likeness() {
     assert!(tried.len() == changes.len() && tried.values().all(|&n| n > 20), "{tried:?}");
     println!("{tried:?}");
 }
+
+/// A rank that takes rank 0's slot of a tensor instead of its own is unlike it, even where all its other operands are turned.
+#[test]
+fn an_operand_that_does_not_turn_ends_the_likeness() {
+    let mut tried = 0;
+    for options in settings() {
+        let graphs = builder(2, &options).all().unwrap();
+        if !matches!(kept(&graphs), Class::Alike(_)) {
+            continue;
+        }
+        for rank in 1..graphs.len() {
+            let constant = |tensor: u32| {
+                let role = &graphs[0].tensors[tensor as usize].role;
+                matches!(role, op_graph::Role::Weight { .. } | op_graph::Role::Constant)
+            };
+            let turned: Vec<usize> = (0..graphs[0].operands.len())
+                .filter(|&i| {
+                    let (x, y) = (&graphs[0].operands[i], &graphs[rank].operands[i]);
+                    !constant(x.tensor) && (x.offset, x.region) != (y.offset, y.region)
+                })
+                .collect();
+            for &i in turned.iter().step_by(1 + turned.len() / 6) {
+                let mut changed = graphs.clone();
+                let first = graphs[0].operands[i];
+                let operand = &mut changed[rank].operands[i];
+                (operand.offset, operand.region) = (first.offset, first.region);
+                assert!(matches!(kept(&changed), Class::All(_)), "{options:?}: operand {i} of rank {rank}");
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 50, "{tried}");
+}
