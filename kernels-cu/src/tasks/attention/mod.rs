@@ -18,7 +18,7 @@
 //! (default head_dim^-0.5), `splits` and `prefill` (default by the target).
 //!
 //! # Tasks and regions
-//! One task for each active slot a, local key-value head h (or, on GPUs, that and the next ones, [`Attention::kv_heads_of_task`])
+//! One task for each active slot a, local key-value head h (or, on GPUs, that and the next ones, `attention.kv_heads`)
 //! and split i; arguments `[a, h, i, splits, first local query head, query heads of each key-value head, 0, 0]`. A slot's
 //! positions (context and new tokens) are cut by whole pages into `splits` shares. Which rows an active slot has is known at run time only; those of
 //! different slots are disjoint. The region that stands for "the rows of active slot a" is its *row share*
