@@ -4,9 +4,9 @@
  * of queries, its warps share out the units of keys and join their results in shared memory. A decode row is one group of
  * 8 warps, long prompts are 8 groups of one.
  *
- * Of several heads each has as many of the warps, where keys and values are streamed; otherwise one head follows the other. A task
- * takes about 4 us beside its keys and values, in which the compute warps leave the ring as it is: with two heads it is half as
- * much a head.
+ * A task may have several heads. Where keys and values are streamed, each head has the same number of warps; otherwise one head
+ * follows the other. Beside its keys and values a task takes about 8 us (H200), in which the compute warps take nothing from the
+ * ring. Two heads share that time.
  *
  * Keys and values of earlier iterations are no other task's work any more: tasks of this rank wrote them before this
  * iteration was published. So a warp's first unit is loaded before the task's events are waited for, and the page table, the

@@ -130,7 +130,7 @@ const STREAMED_SLOTS: Knob = Knob {
     about: "slots of a graph from which on keys and values come through the ring of stages",
 };
 
-/// Most key-value heads of a task on GPUs. Beside its keys and values a task takes about 4 us, which heads that share it share too.
+/// Most key-value heads of a task on GPUs. Beside its keys and values a task takes about 8 us, which its heads share.
 const KV_HEADS: Knob = Knob {
     name: "attention.kv_heads",
     default: 2,
