@@ -37,19 +37,20 @@ __device__ __forceinline__ uint32_t tokens_of(const TaskSlot& slot) {
 /* Blocks of 16 k that the task goes through: none where no row is in use. */
 __device__ __forceinline__ uint32_t blocks_of(const TaskSlot& slot) { return tokens_of(slot) == 0 ? 0 : (slot.operands[kWeight].dims[1] + 15) / 16; }
 
-/* The weight as two groups of `Group` tiles of 16 rows: of a gated product gates and ups, otherwise the first and the others. */
+/* The rows of the weight that a stage has, as two groups of `Group` tiles of 16: of a gated product gates and ups, otherwise the
+ * first and the others. `number`: how many stages' rows of the task's come before them. */
 template <uint32_t Group>
 struct Groups {
   const uint8_t* from[2];
   uint32_t rows[2]; /* tiles of 16 */
 
-  __device__ __forceinline__ Groups(const TaskSlot& slot, uint32_t pitch) {
+  __device__ __forceinline__ Groups(const TaskSlot& slot, uint32_t pitch, uint32_t number = 0) {
     const bool gated = params_of(slot).gated != 0;
     const mpk_operand &first = slot.operands[kWeight], &second = slot.operands[kWeight + (gated ? 1 : 0)];
-    const uint32_t all = (first.dims[0] + 15) / 16, skipped = gated ? 0 : Group;
-    from[0] = reinterpret_cast<const uint8_t*>(first.addr);
+    const uint32_t all = (first.dims[0] + 15) / 16, begin = number * (gated ? Group : 2 * Group), skipped = begin + (gated ? 0 : Group);
+    from[0] = reinterpret_cast<const uint8_t*>(first.addr) + static_cast<uint64_t>(begin) * pitch;
     from[1] = reinterpret_cast<const uint8_t*>(second.addr) + static_cast<uint64_t>(skipped) * pitch;
-    rows[0] = min(all, Group);
+    rows[0] = all > begin ? min(all - begin, Group) : 0;
     rows[1] = all > skipped ? min(all - skipped, Group) : 0;
   }
 };

@@ -67,11 +67,19 @@ struct WideSums {
   }
 };
 
-/* A block of 16 k of a warp's 16 rows, or zeros: products of blocks that are not there need no loop of their own. */
-__device__ __forceinline__ uint4 load_block(uint32_t address, bool valid) {
-  const uint4 v = load_shared16(address);
-  return valid ? v : uint4{0, 0, 0, 0};
+/* Four blocks of 16 k of a warp's 16 rows, the first `valid` of them; the others are zeros, so that products of blocks that are not
+ * there need no loop of their own. */
+__device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uint32_t valid) {
+#pragma unroll
+  for (uint32_t block = 0; block < 4; ++block) {
+    const uint4 v = load_shared16(address + block * kWideBlockBytes);
+    a[block] = block < valid ? v : uint4{0, 0, 0, 0};
+  }
 }
+
+/* The products of a step are one group, and a warpgroup waits for them before it loads the next step's weights: meanwhile the other
+ * one has the tensor cores. A group for each block took 240 cycles a product, however small: loads and products of a warpgroup
+ * took turns. */
 
 /* `blocks` times 16 k into `sums`. A step is 64 k, as far as there are so many: a stage (128 rows of the weight, of which each
  * warp supplies 16), a place with the first N tokens and, where `Nt` is 2, a stage with the others, so that both rings are four
@@ -80,13 +88,13 @@ template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                               bool arrives) {
   sums.clear();
-  uint4 a[2]; /* no more of them: registers are short */
-  uint32_t read[Nt] = {}; /* barriers of the tokens that the step before has read */
+  uint4 a[4];
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
     const uint32_t here = min(left, 4u);
     stages.wait();
-    const uint32_t at = stages.address() + warp * (here * kWideBlockBytes) + lane * 16, of_stage = stages.empty_barrier();
+    const uint32_t of_stage = stages.empty_barrier();
+    load_blocks(a, stages.address() + warp * (here * kWideBlockBytes) + lane * 16, here);
     stages.next();
     uint64_t b[Nt];
     uint32_t of_tokens[Nt];
@@ -100,32 +108,21 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
       of_tokens[1] = stages.empty_barrier();
       stages.next();
     }
+    wgmma_fence();
 #pragma unroll
-    for (uint32_t block = 0; block < 4; ++block) {
-      a[block % 2] = load_block(at + block * kWideBlockBytes, block < here);
-      wgmma_fence();
+    for (uint32_t block = 0; block < 4; ++block)
 #pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block % 2], b[t] + block * 2);
-      wgmma_commit();
-      /* The warp's weights are in registers: all lanes were at the products. */
-      if (block == 3 && arrives) mbarrier_arrive(of_stage);
-      wgmma_wait<1>();
-      if (block == 0 && left != blocks) {
+      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block], b[t] + block * 2);
+    wgmma_commit();
+    /* The warp's weights are in registers: all lanes were at the products. */
+    if (arrives) mbarrier_arrive(of_stage);
+    wgmma_wait<0>();
 #pragma unroll
-        for (uint32_t t = 0; t < Nt; ++t)
-          if (arrives) mbarrier_arrive(read[t]);
-      }
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < Nt; ++t) read[t] = of_tokens[t];
+    for (uint32_t t = 0; t < Nt; ++t)
+      if (arrives) mbarrier_arrive(of_tokens[t]);
     left -= here;
   }
-  wgmma_wait<0>();
   sums.keep_order();
-  if (blocks == 0) return;
-#pragma unroll
-  for (uint32_t t = 0; t < Nt; ++t)
-    if (arrives) mbarrier_arrive(read[t]);
 }
 
 /* The same for few tokens. A step is 128 k: a stage of 64 rows of the weight, of which warpgroup 0 takes the first 64 k and
@@ -135,37 +132,29 @@ __device__ __forceinline__ void few_multiply(WideSums<1, N>& sums, StageRing& st
                                              bool arrives) {
   sums.clear();
   const uint32_t first = warp / 4 * 4, tile = warp % 4;
-  uint4 a[2][2];
-  uint32_t read = 0; /* barrier of the place that the step before has read */
+  uint4 a[4];
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
     const uint32_t here = min(left, 8u);
     stages.wait();
-    const uint32_t at = stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, of_stage = stages.empty_barrier();
+    const uint32_t of_stage = stages.empty_barrier();
+    load_blocks(a, stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, here > first ? here - first : 0);
     stages.next();
     places.wait();
     /* Of a short step the second half of the place may hold what was there before: it is not read. */
     const uint64_t b = wide_descriptor(places.address() + (here > 4 ? first / 4 * (N * 128) : 0));
     const uint32_t of_place = places.empty_barrier();
     places.next();
+    wgmma_fence();
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-#pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) a[half][i] = load_block(at + (half * 2 + i) * kWideBlockBytes, first + half * 2 + i < here);
-      wgmma_fence();
-#pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) wgmma<Weight>(sums.of[0], a[half][i], b + (half * 2 + i) * 2);
-      wgmma_commit();
-      if (half == 1 && arrives) mbarrier_arrive(of_stage);
-      wgmma_wait<1>();
-      if (half == 0 && left != blocks && arrives) mbarrier_arrive(read);
-    }
-    read = of_place;
+    for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[0], a[block], b + block * 2);
+    wgmma_commit();
+    if (arrives) mbarrier_arrive(of_stage);
+    wgmma_wait<0>();
+    if (arrives) mbarrier_arrive(of_place);
     left -= here;
   }
-  wgmma_wait<0>();
   sums.keep_order();
-  if (blocks != 0 && arrives) mbarrier_arrive(read);
 }
 
 #endif

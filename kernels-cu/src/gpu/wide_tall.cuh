@@ -1,7 +1,9 @@
-/* A tile of a product of few rows, of which many tiles together are limited by the weights' way from the memory: up to 64 rows of the
- * weight times N tokens, or three times 64 rows side by side, which read the tokens once. The two warpgroups share the k of a
- * stage, and their sums meet in shared memory, 16 tokens at a time. Of a gated product the
- * first 32 of 64 rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
+/* A tile of a product that has all rows of the iteration, of which many tiles together are limited by the weights' way from the
+ * memory: up to 64 rows of the weight times all tokens, or three times 64 rows side by side, which read the tokens once. Of a gated
+ * product the first 32 of 64 rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
+ *
+ * Each warpgroup computes with N tokens. Of at most N tokens the two share the k of a stage, and their sums meet in shared memory,
+ * 16 tokens at a time. Of more, up to 2 N, each has N tokens of its own.
  *
  * A task may have a part of k only: then its sums are one of several outputs, which a task after it adds up. */
 #pragma once
@@ -16,70 +18,53 @@ namespace gpu {
 /* Bytes of a row of a column tile. */
 constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
 
-/* 64 rows of the weight as two groups of 2 tiles of 16: of a gated product gates and ups, otherwise the first and the others. */
-struct TallRows {
-  const uint8_t* from[2];
-  uint32_t rows[2]; /* tiles of 16 */
+/* Blocks of 16 k of a step. */
+__device__ __forceinline__ uint32_t step_blocks(bool apart) { return apart ? 4 : 8; }
 
-  /* `third`: after so many times 64. */
-  __device__ __forceinline__ TallRows(const TaskSlot& slot, uint32_t pitch, uint32_t third) {
-    const bool gated = wide::params_of(slot).gated != 0;
-    const mpk_operand &first = slot.operands[wide::kWeight], &second = slot.operands[wide::kWeight + (gated ? 1 : 0)];
-    const uint32_t all = (first.dims[0] + 15) / 16, begin = third * (gated ? 2 : 4), skipped = begin + (gated ? 0 : 2);
-    from[0] = reinterpret_cast<const uint8_t*>(first.addr) + static_cast<uint64_t>(begin) * pitch;
-    from[1] = reinterpret_cast<const uint8_t*>(second.addr) + static_cast<uint64_t>(skipped) * pitch;
-    rows[0] = all > begin ? min(all - begin, 2u) : 0;
-    rows[1] = all > skipped ? min(all - skipped, 2u) : 0;
-  }
-};
-
-/* `blocks` times 16 k into `sums`. A step is 128 k: a stage of 64 rows of the weight, and one place with N tokens, of which warpgroup 0 takes the
- * first 64 k and warpgroup 1 the others. So each warpgroup has a part of every sum.
+/* `blocks` times 16 k into `sums`. A step is a stage of 64 rows of the weight and a place with the tokens.
+ * `apart`: it is 64 k, and each warpgroup has N tokens of its own. Otherwise it is 128 k of N tokens, of which warpgroup 0 takes the
+ * first 64 k and warpgroup 1 the others: each has a part of every sum.
  * `tall`: 192 rows of the weight; three stages share the step's tokens, and `sums` has 64 rows in each third. Otherwise 64 rows, each
  * stage is a step, and the thirds are sums of every third step, which are added up in the end. */
 template <uint32_t Weight, uint32_t Chains, uint32_t N>
-__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall,
+__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall, bool apart,
                                              uint32_t warp, uint32_t lane, bool arrives) {
   sums.clear();
-  const uint32_t first = warp / 4 * 4, tile = warp % 4;
-  constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from a column tile to the next, in a descriptor's unit */
-  uint4 a[2]; /* no more of them: registers are short */
+  const uint32_t first = apart ? 0 : warp / 4 * 4, tile = warp % 4, step = step_blocks(apart);
+  /* Bytes from the place's start to the warpgroup's tokens; from a column tile to the next, in a descriptor's unit. */
+  const uint32_t own_tokens = warp / 4 * (N * (apart ? kNarrowBytes : 128)), next_columns = (apart ? 2 : 1) * (N * kNarrowBytes / 16);
+  uint4 a[4];
   uint32_t tokens = 0, of_place = 0; /* address of the step's tokens, barrier of their place */
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
 #pragma unroll
     for (uint32_t third = 0; third < Chains; ++third) {
       if (third != 0 && left == 0) break;
-      const uint32_t here = min(left, 8u);
+      const uint32_t here = min(left, step);
       stages.wait();
-      const uint32_t at = stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, of_stage = stages.empty_barrier();
+      const uint32_t of_stage = stages.empty_barrier();
+      load_blocks(a, stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, here > first ? here - first : 0);
       stages.next();
-      uint32_t read = 0; /* barrier of the place that the step before has read */
       if (third == 0 || Chains == 1 || !tall) {
-        read = of_place;
         places.wait();
         /* Of a short step the second half of the place may hold what was there before: it is not read. */
-        tokens = places.address() + (here > 4 ? first / 4 * (N * 128) : 0);
+        tokens = places.address() + (apart || here > 4 ? own_tokens : 0);
         of_place = places.empty_barrier();
         places.next();
       }
       const uint64_t b = narrow_descriptor(tokens);
+      wgmma_fence();
 #pragma unroll
-      for (uint32_t block = 0; block < 4; ++block) {
-        a[block % 2] = load_block(at + block * kWideBlockBytes, first + block < here);
-        wgmma_fence();
-        wgmma<Weight>(sums.of[third], a[block % 2], b + (block / 2 * kSecond + block % 2 * 2));
-        wgmma_commit();
-        if (block == 3 && arrives) mbarrier_arrive(of_stage);
-        wgmma_wait<1>();
-        if (block == 0 && read != 0 && arrives) mbarrier_arrive(read);
-      }
-      if (third == Chains - 1 || !tall) left -= here;
+      for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[third], a[block], b + (block / 2 * next_columns + block % 2 * 2));
+      wgmma_commit();
+      if (arrives) mbarrier_arrive(of_stage);
+      wgmma_wait<0>();
+      const bool last = third == Chains - 1 || !tall;
+      if (last && arrives) mbarrier_arrive(of_place);
+      if (last) left -= here;
     }
   }
-  wgmma_wait<0>();
   sums.keep_order();
-  if (blocks != 0 && arrives) mbarrier_arrive(of_place);
   if constexpr (Chains > 1) {
     if (tall) return;
 #pragma unroll
@@ -104,6 +89,8 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
   static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
+  /* More tokens than a warpgroup has. */
+  static __device__ __forceinline__ bool is_apart(const TaskSlot& slot) { return N == 64 && wide::params_of(slot).width > N; }
   /* Blocks of 16 k: all of the weight's, and the task's. */
   struct Blocks {
     uint32_t all, first, count;
@@ -128,8 +115,8 @@ template <uint32_t Weight, uint32_t N>
 __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
   const Blocks of(slot);
-  const uint32_t blocks = of.count, steps = (blocks + 7) / 8;
-  const bool tall = is_tall(slot);
+  const bool tall = is_tall(slot), apart = is_apart(slot);
+  const uint32_t blocks = of.count, step_size = step_blocks(apart), steps = (blocks + step_size - 1) / step_size;
   const uint32_t stages = tall ? steps * 3 : steps;
   if (loader.prefetches()) {
     loader.skip(stages);
@@ -142,11 +129,13 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr) + of.first / 2 * x_tile;
   const auto rows = [&](uint32_t number) {
     const uint32_t step = tall ? number / 3 : number;
-    const TallRows groups(slot, pitch, number - step * (tall ? 3 : 1));
-    wide.stream_rows<2, true>(groups.from, groups.rows, start + step * (8 * kWideBlockBytes), pitch, min(blocks - step * 8, 8u) * kWideBlockBytes);
+    const wide::Groups<2> groups(slot, pitch, number - step * (tall ? 3 : 1));
+    wide.stream_rows<2, true>(groups.from, groups.rows, start + step * (step_size * kWideBlockBytes), pitch,
+                              min(blocks - step * step_size, step_size) * kWideBlockBytes);
   };
   const auto place = [&](uint32_t number) {
-    wide.stream_place(from_x + 4 * number * x_tile, N * kNarrowBytes, blocks - number * 8 > 4 ? 4 : 2, x_tile);
+    if (apart) wide.stream_place(from_x + 2 * number * x_tile, 2 * N * kNarrowBytes, 2, x_tile);
+    else wide.stream_place(from_x + 4 * number * x_tile, N * kNarrowBytes, blocks - number * 8 > 4 ? 4 : 2, x_tile);
   };
   return wide.run_apart(stages, steps, rows, place);
 }
@@ -163,7 +152,8 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
   StageRing stages(stage);
   PlaceRing places(place);
   WideSums<kChains, N> sums;
-  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  const bool arrives = kEveryLaneArrives || context.lane == 0;
+  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), is_apart(*context.slot), context.warp, context.lane, arrives);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});
@@ -173,7 +163,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
 
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
-  const bool tall = is_tall(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
+  const bool tall = is_tall(*context.slot), apart = is_apart(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
   /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
@@ -190,18 +180,22 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
       store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[third][chunk * 8 + i]);
     if (const int code = context.sync(); code != MPK_OK) return code;
     const uint32_t in_chunk = context.thread / 16, four = context.thread % 16;
-    const uint32_t token = chunk * 16 + in_chunk;
-    if (token >= tokens) continue;
-    if (gated) {
-      float2 gate = load_shared_pair(at(0, in_chunk, four * 2)), up = load_shared_pair(at(0, in_chunk, 32 + four * 2));
-      const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
-      gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
-      store_gated_pair(context, token, third * 32 + four * 2, gate, up);
-    } else {
-      const uint4 a = load_shared16(at(0, in_chunk, four * 4)), b = load_shared16(at(1, in_chunk, four * 4));
-      store_four(context, token, third * 64 + four * 4,
-                 {__uint_as_float(a.x) + __uint_as_float(b.x), __uint_as_float(a.y) + __uint_as_float(b.y),
-                  __uint_as_float(a.z) + __uint_as_float(b.z), __uint_as_float(a.w) + __uint_as_float(b.w)});
+    for (uint32_t from = 0; from < (apart ? 2u : 1u); ++from) {
+      const uint32_t token = from * N + chunk * 16 + in_chunk;
+      if (token >= tokens) continue;
+      if (gated) {
+        float2 gate = load_shared_pair(at(from, in_chunk, four * 2)), up = load_shared_pair(at(from, in_chunk, 32 + four * 2));
+        if (!apart) {
+          const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
+          gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
+        }
+        store_gated_pair(context, token, third * 32 + four * 2, gate, up);
+      } else {
+        const uint4 a = load_shared16(at(from, in_chunk, four * 4)), b = apart ? uint4{0, 0, 0, 0} : load_shared16(at(1, in_chunk, four * 4));
+        store_four(context, token, third * 64 + four * 4,
+                   {__uint_as_float(a.x) + __uint_as_float(b.x), __uint_as_float(a.y) + __uint_as_float(b.y),
+                    __uint_as_float(a.z) + __uint_as_float(b.z), __uint_as_float(a.w) + __uint_as_float(b.w)});
+      }
     }
   }
   return MPK_OK;

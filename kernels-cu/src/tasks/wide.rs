@@ -46,8 +46,8 @@ const LEAST_HALVED: Knob = Knob {
 /// and 5.52 with it, of 32 rows 6.69 and 6.44 (8B). For 64 ptxas serialises products (C7513).
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
-    default: 32,
-    candidates: &[0, 32, 64],
+    default: 128,
+    candidates: &[0, 32, 64, 128],
     about: "on one rank, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
 };
 
@@ -55,7 +55,7 @@ pub const TALL_ROWS: Knob = Knob {
 pub const SHARED_TALL_ROWS: Knob = Knob {
     name: "wide.shared_tall_rows",
     default: 0,
-    candidates: &[0, 32, 64],
+    candidates: &[0, 32, 64, 128],
     about: "the same on several ranks",
 };
 
@@ -106,7 +106,7 @@ pub fn is_narrow(ty: &TensorType) -> bool {
 /// Whether a tile of a product of `rows` rows has all of them.
 fn is_tall(rows: u64, world: u32, target: &Target) -> bool {
     let most = target.tuned(if world == 1 { &TALL_ROWS } else { &SHARED_TALL_ROWS });
-    rows <= most && rows <= u64::from(TALL_WIDTHS[1])
+    rows <= most && rows <= u64::from(TALL_WIDTHS[TALL_WIDTHS.len() - 1])
 }
 
 /// Dimensions of a product's `[rows, columns]` as it reads them.
@@ -347,10 +347,10 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
 }
 
 /// Of tiles that have all rows: the rows of x (`gpu/wide_tall.cuh`).
-const TALL_WIDTHS: [u32; 2] = [32, 64];
+const TALL_WIDTHS: [u32; 3] = [32, 64, 128];
 
 fn tall(high: u32, rows: u32) -> Tile {
-    let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[1]);
+    let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[TALL_WIDTHS.len() - 1]);
     Tile { high, tokens: 1, width, clocks: 0 }
 }
 
