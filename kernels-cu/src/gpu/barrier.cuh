@@ -50,9 +50,10 @@ __device__ __forceinline__ bool mbarrier_look(uint64_t* barrier, uint32_t parity
 
 #if __CUDA_ARCH__ >= 900
 /* One arrival, and `bytes` more that bulk copies will bring. */
-__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state,[%0],%1;}" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t address, uint32_t bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state,[%0],%1;}" ::"r"(address), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) { mbarrier_arrive_expect(shared_address(barrier), bytes); }
 
 /* What is read once leaves the L2 cache first. */
 __device__ __forceinline__ uint64_t read_once_policy() {
@@ -70,6 +71,16 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+/* Both forms with shared addresses. */
+__device__ __forceinline__ void bulk_copy(uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(barrier), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_copy(uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
 /* True in one lane of the warp, which must be whole. What only that lane does then needs no loop over lanes, which the compiler

@@ -24,21 +24,10 @@ struct WideFew : TaskCode {
   static __device__ __forceinline__ int store(Context& context, const WideSums<1, N>& sums, uint32_t tokens);
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
-  /* Blocks of 16 k: all of the weight's, and the task's. */
-  struct Blocks {
-    uint32_t all, first, count;
-    __device__ __forceinline__ explicit Blocks(const TaskSlot& slot) : all(wide::blocks_of(slot)) {
-      first = static_cast<uint32_t>(slot.task.args[1]);
-      const uint32_t end = min(all, static_cast<uint32_t>(slot.task.args[2]));
-      count = end > first ? end - first : 0;
-    }
-  };
-  /* Bias and residual are added to the sums of the first part. */
-  static __device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
   /* Bias of the tile's column. */
   static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
     const mpk_wide_linear_params& params = wide::params_of(*context.slot);
-    if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return 0.0f;
+    if (params.has_bias == 0 || params.add_bias == 0 || !wide::is_first(context)) return 0.0f;
     const mpk_operand& operand = context.input(wide::kWeight + 1 + params.gated + (up ? 1 : 0));
     return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
   }
@@ -47,23 +36,25 @@ struct WideFew : TaskCode {
 template <uint32_t Weight, uint32_t N>
 __device__ inline bool WideFew<Weight, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
-  const Blocks of(slot);
-  const uint32_t blocks = of.count, steps = (blocks + 7) / 8;
+  const wide::Blocks blocks(slot);
+  const uint32_t steps = (blocks.count + 7) / 8;
   if (loader.prefetches()) {
     loader.skip(steps);
     return true;
   }
   WideLoader wide(loader);
-  const uint32_t pitch = of.all * kWideBlockBytes, start = of.first * kWideBlockBytes;
-  const wide::Groups<2> groups(slot, pitch);
+  wide::RowStages<2> rows(slot, blocks, 8);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
-  const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr) + of.first / 4 * x_step;
-  const auto rows = [&](uint32_t step) {
-    wide.stream_rows<2, true>(groups.from, groups.rows, start + step * (8 * kWideBlockBytes), pitch, min(blocks - step * 8, 8u) * kWideBlockBytes);
+  uint64_t from_x = x.addr + blocks.first / 4 * x_step;
+  uint32_t left = blocks.count;
+  const auto stage = [&] { rows.template stream<true>(wide); };
+  const auto place = [&] {
+    wide.stream_place<2>(from_x, N * 128, left > 4 ? 2 : 1, x_step);
+    from_x += 2 * x_step;
+    left -= min(left, 8u);
   };
-  const auto place = [&](uint32_t step) { wide.stream_place(from_x + 2 * step * x_step, N * 128, blocks - step * 8 > 4 ? 2 : 1, x_step); };
-  return wide.run<true, 1>(steps, rows, place);
+  return wide.run<true, 1>(steps, steps, stage, place);
 }
 
 template <uint32_t Weight, uint32_t N>
@@ -73,7 +64,7 @@ __device__ inline int WideFew<Weight, N>::run(Context& context) {
   /* Thread 0 changes them after the barrier of wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = Blocks(*context.slot).count;
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count;
   if (tokens == 0) return MPK_OK;
   StageRing stages(stage);
   PlaceRing places(place);
@@ -122,7 +113,7 @@ __device__ __forceinline__ int WideFew<Weight, N>::store(Context& context, const
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ void WideFew<Weight, N>::store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum) {
   const mpk_operand& out = context.output(0);
-  const mpk_operand* const residual = is_first(context) ? wide::residual_of(context) : nullptr;
+  const mpk_operand* const residual = wide::is_first(context) ? wide::residual_of(context) : nullptr;
   const uint32_t columns = out.dims[1];
   uint8_t* const to = row_address(out, token);
   const float value[4] = {sum.x + bias_at(context, false, column), sum.y + bias_at(context, false, column + 1),

@@ -34,25 +34,62 @@ __device__ __forceinline__ uint32_t tokens_of(const TaskSlot& slot) {
   const uint32_t used = min(kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : params.rows, params.rows);
   return used > first ? min(used - first, params.tokens * params.width) : 0;
 }
-/* Blocks of 16 k that the task goes through: none where no row is in use. */
-__device__ __forceinline__ uint32_t blocks_of(const TaskSlot& slot) { return tokens_of(slot) == 0 ? 0 : (slot.operands[kWeight].dims[1] + 15) / 16; }
+/* Blocks of 16 k: all of the weight's, and the task's, of which there are none where no row is in use. */
+struct Blocks {
+  uint32_t all, first, count;
+  __device__ __forceinline__ explicit Blocks(const TaskSlot& slot) : all(tokens_of(slot) == 0 ? 0 : (slot.operands[kWeight].dims[1] + 15) / 16) {
+    first = static_cast<uint32_t>(slot.task.args[1]);
+    const uint32_t end = min(all, static_cast<uint32_t>(slot.task.args[2]));
+    count = end > first ? end - first : 0;
+  }
+};
+/* Bias and residual are added to the sums of the first part of k. */
+__device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
 
-/* The rows of the weight that a stage has, as two groups of `Group` tiles of 16: of a gated product gates and ups, otherwise the
- * first and the others. `number`: how many stages' rows of the task's come before them. */
+/* The rows of a task's weight, stage by stage. A stage has two groups of `Group` tiles of 16 rows: of a gated product gates and ups,
+ * otherwise neighbours. `High` stages, with other rows each, have the same k; after them comes the next `step` blocks of k. */
 template <uint32_t Group>
-struct Groups {
-  const uint8_t* from[2];
-  uint32_t rows[2]; /* tiles of 16 */
-
-  __device__ __forceinline__ Groups(const TaskSlot& slot, uint32_t pitch, uint32_t number = 0) {
+class RowStages {
+ public:
+  __device__ __forceinline__ RowStages(const TaskSlot& slot, const Blocks& blocks, uint32_t step, uint32_t high = 1)
+      : pitch_(blocks.all * kWideBlockBytes), step_(step), left_(blocks.count), high_(high) {
     const bool gated = params_of(slot).gated != 0;
     const mpk_operand &first = slot.operands[kWeight], &second = slot.operands[kWeight + (gated ? 1 : 0)];
-    const uint32_t all = (first.dims[0] + 15) / 16, begin = number * (gated ? Group : 2 * Group), skipped = begin + (gated ? 0 : Group);
-    from[0] = reinterpret_cast<const uint8_t*>(first.addr) + static_cast<uint64_t>(begin) * pitch;
-    from[1] = reinterpret_cast<const uint8_t*>(second.addr) + static_cast<uint64_t>(skipped) * pitch;
-    rows[0] = all > begin ? min(all - begin, Group) : 0;
-    rows[1] = all > skipped ? min(all - skipped, Group) : 0;
+    const uint32_t start = blocks.first * kWideBlockBytes;
+    tiles_ = (first.dims[0] + 15) / 16;
+    second_ = gated ? 0 : Group;
+    next_ = gated ? Group : 2 * Group;
+    rows_.from[0] = first.addr + start;
+    rows_.from[1] = second.addr + start + static_cast<uint64_t>(second_) * pitch_;
+    count();
   }
+  /* Into the next stage, which is free. */
+  template <bool Once>
+  __device__ __forceinline__ void stream(WideLoader& loader) {
+    loader.stream_rows<Group, Once>(rows_, pitch_, min(left_, step_) * kWideBlockBytes);
+    uint64_t further = static_cast<uint64_t>(next_) * pitch_;
+    begin_ += next_;
+    if (++number_ == high_) {
+      further -= static_cast<uint64_t>(begin_) * pitch_;
+      further += step_ * kWideBlockBytes;
+      left_ -= min(left_, step_);
+      number_ = begin_ = 0;
+    }
+    rows_.from[0] += further;
+    rows_.from[1] += further;
+    if (high_ > 1) count();
+  }
+
+ private:
+  __device__ __forceinline__ void count() {
+    rows_.count[0] = tiles_ > begin_ ? min(tiles_ - begin_, Group) : 0;
+    rows_.count[1] = tiles_ > begin_ + second_ ? min(tiles_ - begin_ - second_, Group) : 0;
+  }
+
+  StageRows rows_;
+  uint32_t pitch_, step_, left_, high_; /* bytes from a tile to the next; blocks of 16 k of a step, and left */
+  uint32_t tiles_, second_, next_;      /* of 16 rows: all, from a group to the other, from a stage to the next */
+  uint32_t begin_ = 0, number_ = 0;     /* the stage's first tile, and the stage among those of the same k */
 };
 
 /* The bias of the rows lane / 4 and lane / 4 + 8 of the warp's 16, which are `column` and on of the tile; `up`: of the ups. */
@@ -98,26 +135,33 @@ struct WideLinear : TaskCode {
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
-  const uint32_t blocks = wide::blocks_of(slot), steps = (blocks + 3) / 4;
+  const wide::Blocks blocks(slot);
+  const uint32_t steps = (blocks.count + 3) / 4;
   if (loader.prefetches()) {
     /* A wave of tiles shares its weights in the L2 cache as it is. */
     loader.skip(steps * Nt);
     return true;
   }
   WideLoader wide(loader);
-  const uint32_t pitch = blocks * kWideBlockBytes;
-  const wide::Groups<4> groups(slot, pitch);
+  wide::RowStages<4> rows(slot, blocks, 4);
   const mpk_operand& x = slot.operands[0];
-  const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2, x_tile = x.dims[0] > 1 ? static_cast<uint64_t>(x.strides[0]) * 2 : 0;
-  const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr);
-  const auto stage = [&](uint32_t number) {
-    const uint32_t step = number / Nt;
-    if (Nt == 1 || number % Nt == 0)
-      wide.stream_rows<4, false>(groups.from, groups.rows, step * (4 * kWideBlockBytes), pitch, min(blocks - step * 4, 4u) * kWideBlockBytes);
-    else wide.stream_stage(from_x + x_tile + step * x_step, N * 128);
+  const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
+  uint64_t first = x.addr + blocks.first / 4 * x_step, second = first + (x.dims[0] > 1 ? static_cast<uint64_t>(x.strides[0]) * 2 : 0);
+  bool is_weight = true;
+  const auto stage = [&] {
+    if (Nt == 1 || is_weight) {
+      rows.template stream<false>(wide);
+    } else {
+      wide.stream_stage(second, N * 128);
+      second += x_step;
+    }
+    is_weight = !is_weight;
   };
-  const auto place = [&](uint32_t step) { wide.stream_place(from_x + step * x_step, N * 128); };
-  return wide.run<false, Nt>(steps, stage, place);
+  const auto place = [&] {
+    wide.stream_place(first, N * 128);
+    first += x_step;
+  };
+  return wide.run<false, Nt>(steps * Nt, steps, stage, place);
 }
 
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
@@ -127,7 +171,7 @@ __device__ inline int WideLinear<Weight, Nt, N>::run(Context& context) {
   /* Thread 0 changes them after the barrier of wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::blocks_of(*context.slot);
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count;
   if (tokens == 0) return MPK_OK;
   StageRing stages(stage);
   PlaceRing places(place);

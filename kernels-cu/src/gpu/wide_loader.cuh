@@ -17,9 +17,16 @@ namespace gpu {
 
 #if __CUDA_ARCH__ >= 900
 
+/* Rows of a weight for a stage: of two groups of tiles of 16 rows the address of the first, and how many there are. */
+struct StageRows {
+  uint64_t from[2];
+  uint32_t count[2];
+};
+
 class WideLoader {
  public:
-  __device__ __forceinline__ explicit WideLoader(Loader& loader) : loader_(loader) {}
+  __device__ __forceinline__ explicit WideLoader(Loader& loader)
+      : loader_(loader), stages_(shared_address(stage_at(0))), places_(shared_address(work_area())), state_(shared_address(&shared_state())) {}
 
   /* First of all. `loads`: the task has anything to load. `Once`: its weights are read by this task only. They leave the L2 cache
    * first. */
@@ -41,39 +48,49 @@ class WideLoader {
   /* Whether the next stage's copies may begin now. Before the task's events few of them: then other workers poll and trigger. */
   template <bool Once>
   __device__ __forceinline__ bool may_stream(bool ready) {
-    Shared& shared = shared_state();
-    if (Once) {
-      const uint32_t most = ready ? kStages : kStagesAhead;
-      while (loader_.in_flight_ >= most) {
-        if (!mbarrier_look(&shared.stage_full[loader_.oldest_.index], loader_.oldest_.parity)) return false;
+    if (Once && !ready) {
+      while (loader_.in_flight_ >= kStagesAhead) {
+        if (!mbarrier_look(barrier<kStageFull>(loader_.oldest_), loader_.oldest_.parity)) return false;
         loader_.oldest_.next<kStages>();
         --loader_.in_flight_;
       }
     }
-    return mbarrier_look(&shared.stage_empty[loader_.place_.index], loader_.place_.parity ^ 1);
+    return mbarrier_look(barrier<kStageEmpty>(loader_.place_), loader_.place_.parity ^ 1);
   }
-  /* Two groups of at most `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `bytes`, into the
-   * next stage, which is free. */
+  /* Two groups of at most `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `bytes`, into the next
+   * stage, which is free. One thread begins all copies, and what it takes for that bounds the speed of a tile: no test between the
+   * copies of a whole stage, and the addresses are sums. */
   template <uint32_t Group, bool Once>
-  __device__ __forceinline__ void stream_rows(const uint8_t* const (&from)[2], const uint32_t (&rows)[2], uint32_t offset, uint32_t pitch, uint32_t bytes) {
-    Shared& shared = shared_state();
+  __device__ __forceinline__ void stream_rows(const StageRows& rows, uint32_t pitch, uint32_t bytes) {
     RingPlace& at = loader_.place_;
     ++loader_.count_;
     if (Once) {
-      ++loader_.in_flight_;
-      poke(shared.streamed, loader_.count_);
+      /* A stage that is free has come: it is no longer in flight. */
+      if (loader_.in_flight_ == kStages) loader_.oldest_.next<kStages>();
+      else ++loader_.in_flight_;
+      poke(shared_state().streamed, loader_.count_);
     }
-    uint64_t* const full = &shared.stage_full[at.index];
-    uint8_t* const to = stage_at(at.index);
-    mbarrier_arrive_expect(full, (rows[0] + rows[1]) * bytes);
+    const uint32_t full = barrier<kStageFull>(at), to = stages_ + at.index * kStageBytes;
+    mbarrier_arrive_expect(full, (rows.count[0] + rows.count[1]) * bytes);
+    const auto copy = [&](uint32_t place, uint64_t from) {
+      if (Once) bulk_copy(place, from, bytes, full, loader_.policy_);
+      else bulk_copy(place, from, bytes, full);
+    };
+    if (rows.count[0] + rows.count[1] == 2 * Group) {
+      uint32_t place = to;
 #pragma unroll
-    for (uint32_t g = 0; g < 2; ++g) {
+      for (uint32_t g = 0; g < 2; ++g) {
+        uint64_t from = rows.from[g];
 #pragma unroll
-      for (uint32_t row = 0; row < Group; ++row) {
-        if (row >= rows[g]) continue;
-        const uint8_t* const source = from[g] + (static_cast<uint64_t>(row) * pitch + offset);
-        if (Once) bulk_copy(to + (g * Group + row) * bytes, source, bytes, full, loader_.policy_);
-        else bulk_copy(to + (g * Group + row) * bytes, source, bytes, full);
+        for (uint32_t row = 0; row < Group; ++row, from += pitch, place += bytes) copy(place, from);
+      }
+    } else {
+#pragma unroll
+      for (uint32_t g = 0; g < 2; ++g) {
+        uint32_t place = to + g * Group * bytes;
+        uint64_t from = rows.from[g];
+#pragma unroll 1
+        for (uint32_t row = 0; row < rows.count[g]; ++row, from += pitch, place += bytes) copy(place, from);
       }
     }
     at.next<kStages>();
@@ -108,64 +125,39 @@ class WideLoader {
   }
 
   /* `bytes` of activations into the next stage, which is free. */
-  __device__ __forceinline__ void stream_stage(const uint8_t* source, uint32_t bytes) {
-    Shared& shared = shared_state();
+  __device__ __forceinline__ void stream_stage(uint64_t source, uint32_t bytes) {
     RingPlace& at = loader_.place_;
     ++loader_.count_;
-    uint64_t* const full = &shared.stage_full[at.index];
+    const uint32_t full = barrier<kStageFull>(at);
     mbarrier_arrive_expect(full, bytes);
-    bulk_copy(stage_at(at.index), source, bytes, full);
+    bulk_copy(stages_ + at.index * kStageBytes, source, bytes, full);
     at.next<kStages>();
     loader_.used_ = loader_.used_ < kStages ? loader_.used_ + 1 : kStages;
   }
 
   /* Whether the next place is free. */
-  __device__ __forceinline__ bool may_place() const {
-    return mbarrier_look(&shared_state().place_empty[loader_.wide_place_.index], loader_.wide_place_.parity ^ 1);
-  }
-  /* `count` stretches of `bytes` of activations, `apart` bytes from each other, into the next place, which is free. */
-  __device__ __forceinline__ void stream_place(const uint8_t* source, uint32_t bytes, uint32_t count = 1, uint64_t apart = 0) {
-    Shared& shared = shared_state();
+  __device__ __forceinline__ bool may_place() const { return mbarrier_look(barrier<kPlaceEmpty>(loader_.wide_place_), loader_.wide_place_.parity ^ 1); }
+  /* `Count` stretches of `bytes` of activations, `apart` bytes from each other, into the next place, which is free; the first
+   * `count` of them. */
+  template <uint32_t Count = 1>
+  __device__ __forceinline__ void stream_place(uint64_t source, uint32_t bytes, uint32_t count = Count, uint64_t apart = 0) {
     RingPlace& at = loader_.wide_place_;
-    uint64_t* const full = &shared.place_full[at.index];
+    const uint32_t full = barrier<kPlaceFull>(at);
     mbarrier_arrive_expect(full, bytes * count);
-    for (uint32_t i = 0; i < count; ++i) bulk_copy(work_area() + at.index * kPlaceBytes + i * bytes, source + i * apart, bytes, full);
+    uint32_t to = places_ + at.index * kPlaceBytes;
+#pragma unroll
+    for (uint32_t i = 0; i < Count; ++i, to += bytes, source += apart)
+      if (Count == 1 || i < count) bulk_copy(to, source, bytes, full);
     at.next<kPlaces>();
     loader_.places_used_ = loader_.places_used_ < kPlaces ? loader_.places_used_ + 1 : kPlaces;
   }
 
-  /* A task's loads. A step is one place, which `place(step)` fills, and `Stages` stages, which `stage(number)` does: the first of
-   * them with weights, which run ahead of the events, the others with activations. Both run ahead of each other as far as the
-   * rings reach. False when the compute warps have left. */
+  /* A task's loads: so many places, each of which `place` fills, and `stages` stages, which `stage` does. Every `Stages`-th of them
+   * has weights, which run ahead of the events, the others activations. Both run ahead of each other as far as the rings reach.
+   * False when the compute warps have left. */
   template <bool Once, uint32_t Stages, class Stage, class Place>
-  __device__ __forceinline__ bool run(uint32_t steps, Stage stage, Place place) {
-    begin<Once>(steps != 0);
-    bool ready = false;
-    uint32_t staged = 0, placed = 0;
-    while (staged < steps * Stages || placed < steps) {
-      if (!ready) {
-        ready = inputs_ready();
-        if (ready && !acquire_inputs()) return false;
-      }
-      bool idle = true;
-      if (ready && placed < steps && may_place()) {
-        place(placed++);
-        idle = false;
-      }
-      if (staged < steps * Stages && (ready || staged % Stages == 0) && may_stream<Once>(ready)) {
-        stage(staged++);
-        idle = false;
-      }
-      if (idle && peek(shared_state().left) != 0) return false;
-    }
-    if (steps != 0) end<Once>();
-    return true;
-  }
-
-  /* The same where all stages have weights, and stages and places are counted apart. */
-  template <class Stage, class Place>
-  __device__ __forceinline__ bool run_apart(uint32_t stages, uint32_t places, Stage stage, Place place) {
-    begin<true>(stages != 0);
+  __device__ __forceinline__ bool run(uint32_t stages, uint32_t places, Stage stage, Place place) {
+    begin<Once>(stages != 0);
     bool ready = false;
     uint32_t staged = 0, placed = 0;
     while (staged < stages || placed < places) {
@@ -175,16 +167,18 @@ class WideLoader {
       }
       bool idle = true;
       if (ready && placed < places && may_place()) {
-        place(placed++);
+        place();
+        ++placed;
         idle = false;
       }
-      if (staged < stages && may_stream<true>(ready)) {
-        stage(staged++);
+      if (staged < stages && (ready || staged % Stages == 0) && may_stream<Once>(ready)) {
+        stage();
+        ++staged;
         idle = false;
       }
       if (idle && peek(shared_state().left) != 0) return false;
     }
-    if (stages != 0) end<true>();
+    if (stages != 0) end<Once>();
     return true;
   }
 
@@ -195,7 +189,16 @@ class WideLoader {
     return value;
   }
 
+  /* Offsets in the shared state. */
+  static constexpr uint32_t kStageFull = offsetof(Shared, stage_full), kStageEmpty = offsetof(Shared, stage_empty);
+  static constexpr uint32_t kPlaceFull = offsetof(Shared, place_full), kPlaceEmpty = offsetof(Shared, place_empty);
+  template <uint32_t Offset>
+  __device__ __forceinline__ uint32_t barrier(const RingPlace& at) const {
+    return state_ + Offset + at.index * 8;
+  }
+
   Loader& loader_;
+  const uint32_t stages_, places_, state_; /* shared addresses */
 };
 
 /* The compute warps' end: one thread, at the start of every wide task. All are through with the task before; release: pairs

@@ -91,21 +91,10 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
   /* More tokens than a warpgroup has. */
   static __device__ __forceinline__ bool is_apart(const TaskSlot& slot) { return N == 64 && wide::params_of(slot).width > N; }
-  /* Blocks of 16 k: all of the weight's, and the task's. */
-  struct Blocks {
-    uint32_t all, first, count;
-    __device__ __forceinline__ explicit Blocks(const TaskSlot& slot) : all(wide::blocks_of(slot)) {
-      first = static_cast<uint32_t>(slot.task.args[1]);
-      const uint32_t end = min(all, static_cast<uint32_t>(slot.task.args[2]));
-      count = end > first ? end - first : 0;
-    }
-  };
-  /* Bias and residual are added to the sums of the first part. */
-  static __device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
   /* Bias of the tile's column. */
   static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
     const mpk_wide_linear_params& params = wide::params_of(*context.slot);
-    if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return 0.0f;
+    if (params.has_bias == 0 || params.add_bias == 0 || !wide::is_first(context)) return 0.0f;
     const mpk_operand& operand = context.input(wide::kWeight + 1 + params.gated + (up ? 1 : 0));
     return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
   }
@@ -114,30 +103,26 @@ struct WideTall : TaskCode {
 template <uint32_t Weight, uint32_t N>
 __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
-  const Blocks of(slot);
-  const bool tall = is_tall(slot), apart = is_apart(slot);
-  const uint32_t blocks = of.count, step_size = step_blocks(apart), steps = (blocks + step_size - 1) / step_size;
-  const uint32_t stages = tall ? steps * 3 : steps;
+  const bool apart = is_apart(slot);
+  const wide::Blocks blocks(slot);
+  const uint32_t step = step_blocks(apart), steps = (blocks.count + step - 1) / step, high = is_tall(slot) ? kChains : 1;
   if (loader.prefetches()) {
-    loader.skip(stages);
+    loader.skip(steps * high);
     return true;
   }
   WideLoader wide(loader);
-  const uint32_t pitch = of.all * kWideBlockBytes, start = of.first * kWideBlockBytes;
+  wide::RowStages<2> rows(slot, blocks, step, high);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* of 32 columns */
-  const uint8_t* const from_x = reinterpret_cast<const uint8_t*>(x.addr) + of.first / 2 * x_tile;
-  const auto rows = [&](uint32_t number) {
-    const uint32_t step = tall ? number / 3 : number;
-    const wide::Groups<2> groups(slot, pitch, number - step * (tall ? 3 : 1));
-    wide.stream_rows<2, true>(groups.from, groups.rows, start + step * (step_size * kWideBlockBytes), pitch,
-                              min(blocks - step * step_size, step_size) * kWideBlockBytes);
+  uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
+  uint32_t left = blocks.count;
+  const auto stage = [&] { rows.template stream<true>(wide); };
+  const auto place = [&] {
+    wide.stream_place<4>(from_x, (apart ? 2 : 1) * N * kNarrowBytes, !apart && left > 4 ? 4 : 2, x_tile);
+    from_x += step / 2 * x_tile;
+    left -= min(left, step);
   };
-  const auto place = [&](uint32_t number) {
-    if (apart) wide.stream_place(from_x + 2 * number * x_tile, 2 * N * kNarrowBytes, 2, x_tile);
-    else wide.stream_place(from_x + 4 * number * x_tile, N * kNarrowBytes, blocks - number * 8 > 4 ? 4 : 2, x_tile);
-  };
-  return wide.run_apart(stages, steps, rows, place);
+  return wide.run<true, 1>(steps * high, steps, stage, place);
 }
 
 template <uint32_t Weight, uint32_t N>
@@ -147,7 +132,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
   /* Thread 0 changes them after the barrier of wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = Blocks(*context.slot).count;
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count;
   if (tokens == 0) return MPK_OK;
   StageRing stages(stage);
   PlaceRing places(place);
@@ -204,7 +189,7 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ void WideTall<Weight, N>::store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum) {
   const mpk_operand& out = context.output(0);
-  const mpk_operand* const residual = is_first(context) ? wide::residual_of(context) : nullptr;
+  const mpk_operand* const residual = wide::is_first(context) ? wide::residual_of(context) : nullptr;
   /* Of two summands (three dimensions) the view has one of the output, both of the residual. */
   const uint32_t dim = out.ndim - 2, columns = out.dims[dim + 1];
   uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token) * out.strides[dim] * element_bytes(out.dtype);
