@@ -96,7 +96,7 @@ class RowStages {
 __device__ __forceinline__ void load_bias(const Context& context, bool up, uint32_t column, float (&bias)[2]) {
   const mpk_wide_linear_params& params = params_of(*context.slot);
   bias[0] = bias[1] = 0.0f;
-  if (params.has_bias == 0 || params.add_bias == 0) return;
+  if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return;
   const mpk_operand& operand = context.input(kWeight + 1 + params.gated + (up ? 1 : 0));
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
@@ -274,7 +274,7 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mp
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens) {
   const mpk_operand& out = context.output(0);
-  const mpk_operand* const residual = wide::residual_of(context);
+  const mpk_operand* const residual = wide::is_first(context) ? wide::residual_of(context) : nullptr;
   const uint32_t lane = context.lane, columns = out.dims[1], first_column = context.warp * 16 + lane / 4, first_token = lane % 4 * 2;
   const bool inside[2] = {first_column < columns, first_column + 8 < columns}, adds[2] = {inside[0] && residual != nullptr, inside[1] && residual != nullptr};
   const uint64_t to_bytes = static_cast<uint64_t>(out.strides[0]) * 4, from_bytes = residual != nullptr ? static_cast<uint64_t>(residual->strides[0]) * 4 : 0;

@@ -75,8 +75,17 @@ const LEAST_STACKED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where the readers add up their halves",
 };
 
+/// Fewest columns of a weight whose sums of 65 to 128 rows several tasks share. Without it an H200 gives the tasks of such a product
+/// 64 rows of both sides, which read twice the bytes for a product (8B, batch 128: 3 MB a task of `down` instead of 1.5).
+const LEAST_QUARTERED: Knob = Knob {
+    name: "wide.least_quartered_columns",
+    default: 4096,
+    candidates: &[2048, 4096, 6144, 12288, 1 << 20],
+    about: "fewest columns of a weight whose tiles of 128 x 128 two or four tasks share, where tiles are too few for the workers",
+};
+
 /// What is measured of wide products.
-pub const KNOBS: [&Knob; 7] = [
+pub const KNOBS: [&Knob; 8] = [
     &LEAST_ROWS,
     &LEAST_PARTIAL_ROWS,
     &LEAST_HALVED,
@@ -84,6 +93,7 @@ pub const KNOBS: [&Knob; 7] = [
     &SHARED_TALL_ROWS,
     &LEAST_TALL_ROWS,
     &LEAST_STACKED,
+    &LEAST_QUARTERED,
 ];
 
 /// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
@@ -224,7 +234,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let input = ExpansionOperand::Input;
     let optional = [product.bias, product.residual].into_iter().flatten().map(input);
     let stacked = out.dims.len() == 3;
-    let halves = stacked || is_halved(product, op, target, false);
+    let parts = if stacked { 2 } else { parts(product, op, target) };
     let (mut temporaries, mut ops) = (Vec::new(), Vec::new());
     let mut made_x = input(0);
     if !is_wide(x) {
@@ -242,10 +252,11 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
             attrs: attrs(json!({"source": source, "act_dtype": weight.dtype.name()})),
         });
     }
-    let made = if halves && !stacked {
+    let made = if parts > 1 && !stacked {
         let first = temporaries.len();
-        temporaries.extend([".first", ".second"].map(|suffix| Temporary { suffix, ty: out.clone() }));
-        vec![ExpansionOperand::Temporary(first), ExpansionOperand::Temporary(first + 1)]
+        let suffixes = [".first", ".second", ".third", ".fourth"].into_iter().take(parts as usize);
+        temporaries.extend(suffixes.map(|suffix| Temporary { suffix, ty: out.clone() }));
+        (first..temporaries.len()).map(ExpansionOperand::Temporary).collect()
     } else {
         vec![ExpansionOperand::Output(0)]
     };
@@ -255,18 +266,45 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
         inputs: [made_x, input(product.weight)].into_iter().chain(optional).collect(),
         outputs: made.clone(),
         attrs: attrs(json!({"gated": product.gated, "has_bias": product.bias.is_some(),
-            "has_residual": product.residual.is_some(), "halves": halves})),
+            "has_residual": product.residual.is_some(), "parts": parts})),
     });
-    if halves && !stacked {
+    if parts > 1 && !stacked {
+        let mut summands: Vec<ExpansionOperand> = made;
+        summands.swap(0, 1); // the first part has the residual
         ops.push(ExpandedOp {
             op_type: "add",
             suffix: ".sum",
-            inputs: made.into_iter().rev().collect(),
+            inputs: summands,
             outputs: vec![ExpansionOperand::Output(0)],
             attrs: Attrs::new(),
         });
     }
     Some(Expansion { temporaries, ops })
+}
+
+/// How many tasks share the k of a tile, where readers do not add up the parts themselves.
+fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
+    let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
+    let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return 1 };
+    if is_halved(product, op, target, false) {
+        return 2;
+    }
+    let fits = !product.gated
+        && !product.gathers
+        && out.dtype == DType::F32
+        && FEW.iter().all(|few| *rows > u64::from(few.width))
+        && *rows <= u64::from(QUARTERED.width)
+        && *k >= target.tuned(&LEAST_QUARTERED);
+    let tiles = columns.div_ceil(u64::from(QUARTERED.high));
+    [4, 2].into_iter().find(|parts| fits && parts * tiles <= u64::from(target.workers)).unwrap_or(1) as u32
+}
+
+/// The tile of a product of which `parts` tasks share the k and whose tiles have not all rows.
+pub fn parted(rows: u32, columns: u32, gated: bool, parts: u32, workers: u32) -> Tile {
+    match parts > 1 && FEW.iter().all(|few| rows > few.width) {
+        true => QUARTERED,
+        false => choose(rows, columns, gated, workers),
+    }
 }
 
 /// Whether two tasks share the k of a tile: few rows, whose tiles are half as many as the workers or fewer.
@@ -314,6 +352,8 @@ const TILES: [Tile; 3] = [
     Tile { high: 128, tokens: 1, width: 128, clocks: 640 },
     Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
 ];
+/// Of which several tasks may share the k.
+const QUARTERED: Tile = TILES[1];
 /// Of few rows the weights' way from the memory decides.
 const FEW: [Tile; 2] = [
     Tile { high: 64, tokens: 1, width: 32, clocks: 256 },

@@ -1,4 +1,5 @@
-//! `add`: the sum of an activation `a` `[rows, n]` (f32 or the act dtype) and the residual stream `[rows, n]` (f32).
+//! `add`: the sum of an activation `a` `[rows, n]` (f32 or the act dtype), the residual stream `[rows, n]` (f32) and up to two
+//! more summands `[rows, n]` (f32): `((residual + a) + c) + d`.
 //!
 //! Output `[rows, n]` f32. One task for each column tile.
 
@@ -24,15 +25,26 @@ pub const REGISTRATION: Registration = Registration {
 
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
-    let ([a, residual], [out]) = (site.inputs, site.outputs) else {
-        return Err("it must have two inputs and one output".to_string());
+    let ([a, others @ ..], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have inputs and one output".to_string());
     };
-    gpu_rows_contiguous([a, residual, out])?;
-    if gpu_float(residual)? != "MPK_F32" || gpu_float(out)? != "MPK_F32" {
-        return Err("residual and output must be f32".to_string());
+    if others.is_empty() || others.len() >= MOST_SUMMANDS {
+        return Err(format!("it must have 2 to {MOST_SUMMANDS} inputs"));
     }
-    Ok(format!("mpk::gpu::Add<{}>", gpu_float(a)?))
+    gpu_rows_contiguous(site.inputs.iter().chain([out]))?;
+    for operand in others.iter().chain([out]) {
+        if gpu_float(operand)? != "MPK_F32" {
+            return Err("all summands but the first, and the output, must be f32".to_string());
+        }
+    }
+    Ok(match others.len() {
+        1 => format!("mpk::gpu::Add<{}>", gpu_float(a)?),
+        n => format!("mpk::gpu::Add<{}, {}>", gpu_float(a)?, n + 1),
+    })
 }
+
+/// Most inputs: the products whose k several tasks share have as many parts.
+pub const MOST_SUMMANDS: usize = 4;
 
 /// Contract of `add`.
 #[derive(Debug)]
@@ -56,25 +68,32 @@ impl TaskType for Add {
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
-        let [a, residual] = contract::inputs(op)?;
+        contract::num_inputs(op, 2, MOST_SUMMANDS)?;
+        let (a, others) = (&op.inputs[0], &op.inputs[1..]);
         contract::matrix(a)?;
         contract::float(a)?;
-        contract::dtype(residual, DType::F32)?;
-        if a.ty.dims != residual.ty.dims || a.ty.rows != residual.ty.rows {
-            return Err(OpError(format!(
-                "`{}` {:?} and `{}` {:?} must have the same dimensions",
-                a.name, a.ty.dims, residual.name, residual.ty.dims
-            )));
+        for other in others {
+            contract::dtype(other, DType::F32)?;
+            if a.ty.dims != other.ty.dims || a.ty.rows != other.ty.rows {
+                return Err(OpError(format!(
+                    "`{}` {:?} and `{}` {:?} must have the same dimensions",
+                    a.name, a.ty.dims, other.name, other.ty.dims
+                )));
+            }
         }
         Ok(vec![TensorType { dtype: DType::F32, ..a.ty.clone() }])
     }
 
     fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
-        let [a, residual] = contract::inputs(op)?;
-        if a.sharding == residual.sharding && contract::split_columns(a.sharding).is_some() {
-            return Ok(ShardRule { inputs: vec![Need::AsIs; 2], outputs: vec![a.sharding.clone()] });
+        let a = &op.inputs[0];
+        let alike = op.inputs.iter().all(|other| other.sharding == a.sharding);
+        if alike && contract::split_columns(a.sharding).is_some() {
+            return Ok(ShardRule {
+                inputs: vec![Need::AsIs; op.inputs.len()],
+                outputs: vec![a.sharding.clone()],
+            });
         }
-        Ok(replicated(2, 1))
+        Ok(replicated(op.inputs.len(), 1))
     }
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
@@ -86,10 +105,10 @@ impl TaskType for Add {
             .map(|tile| {
                 let region = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
                 TaskSpec {
-                    reads: [Access::new(0, region), Access::new(1, region)].into_iter().collect(),
+                    reads: (0..op.inputs.len()).map(|input| Access::new(input as u8, region)).collect(),
                     writes: [Access::new(0, region)].into_iter().collect(),
                     args: [0; 8],
-                    cost: region.volume() * (8 + op.inputs[0].dtype.size()),
+                    cost: region.volume() * (4 * op.inputs.len() as u64 + op.inputs[0].dtype.size()),
                 }
             })
             .collect();

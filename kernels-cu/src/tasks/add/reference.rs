@@ -1,6 +1,6 @@
 //! The sum, in f64.
 
-/// `a + residual`, element by element.
-pub fn add(a: &[f32], residual: &[f32]) -> Vec<f64> {
-    a.iter().zip(residual).map(|(a, r)| f64::from(*a) + f64::from(*r)).collect()
+/// The sum of all, element by element.
+pub fn add(summands: &[Vec<f32>]) -> Vec<f64> {
+    (0..summands[0].len()).map(|at| summands.iter().map(|s| f64::from(s[at])).sum()).collect()
 }

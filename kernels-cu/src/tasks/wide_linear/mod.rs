@@ -5,7 +5,7 @@
 //! `gated`, `linear` and `silu_mul` give it; a gated one in `MPK_LAYOUT_WIDE`, where the reader wants that. Where a tile has all rows, x has
 //! the narrower column tiles, and the residual may be two summands `[2, rows, n]`. The output can't be pushed: tasks of rows that
 //! are not in use would push nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`, and
-//! `halves`: there are two outputs (f32), sums over the first and the second half of k, of which the first has bias and residual, or
+//! `parts` (1, 2 or 4): there are so many outputs (f32), sums over as many parts of k, of which the first has bias and residual, or
 //! one `[2, rows, n]` with both. The expansion of the linear family (`src/tasks/wide.rs`) makes it.
 
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
@@ -13,7 +13,7 @@ use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::linear_family::gpu_float;
 use crate::tasks::wide::{
-    Tile, choose, choose_tall, halved_tall, in_order, is_narrow, is_wide, matrix, narrow_dims, wide_dims,
+    Tile, choose_tall, halved_tall, in_order, is_narrow, is_wide, matrix, narrow_dims, parted, wide_dims,
 };
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
@@ -107,11 +107,11 @@ impl TaskType for WideLinear {
             )));
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[1].sharding).is_some();
-        let has_halves = attr("halves")?;
+        let parts = contract::attr_u32(op.global.attrs, "parts")?.unwrap_or(1);
         let tile = match narrow {
-            true if has_halves => halved_tall(rows),
+            true if parts > 1 => halved_tall(rows),
             true => choose_tall(rows, columns, gated, target.workers),
-            false => choose(rows, columns, gated, target.workers),
+            false => parted(rows, columns, gated, parts, target.workers),
         };
         let params = mpk_wide_linear_params {
             rows_kind: contract::rows_kind(op.global.outputs[0].ty.rows),
@@ -127,20 +127,18 @@ impl TaskType for WideLinear {
         };
         // Whole steps of a tile of few rows.
         let blocks = k.div_ceil(abi::MPK_FRAGMENT_K);
-        let middle = (blocks / 2).next_multiple_of(STEP_BLOCKS);
+        let cut = |part: u32| (blocks * part / parts).next_multiple_of(STEP_BLOCKS).min(blocks);
         // Two summands one after the other, not in two outputs.
         let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
         let stacked = is_stacked(&op.outputs[0]);
-        if stacked && !(has_halves && narrow) {
-            return Err(OpError(format!("a product of tile {tile:?} has no halves")));
+        if stacked && !(parts == 2 && narrow) {
+            return Err(OpError(format!("a product of tile {tile:?} has no two summands")));
         }
-        let parts = match has_halves {
-            true if gated || to_wide || tile.high != 64 || middle >= blocks => {
-                return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no halves")));
-            }
-            true => vec![(0, middle), (middle, blocks)],
-            false => vec![(0, blocks)],
-        };
+        let one_by_one = tile.tokens == 1 && rows <= tile.width;
+        if parts > 1 && (gated || to_wide || !one_by_one || cut(parts - 1) >= blocks) {
+            return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no {parts} parts")));
+        }
+        let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();
         let Tile { width, tokens, .. } = tile;
         let (high, wide) = (tile.output_columns(gated), tokens * width);
         let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group())

@@ -63,9 +63,17 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
     let wide = |workers| Target { wide: true, ..Target::cpu(workers) };
     for world in [1, 2, 4] {
         for workers in [1, 7, 132] {
-            for (rows, intermediate) in
-                [(8, 520), (16, 520), (17, 528), (33, 520), (40, 6208), (65, 528), (300, 520), (2048, 528)]
-            {
+            for (rows, intermediate) in [
+                (8, 520),
+                (16, 520),
+                (17, 528),
+                (33, 520),
+                (40, 6208),
+                (65, 528),
+                (100, 6208),
+                (300, 520),
+                (2048, 528),
+            ] {
                 for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
                     for placement in [Placement::Static, Placement::Dynamic] {
                         if (placement == Placement::Dynamic) != (workers == 7)
@@ -88,7 +96,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                         for graph in &graphs {
                             assert_eq!(count(graph, "wide_linear") > 0, wanted, "{what}");
                             assert_eq!(count(graph, "wide_rows") > 0, wanted, "{what}");
-                            // The down projection of many columns and few tiles is done in halves.
+                            // Several tasks share the k of the down projection, which has many columns and few tiles.
                             let halved = intermediate > 6144 && world == 1 && workers >= 4;
                             assert_eq!(count(graph, "add") > 0, halved, "{what}");
                         }
@@ -198,10 +206,16 @@ fn gated_rows_are_laid_out_where_they_are_made() {
     assert_eq!(rows_tasks(17, 528, 32), 2);
 }
 
-/// Two tasks share the k of a tile. Their sums, added up, are the product; the first has bias and residual.
+/// Two or four tasks share the k of a tile. Their sums, added up, are the product; the first has bias and residual.
 #[test]
-fn halves_add_up_to_the_product() {
-    let (rows, used, k, n) = (40u32, 37u32, 6200u32, 80u32);
+fn parts_add_up_to_the_product() {
+    parts_add_up::<2>(40, 37, 4);
+    parts_add_up::<2>(100, 97, 2);
+    parts_add_up::<4>(100, 97, 4);
+}
+
+fn parts_add_up<const PARTS: usize>(rows: u32, used: u32, tasks: usize) {
+    let (k, n) = (6200u32, 80u32);
     let x = rounded(DType::Bf16, &random_values(1, (rows * k) as usize));
     let weights = rounded(DType::Bf16, &random_values(2, (n * k) as usize));
     let (bias, residual) = (random_values(3, n as usize), random_values(4, (rows * n) as usize));
@@ -217,17 +231,17 @@ fn halves_add_up_to_the_product() {
     let pack = TestOp::new("wide_rows", json!({"act_dtype": "bf16"}), rows);
     inputs[0] = pack.run(&mut inputs[..1], &mut batch).unwrap().remove(0);
 
-    let attrs = attrs(json!({"has_bias": true, "has_residual": true, "halves": true}));
+    let attrs = attrs(json!({"has_bias": true, "has_residual": true, "parts": PARTS}));
     let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
     let operand =
         |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
-    let mut out = [(); 2].map(|()| TestTensor::poisoned(DType::F32, &[rows, n]));
+    let mut out = [(); PARTS].map(|()| TestTensor::poisoned(DType::F32, &[rows, n]));
     let as_rows = TensorType { rows: Rows::Tokens, ..out[0].ty() };
     let view = OpView {
         name: "test",
         attrs: &attrs,
         inputs: inputs.iter().zip(&roles).map(|(t, role)| operand(t.ty(), role)).collect(),
-        outputs: vec![operand(as_rows.clone(), &Role::Activation), operand(as_rows, &Role::Activation)],
+        outputs: vec![operand(as_rows, &Role::Activation); PARTS],
         capacity: Capacity { rows, samples: 1, active: 1 },
     };
     let local = LocalOp {
@@ -238,7 +252,7 @@ fn halves_add_up_to_the_product() {
         world: 1,
     };
     let partition = super::WideLinear.partition(&local, &Target::cpu(132)).unwrap();
-    assert_eq!(partition.tasks.len(), 4);
+    assert_eq!(partition.tasks.len(), tasks);
     for spec in &partition.tasks {
         let task = TestTask {
             params: partition.params.clone(),
@@ -249,14 +263,14 @@ fn halves_add_up_to_the_product() {
         };
         assert_eq!(run_task("wide_linear", &task, &mut batch, &TestRank::default(), Call::Run), 0);
     }
-    let [first, second] = out.map(|out| out.values());
+    let sums = out.map(|out| out.values());
     let live = (used * n) as usize;
     for at in 0..live {
-        let (found, wanted) = (first[at] + second[at], expected[at]);
+        let (found, wanted) = (sums.iter().map(|part| part[at]).sum::<f32>(), expected[at]);
         assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted.abs()), "{at}: {found}, {wanted}");
-        assert!(second[at].abs() > 0.0, "each half has a part of the sum");
+        assert!(sums.iter().all(|part| part[at].abs() > 0.0), "each part has a part of the sum");
     }
-    assert!(first[live..].iter().chain(&second[live..]).all(|v| v.is_nan()), "unused rows were written");
+    assert!(sums.iter().all(|part| part[live..].iter().all(|v| v.is_nan())), "unused rows were written");
 }
 
 /// Two blocks whose products share the k of a tile: the readers of the stream between them, a norm and a residual, add up the halves.
@@ -326,19 +340,17 @@ fn two_summands_are_their_sum() {
     let residual = [random_values(5, (rows * n) as usize), random_values(6, (rows * n) as usize)];
     let summed: Vec<f32> = residual[0].iter().zip(&residual[1]).map(|(a, b)| a + b).collect();
     let weight = TestTensor::weight(DType::Bf16, &[n, k], &weights);
-    let product =
-        |residual: &TestTensor, dims: &[u32], halves: bool, x: &TestTensor, batch: &mut TestBatch| {
-            let attrs = attrs(json!({"has_residual": true, "halves": halves}));
-            let mut inputs = [x.clone(), weight.clone(), residual.clone()];
-            let out = TestTensor::poisoned(DType::F32, dims);
-            let whole =
-                TensorType { dtype: DType::F32, dims: vec![rows.into(), n.into()], rows: Rows::Tokens };
-            run_all("wide_linear", &super::WideLinear, &attrs, &mut inputs, whole, out, batch).values()
-        };
+    let product = |residual: &TestTensor, dims: &[u32], parts: u32, x: &TestTensor, batch: &mut TestBatch| {
+        let attrs = attrs(json!({"has_residual": true, "parts": parts}));
+        let mut inputs = [x.clone(), weight.clone(), residual.clone()];
+        let out = TestTensor::poisoned(DType::F32, dims);
+        let whole = TensorType { dtype: DType::F32, dims: vec![rows.into(), n.into()], rows: Rows::Tokens };
+        run_all("wide_linear", &super::WideLinear, &attrs, &mut inputs, whole, out, batch).values()
+    };
     let residual_sum = TestTensor::new(DType::F32, &[rows, n], &summed);
     let both = TestTensor::new(DType::F32, &[2, rows, n], &residual.concat());
-    let expected = product(&residual_sum, &[rows, n], false, &plain, batch);
-    let found = product(&both, &[2, rows, n], true, &plain, batch);
+    let expected = product(&residual_sum, &[rows, n], 1, &plain, batch);
+    let found = product(&both, &[2, rows, n], 2, &plain, batch);
     let (size, live) = ((rows * n) as usize, (used * n) as usize);
     for at in 0..live {
         let (found, wanted) = (found[at] + found[size + at], expected[at]);
@@ -352,7 +364,7 @@ fn two_summands_are_their_sum() {
     // Whole, and of rows as they are, it is what the linear family gives, bit for bit.
     let x = TestTensor::new(DType::Bf16, &[rows, k], &rounded(DType::Bf16, &halves[0]));
     let narrow = rows_of("plain", x.clone(), batch);
-    let found = product(&residual_sum, &[rows, n], false, &narrow, batch);
+    let found = product(&residual_sum, &[rows, n], 1, &narrow, batch);
     let family = TestOp::new("linear_with_residual", json!({"output_dtype": "f32"}), rows);
     let wanted =
         family.run(&mut [x, weight.clone(), residual_sum.clone()], batch).unwrap().remove(0).values();
