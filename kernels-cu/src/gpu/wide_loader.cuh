@@ -59,7 +59,7 @@ class WideLoader {
   }
   /* Two groups of at most `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `bytes`, into the next
    * stage, which is free. One thread begins all copies, and what it takes for that bounds the speed of a tile: no test between the
-   * copies of a whole stage, and the addresses are sums. */
+   * copies of a whole group, and the addresses are sums. */
   template <uint32_t Group, bool Once>
   __device__ __forceinline__ void stream_rows(const StageRows& rows, uint32_t pitch, uint32_t bytes) {
     RingPlace& at = loader_.place_;
@@ -76,19 +76,14 @@ class WideLoader {
       if (Once) bulk_copy(place, from, bytes, full, loader_.policy_);
       else bulk_copy(place, from, bytes, full);
     };
-    if (rows.count[0] + rows.count[1] == 2 * Group) {
-      uint32_t place = to;
 #pragma unroll
-      for (uint32_t g = 0; g < 2; ++g) {
-        uint64_t from = rows.from[g];
+    for (uint32_t g = 0; g < 2; ++g) {
+      uint32_t place = to + g * Group * bytes;
+      uint64_t from = rows.from[g];
+      if (rows.count[g] == Group) {
 #pragma unroll
         for (uint32_t row = 0; row < Group; ++row, from += pitch, place += bytes) copy(place, from);
-      }
-    } else {
-#pragma unroll
-      for (uint32_t g = 0; g < 2; ++g) {
-        uint32_t place = to + g * Group * bytes;
-        uint64_t from = rows.from[g];
+      } else {
 #pragma unroll 1
         for (uint32_t row = 0; row < rows.count[g]; ++row, from += pitch, place += bytes) copy(place, from);
       }

@@ -1,9 +1,7 @@
 /* A tile of a product that has all rows of the iteration, of which many tiles together are limited by the weights' way from the
- * memory: up to 64 rows of the weight times all tokens, or three times 64 rows side by side, which read the tokens once. Of a gated
- * product the first 32 of 64 rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
- *
- * Each warpgroup computes with N tokens. Of at most N tokens the two share the k of a stage, and their sums meet in shared memory,
- * 16 tokens at a time. Of more, up to 2 N, each has N tokens of its own.
+ * memory: up to 64 rows of the weight times N tokens, or three times 64 rows side by side, which read the tokens once. The two
+ * warpgroups share the k of a stage, and their sums meet in shared memory, 16 tokens at a time. Of a gated product the first 32 of 64
+ * rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
  *
  * A task may have a part of k only: then its sums are one of several outputs, which a task after it adds up. */
 #pragma once
@@ -18,21 +16,16 @@ namespace gpu {
 /* Bytes of a row of a column tile. */
 constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
 
-/* Blocks of 16 k of a step. */
-__device__ __forceinline__ uint32_t step_blocks(bool apart) { return apart ? 4 : 8; }
-
-/* `blocks` times 16 k into `sums`. A step is a stage of 64 rows of the weight and a place with the tokens.
- * `apart`: it is 64 k, and each warpgroup has N tokens of its own. Otherwise it is 128 k of N tokens, of which warpgroup 0 takes the
- * first 64 k and warpgroup 1 the others: each has a part of every sum.
+/* `blocks` times 16 k into `sums`. A step is 128 k: a stage of 64 rows of the weight, and one place with N tokens, of which
+ * warpgroup 0 takes the first 64 k and warpgroup 1 the others. So each warpgroup has a part of every sum.
  * `tall`: 192 rows of the weight; three stages share the step's tokens, and `sums` has 64 rows in each third. Otherwise 64 rows, each
  * stage is a step, and the thirds are sums of every third step, which are added up in the end. */
 template <uint32_t Weight, uint32_t Chains, uint32_t N>
-__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall, bool apart,
+__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall,
                                              uint32_t warp, uint32_t lane, bool arrives) {
   sums.clear();
-  const uint32_t first = apart ? 0 : warp / 4 * 4, tile = warp % 4, step = step_blocks(apart);
-  /* Bytes from the place's start to the warpgroup's tokens; from a column tile to the next, in a descriptor's unit. */
-  const uint32_t own_tokens = warp / 4 * (N * (apart ? kNarrowBytes : 128)), next_columns = (apart ? 2 : 1) * (N * kNarrowBytes / 16);
+  const uint32_t first = warp / 4 * 4, tile = warp % 4;
+  constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from a column tile to the next, in a descriptor's unit */
   uint4 a[4];
   uint32_t tokens = 0, of_place = 0; /* address of the step's tokens, barrier of their place */
 #pragma unroll 1
@@ -40,7 +33,7 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
 #pragma unroll
     for (uint32_t third = 0; third < Chains; ++third) {
       if (third != 0 && left == 0) break;
-      const uint32_t here = min(left, step);
+      const uint32_t here = min(left, 8u);
       stages.wait();
       const uint32_t of_stage = stages.empty_barrier();
       load_blocks(a, stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, here > first ? here - first : 0);
@@ -48,14 +41,14 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
       if (third == 0 || Chains == 1 || !tall) {
         places.wait();
         /* Of a short step the second half of the place may hold what was there before: it is not read. */
-        tokens = places.address() + (apart || here > 4 ? own_tokens : 0);
+        tokens = places.address() + (here > 4 ? first / 4 * (N * 128) : 0);
         of_place = places.empty_barrier();
         places.next();
       }
       const uint64_t b = narrow_descriptor(tokens);
       wgmma_fence();
 #pragma unroll
-      for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[third], a[block], b + (block / 2 * next_columns + block % 2 * 2));
+      for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[third], a[block], b + (block / 2 * kSecond + block % 2 * 2));
       wgmma_commit();
       if (arrives) mbarrier_arrive(of_stage);
       wgmma_wait<0>();
@@ -89,8 +82,6 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
   static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
-  /* More tokens than a warpgroup has. */
-  static __device__ __forceinline__ bool is_apart(const TaskSlot& slot) { return N == 64 && wide::params_of(slot).width > N; }
   /* Bias of the tile's column. */
   static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
     const mpk_wide_linear_params& params = wide::params_of(*context.slot);
@@ -103,24 +94,23 @@ struct WideTall : TaskCode {
 template <uint32_t Weight, uint32_t N>
 __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
-  const bool apart = is_apart(slot);
   const wide::Blocks blocks(slot);
-  const uint32_t step = step_blocks(apart), steps = (blocks.count + step - 1) / step, high = is_tall(slot) ? kChains : 1;
+  const uint32_t steps = (blocks.count + 7) / 8, high = is_tall(slot) ? kChains : 1;
   if (loader.prefetches()) {
     loader.skip(steps * high);
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<2> rows(slot, blocks, step, high);
+  wide::RowStages<2> rows(slot, blocks, 8, high);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* of 32 columns */
   uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
   uint32_t left = blocks.count;
   const auto stage = [&] { rows.template stream<true>(wide); };
   const auto place = [&] {
-    wide.stream_place<4>(from_x, (apart ? 2 : 1) * N * kNarrowBytes, !apart && left > 4 ? 4 : 2, x_tile);
-    from_x += step / 2 * x_tile;
-    left -= min(left, step);
+    wide.stream_place<4>(from_x, N * kNarrowBytes, left > 4 ? 4 : 2, x_tile);
+    from_x += 4 * x_tile;
+    left -= min(left, 8u);
   };
   return wide.run<true, 1>(steps * high, steps, stage, place);
 }
@@ -137,8 +127,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
   StageRing stages(stage);
   PlaceRing places(place);
   WideSums<kChains, N> sums;
-  const bool arrives = kEveryLaneArrives || context.lane == 0;
-  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), is_apart(*context.slot), context.warp, context.lane, arrives);
+  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});
@@ -148,7 +137,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
 
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
-  const bool tall = is_tall(*context.slot), apart = is_apart(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
+  const bool tall = is_tall(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
   /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
@@ -165,22 +154,18 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
       store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[third][chunk * 8 + i]);
     if (const int code = context.sync(); code != MPK_OK) return code;
     const uint32_t in_chunk = context.thread / 16, four = context.thread % 16;
-    for (uint32_t from = 0; from < (apart ? 2u : 1u); ++from) {
-      const uint32_t token = from * N + chunk * 16 + in_chunk;
-      if (token >= tokens) continue;
-      if (gated) {
-        float2 gate = load_shared_pair(at(from, in_chunk, four * 2)), up = load_shared_pair(at(from, in_chunk, 32 + four * 2));
-        if (!apart) {
-          const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
-          gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
-        }
-        store_gated_pair(context, token, third * 32 + four * 2, gate, up);
-      } else {
-        const uint4 a = load_shared16(at(from, in_chunk, four * 4)), b = apart ? uint4{0, 0, 0, 0} : load_shared16(at(1, in_chunk, four * 4));
-        store_four(context, token, third * 64 + four * 4,
-                   {__uint_as_float(a.x) + __uint_as_float(b.x), __uint_as_float(a.y) + __uint_as_float(b.y),
-                    __uint_as_float(a.z) + __uint_as_float(b.z), __uint_as_float(a.w) + __uint_as_float(b.w)});
-      }
+    const uint32_t token = chunk * 16 + in_chunk;
+    if (token >= tokens) continue;
+    if (gated) {
+      float2 gate = load_shared_pair(at(0, in_chunk, four * 2)), up = load_shared_pair(at(0, in_chunk, 32 + four * 2));
+      const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
+      gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
+      store_gated_pair(context, token, third * 32 + four * 2, gate, up);
+    } else {
+      const uint4 a = load_shared16(at(0, in_chunk, four * 4)), b = load_shared16(at(1, in_chunk, four * 4));
+      store_four(context, token, third * 64 + four * 4,
+                 {__uint_as_float(a.x) + __uint_as_float(b.x), __uint_as_float(a.y) + __uint_as_float(b.y),
+                  __uint_as_float(a.z) + __uint_as_float(b.z), __uint_as_float(a.w) + __uint_as_float(b.w)});
     }
   }
   return MPK_OK;

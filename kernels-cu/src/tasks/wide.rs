@@ -43,11 +43,12 @@ const LEAST_HALVED: Knob = Knob {
 };
 
 /// On one rank, most rows of an iteration of which a tile has all ([`choose_tall`]). Of 16 rows an H200 took 5.98 ms a step without
-/// and 5.52 with it, of 32 rows 6.69 and 6.44 (8B). For 64 ptxas serialises products (C7513).
+/// and 5.52 with it, of 32 rows 6.69 and 6.44, of 64 rows 7.57 and 7.35 (8B). Tiles with all of 128 rows, 64 for each warpgroup, were
+/// slower than 128 x 128 (11.7 and 10.8).
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
-    default: 128,
-    candidates: &[0, 32, 64, 128],
+    default: 64,
+    candidates: &[0, 32, 64],
     about: "on one rank, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
 };
 
@@ -55,7 +56,7 @@ pub const TALL_ROWS: Knob = Knob {
 pub const SHARED_TALL_ROWS: Knob = Knob {
     name: "wide.shared_tall_rows",
     default: 0,
-    candidates: &[0, 32, 64, 128],
+    candidates: &[0, 32, 64],
     about: "the same on several ranks",
 };
 
@@ -387,7 +388,7 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
 }
 
 /// Of tiles that have all rows: the rows of x (`gpu/wide_tall.cuh`).
-const TALL_WIDTHS: [u32; 3] = [32, 64, 128];
+const TALL_WIDTHS: [u32; 2] = [32, 64];
 
 fn tall(high: u32, rows: u32) -> Tile {
     let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[TALL_WIDTHS.len() - 1]);

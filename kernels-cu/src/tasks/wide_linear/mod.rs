@@ -55,7 +55,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     match params {
         // 128 rows of x are 64 for each of the two warpgroups.
         mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
-            Ok(format!("mpk::gpu::WideTall<{weight}, {}>", width.min(64)))
+            Ok(format!("mpk::gpu::WideTall<{weight}, {}>", width))
         }
         mpk_wide_linear_params { high: 128, tokens, width, .. } => {
             Ok(format!("mpk::gpu::WideLinear<{weight}, {tokens}, {width}>"))
