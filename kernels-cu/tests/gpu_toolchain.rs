@@ -41,7 +41,7 @@ fn the_kernel_compiles_without_tasks_and_errors_come_with_the_compilers_words() 
 
 /// What the tensor cores' speed hangs on, and what no result would tell: the assembler says where it serialises products or
 /// ignores the division of registers, and the listing whether the loop over k touches memory for its sums. It decides for the
-/// kernel as a whole, so these are all kernel variants of a model: Qwen3-8B on one rank, batches of up to 64 among its graphs.
+/// kernel as a whole, so these are all kernel variants of a model: Qwen3-8B on one rank, batches of up to 128 among its graphs.
 #[test]
 fn wide_products_run_on_the_tensor_cores_without_pauses() {
     if !toolchain() {
@@ -51,9 +51,10 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     let linear = "mpk::gpu::Linear<MPK_BF16, mpk::gpu";
     let rows = "mpk::gpu::WideRows<mpk::gpu";
     let codes: Vec<Expression> = [
-        ("add", "mpk::gpu::Add<MPK_F32>".to_string()),
+        ("add", "mpk::gpu::Add<MPK_F32, 4>".to_string()),
         ("argmax_partial", "mpk::gpu::ArgmaxPartial<1>".to_string()),
         ("argmax_reduce", "mpk::gpu::ArgmaxReduce<1, 0>".to_string()),
+        ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, false, true, 2>".to_string()),
         ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, false, true>".to_string()),
         ("attention", "mpk::gpu::Attention<MPK_BF16, 128, 64, true, true, true>".to_string()),
         ("attention_append", "mpk::gpu::AttentionAppend<MPK_BF16, 128, 64, true>".to_string()),
