@@ -17,11 +17,15 @@ fn online(ranks: u32, model: &Path, requests: u64) -> String {
     out
 }
 
+/// The tiny model with room in the KV cache for a few of the eight requests that run at once.
+fn crowded() -> ModelFile {
+    let model = ModelFile::of_fixture("tiny").set("max_seq_len", 160).set("page_size", 16);
+    model.set("runtime.kv_pages", 10)
+}
+
 /// `placement`: of all graphs, or `DECODE+PREFILL`.
 fn run(ranks: u32, requests: u64, placement: &str, prefix_cache: &str) -> String {
-    // Room in the KV cache for a few of the eight requests that run at once.
-    let model = ModelFile::of_fixture("tiny").set("max_seq_len", 160).set("page_size", 16);
-    let model = model.set("runtime.kv_pages", 10).set("runtime.prefix_cache", prefix_cache);
+    let model = crowded().set("runtime.prefix_cache", prefix_cache);
     let model = match placement.split_once('+') {
         Some((decode, prefill)) => {
             model.set("runtime.placement", json!({"decode": decode, "prefill": prefill}))
@@ -31,6 +35,12 @@ fn run(ranks: u32, requests: u64, placement: &str, prefix_cache: &str) -> String
     let out = online(ranks, &model.path(), requests);
     println!("{ranks} ranks, {placement}: {}", out.trim());
     out
+}
+
+/// What `out` says of the tokens of all requests, each of them alone.
+fn tokens_alone(out: &str) -> String {
+    let found = out.split("tokens alone ").nth(1).and_then(|rest| rest.get(..16));
+    found.unwrap_or_else(|| panic!("no digest of tokens: {out}")).to_string()
 }
 
 #[test]
@@ -44,8 +54,31 @@ fn requests_under_load_have_the_tokens_of_each_one_alone() {
         let with = run(ranks, 120, placement, "on");
         assert!(!with.contains(" 0 of ") && !with.contains(" 0 pages given up"), "nothing is cached: {with}");
         // Of each request alone: with a prefix cache it finds pages of those before.
-        let alone = |out: &str| out.split("tokens alone ").nth(1).map(|rest| rest[..16].to_string());
-        assert!(alone(&with).is_some() && alone(&with) == alone(&without), "{without}\n{with}");
+        assert_eq!(tokens_alone(&with), tokens_alone(&without), "{without}\n{with}");
+    }
+}
+
+#[test]
+fn every_lowering_of_the_allreduce_serves_the_same_tokens() {
+    for (ranks, placement, lowerings) in [
+        (2, "static", ["copy-reduce", "two-shot"].as_slice()),
+        (2, "dynamic", &["one-shot", "copy-reduce"]),
+        (4, "static", &["two-shot", "hierarchical"]),
+    ] {
+        let mut tokens = Vec::new();
+        for lowering in lowerings {
+            let model = crowded().set("runtime.placement", placement).set("runtime.allreduce", *lowering);
+            let model =
+                if *lowering == "hierarchical" { model.set("runtime.nodes", [0, 0, 1, 1]) } else { model };
+            let out = online(ranks, &model.path(), 200);
+            println!("{ranks} ranks, {placement}, {lowering}: {}", out.trim());
+            assert!(!out.contains(" 0 cancelled"), "too tame: {out}");
+            tokens.push(tokens_alone(&out));
+        }
+        // Over nodes the sum has another order, and so other bits.
+        if !lowerings.contains(&"hierarchical") {
+            assert!(tokens.windows(2).all(|pair| pair[0] == pair[1]), "{lowerings:?}: {tokens:?}");
+        }
     }
 }
 

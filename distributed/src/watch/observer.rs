@@ -129,6 +129,16 @@ impl Observer {
             }
         }
         if let Some(first) = far.first() {
+            // A node that is lost falls silent as a whole, but its ranks' last messages differ by a moment. The first of them to
+            // reach the deadline must not be named alone.
+            let of_its_node = |seen: &&Seen| far.iter().any(|lost| lost.node == seen.node);
+            let silence = |seen: &Seen| self.lives.get(&seen.rank).map_or(Duration::ZERO, |life| life.silent);
+            let far: Vec<&Seen> = others
+                .iter()
+                .filter(|seen| seen.node.is_some() && seen.state != State::Left)
+                .filter(of_its_node)
+                .filter(|seen| silence(seen) >= self.deadline / 2)
+                .collect();
             let text = elsewhere::lost(&far, others, whole(self.deadline), seconds(self.deadline));
             return Some(Verdict::Lost { rank: first.rank, text });
         }
@@ -326,6 +336,30 @@ mod tests {
                 assert_eq!(verdict(5, &own, others, &[1, 2, 3], None, Fate::Unknown), None);
             }
         }
+    }
+
+    #[test]
+    fn a_node_whose_ranks_fall_silent_one_after_the_other_is_named_as_one() {
+        let own = rank(0, State::Runs, 7, "the run");
+        let far = |r, node: &str| Seen { node: Some(node.into()), ..rank(r, State::Runs, 7, "the run") };
+        // Rank 3 is heard of until `last`; rank 2 is silent from the beginning, rank 4 of another node never.
+        let named = |last: Duration| {
+            let mut others = vec![far(2, "b"), far(3, "b"), far(4, "c")];
+            let mut observer = Observer::new(Duration::from_secs(5), Some(4));
+            let verdict = (1..=200).find_map(|tick| {
+                others[1].beats += u64::from(TICK * tick <= last);
+                others[2].beats += 1;
+                observer.look(TICK, &own, Some(&others), (None, false), |_| Fate::Unknown)
+            });
+            match verdict {
+                Some(Verdict::Lost { rank: 2, text }) => text,
+                other => panic!("{other:?}"),
+            }
+        };
+        let text = named(Duration::from_millis(600));
+        assert!(text.starts_with("node b is lost: no sign of life of it (ranks 2, 3;"), "{text}");
+        let text = named(Duration::from_millis(4900));
+        assert!(text.starts_with("rank 2 on node b gone: no sign of life"), "{text}");
     }
 
     #[test]

@@ -391,7 +391,8 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
 const TALL_WIDTHS: [u32; 2] = [32, 64];
 
 fn tall(high: u32, rows: u32) -> Tile {
-    let width = TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[TALL_WIDTHS.len() - 1]);
+    let width =
+        TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[TALL_WIDTHS.len() - 1]);
     Tile { high, tokens: 1, width, clocks: 0 }
 }
 
