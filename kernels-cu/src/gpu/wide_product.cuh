@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uin
 }
 
 /* The products of a step are one group, and a warpgroup waits for them before it loads the next step's weights: meanwhile the other
- * warpgroup has the tensor cores. With a group for each block of 16 k, gate+up of 2,048 tokens took 691 us instead of 637 (8B, H200). */
+ * warpgroup has the tensor cores. With a group for each block of 16 k, a prompt of 2,048 tokens took 57.5 ms instead of 55.4 (8B, H200). */
 
 /* `blocks` times 16 k into `sums`. A step is 64 k, as far as there are so many: a stage (128 rows of the weight, of which each
  * warp supplies 16), a place with the first N tokens and, where `Nt` is 2, a stage with the others, so that both rings are four
