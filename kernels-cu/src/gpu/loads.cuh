@@ -21,6 +21,12 @@ __device__ __forceinline__ void load_global16_if(uint32_t& a, uint32_t& b, uint3
       : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
 }
 
+/* The 8 bytes at `address`, likewise. */
+__device__ __forceinline__ void load_global8_if(uint32_t& a, uint32_t& b, uint64_t address, bool valid) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; mov.u32 %0,0; mov.u32 %1,0; @p ld.global.v2.u32 {%0,%1},[%2];}"
+               : "=&r"(a), "=&r"(b) : "l"(address), "r"(static_cast<uint32_t>(valid)));
+}
+
 /* The float at `address` + Offset if `valid`, else 0; and the store of one if `valid`. */
 template <uint32_t Offset>
 __device__ __forceinline__ void load_global4_if(float& v, uint64_t address, bool valid) {
