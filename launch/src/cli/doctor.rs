@@ -361,12 +361,12 @@ fn check_shared_memory(table: &mut Table) {
             "for several ranks on the CPU: mount -o remount,size=1G /dev/shm; in a container: docker run --shm-size=1g",
         ),
         Some(free) => table.good("shared memory", format!("{} free in /dev/shm", gibibytes(free))),
-        None => table.note("shared memory", "/dev/shm can't be looked at", "mount -t tmpfs tmpfs /dev/shm"),
+        None => table.note("shared memory", "/dev/shm cannot be read", "mount -t tmpfs tmpfs /dev/shm"),
     }
 }
 
 fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
-    let fix = "set MPK_CACHE_DIR to a folder that you may write";
+    let fix = "set MPK_CACHE_DIR to a folder that you can write to";
     let cache = match cache {
         Ok(cache) => cache,
         Err(error) => return table.error(CACHE, error),
@@ -378,7 +378,7 @@ fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
     // The cache folder may not exist yet. Its nearest existing ancestor decides whether it can be created.
     let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     if !writable(existing) {
-        return table.missing(CACHE, format!("{} can't be written", folder.display()), fix);
+        return table.missing(CACHE, format!("{} is not writable", folder.display()), fix);
     }
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let (count, bytes) = files

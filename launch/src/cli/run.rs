@@ -90,7 +90,7 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
     let (stats, start) = (engine.stats(), engine.info().start);
     if stats.decode_steps > 0 {
         tracing::info!(
-            "loaded in {:.2} s, prefill {:.3} s, {} decode steps at {:.3} ms",
+            "loaded in {:.2} s, prefill {:.3} s, {} decode steps at {:.3} ms each",
             start.load.as_secs_f64(),
             stats.prefill.as_secs_f64(),
             stats.decode_steps,
@@ -181,7 +181,7 @@ fn chat_template(model: &ModelJson) -> Result<ChatTemplate, AppError> {
     let folder = model.checkpoint_folder();
     folder.as_deref().map(ChatTemplate::open).transpose()?.flatten().ok_or_else(|| {
         AppError::input(
-            "--chat: the checkpoint has no chat template (chat_template.jinja, or `chat_template` in \
+            "--chat needs a chat template, but the checkpoint has none (chat_template.jinja, or `chat_template` in \
              tokenizer_config.json); an instruction-tuned checkpoint has one",
         )
     })

@@ -39,11 +39,17 @@ pub fn shape_model(
 /// What `--model` names: a file, a folder or a hub name, or a shape with random weights.
 ///
 /// # Errors
-/// The shape cannot be written as JSON.
+/// There is neither a file nor a shape of this name; or the shape cannot be written as JSON.
 pub fn model(named: &Path) -> Result<ModelSpec, AppError> {
     let shape = named.to_str().filter(|name| shapes::NAMES.contains(name) && !named.exists());
+    let is_single_word = named.components().count() == 1 && named.extension().is_none_or(|end| end != "json");
     match shape {
         Some(name) => ModelSpec::json(&shape_model(name, 1, 1024, 512)?.to_string()),
+        None if is_single_word && !named.exists() => Err(AppError::input(format!(
+            "{}: no such file or folder, and no shape of this name; the shapes are {}",
+            named.display(),
+            shapes::NAMES.join(", ")
+        ))),
         None => Ok(ModelSpec::path(named)),
     }
 }
@@ -126,5 +132,19 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // A leftover folder only costs disk space.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_neither_file_nor_shape_is_refused_with_the_shapes() {
+        let error = model(Path::new("qwen9")).unwrap_err();
+        assert!(error.status == 2 && error.message.contains("qwen3-8b"), "{error}");
+        for known in ["qwen3-8b", "no/such-model", "no-such-model.json"] {
+            assert!(model(Path::new(known)).is_ok(), "{known} is opened later");
+        }
     }
 }
