@@ -390,7 +390,9 @@ fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<Coll
     let build = || match collective_shim(architecture, cache) {
         Ok(shim) => Some(shim),
         Err(error) => {
-            tracing::info!("NVSHMEM's collective launch is not used because its shim could not be built: {error}");
+            tracing::info!(
+                "NVSHMEM's collective launch is not used because its shim could not be built: {error}"
+            );
             None
         }
     };

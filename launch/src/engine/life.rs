@@ -123,7 +123,7 @@ impl Life {
 
 /// The error for a request after the end.
 pub(crate) fn stopped() -> Error {
-    Error::new(ErrorKind::Stopped, "the engine takes no more requests: it is shutting down")
+    Error::new(ErrorKind::Stopped, "the engine accepts no more requests because it is shutting down")
 }
 
 #[cfg(test)]

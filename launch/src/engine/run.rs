@@ -149,8 +149,10 @@ impl Engine {
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("give stop_token_ids"));
         }
         if request.logprobs > self.logprobs {
-            let message =
-                format!("{} log-probabilities per token, but the engine was loaded for at most {}", request.logprobs, self.logprobs);
+            let message = format!(
+                "{} log-probabilities per token, but the engine was loaded for at most {}",
+                request.logprobs, self.logprobs
+            );
             let help = "raise RunConfig::logprobs";
             return Err(Error::new(ErrorKind::Unsupported, message).with_help(help));
         }

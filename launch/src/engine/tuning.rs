@@ -269,7 +269,7 @@ mod tests {
         let config = RunConfig { tuning, use_tuning_table: false, ..RunConfig::default() };
         assert!(resolve(&config, &place(1), Backend::Cuda).is_ok());
         let error = resolve(&config, &place(1), Backend::Cpu).unwrap_err();
-        assert!(error.to_string().contains("no `ring.stages_in_flight` to tune"), "{error}");
+        assert!(error.to_string().contains("no knob `ring.stages_in_flight`"), "{error}");
     }
 
     #[test]
