@@ -86,7 +86,9 @@ impl<T: Target> Host<T> for Follower {
                 Message::End => self.end = true,
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
                 other => {
-                    return Err(Error::Aborted(format!("rank {rank} sent {other:?}; this is a bug, please report it")));
+                    return Err(Error::Aborted(format!(
+                        "rank {rank} sent {other:?}; this is a bug, please report it"
+                    )));
                 }
             }
         }

@@ -46,7 +46,8 @@ impl Conversation {
         if opened.source.tokenizer.is_none() {
             return Err(AppError::input(
                 "--chat needs a tokenizer, but the checkpoint has no tokenizer.json",
-            ));
+            )
+            .with_help("copy the model's tokenizer.json into the checkpoint's folder"));
         }
         // Without a maximum, an answer may use all the room that is left.
         let max_new_tokens = opened.model.generate.max_new_tokens.unwrap_or(opened.limits.max_seq_len);

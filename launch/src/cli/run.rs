@@ -120,7 +120,8 @@ impl Asked {
         if !opened.model.generate.stop.is_empty() && opened.source.tokenizer.is_none() {
             return Err(AppError::input(
                 "--stop and generate.stop need a tokenizer, but the checkpoint has no tokenizer.json",
-            ));
+            )
+            .with_help("copy the model's tokenizer.json into the checkpoint's folder"));
         }
         let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
         tracing::info!("sampling: {}", describe(&sampling.into()));
@@ -182,7 +183,8 @@ fn chat_template(model: &ModelJson) -> Result<ChatTemplate, AppError> {
     folder.as_deref().map(ChatTemplate::open).transpose()?.flatten().ok_or_else(|| {
         AppError::input(
             "--chat needs a chat template, but the checkpoint has none (chat_template.jinja, or `chat_template` in \
-             tokenizer_config.json); an instruction-tuned checkpoint has one",
+             tokenizer_config.json)",
         )
+        .with_help("use an instruction-tuned checkpoint, which has one")
     })
 }

@@ -148,7 +148,8 @@ fn resolve_one(
                 return Err(error(
                     place,
                     "the prompt is text, but the checkpoint has no tokenizer.json",
-                    "give token ids (--prompt-tokens 1,2,3 or generate.prompt_tokens)",
+                    "copy the model's tokenizer.json into the checkpoint's folder, or give token ids (--prompt-tokens 1,2,3 \
+                     or generate.prompt_tokens)",
                 ));
             };
             // A tokenizer that adds a begin-of-text token would make an empty prompt look like one token.
