@@ -13,7 +13,7 @@ impl WarmUp {
     /// Starts the driver, the context of the GPU that this process will probably use, and NVSHMEM's library. Errors are ignored
     /// here: they occur again, and are reported, where the result is needed.
     ///
-    /// MPI must be initialised before: its start sets environment variables, of which the driver's start reads many. Until
+    /// MPI must be initialised first: its start sets environment variables, and the driver's start reads many. Until
     /// version 2.41, glibc's `getenv` may read freed memory if `setenv` runs at the same time.
     pub fn begin(world: &World) -> WarmUp {
         let (rank, several) = (world.node_rank(), world.size() > 1);

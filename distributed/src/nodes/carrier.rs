@@ -77,7 +77,7 @@ impl Carrier {
         self.to[peer] < MOST_TO_ONE
     }
 
-    /// True if so many messages are on their way that it pays to check which have been sent.
+    /// True if enough messages are on their way that it pays to check which have been sent.
     pub fn is_crowded(&self) -> bool {
         self.sending.len() >= MOST_TO_ONE as usize / 2
     }

@@ -195,7 +195,7 @@ mod tests {
             }
         }
 
-        // One of ours, or one that is not there yet, in another user's folder, or behind another user's link.
+        // Our own or a missing folder, inside another user's folder or reached through another user's link.
         let theirs = root.path().join("theirs");
         fs::create_dir_all(theirs.join("ours")).unwrap();
         chown(&theirs, Some(65534), None).unwrap();

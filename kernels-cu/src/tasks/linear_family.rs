@@ -290,8 +290,8 @@ impl Family {
         if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
     }
 
-    /// For [`taskgraph::TaskType::fuses`]. A gate after the product becomes part of it if there are so many workers
-    /// that gating all inputs on each of them would cost more than gating the few outputs. Packed weights are cut at
+    /// For [`taskgraph::TaskType::fuses`]. A gate after the product becomes part of it if there are many workers: gating
+    /// all inputs on each of them would then cost more than gating the few outputs. Packed weights are cut at
     /// multiples of 16 rows, so the ups must begin at such a row.
     pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
         let gates = self.gated || self.source == Source::SiluMul;

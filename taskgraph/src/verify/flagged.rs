@@ -35,7 +35,7 @@ pub(super) struct FlagEdges {
     pub(super) readers: Lists,
     /// Writers that a task waits for if their rows are in use.
     pub(super) writers: Lists,
-    /// Tensors (rank, number) of which all written words are read.
+    /// Tensors (rank, number) whose written words are all read.
     pub(super) all_read: HashSet<(u32, u32)>,
 }
 

@@ -8,7 +8,7 @@
 //! 3. *Reach*: every task comes after the begin event and before the end event of its rank. With dynamic placement a signal,
 //! which reads nothing of the iteration, may come later: the last message between two ranks has no answer.
 //! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
-//! 5. *Memory*: any two accesses to the same byte, at least one of which writes, are ordered, within an iteration and between an
+//! 5. *Memory*: any two accesses to the same byte are ordered if at least one of them writes, within an iteration and between an
 //! iteration and the next. A tensor that overlaps another is written only after all accesses to the other one. Everything that is
 //! read has been written. A flagged word has exactly one writer. Bytes are computed from the kernels' views; where they are known
 //! only at run time, [`crate::trust`] lists the assumptions. A flagged word orders itself and reuse, no more; a put is done when

@@ -79,7 +79,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The kind of two accesses, each of which writes or not. Two reads need no order.
+    /// The kind of a pair of accesses, from whether each one writes. Two reads need no order.
     pub(super) fn of(first_writes: bool, second_writes: bool) -> Kind {
         match (first_writes, second_writes) {
             (true, false) => Kind::Data,

@@ -6,7 +6,7 @@
 #include "cpu/task.h"
 #include "tasks/reduce/params.h"
 
-// Compiled once, for the baseline: inline functions of the protocol must not be compiled for a level.
+// Compiled once, for the baseline: the protocol's inline functions must not use a level's vector instructions.
 extern "C" int mpk_reduce_wait(const mpk_kernel_args* args, const uint64_t* words, uint32_t count);
 
 namespace mpk {

@@ -4,7 +4,7 @@
 //! Parameters (`mpk_reduce_params`): world, rank, rows_kind (0 tokens, 1 samples, 2 all), flags (1 flagged, 2 has a
 //! residual). Not flagged: the inputs are the rank's own partial tile f32 [rows, columns], the receive view f32 [world,
 //! rows, columns], whose own slot is not read, and the residual f32 [rows, columns]. Flagged: the inputs are the
-//! receive view f32_flagged [world, rows, columns], of which all slots are read, and the residual. Output: [rows,
+//! receive view f32_flagged [world, rows, columns], whose slots are all read, and the residual. Output: [rows,
 //! columns], f32 or the act dtype. Strides are arbitrary, but columns are contiguous.
 
 use crate::abi::{
