@@ -78,7 +78,7 @@ enum What {
     /// steps, and only these steps count.
     Decode(Box<decode::Case>),
     /// Where a decode step's time goes: its milliseconds without products, without waits, or without allreduces, beside
-    /// a plain read of as many bytes: `mpk-bench stream --model qwen3-8b --context 512`.
+    /// a plain read of the same number of bytes: `mpk-bench stream --model qwen3-8b --context 512`.
     Stream(Box<stream::Case>),
     /// Milliseconds from prompts to first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
     Prefill(Box<prefill::Case>),
