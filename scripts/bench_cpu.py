@@ -46,10 +46,10 @@ def arguments():
     local = REPOSITORY / ".setup" / "peers" / "bin" / "python"
     python = os.environ.get("MPK_PEERS_PYTHON") or (local if local.exists() else sys.executable)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cores", type=int, default=2, help="cores used, and threads of each engine (default 2)")
-    parser.add_argument("--decode", type=int, default=64, help="tokens decoded (default 64)")
-    parser.add_argument("--prefill", type=int, default=512, help="tokens of the long prompt (default 512)")
-    parser.add_argument("--peers", default=";".join(PEERS), help="separated by semicolons, of: " + "; ".join(PEERS))
+    parser.add_argument("--cores", type=int, default=2, help="number of cores to use, and of threads per engine (default 2)")
+    parser.add_argument("--decode", type=int, default=64, help="number of decoded tokens (default 64)")
+    parser.add_argument("--prefill", type=int, default=512, help="number of tokens of the long prompt (default 512)")
+    parser.add_argument("--peers", default=";".join(PEERS), help="peers to measure, separated by semicolons: " + "; ".join(PEERS))
     parser.add_argument("--peer-python", type=Path, default=Path(python), help="Python that has the peers"
                         " (default: $MPK_PEERS_PYTHON, .setup/peers, or this one)")
     parser.add_argument("--release", type=Path, default=target / "release", help="folder of mpk-run and mpk-bench")
@@ -72,7 +72,7 @@ def say(text):
 
 
 def correctness(ours, model, config, options):
-    """The verdict, and the peak memory that the same runs had."""
+    """The verdict, and the peak memory of the same runs."""
     verdict, peaks = {"checks": []}, {}
 
     def add(what, compared, problems):
@@ -93,7 +93,7 @@ def correctness(ours, model, config, options):
 
 
 def measurements(ours, model, checked_model, config, options, gguf):
-    """Name -> function that measures once; the results are numbers or JSON objects."""
+    """Maps names to functions that measure once; the results are numbers or JSON objects."""
     vocabulary = config["vocab_size"]
     steps = {
         "floor": lambda: {"bytes_per_second": ours.memory_rate(options.cores)},
@@ -118,7 +118,7 @@ def measurements(ours, model, checked_model, config, options, gguf):
 
 
 def run_rounds(steps, options, cores):
-    """All rounds; a peer that is absent once is not asked again."""
+    """All rounds. A peer that is missing once is not run again."""
     rounds, absent = [], {}
     names = list(steps)
     for index in range(options.rounds):
@@ -141,7 +141,7 @@ def main():
     options = arguments()
     cores = machine.choose_cores(options.cores)
     if len(cores) < options.cores:
-        sys.exit(f"bench_cpu: {len(cores)} cores are allowed, {options.cores} asked for")
+        sys.exit(f"bench_cpu: only {len(cores)} cores are available, but --cores asks for {options.cores}")
     os.sched_setaffinity(0, cores)
     started = datetime.datetime.now(datetime.timezone.utc)
     result = {

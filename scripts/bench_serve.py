@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures servers with OpenAI's API under open-loop load: requests leave at their times, however slow the server is.
+"""Measures servers with OpenAI's API under open-loop load: requests are sent at their times, however slow the server is.
 
 Reports time to first token, time between tokens and whole time (p50, p90, p99, in ms) and throughput, for each server, mix
 and rate, as a table on stdout and with --json as one object. Needs nothing but Python.
@@ -80,7 +80,7 @@ def spread(values):
 
 
 class Failed(Exception):
-    """The server did not give the answer."""
+    """The server did not answer."""
 
 
 async def events(reader):
@@ -99,7 +99,7 @@ async def events(reader):
 
 
 async def ask(url, body):
-    """Sends one request; gives the times of its start, its pieces of text and its end, and its new tokens."""
+    """Sends one request; returns the times of its start, its pieces of text and its end, and its new tokens."""
     place = urlsplit(url)
     data = json.dumps(body).encode()
     begin = time.perf_counter()
@@ -132,7 +132,7 @@ async def ask(url, body):
 
 
 async def load(url, mix, rate, options):
-    """Poisson arrivals at `rate` a second; gives the figures."""
+    """Runs Poisson arrivals at `rate` per second; returns the figures."""
     generator = random.Random(f"{mix} {rate} {options.seed}")
     tasks, late = [], []
     begin = time.perf_counter()
@@ -150,7 +150,7 @@ async def load(url, mix, rate, options):
 
 
 def figures(mix, rate, results, elapsed, late):
-    """Of all requests of a mix and a rate (none: closed loop)."""
+    """The figures of all requests of a mix and a rate (None: closed loop)."""
     good = [result for result in results if not isinstance(result, BaseException)]
     reasons = {}
     for result in results:
@@ -165,13 +165,13 @@ def figures(mix, rate, results, elapsed, late):
         "whole_ms": spread([end - start for start, _, end, _ in good]),
         "requests_per_s": len(good) / elapsed, "tokens_per_s": sum(r[3] for r in good) / elapsed,
         "mean_tokens": sum(r[3] for r in good) / max(1, len(good)),
-        # Of the client itself: where it is much, the machine is too busy to measure.
+        # The load of the client itself. If it is high, the machine is too busy to measure.
         "late_ms": spread(late),
     }
 
 
 async def closed_loop(url, mix, options):
-    """So many streams at a time, each request after the one before; gives the figures."""
+    """Runs this many streams at a time, each sending one request after the other; returns the figures."""
     generator = random.Random(f"{mix} {options.seed}")
     results, sent = [], 0
     begin = time.perf_counter()
@@ -203,18 +203,18 @@ class Server:
         )
         end = time.monotonic() + START_SECONDS
         while True:
-            # The position is shared with the process that writes: read without moving it.
+            # The writing process shares the file position, so the text is read without moving it.
             text = os.pread(self.log.fileno(), 1 << 20, 0).decode(errors="replace")
             if found := ready(text):
                 self.url = found
                 return
             if self.process.poll() is not None or time.monotonic() > end:
                 self.stop()
-                sys.exit(f"bench_serve: {name} does not start: {' '.join(map(str, command))}\n{text[-2000:]}")
+                sys.exit(f"bench_serve: {name} did not start: {' '.join(map(str, command))}\n{text[-2000:]}")
             time.sleep(0.1)
 
     def rank_0(self):
-        """The folder in /proc of our rank 0."""
+        """The folder of rank 0 in /proc."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -227,7 +227,7 @@ class Server:
         sys.exit(f"bench_serve: {self.name} has no rank 0")
 
     def end(self):
-        """Has our server end by itself, as it does when rank 0 gets one signal; others are the launcher's."""
+        """Tells our server to end by itself, with one signal to rank 0; other servers are ended through their launcher."""
         os.kill(int(self.rank_0().name), signal.SIGTERM)
         self.process.wait(END_SECONDS)
 
@@ -261,7 +261,7 @@ def ours(options, *more):
 
 
 def measure_token_path(options):
-    """One stream at a time; gives the figures, and whether they are what they should be."""
+    """Measures one stream at a time; returns the figures, and whether they are as expected."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         server = ours(options, "--idle-exit", "0", "--backend", "cpu", "--trace", str(trace))
@@ -322,7 +322,7 @@ def measure_fixed_batch(options):
 
 
 def measure_flood(options):
-    """A stream alone and beside three kinds of company."""
+    """Measures a stream alone and beside three kinds of other load."""
     phases, alone = [], None
     many = options.connections
     for name, connections, body in (("alone", 0, None), ("beside 7 other requests", 7, flood.BODY),
@@ -381,35 +381,35 @@ def line(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="measure this server; none of ours is started")
-    parser.add_argument("--model", default=str(HERE.parent / "examples/tiny/model.json"), help="what mpk-serve serves")
+    parser.add_argument("--url", help="measure this running server instead of starting mpk-serve")
+    parser.add_argument("--model", default=str(HERE.parent / "examples/tiny/model.json"), help="model that mpk-serve serves (default %(default)s)")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--binary", help="mpk-serve; by default that of target/release")
-    parser.add_argument("--llama-server", help="llama.cpp's server, measured in the same run")
-    parser.add_argument("--gguf", help="its model")
+    parser.add_argument("--binary", help="path of mpk-serve (default: in target/release)")
+    parser.add_argument("--llama-server", help="path of llama.cpp's server, to measure it in the same run")
+    parser.add_argument("--gguf", help="model of llama.cpp's server")
     parser.add_argument("--llama-port", type=int, default=8089)
-    parser.add_argument("--max-batch", type=int, help="slots of mpk-serve; by default those of model.json")
-    parser.add_argument("--slots", type=int, default=8, help="its slots")
-    parser.add_argument("--llama-threads", type=int, default=os.cpu_count(), help="its threads; they spin, so that fewer may be faster on a busy machine")
-    parser.add_argument("--streams", type=int, help="closed loop, with so many requests at a time, in place of rates")
-    parser.add_argument("--rates", default="2,8", help="requests a second")
-    parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes", help="all of them by default")
-    parser.add_argument("--seconds", type=float, default=10, help="of arrivals, for each mix and rate")
+    parser.add_argument("--max-batch", type=int, help="number of slots of mpk-serve (default: as in model.json)")
+    parser.add_argument("--slots", type=int, default=8, help="number of slots of llama.cpp's server (default %(default)s)")
+    parser.add_argument("--llama-threads", type=int, default=os.cpu_count(), help="threads of llama.cpp's server; they spin, so fewer may be faster on a busy machine")
+    parser.add_argument("--streams", type=int, help="measure a closed loop with this many requests at a time, instead of rates")
+    parser.add_argument("--rates", default="2,8", help="requests per second, separated by commas (default %(default)s)")
+    parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes", help="a mix of requests; may be given several times (default: all mixes)")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds of arrivals for each mix and rate (default %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--timeout", type=float, default=120, help="of a request, in seconds")
+    parser.add_argument("--timeout", type=float, default=120, help="time limit of a request in seconds (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, help="of each rank; by default a core each")
-    parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="for shared-prefix; the other mixes repeat no page")
+    parser.add_argument("--workers", type=int, help="workers of each rank (default: one per core)")
+    parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="prefix cache of mpk-serve; only the mix shared-prefix repeats pages (default %(default)s)")
     parser.add_argument("--fixed-batch", action="store_true", help="measure iterations of mpk-serve against those of mpk-run, on the CPU target, "
                         "and nothing else")
-    parser.add_argument("--rounds", type=int, default=5, help="with --fixed-batch: of both in turn")
-    parser.add_argument("--tokens", type=int, default=400, help="with --fixed-batch: of each request")
-    parser.add_argument("--flood", action="store_true", help="measure what a flood leaves of a running stream, on the CPU target, and nothing else")
-    parser.add_argument("--connections", type=int, default=200, help="of the flood")
+    parser.add_argument("--rounds", type=int, default=5, help="with --fixed-batch: number of rounds of both in turn (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=400, help="with --fixed-batch: new tokens of each request (default %(default)s)")
+    parser.add_argument("--flood", action="store_true", help="measure only how a flood of requests affects a running stream, on the CPU target")
+    parser.add_argument("--connections", type=int, default=200, help="with --flood: number of connections (default %(default)s)")
     parser.add_argument("--token-path", action="store_true", help="measure one stream from the kernel's token to the client's byte, on the "
                         "CPU target, and nothing else")
-    parser.add_argument("--token-limit", type=float, metavar="MS", help="with --token-path: exit status 1 if its median is above")
-    parser.add_argument("--json", help="write everything to this file")
+    parser.add_argument("--token-limit", type=float, metavar="MS", help="with --token-path: exit with status 1 if the median is above MS milliseconds")
+    parser.add_argument("--json", help="write all results to this file as JSON")
     parser.add_argument("--plot", help="write a plot (SVG) to this file")
     options = parser.parse_args()
     options.rates = [float(rate) for rate in options.rates.split(",")]

@@ -55,17 +55,17 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     parser.add_argument("--model", required=True, help="a Hugging Face folder, a model.json, or a shape of `mpk-bench model`")
-    parser.add_argument("--tp", type=numbers, default=[1], help="ranks (default 1)")
-    parser.add_argument("--batch", type=numbers, default=[1, 8], help="requests at a time (default 1,8)")
-    parser.add_argument("--context", type=numbers, default=[512], help="tokens before the first step (default 512)")
-    parser.add_argument("--prompts", type=prompts, default=None, help="prefill cases PROMPTSxTOKENS; empty for none (default 1xC of each context)")
-    parser.add_argument("--bytes", type=numbers, default=[8192, 32768, 131072, 524288], help="sizes of the allreduce (default %(default)s)")
-    parser.add_argument("--no-allreduce", action="store_true", help="leave the allreduce out")
-    parser.add_argument("--peers", default="torch,vllm", help=f"of {', '.join(KNOWN_PEERS)}; those that are not installed are left out (default all)")
-    parser.add_argument("--peer-results", type=Path, help="take the peers' rows of this report of an earlier run too")
-    parser.add_argument("--steps", type=int, default=64, help="decode steps of a repetition (default 64)")
-    parser.add_argument("--repeats", type=int, default=3, help="repetitions (default 3)")
-    parser.add_argument("--limit", type=float, default=300, help="seconds of one command at most (default 300)")
+    parser.add_argument("--tp", type=numbers, default=[1], help="numbers of ranks, separated by commas (default 1)")
+    parser.add_argument("--batch", type=numbers, default=[1, 8], help="batch sizes, separated by commas (default 1,8)")
+    parser.add_argument("--context", type=numbers, default=[512], help="context lengths before the first step (default 512)")
+    parser.add_argument("--prompts", type=prompts, default=None, help="prefill cases PROMPTSxTOKENS; empty for none (default 1xC for each context C)")
+    parser.add_argument("--bytes", type=numbers, default=[8192, 32768, 131072, 524288], help="sizes of the allreduce in bytes (default %(default)s)")
+    parser.add_argument("--no-allreduce", action="store_true", help="do not measure the allreduce")
+    parser.add_argument("--peers", default="torch,vllm", help=f"of {', '.join(KNOWN_PEERS)}; peers that are not installed are left out (default: all)")
+    parser.add_argument("--peer-results", type=Path, help="also use the peers' rows of this report of an earlier run")
+    parser.add_argument("--steps", type=int, default=64, help="decode steps per repetition (default 64)")
+    parser.add_argument("--repeats", type=int, default=3, help="number of repetitions (default 3)")
+    parser.add_argument("--limit", type=float, default=300, help="time limit of one command in seconds (default 300)")
     parser.add_argument("--backend", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--bench", type=Path, default=target / "release" / "mpk-bench", help="mpk-bench (default: %(default)s)")
     parser.add_argument("--python", default=os.environ.get("MPK_PYTHON") or sys.executable, help="Python that has the peers (default: $MPK_PYTHON, or this one)")
@@ -80,7 +80,7 @@ def arguments():
 
 
 def missing(options):
-    """Ends with status 3 if something is not there."""
+    """Ends with status 3 if something is missing."""
     if not os.access(options.bench, os.X_OK):
         print(f"bench_tp: {options.bench} is not there; build it with `cargo build --release -p mpk-launch`, or name it with --bench", file=sys.stderr)
         sys.exit(3)

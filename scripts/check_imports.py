@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails where files import each other in a loop, and prints the loop.
+"""Fails if files import each other in a loop, and prints the loop.
 
 Rust: an edge from each file to every file whose items it names, by `use` or by a path in the code. A name that a module
 re-exports counts as one of the file that defines it. That a module lists its submodules (`mod x;`) is no import, nor
@@ -25,7 +25,7 @@ TOKEN = re.compile(
 
 
 def tokens_of(text):
-    """The tokens that matter; comments and literals are left out."""
+    """The relevant tokens, without comments and literals."""
     found = []
     for match in TOKEN.finditer(text):
         token = match.group(0)
@@ -36,7 +36,7 @@ def tokens_of(text):
 
 
 def matching(tokens, start, opening, closing):
-    """The place after the bracket that closes the one at `start`."""
+    """The index after the bracket that closes the one at `start`."""
     depth = 0
     for at in range(start, len(tokens)):
         depth += (tokens[at] == opening) - (tokens[at] == closing)
@@ -46,7 +46,7 @@ def matching(tokens, start, opening, closing):
 
 
 def without_tests(tokens):
-    """Without the items under `#[cfg(test)]`."""
+    """The tokens without items under `#[cfg(test)]`."""
     kept, at = [], 0
     while at < len(tokens):
         if tokens[at : at + 7] != ["#", "[", "cfg", "(", "test", ")", "]"]:
@@ -63,7 +63,7 @@ def without_tests(tokens):
 
 
 class Module:
-    """A module: its file, its children, what it defines and what it re-exports."""
+    """A module: its file, its children, its definitions and its re-exports."""
 
     def __init__(self, path, file):
         self.path, self.file = path, file

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command with the emulator in the place of an NVIDIA GPU (docs/emulator.md), for example
+# Runs a command with the emulator in place of an NVIDIA GPU (docs/emulator.md), for example
 #   scripts/emulate.sh target/release/mpk-run examples/tiny/model.json --backend cuda --prompt-tokens 1,2,3 --max-new-tokens 2
-# Needs nvcc (scripts/setup.sh --cuda). MPK_EMULATOR_BUILT=1: the emulator is built already.
+# Needs nvcc (scripts/setup.sh --cuda). MPK_EMULATOR_BUILT=1: the emulator has been built already.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -20,7 +20,7 @@ for candidate in "${MPK_EMULATOR_NVCC:-}" "${CUDA_HOME:-}/bin/nvcc" "${CUDA_PATH
     fi
 done
 if [[ -z ${nvcc:-} ]]; then
-    echo "error: the emulator runs what nvcc compiles, and there is no nvcc: scripts/setup.sh --cuda" >&2
+    echo "error: the emulator needs nvcc; install it with scripts/setup.sh --cuda" >&2
     exit 3
 fi
 if [[ ${MPK_EMULATOR_BUILT:-0} == 0 ]]; then
@@ -34,6 +34,6 @@ export MPK_EMULATOR_NVCC="$nvcc"
 export CUDA_HOME="$repository/kernels-cu/emulator/toolkit"
 export LD_LIBRARY_PATH="$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export MPK_CACHE_DIR="${MPK_EMULATOR_CACHE:-$folder/cache}"
-# scripts/gpu_check.sh waits so many times longer than for a GPU.
+# scripts/gpu_check.sh waits this many times longer than for a GPU.
 export MPK_CHECK_PATIENCE="${MPK_CHECK_PATIENCE:-10}" MPK_CHECK_LIMIT="${MPK_CHECK_LIMIT:-24000}"
 exec "$@"

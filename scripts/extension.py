@@ -37,9 +37,9 @@ def artifacts(command):
 
 def main():
     manifest = CRATE / "Cargo.toml"
-    # What Cargo would say of the manifest and its lock file.
+    # What Cargo reports about the manifest and its lock file.
     subprocess.run(["cargo", "metadata", "--quiet", "--locked", "--format-version=1", "--manifest-path", manifest], stdout=subprocess.DEVNULL, check=True)
-    # As scripts/test.sh builds them: with the same features.
+    # With the same features as in scripts/test.sh.
     libraries, native = artifacts(["cargo", "build", "--quiet", "--workspace", "--release", "--locked", "--bins", "--examples", "--message-format=json-render-diagnostics"])
     wanted = tomllib.loads(manifest.read_text())
     options = [option for path in native for option in ("-L", f"native={path}")]

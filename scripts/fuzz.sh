@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Coverage-guided fuzzing of what is read from files, on the stable toolchain.
+# Coverage-guided fuzzing of the file readers, on the stable toolchain.
 set -euo pipefail
 
 usage() {
@@ -21,7 +21,7 @@ seconds="${2:-600}"
 [[ $target != -h && $target != --help ]] || { usage; exit 0; }
 [[ $# -le 2 && $seconds =~ ^[0-9]+$ && -n $target && $target != */* ]] || { usage >&2; exit 2; }
 if [[ $target != build && ! -d $here/../fuzz/corpus/$target ]]; then
-    echo "fuzz: no target $target; there are: $(cd "$here/../fuzz/corpus" && echo *)" >&2
+    echo "fuzz: no target $target; the targets are: $(cd "$here/../fuzz/corpus" && echo *)" >&2
     exit 2
 fi
 
@@ -29,7 +29,8 @@ fi
 source "$here/setup-env.sh"
 cd "$repository/fuzz"
 
-# What cargo-fuzz passes, without the address sanitizer, which wants a nightly compiler: the Rust is safe but for a few lines.
+# The options of cargo-fuzz, without the address sanitizer, which needs a nightly compiler: almost all of the Rust code is
+# safe.
 flags=(
     --cfg fuzzing
     -Cpasses=sancov-module
@@ -39,7 +40,7 @@ flags=(
     -Cllvm-args=-sanitizer-coverage-trace-compares
     -Cdebug-assertions
 )
-# A target triple of its own keeps these flags from build scripts and macros.
+# A separate target triple keeps these flags from build scripts and macros.
 triple="$(rustc -vV | sed -n 's/^host: //p')"
 RUSTFLAGS="${flags[*]}" cargo build --release --locked --target "$triple" --target-dir target
 [[ $target != build ]] || exit 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything of the GPU target that must be right, and its figures, on a machine with NVIDIA GPUs.
+# Checks and times everything of the GPU target on a machine with NVIDIA GPUs.
 set -euo pipefail
 
 usage() {
@@ -43,7 +43,7 @@ python="${MPK_PYTHON:-python3}"
 export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 export NO_COLOR=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-# The folder of a Python package that holds $2, or nothing.
+# Prints the folder of the Python package that contains $2, or nothing.
 package_folder() {
     "$python" - "$1" "$2" <<'PYTHON' 2>/dev/null || true
 import importlib.util, pathlib, sys
@@ -63,5 +63,5 @@ if ! command -v nvcc >/dev/null && [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc 
     export PATH="${CUDA_HOME:-/usr/local/cuda}/bin:$PATH"
 fi
 
-# Each part and each command has its own limit; this one is for what they do not see.
+# Each part and each command has its own limit; this one is for problems outside of them.
 exec timeout --signal=TERM --kill-after=10 "${MPK_CHECK_LIMIT:-2400}" "$python" "$here/gpu/check.py" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a short time on a machine with GPUs must answer, in one call: correctness first, then figures beside the peers.
+# The checks for a short time on a machine with GPUs, in one call: correctness first, then figures beside the peers.
 set -euo pipefail
 
 usage() {
@@ -57,7 +57,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$here/setup-env.sh"
 cd "$repository"
 
-# Parts in order, with the seconds that each may take at most.
+# The parts in order, with the maximum seconds of each.
 parts=(golden:150 sampled:60 nvshmem:40 host:90 online:40 decode:200 prefill:120 sampling:40 budget:60 tasks:30 tune:580)
 names=" ${parts[*]%%:*} "
 if [[ $list == 1 ]]; then
@@ -65,7 +65,7 @@ if [[ $list == 1 ]]; then
     exit 0
 fi
 for name in ${only//,/ }; do
-    [[ $names == *" $name "* ]] || { echo "gpu_session: no part $name; there are:$names" >&2; exit 2; }
+    [[ $names == *" $name "* ]] || { echo "gpu_session: no part $name; the parts are:$names" >&2; exit 2; }
 done
 case $backend in
 cuda | cpu) ;;
@@ -74,8 +74,8 @@ cuda | cpu) ;;
     exit 2
     ;;
 esac
-[[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "gpu_session: --seconds $seconds is not a number of seconds" >&2; exit 2; }
-[[ -z $gpus || $gpus =~ ^[1-9][0-9]*$ ]] || { echo "gpu_session: --gpus $gpus is not a number of GPUs" >&2; exit 2; }
+[[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "gpu_session: --seconds $seconds: expected a number of seconds" >&2; exit 2; }
+[[ -z $gpus || $gpus =~ ^[1-9][0-9]*$ ]] || { echo "gpu_session: --gpus $gpus: expected a number of GPUs" >&2; exit 2; }
 
 release="${CARGO_TARGET_DIR:-$repository/target}/release"
 for program in mpk-run mpk-bench; do
@@ -86,7 +86,7 @@ if [[ -z $gpus ]]; then
     if [[ $backend == cpu ]]; then gpus=2; else gpus="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)"; fi
 fi
 if [[ $backend == cuda && $gpus == 0 ]]; then
-    echo "gpu_session: no GPU here; --backend cpu tries the script itself" >&2
+    echo "gpu_session: no GPU on this machine; --backend cpu tests this script itself" >&2
     exit 3
 fi
 ranks="1"
@@ -109,14 +109,14 @@ else
     large=$tiny context=32 steps=8 prompts=1x32
 fi
 
-# mpk-run or mpk-bench on $1 ranks: the rest is the command.
+# Runs mpk-run or mpk-bench on $1 ranks; the rest is the command.
 on_ranks() {
     local count=$1
     shift
     if [[ $count == 1 ]]; then "$@"; else mpirun -n "$count" --bind-to none "$@"; fi
 }
 
-# The tokens of a run of mpk-run on $1 ranks and backend $2, to the file $3; more options follow.
+# Writes the tokens of a run of mpk-run on $1 ranks and backend $2 to the file $3; more options follow.
 tokens() {
     local count=$1 where=$2 file=$3
     shift 3
@@ -125,7 +125,7 @@ tokens() {
 for request in json.load(open(sys.argv[1]))["requests"]: print(request["tokens"])' "$file.json" >"$file"
 }
 
-# Whether two files of tokens are equal.
+# Succeeds if two files of tokens are equal.
 equal() {
     cmp -s "$1" "$2" || { echo "tokens differ: $(basename "$1") and $(basename "$2")"; diff "$1" "$2" | head -4; return 1; }
 }
@@ -158,7 +158,7 @@ part_nvshmem() {
     done
 }
 
-# 2 ranks: on 2 GPUs if there are as many, and on one. Then a rank that stalls ends both.
+# 2 ranks: on 2 GPUs if there are two, and on one. Then a rank that stalls ends both.
 part_host() {
     [[ $backend == cuda ]] || { echo "needs a GPU"; return 77; }
     local options=(--prompt-tokens "1,2,3,4,5" --max-new-tokens 48 --greedy) lowering placement shown status
@@ -178,10 +178,10 @@ part_host() {
     status=0
     timeout 60 mpirun -n 2 --bind-to none "$release/mpk-run" "$tiny" --backend cuda --transport host --allreduce copy-reduce --deadline 2 \
         --max-new-tokens 48 --ignore-eos --json --debug-stall 1:6:120000 >"$out/host-stall.txt" 2>&1 || status=$?
-    [[ $status == 4 ]] || { echo "a stalled rank: exit status $status in place of 4"; return 1; }
+    [[ $status == 4 ]] || { echo "a stalled rank: exit status $status instead of 4"; return 1; }
 }
 
-# The example submits requests while others run, and compares each with itself alone.
+# The example submits requests while others run, and compares each with the same request alone.
 part_online() {
     local example="$release/examples/online" n
     [[ -x $example ]] || { echo "no $example; build it with 'cargo build --release -p mpk-launch --example online'"; return 77; }
@@ -215,7 +215,7 @@ part_prefill() {
     done
 }
 
-# The same decode with graphs that sample: the difference is what they cost.
+# The same decode with graphs that sample; the difference is the cost of sampling.
 part_sampling() {
     local n kind options
     for n in $ranks; do
@@ -256,7 +256,8 @@ part_tune() {
         -- --backend "$backend" >"$out/tune.json"
 }
 
-# Fills the cubin cache with what the parts launch, all at once: each takes a core a minute, which would be the parts' time.
+# Fills the cubin cache with the parts' kernels, all at once: each takes a core for a minute, which the parts would
+# otherwise spend.
 compile_all() {
     local n file options
     "$release/mpk-bench" model "$large" >"$work/large.json"
@@ -274,14 +275,14 @@ compile_all() {
     wait
 }
 
-# Each part runs in a shell of its own that `timeout` can end.
+# Each part runs in a separate shell that `timeout` can end.
 if [[ -n ${MPK_SESSION_PART:-} ]]; then
     "part_$MPK_SESSION_PART" "$MPK_SESSION_SECONDS"
     exit
 fi
 if [[ $backend == cuda ]]; then
     compile_all >"$out/compile.txt" 2>&1 || true # a part whose cubin is missing says why
-    echo "compiled what the parts launch, $SECONDS s"
+    echo "compiled the parts' kernels in $SECONDS s"
 fi
 failed=0
 for part in "${parts[@]}"; do

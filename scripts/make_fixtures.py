@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make tests/fixtures: small random checkpoints of each family, and what Hugging Face transformers computes with them.
+"""Make tests/fixtures: small random checkpoints of each family, and the results of Hugging Face transformers for them.
 
     pip install torch transformers tokenizers safetensors
     python3 scripts/make_fixtures.py            # all of them; or names: llama qwen2 qwen3 mistral tiny
@@ -208,13 +208,13 @@ def rounding(low, prompt, request):
 
 
 def load(path, dtype):
-    """The checkpoint as it is on disk."""
+    """The checkpoint in its form on disk."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
 def clear_prompts(model, prompts, min_margin):
-    """Those of `prompts` (all as long) whose greedy continuation keeps the margin and does not cycle."""
+    """The `prompts` (all of the same length) whose greedy continuation keeps the margin and does not cycle."""
     step, cache = torch.tensor(prompts), None
     clear = torch.ones(len(prompts), dtype=torch.bool)
     tokens = []
@@ -297,7 +297,7 @@ def compact(value):
 
 
 def write_expected(path, head, requests, tokenizer_cases=()):
-    """expected.json, one line for each list of a request."""
+    """expected.json, with one line per list of a request."""
     lines = [f"  {json.dumps(key)}: {compact(value)}," for key, value in head.items()]
     if tokenizer_cases:
         lines.append('  "tokenizer": [')
@@ -336,7 +336,7 @@ def report(name, requests, worst):
 
 
 def check_parts_matter(name, path, requests):
-    """Fails where leaving a part of the family's arithmetic out would go unnoticed."""
+    """Fails if leaving out a part of the family's arithmetic would go unnoticed."""
     config = transformers.AutoConfig.from_pretrained(path)
     if name in ("llama", "mistral"):  # llama: no scaling; mistral: another base
         config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0 if name == "llama" else 20000.0}
@@ -422,7 +422,7 @@ def make_family(name, spec, seed):
 
 
 def make_tiny():
-    """What examples/tiny must say; the checkpoint itself comes from scripts/train_tiny.py."""
+    """The expected output of examples/tiny; the checkpoint itself comes from scripts/train_tiny.py."""
     source, path = ROOT / "examples" / "tiny", FIXTURES / "tiny"
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
@@ -443,14 +443,14 @@ def make_tiny():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="which fixtures to make")
+    parser.add_argument("names", nargs="*", help="fixtures to make (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     specs = families()
     unknown = set(args.names) - set(specs) - {"tiny"}
     if unknown:
-        raise SystemExit(f"unknown fixtures: {', '.join(sorted(unknown))}; there are {', '.join(specs)}, tiny")
+        raise SystemExit(f"unknown fixtures: {', '.join(sorted(unknown))}; the fixtures are {', '.join(specs)}, tiny")
     for name in args.names or [*specs, "tiny"]:
         if name == "tiny":
             make_tiny()

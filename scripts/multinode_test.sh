@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several nodes on one machine: jobs over network namespaces, what they compute and how they end.
+# Several nodes on one machine: runs jobs over network namespaces, and checks what they compute and how they end.
 set -euo pipefail
 
 usage() {
@@ -46,16 +46,16 @@ if [[ ${MPK_MULTINODE:-1} == 0 ]]; then
 fi
 for program in unshare nsenter python3 mpirun; do
     if ! command -v "$program" >/dev/null; then
-        echo "multinode: there is no $program (Debian: util-linux python3 openmpi-bin; scripts/setup.sh installs Open MPI)" >&2
+        echo "multinode: $program is missing (Debian: util-linux python3 openmpi-bin; scripts/setup.sh installs Open MPI)" >&2
         exit 3
     fi
 done
-# Network, process and mount namespaces of our own: nothing that is made in them outlives them.
+# Separate network, process and mount namespaces: nothing that is created in them outlives them.
 inside=(unshare --net --pid --fork --mount --mount-proc --kill-child)
 [[ $(id -u) == 0 ]] || inside+=(--user --map-root-user)
 status=0
 problem="$("${inside[@]}" python3 "$here/multinode/probe.py" 2>&1)" || status=$?
-# 77: the kernel refuses something, as the program says; otherwise it is unshare that was refused.
+# 77: the kernel refuses something, as the program says. Otherwise unshare was refused.
 if [[ $status != 0 && $status != 77 && $problem != unshare:* ]]; then
     echo "multinode: the probe failed with status $status: $problem" >&2
     exit 1
@@ -66,6 +66,6 @@ if [[ $status != 0 ]]; then
     exit 0
 fi
 [[ ${1:-} != --probe ]] || exit 0
-# Ranks of a user namespace are root there.
+# Ranks in a user namespace are root there.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec "${inside[@]}" python3 "$here/multinode/main.py" "$@"

@@ -15,7 +15,7 @@ output, everything else to standard error. For example:
 END
 }
 
-# Only as the first argument: --help further on is for mpk-run.
+# Only as the first argument: a later --help is for mpk-run.
 case ${1:-} in
 -h | --help)
     usage
@@ -26,7 +26,7 @@ esac
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 ranks="${MPK_RANKS:-2}"
 if [[ ! $ranks =~ ^[1-9][0-9]*$ ]]; then
-    echo "run: MPK_RANKS is '$ranks', not a number of ranks" >&2
+    echo "run: MPK_RANKS is '$ranks'; expected a number of ranks" >&2
     exit 2
 fi
 bash "$here/setup.sh"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: the environment that building and running need. Sets nothing that is
-# already set, and nothing that would make Cargo rebuild what a plain `cargo build` has built.
+# Sourced by the other scripts: the environment for building and running. Sets nothing that is already set, and nothing
+# that would make Cargo rebuild the results of a plain `cargo build`.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 setup_folder="$repository/.setup"
@@ -9,11 +9,11 @@ if ! command -v cargo >/dev/null && [[ -x "$HOME/.cargo/bin/cargo" ]]; then
     export PATH="$HOME/.cargo/bin:$PATH"
 fi
 
-# The folder Cargo builds into.
+# The folder that Cargo builds into.
 # shellcheck disable=SC2034
 target_folder="${CARGO_TARGET_DIR:-$repository/target}"
 
-# Prints the folder of a libclang in one of the places where bindgen looks by itself, or fails.
+# Prints the folder of a libclang in one of the places that bindgen searches itself, or fails.
 standard_libclang() {
     local file
     for file in /usr/lib/llvm-*/lib/libclang.so* /usr/lib/llvm-*/lib/libclang-*.so* \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building, running and testing need.
+# Installs everything that building, running and testing need.
 set -euo pipefail
 
 usage() {
@@ -33,7 +33,7 @@ END
 nvshmem_version=3.4.5
 cuda_nvcc_version=13.0.88
 cuda_nvvm_version=13.0.88
-# For --nvshmem headers alone are used of these three, to parse NVSHMEM's.
+# For --nvshmem, only the headers of these three are used, to parse NVSHMEM's.
 cuda_runtime_version=13.0.96
 cuda_crt_version=13.0.88
 cuda_cccl_version=13.0.85
@@ -60,7 +60,7 @@ for argument in "$@"; do
 done
 
 if $want_cuda12 && { $want_cuda || $want_nvshmem; }; then
-    echo "setup: --cuda12 takes the place of --cuda and --nvshmem" >&2
+    echo "setup: use --cuda12 instead of --cuda and --nvshmem, not together with them" >&2
     exit 2
 fi
 
@@ -82,7 +82,7 @@ has_cxx() { command -v cc >/dev/null && { command -v c++ || command -v g++ || co
 has_mpi() { command -v mpicc >/dev/null && command -v mpirun >/dev/null; }
 has_libclang() {
     [[ -n ${LIBCLANG_PATH:-} ]] || standard_libclang >/dev/null || return 1
-    # The library without clang's own headers parses nothing.
+    # The library cannot parse anything without clang's own headers.
     compgen -G '/usr/lib*/llvm*/lib*/clang/*/include/stddef.h' >/dev/null ||
         compgen -G '/usr/lib*/clang/*/include/stddef.h' >/dev/null || [[ -n ${BINDGEN_EXTRA_CLANG_ARGS:-} ]]
 }
@@ -153,7 +153,7 @@ install_packages() {
     fi
     say "installing ${list%, }: ${missing[*]}"
     "${as_root[@]}" apt-get -qq -o DPkg::Lock::Timeout=300 update >&2 ||
-        say "apt-get update failed; trying with the package lists that are there"
+        say "apt-get update failed; trying with the existing package lists"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 \
         install -y --no-install-recommends "${missing[@]}" >&2 ||
         lack "apt-get could not install ${missing[*]}"
@@ -206,11 +206,11 @@ install_nvidia() {
     mv "$nvidia" "$setup_folder/nvidia"
     rm -rf "$work"
     work=""
-    # Cargo watches this file: it makes nvshmem-sys look for headers again.
+    # Cargo watches this file; a change makes nvshmem-sys look for headers again.
     touch sys/wrapper.h
 }
 
-# The folder of a CUDA toolkit whose compiler is of CUDA 12.4 or later, but not of 13.
+# Prints the folder of a CUDA toolkit with a compiler of CUDA 12.4 or later, but not 13.
 find_cuda12() {
     local folder release
     for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda-12* /usr/local/cuda; do
@@ -224,7 +224,7 @@ find_cuda12() {
     return 1
 }
 
-# How to install NVIDIA's toolkit for CUDA 12 on this distribution.
+# Prints how to install NVIDIA's toolkit for CUDA 12 on this distribution.
 cuda12_commands() {
     local id="" version="" name=""
     # shellcheck source=/dev/null
@@ -270,12 +270,12 @@ install_cuda12() {
     [[ ${CUDA_HOME:-} == "$toolkit" ]] || say "to compile with it: export CUDA_HOME=$toolkit"
 }
 
-# What CUDA 13 compiles does not load with a driver of CUDA 12.
+# A driver for CUDA 12 cannot load code that CUDA 13 compiled.
 warn_of_old_driver() {
     local served
     served="$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1)" || return 0
     if $want_cuda && [[ $served == 12.* ]]; then
-        say "this machine's driver serves CUDA $served and does not load what CUDA 13 compiles: update it to 580 or later, or use --cuda12"
+        say "this machine's driver supports CUDA $served and cannot load code that CUDA 13 compiled; update the driver to 580 or later, or use --cuda12"
     fi
 }
 
@@ -299,7 +299,7 @@ install_deny() {
     ! $check_only || lack "missing: cargo-deny; to install: scripts/setup.sh --deny"
     say "building cargo-deny $cargo_deny_version into .setup/bin (once, under two minutes on 2 cores)"
     work="$(mktemp -d "$setup_folder/deny.XXXXXX")"
-    # It runs for a second: a quick build is worth more than a quick program.
+    # It runs for a second, so a quick build matters more than a quick program.
     CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=0 \
         CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_STRIP=debuginfo \
         CARGO_TARGET_DIR="$work" \

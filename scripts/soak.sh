@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A soak: requests with random arrivals, lengths, cancels and clients that go away, on two ranks of the CPU target.
+# A soak test: requests with random arrivals, lengths, cancels and disconnecting clients, on two ranks of the CPU
+# target.
 set -euo pipefail
 
 usage() {

@@ -54,10 +54,10 @@ done
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 if [[ -n ${NVSHMEM_HOME:-} ]]; then
-    echo "test: NVSHMEM_HOME is not used: the tests want the pinned version"
+    echo "test: ignoring NVSHMEM_HOME, because the tests need the pinned version"
     unset NVSHMEM_HOME
 fi
-# So do those that compile for GPUs.
+# The tests that compile for GPUs need it too.
 unset CUDA_HOME CUDA_PATH
 started=$SECONDS
 echo "==> setup"
@@ -67,20 +67,21 @@ source "$here/setup-env.sh"
 cd "$repository"
 echo "    $((SECONDS - started)) s"
 
-# Short, since Open MPI puts sockets below it.
+# Short, because Open MPI creates sockets below it.
 TMPDIR="$(mktemp -d /tmp/mpk-test.XXXXXX)"
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Tests that need NVSHMEM's files, CUDA's compiler or the server's clients fail instead of being skipped.
+# Tests that need NVSHMEM's files, CUDA's compiler or the server's clients must fail instead of being skipped.
 export MPK_REQUIRE_NVSHMEM=1 MPK_REQUIRE_CUDA=1 MPK_REQUIRE_CLIENTS=1
-# Nothing can install the kernel's leave to make namespaces: without it a user's machine says what is not tested, and CI fails.
+# Namespaces need the kernel's permission, which cannot be installed. Without it, a user's machine says what is not tested, and
+# CI fails.
 if [[ ${CI:-} == true ]]; then
     export MPK_REQUIRE_NAMESPACES="${MPK_REQUIRE_NAMESPACES:-1}"
 fi
 cargo_options=(--workspace --release --locked)
 
-# Whether a component of the toolchain can be used; rustup adds it if need be.
+# Succeeds if a component of the toolchain can be used; rustup adds it if necessary.
 component() {
     cargo "$1" --version >/dev/null 2>&1 && return
     if command -v rustup >/dev/null && rustup component add "$2" >&2; then
@@ -99,14 +100,14 @@ step_scripts() {
 }
 step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options[@]}" --all-targets -- -D warnings; }
 step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
-# cargo-deny looks at the crates of all platforms; a build has fetched those of this one alone.
+# cargo-deny checks the crates of all platforms; a build has fetched only those of this one.
 step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level warn check bans licenses sources; }
 step_protocol() { sh kernels-cu/protocol/test/run.sh && sh kernels-cu/protocol/model/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins --examples; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
-# No member of the workspace; it takes the libraries that are built there.
+# Not a member of the workspace; it uses the libraries that are built there.
 step_extension() { python3 "$here/extension.py"; }
-# Every task's reads and writes against what it declared: whole graphs of several ranks.
+# Compares every task's reads and writes with what it declared: whole graphs of several ranks.
 step_sanitize() { sanitized 'binary(user_graph) | binary(golden) & test(/on_2_ranks$/)'; }
 # Also kernels one by one.
 step_sanitize_all() {
@@ -121,19 +122,19 @@ sanitized() {
 }
 step_package() { bash "$here/package_check.sh"; }
 step_test() {
-    # Says what is left out where this machine does not allow network namespaces. In CI that is a failure, found before the
-    # other tests take their time. MPK_MULTINODE=0 is somebody's decision and holds everywhere.
+    # Says what is left out if this machine does not allow network namespaces. In CI that is a failure, found before the other
+    # tests take their time. MPK_MULTINODE=0 is a deliberate choice and is respected everywhere.
     local status=0
     bash "$here/multinode_test.sh" --probe || status=$?
     if [[ $status == 3 && ${MPK_REQUIRE_NAMESPACES:-0} == 1 && ${MPK_MULTINODE:-1} != 0 ]]; then
-        echo "    CI leaves nothing out: allow namespaces, or set MPK_MULTINODE=0"
+        echo "    CI must not skip these tests: allow namespaces, or set MPK_MULTINODE=0"
         return 3
     fi
     [[ $status == 0 || $status == 3 ]] || return "$status"
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci
     else
-        # One line in the end for all test binaries, as nextest has.
+        # One line at the end for all test binaries, as with nextest.
         cargo test --quiet "${cargo_options[@]}" --no-fail-fast --lib --bins --tests 2>&1 | awk '
             { print }
             /^test result:/ { passed += $4; failed += $6; ignored += $8 }
@@ -155,6 +156,6 @@ for step in "${steps[@]}"; do
         echo "FAILED: $step, after $((SECONDS - step_started)) s (exit status $status)"
         exit "$status"
     fi
-    # Nothing comes after the runner's closing line.
+    # Nothing follows the runner's closing line.
     [[ $step == test && $number == "${#steps[@]}" ]] || echo "    $((SECONDS - step_started)) s"
 done

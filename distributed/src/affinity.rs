@@ -1,19 +1,19 @@
-//! Which cores a rank may use. mpirun's binding is ignored: it ties a rank to one core.
+//! The cores that a rank may use. mpirun's binding is ignored, because it ties a rank to one core.
 
 use crate::launcher::{self, launched_by_mpi};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Cores of this rank, and whether ranks must share them.
+/// The cores of this rank, and whether ranks must share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores {
     /// Core numbers.
     pub own: Vec<usize>,
-    /// Some core belongs to several ranks.
+    /// True if a core belongs to several ranks.
     pub shared: bool,
 }
 
-/// Divides the node's allowed cores among its ranks: contiguous shares, or one shared core each where there are
-/// more ranks than cores.
+/// Divides the node's allowed cores among its ranks: contiguous shares, or one shared core per rank if there are more ranks than
+/// cores.
 pub(crate) fn cores_of_rank(node_rank: u32, node_size: u32) -> Cores {
     share(&allowed_cores(), node_rank as usize, node_size as usize)
 }
@@ -30,17 +30,18 @@ fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
     }
 }
 
-/// How many cores of this machine the job may use.
+/// Number of cores of this machine that the job may use.
 pub fn allowed() -> usize {
     allowed_cores().len()
 }
 
-/// Lets the calling thread use all cores of the job on this machine, whatever the launcher has bound it to.
+/// Lets the calling thread use all cores of the job on this machine, even if the launcher has bound it.
 pub fn unbind() {
     bind(&allowed_cores());
 }
 
-/// Cores that the job may use: under mpirun those of the launcher (its child is bound already), else our own.
+/// Cores that the job may use. Under mpirun these are the launcher's cores, because its child is already bound; otherwise our
+/// own.
 fn allowed_cores() -> Vec<usize> {
     let own = || match sched_getaffinity(None) {
         Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
@@ -52,7 +53,7 @@ fn allowed_cores() -> Vec<usize> {
     launcher_cores().filter(|cores| !cores.is_empty()).unwrap_or_else(own)
 }
 
-/// Cores of the launcher that this process descends from, else of its parent.
+/// Cores of the launcher that started this process, otherwise of its parent.
 fn launcher_cores() -> Option<Vec<usize>> {
     let process = launcher::process().map_or_else(std::os::unix::process::parent_id, |(process, _)| process);
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
@@ -71,7 +72,7 @@ fn parse_list(list: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Binds the calling thread to `cores`; a refusal costs speed only.
+/// Binds the calling thread to `cores`. A refusal only costs speed.
 pub fn bind(cores: &[usize]) {
     let mut set = CpuSet::new();
     cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| set.set(core));

@@ -1,4 +1,4 @@
-//! One task graph as the arrays of the ABI.
+//! A task graph as the arrays of the ABI.
 
 use crate::error::{Error, Result};
 use crate::image::Image;
@@ -10,7 +10,7 @@ use kernels_cu::registry::type_number;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
 use taskgraph::{EventId, Placement};
 
-/// What an `mpk_graph` points to.
+/// The arrays that an `mpk_graph` points to.
 #[derive(Default)]
 pub struct GraphArrays {
     tasks: Vec<abi::mpk_task>,
@@ -20,7 +20,7 @@ pub struct GraphArrays {
     dependencies: Vec<abi::mpk_dependency>,
     worker_first: Vec<u32>,
     worker_tasks: Vec<u32>,
-    /// Scratch memory that a worker needs, bytes.
+    /// Scratch memory that a worker needs, in bytes.
     pub scratch_bytes: u64,
 }
 
@@ -38,8 +38,8 @@ pub struct ArrayPlaces {
 }
 
 impl GraphArrays {
-    /// Converts `graph`; `slots` gives each tensor's address in the kernel's memory, and
-    /// `codes`, on a GPU, each task's code in the cubin.
+    /// Converts `graph`. `slots` has the address of each tensor in the kernel's memory. On a GPU, `codes` has the kernel variant
+    /// of each task in the cubin.
     pub fn new(graph: &TaskGraph, slots: &[Slot], codes: &[u32]) -> Result<Self> {
         let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
         let types = graph
@@ -147,7 +147,7 @@ impl GraphArrays {
     /// Reserves room for the arrays.
     pub fn reserve(&self, layout: &mut Layout) -> ArrayPlaces {
         fn array<T>(layout: &mut Layout, values: &[T]) -> u64 {
-            // The GPU fetches descriptors with 16-byte loads; one more value may be read past the end.
+            // The GPU fetches descriptors with 16-byte loads, which may read one value past the end.
             layout.reserve((size_of_val(values) + size_of::<T>()) as u64, 128)
         }
         ArrayPlaces {
@@ -162,7 +162,7 @@ impl GraphArrays {
         }
     }
 
-    /// Writes the arrays to `image` and gives the struct that points to them.
+    /// Writes the arrays to `image` and returns the struct that points to them.
     pub fn write(
         &self,
         graph: &TaskGraph,
@@ -201,13 +201,13 @@ impl GraphArrays {
     }
 }
 
-/// Some of the graphs are static and others dynamic.
+/// True if some of the graphs are static and others dynamic.
 pub fn are_mixed<'a>(graphs: impl IntoIterator<Item = &'a TaskGraph>) -> bool {
     let mut graphs = graphs.into_iter().map(|graph| graph.placement);
     graphs.next().is_some_and(|first| graphs.any(|other| other != first))
 }
 
-/// Some of the graphs are dynamic: the rank has schedulers.
+/// True if some of the graphs are dynamic, so that the rank has schedulers.
 pub(crate) fn any_dynamic(graphs: &[TaskGraph]) -> bool {
     graphs.iter().any(|graph| graph.placement == Placement::Dynamic)
 }

@@ -1,4 +1,4 @@
-//! What the batch step reads and writes: configuration, batch state and its own state.
+//! The memory of the batch step: configuration, batch state, and its private state.
 
 use crate::image::Image;
 use crate::memory::Layout;
@@ -8,7 +8,7 @@ use crate::tensors::{Slot, find};
 use kernels_cu::abi;
 use taskgraph::task_graph::TaskGraph;
 
-/// Where the batch structs and their arrays lie in an image.
+/// The places of the batch structs and their arrays in an image.
 pub(crate) struct BatchMemory {
     config: abi::mpk_batch_config,
     config_at: u64,
@@ -27,28 +27,28 @@ pub(crate) struct BatchMemory {
     private: u64,
 }
 
-/// Offsets of what a host fills while the kernel runs.
+/// Offsets of the tables that a host fills while the kernel runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TablePlaces {
-    /// `mpk_request`, one for each number.
+    /// One `mpk_request` per number.
     pub requests: u64,
-    /// `i32`, prompts and new tokens.
+    /// `i32`: prompts and new tokens.
     pub tokens: u64,
-    /// `mpk_admission`, `ring` of them.
+    /// `ring` entries of type `mpk_admission`.
     pub admissions: u64,
     /// A power of two.
     pub ring: u32,
-    /// `mpk_page_key`, as many as [`first_page_key`] of the number of tokens and one more; none without a prefix cache.
+    /// `mpk_page_key`: [`first_page_key`] of the number of tokens, plus one. None without a prefix cache.
     pub page_keys: u64,
     pub page_size: u32,
 }
 
-/// `MPK_FIRST_PAGE_KEY`: where the keys of a prompt's pages begin.
+/// `MPK_FIRST_PAGE_KEY`: index of the first key of a prompt's pages.
 pub(crate) fn first_page_key(first_token: u32, page_size: u32) -> u32 {
     first_token.div_ceil(page_size)
 }
 
-/// Addresses of what [`BatchMemory::write`] wrote.
+/// Addresses of the structs that [`BatchMemory::write`] wrote.
 pub(crate) struct BatchAddresses {
     pub config: u64,
     pub batch: u64,
@@ -69,7 +69,7 @@ impl BatchMemory {
         };
         let num_requests = serve.map_or(1, |serve| serve.requests).max(1);
         let tokens = serve.map_or(0, |serve| u64::from(serve.tokens));
-        // A cancel for each request, and the stop.
+        // One cancel per request, and the stop.
         let entries = num_requests.saturating_mul(2).saturating_add(1);
         let idle_exit = serve.and_then(|serve| serve.idle_exit);
         let cached = serve.filter(|serve| serve.prefix_cache && plan.page_size > 0);
@@ -101,7 +101,7 @@ impl BatchMemory {
             admissions: std::ptr::null(),
             num_admissions: std::ptr::null(),
         };
-        // SAFETY: reads only the sizes in `config`.
+        // SAFETY: only reads the sizes in `config`.
         let private_bytes = unsafe { abi::mpk_batch_private_bytes(&config) };
         let (rows, slots, top) = (u64::from(max_rows), u64::from(max_batch), u64::from(plan.top_k.max(1)));
         let samples = u64::from(max_samples);
@@ -126,8 +126,8 @@ impl BatchMemory {
         }
     }
 
-    /// Writes everything. Tokens chosen by the kernel go to the tensors `batch.next_token`, `batch.top_token` and
-    /// `batch.top_logprob` where a graph has them.
+    /// Writes everything. The kernel writes its tokens to the tensors `batch.next_token`, `batch.top_token` and
+    /// `batch.top_logprob`, if a graph has them.
     pub fn write(
         &self,
         graphs: &[TaskGraph],
@@ -179,7 +179,7 @@ impl BatchMemory {
         }
     }
 
-    /// What a host fills while the kernel runs.
+    /// The tables that a host fills while the kernel runs.
     pub fn table(&self) -> TablePlaces {
         TablePlaces {
             requests: self.requests,

@@ -1,11 +1,11 @@
-//! What a rank has on every target.
+//! The parts of a rank that all targets share.
 
 use crate::outputs::Outputs;
 use crate::tensors::Slot;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
-/// What the ranks of all targets have.
+/// The parts of a rank that all targets share.
 pub struct Common {
     pub(crate) graphs: Vec<TaskGraph>,
     pub(crate) slots: Vec<Vec<Slot>>,
@@ -34,7 +34,7 @@ impl Common {
         .collect()
     }
 
-    /// A tensor of graph `graph` and where it lies.
+    /// A tensor of graph `graph`, and its slot.
     pub(crate) fn tensor(&self, graph: usize, name: &str) -> Option<(&TensorEntry, Slot)> {
         let tensors = &self.graphs.get(graph)?.tensors;
         let index = tensors.iter().position(|t| t.name == name)?;

@@ -1,4 +1,4 @@
-//! The `mpk_rank` of a kernel with everything that it points to, laid out in one piece of memory.
+//! The `mpk_rank` of a kernel and everything that it points to, laid out in one block of memory.
 
 use crate::arrays::{GraphArrays, placement_of_rank};
 use crate::batch_memory::{BatchMemory, TablePlaces};
@@ -15,7 +15,7 @@ use kernels_cu::abi;
 use std::mem::offset_of;
 use taskgraph::task_graph::TaskGraph;
 
-/// What the control memory is made from. Addresses are those that the kernel uses.
+/// The inputs of the control memory. Addresses are those that the kernel uses.
 pub(crate) struct Parts<'a> {
     pub rank: u32,
     pub world: u32,
@@ -27,41 +27,41 @@ pub(crate) struct Parts<'a> {
     pub options: &'a RunOptions,
     pub outputs: &'a Outputs,
     pub heap: &'a HeapLayout,
-    /// Each rank's heap; 0 where stores can't reach it.
+    /// The heap of each rank; 0 if stores cannot reach it.
     pub sym: &'a [u64],
-    /// How the counters that peers trigger are added to (`mpk_signals`): the same on all ranks.
+    /// How triggers from peers are added to counters (`mpk_signals`). The same on all ranks.
     pub signals: u32,
-    /// Each worker's scratch.
+    /// The scratch memory of each worker.
     pub scratch: &'a [u64],
-    /// Trace records, `[worker][capacity]`; capacity 0: none.
+    /// Trace records, `[worker][capacity]`. Capacity 0 means none.
     pub trace: u64,
     pub trace_capacity: u64,
     pub oversubscribed: u32,
     pub threads_per_core: u32,
     pub kernels: u64,
     pub host_abort: u64,
-    /// CPU: the ring of what carries to ranks that stores can't reach, or 0.
+    /// CPU: the ring of the proxy, which carries data to ranks that stores cannot reach; otherwise 0.
     pub proxy: u64,
 }
 
-/// Control memory, written.
+/// The written control memory.
 pub(crate) struct Control {
     pub image: Image,
-    /// Bytes of the image that were written; the rest is zero.
+    /// Number of bytes of the image that were written. The rest is zero.
     pub written: u64,
     /// Offset of `mpk_rank`.
     pub rank: u64,
-    /// Offset of the `mpk_status` array, and how many there are.
+    /// Offset of the `mpk_status` array, and its length.
     pub status: u64,
     pub statuses: usize,
     /// Offset of the number of records of each row of the timeline.
     pub trace_count: u64,
-    /// What the host fills while the kernel runs.
+    /// The tables that the host fills while the kernel runs.
     pub table: TablePlaces,
     queues: Queues,
-    /// Offset of `mpk_rank.remote_pushed`, and its bytes.
+    /// Offset of `mpk_rank.remote_pushed`, and its size in bytes.
     pushed: (u64, u64),
-    /// Offsets in the symmetric heap of words that a launch expects to be 0, and their bytes.
+    /// Offsets and sizes of the words in the symmetric heap that must be 0 at a launch.
     heap_zeros: Vec<(u64, u64)>,
 }
 
@@ -69,7 +69,7 @@ impl Control {
     /// Lays out, allocates and writes everything.
     pub fn new(parts: &Parts<'_>, allocate: impl FnOnce(u64) -> Result<Image>) -> Result<Control> {
         let workers = parts.scratch.len();
-        // Without schedulers one is the batch step's.
+        // Without schedulers, one status belongs to the batch step.
         let statuses = workers + (parts.schedulers as usize).max(1);
         let mut layout = Layout::default();
         let rank_at = layout.reserve(size_of::<abi::mpk_rank>() as u64, 128);
@@ -167,7 +167,7 @@ impl Control {
         })
     }
 
-    /// Makes the memory ready for another launch, which goes on with the batch step's state. No kernel of any rank runs.
+    /// Prepares the memory for another launch, which continues with the batch step's state. No rank's kernel may be running.
     pub fn reset(&self, writer: &impl ControlWriter) -> Result<()> {
         self.queues.reset(&self.image, writer)?;
         writer.zero(self.pushed.0, self.pushed.1)?;

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks, and the exit status it maps to.
+//! Errors between ranks, and their exit statuses.
 
 use crate::gibibytes::gibibytes;
 use thiserror::Error;
@@ -6,21 +6,21 @@ use thiserror::Error;
 /// An error of the distributed runtime.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// MPI did not come up.
+    /// MPI could not be initialised.
     #[error("MPI could not be initialised: {0}")]
     MpiInit(String),
-    /// Ranks on several nodes need an MPI that several threads may call.
+    /// Ranks on several nodes need an MPI library that several threads may call.
     #[error(
         "this job's ranks are on {nodes} nodes, and this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE), which the proxy between nodes needs"
     )]
     ThreadLevel {
-        /// Nodes of the job.
+        /// Number of nodes of the job.
         nodes: usize,
     },
-    /// `MPK_SANITIZE` asks for what this machine lacks.
+    /// `MPK_SANITIZE` asks for something that this machine lacks.
     #[error(transparent)]
     Sanitizer(#[from] kernels_cu::sanitizer::SanitizerError),
-    /// The symmetric heaps do not fit.
+    /// The symmetric heaps do not fit in /dev/shm.
     #[error(
         "/dev/shm has {free} bytes free, but the symmetric heaps of {ranks} ranks take {bytes} bytes each"
     )]
@@ -32,14 +32,14 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
-    /// MPI refuses the shared memory.
-    #[error("MPI could not make the ranks' shared memory: {reason}")]
+    /// MPI refused to create the shared memory.
+    #[error("MPI could not create the ranks' shared memory: {reason}")]
     SharedWindow {
-        /// What MPI says.
+        /// MPI's error.
         reason: String,
     },
-    /// Memory could not be had.
-    #[error("rank {rank}: no memory for {what} ({bytes} bytes): {reason}")]
+    /// Memory could not be allocated.
+    #[error("rank {rank}: cannot allocate memory for {what} ({bytes} bytes): {reason}")]
     OutOfMemory {
         /// This rank.
         rank: u32,
@@ -47,10 +47,10 @@ pub enum Error {
         what: String,
         /// Size.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// Task graphs and kernels do not match; a bug of ours or a graph made for another build.
+    /// Task graphs and kernels do not match: a bug, or a graph made for another build.
     #[error("graph {graph}: {problem}")]
     Graph {
         /// Name of the graph.
@@ -72,27 +72,27 @@ pub enum Error {
         /// What rank 0 verified.
         expected: u64,
     },
-    /// The NVIDIA driver does not come up.
-    #[error("the NVIDIA driver does not come up: {reason}")]
+    /// The NVIDIA driver cannot be used.
+    #[error("the NVIDIA driver cannot be used: {reason}")]
     Driver {
-        /// What it says.
+        /// The driver's error.
         reason: String,
     },
-    /// No GPU.
+    /// There is no usable GPU.
     #[error("no usable GPU: {reason}")]
     NoGpu {
         /// Why.
         reason: String,
     },
-    /// The driver is older than the code needs.
-    #[error("the NVIDIA driver serves {found}, but {needed} is needed")]
+    /// The driver is older than needed.
+    #[error("the NVIDIA driver supports {found}, but {needed} is needed")]
     DriverTooOld {
-        /// What it serves.
+        /// The CUDA version that it supports.
         found: String,
         /// What is needed.
         needed: String,
     },
-    /// No cubin can be made for the GPU.
+    /// The GPU's architecture is not supported.
     #[error(
         "GPU {device} ({name}) has compute capability {capability}, but there is GPU code only for 8.x (A100), 9.0 (H100, H200) and 10.0 (B200)"
     )]
@@ -104,18 +104,18 @@ pub enum Error {
         /// Its compute capability.
         capability: String,
     },
-    /// The driver does not load the cubin.
-    #[error("GPU {device} ({name}) does not load the model's cubin: {reason}")]
+    /// The driver cannot load the cubin.
+    #[error("GPU {device} ({name}) cannot load the model's cubin: {reason}")]
     Cubin {
         /// Number of the GPU.
         device: u32,
         /// Its name.
         name: String,
-        /// What the driver says.
+        /// The driver's error.
         reason: String,
     },
-    /// The kernel's blocks would not all run at once.
-    #[error("GPU {device} ({name}) can't run the {blocks} blocks of the kernel at the same time: {problem}")]
+    /// The kernel's blocks could not all run at the same time.
+    #[error("GPU {device} ({name}) cannot run the kernel's {blocks} blocks at the same time: {problem}")]
     Residency {
         /// Number of the GPU.
         device: u32,
@@ -126,7 +126,7 @@ pub enum Error {
         /// Why not.
         problem: String,
     },
-    /// Device memory does not suffice.
+    /// There is not enough device memory.
     #[error("{device} has {} of its memory free, but {} needed{}: {parts}",
         gibibytes(*.free),
         gibibytes(*.needed),
@@ -134,35 +134,37 @@ pub enum Error {
     DeviceMemory {
         /// The GPU.
         device: String,
-        /// Ranks that share it.
+        /// Number of ranks that share it.
         ranks: u32,
         /// Bytes free.
         free: u64,
         /// Bytes that a rank needs.
         needed: u64,
-        /// What takes them.
+        /// The parts that need it.
         parts: String,
     },
-    /// Pinned host memory could not be had.
-    #[error("no pinned host memory for {what} ({bytes} bytes): {reason}")]
+    /// Pinned host memory could not be allocated.
+    #[error("cannot allocate pinned host memory for {what} ({bytes} bytes): {reason}")]
     PinnedMemory {
         /// What it is for.
         what: String,
         /// Size.
         bytes: u64,
-        /// What the driver said.
+        /// The driver's error.
         reason: String,
     },
-    /// NVSHMEM does not come up.
+    /// NVSHMEM could not be started.
     #[error("NVSHMEM: {problem}")]
     Nvshmem {
         /// What is wrong.
         problem: String,
-        /// How to fix it, where that is known.
+        /// How to fix it, if known.
         help: Option<String>,
     },
-    /// The host library and the device library are of different versions.
-    #[error("NVSHMEM's host library is {host} ({path}), but headers and device library are {device}")]
+    /// The versions of the host library and the device library differ.
+    #[error(
+        "NVSHMEM's host library has version {host} ({path}), but its headers and device library have version {device}"
+    )]
     NvshmemVersions {
         /// Version of the host library.
         host: String,
@@ -171,7 +173,7 @@ pub enum Error {
         /// Version of the headers and the device library.
         device: String,
     },
-    /// The user's heap size is too small.
+    /// The heap size that the user set is too small.
     #[error("NVSHMEM_SYMMETRIC_SIZE={given} is too small: the symmetric heap of a rank needs {needed} bytes")]
     SymmetricSize {
         /// The variable's value.
@@ -180,18 +182,18 @@ pub enum Error {
         needed: u64,
     },
     /// Some GPUs have more ranks than others.
-    #[error("{ranks} ranks share {gpus} GPUs unevenly ({} ranks on them), and NVSHMEM starts only where every GPU has the same number",
+    #[error("{ranks} ranks share {gpus} GPUs unevenly ({} ranks on them), but NVSHMEM needs the same number on every GPU",
         list(.shares))]
     UnevenGpus {
         /// Ranks of the job.
         ranks: u32,
-        /// GPUs that they are on.
+        /// Number of GPUs that they share.
         gpus: u32,
-        /// Ranks of each GPU.
+        /// Number of ranks on each GPU.
         shares: Vec<u32>,
     },
-    /// A peer's memory is out of reach.
-    #[error("rank {rank} can't reach the memory of rank {peer} by stores, which this run needs")]
+    /// A peer's memory cannot be reached.
+    #[error("rank {rank} cannot reach the memory of rank {peer} by stores, which this run needs")]
     PeerAccess {
         /// This rank.
         rank: u32,
@@ -203,7 +205,7 @@ pub enum Error {
     Cuda {
         /// The call.
         call: &'static str,
-        /// What the driver says.
+        /// The driver's error.
         reason: String,
     },
     /// The GPU failed during the run.
@@ -211,15 +213,15 @@ pub enum Error {
     Device {
         /// This rank.
         rank: u32,
-        /// What the driver says.
+        /// The driver's error.
         reason: String,
-        /// How far the run had come.
+        /// How far the run had got.
         place: String,
     },
-    /// Code generation or compilation failed.
+    /// Generating or compiling GPU code failed.
     #[error(transparent)]
     Code(#[from] kernels_cu::gpu::GpuError),
-    /// Another rank's error, which all ranks end with.
+    /// Another rank's error. All ranks end with it.
     #[error("rank {rank}: {message}")]
     AtRank {
         /// The rank.
@@ -230,28 +232,28 @@ pub enum Error {
         message: String,
     },
     /// The host could not start a thread.
-    #[error("rank {rank}: could not start {what}: {reason}")]
+    #[error("rank {rank}: cannot start {what}: {reason}")]
     Thread {
         /// This rank.
         rank: u32,
         /// Which thread.
         what: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// No thread for reading weights.
-    #[error("no thread to read weights could be started: {reason}")]
+    /// No thread could be started to read weights.
+    #[error("cannot start a thread to read weights: {reason}")]
     Readers {
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// The run ended early; the text is the report.
+    /// The run ended early. The text is the report.
     #[error("{0}")]
     Aborted(String),
 }
 
 impl Error {
-    /// Exit status by the contract: 3 the environment lacks something, 4 the run failed, 2 bad input.
+    /// Exit status: 2 bad input, 3 the environment lacks something, 4 the run failed.
     pub fn exit_status(&self) -> i32 {
         match self {
             Error::MpiInit(_)
@@ -281,20 +283,24 @@ impl Error {
             Error::AtRank { status, .. } => *status,
         }
     }
-    /// How to fix it, if that is known.
+    /// How to fix it, if known.
     pub fn help(&self) -> Option<String> {
         let help = match self {
             Error::Sanitizer(error) => return Some(error.help().into()),
             Error::Code(error) => return error.help(),
             Error::Nvshmem { help, .. } => return help.clone(),
-            Error::MpiInit(_) => "check that mpirun and libmpi are of one installation (`mpirun --version`)",
+            Error::MpiInit(_) => {
+                "check that mpirun and libmpi belong to the same installation (`mpirun --version`)"
+            }
             Error::ThreadLevel { .. } => {
                 "use an MPI library that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"
             }
             Error::SharedMemory { .. } => {
                 "enlarge /dev/shm (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk"
             }
-            Error::SharedWindow { .. } => "check the room and the rights in /dev/shm (`df /dev/shm`)",
+            Error::SharedWindow { .. } => {
+                "check the free space and the permissions of /dev/shm (`df /dev/shm`)"
+            }
             Error::OutOfMemory { .. } => {
                 "use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
             }
@@ -303,7 +309,7 @@ impl Error {
                 "check it with `nvidia-smi` (in a container: `docker run --gpus all`), or run with --backend cpu"
             }
             Error::NoGpu { .. } => {
-                "install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`), in a container pass the GPUs in (`docker run --gpus all`), or run with --backend cpu"
+                "install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`; in a container: `docker run --gpus all`), or run with --backend cpu"
             }
             Error::DriverTooOld { .. } => {
                 "install a newer driver (CUDA 13 needs 580 or later, CUDA 12 525 or later: `sudo apt-get install nvidia-driver-580-open`), or run with --backend cpu"
@@ -316,37 +322,37 @@ impl Error {
             }
             Error::Residency { .. } => "use fewer workers (--workers), or another GPU (CUDA_VISIBLE_DEVICES)",
             Error::DeviceMemory { .. } => {
-                "use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end what else uses the GPU (`nvidia-smi`)"
+                "use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end other programs on the GPU (`nvidia-smi` lists them)"
             }
-            Error::PinnedMemory { .. } => "raise the limit of locked memory (`ulimit -l unlimited`)",
+            Error::PinnedMemory { .. } => "raise the limit of locked memory with `ulimit -l unlimited`",
             Error::NvshmemVersions { .. } => {
-                "use the same major.minor version of both: set NVSHMEM_HOME to one installation, or run scripts/setup.sh --nvshmem"
+                "set NVSHMEM_HOME to one installation, so that both have the same major.minor version, or run scripts/setup.sh --nvshmem"
             }
             Error::SymmetricSize { .. } => {
                 "unset the variable, or use fewer slots (max_batch), a smaller runtime.prefill_chunk or fewer ranks"
             }
             Error::UnevenGpus { gpus, .. } => {
                 return Some(format!(
-                    "use {} ranks (as far as the model allows), or show mpk-run fewer or more GPUs (CUDA_VISIBLE_DEVICES)",
+                    "use {} ranks (if the model allows that), or another number of GPUs (CUDA_VISIBLE_DEVICES)",
                     even_ranks(*gpus)
                 ));
             }
             Error::PeerAccess { .. } => {
-                "leave out --transport p2p if it was given, else use --transport nvshmem, or GPUs that are joined by NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
+                "leave out --transport p2p if it was given; otherwise use --transport nvshmem, or GPUs with NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
             }
             Error::Device { .. } => "`compute-sanitizer mpk-run ...` finds the instruction that failed",
             Error::Thread { .. } => {
-                "raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
+                "raise the limits of processes and memory with `ulimit -u unlimited -v unlimited`"
             }
             Error::Readers { .. } => {
-                "raise the limits of processes and of memory (`ulimit -u unlimited -v unlimited`)"
+                "raise the limits of processes and memory with `ulimit -u unlimited -v unlimited`"
             }
             _ => return None,
         };
         Some(help.into())
     }
 
-    /// What is wrong and, where that is known, how to fix it, in one line: for a place that has no line for each.
+    /// What is wrong and, if known, how to fix it, on one line.
     pub fn whole(&self) -> String {
         match self.help() {
             Some(help) => format!("{self}; {help}"),
@@ -371,5 +377,5 @@ impl From<nvshmem_sys::Error> for Error {
     }
 }
 
-/// Result of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

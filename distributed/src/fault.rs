@@ -1,4 +1,4 @@
-//! Faults on demand, for tests: what a rank may do wrong at a step.
+//! Faults on demand, for tests: what a rank does wrong at a step.
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum FaultKind {
 pub struct Fault {
     /// The rank.
     pub rank: u32,
-    /// The step, from 1: a place where all ranks meet. It happens before the rank gets there.
+    /// The step, counted from 1: a point at which all ranks meet. The fault happens before the rank gets there.
     pub step: u64,
     /// What happens.
     pub kind: FaultKind,
@@ -40,7 +40,7 @@ impl Fault {
         Some(Fault { rank, step, kind })
     }
 
-    /// Happens, where `rank` is to have it at `step`.
+    /// Triggers the fault if it is for `rank` at `step`.
     pub(crate) fn at(self, rank: u32, step: u64) {
         if (rank, step) != (self.rank, self.step) {
             return;

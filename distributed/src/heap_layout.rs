@@ -8,32 +8,32 @@ use taskgraph::task_graph::{Area, Space, TaskGraph};
 
 const COUNTER_BYTES: u64 = abi::MPK_COUNTER_STRIDE as u64 * 8;
 
-/// Where everything lies in the symmetric heap.
+/// The offsets of everything in the symmetric heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeapLayout {
     /// Event counters of each graph.
     pub counters: Vec<u64>,
-    /// Remote rings, one for each sending rank.
+    /// Remote rings, one per sending rank.
     pub rings: u64,
     /// Distance between two rings.
     pub ring_bytes: u64,
     /// Entries of a ring.
     pub ring_capacity: u64,
-    /// For each graph, the offset of each symmetric tensor (0 for the others). Graphs share the areas in which tensors
-    /// lie over each other.
+    /// For each graph, the offset of each symmetric tensor (0 for other tensors). Graphs share the areas in which tensors
+    /// overlap.
     pub tensors: Vec<Vec<u64>>,
-    /// Control block, counters and rings are the first bytes: zero before a launch.
+    /// Size of the control block, counters and rings at the beginning. They must be zero before a launch.
     pub protocol_bytes: u64,
     /// Size.
     pub bytes: u64,
 }
 
 impl HeapLayout {
-    /// Collective: lays out the control block, counters, rings and symmetric tensors of `graphs`. Ranks may have
-    /// different numbers of events, so they agree on the largest.
+    /// Collective: lays out the control block, counters, rings and symmetric tensors of `graphs`. Ranks may have different
+    /// numbers of events, so they agree on the largest.
     pub fn agree(world: &World, graphs: &[TaskGraph]) -> Self {
-        // Epochs of a sender's pushes that may be outstanding: the sender cannot be more than one iteration
-        // ahead, since every iteration ends with an exchange between all ranks.
+        // Epochs of a sender's pushes that may be outstanding. The sender cannot be more than one iteration ahead, because every
+        // iteration ends with an exchange between all ranks.
         const EPOCHS_IN_FLIGHT: u64 = 2;
         let remote_triggers = |graph: &TaskGraph| -> u64 {
             graph.events.iter().filter(|e| e.remote).map(|e| u64::from(e.num_triggers)).sum()

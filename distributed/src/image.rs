@@ -1,10 +1,10 @@
-//! Memory of a rank's kernel as the host writes it before a launch.
+//! Memory of a rank's kernel, as the host writes it before a launch.
 
 use crate::memory::HugeBuffer;
 use std::ptr::NonNull;
 
-/// Bytes that the host writes, and the address at which the kernel will find them: their own on the CPU target, an
-/// address in device memory (to which they are copied) on a GPU.
+/// Bytes that the host writes, and the address at which the kernel finds them. On the CPU target that is their own address; on a
+/// GPU it is an address in device memory, to which they are copied.
 pub(crate) struct Image {
     start: NonNull<u8>,
     len: usize,
@@ -12,13 +12,13 @@ pub(crate) struct Image {
     _owner: Box<dyn Send + Sync>,
 }
 
-// SAFETY: the image owns its bytes; they are shared through raw pointers whose users order the accesses.
+// SAFETY: the image owns its bytes. They are shared through raw pointers, and the users of these order the accesses.
 unsafe impl Send for Image {}
 // SAFETY: as above; writing needs `&mut self`.
 unsafe impl Sync for Image {}
 
 impl Image {
-    /// Zeroed bytes that the kernel uses where they are.
+    /// Zeroed bytes that the kernel uses in place.
     pub fn in_place(buffer: HugeBuffer) -> Image {
         let base = buffer.as_ptr() as u64;
         Image::at(buffer, base)
@@ -35,9 +35,9 @@ impl Image {
     /// `len` bytes at `start` that the kernel sees at `base`.
     ///
     /// # Safety
-    /// `start` is not null, the bytes are zeroed, and they live at that place as long as `owner`.
+    /// `start` is not null, the bytes are zeroed, and they stay at that place as long as `owner` lives.
     pub unsafe fn of(start: *mut u8, len: usize, base: u64, owner: Box<dyn Send + Sync>) -> Image {
-        // SAFETY: not null by the caller's promise.
+        // SAFETY: not null, as the caller guarantees.
         let start = unsafe { NonNull::new_unchecked(start) };
         Image { start, len, base, _owner: owner }
     }
@@ -50,12 +50,12 @@ impl Image {
     /// The host's address of `count` values at `offset`.
     ///
     /// # Panics
-    /// They do not lie in the image, or not aligned.
+    /// The values are outside the image, or not aligned.
     pub fn host<T>(&self, offset: u64, count: usize) -> *mut T {
         let bytes = count.checked_mul(size_of::<T>());
         let end = bytes.and_then(|bytes| (offset as usize).checked_add(bytes));
         assert!(end.is_some_and(|end| end <= self.len), "{offset} + {count} values of {}", self.len);
-        // SAFETY: the offset lies inside the bytes, as checked.
+        // SAFETY: the offset is inside the bytes, as checked.
         let place = unsafe { self.start.as_ptr().add(offset as usize) }.cast::<T>();
         assert!(place.is_aligned());
         place
@@ -64,14 +64,14 @@ impl Image {
     /// Writes `values` at `offset`.
     ///
     /// # Panics
-    /// As [`Image::host`].
+    /// Those of [`Image::host`].
     pub fn put<T: Copy>(&mut self, offset: u64, values: &[T]) {
         let place = self.host::<T>(offset, values.len());
         // SAFETY: `place` has room for the values, and `&mut self` excludes other users.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len()) };
     }
 
-    /// First byte, as the host sees it.
+    /// The first byte, as the host sees it.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }

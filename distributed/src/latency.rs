@@ -1,4 +1,5 @@
-//! How long a put with its signal takes to a rank of another node, beside MPI's own messages: for `examples/proxy_latency.rs`.
+//! Measures the time of a put with its signal to a rank on another node, and of MPI's own messages. For
+//! `examples/proxy_latency.rs`.
 
 use crate::affinity::bind;
 use crate::error::{Error, Result};
@@ -11,14 +12,14 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Words before the data: the control block's and the signal's.
+/// Words before the data: those of the control block and of the signal.
 const DATA: usize = 512;
 const SIGNAL: usize = 256;
-/// A message that does not come within this is lost.
+/// A message that does not arrive within this time is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 const TAG: i32 = 4;
 
-// What tasks and loops put with (kernels-cu/src/cpu/push.h).
+// The functions that tasks and loops use for puts (kernels-cu/src/cpu/push.h).
 unsafe extern "C" {
     fn mpk_put_with_signal(
         rank: *const abi::mpk_rank,
@@ -31,19 +32,20 @@ unsafe extern "C" {
     ) -> bool;
 }
 
-/// One-way times, the median of all rounds.
+/// One-way times: the median of all rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
-    /// Of data and a signal that is put after it.
+    /// Time of a put of data, followed by a signal.
     pub put_with_signal: Duration,
-    /// Of one MPI message of the same size, whose receiver does nothing but wait for it.
+    /// Time of one MPI message of the same size, whose receiver only waits for it.
     pub message: Duration,
 }
 
-/// Collective, between rank 0 and the first rank of another node: `None` on all others, and where there is one node.
+/// Collective: measures between rank 0 and the first rank of another node. Returns `None` on all other ranks, and if there is only
+/// one node.
 ///
 /// # Errors
-/// Something does not come.
+/// A message does not arrive.
 pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latency>> {
     let peers = [0, world.nodes().elsewhere(0).first().copied().unwrap_or(0)];
     let place = peers.iter().position(|&rank| rank == world.rank());
@@ -58,7 +60,8 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let own = heap.as_ptr().cast::<u64>();
     let mut sym: Vec<*mut u8> = vec![std::ptr::null_mut(); world.size() as usize];
     sym[me as usize] = heap.as_ptr();
-    // As a worker has it, whatever the launcher has bound this thread to. Where a rank has one core, the proxy takes turns with it.
+    // Runs on the cores that a worker has, whatever the launcher has bound this thread to. If a rank has one core, the proxy shares
+    // it.
     let cores = world.cores().own;
     bind(&cores[..cores.len().min(1)]);
     let rank = abi::mpk_rank {
@@ -70,12 +73,12 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
         proxy: proxy.ring(),
         ..Default::default()
     };
-    // SAFETY: the heap lives until the end of this function, and `carried` goes before it.
+    // SAFETY: the heap lives until the end of this function, and `carried` is dropped before it.
     let carried = unsafe { proxy.carry(heap.as_ptr(), heap.len() as u64, false) };
     world.barrier();
     let values = vec![7u64; words];
     let put = |_: u64| -> Result<()> {
-        // SAFETY: places in this rank's heap, with room for the words; a live rank.
+        // SAFETY: places in this rank's heap with room for the words; a live rank.
         let reached = unsafe {
             let (to, from) = (own.add(DATA).cast(), values.as_ptr().cast());
             mpk_put_with_signal(&rank, peer, to, from, words as u64 * 8, own.add(SIGNAL), 1)
@@ -84,7 +87,7 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     };
     let wait = |round: u64| -> Result<()> {
         let begin = Instant::now();
-        // SAFETY: a word of the live heap that is accessed atomically only.
+        // SAFETY: a word of the live heap that is only accessed atomically.
         while unsafe { AtomicU64::from_ptr(own.add(SIGNAL)) }.load(Ordering::Acquire) < round {
             if begin.elapsed() > LIMIT {
                 return Err(Error::Aborted("no signal within 10 s".into()));
@@ -101,7 +104,7 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     Ok(Some(Latency { put_with_signal, message }))
 }
 
-/// The median of half a round's time.
+/// Half of the median time of a round.
 fn ping_pong(
     place: usize,
     rounds: u32,
@@ -124,18 +127,18 @@ fn ping_pong(
     Ok(times[times.len() / 2])
 }
 
-/// The same with MPI's own messages.
+/// Measures the same with MPI's own messages.
 fn messages(world: &World, peer: u32, place: usize, bytes: usize, rounds: u32) -> Result<Duration> {
     let Some(communicator) = world.communicator() else { return Ok(Duration::ZERO) };
     let (out, mut into) = (vec![1u8; bytes], vec![0u8; bytes]);
     let check = |code: i32| {
         if code == 0 { Ok(()) } else { Err(Error::Aborted(format!("MPI failed with {code}"))) }
     };
-    // Polled, as the proxy does it: a call that waits leaves MPI's progress to whoever calls MPI next, which is the idle proxy.
+    // Polls, as the proxy does. A call that waits would leave MPI's progress to the next caller of MPI, which is the idle proxy.
     let finish = |mut request: ffi::MPI_Request| {
         let (begin, mut done) = (Instant::now(), 0);
         while done == 0 {
-            // SAFETY: a live request, and a valid out-pointer; the status is not asked for.
+            // SAFETY: a live request and a valid out-pointer; the status is not requested.
             check(unsafe { ffi::MPI_Test(&mut request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
             if done == 0 && begin.elapsed() > LIMIT {
                 return Err(Error::Aborted("no message within 10 s".into()));
@@ -144,15 +147,15 @@ fn messages(world: &World, peer: u32, place: usize, bytes: usize, rounds: u32) -
         }
         Ok(())
     };
-    // SAFETY: a predefined handle of MPI.
+    // SAFETY: a predefined MPI handle.
     let (bytes, peer, kind) = (bytes as i32, peer as i32, unsafe { ffi::RSMPI_UINT8_T });
     let send = |_| {
         let mut request = MaybeUninit::uninit();
-        // SAFETY: a live buffer of so many bytes, which nobody writes before the request is done.
+        // SAFETY: a live buffer of this size that nobody writes before the request is done.
         check(unsafe {
             ffi::MPI_Isend(out.as_ptr().cast(), bytes, kind, peer, TAG, communicator, request.as_mut_ptr())
         })?;
-        // SAFETY: set by the call, which went well.
+        // SAFETY: set by the call, which succeeded.
         finish(unsafe { request.assume_init() })
     };
     let receive = |_| {

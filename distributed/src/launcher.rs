@@ -1,14 +1,14 @@
-//! What the launcher of a job tells a process through its environment, before MPI is initialised.
+//! What the launcher of a job passes to a process in environment variables, available before MPI is initialised.
 
-/// Variables by which MPI launchers tell a process that it is one of several.
+/// Variables that show that a process is one of several ranks.
 const LAUNCHER_VARIABLES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"];
 
-/// True where an MPI launcher started this process.
+/// True if an MPI launcher started this process.
 pub fn launched_by_mpi() -> bool {
     LAUNCHER_VARIABLES.iter().any(|v| std::env::var_os(v).is_some())
 }
 
-/// Number of processes that the MPI launcher started, where one did and says so.
+/// Number of processes that the MPI launcher started, if there is a launcher and it sets this.
 pub fn launched_ranks() -> Option<u32> {
     number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
 }
@@ -18,23 +18,23 @@ pub fn launched_ranks() -> Option<u32> {
 pub(crate) struct Place {
     /// Its rank.
     pub rank: u32,
-    /// Ranks of the job; 0 where the launcher does not say.
+    /// Number of ranks of the job; 0 if the launcher does not set it.
     pub size: u32,
-    /// Its number among the ranks of its node, where the launcher says so.
+    /// Index among the ranks of its node, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// Ranks of its node, where the launcher says so.
+    /// Number of ranks on its node, if the launcher sets it.
     pub local_size: Option<u32>,
-    /// A name that the job's processes on this node share, and no others.
+    /// A name that only the job's processes on this node share.
     pub job: String,
 }
 
 impl Place {
-    /// Whether the launcher says that all ranks are on this node.
+    /// True if the launcher says that all ranks are on this node.
     pub(crate) fn is_one_node(&self) -> bool {
         self.size != 0 && self.local_size == Some(self.size)
     }
 
-    /// As the launcher has it.
+    /// Reads it from the launcher's variables.
     pub(crate) fn from_environment() -> Place {
         let rank = number(&["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]);
         let size = number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]);
@@ -53,10 +53,10 @@ fn number(variables: &[&str]) -> Option<u32> {
     variables.iter().find_map(|v| std::env::var(v).ok()?.parse().ok())
 }
 
-/// Made of what identifies the job and, since containers may share a network, the launcher's process on this node.
+/// Consists of the job's identification and of the launcher's process on this node, because containers may share a network.
 fn job_name() -> String {
     const IDENTITY: [&str; 4] = ["PMIX_NAMESPACE", "PMIX_SERVER_URI2", "SLURM_JOB_ID", "SLURM_STEP_ID"];
-    // Several jobs may share an allocation.
+    // An allocation may contain several jobs.
     const JOBS_OWN: [&str; 2] = ["PMIX_NAMESPACE", "SLURM_STEP_ID"];
     if JOBS_OWN.iter().all(|v| std::env::var_os(v).is_none()) {
         // Launchers that name no job start the ranks of a node as children of one process.
@@ -79,7 +79,7 @@ const LAUNCHERS: [&str; 10] = [
     "srun",
 ];
 
-/// The nearest ancestor of this process that is a launcher, and its name. There may be shell scripts between.
+/// The nearest ancestor of this process that is a launcher, and its name. There may be shell scripts in between.
 pub(crate) fn process() -> Option<(u32, String)> {
     const DEEPEST: usize = 16;
     let mut pid = std::os::unix::process::parent_id();

@@ -1,4 +1,4 @@
-//! The ranks of a job and what runs on them: MPI world, symmetric heap, launch, watchdog and abort.
+//! The ranks of a job and their execution: MPI world, symmetric heap, launch, watchdog and abort.
 
 pub mod affinity;
 mod arrays;

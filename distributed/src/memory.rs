@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Zeroed anonymous memory, on transparent huge pages where the system gives them.
+/// Zeroed anonymous memory, on transparent huge pages if the system provides them.
 ///
-/// Weights are read once a token, so the page size decides the bandwidth: 4 KB pages cost up to half of it.
+/// Weights are read once per token, so the page size decides the bandwidth: 4 KB pages can halve it.
 #[derive(Debug)]
 pub struct HugeBuffer {
     base: NonNull<u8>,
@@ -16,24 +16,24 @@ pub struct HugeBuffer {
     len: usize,
 }
 
-// SAFETY: the buffer owns its mapping; access is through references or raw pointers whose users order it.
+// SAFETY: the buffer owns its mapping. It is accessed through references, or through raw pointers whose users order the accesses.
 unsafe impl Send for HugeBuffer {}
-// SAFETY: as above; `&HugeBuffer` gives out only the address.
+// SAFETY: as above; `&HugeBuffer` only returns the address.
 unsafe impl Sync for HugeBuffer {}
 
-/// Which pages a buffer asks for.
+/// The kind of pages for a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Huge ones: for what is read over and over.
+    /// Huge pages: for memory that is read over and over.
     Huge,
-    /// Ordinary ones: for what is touched bit by bit while the kernel runs, such as a key-value cache. The first
-    /// touch of a huge page zeroes 2 MB, for which the system may have to move other pages: milliseconds in the
-    /// middle of a step.
+    /// Ordinary pages: for memory that is touched bit by bit while the kernel runs, such as a key-value cache. The first touch of
+    /// a huge page zeroes 2 MB, and the system may have to move other pages for that. That would cost milliseconds in the middle
+    /// of a step.
     Small,
 }
 
 impl HugeBuffer {
-    /// `len` zeroed bytes for `what` on huge pages, aligned to one (to a page where `len` is small).
+    /// `len` zeroed bytes for `what` on huge pages, aligned to a huge page (to an ordinary page if `len` is small).
     pub fn new(rank: u32, what: &str, len: usize) -> Result<Self> {
         Self::on(Pages::Huge, rank, what, len)
     }
@@ -69,10 +69,10 @@ impl HugeBuffer {
         if len >= HUGE_PAGE {
             let advice = match pages {
                 Pages::Huge => libc::MADV_HUGEPAGE,
-                // Some systems give huge pages unasked.
+                // Some systems use huge pages without being asked.
                 Pages::Small => libc::MADV_NOHUGEPAGE,
             };
-            // SAFETY: the range lies inside the mapping. Advice only: a refusal changes nothing but speed.
+            // SAFETY: the range is inside the mapping. This is only advice: a refusal costs nothing but speed.
             unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
         }
         Ok(HugeBuffer { base, mapped, start, len })
@@ -88,14 +88,14 @@ impl HugeBuffer {
         self.len
     }
 
-    /// True where there is no byte.
+    /// True if the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes, for the one who fills them before any worker starts.
+    /// The bytes, for filling them before any worker starts.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping holds `len` initialised (zeroed) bytes and `&mut self` excludes other users in Rust.
+        // SAFETY: the mapping holds `len` initialised (zeroed) bytes, and `&mut self` excludes other users in Rust.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
@@ -113,12 +113,12 @@ impl Drop for HugeBuffer {
     }
 }
 
-/// A value on the heap that C++ holds pointers to while Rust looks at it too: it never moves, and Rust never makes an
-/// exclusive reference to it.
+/// A value on the heap that C++ points to while Rust reads it too. It never moves, and Rust never creates an exclusive reference
+/// to it.
 #[derive(Debug)]
 pub struct Pinned<T>(NonNull<T>);
 
-// SAFETY: owns its value like a `Box`; who shares the raw pointer orders the accesses.
+// SAFETY: owns its value like a `Box`. Users that share the raw pointer order their accesses.
 unsafe impl<T: Send> Send for Pinned<T> {}
 
 impl<T> Pinned<T> {
@@ -127,7 +127,7 @@ impl<T> Pinned<T> {
         Pinned(NonNull::from(Box::leak(Box::new(value))))
     }
 
-    /// Where the value lies, valid as long as `self` lives.
+    /// The address of the value, valid as long as `self` lives.
     pub fn as_ptr(&self) -> *mut T {
         self.0.as_ptr()
     }
@@ -135,19 +135,19 @@ impl<T> Pinned<T> {
 
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
-        // SAFETY: made from a box in `new`, and dropped once.
+        // SAFETY: created from a box in `new`, and dropped once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// A bump layout: offsets of pieces in one allocation.
+/// A bump allocator for offsets within one allocation.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Layout {
     end: u64,
 }
 
 impl Layout {
-    /// Reserves `bytes` aligned to `align` (a power of two); gives the offset.
+    /// Reserves `bytes` aligned to `align` (a power of two). Returns the offset.
     pub fn reserve(&mut self, bytes: u64, align: u64) -> u64 {
         let offset = self.end.next_multiple_of(align);
         self.end = offset + bytes;

@@ -1,5 +1,4 @@
-//! Messages between ranks whose waits poll: no call here blocks, and [`Watch`] ends the process where one that is
-//! waited for does not come.
+//! Messages between ranks. No call here blocks: waits poll, and [`Watch`] ends the process if an awaited message does not arrive.
 
 use crate::watch::Watch;
 use mpi::Count;
@@ -9,13 +8,13 @@ use mpi::traits::*;
 use std::time::{Duration, Instant};
 
 const TAG: i32 = 1;
-/// Longer messages go in pieces of this size, so that the watch sees them move. Must be the same on all ranks.
+/// Longer messages are sent in pieces of this size, so that the watch sees progress. Must be the same on all ranks.
 const PIECE: usize = 16 << 20;
-/// A wait polls without a pause for this long, then with pauses, so that it does not take a core from a rank that works.
+/// A wait polls without pauses for this long, then with pauses, so that it does not take a core from a rank that works.
 const BUSY: Duration = Duration::from_millis(2);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-/// A wait of this long is for something slow, or an idle engine.
+/// A wait of this length is for something slow, or the engine is idle.
 const LONG_WAIT: Duration = Duration::from_secs(2);
 /// Longest pause of such a wait.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
@@ -39,10 +38,10 @@ fn finish<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
     }
 }
 
-/// Sends `bytes` to `rank`, in `step`.
+/// Sends `bytes` to `rank` in step `step`.
 pub(crate) fn send(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step: u64, bytes: &[u8]) {
     let process = ranks.process_at_rank(rank as Count);
-    // The step, and how many bytes follow.
+    // The step, and the number of bytes that follow.
     let head = [step, bytes.len() as u64];
     scope(|scope| finish(process.immediate_send_with_tag(scope, &head[..], TAG)));
     for piece in bytes.chunks(PIECE) {
@@ -51,7 +50,7 @@ pub(crate) fn send(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step: u
     }
 }
 
-/// What `rank` sends in `step`.
+/// Receives what `rank` sends in step `step`.
 pub(crate) fn receive(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step: u64) -> Vec<u8> {
     let process = ranks.process_at_rank(rank as Count);
     let mut head = [0u64; 2];
@@ -59,7 +58,7 @@ pub(crate) fn receive(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step
     let [its_step, length] = head;
     if its_step != step {
         watch.give_up(Some(format!(
-            "the ranks have gone different ways: in `{}` rank {rank} is at step {its_step}, but this rank at step {step}; this is a mistake in the program, please report it",
+            "the ranks are out of step: in `{}`, rank {rank} is at step {its_step}, but this rank is at step {step}; this is a bug; please report it",
             watch.phase_name()
         )));
     }
@@ -72,7 +71,7 @@ pub(crate) fn receive(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step
     bytes
 }
 
-/// Several messages as one.
+/// Packs several messages into one.
 pub(crate) fn pack(all: &[Vec<u8>]) -> Vec<u8> {
     let mut packed = Vec::with_capacity(all.iter().map(|bytes| bytes.len() + 8).sum());
     for bytes in all {
@@ -82,7 +81,7 @@ pub(crate) fn pack(all: &[Vec<u8>]) -> Vec<u8> {
     packed
 }
 
-/// The messages of [`pack`].
+/// The messages that [`pack`] packed.
 pub(crate) fn unpack(mut packed: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     while let Some((length, rest)) = packed.split_first_chunk::<8>() {

@@ -1,15 +1,15 @@
-//! Files of Open MPI that a process must remove itself when it ends in the middle of a call.
+//! Files of Open MPI that a process must remove itself if it ends in the middle of a call.
 //!
 //! `MPI_Win_allocate_shared` (component `osc/sm` of Open MPI 4) gives the memory of a window a name in /dev/shm until all ranks of
-//! the node have opened it. A job that ends before that leaves the file: neither the launcher nor MPI_Abort knows of it.
+//! the node have opened it. A job that ends before that leaves the file behind: neither the launcher nor MPI_Abort knows about it.
 
 use std::path::{Path, PathBuf};
 
-/// What the names of such files begin with.
+/// Prefix of the names of such files.
 const PREFIX: &str = "/dev/shm/osc_sm.";
 
-/// Removes the files of half-made windows that this process has mapped. For a process that is about to end: its peers can't open
-/// them any more. A file that is gone already is no error, and nothing else could be done about one that stays.
+/// Removes the files of unfinished windows that this process has mapped. Called when the process is about to end, so its peers
+/// cannot open them any more. Errors are ignored: the file may be gone already, and otherwise nothing else can be done.
 pub(crate) fn remove_half_made_windows() {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
     for path in named_windows(&maps) {
@@ -21,7 +21,7 @@ pub(crate) fn remove_half_made_windows() {
 fn named_windows(maps: &str) -> impl Iterator<Item = PathBuf> {
     maps.lines().filter_map(|line| {
         let path = &line[line.find(PREFIX)?..];
-        // A mapping whose file has lost its name ends in " (deleted)".
+        // A mapping whose file was unlinked ends in " (deleted)".
         (!path.contains(' ')).then(|| Path::new(path).to_path_buf())
     })
 }

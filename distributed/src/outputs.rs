@@ -1,4 +1,4 @@
-//! What requests have yielded: written by the kernel, read by the host while it runs.
+//! The results of requests. The kernel writes them, and the host reads them while it runs.
 
 use crate::error::Result;
 use crate::image::Image;
@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// `mpk_batch_output` and the arrays it points to, in memory that host and kernel both see.
+/// `mpk_batch_output` and the arrays that it points to, in memory that both host and kernel see.
 pub(crate) struct Outputs {
     image: Image,
-    /// Numbers that requests may have, and places in the output arrays.
+    /// Number of request numbers, and number of places in the output arrays.
     numbers: usize,
     total: usize,
     top_k: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// For `plan`, in zeroed memory of the size given to `allocate`.
+    /// Creates the outputs for `plan` in zeroed memory from `allocate`, which gets the size.
     pub fn new(plan: &BatchPlan, allocate: impl FnOnce(u64) -> Result<Image>) -> Result<Outputs> {
         let (numbers, total) = match plan.mode {
             Mode::Serve(serve) => (serve.requests as usize, serve.tokens as usize),
@@ -64,20 +64,21 @@ impl Outputs {
         })
     }
 
-    /// The kernel's address of the number of entries that this host has written to the admission ring.
+    /// The kernel's address of the counter of entries that this host has written to the admission ring.
     pub fn num_admissions(&self) -> u64 {
         self.image.address(self.num_admissions_at)
     }
 
-    /// A word for the host's own use, on which its thread sleeps where the kernel has none for that.
+    /// A word for the host's own use. Its thread sleeps on it if the kernel has no such word.
     pub fn bell(&self) -> NonNull<u32> {
         NonNull::new(self.image.host::<u32>(self.bell_at, 1)).unwrap_or(NonNull::dangling())
     }
 
-    /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^30), with all that they name.
+    /// Publishes entries of the admission ring to the kernel, with everything that they refer to. `entries` is their total number so
+    /// far, modulo 2^30.
     pub fn count_entries(&self, entries: u32) {
         let word = self.image.host::<u32>(self.num_admissions_at, 1);
-        // SAFETY: a live word that host and kernel access atomically only. Release: pairs with the batch step's acquire
+        // SAFETY: a live word that host and kernel only access atomically. Release: pairs with the batch step's acquire
         // (entries_here).
         unsafe {
             AtomicU32::from_ptr(word).store(entries & abi::MPK_ENTRY_COUNT_MASK, Ordering::Release);
@@ -85,29 +86,29 @@ impl Outputs {
         }
     }
 
-    /// Entries of the admission ring that are in effect, modulo 2^30.
+    /// Number of entries of the admission ring that are in effect, modulo 2^30.
     pub fn entries_taken(&self) -> u32 {
         let header = self.image.host::<abi::mpk_batch_output>(0, 1);
-        // SAFETY: a live word, accessed atomically only. Acquire: pairs with hand_out; those entries are not read any more.
+        // SAFETY: a live word, only accessed atomically. Acquire: pairs with hand_out; those entries are not read any more.
         unsafe { AtomicU32::from_ptr(&raw mut (*header).entries_taken).load(Ordering::Acquire) }
     }
 
-    /// Requests that have ended, ever.
+    /// Number of requests that have ended so far.
     pub fn finished(&self) -> u64 {
         let header = self.image.host::<abi::mpk_batch_output>(0, 1);
-        // SAFETY: a live word, accessed atomically only. Acquire: pairs with hand_out; nothing of these requests is read or
-        // written any more.
+        // SAFETY: a live word, only accessed atomically. Acquire: pairs with hand_out; the memory of these requests is not accessed
+        // any more.
         unsafe { AtomicU64::from_ptr(&raw mut (*header).finished).load(Ordering::Acquire) }
     }
 
-    /// How the batch step stands; figures that need not belong to one moment.
+    /// Statistics of the batch step. They need not belong to the same moment.
     pub fn figures(&self) -> Figures {
         let header = self.image.host::<abi::mpk_batch_output>(0, 1);
-        // SAFETY: live words that the kernel stores atomically. Relaxed: nothing is read on the strength of them.
+        // SAFETY: live words that the kernel stores atomically. Relaxed: no other memory is read because of them.
         let word = |word: *mut u32| unsafe { AtomicU32::from_ptr(word).load(Ordering::Relaxed) };
         // SAFETY: as above.
         let long = |word: *mut u64| unsafe { AtomicU64::from_ptr(word).load(Ordering::Relaxed) };
-        // SAFETY: only the addresses of the fields are taken.
+        // SAFETY: only takes the addresses of the fields.
         unsafe {
             Figures {
                 running: word(&raw mut (*header).running),
@@ -127,11 +128,11 @@ impl Outputs {
         }
     }
 
-    /// Before a request gets number `number`: nothing has come of it yet.
+    /// Clears the results of number `number` before a request gets it.
     pub fn clear(&self, number: u32) {
         let output = self.request(number as usize);
-        // SAFETY: a live struct whose words are accessed atomically only; the kernel does not write it before it sees the
-        // request. Relaxed: `count_entries` releases it.
+        // SAFETY: a live struct whose words are only accessed atomically. The kernel does not write it before it sees the request.
+        // Relaxed: `count_entries` releases it.
         unsafe {
             AtomicU32::from_ptr(&raw mut (*output).num_tokens).store(0, Ordering::Relaxed);
             AtomicU32::from_ptr(&raw mut (*output).cached_tokens).store(0, Ordering::Relaxed);
@@ -139,11 +140,11 @@ impl Outputs {
         }
     }
 
-    /// How many tokens the request with number `number` has yielded, and why it has ended if it has.
+    /// The number of tokens of the request with number `number`, and the reason of its end if it has ended.
     pub fn progress(&self, number: u32) -> (usize, Option<Finish>) {
         let output = self.request(number as usize);
-        // SAFETY: a live struct whose words are accessed atomically only. The kernel releases `finish` after `num_tokens`
-        // after the tokens: read in the opposite order with acquire.
+        // SAFETY: a live struct whose words are only accessed atomically. The kernel releases the tokens, then `num_tokens`, then
+        // `finish`. They are read in the opposite order with acquire.
         unsafe {
             let finish = AtomicU32::from_ptr(&raw mut (*output).finish).load(Ordering::Acquire);
             let count = AtomicU32::from_ptr(&raw mut (*output).num_tokens).load(Ordering::Acquire);
@@ -151,23 +152,23 @@ impl Outputs {
         }
     }
 
-    /// Tokens of the prompt that the request with number `number` found in the prefix cache. The caller has seen its first token, or
-    /// its end.
+    /// Number of prompt tokens that the request with number `number` found in the prefix cache. The caller has seen its first token
+    /// or its end.
     pub fn cached_tokens(&self, number: u32) -> u32 {
         let output = self.request(number as usize);
         // SAFETY: a live word. Relaxed: the kernel releases it with the first token, which the caller has acquired.
         unsafe { AtomicU32::from_ptr(&raw mut (*output).cached_tokens).load(Ordering::Relaxed) }
     }
 
-    /// The token at `place` of the output arrays with its log-probabilities. The caller has seen that it is there.
+    /// The token at `place` of the output arrays, with its log-probabilities. The caller has seen that it is present.
     pub fn token(&self, place: usize) -> (i32, Vec<(i32, f32)>) {
         assert!(place < self.total);
         let token = self.image.host::<i32>(self.tokens_at + 4 * place as u64, 1);
         let at = 4 * (place * self.top_k) as u64;
         let ids = self.image.host::<i32>(self.top_tokens_at + at, self.top_k);
         let values = self.image.host::<f32>(self.top_logprobs_at + at, self.top_k);
-        // SAFETY: inside the arrays, as asserted here and by `host`. Released by the kernel with the count that the caller
-        // has acquired, and not written again while the request has its number.
+        // SAFETY: inside the arrays, as asserted here and by `host`. The kernel released it with the count that the caller acquired,
+        // and does not write it again while the request has its number.
         unsafe { (*token, (0..self.top_k).map(|k| (*ids.add(k), *values.add(k))).collect()) }
     }
 

@@ -1,4 +1,4 @@
-//! What a launch is asked to do.
+//! The work of a launch.
 
 use crate::probe::Probe;
 use kernels_cu::abi;
@@ -6,37 +6,37 @@ use kernels_cu::tasks::sample_partial::MOST_LISTED;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One request: a prompt and how many tokens are wanted.
+/// One request: a prompt and the number of tokens to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Token ids; at least one.
     pub prompt: Vec<i32>,
-    /// New tokens at most.
+    /// Maximum number of new tokens.
     pub max_new_tokens: u32,
-    /// An end-of-sequence token ends it only after so many new tokens; [`u32::MAX`]: never.
+    /// An end-of-sequence token ends the request only after this many new tokens; [`u32::MAX`]: never.
     pub min_new_tokens: u32,
     /// How its tokens are chosen.
     pub sampling: Sampling,
-    /// Its sink needs no token before the end but the first one. The others may come late, many at a time.
+    /// Its sink needs only the first token before the end. The others may arrive late and many at a time.
     pub quiet: bool,
 }
 
-/// How a request's tokens are chosen. The order: penalties, temperature, min-p, top-k, top-p, noise.
+/// How a request's tokens are chosen. Order: penalties, temperature, min-p, top-k, top-p, noise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it; 0: the highest one is taken, without noise.
+    /// Divides the logits; 0 takes the highest logit without noise.
     pub temperature: f32,
-    /// The highest logits that stay; 0: all.
+    /// Keep this many of the highest logits; 0 keeps all.
     pub top_k: u32,
-    /// The fewest tokens stay whose probability is at least this; 1: all.
+    /// Keep the fewest tokens whose probabilities add up to at least this; 1 keeps all.
     pub top_p: f32,
-    /// Tokens stay that have at least this share of the highest probability; 0: all.
+    /// Keep tokens that have at least this share of the highest probability; 0 keeps all.
     pub min_p: f32,
-    /// Logits of tokens of the prompt and of new ones are divided by it, or multiplied where below 0; 1: none.
+    /// Divides positive logits of tokens in the prompt and the answer, and multiplies negative ones; 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Subtracted from the logit of every new token that has come.
+    /// Subtracted once from the logit of every token that is in the answer.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a new token for each time that it has come.
+    /// Subtracted from a token's logit for each time that it is in the answer.
     pub frequency_penalty: f32,
     /// Key of the noise.
     pub seed: u64,
@@ -59,24 +59,24 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether some penalty changes logits.
+    /// True if a penalty changes logits.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Whether the token is always the one with the highest logit, as the model gives it.
+    /// True if the token is always the one with the model's highest logit.
     pub fn is_greedy(&self) -> bool {
         self.temperature <= 0.0 && !self.has_penalties()
     }
 
-    /// What the kernels can't do of it, if anything.
+    /// The reason if the kernels do not support these values.
     pub fn problem(&self) -> Option<String> {
         (self.top_k > MOST_LISTED && self.top_p < 1.0).then(|| {
-            format!("{} is more than {MOST_LISTED}, the most together with a top-p below 1", self.top_k)
+            format!("{} is more than {MOST_LISTED}, the maximum together with a top-p below 1", self.top_k)
         })
     }
 
-    /// As the kernels read it, for a request with this many prompt tokens.
+    /// The form that the kernels read, for a request with this many prompt tokens.
     pub fn to_abi(&self, num_prompt_tokens: u32) -> abi::mpk_sampling {
         let noise = self.temperature > 0.0;
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
@@ -98,18 +98,18 @@ impl Sampling {
     }
 }
 
-/// What the batch step is told before the launch.
+/// What the batch step needs to know before the launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchPlan {
     /// Slots.
     pub max_batch: u32,
-    /// Prompt and new tokens of a request together.
+    /// Maximum number of tokens of a request, prompt and answer together.
     pub max_seq_len: u32,
     /// Tokens of a KV page, a power of two.
     pub page_size: u32,
     /// Pages of the pool.
     pub num_pages: u32,
-    /// Log-probabilities wanted for each token.
+    /// Number of log-probabilities per token.
     pub top_k: u32,
     /// End-of-sequence ids.
     pub eos: Vec<i32>,
@@ -120,38 +120,38 @@ pub struct BatchPlan {
 /// What a launch runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// So many iterations of graph 0, on one slot with all its rows in use: a user's own op graph.
+    /// A number of iterations of graph 0, on one slot with all its rows in use: a user graph.
     Fixed {
-        /// How often it runs.
+        /// Number of iterations.
         iterations: u32,
-        /// Tokens of its rows; the rest are 0.
+        /// Tokens of its rows. Further rows have token 0.
         tokens: Vec<i32>,
     },
     /// Requests that come and go while the kernel runs.
     Serve(ServePlan),
 }
 
-/// What is made room for when requests come and go.
+/// Capacity for requests that come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServePlan {
-    /// Requests that the kernel knows of at most: those in slots and those that wait for one.
+    /// Maximum number of requests that the kernel knows: those in slots and those that wait for one.
     pub requests: u32,
-    /// Tokens of all of them together at most, prompts and the new ones that they ask for.
+    /// Maximum number of tokens of all these requests together: prompts and requested new tokens.
     pub tokens: u32,
-    /// The kernel ends after so long without work; `None`: it goes on polling.
+    /// The kernel ends after this time without work; `None`: it keeps polling.
     pub idle_exit: Option<Duration>,
-    /// Prompt rows at most in an iteration that also generates; 0: as many as there is room for.
+    /// Maximum number of prompt rows in an iteration in which other requests generate; 0 means no limit.
     pub prefill_rows: u32,
-    /// A slot takes KV pages when it needs them, and the youngest request gives its own back where none is left. Otherwise a
-    /// request gets all that it can need when it gets its slot.
+    /// A slot takes KV pages when it needs them. If none is left, the youngest request gives its pages back. Otherwise a request gets
+    /// all the pages that it may need together with its slot.
     pub kv_on_demand: bool,
-    /// Full pages of prompts are kept, and a later prompt that begins with the same tokens does not compute them again. A request with
+    /// Keep full pages of prompts, so that a later prompt that begins with the same tokens does not compute them again. A request with
     /// penalties computes its whole prompt.
     pub prefix_cache: bool,
 }
 
 impl ServePlan {
-    /// For `max_batch` slots with sequences of `max_seq_len` tokens, and as many requests again that wait.
+    /// For `max_batch` slots with sequences of `max_seq_len` tokens, and as many waiting requests.
     pub fn new(max_batch: u32, max_seq_len: u32) -> ServePlan {
         ServePlan {
             requests: max_batch.saturating_mul(2),
@@ -164,14 +164,14 @@ impl ServePlan {
     }
 }
 
-/// A delay put into the run on purpose, to show that timing never changes a result.
+/// A deliberate delay, to show that timing never changes a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// Rank that is delayed.
     pub rank: u32,
-    /// Operator before whose tasks worker 0 sleeps.
+    /// Worker 0 sleeps before each task of this operator.
     pub op: u32,
-    /// How long.
+    /// Length of the delay.
     pub time: Duration,
 }
 
@@ -180,11 +180,11 @@ pub struct Stall {
 pub struct RunOptions {
     /// A wait without progress for this long ends the run.
     pub deadline: Duration,
-    /// Record every task's times.
+    /// Record the times of every task.
     pub trace: bool,
     /// Debug delay.
     pub stall: Option<Stall>,
-    /// Kernels beside the ordinary one, on a GPU.
+    /// Additional kernels on a GPU.
     pub probe: Option<Arc<Probe>>,
 }
 
@@ -199,33 +199,33 @@ pub enum Finish {
     Cancelled,
 }
 
-/// How the batch step stands.
+/// Statistics of the batch step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Requests in slots.
     pub running: u32,
     /// Requests that wait for a slot.
     pub waiting: u32,
-    /// KV pages that no slot has; those that the prefix cache keeps are counted too. 0 before the first iteration.
+    /// KV pages without a slot, including those that the prefix cache keeps. 0 before the first iteration.
     pub free_pages: u32,
-    /// Requests that had to give their pages back, ever.
+    /// Number of times that a request had to give its pages back.
     pub preemptions: u64,
-    /// Prompt tokens that were looked up in the prefix cache, ever: those of all requests but the ones with penalties.
+    /// Prompt tokens that were looked up in the prefix cache, for all requests without penalties.
     pub prefix_queries: u64,
-    /// Those of them that were found.
+    /// Those that were found.
     pub prefix_hits: u64,
-    /// Pages that the prefix cache gave up for others, ever.
+    /// Pages that the prefix cache gave up for other uses.
     pub evictions: u64,
     /// Time in iterations with any prompt row.
     pub prefill: Duration,
-    /// Time in the others.
+    /// Time in the other iterations, the decode steps.
     pub decode: Duration,
-    /// Number of the first.
+    /// Number of iterations with any prompt row.
     pub prefill_iterations: u64,
-    /// Number of the others.
+    /// Number of decode steps.
     pub decode_steps: u64,
     /// Time in those decode steps in which every slot generated.
     pub full: Duration,
-    /// Their number.
+    /// Number of these steps.
     pub full_steps: u64,
 }

@@ -1,4 +1,4 @@
-//! Kernels that leave work out, for `mpk-bench stream`: which launch runs which, and what each has streamed.
+//! Kernels that leave out work, for `mpk-bench stream`: which launch runs which kernel, and what each has streamed.
 
 use std::sync::{Mutex, PoisonError};
 use taskgraph::task_graph::TaskGraph;
@@ -6,38 +6,39 @@ use taskgraph::task_graph::TaskGraph;
 /// What a kernel leaves out of a decode step: a sum of `kProducts`, `kWaits` and `kAllreduces` (kernels-cu/src/gpu/config.cuh).
 pub type LeftOut = u32;
 
-/// Which kernels there are beside the ordinary one, and when each runs. The same on every rank.
+/// The additional kernels, and when each of them runs. The same on every rank.
 #[derive(Debug)]
 pub struct Probe {
-    /// The others: what each leaves out.
+    /// What each additional kernel leaves out.
     pub kernels: Vec<LeftOut>,
-    /// For each launch the number of its kernel, from 1 on; 0 is the ordinary one, as are all launches after these.
+    /// For each launch, the number of its kernel, counted from 1; 0 is the ordinary kernel. Later launches run the ordinary kernel.
     pub schedule: Vec<usize>,
-    /// Requests of a full batch.
+    /// Number of requests of a full batch.
     pub batch: u32,
     found: Mutex<Found>,
 }
 
-/// What was found on a GPU. Nothing on the CPU target.
+/// Measurements on a GPU. Empty on the CPU target.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
-    /// Bytes of weights that a step of a full batch streams according to the task graph.
+    /// Bytes of weights that a step with a full batch streams according to the task graph.
     pub step_bytes: u64,
-    /// Bytes that a plain kernel has read, and the seconds in which it did, each time.
+    /// Bytes that a plain read kernel reads each time; `read_s` has the seconds.
     pub read_bytes: u64,
     /// See `read_bytes`.
     pub read_s: Vec<f64>,
-    /// For each launch that has ended: the bytes that it has streamed in steps of a full batch. `None`: an ordinary kernel does not count.
+    /// For each finished launch, the bytes that it streamed in steps with a full batch. `None` for an ordinary kernel, which does not
+    /// count them.
     pub streamed: Vec<Option<u64>>,
 }
 
 impl Probe {
-    /// Nothing has been found yet.
+    /// A probe without measurements.
     pub fn new(batch: u32, kernels: Vec<LeftOut>, schedule: Vec<usize>) -> Probe {
         Probe { kernels, schedule, batch, found: Mutex::default() }
     }
 
-    /// What has been found so far.
+    /// The measurements so far.
     pub fn found(&self) -> Found {
         self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -52,8 +53,8 @@ impl Probe {
     }
 }
 
-/// Bytes of weights that the loader brings in an iteration of the graph that the batch step chooses for `rows` rows: for each task its
-/// matrices in whole tiles. Only rows of an embedding table are read, by the task itself.
+/// Bytes of weights that the loader streams in an iteration of the graph that the batch step chooses for `rows` rows: the matrices of each
+/// task in whole tiles. Of an embedding table, only rows are read, by the task itself.
 pub(crate) fn step_bytes(graphs: &[TaskGraph], rows: u32) -> u64 {
     let fitting = graphs.iter().filter(|graph| graph.capacity.rows >= rows);
     let Some(graph) = fitting.min_by_key(|graph| graph.capacity.rows) else { return 0 };

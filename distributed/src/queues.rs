@@ -1,4 +1,4 @@
-//! Queues of dynamic placement, sized so that none can fill up.
+//! The queues of dynamic placement, sized so that none can overflow.
 
 use crate::control_writer::ControlWriter;
 use crate::error::Result;
@@ -7,14 +7,14 @@ use crate::memory::Layout;
 use kernels_cu::abi;
 use taskgraph::task_graph::TaskGraph;
 
-/// Where the worker and scheduler queues of a rank lie in an image.
+/// The places of a rank's worker and scheduler queues in an image.
 pub(crate) struct Queues {
     workers: Group,
     schedulers: Group,
     written: u64,
 }
 
-/// Queues of one capacity.
+/// Queues with the same capacity.
 struct Group {
     count: u64,
     capacity: u64,
@@ -23,11 +23,11 @@ struct Group {
 }
 
 impl Queues {
-    /// Reserves, at the end of `layout`, a worker queue for each (worker, scheduler) and an event queue for each local scheduler.
+    /// Reserves a worker queue for each (worker, scheduler) and an event queue for each local scheduler, at the end of `layout`.
     ///
-    /// All tasks of an iteration fit into every worker queue and all events into every event queue, with room for one
-    /// entry of the iteration before, which may still lie there (it is taken after what it asks for is done): neither
-    /// can overflow.
+    /// Every worker queue has room for all tasks of an iteration, and every event queue for all events. Both have room for one
+    /// more entry, of the previous iteration, which may still be in the queue because it is removed after its work is done. So no
+    /// queue can overflow.
     pub fn reserve(
         graphs: &[TaskGraph],
         workers: u32,
@@ -51,12 +51,12 @@ impl Queues {
         Queues { workers, schedulers, written }
     }
 
-    /// End of what is written: the slots, which may be many, follow and start as zeros.
+    /// End of the written part. The slots follow; there may be many, and they start as zeros.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Writes the queues; gives the addresses of `[worker][scheduler]` and of one for each local scheduler (0: none).
+    /// Writes the queues. Returns the addresses of those of `[worker][scheduler]` and of those of the local schedulers (0: none).
     pub fn write(&self, image: &mut Image) -> (u64, u64) {
         (self.workers.write(image), self.schedulers.write(image))
     }

@@ -1,4 +1,4 @@
-//! One rank of a run, whichever target it is on.
+//! One rank of a run, on any target.
 
 use crate::common::Common;
 use crate::cpu::CpuRank;
@@ -31,7 +31,7 @@ impl std::ops::Deref for Rank {
 }
 
 impl Rank {
-    /// Name of the target, as `--backend` has it.
+    /// Name of the target, as in `--backend`.
     pub fn backend(&self) -> &'static str {
         match self {
             Rank::Cpu(_) => "cpu",
@@ -39,7 +39,7 @@ impl Rank {
         }
     }
 
-    /// On a GPU: what it took from the task graphs to the loaded cubin.
+    /// On a GPU: the time from the task graphs to the loaded cubin.
     pub fn compile_time(&self) -> Option<Duration> {
         match self {
             Rank::Cpu(_) => None,
@@ -47,11 +47,11 @@ impl Rank {
         }
     }
 
-    /// Fills weights and constants, with `threads` threads that read; `done` gets the bytes of the tensors finished
-    /// so far.
+    /// Fills weights and constants, using `threads` threads that read. `done` gets the number of bytes of the tensors finished so
+    /// far.
     ///
     /// # Errors
-    /// The first that a thread met.
+    /// The first error of a thread.
     pub fn fill<S: TensorSource>(
         &mut self,
         threads: usize,
@@ -64,7 +64,7 @@ impl Rank {
         }
     }
 
-    /// Writes a graph input (in every graph that has it), before a run. False where no graph has it.
+    /// Writes a graph input, in every graph that has it, before a run. Returns false if no graph has it.
     ///
     /// # Errors
     /// The device failed.
@@ -75,7 +75,7 @@ impl Rank {
         }
     }
 
-    /// A tensor of graph `graph` as this rank holds it, after a run.
+    /// A tensor of graph `graph`, as this rank holds it after a run.
     ///
     /// # Errors
     /// The device failed.
@@ -86,10 +86,10 @@ impl Rank {
         }
     }
 
-    /// Collective: runs the graphs of a plan with [`crate::plan::Mode::Fixed`]. Ends within the deadline in any case.
+    /// Collective: runs the graphs of a plan with [`crate::plan::Mode::Fixed`]. Always ends within the deadline.
     ///
     /// # Errors
-    /// [`crate::Error::Aborted`] with this rank's report for an early end; an error of the device.
+    /// [`crate::Error::Aborted`] with this rank's report if the run ends early, or an error of the device.
     pub fn run(&mut self, world: &World) -> Result<()> {
         match self {
             Rank::Cpu(rank) => rank.run(world),
@@ -97,11 +97,11 @@ impl Rank {
         }
     }
 
-    /// Gets ready for another launch, as `plan` says, on memory that stays as it is: weights and the
-    /// compiled kernel. The last launch has ended on every rank, and its outputs are gone from here on.
+    /// Prepares another launch of `plan`. Weights and the compiled kernel stay in memory. The last launch must have ended on
+    /// every rank; its outputs are lost.
     ///
     /// # Errors
-    /// There is no memory for it; the device failed.
+    /// There is not enough memory, or the device failed.
     pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
         match self {
             Rank::Cpu(rank) => rank.restart(plan),
@@ -109,7 +109,7 @@ impl Rank {
         }
     }
 
-    /// What the times of [`Rank::trace`] are taken from.
+    /// The clock of [`Rank::trace`].
     pub fn clock(&self) -> trace::Clock {
         match self {
             Rank::Cpu(_) => trace::Clock::Host,
@@ -117,7 +117,7 @@ impl Rank {
         }
     }
 
-    /// The timeline: the workers' rows, and the batch step's.
+    /// The timeline: one row per worker, and one for the batch step.
     ///
     /// # Errors
     /// The device failed.
@@ -128,7 +128,7 @@ impl Rank {
         }
     }
 
-    /// Collective: gives symmetric memory back.
+    /// Collective: frees symmetric memory.
     ///
     /// # Errors
     /// The device failed.

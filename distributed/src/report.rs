@@ -1,4 +1,4 @@
-//! Why a run ended early, in words.
+//! Explains why a run ended early.
 
 use crate::arrays::any_dynamic;
 use kernels_cu::abi;
@@ -13,22 +13,22 @@ pub fn abort_reason(code: u32) -> &'static str {
         abi::MPK_ABORT_DIVERGED => "the ranks disagree on the batch state",
         abi::MPK_ABORT_PEER => "another rank aborted or is lost",
         abi::MPK_ABORT_INTERRUPT => "interrupted",
-        abi::MPK_ABORT_KERNEL => "a task met something impossible",
-        abi::MPK_ABORT_QUEUE => "a queue bound that was proven did not hold",
+        abi::MPK_ABORT_KERNEL => "a task found an impossible state",
+        abi::MPK_ABORT_QUEUE => "a queue exceeded its proven limit",
         abi::MPK_ABORT_ITERATIONS => {
-            "this run has had 4,294,967,294 iterations, the most that one launch can count; start it again"
+            "the run has reached 4,294,967,294 iterations, the maximum for one launch; start it again"
         }
         _ => "unknown reason",
     }
 }
 
-/// Lines of a rank's report at most; what follows from others' waits comes last and is left out first.
+/// Maximum number of lines of a rank's report. Waits that are only consequences come last and are left out first.
 const MOST_LINES: usize = 12;
-/// Pieces of a list of workers at most.
+/// Maximum number of ranges in a list of workers.
 const MOST_PIECES: usize = 8;
 
-/// The report of one rank: what was waited for or running, causes first, and who stood there. One line for each awaited
-/// event and each operator that runs, however many workers there are.
+/// The report of one rank: what was running or waited for, with causes first, and by which workers. There is one line per awaited
+/// event and per running operator, however many workers there are.
 pub fn report(
     rank: u32,
     code: u32,
@@ -54,7 +54,7 @@ pub fn report(
     text
 }
 
-/// What several workers and schedulers stood at.
+/// What several workers and schedulers were doing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Tasks of one operator.
@@ -70,7 +70,7 @@ enum Place {
         op: Option<u32>,
         tag: u64,
     },
-    /// The next task or iteration; reported only where that wait ran out of time.
+    /// Waiting for the next task or iteration. Reported only if this wait ran out of time.
     Work,
 }
 
@@ -80,15 +80,15 @@ struct Group {
     place: Place,
     /// Indices of statuses.
     who: Vec<u32>,
-    /// Tasks in hand, or (of a scheduler) that could not be launched.
+    /// Their current tasks; for a scheduler, the tasks that could not be launched.
     tasks: Vec<u32>,
-    /// The most that anybody saw.
+    /// The largest count that any of them saw.
     seen: u64,
     timed_out: bool,
 }
 
-/// All that did not stand idle. Operators are numbered in the order of their data, so what stands at an earlier one of
-/// an earlier iteration is the cause of what stands at a later one.
+/// Groups of all workers and schedulers that were not idle. Operators are numbered in the order of their data. So a wait at an
+/// earlier operator of an earlier iteration is the cause of a wait at a later one.
 fn groups(graphs: &[TaskGraph], statuses: &[abi::mpk_status]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (index, status) in statuses.iter().enumerate() {
@@ -138,7 +138,7 @@ fn groups(graphs: &[TaskGraph], statuses: &[abi::mpk_status]) -> Vec<Group> {
 }
 
 impl Group {
-    /// The first operator that stands here, then the first task; what has neither comes last.
+    /// The first operator of the group, then its first task. Groups without either come last.
     fn order(&self, graphs: &[TaskGraph]) -> (u32, u32) {
         let graph = graphs.get(self.graph as usize);
         let op = |task: &u32| graph.and_then(|g| g.tasks.get(*task as usize)).map(|task| task.op);
@@ -187,8 +187,8 @@ impl Group {
     }
 }
 
-/// `worker 3`, `workers 0-5, 9 and scheduler 1`. `who` rises. What stands after the workers is schedulers, or without them
-/// (not `scheduled`) the batch step.
+/// `worker 3`, `workers 0-5, 9 and scheduler 1`. `who` is ascending. Numbers after the workers are schedulers, or the batch step
+/// if there are none (not `scheduled`).
 fn names(who: &[u32], workers: u32, scheduled: bool) -> String {
     let split = who.partition_point(|&index| index < workers);
     let others: Vec<u32> = who[split..].iter().map(|index| index - workers).collect();
@@ -206,7 +206,7 @@ fn names(who: &[u32], workers: u32, scheduled: bool) -> String {
     texts.join(" and ")
 }
 
-/// `0-5, 9`; of very many pieces the first, and how many numbers the others hold.
+/// `0-5, 9`. If there are many ranges, only the first ones, and how many numbers the others contain.
 fn ranges(numbers: &[u32]) -> String {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {

@@ -1,4 +1,4 @@
-//! Where each tensor lies: offsets in a few areas of memory, the same logic for host and device memory.
+//! The places of tensors: offsets in a few areas of memory. The logic is the same for host and device memory.
 
 use crate::error::{Error, Result};
 use crate::heap_layout::HeapLayout;
@@ -8,15 +8,15 @@ use taskgraph::DType;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Space, TaskGraph, TensorEntry};
 
-/// Alignment of tensors, bytes.
+/// Alignment of tensors in bytes.
 const ALIGN: u64 = 256;
 
-/// A kind of memory that tensors lie in.
+/// A kind of memory for tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Area {
     /// Weights and constants.
     Constants,
-    /// What lives from one iteration to the next: the key-value cache, chosen tokens.
+    /// Tensors that persist between iterations: the key-value cache, chosen tokens.
     Persistent,
     /// Inputs and activations in the rank's own memory.
     Activations,
@@ -24,7 +24,7 @@ pub(crate) enum Area {
     Heap,
 }
 
-/// Where a tensor lies.
+/// The place of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub area: Area,
@@ -48,19 +48,19 @@ pub(crate) struct Slot {
     pub bytes: u64,
 }
 
-/// Places of all tensors of a rank's graphs.
+/// The places of all tensors of a rank's graphs.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorLayout {
-    /// By graph and tensor.
+    /// Indexed by graph and tensor.
     pub places: Vec<Vec<Place>>,
-    /// Bytes of each area but the heap.
+    /// Size of each area except the heap, in bytes.
     pub constants: u64,
     pub persistent: u64,
     pub activations: u64,
 }
 
 impl TensorLayout {
-    /// Lays out all tensors; those that graphs share have one place.
+    /// Lays out all tensors. A tensor that graphs share has one place.
     pub fn new(graphs: &[TaskGraph], heap: &HeapLayout) -> Result<TensorLayout> {
         let (mut constants, mut persistent, mut activations) =
             (Layout::default(), Layout::default(), Layout::default());
@@ -109,7 +109,7 @@ impl TensorLayout {
         })
     }
 
-    /// Addresses of all tensors, by graph and tensor.
+    /// Addresses of all tensors, indexed by graph and tensor.
     pub fn slots(&self, bases: Bases) -> Vec<Vec<Slot>> {
         let slot = |place: &Place| {
             let base = match place.area {
@@ -124,7 +124,7 @@ impl TensorLayout {
     }
 }
 
-/// Weights and constants of all graphs with their slots, each once, the largest first.
+/// Weights and constants of all graphs with their slots: each once, the largest first.
 pub(crate) fn constants<'a>(graphs: &'a [TaskGraph], slots: &[Vec<Slot>]) -> Vec<(&'a TensorEntry, Slot)> {
     let mut seen = std::collections::HashSet::new();
     let mut list: Vec<(&TensorEntry, Slot)> = graphs
@@ -147,7 +147,7 @@ pub(crate) fn find(graphs: &[TaskGraph], slots: &[Vec<Slot>], name: &str) -> Opt
     })
 }
 
-/// Slots that hold flagged words, wherever they lie.
+/// Slots with flagged words, wherever they are.
 pub(crate) fn flagged<'a>(
     graphs: &'a [TaskGraph],
     slots: &'a [Vec<Slot>],
@@ -156,7 +156,7 @@ pub(crate) fn flagged<'a>(
     each.filter(|(tensor, _)| tensor.dtype == DType::F32Flagged).map(|(_, &slot)| slot)
 }
 
-/// Slots of activations that hold flagged words: they must start as zeros, the epoch of no iteration.
+/// Slots of activations with flagged words. They must start as zeros, which is the epoch of no iteration.
 pub(crate) fn flagged_activations<'a>(
     graphs: &'a [TaskGraph],
     layout: &'a TensorLayout,

@@ -1,16 +1,17 @@
 //! The timeline: every task of every rank as Chrome trace events (`chrome://tracing`, Perfetto).
 //!
-//! A process is a rank, a thread is a worker. A task is a slice from the end of its wait to its end. The time before it is a slice of the
-//! category `wait`, named after what was missing:
+//! A process is a rank, and a thread is a worker. A task is a slice from the end of its wait to its end. The time before it is a slice
+//! with the category `wait`, named after what was missing:
 //!
 //! - `wait event`: an event that this rank's tasks trigger;
-//! - `wait peer`: an event that peers trigger, or flagged words. A wait for words lies inside the task; it is drawn at the task's begin;
-//! - `wait queue`: dynamic placement, the worker's queues were empty;
-//! - `wait end`: the worker has done its share of an iteration that others still work on;
-//! - `wait batch step`: nothing runs on the rank, until the next iteration is published.
+//! - `wait peer`: an event that peers trigger, or flagged words. A wait for words happens inside the task; it is drawn at the task's
+//!   begin;
+//! - `wait queue`: with dynamic placement, the worker's queues were empty;
+//! - `wait end`: the worker has done its share of an iteration, and others still work on it;
+//! - `wait batch step`: nothing runs on the rank until the next iteration is published.
 //!
-//! On a GPU the time in which a task waits for streamed weights is its argument `page_us`. One more thread has the batch steps, each up to
-//! its publication, and how long it then took to hand out results.
+//! On a GPU, the time that a task waits for streamed weights is its argument `page_us`. One more thread shows the batch steps: each until
+//! it publishes its result, and then the time to hand out results.
 
 use crate::world::World;
 use kernels_cu::abi::{self, mpk_trace_record as Record};
@@ -20,50 +21,50 @@ use std::io::{self, Write};
 use std::ops::Range;
 use taskgraph::task_graph::TaskGraph;
 
-/// Records that a row keeps at most.
+/// Maximum number of records of a row.
 const MOST_RECORDS: u64 = 1 << 17;
-/// Without a wish for so many iterations, as many of the last ones are written as fit into this many bytes, and one at least.
+/// Unless a number of iterations is requested, as many of the last iterations are written as fit in this many bytes, and at least one.
 const MOST_BYTES: usize = 19_500_000;
 
-/// What a rank's records take their times from. Ranks of a node have the same; ranks of different nodes do not.
+/// The clock of a rank's records. It is the same for the ranks of a node, and may differ between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// The host's: how far those of two nodes are apart is measured by messages.
+    /// The host's clock. Messages measure the difference between two nodes.
     Host,
-    /// The GPUs': each node's first record is taken for the same moment.
+    /// The GPUs' clocks. The first records of all nodes are assumed to be at the same moment.
     Device,
 }
 
 /// The clock of the CPU target's loops (`clock_ns` in protocol/platform/cpu.h).
 fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid out-pointer; this clock is always there.
+    // SAFETY: a valid out-pointer; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Rows of records: a worker's each, and the batch step's.
+/// Number of rows of records: one per worker, and one for the batch step.
 pub(crate) fn rows(workers: u32) -> u64 {
     u64::from(workers) + 1
 }
 
-/// Records of each row if all rows have at most `bytes`: a power of two.
+/// Number of records per row, a power of two, if all rows together have at most `bytes`.
 pub(crate) fn capacity(workers: u32, bytes: u64) -> u64 {
     let fit = bytes / size_of::<Record>() as u64 / rows(workers);
     if fit >= MOST_RECORDS { MOST_RECORDS } else { (fit / 2 + 1).next_power_of_two() }
 }
 
-/// A row's newest records, oldest first.
+/// The newest records of a row, oldest first.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     /// The records.
     pub records: Vec<Record>,
-    /// Older ones are gone.
+    /// True if older records are lost.
     pub cut: bool,
 }
 
 impl Row {
-    /// From the row's memory, of which as many places as `count` says have been written, the oldest of them again.
+    /// Reads the row's memory. `count` records have been written; if there were too many, the oldest were overwritten.
     pub(crate) fn new(mut ring: Vec<Record>, count: u64) -> Row {
         let places = ring.len() as u64;
         if count > places {
@@ -74,7 +75,7 @@ impl Row {
         Row { records: ring, cut: count > places }
     }
 
-    /// Places of an iteration's records.
+    /// Indices of an iteration's records.
     fn of(&self, iteration: u32) -> Range<usize> {
         let first = self.records.partition_point(|r| r.iteration < iteration);
         first..self.records.partition_point(|r| r.iteration <= iteration)
@@ -89,7 +90,7 @@ struct Timeline<'a> {
     steps: &'a Row,
     /// The job's first moment.
     begin_ns: u64,
-    /// When the last task of each iteration was done.
+    /// When the last task of each iteration ended.
     ends: BTreeMap<u32, u64>,
 }
 
@@ -103,7 +104,7 @@ impl<'a> Timeline<'a> {
         Timeline { rank, graphs, workers, steps, begin_ns, ends }
     }
 
-    /// The first iteration of which no record is gone.
+    /// The first iteration with complete records.
     fn first_whole(&self) -> u32 {
         let cut = self.workers.iter().filter(|row| row.cut);
         cut.filter_map(|row| row.records.first()).map(|record| record.iteration + 1).max().unwrap_or(0)
@@ -125,7 +126,7 @@ impl<'a> Timeline<'a> {
             name("thread_name", &format!(r#","tid":{worker}"#), &format!("worker {worker}"));
         }
         name("thread_name", &format!(r#","tid":{}"#, self.workers.len()), "between iterations");
-        // Times are counted from here: on the CPU target a moment of CLOCK_MONOTONIC, which other programs can read too.
+        // The origin of all times. On the CPU target it is a time of CLOCK_MONOTONIC, which other programs can read too.
         line(
             &mut out,
             format_args!(
@@ -136,7 +137,7 @@ impl<'a> Timeline<'a> {
         out
     }
 
-    /// All slices of an iteration, and of the time before it.
+    /// All slices of an iteration, and of the wait before it.
     fn iteration(&self, iteration: u32) -> String {
         let mut out = String::new();
         let step = self.steps.records[self.steps.of(iteration)].first();
@@ -169,7 +170,7 @@ impl<'a> Timeline<'a> {
         out
     }
 
-    /// A task, and the wait before it; the worker is `free` from that time on.
+    /// A task, and the wait before it. The worker was `free` from that time on.
     fn task(&self, out: &mut String, worker: usize, record: &Record, free: u64) {
         let Some(graph) = self.graphs.get(usize::from(record.graph)) else { return };
         let Some(task) = graph.tasks.get(record.task as usize) else { return };
@@ -179,7 +180,7 @@ impl<'a> Timeline<'a> {
             abi::MPK_TRACE_QUEUE => Some("wait queue"),
             abi::MPK_TRACE_HELD => Some("wait peer"),
             number => {
-                // As the ABI has them: those of this iteration, then those of earlier ones.
+                // In the order of the ABI: those of this iteration, then those of earlier ones.
                 let carried = task.carried.iter().map(|&(event, _)| event);
                 let event = task.dependencies.iter().copied().chain(carried).nth(number as usize);
                 Some(if event.is_some_and(remote) { "wait peer" } else { "wait event" })
@@ -201,7 +202,7 @@ impl<'a> Timeline<'a> {
             record.iteration,
             quoted(&graph.name)
         );
-        // Of no length if it has just waited: every task has a slice.
+        // Has length 0 if it has only waited, so that every task has a slice.
         self.write(out, worker, graph.type_name(task), "task", begin..record.done_ns, &arguments);
     }
 
@@ -242,7 +243,7 @@ impl<'a> Timeline<'a> {
     }
 }
 
-/// Nanoseconds, shown as microseconds.
+/// A number of nanoseconds that is shown in microseconds.
 struct Micros(u64);
 
 impl std::fmt::Display for Micros {
@@ -260,10 +261,11 @@ fn line(out: &mut String, event: std::fmt::Arguments<'_>) {
     let _ = writeln!(out, "{event},");
 }
 
-/// Collective: every rank's events, at rank 0, as text: one after the other, each with a comma and a line end. They are those of the last
-/// `iterations` iterations; of as many as make a file of 20 MB if that is not said.
+/// Collective: returns all ranks' events as text on rank 0, one after the other, each followed by a comma and a line end. They cover the
+/// last `iterations` iterations, or without that number as many as make a file of 20 MB.
 ///
-/// `rows` are the workers' and then the batch step's, with times of `clock`. Those written are microseconds since the job's first record.
+/// `rows` are those of the workers, then that of the batch step, with times of `clock`. Written times are microseconds since the job's
+/// first record.
 pub fn gather(
     world: &World,
     graphs: &[TaskGraph],
@@ -291,7 +293,7 @@ pub fn gather(
     let none = Row::default();
     let (steps, workers) = rows.split_last().unwrap_or((&none, &[]));
     let timeline = Timeline::new(world.rank(), graphs, workers, steps, begin_ns);
-    // The newest first, until this rank alone fills the file.
+    // Starts with the newest, and stops when this rank alone fills the file.
     let (mut own, mut bytes) = (Vec::new(), 0);
     let whole = timeline.ends.keys().rev().take_while(|&&iteration| iteration >= timeline.first_whole());
     for &iteration in whole.take(iterations.map_or(usize::MAX, |count| count as usize)) {
@@ -314,8 +316,8 @@ pub fn gather(
     world.gather(out.into_bytes())
 }
 
-/// The first iteration that is written: all ranks have it, and those from it on have room. `sizes` are each rank's pairs of iteration and
-/// bytes.
+/// The first iteration to write: all ranks have it and all later ones, and there is room for them. `sizes` has each rank's pairs of
+/// iteration and bytes.
 fn first_iteration(sizes: &[Vec<u8>], iterations: Option<u32>) -> u32 {
     let mut totals: BTreeMap<u64, (usize, u64)> = BTreeMap::new();
     for sizes in sizes {
@@ -345,7 +347,7 @@ pub fn write(events: &[Vec<u8>], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
     let last = events.len().saturating_sub(1);
     for (index, events) in events.iter().enumerate() {
-        // The last event has no comma after it.
+        // The last event has no comma.
         let length = if index == last { events.len().saturating_sub(2) } else { events.len() };
         out.write_all(&events[..length])?;
     }

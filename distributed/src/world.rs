@@ -1,4 +1,4 @@
-//! The ranks of a job: MPI where mpirun started us, a single rank without MPI otherwise.
+//! The ranks of a job: with MPI if mpirun started this process, otherwise a single rank without MPI.
 
 use crate::affinity::{Cores, cores_of_rank};
 use crate::error::{Error, Result};
@@ -14,22 +14,21 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-/// What is left to a rank that has been told to end, for its last words.
+/// Time for the last messages of a rank that has been told to end.
 const HURRY: Duration = Duration::from_millis(200);
-/// Longest wait for the watch's opinion of other nodes.
+/// Maximum time to wait for the watch's verdict on other nodes.
 const DOUBT: Duration = Duration::from_millis(500);
 
-/// The job's ranks and what they say to each other outside the kernel.
+/// The job's ranks, and their communication outside the kernel.
 ///
-/// All methods that take part in communication are collective: every rank calls them in the same order, on the
-/// thread that made the world. None of them waits without an end: where a rank does not come, the job ends with
-/// status 4 and the rank's name (see [`WatchOptions`]).
+/// All methods that communicate are collective: every rank calls them in the same order, on the thread that created the world. No method
+/// waits for ever. If a rank does not arrive, the job ends with status 4 and a message that names the rank (see [`WatchOptions`]).
 pub struct World {
     tell: fn(&str),
     mpi: Option<Mpi>,
     watch: Option<Watch>,
     nodes: Nodes,
-    /// Between this rank and those of other nodes.
+    /// The proxy between this rank and those of other nodes.
     proxy: Option<Proxy>,
 }
 
@@ -40,16 +39,16 @@ struct Mpi {
 }
 
 impl World {
-    /// Initialises MPI where a launcher started this process; otherwise a world of one rank without MPI.
+    /// Initialises MPI if a launcher started this process. Otherwise creates a world of one rank without MPI.
     ///
     /// # Errors
-    /// MPI does not come up.
+    /// MPI cannot be initialised.
     pub fn init(options: WatchOptions) -> Result<World> {
         if !launched_by_mpi() {
             return Ok(World { tell: options.tell, ..World::single() });
         }
         let place = Place::from_environment();
-        // The proxy between nodes calls MPI too.
+        // The proxy between nodes also calls MPI.
         let wanted = if place.is_one_node() && !options.carries_all {
             mpi::Threading::Funneled
         } else {
@@ -74,10 +73,10 @@ impl World {
             .with_nodes(provided == mpi::Threading::Multiple, options.carries_all)
     }
 
-    /// Finds out which rank is on which node, and begins to carry between nodes where there are several.
+    /// Finds out which rank is on which node, and starts the proxy if there are several nodes.
     fn with_nodes(mut self, threads_may_call: bool, carries_all: bool) -> Result<World> {
         let Some(Mpi { world, node, .. }) = &self.mpi else { return Ok(self) };
-        // As all ranks see it: with several nodes each has fewer ranks than the job.
+        // All ranks come to the same result: with several nodes, each node has fewer ranks than the job.
         if node.size() == world.size() && (!carries_all || world.size() == 1) {
             return Ok(self);
         }
@@ -102,9 +101,9 @@ impl World {
             if carries_all { (0..self.size()).filter(|&peer| peer != rank).collect() } else { far.clone() };
         let communicator = self.call(|| {
             let own = world.duplicate();
-            // SAFETY: a live communicator. Errors come back from now on; by MPI's default they would end the job without a word.
+            // SAFETY: a live communicator. From now on, errors are returned. By default, MPI would end the job without a message.
             unsafe { mpi::ffi::MPI_Comm_set_errhandler(own.as_raw(), mpi::ffi::RSMPI_ERRORS_RETURN) };
-            // The proxy has it until the process ends.
+            // The proxy uses it until the process ends.
             ManuallyDrop::new(own).as_raw()
         });
         if let Some(watch) = &self.watch {
@@ -128,7 +127,7 @@ impl World {
         World { tell: |_| {}, mpi: None, watch: None, nodes, proxy: None }
     }
 
-    /// Tells the user why the job ends, as [`WatchOptions::tell`] does.
+    /// Tells the user why the job ends, through [`WatchOptions::tell`].
     pub fn tell(&self, message: &str) {
         (self.tell)(message);
     }
@@ -143,17 +142,17 @@ impl World {
         self.mpi.as_ref().map_or(1, |m| m.world.size() as u32)
     }
 
-    /// This rank among those of its node.
+    /// This rank's index among the ranks of its node.
     pub fn node_rank(&self) -> u32 {
         self.mpi.as_ref().map_or(0, |m| m.node.rank() as u32)
     }
 
-    /// Ranks on this node.
+    /// Number of ranks on this node.
     pub fn node_size(&self) -> u32 {
         self.mpi.as_ref().map_or(1, |m| m.node.size() as u32)
     }
 
-    /// The cores of this rank. mpirun's binding is ignored: it ties a rank to one core.
+    /// The cores of this rank. mpirun's binding is ignored, because it ties a rank to one core.
     pub fn cores(&self) -> Cores {
         cores_of_rank(self.node_rank(), self.node_size())
     }
@@ -163,25 +162,24 @@ impl World {
         &self.nodes
     }
 
-    /// What carries between this rank and those of other nodes, if there are any.
+    /// The proxy between this rank and those of other nodes, if there are any.
     pub(crate) fn proxy(&self) -> Option<&Proxy> {
         self.proxy.as_ref()
     }
 
-    /// Names what this rank does from now on, for the message about a rank that does not come.
+    /// Names the current phase of this rank, for the message about a rank that does not arrive.
     pub fn phase(&self, name: &str) {
         if let Some(watch) = &self.watch {
             watch.phase(name);
         }
     }
 
-    /// What is known of a rank of another node that has missed its times, if one has.
+    /// A message about a rank of another node that failed to answer in time, if there is one.
     pub(crate) fn missed(&self) -> Option<String> {
         self.watch.as_ref()?.missed()
     }
 
-    /// As `lost`, but waits a moment for it: a rank may find out that nothing comes any more before the watch is sure that a node is
-    /// lost.
+    /// Like `lost`, but waits a moment: a rank may notice that nothing arrives any more before the watch is sure that a node is lost.
     pub(crate) fn lost_soon(&self) -> Option<String> {
         let (begin, limit) = (Instant::now(), if signals::is_stopping() { HURRY } else { DOUBT });
         while begin.elapsed() < limit {
@@ -194,28 +192,27 @@ impl World {
         self.missed()
     }
 
-    /// Makes a call of a library that all ranks make together and that can't be interrupted: the watch ends the process
-    /// where a rank does not come to it.
+    /// Makes a library call that all ranks make together and that cannot be interrupted. The watch ends the process if a rank does not
+    /// make the call.
     pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         let _waiting = self.watch.as_ref().map(Watch::call);
         call()
     }
 
-    /// Runs the kernel, whose own deadline holds meanwhile.
+    /// Runs the kernel. Meanwhile the kernel's own deadline applies.
     pub(crate) fn run_kernel<T>(&self, run: impl FnOnce() -> T) -> T {
         let _running = self.watch.as_ref().map(Watch::run_kernel);
         run()
     }
 
-    /// The kernel may take so long for its end after another rank is lost.
+    /// Sets how long the kernel may take to end after another rank is lost.
     pub(crate) fn set_longest_end(&self, time: Duration) {
         if let Some(watch) = &self.watch {
             watch.set_longest_end(time);
         }
     }
 
-    /// Waits for something that no other rank owes this one, such as a request. Whoever waits asks for [`World::lost`] now and
-    /// then.
+    /// Waits for something that other ranks do not send, such as a request. The caller must check [`World::lost`] now and then.
     pub fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.set_idle(true);
         let waited = self.run_kernel(wait);
@@ -223,55 +220,55 @@ impl World {
         waited
     }
 
-    /// While this rank runs the kernel: whether that has nothing to do. Then another rank that gives no sign of life for the deadline is
-    /// lost too ([`World::lost`]): no wait of the kernel would find that out.
+    /// Says whether this rank's kernel is idle. While it is, another rank that gives no sign of life for the deadline also counts as lost
+    /// ([`World::lost`]). No wait of the kernel would notice that.
     pub(crate) fn set_idle(&self, idle: bool) {
         if let Some(watch) = &self.watch {
             watch.set_idle(idle);
         }
     }
 
-    /// The word that rings this rank's host, in memory that the ranks of a node share; `None` where there is none.
+    /// The word that wakes this rank's host, in memory that the ranks of a node share, if there is one.
     pub(crate) fn bell(&self) -> Option<&'static AtomicU32> {
         self.watch.as_ref()?.bell()
     }
 
-    /// Those of the other ranks of this node, with their ranks.
+    /// The words of the other ranks of this node, with their ranks.
     pub(crate) fn other_bells(&self) -> Vec<(u32, &'static AtomicU32)> {
         self.watch.as_ref().map_or_else(Vec::new, Watch::other_bells)
     }
 
-    /// What is known of a rank that was lost since the kernel, or the idle time, began, if one was: its process has ended, or has given no
-    /// sign of life while nothing was to be done.
+    /// A message about a rank that was lost since the kernel, or the idle time, began, if there is one. Either its process has ended, or
+    /// it gave no sign of life while it was idle.
     pub fn lost(&self) -> Option<String> {
         self.watch.as_ref()?.lost()
     }
 
-    /// What is known of a rank that is lost, if one is. The launcher ends the others when one has died, so a signal is
-    /// first taken for that.
+    /// A message about a lost rank, if there is one. The launcher ends the other ranks when one has died, so a signal is first taken as
+    /// that.
     pub(crate) fn lost_rank(&self) -> Option<String> {
         if signals::is_stopping() { self.find_lost().or_else(|| self.missed()) } else { self.lost() }
     }
 
-    /// As `lost`, but looks at once.
+    /// Like `lost`, but checks at once.
     pub(crate) fn find_lost(&self) -> Option<String> {
         self.watch.as_ref()?.find_lost()
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has arrived.
     pub fn barrier(&self) {
         self.exchange(Vec::new());
     }
 
-    /// Waits until every rank is here, at most `limit`; after that the job ends.
+    /// Waits until every rank has arrived, at most `limit`. After that the job ends.
     pub fn barrier_within(&self, limit: Duration) {
-        // A launcher that ends the job's ranks gives them a second.
+        // A launcher that ends the job's ranks gives them one second.
         let hurry = self.nodes.count() > 1 && signals::is_stopping();
         let limit = if hurry { limit.min(HURRY) } else { limit };
         self.exchange_within(Vec::new(), Some(limit));
     }
 
-    /// Every rank's bytes on every rank, in rank order. Rank 0 collects and spreads them.
+    /// Returns every rank's bytes on every rank, in rank order. Rank 0 collects and distributes them.
     pub fn exchange(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
         self.exchange_within(bytes, None)
     }
@@ -282,7 +279,7 @@ impl World {
         unpack(&meeting.spread(if self.rank() == 0 { pack(&all) } else { Vec::new() }))
     }
 
-    /// Begins a step that all ranks take; `None` where this rank is the only one.
+    /// Begins a step that all ranks take; `None` if this is the only rank.
     fn meet(&self, limit: Option<Duration>) -> Option<Meeting<'_>> {
         let (mpi, watch) = (self.mpi.as_ref()?, self.watch.as_ref()?);
         let (waiting, step) = match limit {
@@ -292,7 +289,7 @@ impl World {
         Some(Meeting { ranks: &mpi.world, watch, step, _waiting: waiting })
     }
 
-    /// The largest of the ranks' values, place by place.
+    /// The largest of the ranks' values, element by element.
     pub fn max(&self, values: &[u64]) -> Vec<u64> {
         let own = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         let all: Vec<Vec<u64>> = self.exchange(own).iter().map(|bytes| numbers(bytes)).collect();
@@ -301,26 +298,26 @@ impl World {
             .collect()
     }
 
-    /// Collective: nanoseconds by which `now` at rank 0 is ahead of `now` at this rank; 0 on rank 0's node, which has one clock. Right to
-    /// within half of a message's way there and back.
+    /// Collective: nanoseconds by which `now` on rank 0 is ahead of `now` on this rank. 0 on rank 0's node, which has one clock. Exact to
+    /// within half of a message's round trip.
     pub(crate) fn clock_lead(&self, now: impl Fn() -> u64) -> i64 {
         self.meet(None).map_or(0, |meeting| meeting.clock_lead(&self.nodes, now))
     }
 
-    /// One value of each rank, in rank order.
+    /// The value of each rank, in rank order.
     pub fn all_gather(&self, value: u64) -> Vec<u64> {
         let all = self.exchange(value.to_ne_bytes().to_vec());
         all.iter().map(|bytes| numbers(bytes).first().copied().unwrap_or(value)).collect()
     }
 
-    /// Bytes of rank `root`, on every rank.
+    /// The bytes of rank `root`, on every rank.
     pub fn broadcast(&self, root: u32, bytes: Vec<u8>) -> Vec<u8> {
         let Some(meeting) = self.meet(None) else { return bytes };
         let mut all = meeting.collect(if self.rank() == root { bytes } else { Vec::new() });
         meeting.spread(if self.rank() == 0 { all.swap_remove(root as usize) } else { Vec::new() })
     }
 
-    /// Every rank's bytes at rank 0, in rank order; empty elsewhere.
+    /// On rank 0: every rank's bytes, in rank order. Empty on other ranks.
     pub fn gather(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
         match self.meet(None) {
             Some(meeting) => meeting.collect(bytes),
@@ -328,8 +325,8 @@ impl World {
         }
     }
 
-    /// Agreement on how a step went: the status is 0 where it went well here. Returns, on every rank, the first
-    /// rank whose status is not 0 and that status.
+    /// Agrees on the outcome of a step. `status` is 0 if the step succeeded on this rank. Returns, on every rank, the first rank whose
+    /// status is not 0 and that status.
     pub fn agree(&self, status: i32) -> Option<(u32, i32)> {
         let statuses = self.all_gather(status as u32 as u64);
         statuses.iter().position(|&s| s != 0).map(|rank| (rank as u32, statuses[rank] as u32 as i32))
@@ -356,8 +353,8 @@ impl World {
         self.mpi.as_ref().map(|m| &m.node)
     }
 
-    /// Finalises MPI and waits for the node's other ranks to have done so. Collective. The process should end at once:
-    /// nobody watches it any more.
+    /// Collective: finalises MPI and waits until the node's other ranks have done so. The process should end at once, because it is not
+    /// watched any more.
     pub fn finalize(mut self) {
         self.phase("MPI's end");
         if let Some(proxy) = self.proxy.take() {
@@ -388,7 +385,7 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// Every rank's bytes at rank 0, in rank order; empty elsewhere.
+    /// On rank 0: every rank's bytes, in rank order. Empty on other ranks.
     fn collect(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
         if self.ranks.rank() != 0 {
             send(self.ranks, self.watch, 0, self.step, &bytes);
@@ -399,7 +396,7 @@ impl Meeting<'_> {
         std::iter::once(bytes).chain(others).collect()
     }
 
-    /// As [`World::clock_lead`]. Rank 0 asks each rank of another node for the time; the quickest answer counts.
+    /// See [`World::clock_lead`]. Rank 0 asks one rank of each other node for the time. The fastest answer counts.
     fn clock_lead(&self, nodes: &Nodes, now: impl Fn() -> u64) -> i64 {
         const ROUNDS: u32 = 12;
         let (own, size) = (self.ranks.rank() as u32, self.ranks.size() as u32);
@@ -429,7 +426,7 @@ impl Meeting<'_> {
         0
     }
 
-    /// Rank 0's bytes, on every rank.
+    /// The bytes of rank 0, on every rank.
     fn spread(&self, bytes: Vec<u8>) -> Vec<u8> {
         if self.ranks.rank() != 0 {
             return receive(self.ranks, self.watch, 0, self.step);
@@ -443,12 +440,12 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
 }
 
-/// Name of this node. MPI is initialised.
+/// Name of this node. MPI must be initialised.
 fn node_name() -> String {
     mpi::environment::processor_name().unwrap_or_else(|_| "localhost".to_string())
 }
 
-/// A rank that panics would leave the others waiting: print, then end the job.
+/// A panic would leave the other ranks waiting, so it is printed and then ends the job.
 fn end_the_job_on_panic(watch: Watch) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -462,8 +459,8 @@ pub fn mpi_library() -> String {
     mpi::environment::library_version().unwrap_or_else(|_| "unknown".into()).trim().to_string()
 }
 
-/// Collective: goes on where every rank's step went well; otherwise every rank gets the first error, so that none
-/// goes on to a collective call that another will not make.
+/// Collective: returns the value if every rank's step succeeded. Otherwise every rank gets the first error, so that no rank continues to a
+/// collective call that another rank will not make.
 pub(crate) fn agreed<T>(world: &World, result: Result<T>) -> Result<T> {
     if world.size() == 1 {
         return result;

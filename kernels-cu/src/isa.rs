@@ -1,4 +1,4 @@
-//! Which vector instructions the CPU kernels use.
+//! The vector instructions that the CPU kernels use.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ pub enum Isa {
     Avx2 = 1,
     /// AVX-512 F, BW, VL and DQ.
     Avx512 = 2,
-    /// The same with bf16 dot products (chosen on AMD, where they are the faster ones).
+    /// The same with bf16 dot products (used on AMD, where they are faster).
     Avx512Bf16 = 3,
 }
 
@@ -24,19 +24,19 @@ impl Isa {
         Isa::ALL[usize::try_from(number).unwrap_or(0).min(3)]
     }
 
-    /// The level in use: the environment's `MPK_CPU_ISA` where the CPU has it, else the best one.
+    /// The level in use: `MPK_CPU_ISA` from the environment if the CPU supports it, otherwise the best one.
     pub fn current() -> Isa {
         // SAFETY: no arguments, no preconditions.
         Isa::from_number(unsafe { mpk_cpu_isa() })
     }
 
-    /// The highest level that this CPU has.
+    /// The highest level that this CPU supports.
     pub fn supported() -> Isa {
         // SAFETY: no arguments, no preconditions.
         Isa::from_number(unsafe { mpk_cpu_isa_supported() })
     }
 
-    /// Runs `f` with this level in use, for tests; one caller at a time. `None` where the CPU lacks it.
+    /// Runs `f` with this level in use, for tests; one caller at a time. `None` if the CPU does not support it.
     pub fn with<R>(self, f: impl FnOnce() -> R) -> Option<R> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         struct Restore;
@@ -57,7 +57,7 @@ impl Isa {
     }
 }
 
-/// In which order [`read_memory`] reads. Which is the fastest depends on the CPU.
+/// The order in which [`read_memory`] reads. The fastest order depends on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadPattern {
     /// Name in reports.
@@ -67,7 +67,7 @@ pub struct ReadPattern {
 }
 
 impl ReadPattern {
-    /// All patterns: one piece of memory from its first byte to its last, or four pieces side by side, with and without prefetch
+    /// All patterns: one block of memory from its first byte to its last, or four blocks in parallel, with and without prefetch
     /// instructions.
     pub const ALL: [ReadPattern; 4] = [
         ReadPattern { name: "one stream", streams: 1, prefetch: false },
@@ -77,11 +77,11 @@ impl ReadPattern {
     ];
 }
 
-/// Reads memory as fast as one core can with this pattern (but for a rest of up to 1,023 bytes) and folds it into a number: the rate
-/// that decoding is measured against.
+/// Reads memory with this pattern as fast as one core can, except for a rest of up to 1,023 bytes, and folds it into a number.
+/// Decoding is compared with this rate.
 pub fn read_memory(memory: &[u8], pattern: ReadPattern) -> u32 {
     assert!(memory.as_ptr().cast::<u32>().is_aligned(), "memory must be aligned to 4 bytes");
-    // SAFETY: the slice is that many readable bytes. A prefetch past its end does nothing.
+    // SAFETY: the slice has this many readable bytes. A prefetch past its end has no effect.
     unsafe {
         mpk_cpu_read(memory.as_ptr(), memory.len() as u64, pattern.streams, u32::from(pattern.prefetch))
     }

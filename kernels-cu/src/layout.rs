@@ -18,7 +18,7 @@ pub fn packed_layout(backend: Backend) -> u8 {
     layout as u8
 }
 
-/// Element of `MPK_LAYOUT_WIDE` that holds (row, column) of a matrix with `columns` columns.
+/// The element of `MPK_LAYOUT_WIDE` for (row, column) of a matrix with `columns` columns.
 pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
     let (tile_rows, width) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_COLUMNS as usize);
     let tile = row / tile_rows * columns.div_ceil(width) + column / width;
@@ -27,25 +27,25 @@ pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
     tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ (row % 8)) * 8 + place % 8
 }
 
-/// Elements of one row, padding included (`strides[0]` of a tiled operand).
+/// Elements per row including padding (`strides[0]` of a tiled operand).
 pub fn tiled_stride(k: usize) -> usize {
     k.next_multiple_of(abi::MPK_TILE_K as usize)
 }
 
-/// Bytes of a tiled matrix `[rows, k]`: both padded, rows to 16 and k to 2.
+/// Bytes of a tiled matrix `[rows, k]`, with rows padded to 16 and k to 2.
 pub fn tiled_bytes(rows: usize, k: usize, dtype: DType) -> usize {
     rows.next_multiple_of(abi::MPK_TILE_ROWS as usize) * tiled_stride(k) * dtype.size() as usize
 }
 
-/// Packs `rows` rows into a tiled matrix of `k_local` columns, from row `first_dst_row` on, converting `src_dtype`
+/// Packs `rows` rows into a tiled matrix with `k_local` columns, starting at row `first_dst_row`. Converts `src_dtype`
 /// to `dst_dtype` (round to nearest even).
 ///
-/// Row i of the source starts at element `i * src_row_stride_elems`; its elements `src_col_range` are taken,
-/// `k_local` of them. `dst` is the whole matrix (see [`tiled_bytes`]); padding of k is written, the padding of
-/// the rows is left as it is, so `dst` must start as zeros.
+/// Row i of the source starts at element `i * src_row_stride_elems`; its `k_local` elements `src_col_range` are used.
+/// `dst` is the whole matrix (see [`tiled_bytes`]). The padding of k is written. The padding of the rows is not, so
+/// `dst` must start as zeros.
 ///
 /// # Panics
-/// Where a slice is too short for what is asked, or a type is not a float type: errors of the caller.
+/// A slice is too short, or a type is not a float type. These are errors of the caller.
 #[allow(clippy::too_many_arguments)]
 pub fn pack_rows(
     dst: &mut [u8],
@@ -82,11 +82,11 @@ pub fn pack_rows(
     }
 }
 
-/// Fills `rows` rows of a tiled matrix, from row `first_dst_row` on, with what `row_values` writes: it is called
-/// with each row's number, counted from 0, and a slice of `k_local` values.
+/// Fills `rows` rows of a tiled matrix, starting at row `first_dst_row`, with the values that `row_values` writes. It
+/// is called with the number of each row, counted from 0, and a slice of `k_local` values.
 ///
 /// # Panics
-/// As [`pack_rows`].
+/// Those of [`pack_rows`].
 pub fn fill_rows(
     dst: &mut [u8],
     dst_dtype: DType,
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use crate::testing::{decode, encode, random_values, rounded};
 
-    /// Index of an element of a tiled matrix, as `abi.h` words it.
+    /// Index of an element of a tiled matrix, as defined in `abi.h`.
     fn tiled_index(dtype: DType, stride: usize, row: usize, i: usize) -> usize {
         let in_tile = match dtype {
             DType::Bf16 => (i / 2 * 16 + row % 16) * 2 + i % 2,

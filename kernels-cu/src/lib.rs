@@ -1,5 +1,5 @@
-//! The ABI that Rust, the CPU target and the GPU target share, the task types (contract, reference and kernels,
-//! one folder each under `src/tasks`), and the layouts that the kernels read weights in.
+//! The ABI shared by Rust, the CPU target and the GPU target; the task types (contract, reference and kernels, one
+//! folder each under `src/tasks`); and the weight layouts that the kernels read.
 
 pub mod abi;
 pub mod gpu;

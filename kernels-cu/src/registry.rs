@@ -1,8 +1,8 @@
 //! The task types by name and by number.
 //!
-//! A task type is registered by one line, `pub mod NAME;`, in `src/tasks/mod.rs`; its module has a
-//! `REGISTRATION`. Task types that the protocol itself knows keep the numbers of `enum mpk_core_task_type`, the
-//! others count from `MPK_TASK_TYPE_FIRST_REGISTERED` in the order of the lines.
+//! A task type is registered by one line, `pub mod NAME;`, in `src/tasks/mod.rs`. Its module has a `REGISTRATION`. Task
+//! types that the protocol itself knows keep the numbers of `enum mpk_core_task_type`. The others are numbered from
+//! `MPK_TASK_TYPE_FIRST_REGISTERED` in the order of the lines.
 
 use crate::abi;
 use crate::sanitizer::{self, SanitizerError};
@@ -11,26 +11,26 @@ use taskgraph::{Registry, TaskType};
 
 pub use crate::abi::KernelFn;
 
-/// A task's code on the GPU: the C++ type, from its folder's `gpu.cuh`, that is specialised for a task.
+/// A task's code on the GPU: the C++ type from its folder's `gpu.cuh`, with template arguments for the task.
 ///
 /// # Errors
-/// What of this task the GPU code can't do.
+/// The reason why the GPU code cannot run this task.
 pub type GpuCode = fn(&GpuSite<'_>) -> Result<String, String>;
 
-/// What GPU code may be specialised for: everything that tasks of one graph can share.
+/// Everything that GPU code may be specialised for: facts that tasks of one graph can share.
 #[derive(Clone, Debug)]
 pub struct GpuSite<'a> {
     /// The variant's parameters (the words of the task type's `params.h` struct).
     pub params: &'a [u32],
-    /// Operands that are read; `addr` is 0.
+    /// Operands that it reads; `addr` is 0.
     pub inputs: &'a [abi::mpk_operand],
-    /// Operands that are written; `addr` is 0.
+    /// Operands that it writes; `addr` is 0.
     pub outputs: &'a [abi::mpk_operand],
-    /// What an iteration of the graph has room for.
+    /// The capacity of an iteration of the graph.
     pub capacity: taskgraph::Capacity,
 }
 
-/// What a task's folder adds to the registry. The functions are declared in [`abi`] (`mpk_task_NAME` and
+/// The entry of a task's folder in the registry. The functions are declared in [`abi`] (`mpk_task_NAME` and
 /// `mpk_task_NAME_ready`) for every registered name.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
@@ -38,19 +38,19 @@ pub struct Registration {
     pub name: &'static str,
     /// The fixed number of a task type that the protocol itself knows (`enum mpk_core_task_type`).
     pub core_number: Option<u16>,
-    /// Makes its contract; `None` where taskgraph makes the tasks itself.
+    /// Creates its contract; `None` if taskgraph creates the tasks itself.
     pub contract: Option<fn() -> Arc<dyn TaskType>>,
-    /// CPU code; `None` where a type only composes others, or has nothing to run.
+    /// CPU code; `None` if the type only composes others, or has nothing to run.
     pub run: Option<KernelFn>,
-    /// CPU code that tells whether every flagged word that the task reads is there.
+    /// CPU code that checks whether every flagged word that the task reads has arrived.
     pub ready: Option<KernelFn>,
-    /// GPU code; `None` where a task has nothing to run.
+    /// GPU code; `None` if the type has nothing to run.
     pub gpu: Option<GpuCode>,
 }
 
 include!(concat!(env!("OUT_DIR"), "/registrations.rs"));
 
-/// Core task types without code of their own.
+/// Core task types without code.
 const PROTOCOL_TYPES: &[(&str, u16)] = &[
     ("terminate", abi::MPK_TASK_TYPE_TERMINATE as u16),
     ("begin_task_graph", abi::MPK_TASK_TYPE_BEGIN_TASK_GRAPH as u16),
@@ -60,18 +60,20 @@ const PROTOCOL_TYPES: &[(&str, u16)] = &[
 /// Task types of other crates, in the order in which they were added.
 static ADDED: RwLock<Vec<&'static Registration>> = RwLock::new(Vec::new());
 
-/// Adds a task type of another crate, for this process: every rank adds the same ones in the same order before it
-/// builds a graph. It has CPU code only: GPU code is compiled from the folders of this crate.
+/// Adds a task type from another crate, for this process. Every rank must add the same types in the same order before
+/// it builds a graph. Such a type has CPU code only, because GPU code is compiled from this crate's folders.
 ///
 /// # Errors
-/// The name is taken, or the type claims a number or GPU code.
+/// The name is in use, or the type has a core number or GPU code.
 pub fn add(registration: &'static Registration) -> Result<(), String> {
     let Registration { name, core_number, gpu, .. } = registration;
     if type_number(name).is_some() {
-        return Err(format!("task type `{name}` is registered already; choose another name"));
+        return Err(format!("task type `{name}` is already registered; choose another name"));
     }
     if core_number.is_some() || gpu.is_some() {
-        return Err(format!("task type `{name}`: only a folder of kernels-cu has a core number or GPU code"));
+        return Err(format!(
+            "task type `{name}`: only task types in kernels-cu may have a core number or GPU code"
+        ));
     }
     ADDED.write().unwrap_or_else(PoisonError::into_inner).push(registration);
     Ok(())
@@ -112,7 +114,7 @@ pub fn type_number(name: &str) -> Option<u16> {
     core.or_else(|| numbered().find(|(_, r)| r.name == name).map(|(number, _)| number))
 }
 
-/// What the folder of the task type `name` registers.
+/// The registration of the task type `name`.
 pub fn registration(name: &str) -> Option<&'static Registration> {
     registrations().into_iter().find(|registration| registration.name == name)
 }
@@ -123,11 +125,11 @@ pub fn type_name(number: u16) -> Option<&'static str> {
     core.or_else(|| numbered().find(|(n, _)| *n == number).map(|(_, r)| r.name))
 }
 
-/// CPU kernels by task type number; entries of types without code are null. With `MPK_SANITIZE=1` they are checked
-/// ([`crate::sanitizer`]).
+/// CPU kernels by task type number. Entries of types without code are null. With `MPK_SANITIZE=1` the kernels are
+/// checked ([`crate::sanitizer`]).
 ///
 /// # Errors
-/// The sanitizer can't be had.
+/// The sanitizer is not available.
 pub fn kernel_table() -> Result<Vec<abi::mpk_kernel>, SanitizerError> {
     let size = numbered().map(|(number, _)| usize::from(number) + 1).max().unwrap_or(0);
     let mut table = vec![abi::mpk_kernel { run: None, ready: None }; size];

@@ -1,8 +1,8 @@
-//! The region sanitizer of the CPU target: with `MPK_SANITIZE=1` every task's kernel is checked, access by access,
-//! against the bytes that the task declared. A task that touches others ends the run, and stderr names it.
+//! The region sanitizer of the CPU target. With `MPK_SANITIZE=1`, every access of every task's kernel is compared with
+//! the bytes that the task declared. An access to other bytes ends the run, and stderr names the task.
 //!
-//! `src/cpu/sanitizer` has the check. The kernels are compiled a second time for it, when it is first used, from this
-//! crate's sources: it is for a developer's checkout. A normal build knows nothing of it.
+//! `src/cpu/sanitizer` contains the check. On first use, the kernels are compiled a second time for it, from this
+//! crate's sources, so it needs a developer's checkout. A normal build does not contain it.
 
 use crate::abi::{self, KernelFn};
 use std::ffi::CString;
@@ -15,15 +15,15 @@ use std::sync::OnceLock;
 use taskgraph::task_graph::Operand;
 use taskgraph::{TaskGraph, Trust};
 
-/// The sanitizer can't be had.
+/// The sanitizer is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the region sanitizer (MPK_SANITIZE) can't be used: {0}")]
+#[error("the region sanitizer (MPK_SANITIZE) cannot be used: {0}")]
 pub struct SanitizerError(String);
 
 impl SanitizerError {
     /// How to fix it.
     pub fn help(&self) -> &'static str {
-        "run it where the sources of this build are, with a C++20 compiler"
+        "run it on a machine with the sources of this build and a C++20 compiler"
     }
 }
 
@@ -42,27 +42,27 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// The environment asks for it.
+/// True if the environment asks for it.
 pub fn enabled() -> bool {
     std::env::var_os("MPK_SANITIZE").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// The checked kernel of the task type `name`; `None` where the type has none.
+/// The checked kernel of the task type `name`; `None` if the type has none.
 ///
 /// # Errors
-/// The sources are not there, or do not compile.
+/// The sources are missing or do not compile.
 pub fn kernel(name: &str) -> Result<Option<KernelFn>, SanitizerError> {
     let library = library()?;
     let found = library.symbol(&format!("mpk_sanitized_{name}"));
-    // SAFETY: build.sh makes functions of this type under these names.
+    // SAFETY: build.sh creates functions of this type under these names.
     Ok(found.map(|address| unsafe { std::mem::transmute::<*mut libc::c_void, KernelFn>(address) }))
 }
 
-/// Tells what the operands of `graph` stand for whose bytes are known at run time only. `operands` is where the
-/// kernels will find them.
+/// Declares what the operands of `graph` stand for whose bytes are known only at run time. The kernels find them at
+/// `operands`.
 ///
 /// # Errors
-/// As [`kernel`].
+/// Those of [`kernel`].
 pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(), SanitizerError> {
     forget(operands, graph.operands.len())?;
     for (index, operand) in graph.operands.iter().enumerate() {
@@ -76,24 +76,24 @@ pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(
             // No narrower than the view.
             Trust::RowsOfUnits { .. } | Trust::PagesOfRows => continue,
         };
-        // SAFETY: the address is a key, nothing is read there; `lo` and `hi` are four words each.
+        // SAFETY: the address is a key that is not dereferenced; `lo` and `hi` have four words each.
         unsafe { (library()?.declare)(operands.wrapping_add(index), kind, slot, lo.as_ptr(), hi.as_ptr()) };
     }
     Ok(())
 }
 
-/// What was known of `count` operands at this address is no longer so.
+/// Forgets the declarations of `count` operands at this address.
 ///
 /// # Errors
-/// As [`kernel`].
+/// Those of [`kernel`].
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the address is a key, nothing is read there")]
 pub fn forget(operands: *const abi::mpk_operand, count: usize) -> Result<(), SanitizerError> {
-    // SAFETY: the addresses are keys, nothing is read there.
+    // SAFETY: the addresses are keys that are not dereferenced.
     unsafe { (library()?.forget)(operands, count as u64) };
     Ok(())
 }
 
-/// The operand's region, counted from the first element of its view.
+/// The region of the operand, relative to the first element of its view.
 fn in_view(graph: &TaskGraph, operand: &Operand) -> ([u32; 4], [u32; 4]) {
     let tensor = &graph.tensors[operand.tensor as usize];
     let (mut lo, mut hi) = (operand.region.lo, operand.region.hi);
@@ -116,10 +116,10 @@ impl Library {
     fn open() -> Result<Library, String> {
         let path = built()?;
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
-        // SAFETY: the library is ours; its initialisers allocate and nothing else.
+        // SAFETY: the library is ours; its initialisers only allocate memory.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(format!("{} can't be loaded", path.display()));
+            return Err(format!("{} cannot be loaded", path.display()));
         }
         let missing = || format!("{} lacks a function", path.display());
         let symbol = |name| symbol(handle, name).ok_or_else(missing);
@@ -146,7 +146,7 @@ fn symbol(handle: *mut libc::c_void, name: &str) -> Option<*mut libc::c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// The library for the sources as they are, compiled if need be.
+/// The library for the current sources, compiled if necessary.
 fn built() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
@@ -197,8 +197,8 @@ mod tests {
     use taskgraph::task_type::Access;
     use taskgraph::{DType, Region};
 
-    /// `add` of four rows of 8; of each operand the rows that the task declares. `slot`: the output stands for the one
-    /// row of this slot.
+    /// `add` of four rows of 8, with the rows that the task declares for each operand. With `slot`, the output stands
+    /// for the single row of this slot.
     fn add_rows(rows: [u32; 3], slot: Option<u32>) -> i32 {
         let values = vec![1.0; 32];
         let mut tensors: Vec<TestTensor> =

@@ -1,14 +1,14 @@
-//! Ctrl-C and the other signals that end a program: what they do while it compiles, runs its kernel, or serves.
+//! Ctrl-C and the other signals that end a program: their effect while it compiles, runs its kernel, or serves.
 //!
-//! The programs call [`install`]. A program that uses the library keeps its own handlers: without [`install`] nothing here
-//! touches a signal, and the other functions do nothing.
+//! The programs call [`install`]. A program that uses the library keeps its own handlers: without [`install`], nothing here touches
+//! a signal, and the other functions do nothing.
 //!
-//! A signal does the first of these that applies. It
+//! A signal has the first of these effects that applies. It
 //! - goes to the thread of [`Watched`], in a program that serves;
 //! - ends the process with status 4 after [`end_on_signal`];
 //! - is kept until nvcc has ended (`Held`);
-//! - is noted while the kernel runs ([`Running`]), and the second one ends the process with status 4;
-//! - else ends the process, as it does by default.
+//! - is noted while the kernel runs ([`Running`]), and a second signal ends the process with status 4;
+//! - otherwise ends the process, as by default.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -16,27 +16,27 @@ use signal_hook::low_level::{emulate_default_handler, exit, register};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-/// The run failed.
+/// Exit status of a failed run.
 const STATUS: i32 = 4;
 /// Signals that ask a program to end.
 const ASKING: [i32; 2] = [SIGINT, SIGTERM];
-/// These end it too, where nobody has them ignored, as `nohup` does.
+/// These end it too, unless they are ignored, as under `nohup`.
 const OTHERS: [i32; 2] = [SIGHUP, SIGQUIT];
 
-// Sequentially consistent throughout: `Held` and `hold_or_end` each store one of them and then read another one.
+// Sequentially consistent throughout: `Held` and `hold_or_end` each store one of these and then read another.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
-/// How many [`Held`] there are, and the signal that came meanwhile; 0: none.
+/// The number of [`Held`] values, and the signal that arrived meanwhile; 0: none.
 static HOLDERS: AtomicUsize = AtomicUsize::new(0);
 static KEPT: AtomicI32 = AtomicI32::new(0);
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// From now on the signals do in this process what this module says.
+/// From now on, signals have the effects that this module describes.
 ///
 /// # Errors
-/// The system does not take a handler.
+/// The system refuses a handler.
 pub fn install() -> io::Result<()> {
     if INSTALLED.swap(true, Ordering::SeqCst) {
         return Ok(());
@@ -44,14 +44,14 @@ pub fn install() -> io::Result<()> {
     for signal in ASKING.into_iter().chain(OTHERS) {
         let ends = ends_by_default(signal);
         if ends || ASKING.contains(&signal) {
-            // SAFETY: `on_signal` only uses atomics and functions that may be called in a signal handler.
+            // SAFETY: `on_signal` only uses atomics and functions that are allowed in a signal handler.
             unsafe { register(signal, move || on_signal(signal, ends)) }?;
         }
     }
     Ok(())
 }
 
-/// Nobody has the signal ignored, or handled in another way.
+/// True if the signal is neither ignored nor handled in another way.
 fn ends_by_default(signal: i32) -> bool {
     // SAFETY: an all-zero sigaction is valid, and a call without a new action only fills it in.
     unsafe {
@@ -61,12 +61,12 @@ fn ends_by_default(signal: i32) -> bool {
     }
 }
 
-/// In the signal handler.
+/// The signal handler.
 fn on_signal(signal: i32, ends: bool) {
     let asks = ASKING.contains(&signal);
     let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
     if asks && is(&WATCHED) {
-        // The thread gets it.
+        // The thread receives it.
     } else if asks && is(&FAILED) {
         exit(STATUS);
     } else if asks && RUNNING.load(Ordering::SeqCst) > 0 {
@@ -78,20 +78,20 @@ fn on_signal(signal: i32, ends: bool) {
     }
 }
 
-/// Does what a signal does by default, or has the last [`Held`] do it.
+/// Applies a signal's default effect, or leaves that to the last [`Held`].
 fn hold_or_end(signal: i32) {
     if HOLDERS.load(Ordering::SeqCst) > 0 {
         KEPT.store(signal, Ordering::SeqCst);
-        // The last one may have gone before it could see this.
+        // The last one may have been dropped before it could see this.
         if HOLDERS.load(Ordering::SeqCst) > 0 {
             return;
         }
     }
-    // It fails for signals that do not end a process by default, and these do.
+    // Fails for signals that do not end a process by default, but these do.
     let _ = emulate_default_handler(signal);
 }
 
-/// As long as it lives, a signal does not end the process; then one that has come does.
+/// While a value lives, a signal does not end the process. The last value to be dropped ends it if a signal has arrived.
 #[derive(Debug)]
 pub(crate) struct Held(());
 
@@ -113,16 +113,16 @@ impl Drop for Held {
     }
 }
 
-/// A signal has come that [`Held`] keeps.
+/// True if a signal has arrived that [`Held`] keeps.
 pub(crate) fn is_kept() -> bool {
     KEPT.load(Ordering::SeqCst) != 0
 }
 
-/// As long as it lives, the first signal is noted ([`is_stopping`]) and the second one ends the process.
+/// While this value lives, the first signal is noted ([`is_stopping`]), and the second ends the process.
 #[derive(Debug)]
 pub struct Running(());
 
-/// The kernel runs from now on.
+/// The kernel is running from now on.
 pub fn note() -> Running {
     RUNNING.fetch_add(1, Ordering::SeqCst);
     Running(())
@@ -134,49 +134,49 @@ impl Drop for Running {
     }
 }
 
-/// A kernel that runs is told to end, as by Ctrl-C, and so is any later one.
+/// Tells a running kernel to end, as Ctrl-C does, and any later one too.
 pub fn stop_kernel() {
     STOP.store(true, Ordering::SeqCst);
 }
 
-/// A signal, or [`stop_kernel`], has told the kernel to end.
+/// True if a signal or [`stop_kernel`] has told the kernel to end.
 pub fn is_stopping() -> bool {
     STOP.load(Ordering::SeqCst)
 }
 
-/// The run has failed, and the reason has been reported. From now on a signal (a launcher that ends the job sends one) ends this
+/// The run has failed, and the reason has been reported. From now on, a signal (such as from a launcher that ends the job) ends this
 /// process with status 4.
 pub fn end_on_signal() {
     FAILED.store(true, Ordering::SeqCst);
 }
 
-/// What follows from a signal that a program watches for.
+/// The effect of a signal that a program watches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing more.
+    /// No further effect.
     Handled,
-    /// What it does by default: it ends the process.
+    /// The default effect: it ends the process.
     ByDefault,
     /// The process ends with status 4.
     Exit,
 }
 
-/// SIGINT and SIGTERM of a program that serves: they go to a thread, and do nothing else.
+/// SIGINT and SIGTERM of a program that serves. They go to a thread and have no other effect.
 #[derive(Debug)]
 pub struct Watched(Signals);
 
 impl Watched {
-    /// From now on the signals wait for the thread.
+    /// From now on, the signals wait for the thread.
     ///
     /// # Errors
-    /// The system does not take a handler.
+    /// The system refuses a handler.
     pub fn begin() -> io::Result<Watched> {
         let signals = Signals::new(ASKING)?;
         WATCHED.store(true, Ordering::SeqCst);
         Ok(Watched(signals))
     }
 
-    /// Waits for signals on a thread of its own, and does what `each` says.
+    /// Waits for signals on a separate thread, and does what `each` returns.
     pub fn watch_each(self, mut each: impl FnMut() -> Next + Send + 'static) {
         let Watched(mut signals) = self;
         let body = move || {
@@ -188,14 +188,14 @@ impl Watched {
                 }
             }
         };
-        // Without the thread the signals would be lost: then they do what they do by default.
+        // Without the thread the signals would be lost, so their default effect is restored.
         if std::thread::Builder::new().name("signals".into()).spawn(body).is_err() {
             WATCHED.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Waits for signals on a thread of its own. `first` is called at the first one and says whether the program now ends by itself.
-    /// If it does not, the process ends at once, as it does at the second signal.
+    /// Waits for signals on a separate thread. `first` is called at the first signal and returns whether the program now ends by
+    /// itself. If not, the process ends at once, as it does at the second signal.
     pub fn watch(self, first: impl FnOnce() -> bool + Send + 'static) {
         let mut first = Some(first);
         self.watch_each(move || match first.take().map(|first| first()) {

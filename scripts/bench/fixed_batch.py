@@ -19,7 +19,7 @@ def ids(number):
 
 
 def iterations(trace):
-    """Milliseconds of each iteration of the graph that came most often, from one batch step to the next."""
+    """Milliseconds of each iteration of the most frequent graph, from one batch step to the next."""
     events = json.loads(trace.read_text())["traceEvents"]
     steps = sorted((e["ts"], e["args"]["graph"]) for e in events if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)
     graphs = [graph for _, graph in steps]
@@ -33,7 +33,7 @@ def ask(url, number, tokens, stream):
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=120)
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    # Looked into only at the end: this machine has other work.
+    # Read only at the end, because this machine has other work.
     answer = connection.getresponse().read()
     last = answer.split(b"data: ")[-2] if stream else answer
     assert json.loads(last)["usage"]["completion_tokens"] == tokens, answer[-300:]
@@ -41,7 +41,7 @@ def ask(url, number, tokens, stream):
 
 
 def online(url, batch, tokens, stream):
-    """So many requests, each a moment after the one before; all run at the same time for most of it."""
+    """Sends this many requests, each a moment after the one before. All of them run at the same time for most of the time."""
     threads = [threading.Thread(target=ask, args=(url, number, tokens, stream)) for number in range(batch)]
     for thread in threads:
         thread.start()

@@ -14,7 +14,7 @@ import time
 from urllib.parse import urlsplit
 
 BODY = {"prompt": "In the beginning", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
-# Always refused, whatever the queue has room for. So the stream finds a slot when it begins again.
+# Always refused, even if the queue has room. So the stream finds a slot when it begins again.
 WRONG = {**BODY, "max_tokens": 0}
 
 
@@ -41,7 +41,7 @@ def stream(url, seen, end):
 
 
 def rate(seen, begin, end):
-    """Tokens a second while a stream was under way; None where none was."""
+    """Tokens per second while a stream was running; None if there was none."""
     tokens = seconds = 0
     for pieces in seen:
         inside = [piece for piece in pieces if begin <= piece[0] < end]
@@ -52,7 +52,7 @@ def rate(seen, begin, end):
 
 
 def flood(url, connections, body, end, results):
-    """Keeps so many connections busy until `end`; puts how often each status came, and the processor's seconds."""
+    """Keeps this many connections busy until `end`; records how often each status was returned, and the processor time in seconds."""
     place = urlsplit(url)
     text = request(place, body)
     selector = selectors.DefaultSelector()
@@ -87,7 +87,7 @@ def flood(url, connections, body, end, results):
 
 
 def turns(process):
-    """What each thread of the server has had so far: its seconds on a core, and those in which it waited for one."""
+    """For each thread of the server, the seconds it has run on a core so far, and those it has waited for one."""
     found = {}
     for folder in process.glob("task/*"):
         try:
@@ -99,12 +99,12 @@ def turns(process):
 
 
 def phase(url, connections, body, seconds, process):
-    """One phase; a dictionary with the stream's tokens a second and what the flood got."""
+    """Runs one phase; returns a dictionary with the stream's tokens per second and the answers to the flood."""
     seen, end = [], threading.Event()
     reader = threading.Thread(target=stream, args=(url, seen, end))
     reader.start()
     time.sleep(0.3)
-    # The one that runs, not those that came first.
+    # Those of the running server, not of those that came first.
     stop, results, clients = multiprocessing.Event(), multiprocessing.Queue(), None
     if connections:
         clients = multiprocessing.Process(target=flood, args=(url, connections, body, stop, results))

@@ -21,7 +21,7 @@ def random_bf16(generator, count):
     return (bits & 0x807F) | (exponent << 7).astype(numpy.uint16)
 
 
-# Of a layer: the name in GGUF, and in a checkpoint.
+# For each tensor of a layer: its name in GGUF, and in a checkpoint.
 LAYER = (
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -38,7 +38,7 @@ LAYER = (
 
 
 def tensors_of(config):
-    """Each tensor: its name in GGUF, in a checkpoint, its shape."""
+    """For each tensor: its names in GGUF and in a checkpoint, and its shape."""
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     head_dim, vocabulary = config["head_dim"], config["vocab_size"]
     query = config["num_attention_heads"] * head_dim
@@ -74,7 +74,7 @@ def begin(path, config):
 
 
 def end(writer, tensors, data):
-    """Writes the tensors; `data(name, shape)` gives a matrix's bf16 bits, or a norm's f32 numbers."""
+    """Writes the tensors; `data(name, shape)` returns a matrix's bf16 bits, or a norm's f32 numbers."""
     for name, _, shape in tensors:
         if len(shape) == 1:  # norms are f32 in GGUF
             writer.add_tensor_info(name, shape, numpy.dtype(numpy.float32), 4 * shape[0])

@@ -1,4 +1,4 @@
-"""What the benchmark ran on, and how much of the cores others took meanwhile."""
+"""The machine of the benchmark, and the share of its cores that others used meanwhile."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ FLAGS = ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp
 
 
 def output_of(command):
-    """First line that a command prints, or None where it cannot be run."""
+    """The first line that a command prints, or None if it cannot run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -19,7 +19,7 @@ def output_of(command):
 
 
 def choose_cores(count):
-    """`count` of the allowed cores, on different physical cores where there are enough."""
+    """`count` of the allowed cores, on different physical cores if there are enough."""
     allowed = sorted(os.sched_getaffinity(0))
     first, siblings, seen = [], [], set()
     for core in allowed:
@@ -79,14 +79,14 @@ def own_seconds():
 
 
 class Clock:
-    """Who had the cores since it was made: this benchmark, others, the hypervisor."""
+    """Who used the cores since this object was created: this benchmark, others, the hypervisor."""
 
     def __init__(self, cores):
         self.cores = cores
         self.start = self.read()
 
     def read(self):
-        """Seconds that the cores were busy, stolen, and there; seconds of ours."""
+        """Seconds that the cores were busy, stolen, and available; and our own seconds."""
         ticks = os.sysconf("SC_CLK_TCK")
         busy = stolen = total = 0
         for line in Path("/proc/stat").read_text().splitlines():

@@ -28,12 +28,12 @@ def checked(command, **options):
 
 
 def prompt(length, vocabulary):
-    """Token ids of a prompt as mpk-run takes them, spread over the vocabulary."""
+    """The token ids of a prompt in mpk-run's format, spread over the vocabulary."""
     return ",".join(str(7919 * index % vocabulary) for index in range(length))
 
 
 class Ours:
-    """Our side, by the binaries in `release`."""
+    """Our side: runs the binaries in `release`."""
 
     def __init__(self, repository, release, folder, workers):
         self.repository, self.folder, self.workers = repository, folder, workers
@@ -42,10 +42,10 @@ class Ours:
         self.commands = {}
 
     def command(self, name, parts):
-        """Notes a command for the report, with long lists of token ids and temporary folders shortened."""
+        """Records a command for the report. Long lists of token ids and temporary folders are shortened."""
         parts = [str(part) for part in parts]
         shown = [part if part.count(",") < 20 else f"<{part.count(',') + 1} ids>" for part in parts]
-        # Names that hold on any machine: the report is committed.
+        # The report is committed, so it must not contain names of this machine.
         local = {str(self.folder): "$TMP", str(self.run.parent): "target/release", sys.executable: "python3",
                  f"{self.repository}/": ""}
         text = " ".join(shown)
@@ -61,7 +61,7 @@ class Ours:
         return path
 
     def golden(self, ranks):
-        """Compares the tiny model's greedy tokens with those committed from Hugging Face; what differs, or nothing."""
+        """Compares the tiny model's greedy tokens with the committed ones from Hugging Face; returns the differences."""
         expected = json.loads((self.repository / "tests/fixtures/tiny/expected.json").read_text())["requests"]
         command = ["mpirun", "-n", ranks, self.run, self.tiny, "--json", "--greedy", "--ignore-eos", "--max-new-tokens"]
         command.append(len(expected[0]["tokens"]))
@@ -96,7 +96,7 @@ class Ours:
         return result["requests"], peaks
 
     def memory_rate(self, threads):
-        """Bytes a second that `threads` threads read from huge pages."""
+        """Bytes per second that `threads` threads read from huge pages."""
         command = self.command("floor", [self.bench, "memory", "--threads", threads])
         return json.loads(checked(command))["read_bytes_per_second"]
 
@@ -115,14 +115,14 @@ class Ours:
         return {line["model"]: line for line in map(json.loads, filter(None, lines))}
 
     def check(self, model):
-        """Seconds that `mpk-run --check` takes as a process: the graphs of all classes, 8 ranks."""
+        """Seconds of a whole process of `mpk-run --check`: the graphs of all classes, 8 ranks."""
         command = self.command("check", [self.run, model, "--ranks", 8, "--device", "h200", "--check"])
         start = time.perf_counter()
         checked(command)
         return time.perf_counter() - start
 
     def tiny_process(self, ranks):
-        """Seconds that `mpirun -n ranks` of the tiny model takes as a process, 64 tokens."""
+        """Seconds of a whole process of `mpirun -n ranks` with the tiny model, 64 tokens."""
         parts = ["mpirun", "-n", ranks, self.run, self.tiny, "--ignore-eos", "--max-new-tokens", 64]
         command = self.command("tiny", parts)
         start = time.perf_counter()
@@ -131,7 +131,7 @@ class Ours:
 
 
 def agree(first, second):
-    """Compares two ranks counts' requests; a token may differ only where the lead is within rounding."""
+    """Compares the requests of two numbers of ranks; tokens may differ only if the lead is within rounding."""
     problems, compared = [], 0
     for index, (one, two) in enumerate(zip(first, second, strict=True)):
         for step, (token, other) in enumerate(zip(one["tokens"], two["tokens"], strict=True)):

@@ -35,7 +35,7 @@ def panel(title, bars, line, x, y):
 
 
 def page(heading, subtitle, panels):
-    """The SVG of panels [(title, bars, marker)..] below each other."""
+    """The SVG of panels [(title, bars, marker)..], one below the other."""
     body, y = [], MARGIN + 44
     for title, lines, marker in panels:
         text, height = panel(title, lines, marker, MARGIN, y)

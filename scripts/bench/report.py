@@ -1,4 +1,4 @@
-"""Medians of the rounds, the table of figures against what they have to reach, and its text."""
+"""Medians of the rounds, the table of figures against their targets, and its text."""
 
 import statistics
 
@@ -13,7 +13,7 @@ ALLOWANCE = 200e6  # bytes a rank may hold beyond shard and KV
 
 
 def spread(values):
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
@@ -67,7 +67,7 @@ def row(what, ours, unit, **more):
 
 
 def table(values, shapes):
-    """The lines; ratios are above 1 where ours is better, and a share of the floor where that is compared."""
+    """The lines of the table. Ratios above 1 mean that ours is better; compared with the floor, they are a share of it."""
     ours, lines = values["ours"], []
     decode = ours["ms_per_token"]
     floor = 1e3 * shapes["bytes_per_token"] / values["floor_bytes_per_second"]["median"]
@@ -121,7 +121,7 @@ def table(values, shapes):
 
 
 def number(value):
-    """A number or a spread() as text: median, and the range where there is one."""
+    """A number or a spread() as text: the median, and the range if there is one."""
     if value is None:
         return "-"
     if isinstance(value, dict):
@@ -142,7 +142,7 @@ def verdict_text(verdict):
 
 
 def table_text(result):
-    """The report of a run: machine, table, what is missing."""
+    """The report of a run: machine, table, missing parts."""
     hardware, values = result["hardware"], result["medians"]
     rate = {key: value / 1e9 for key, value in values["floor_bytes_per_second"].items()}
     headings = ["what", "ours", "unit", "peer", "floor", "ratio", "reach", "reached"]

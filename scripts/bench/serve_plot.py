@@ -1,4 +1,4 @@
-"""Latencies against rates as one SVG, without a plotting library: a row for each mix, a panel for each figure."""
+"""Latencies against rates as one SVG, without a plotting library: one row per mix, one panel per figure."""
 
 import math
 from html import escape
@@ -10,7 +10,7 @@ WIDTH, HEIGHT, LEFT, TOP, MARGIN = 260, 150, 56, 30, 24
 
 
 def axis(values):
-    """Logarithmic: from the power of ten below all values to that above; gives the place of a value, 0 to 1, and ticks."""
+    """A logarithmic scale, from the power of ten below all values to the one above; returns the position of a value (0 to 1), and ticks."""
     low = math.floor(math.log10(min(values)))
     high = max(low + 1, math.ceil(math.log10(max(values))))
     return (lambda value: (math.log10(value) - low) / (high - low)), [10.0**power for power in range(low, high + 1)]

@@ -1,4 +1,4 @@
-"""What a Qwen3 shape costs: bytes of weights read for a token, bytes of a rank's shard and of its KV cache."""
+"""The costs of a Qwen3 shape: bytes of weights read per token, bytes of a rank's shard and of its KV cache."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long a token takes from the kernel to the client, and a first token from the client to the client: one stream of our server.
+"""The time of a token from the kernel to the client, and of a first token from the client's request to the client, for one stream of our server.
 
 The kernel's times come from the timeline that the server writes at its end (`--trace`): on the CPU target its clock is the one that
 this process reads. A batch step begins when the tokens of an iteration are there; the client's time is when its socket has given the
@@ -29,7 +29,7 @@ def be_prompt():
 
 
 def stream(url, prompt, tokens):
-    """One request; when it was sent, and for each piece of the answer when it came and how many tokens it has."""
+    """Sends one request; returns when it was sent, and for each piece of the answer when it arrived and its number of tokens."""
     place = urlsplit(url)
     body = json.dumps({
         "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True,
@@ -59,7 +59,7 @@ def figures(trace, runs):
                    if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)
     ways, firsts, beyond, admissions = [], [], [], []
     for sent, pieces in runs:
-        # The first step after the request was sent takes the first token: before it the kernel was parked, in the step that begins the
+        # The first step after the request was sent takes the first token. Before it, the kernel was parked in the step that begins the
         # request's first iteration.
         after = [place for place, (begun, _) in enumerate(steps) if begun > sent]
         if not after or after[0] == 0:
@@ -67,23 +67,24 @@ def figures(trace, runs):
         token = 0
         for moment, count in pieces:
             token += count
-            # A piece may hold several tokens, since text may be certain only with the last of them.
+            # A piece may hold several tokens, because text may become final only with the last of them.
             if count and token <= len(after):
                 ways.append((moment - steps[after[token - 1]][0]) / 1e6)
         moment, count = pieces[0]
         firsts.append((moment - sent) / 1e6)
-        # What the client waited for, each from the end of one step to the begin of the next. A later one may last for any length of time.
+        # The intervals that the client waited for, each from the end of one step to the begin of the next. A later one may have any
+        # length.
         waited = after[:min(max(count, 1), 2)]
         iterations = sum(steps[place][0] - steps[place - 1][1] for place in waited) / 1e6
         beyond.append(firsts[-1] - iterations)
         admissions.append((steps[after[0] - 1][1] - sent) / 1e6)
     if not firsts:
-        raise ValueError("the timeline holds none of the runs")
+        raise ValueError("the timeline contains none of the runs")
     return ways, firsts, beyond, admissions
 
 
 def measure(server, url, trace, runs=5, tokens=200):
-    """Streams one after the other, then ends the server and reads its timeline."""
+    """Runs streams one after the other, then ends the server and reads its timeline."""
     be_prompt()
     seen = []
     for run in range(runs + 1):

@@ -33,7 +33,7 @@ def choice_of(ranks):
 
 
 def stuck_jobs(check, ranks):
-    """Launches that get stuck: both placements, and the kernel that tells its peers through NVSHMEM."""
+    """Launches that get stuck: both placements, and the kernel that informs its peers through NVSHMEM."""
     choices = [("static", None), ("dynamic", None)] + ([("static", "nvshmem")] if ranks > 1 and check.cuda else [])
     return [Job(model(check), ranks, placement, choice_of(ranks).get("allreduce"), transport, models.LOGPROBS)
             for placement, transport in choices]
@@ -65,14 +65,14 @@ def graphs_of(check, job):
 
 
 def run_deadline(check, ranks):
-    """A worker that makes no progress: every rank ends in time, and says what it waited for."""
+    """A worker that makes no progress: every rank ends in time and says what it was waiting for."""
     for job in stuck_jobs(check, ranks):
         if not check.cuda:
             job = replace(job, workers=2)
         job = replace(job, deadline=DEADLINE)
         stalled = job.with_options("--debug-stall", f"{ranks - 1}:{OPERATOR}:120000")
         done = check.run_job(stalled, 60)
-        # On GPUs every worker is held, on CPUs the first.
+        # On GPUs every worker is stopped, on CPUs only the first.
         wrong = stuck_report.problems(done.stderr, graphs_of(check, job), ranks - 1, OPERATOR, None if check.cuda else [0])
         right = done.status == 4 and not wrong and not done.timed_out
         check.judge(right, f"abort deadline {job.what()}",
@@ -96,10 +96,10 @@ def rank_processes(process, binary):
 
 
 def run_signal(check, ranks, number, name):
-    """A signal to the last rank while the kernel runs."""
+    """Sends a signal to the last rank while the kernel runs."""
     job = Job(model(check), ranks, logprobs=models.LOGPROBS, deadline=DEADLINE * 5, **choice_of(ranks))
     job = job.with_options("--max-new-tokens", 400, "--debug-stall", "0:4:20", "--log-all-ranks")
-    # Without --json the text streams, which tells that the kernel runs.
+    # Without --json the text streams, which shows that the kernel is running.
     command = [part for part in check.mpk_run(job) if part != "--json"]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(min(ranks, check.gpus))))} if check.cuda else {}
     started = check.start(command, environment)
@@ -117,7 +117,7 @@ def run_signal(check, ranks, number, name):
     finally:
         done = check.finish(started, min(40, max(5, check.part_end - time.monotonic())))
     took = time.monotonic() - begin
-    # The launcher does not wait for a rank that it has told to end.
+    # The launcher does not wait for a rank after telling it to end.
     gone_by = time.monotonic() + 1.0
     while (left := rank_processes(process, check.binary)) and time.monotonic() < gone_by:
         time.sleep(0.02)

@@ -22,7 +22,7 @@ def repeat_model(check):
 
 
 def long_model(check):
-    """Enough requests for STEPS decode steps, four prompts in turn."""
+    """Enough requests for STEPS decode steps, from four prompts in rotation."""
     count = -(-STEPS // (STEP_TOKENS - 1))
     return models.tiny_sequential(check, (prompts(4) * count)[:count], STEP_TOKENS, "long")
 
@@ -36,7 +36,7 @@ def choice_jobs(check, ranks, new_tokens=None):
 
 
 def wanted_ranks(check):
-    """Numbers of ranks compared over choices."""
+    """Numbers of ranks for which choices are compared."""
     return check.ranks() if check.cuda else [1, 2]
 
 
@@ -76,7 +76,7 @@ def request_bits(request):
 
 
 def compare_choices(check, ranks, new_tokens=None):
-    """Placements and transports must agree at each lowering; whether lowerings do is told."""
+    """Placements and transports must agree at each lowering; whether lowerings agree is only reported."""
     choices = choice_jobs(check, ranks, new_tokens)
     found, problems = {}, []
     for job, done in zip(choices, check.run_jobs(choices, 40)):
@@ -94,7 +94,7 @@ def compare_choices(check, ranks, new_tokens=None):
 
 
 def run_repeats(check):
-    """REPEATS of one case."""
+    """Runs one case REPEATS times."""
     results = {}
     for name, launches, job in repeat_jobs(check):
         ranks, first, count, problem = job.ranks, None, 0, None
@@ -142,7 +142,7 @@ def run_long(check):
 
 
 def run(check):
-    """All of it."""
+    """Runs all comparisons."""
     for ranks in wanted_ranks(check):
         compare_choices(check, ranks)
     run_repeats(check)

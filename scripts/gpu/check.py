@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything of the GPU target that must be right, and its figures; scripts/gpu_check.sh starts it."""
+"""Checks everything that must be right on GPUs, and measures. Started by scripts/gpu_check.sh."""
 
 import argparse
 import os
@@ -65,23 +65,23 @@ def positive(text):
 def arguments():
     """The command line."""
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__)
-    parser.add_argument("--gpus", type=positive, help="GPUs to use (default: all that there are)")
+    parser.add_argument("--gpus", type=positive, help="number of GPUs to use (default: all)")
     parser.add_argument("--only", default="", help="parts, separated by commas, in the order in which they are to run, "
                         "of: compile, " + ", ".join(PARTS) + " (default: all but compile; compile with others compiles for those alone)")
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     parser.add_argument("--binary", type=Path, default=target / "release" / "mpk-run", help="mpk-run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "gpu-results"),
                         help="folder of the report (default: $OUT or gpu-results)")
-    parser.add_argument("--cache", type=Path, help="folder of the cubin cache (default: $MPK_CACHE_DIR, or mpk-run's own)")
-    parser.add_argument("--seed", type=int, help="of the inputs (default: drawn)")
-    parser.add_argument("--thorough", action="store_true", help="every combination of placement, lowering and transport")
+    parser.add_argument("--cache", type=Path, help="folder of the cubin cache (default: $MPK_CACHE_DIR, or mpk-run's default)")
+    parser.add_argument("--seed", type=int, help="seed of the inputs (default: random)")
+    parser.add_argument("--thorough", action="store_true", help="test every combination of placement, lowering and transport")
     parser.add_argument("--backend", choices=["cuda", "cpu"], default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def run_part(check, name, work, seconds):
-    """Runs a part within its time; what goes wrong in it is a verdict like any other."""
+    """Runs a part within its time limit; an exception in it becomes a verdict like any other."""
     seconds *= PATIENCE
     check.part, check.part_end = name, time.monotonic() + seconds
     started = time.monotonic()
@@ -102,19 +102,19 @@ def main():
     chosen = [name for name in options.only.split(",") if name] or list(PARTS)
     unknown = [name for name in chosen if name != "compile" and name not in PARTS]
     if unknown:
-        sys.exit(f"gpu_check: unknown part {unknown[0]}; there are compile, {', '.join(PARTS)}")
+        sys.exit(f"gpu_check: unknown part {unknown[0]}; the parts are compile, {', '.join(PARTS)}")
     cuda = options.backend == "cuda"
     gpus = options.gpus or max(1, environment.gpu_count() if cuda else 1)
     if options.cache:
         os.environ["MPK_CACHE_DIR"] = str(options.cache.resolve())
     binary = options.binary.resolve()
     if not os.access(binary, os.X_OK):
-        sys.exit(f"gpu_check: {binary} is not there; build it with `cargo build --release`, or name it with --binary")
+        sys.exit(f"gpu_check: {binary} does not exist; build it with `cargo build --release`, or give its path with --binary")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=options.out).close()
     except OSError as error:
-        sys.exit(f"gpu_check: the report can't be written: {error}; name another folder with --out")
+        sys.exit(f"gpu_check: cannot write the report: {error}; choose another folder with --out")
     started = time.monotonic()
     described = environment.describe(binary)
     work = options.work or Path(tempfile.mkdtemp(prefix="mpk-gpu-check-"))
@@ -125,16 +125,16 @@ def main():
     report = check.out
 
     def ended(*_):
-        """Leaves with what there is: no thread may go on, or wait for a command that does."""
+        """Ends at once with the results so far: no thread may continue or wait for a running command."""
         check.part_end = 0.0
         check.end_all()
-        sys.exit("gpu_check: ended from outside")
+        sys.exit("gpu_check: stopped by a signal")
 
     signal.signal(signal.SIGTERM, ended)
     try:
         others = [name for name in PARTS if name in chosen] or list(PARTS)
         if "compile" in chosen or (cuda and find_nvcc()):
-            # What is in the cache already takes a fraction of a second.
+            # What the cache already holds takes a fraction of a second.
             run_part(check, "compile", lambda: compiling.run(
                 check, [job for name in others for job in PARTS[name][0].jobs(check)]), COMPILE_LIMIT)
         if chosen != ["compile"] and (options.only == "" or "compile" not in chosen):

@@ -1,4 +1,4 @@
-"""What all parts share: running commands under time limits, mpk-run jobs, verdicts and figures."""
+"""Shared by all parts: commands with time limits, mpk-run jobs, verdicts and figures."""
 
 import datetime
 import json
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-# All time limits are for a GPU; where the emulator stands in for one (scripts/emulate.sh), they are this many times longer.
+# All time limits are for a GPU. Under the emulator (scripts/emulate.sh) they are multiplied by this.
 PATIENCE = float(os.environ.get("MPK_CHECK_PATIENCE", "1"))
 PLACEMENTS = ["static", "dynamic"]
 LOWERINGS = ["copy-reduce", "one-shot", "two-shot"]
@@ -24,7 +24,7 @@ KEPT_COMMANDS = 400  # in the report
 
 
 class OutOfTime(Exception):
-    """The part has used its time."""
+    """The part has used up its time."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Done:
     timed_out: bool = False
 
     def problem(self):
-        """What went wrong, in one line that shows the end of its messages."""
+        """What went wrong, in one line with the end of the command's messages."""
         how = f"no end after {self.seconds:.0f} s" if self.timed_out else f"exit status {self.status}"
         lines = [line for line in self.stderr.strip().splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()] or lines
@@ -68,7 +68,7 @@ def session_processes(session):
 
 
 def end_session(process):
-    """Ends a command that was started with a session of its own, and all its children."""
+    """Ends a command that was started in its own session, and all its children."""
     for number, wait in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 2.0)):
         members = session_processes(process.pid)
         for member in [process.pid] if number == signal.SIGTERM else members:
@@ -120,7 +120,7 @@ class Job:
         return " ".join(str(part) for part in parts if part)
 
     def shape_options(self):
-        """Options that decide which code is compiled."""
+        """The options that determine which code is compiled."""
         options = []
         for name in ("placement", "allreduce", "workers"):
             if getattr(self, name) is not None:
@@ -130,7 +130,7 @@ class Job:
         return options + (["--logprobs", str(self.logprobs)] if self.logprobs else [])
 
     def with_options(self, *options):
-        """The same with more options."""
+        """The same job with more options."""
         return replace(self, options=self.options + tuple(str(option) for option in options))
 
 
@@ -187,15 +187,15 @@ class Check:
             self.verdicts.append({"verdict": kind, "name": name, "detail": detail, "part": self.part})
 
     def ok(self, name, detail=""):
-        """The check is passed."""
+        """The check passed."""
         self.verdict("ok", name, detail)
 
     def failed(self, name, detail=""):
-        """The check is not passed."""
+        """The check failed."""
         self.verdict("FAILED", name, detail)
 
     def skipped(self, name, why):
-        """The check can't be made here."""
+        """The check cannot run here."""
         self.verdict("skipped", name, why)
 
     def judge(self, right, name, detail=""):
@@ -222,7 +222,7 @@ class Check:
         return text
 
     def start(self, parts, environment=None, cwd=None):
-        """Starts a command in a session of its own; gives the process, its text and the time."""
+        """Starts a command in its own session; returns the process, the command as text and the start time."""
         parts = [str(part) for part in parts]
         shown = self.note(parts)
         process = subprocess.Popen(parts, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -232,7 +232,7 @@ class Check:
         return process, shown, time.monotonic()
 
     def finish(self, started, timeout):
-        """Waits for what `start` gave; ends it after `timeout` seconds."""
+        """Waits for a command that `start` returned; ends it after `timeout` seconds."""
         process, shown, begin = started
         try:
             return communicate(process, shown, timeout, begin)
@@ -240,7 +240,7 @@ class Check:
             self.running.discard(process)
 
     def end_all(self):
-        """Ends everything that still runs."""
+        """Ends every command that is still running."""
         for process in list(self.running):
             end_session(process)
 
@@ -272,12 +272,12 @@ class Check:
         """Command line of a job, `wrapper` (such as a sanitizer) put before the binary."""
         parts = ["mpirun", "-n", job.ranks, "--bind-to", "none"] if job.ranks > 1 else []
         parts += [*wrapper, self.binary, job.model, "--backend", self.backend, *job.shape_options()]
-        # Ranks that take turns on a GPU also start one after the other.
+        # Ranks that share a GPU also start one after the other.
         deadline = job.deadline * (5 if self.cuda and job.ranks > self.gpus else 1) * PATIENCE
         return [*parts, "--json", "--prefix-cache", job.prefix_cache, "--deadline", deadline, *job.options]
 
     def on_gpus(self, count, work):
-        """`work(environment)` on `count` GPUs that nothing else uses meanwhile."""
+        """Runs `work(environment)` on `count` GPUs that nothing else uses at the time."""
         with self.free:
             self.free.wait_for(lambda: len(self.free_gpus) >= count)
             gpus = [self.free_gpus.pop(0) for _ in range(count)]
@@ -314,11 +314,11 @@ class Check:
             return list(pool.map(one, jobs))
 
     def ranks(self):
-        """Numbers of ranks that have a GPU each."""
+        """The numbers of ranks that give each rank its own GPU."""
         return [n for n in (1, 2, 4) if n <= self.gpus]
 
     def keep(self, name, text):
-        """Writes what a tool said beside the report, for whoever looks for the cause of a failure."""
+        """Writes a tool's output next to the report, to help find the cause of a failure."""
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / name).write_text(text)
 
@@ -356,7 +356,7 @@ def parsed(done):
 
 
 def bits(result):
-    """All of a run that must be the same in every run: JSON prints a float so that it can be read back exactly."""
+    """Everything that must be equal in every run: JSON prints a float so that it can be read back exactly."""
     return json.dumps([[r["prompt_tokens"], r["tokens"], r["finish_reason"], r.get("logprobs")] for r in result["requests"]])
 
 
@@ -367,5 +367,5 @@ def summary(samples):
 
 
 def say(text):
-    """Progress, on stderr: verdicts alone are on stdout."""
+    """Prints progress to stderr: stdout has only verdicts."""
     print(f"gpu_check: {text}", file=sys.stderr, flush=True)

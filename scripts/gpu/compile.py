@@ -1,6 +1,6 @@
-"""Fills the cubin cache with what the other parts launch, as many compilers at once as there are cores.
+"""Compiles what the other parts launch into the cubin cache, with one compiler for each core.
 
-The cubins are for this machine's GPU, or for an H200 where there is none."""
+The cubins are for this machine's GPU, or for an H200 if it has none."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

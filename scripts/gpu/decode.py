@@ -1,4 +1,4 @@
-"""Decode figures beside the peer and the floor, in the same run: Qwen3-8B and Qwen3-0.6B shapes, random weights.
+"""Decode figures next to the peer's and the floor, from one run: Qwen3-8B and Qwen3-0.6B shapes, random weights.
 
 A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The
 floor is what a GPU must read over the rate of a streaming kernel measured here (stream_read.cu), or over 4.65 TB/s
@@ -56,7 +56,7 @@ def jobs(check):
 
 
 def read_rate(check):
-    """Bytes a second that a streaming kernel reads, with all samples; the nominal rate where it can't be built."""
+    """Bytes a second that a streaming kernel reads, with all samples; the nominal rate if the kernel cannot be built."""
     ran = check.cuda_program("stream_read", {"CUDA_VISIBLE_DEVICES": "0"}, 30)
     if ran is None:
         return NOMINAL_RATE, "nominal"
@@ -71,7 +71,7 @@ def read_rate(check):
 
 
 def run_peer(check, shape, ranks, environment):
-    """Best milliseconds a step of the peer, by batch, with its lines."""
+    """The peer's best milliseconds a step, by batch, with its output lines."""
     folder, batches = peers_folder(), ",".join(map(str, CASES[shape][1]))
     if folder is None:
         return {}, [], "no folder with torch_decode.py; name it in MPK_PEERS"
@@ -106,7 +106,7 @@ def run_ours(check, shape, ranks, environment):
 
 
 def run_case(check, shape, ranks, rate):
-    """Ours and the peer on the same GPUs, one after the other."""
+    """Runs mpk and then the peer on the same GPUs."""
     def both(environment):
         ours = run_ours(check, shape, ranks, environment)
         return ours, run_peer(check, shape, ranks, environment)
@@ -135,7 +135,7 @@ def run_case(check, shape, ranks, rate):
 
 
 def run(check):
-    """All cases; those that fit beside each other run on GPUs of their own."""
+    """Runs all cases, at the same time where each gets its own GPUs."""
     if not check.cuda:
         check.skipped("decode", "needs a GPU")
         return

@@ -1,4 +1,4 @@
-"""`mpk-run doctor`, and what a bad environment is told: exit status 3 and the fix."""
+"""`mpk-run doctor`, and the errors of a bad environment: exit status 3 and the fix."""
 
 import models
 from common import Job, parsed
@@ -17,7 +17,7 @@ def environment_jobs(check):
 
 
 def route_jobs(check):
-    """[(name, job)]: the ways to find each other and to launch, where there are several."""
+    """[(name, job)]: the ways in which ranks find each other and launch, if there are several."""
     if check.gpus < 2:
         return []
     job = Job(models.fixture_model(check, "tiny"), 2, "static", "one-shot", logprobs=models.LOGPROBS)
@@ -36,7 +36,7 @@ def run_routes(check):
 
 
 def run(check):
-    """The report, and three environments that lack something."""
+    """Checks the report, and three environments that each lack something."""
     done = check.command([check.binary, "doctor"], 30)
     words = ["driver", "NVSHMEM", "MPI"]
     missing = [word for word in words if word.lower() not in done.stdout.lower() + done.stderr.lower()]

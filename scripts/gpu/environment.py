@@ -1,4 +1,4 @@
-"""What the check ran on: hardware, driver, versions."""
+"""The environment of the check: hardware, driver, versions."""
 
 import hashlib
 import os

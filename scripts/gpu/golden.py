@@ -23,14 +23,14 @@ class Wrong(Exception):
 
 
 def tolerance(dtype, logprob):
-    """What is allowed; f32 and f16 are held to less than was promised, since an error may be small."""
+    """The allowed differences. For f32 and f16 they are smaller than promised, to catch small errors."""
     if dtype == "float32":
         return 0.0005
     return (0.02 if dtype == "float16" else 0.12) * (1 + abs(logprob))
 
 
 def compare_top(expected, found, dtype, what):
-    """Compares the best tokens of a step; returns the largest share of what may differ."""
+    """Compares the best tokens of a step; returns the largest share of the allowed difference."""
     if len(found) != len(expected):
         raise Wrong(f"{what}: {len(found)} top tokens")
     ours, theirs, share = dict(map(tuple, found)), dict(map(tuple, expected)), 0.0
@@ -47,7 +47,7 @@ def compare_top(expected, found, dtype, what):
 
 
 def compare_request(expected, found, document, trained, what):
-    """Compares a request; returns the largest share and where tokens differ within what is allowed."""
+    """Compares a request; returns the largest share, and where tokens differ within the allowed difference."""
     if found["prompt_tokens"] != expected["prompt_tokens"]:
         raise Wrong(f"{what}: another prompt")
     share, steps = 0.0, len(found["tokens"])
@@ -67,7 +67,7 @@ def compare_request(expected, found, document, trained, what):
 
 
 def compare(document, result, steps, trained):
-    """Compares a run; returns what is wrong or None, the largest share, near ties."""
+    """Compares a run; returns what is wrong or None, the largest share of the allowed difference, and near ties."""
     share, ties = 0.0, []
     if len(result["requests"]) != len(document["requests"]):
         return f"{len(result['requests'])} requests", share, ties
@@ -109,7 +109,7 @@ def shared_gpu_work(check, ranks):
 
 
 def shared_gpu_jobs(check, name, ranks, choices, steps=SHORT):
-    """More ranks than GPUs: right, but slow."""
+    """More ranks than GPUs: correct, but slow."""
     full = len(models.expected(name)["requests"][0]["tokens"])
     steps = min(steps or full, full)
     model = models.fixture_model(check, name, new_tokens=steps, suffix=f"-{steps}")
@@ -117,7 +117,7 @@ def shared_gpu_jobs(check, name, ranks, choices, steps=SHORT):
 
 
 def large_jobs(check, model):
-    """Jobs of the large model; before it is there, `model` is one of its shape."""
+    """Jobs of the large model. Until it exists, `model` is a model of the same shape."""
     found = []
     for ranks in check.ranks():
         found += [Job(model, ranks, logprobs=models.LOGPROBS, prefix_cache="on", **choice) for choice in covering(ranks, ranks // 4)]
@@ -135,7 +135,7 @@ def jobs(check):
 
 
 def start_huggingface(check):
-    """Starts transformers, on a GPU of its own where there are several; gives its folder and a way to wait for it."""
+    """Starts transformers, on its own GPU if there are several; returns its folder and a function that waits for it."""
     folder = check.work / "huggingface"
     device = "cuda" if check.cuda else "cpu"
     command = [sys.executable, REPOSITORY / "scripts/gpu/huggingface.py", "--device", device, "--out", folder,
@@ -202,7 +202,7 @@ def report_huggingface(check, folder, done):
 def run(check):
     """All comparisons."""
     folder, wait = start_huggingface(check)
-    # Those that need few GPUs go first, while transformers has one.
+    # First the jobs that need few GPUs, while transformers uses one.
     run_compared(check, sorted(fixture_jobs(check), key=lambda work: work[2].ranks), models.expected,
                  lambda name: name == "tiny", 45)
     say("waiting for transformers")

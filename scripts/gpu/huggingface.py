@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Hugging Face transformers computes on this device: with the fixtures, and with a large random model made here.
+"""Runs Hugging Face transformers on this device: the fixtures, and a large random model made here.
 
     huggingface.py --device cuda --out FOLDER [--fixtures llama,qwen2] [--large full|small|none] [--seed S]
 
@@ -34,7 +34,7 @@ LARGE = {  # where they differ from models.LARGE_CONFIG
     "small": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
               "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 5003},
 }
-# What transformers 4 and 5 both call so.
+# Names that transformers 4 and 5 share.
 CONFIG_FIELDS = ["architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                  "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps",
                  "tie_word_embeddings", "eos_token_id"]
@@ -45,7 +45,7 @@ def say(text):
 
 
 def load(path, dtype, device):
-    """The checkpoint as it is on disk."""
+    """Reads the checkpoint as stored on disk."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     return model.to(device).eval()
 
@@ -102,7 +102,7 @@ def randomize(model, generator):
 @torch.no_grad()
 def plant(model, generator):
     """Adds to the head row of each token's successor the weakest pointer that makes it win clearly in CLEAR_SHARE of
-    the steps (or the share that comes nearest)."""
+    the steps (or the nearest possible share)."""
     vocabulary, device = model.config.vocab_size, model.device
     ids = torch.randint(vocabulary, (8, 24), generator=generator, device=device)
     states = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, 8:].reshape(-1, model.config.hidden_size)
@@ -129,7 +129,7 @@ def plant(model, generator):
 
 
 def make_checkpoint(kind, folder, device, seed):
-    """Writes the checkpoint and gives the number of parameters."""
+    """Writes the checkpoint and returns the number of parameters."""
     large = models.LARGE_CONFIG | LARGE[kind]
     config = Qwen3Config(**{field: large[field] for field in CONFIG_FIELDS}, bos_token_id=None,
                          rope_parameters={"rope_type": "default", "rope_theta": large["rope_theta"]})
@@ -145,7 +145,7 @@ def make_checkpoint(kind, folder, device, seed):
 
 @torch.no_grad()
 def clear_prompts(model, prompts):
-    """Those of `prompts` (all as long) whose greedy continuation is clear and no short cycle."""
+    """Those of `prompts` (all of one length) whose greedy continuation is clear and is not a short cycle."""
     step, past, tokens = torch.tensor(prompts, device=model.device), None, []
     clear = torch.ones(len(prompts), dtype=torch.bool, device=model.device)
     for _ in range(NEW_TOKENS):
@@ -159,7 +159,7 @@ def clear_prompts(model, prompts):
 
 
 def expected_request(high, low, prompt, tokens):
-    """What is expected of a prompt, in float32, and how far bf16 is from it; None where it is not clear enough."""
+    """The expected result of a prompt, in float32, and bf16's distance from it; None if it is not clear enough."""
     logprobs = forced(high, prompt, tokens)
     values, top = logprobs.topk(TOP)
     margins = (values[:, 0] - values[:, 1]).tolist()

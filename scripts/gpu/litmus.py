@@ -1,4 +1,4 @@
-"""Memory orders as the protocol uses them, between blocks and between GPUs (litmus.cu)."""
+"""Tests the memory orders that the protocol uses, between blocks and between GPUs (litmus.cu)."""
 
 
 def jobs(_check):
@@ -7,7 +7,7 @@ def jobs(_check):
 
 
 def run(check):
-    """Builds and runs the program; the control, without acquire and release, tells whether it would notice."""
+    """Builds and runs the program. The control run, without acquire and release, shows whether it would find an error."""
     if not check.cuda:
         check.skipped("litmus", "needs a GPU")
         return

@@ -13,7 +13,7 @@ SHAPES = {  # hidden, layers, heads, kv heads, intermediate, vocabulary, tied; h
     "qwen3-8b": (4096, 36, 32, 8, 12288, 151936, False),
     "llama3-70b": (8192, 80, 64, 8, 28672, 128256, False),
 }
-# What huggingface.py makes, and random_checkpoint.py.
+# Models that huggingface.py and random_checkpoint.py make.
 LARGE_SIZES = {"max_batch": 4, "max_seq_len": 512, "page_size": 64}
 LARGE_CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
@@ -35,7 +35,7 @@ def expected(name):
 
 
 def write(check, name, document):
-    """Writes a model.json; the file's name tells it from others."""
+    """Writes a model.json under a unique file name."""
     path = check.work / f"{name}.json"
     text = json.dumps(document)
     if not path.exists() or path.read_text() != text:
@@ -100,6 +100,6 @@ def prompt(length, vocabulary, first=1):
 
 
 def large_shape(check):
-    """A model of the large shape without a checkpoint: it is compiled to the same code."""
+    """A model of the large shape without a checkpoint: its compiled code is the same."""
     document = {"schema": "mpk-model/1", "name": "large", "config": LARGE_CONFIG, "weights": {"random": {"seed": 1}}}
     return write(check, "large-shape", document | LARGE_SIZES)

@@ -1,4 +1,4 @@
-"""An op graph (`"graph"` of model.json) that holds many independent operators with what they must give."""
+"""An op graph (`"graph"` of model.json) with many independent operators and their expected results."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ import reference as ref
 
 
 def write_safetensors(path, tensors):
-    """Writes tensors {name: array}: of uint16 the bits of bf16, all others as f32."""
+    """Writes tensors {name: array}: uint16 holds the bits of bf16, all others are written as f32."""
     header, offset = {}, 0
     for name, values in tensors.items():
         dtype, size = ("BF16", 2) if values.dtype == np.uint16 else ("F32", 4)
@@ -34,14 +34,14 @@ class Graph:
         self.case = ""
 
     def begin(self, what):
-        """Starts a case; False where it is not wanted. Names of its tensors begin with its number."""
+        """Starts a case; False if it was not asked for. Names of its tensors begin with its number."""
         if not self.wanted(what):
             return False
         self.case, self.what = f"c{len(self.cases)}", what
         return True
 
     def named(self, name):
-        """A name in the case."""
+        """A tensor's name within the case."""
         return f"{self.case}.{name}"
 
     def tensor(self, name, kind, dtype, values=None, dims=None, **more):
@@ -57,7 +57,7 @@ class Graph:
         return full, values
 
     def normal(self, *shape, scale=1.0):
-        """Fresh values."""
+        """Draws new values."""
         return self.random.standard_normal(shape) * scale
 
     def op(self, op, inputs, outputs, **attrs):
@@ -66,8 +66,8 @@ class Graph:
         self.ops.append({"op": op, "inputs": inputs, "outputs": outputs, "attrs": attrs})
 
     def expect(self, output, compare):
-        """Ends the case: `compare(outputs)` says what is wrong with the outputs that the case names, or None, and the
-        largest share of what may differ."""
+        """Ends the case: `compare(outputs)` returns what is wrong with the case's outputs, or None, and the largest
+        share of the allowed difference."""
         names = [output] if isinstance(output, str) else output
         self.cases.append((self.what, names, compare))
 
@@ -91,7 +91,7 @@ class Graph:
         return path
 
     def compare(self, outputs):
-        """All cases against a run's outputs: [(case, problem or None, share)]."""
+        """Compares all cases with a run's outputs: [(case, problem or None, share)]."""
         found = []
         for what, names, compare in self.cases:
             missing = [name for name in names if name not in outputs]
@@ -104,13 +104,13 @@ class Graph:
 
 
 def array(output):
-    """Values of an output; JSON has null for what is no number."""
+    """Values of an output; JSON has null for NaN and infinities."""
     values = [np.nan if value is None else value for value in output["values"]]
     return np.array(values, dtype=np.float64).reshape(output["dims"])
 
 
 def close(output, values, bound, dtype):
-    """What is wrong with a float output, or None; the largest share of what may differ."""
+    """What is wrong with a float output, or None; and the largest share of the allowed difference."""
     if output["dtype"] != dtype or list(output["dims"]) != list(values.shape):
         return f"is {output['dtype']} {output['dims']}, expected {dtype} {list(values.shape)}", 0.0
     found = array(output)

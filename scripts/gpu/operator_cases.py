@@ -10,8 +10,8 @@ DTYPES = ["bf16", "f16", "f32"]
 # k, n of a weight: odd, tiny, wide and long ones
 SHAPES = [(37, 45), (1024, 130), (171, 64), (4096, 96), (64, 1000), (1, 17), (2048, 24), (16, 3), (256, 513), (93, 211),
           (12288, 40), (15, 1), (128, 384), (72, 107), (1000, 33), (8, 16)]
-# The same of products of many rows, which GPUs with wide tiles do in those: tails of k, rows and columns. More than 16 rows take wide tiles
-# too where the shape allows it
+# The same for products of many rows, which GPUs with wide tiles compute in such tiles: tails of k, rows and columns. Products of more than
+# 16 rows also use wide tiles if the shape allows it
 WIDE_SHAPES = [(4096, 96), (200, 1000), (72, 331), (1000, 130), (256, 513), (136, 4112), (12288, 72), (64, 64)]
 WIDE_GATED = [(61, 48), (1000, 272), (128, 528), (2048, 2128), (4096, 64), (1032, 80)]
 NORM_SIZES = [61, 128, 4096, 5, 224, 1000]
@@ -81,7 +81,7 @@ GATED = [(61, 48), (1000, 272), (4096, 16), (128, 528), (224, 97), (2048, 2128),
 
 
 def gated_products(g, index, shapes=GATED, count=4):
-    """`rmsnorm`, `linear` and `silu_mul`, which GPUs do in one task type where the ups begin at a tile of 16 rows."""
+    """`rmsnorm`, `linear` and `silu_mul`, which GPUs compute in one task type if the up rows begin at a tile of 16 rows."""
     for i, (k, n) in enumerate(rotated(shapes, 3 * index, count)):
         dtype, bias, gather = DTYPES[(i + index) % 3], (i + index) % 2 == 1, i == 2
         if not g.begin(f"rmsnorm_linear_silu_mul {dtype} k={k} n={n} bias={bias} gather={gather}"):
@@ -147,7 +147,7 @@ def gated(g, index, shapes=SHAPES, count=3):
 
 
 def embeddings(g, index, world=1):
-    """`embedding` of the rows' tokens; the tables are as long, since there is one list of tokens."""
+    """`embedding` of the rows' tokens; all tables have the same length, since there is one list of tokens."""
     vocabulary = 1003
     g.tokens = [int(t) for t in g.random.integers(0, vocabulary, g.rows)]
     g.tokens[-1] = vocabulary - 1
@@ -186,7 +186,7 @@ def attentions(g, index, page, world=1):
             inputs += [name for name, _ in given]
             norms_given = [values for _, values in given]
             attrs = {"qk_norm": True, "eps": 1e-5}
-        # Half of the time what follows is row-parallel, as in models; otherwise all heads are gathered.
+        # Half of the time the next operator is row-parallel, as in models; otherwise all heads are gathered.
         projected = world > 1 and i % 2 == 0
         output = g.named("mixed" if projected else "y")
         g.op("attention", inputs, [output, cache], heads=heads, kv_heads=kv_heads, head_dim=size, splits=splits, **attrs)

@@ -1,4 +1,4 @@
-"""Every task type against a float64 reference, over shapes, types, tails and row counts; inputs drawn fresh.
+"""Compares every task type with a float64 reference, over shapes, types, tails and row counts. Inputs are new each time.
 
 Assumes that mpk-run fills what tasks write with a pattern of NaNs before the launch of an op graph
 (MPK_DEBUG_POISON=1 in the environment, or always).
@@ -47,7 +47,7 @@ def graphs(check, worlds):
         alone.sampling(g, index)
         found.append((g, 1))
     for index, (rows, count) in enumerate(WIDE_ROWS.items() if check.cuda and 1 in worlds else []):
-        # Of few rows nearly all are sampled, so that products of gathered rows are wide too.
+        # If there are few rows, nearly all are sampled, so that products of gathered rows are wide too.
         samples = rows - 1 if rows <= 64 else 2
         g = Graph(f"operators-{rows}", rows, samples, np.random.default_rng([check.seed, rows]), lambda case: bool(pattern.search(case)))
         alone.linears(g, index, alone.WIDE_SHAPES, 2 * count)
@@ -107,7 +107,7 @@ def run(check):
 
 
 def run_worlds(check, worlds):
-    """Runs every graph with every choice; a verdict for each kind of operator and number of ranks."""
+    """Runs every graph with every choice; gives a verdict for each kind of operator and number of ranks."""
     launches = work(check, worlds)
     results = check.run_jobs([job for _, job in launches], timeout=40)
     verdicts, worst = {}, {}

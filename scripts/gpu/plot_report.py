@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The plot of a report of gpu_check.sh: plot_report.py REPORT.json PLOT.svg [SHAPE, to draw its decode figures only]."""
+"""Plots a report of gpu_check.sh: plot_report.py REPORT.json PLOT.svg [SHAPE, to plot only its decode figures]."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def decode_panels(figures):
 
 
 def allreduce_panels(skeleton):
-    """What an allreduce adds inside the kernel beside NCCL's and PyTorch's."""
+    """The time an allreduce adds inside the kernel, next to NCCL's and PyTorch's."""
     found = []
     for name, figure in skeleton.items():
         if not name.startswith("allreduce 8 KB") or "added_us" not in figure or not figure.get("peer"):

@@ -1,4 +1,4 @@
-"""Prefill figures beside the peer, in the same run: Qwen3-8B's shape on one GPU, random weights.
+"""Prefill figures next to the peer's, from one run: Qwen3-8B's shape on one GPU, random weights.
 
 Wide products are judged against the others first: the same prompt in chunks that are too short for them must give the same
 best tokens with log-probabilities as close as rounding allows.
@@ -41,7 +41,7 @@ def first_logprobs(result):
 
 
 def differs(found, expected):
-    """The largest distance of log-probabilities as a share of what may differ."""
+    """The largest difference of log-probabilities, as a share of the allowed difference."""
     worst = 0.0
     for ours, theirs in zip(found, expected):
         if None in (*ours.values(), *theirs.values()):

@@ -1,4 +1,4 @@
-"""Writes a Qwen3 checkpoint in bf16, all rows of a tensor alike, for what only reads it: its tokens mean nothing."""
+"""Writes a Qwen3 checkpoint in bf16 to measure loading. All rows of a tensor are equal, so its tokens mean nothing."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Operators in float64, from their definitions, with bounds on what rounding may change."""
+"""Operators in float64, from their definitions, with bounds on the effect of rounding."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def rounded(values, dtype):
 
 
 def stored(values, spread, dtype):
-    """A value rounded to `dtype`, which was `spread` off at most before: its bound."""
+    """The error bound of a value rounded to `dtype`, if its error was at most `spread` before."""
     smallest = {"f32": 1e-38, "f16": 6e-8, "bf16": 1e-38}[dtype]
     return spread * (1 + 2 * UNIT[dtype]) + UNIT[dtype] * np.abs(values) * 1.001 + smallest + TINY
 
@@ -35,11 +35,11 @@ def linear(x, x_spread, weight, bias=None, act=None, wide=False):
     magnitude = np.abs(x) @ np.abs(weight).T
     spread = SUM * magnitude
     if wide:
-        # One chain of sums over all of k, 16 at a time, each of them cut off at 24 bits by the tensor core: always towards 0.
+        # One chain of sums over all of k, 16 at a time. The tensor core cuts each sum off at 24 bits, always towards 0.
         partial = 2 * np.sqrt((x**2) @ (weight**2).T)
         spread = spread + x.shape[1] / 16 * 2.0**-24 * np.maximum(partial, np.abs(values))
     if act:
-        # Single elements of x may have been rounded to the other side, all of them in the worst case by chance.
+        # Any element of x may have been rounded the other way; in the worst case all of them.
         spread = spread + UNIT[act] * 2 * np.sqrt((x**2) @ (weight**2).T)
     if x_spread is not None:
         spread = spread + np.sqrt((x_spread**2) @ (weight**2).T) * 2

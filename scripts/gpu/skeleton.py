@@ -24,7 +24,7 @@ MANY_SLOW = 400  # of dynamic placement, whose tasks take ten times as long
 
 
 def chain_model(check, ranks, rows):
-    """The chain of allreduces for so many ranks."""
+    """The chain of allreduces for `ranks` ranks."""
     even = {"kind": "even", "unit": INNER}
     random = {"random": {"seed": 1}}
     tensors = [

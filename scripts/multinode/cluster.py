@@ -1,4 +1,4 @@
-"""Nodes made of network namespaces on one machine, each with a host name and an address of its own, and mpirun over them.
+"""Nodes made of network namespaces on one machine, each with its own host name and address, and mpirun over them.
 
 The caller runs in namespaces of its own already (scripts/multinode_test.sh), so nothing here outlives it.
 """
@@ -82,7 +82,7 @@ class Cluster:
         self.close()
 
     def cut(self, node):
-        """No packet goes to or from this node any more."""
+        """Cuts the node off: no packet goes to or from it any more."""
         net.set_up(f"port{node}", False)
 
     def core_list(self, node):
@@ -92,7 +92,7 @@ class Cluster:
         return ["nsenter", "-t", str(self.holders[node - 1].pid), "-n", "-u", "taskset", "-c", self.core_list(node)]
 
     def processes(self, node):
-        """Those on a node, but for what holds it."""
+        """The processes of a node, except the one that holds its namespaces."""
         space = os.readlink(f"/proc/{self.holders[node - 1].pid}/ns/net")
         found = []
         for entry in os.listdir("/proc"):
@@ -115,7 +115,7 @@ class Cluster:
 
 
 class Job:
-    """A job that runs. Each rank is started by status_of.py, which notes how it ended."""
+    """A running job. status_of.py starts each rank and records how it ended."""
 
     def __init__(self, cluster, command):
         self.cluster = cluster
@@ -134,7 +134,7 @@ class Job:
         return (self.notes / "stdout").read_text(errors="replace")
 
     def await_text(self, text, seconds=30):
-        """Until stderr says this."""
+        """Waits until stderr contains `text`."""
         end = time.monotonic() + seconds
         while text not in self.stderr():
             if time.monotonic() > end or self.process.poll() is not None:
@@ -146,7 +146,7 @@ class Job:
         return {int(path.name[4:]): int(path.read_text()) for path in self.notes.glob("pid.*") if path.read_text()}
 
     def statuses(self):
-        """How the ranks ended that have: (status, seconds since the epoch), by rank."""
+        """How ranks ended, by rank: (status, seconds since the epoch). Running ranks are missing."""
         found = {}
         for path in self.notes.glob("status.*"):
             words = path.read_text().split()
@@ -163,7 +163,7 @@ class Job:
         return self
 
     def kill(self):
-        """Everything of the job, for the end of a test that has failed."""
+        """All output of the job, to print when a test fails."""
         for node in range(1, len(self.cluster.names) + 1):
             for pid, _ in self.cluster.processes(node):
                 try:

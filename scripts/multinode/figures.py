@@ -1,4 +1,4 @@
-"""Figures of jobs over nodes; printed, not judged: machines and their load differ."""
+"""Figures of jobs over nodes. They are printed, not judged, since machines and their load differ."""
 import json
 import os
 import re

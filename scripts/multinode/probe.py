@@ -1,4 +1,4 @@
-"""Finds out whether the kernel lets us make nodes. Ends with 77, and says why, where it does not."""
+"""Finds out whether the kernel lets us make nodes. If not, says why and exits with 77."""
 import errno
 import subprocess
 import sys

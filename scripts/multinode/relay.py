@@ -18,12 +18,12 @@ from net import inside
 ETH_P_ALL = 3
 PACKET_OUTGOING = 4
 SIOCETHTOOL = 0x8946
-# What a sender's kernel leaves to the network card: checksums (tx) and cutting (tso, gso), and what a receiver's joins (gro).
+# Work that a kernel leaves to the network card: a sender's checksums (tx) and segmentation (tso, gso), a receiver's joining (gro).
 OFFLOADS = {"tx": 0x17, "tso": 0x1F, "gso": 0x24, "gro": 0x2C}
 
 
 def no_offloads(port):
-    """So that packets are as on a wire: whole, with their checksums."""
+    """Switches these offloads off, so that packets are as on a wire: whole, with their checksums."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for command in OFFLOADS.values():
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))

@@ -1,4 +1,4 @@
-"""Runs one rank: status_of.py FOLDER COMMAND... Notes its process and how it ended in FOLDER.
+"""Runs one rank: status_of.py FOLDER COMMAND... Records its process and how it ended in FOLDER.
 
 Two processes: the one that the launcher knows, and one beyond its reach that starts the rank and sees its end. Whatever the launcher
 does to the first, happens to the rank.
@@ -21,7 +21,7 @@ def note(name, text):
 
 
 def watch(parent):
-    """Starts the rank and notes its end; the rank dies with `parent`."""
+    """Starts the rank and records its end; the rank dies with `parent`."""
     os.setsid()
     child = subprocess.Popen(command)
     note("pid", str(child.pid))

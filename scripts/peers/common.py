@@ -1,4 +1,4 @@
-"""What the PyTorch peers have in common: ranks, devices, random weights, timing."""
+"""Shared by the PyTorch peers: ranks, devices, random weights, timing."""
 
 import argparse
 import json
@@ -13,18 +13,18 @@ from torch.nn import functional
 
 
 def parser(text):
-    """A command line with what all peers take."""
+    """The command line with the options of all peers."""
     options = argparse.ArgumentParser(description=text)
     options.add_argument("--config", required=True, help="config.json of the model, or a model.json with its `config`")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--repeats", type=int, default=21)
     options.add_argument("--eager", action="store_true", help="do not compile")
-    options.add_argument("--seconds", type=float, default=60, help="no further case is begun after so long")
+    options.add_argument("--seconds", type=float, default=60, help="start no further case after this many seconds")
     return options
 
 
 class Ranks:
-    """The processes that torchrun has started, or this one alone."""
+    """The processes that torchrun started, or just this one."""
 
     def __init__(self, device):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -41,7 +41,7 @@ class Ranks:
         self.started = time.monotonic()
 
     def weight(self, *dims):
-        """Small random numbers, other ones on each rank."""
+        """Small random numbers, different on each rank."""
         values = torch.empty(*dims, device=self.device, dtype=torch.bfloat16)
         return values.normal_(std=0.02, generator=self.random)
 
@@ -57,7 +57,7 @@ class Ranks:
             dist.barrier()
 
     def time(self, step, repeats):
-        """Milliseconds of one call of `step`: median, least and most."""
+        """Milliseconds of one call of `step`: median, minimum and maximum."""
         samples = []
         for _ in range(repeats):
             self.wait()
@@ -74,7 +74,7 @@ class Ranks:
             print(json.dumps(row), flush=True)
 
     def in_time(self, seconds):
-        """Whether another case may begin: rank 0 says so for all."""
+        """Whether another case may start: rank 0 decides for all."""
         late = torch.tensor([int(time.monotonic() - self.started > seconds)], device=self.device)
         if self.world > 1:
             dist.broadcast(late, 0)
@@ -92,7 +92,7 @@ def normed(x, weight, epsilon):
 
 
 def rotated(x, cos, sin):
-    """Rotary positions: the two halves of each head are turned."""
+    """Rotary positions: rotates the two halves of each head."""
     low, high = x.float().chunk(2, -1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(x.dtype)
 

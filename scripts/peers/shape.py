@@ -1,4 +1,4 @@
-"""The shape of a model as one rank of a peer holds it, from a Hugging Face config."""
+"""The shape of one rank's share of a model, from a Hugging Face config."""
 
 import json
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Shape:
 
     @classmethod
     def read(cls, path):
-        """Of a config.json, or a model.json that has a `config`."""
+        """Reads a config.json, or a model.json with a `config`."""
         config = json.loads(Path(path).read_text())
         config = config.get("config", config)
         heads = config["num_attention_heads"]

@@ -12,7 +12,7 @@ from common import Ranks, Shape, angles, functional, normed, parser, rotated
 
 
 class Model:
-    """One rank's weights, and what a step does with them."""
+    """One rank's weights, and the computation of a step."""
 
     def __init__(self, shape, ranks, eager):
         self.shape, self.ranks = shape, ranks
@@ -30,7 +30,7 @@ class Model:
         self.mix, self.feed, self.best = compiled(self.mix_eagerly), compiled(self.feed_eagerly), compiled(self.best_eagerly)
 
     def mix_eagerly(self, x, delta, qkv, out, keys, values, cos, sin, fused: bool):
-        """Attention with everything around it; its sum over ranks is still to come."""
+        """Attention with everything around it, before the sum over ranks."""
         x, shape = x + delta, self.shape
         batch, context = x.shape[0], keys.shape[2]
         rows = functional.linear(normed(x, self.norm, shape.epsilon), qkv).view(batch, -1, shape.head)
@@ -85,7 +85,7 @@ class Model:
 
 
 def ways_to_sum(ranks, batch, hidden):
-    """Name -> function that sums over ranks; symmetric memory where it can be had."""
+    """Name -> function that sums over ranks; with symmetric memory if it is available."""
     if ranks.world == 1:
         return {"none": lambda part: part}
 
@@ -113,7 +113,7 @@ def ways_to_sum(ranks, batch, hidden):
 
 
 def repeated(ranks, step):
-    """The step as it is timed: replayed from a CUDA graph, or called."""
+    """The step to time: replayed from a CUDA graph, or called."""
     for _ in range(3):
         step()
     if not ranks.cuda:

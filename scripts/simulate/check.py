@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The simulator beside measurement: scripts/simulate/check.py [--fast] [--json FILE].
+"""Compares the simulator with measurements: scripts/simulate/check.py [--fast] [--json FILE].
 
 Prints every row, with what was measured, where that is kept, whether the row was used to fit the cluster file, and the
 error. Ends with status 1 where a row is further off than its bound: 15 %, or for the rows that are known to miss, what they
@@ -16,7 +16,7 @@ from run import CLUSTERS, model_file, need_program, simulate
 GPU = "h200-infiniband.json"
 RUN = "gpu-4x-2026-11-22.json"
 NOTE = "the same GPU run, not in its report"
-# cluster, shape, max_batch, batch, ranks, placement, measured ms a token, source, fitted
+# cluster, shape, max_batch, batch, ranks, placement, measured ms per token, source, fitted
 ROWS = [
     (GPU, "qwen3-8b", 8, 1, 1, "static", 4.021, RUN, True),
     (GPU, "qwen3-8b", 8, 8, 1, "static", 4.439, RUN, True),
@@ -37,7 +37,7 @@ ROWS = [
     ("cpu-2-cores.json", "qwen3-0.6b", 1, 1, 1, "static", 41.42, "cpu-2026-11-20.json", False),
 ]
 BOUND = 0.15
-# Rows that miss: (shape, batch, ranks, placement) and the bound that they keep.
+# Rows with a larger error: (shape, batch, ranks, placement), and the limit of their error.
 KNOWN_TO_MISS = {
     ("qwen3-0.6b", 16, 1, "static"): 0.22,
     ("qwen3-8b", 16, 1, "static"): 0.20,

@@ -17,7 +17,7 @@ SHAPES = {  # hidden, layers, heads, kv heads, intermediate, vocabulary, tied; h
 
 
 def model_file(folder, shape, max_batch, layers=None):
-    """A model.json of that shape, with all its layers or fewer."""
+    """A model.json of this shape, with all of its layers or fewer."""
     hidden, all_layers, heads, kv_heads, intermediate, vocabulary, tied = SHAPES[shape]
     qwen = shape.startswith("qwen3")
     config = {
@@ -35,7 +35,7 @@ def model_file(folder, shape, max_batch, layers=None):
 
 
 def simulate(model, cluster, ranks, *options):
-    """What the program prints with --json; None and its message where it ends with an error."""
+    """The program's output with --json; None and its message if it ends with an error."""
     command = [PROGRAM, "simulate", model, "--cluster", cluster, "--ranks", ranks, "--json", *options]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode:
@@ -44,6 +44,6 @@ def simulate(model, cluster, ranks, *options):
 
 
 def need_program():
-    """Ends where the program is not built."""
+    """Ends with an error if the program has not been built."""
     if not PROGRAM.exists():
         sys.exit(f"{PROGRAM} is missing; build it: cargo build --release -p mpk-launch --bin mpk-graph")

@@ -16,7 +16,7 @@ from run import CLUSTERS, SHAPES, model_file, need_program, simulate
 
 LAYERS = (2, 4)
 LOWERINGS = ["one-shot", "two-shot", "copy-reduce", "hierarchical"]
-# Name of a line: cluster file, GPUs of a node.
+# Name of a line: cluster file, GPUs per node.
 FABRICS = {
     "NVLink + InfiniBand, 8 a node": ("h200-infiniband.json", 8),
     "NVLink + InfiniBand, 4 a node": ("h200-infiniband.json", 4),
@@ -27,7 +27,7 @@ RANKS = [1, 2, 4, 8, 16, 32, 64]
 
 
 def on_nodes(folder, name, per_node):
-    """The cluster file with that many ranks a node."""
+    """The cluster file with this many ranks per node."""
     cluster = json.loads((CLUSTERS / name).read_text())
     cluster["ranks_per_node"] = per_node
     path = Path(folder) / f"{per_node}-{name}"
@@ -36,7 +36,7 @@ def on_nodes(folder, name, per_node):
 
 
 def token(folder, cluster, shape, ranks, lowering, batch):
-    """Milliseconds a token of the whole model, and the floor; None where it can't be."""
+    """Milliseconds per token of the whole model, and the floor; None if the case is impossible."""
     options = ["--graph", f"decode-{batch}"] + (["--allreduce", lowering] if ranks > 1 else [])
     found = []
     for layers in LAYERS:
@@ -50,7 +50,7 @@ def token(folder, cluster, shape, ranks, lowering, batch):
 
 
 def plot(rows, path):
-    """A panel for each model: milliseconds a token over GPUs, a line for each fabric (the best lowering)."""
+    """One panel per model: milliseconds per token over the number of GPUs, with one line per fabric (the best lowering)."""
     width, height, left, top, gap = 300, 230, 48, 40, 30
     colours = ["#1f5fa8", "#4aa3a2", "#c8553d"]
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{3 * (width + gap) + left}" height="{height + 110}" '
@@ -95,12 +95,12 @@ def plot(rows, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", metavar="FILE", required=True, help="rows; with --plot-only they are read")
-    parser.add_argument("--svg", metavar="FILE", required=True, help="the plot")
-    parser.add_argument("--plot-only", action="store_true", help="draw the rows that are there")
-    parser.add_argument("--batches", default="1", help="such as 1,8")
-    parser.add_argument("--most", type=int, default=64, help="most GPUs")
-    parser.add_argument("--models", default=",".join(MODELS), help="some of the models")
+    parser.add_argument("--json", metavar="FILE", required=True, help="file of the rows; with --plot-only it is read instead of written")
+    parser.add_argument("--svg", metavar="FILE", required=True, help="file of the plot")
+    parser.add_argument("--plot-only", action="store_true", help="only draw existing rows")
+    parser.add_argument("--batches", default="1", help="batch sizes, such as 1,8 (default %(default)s)")
+    parser.add_argument("--most", type=int, default=64, help="maximum number of GPUs (default %(default)s)")
+    parser.add_argument("--models", default=",".join(MODELS), help="models to simulate, separated by commas (default %(default)s)")
     arguments = parser.parse_args()
     if arguments.plot_only:
         rows = json.loads(Path(arguments.json).read_text())["rows"]
@@ -119,7 +119,7 @@ def main():
                             if lowering == "hierarchical" and nodes == 1:
                                 continue
                             if nodes == 1 and fabric != next(iter(FABRICS)):
-                                # The same as on the first: no network is used.
+                                # The same as on the first one, because no network is used.
                                 same = [r for r in rows if (r["shape"], r["gpus"], r["lowering"], r["batch"], r["nodes"])
                                         == (shape, ranks, lowering, batch, 1)]
                                 rows += [{**same[0], "fabric": fabric}] if same else []

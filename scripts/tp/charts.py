@@ -1,4 +1,4 @@
-"""Line charts of the table as SVG, without a plotting library; PNG through whatever converter there is."""
+"""Line charts of the table as SVG, without a plotting library; PNG with any available converter."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ def nice_top(value):
 
 
 def chart(title, horizontal, vertical, series):
-    """An SVG of {name: [(x, y)..]}; x is drawn on a scale of doublings."""
+    """An SVG of {name: [(x, y)..]}; the x axis is logarithmic to base 2."""
     points = [point for line in series.values() for point in line]
     xs = sorted({x for x, _ in points})
     top = nice_top(max(y for _, y in points))
@@ -60,7 +60,7 @@ def chart(title, horizontal, vertical, series):
 
 
 def charts(table):
-    """{file name: SVG} of what the table has: latency against TP and share of the floor (decode), allreduce against size."""
+    """{file name: SVG} for the table's contents: latency against TP and share of the floor (decode), allreduce against size."""
     latency, share, allreduce = {}, {}, {}
     for row in table:
         if row["what"] == "decode":
@@ -86,7 +86,7 @@ def charts(table):
 
 
 def png(svg):
-    """Writes the PNG beside an SVG by the first converter that works; whether one did."""
+    """Writes a PNG beside an SVG with the first converter that works; returns whether one did."""
     target = svg.with_suffix(".png")
     try:
         import cairosvg

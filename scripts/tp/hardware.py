@@ -1,4 +1,4 @@
-"""What the benchmark ran on, and what the GPUs did meanwhile: clocks, power, temperature."""
+"""The machine of the benchmark, and the state of its GPUs meanwhile: clocks, power, temperature."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ FACTS = ["name", "driver_version", "memory.total", "clocks.max.sm", "clocks.max.
 
 
 def smi(fields):
-    """A row of values for each GPU; none without a driver."""
+    """One row of values per GPU; none without a driver."""
     try:
         done = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
                               capture_output=True, text=True, timeout=20)
@@ -22,7 +22,7 @@ def smi(fields):
 
 
 def first_line(command):
-    """First line that a command prints, or None."""
+    """The first line that a command prints, or None."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -50,7 +50,7 @@ def describe(repository):
 
 
 class Watch:
-    """Looks at the GPUs once in a while, until it is left; on a machine without GPUs it does nothing."""
+    """Samples the GPUs now and then until the block ends. Does nothing on a machine without GPUs."""
 
     def __init__(self, every=2.0):
         self.samples, self.over, self.every = [], threading.Event(), every
@@ -73,7 +73,7 @@ class Watch:
         self.thread.join(timeout=25)
 
     def summary(self):
-        """Least and most of each value over all GPUs and the whole run."""
+        """Minimum and maximum of each value over all GPUs and the whole run."""
         found = {}
         for index, name in enumerate(STATE):
             values = []

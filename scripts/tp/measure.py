@@ -1,4 +1,4 @@
-"""Runs ours and the peers, case by case, and keeps what they printed."""
+"""Runs ours and the peers, case by case, and keeps their output."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ PEERS = REPOSITORY / "scripts" / "peers"
 
 @dataclass
 class Setting:
-    """What is measured, and with what."""
+    """The settings of a measurement."""
 
     model: str
     ranks: list
@@ -41,23 +41,23 @@ class Setting:
 
     @property
     def cuda(self):
-        """On GPUs."""
+        """True on GPUs."""
         return self.backend == "cuda"
 
     def run(self, command, seconds, environment=None):
-        """Runs a command and notes it."""
+        """Runs a command and records it."""
         text = " ".join(map(str, command)).replace(f"{REPOSITORY}/", "").replace(str(self.work), "$WORK")
         self.commands.append(text if len(text) < 400 else text[:400] + "...")
         return run(command, seconds, environment)
 
     def failed(self, what, problem):
-        """Notes and tells what went wrong."""
+        """Records and prints a problem."""
         print(f"bench_tp: {what}: {problem}", file=sys.stderr, flush=True)
         self.problems.append({"what": what, "problem": problem})
 
 
 def has(module, python):
-    """Whether a Python has a module."""
+    """True if this Python has the module."""
     if Path(python).resolve() == Path(sys.executable).resolve():
         return importlib.util.find_spec(module) is not None
     code = f"import importlib.util,sys; sys.exit(importlib.util.find_spec('{module}') is None)"
@@ -104,7 +104,7 @@ def ours(setting, what, ranks, options, name):
 
 
 def torch_rows(setting, program, ranks, options, name):
-    """What a PyTorch peer printed."""
+    """The output of a PyTorch peer."""
     start = [setting.python] if ranks == 1 else [
         setting.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     device = "cuda" if setting.cuda else "cpu"
@@ -121,7 +121,7 @@ def torch_rows(setting, program, ranks, options, name):
 
 
 def stream_rate(setting):
-    """Bytes a second that a streaming kernel reads on this GPU, or None."""
+    """Bytes per second that a streaming kernel reads on this GPU, or None."""
     nvcc = shutil.which("nvcc") or os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc")
     program = setting.work / "stream_read"
     kernels = REPOSITORY / "kernels-cu"

@@ -1,4 +1,4 @@
-"""Commands of the benchmark: each in a session of its own, within a time, with all that it printed."""
+"""Runs the commands of the benchmark: each in a separate session, with a time limit, keeping all of its output."""
 
 import json
 import os
@@ -20,7 +20,7 @@ class Done:
     late: bool = False
 
     def objects(self):
-        """The JSON objects that it printed, one a line."""
+        """The JSON objects that it printed, one per line."""
         found = []
         for line in self.stdout.splitlines():
             if line.startswith("{"):
@@ -31,14 +31,14 @@ class Done:
         return found
 
     def problem(self):
-        """What went wrong, in one line."""
+        """The problem in one line."""
         how = f"no end after {self.seconds:.0f} s" if self.late else f"exit status {self.status}"
         lines = [line.strip() for line in self.stderr.splitlines() if "rror" in line] or self.stderr.strip().splitlines()
         return f"{how}: {' / '.join(lines[-3:])[:400]}"
 
 
 def run(command, seconds, environment=None):
-    """Runs a command to its end, or ends it and its children after so many seconds."""
+    """Runs a command to its end, or ends it and its children after the time limit."""
     command, began = [str(part) for part in command], time.monotonic()
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,11 +1,11 @@
-"""Rows of ours beside the peers and the floor, with a verdict each, and the Markdown table of them."""
+"""Our rows beside the peers and the floor, each with a verdict, and the Markdown table of them."""
 
 UNIT = {"decode": "ms a step", "prefill": "ms", "allreduce": "us"}
 TITLE = {"decode": "Decode", "prefill": "Prefill", "allreduce": "Allreduce inside the kernel"}
 
 
 def key(row):
-    """What two rows must have in common to be compared."""
+    """The values that two rows must share to be compared."""
     kind = row["what"]
     if kind == "decode":
         return kind, row["tp"], row["batch"], row["context"]
@@ -15,13 +15,13 @@ def key(row):
 
 
 def time_of(row):
-    """Median, least and most of one of our rows."""
+    """Median, minimum and maximum of one of our rows."""
     samples = row["us"] if row["what"] == "allreduce" else row["ms"]
     return {name: samples[name] for name in ("median", "least", "most")}
 
 
 def peer_times(rows):
-    """By case and peer: the best way of the peer to do it."""
+    """The best result of each peer for each case."""
     best = {}
     for row in rows:
         if row.get("right") is False:
@@ -36,7 +36,7 @@ def peer_times(rows):
 
 
 def verdict(ours, peers):
-    """In a word or two: a row that loses to a peer is not called ok."""
+    """The verdict in a word or two. A row that loses to a peer is not called ok."""
     faster = sorted((time, name) for name, time in peers.items() if time < ours["median"])
     if faster:
         time, name = faster[0]
@@ -45,7 +45,7 @@ def verdict(ours, peers):
 
 
 def rows(found):
-    """All cases of ours, in order, with peers, floor and verdict."""
+    """All our cases, in order, with peers, floor and verdict."""
     peers = peer_times(found["peers"])
     table = []
     for row in found["ours"]:
@@ -72,7 +72,7 @@ def case(row):
 
 
 def markdown(table):
-    """One table for each kind of figure."""
+    """One table per kind of figure."""
     parts = []
     for kind, title in TITLE.items():
         chosen = [row for row in table if row["what"] == kind]

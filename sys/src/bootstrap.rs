@@ -4,7 +4,7 @@ use std::mem::{size_of, zeroed};
 
 use crate::sys;
 
-/// The token by which ranks find each other: made by rank 0, given to every rank as bytes, used once.
+/// The token with which ranks find each other. Rank 0 makes it, every rank gets its bytes, and it is used once.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct UniqueId(pub(crate) sys::nvshmemx_uniqueid_t);
@@ -49,13 +49,13 @@ impl UniqueId {
 }
 
 impl fmt::Debug for UniqueId {
-    /// Without the content, which lets its holder join the job.
+    /// Leaves out the content: anyone who has it can join the job.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UniqueId").field("version", &self.0.version).finish_non_exhaustive()
     }
 }
 
-/// The bytes of a token before those that say where rank 0 is.
+/// The bytes at a token's start, before rank 0's address.
 const VERSION_BYTES: usize = size_of::<c_int>();
 
 /// The value of an NVSHMEM struct's version field: the revision in the upper half, the size in the lower.

@@ -1,4 +1,4 @@
-//! Device code that is loaded apart from the program, and its collective launch.
+//! Device code that is loaded separately from the program, and its collective launch.
 
 use std::ffi::c_void;
 
@@ -8,7 +8,7 @@ use crate::result::check;
 use crate::sys;
 use crate::types::Dim3;
 
-/// Code that is loaded apart from the program, and its launch.
+/// Separately loaded code, and its launch.
 impl Library {
     /// Gives the device code of a loaded library its NVSHMEM state. Once for each library, before its first
     /// kernel that uses NVSHMEM.
@@ -67,7 +67,7 @@ impl Library {
         check(FUNCTION, unsafe { calls.nvshmemx_cumodule_finalize(module) })
     }
 
-    /// Launches a kernel on every PE such that all blocks of all PEs run at the same time. Collective.
+    /// Launches a kernel on every PE so that all blocks of all PEs run at the same time. Collective.
     ///
     /// # Safety
     /// `function` is a kernel (a `CUfunction` or `CUkernel` of this context), `arguments` points to as many

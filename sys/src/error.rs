@@ -8,7 +8,7 @@ use crate::version::Version;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The host library is at none of the places where it was looked for.
+    /// The host library is in none of the places searched.
     #[error("NVSHMEM's host library was not found: {}", Probe::list(.probes))]
     NotFound {
         /// Every place tried, with what was wrong there.
@@ -52,7 +52,7 @@ pub enum Error {
         status: InitStatus,
     },
 
-    /// Initialisation returned success, but NVSHMEM is not ready: the ranks found each other, and the GPU or
+    /// Initialisation returned success, but NVSHMEM is not ready: the ranks found each other, but the GPU or
     /// the transports did not come up.
     #[error("NVSHMEM is {status} after its initialisation")]
     Incomplete {
@@ -80,8 +80,8 @@ pub enum Error {
         status: i32,
     },
 
-    /// The symmetric heap cannot give the memory.
-    #[error("{function} cannot give {bytes} bytes of symmetric memory")]
+    /// The symmetric heap has too little free memory.
+    #[error("{function} could not allocate {bytes} bytes of symmetric memory")]
     OutOfSymmetricMemory {
         /// The C function.
         function: &'static str,
@@ -130,7 +130,7 @@ impl Error {
                 "check that a CUDA context is current and that each PE reaches its peers; NVSHMEM_DEBUG=INFO makes \
                  NVSHMEM say more, and NVSHMEM_REMOTE_TRANSPORT=none leaves out the network between nodes"
             }
-            Error::Call { .. } => "NVSHMEM_DEBUG=WARN makes NVSHMEM say more",
+            Error::Call { .. } => "set NVSHMEM_DEBUG=WARN to see more of NVSHMEM's messages",
             Error::OutOfSymmetricMemory { .. } => "set NVSHMEM_SYMMETRIC_SIZE to a larger heap on every rank",
             Error::NoCollectiveLaunch { .. } => {
                 "launch through a shim that is linked with libnvshmem_device.a, or use cuLaunchCooperativeKernel"
@@ -154,7 +154,7 @@ fn status_name(status: i32) -> &'static str {
         Ok(sys::NVSHMEMX_ERROR_GPU_NOT_SELECTED) => "no CUDA device is selected",
         Ok(sys::NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED) => "collective launch failed",
         Ok(sys::NVSHMEMX_ERROR_INTERNAL) => "internal error",
-        _ => "no name for it",
+        _ => "unknown status",
     }
 }
 

@@ -4,7 +4,7 @@
 //! libclang are found, and taken from a checked-in copy where they are not. Nothing links against
 //! NVSHMEM; [`Library::load`] opens `libnvshmem_host.so.3` when a GPU run asks for it.
 //!
-//! Three layers, each usable alone:
+//! Three layers. Each can be used alone:
 //!
 //! | layer | what it is |
 //! |---|---|
@@ -50,15 +50,15 @@
 //! | `LIBCLANG_PATH` | the folder of libclang | |
 //!
 //! NVSHMEM loads its plug-ins (`nvshmem_bootstrap_*.so.3`, `nvshmem_transport_*.so.*`) from the folder of its
-//! host library: who copies one to another machine copies all.
+//! host library. If you copy the library to another machine, copy the plug-ins too.
 //!
-//! Without the variables, a build inside the repository that this crate comes from uses the folder that its
-//! `scripts/setup.sh --nvshmem` fills. After that, and everywhere else, the loader's own search finds the library.
+//! Without these variables, a build inside this repository uses the folder that `scripts/setup.sh --nvshmem`
+//! fills. Otherwise the loader's own search finds the library.
 //!
 //! # Threads
 //!
-//! NVSHMEM is one for the process and is initialised for serialised calls. So calls wait for each other, whichever
-//! thread and whichever [`Library`] they come through. A CUDA context must be current on the thread that calls.
+//! A process has one NVSHMEM, initialised for serialised calls. Calls therefore wait for each other, whatever
+//! thread or [`Library`] makes them. A CUDA context must be current on the calling thread.
 
 mod bootstrap;
 mod code;

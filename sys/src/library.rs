@@ -23,11 +23,10 @@ pub(crate) type CollectiveLaunch = unsafe extern "C" fn(
 
 /// NVSHMEM's host library, opened, with every bound function resolved and the version checked.
 ///
-/// NVSHMEM is one per process: two `Library` values are two handles of the same state. NVSHMEM is
-/// initialised for serialised host calls, so no two calls run at the same time, through however many handles and
-/// from however many threads: each waits for the one before it. A collective call that a peer never makes keeps
-/// all later calls of this process waiting. The library is never unloaded, since it keeps threads and exit
-/// handlers of its own.
+/// A process has one NVSHMEM: two `Library` values are two handles to the same state. NVSHMEM is initialised for
+/// serialised host calls, so each call waits for the one before it, whatever handle or thread makes it. If a peer
+/// never makes a collective call, all later calls of this process wait forever. The library is never unloaded,
+/// because it has threads and exit handlers of its own.
 pub struct Library {
     functions: ManuallyDrop<sys::Functions>,
     pub(crate) collective_launch: Option<CollectiveLaunch>,
@@ -35,10 +34,10 @@ pub struct Library {
     version: Version,
 }
 
-/// Whose turn it is to call NVSHMEM: one for the process, as its state is.
+/// Held by the thread that is calling NVSHMEM. One for the process, like NVSHMEM's state.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The functions, while nobody else in this process calls one.
+/// The functions, while no other thread of this process calls one.
 pub(crate) struct Calls<'a> {
     functions: &'a sys::Functions,
     _turn: MutexGuard<'static, ()>,
@@ -47,7 +46,7 @@ pub(crate) struct Calls<'a> {
 impl<'a> Calls<'a> {
     /// Waits for the turn.
     fn of(functions: &'a sys::Functions) -> Self {
-        // The lock guards no data, so a panic of its last holder has left none half-written.
+        // The lock guards no data, so a panic of its last holder leaves nothing half-written.
         Calls { functions, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 }
@@ -95,7 +94,7 @@ impl Library {
     pub fn load_from(candidates: Vec<Candidate>) -> Result<Self, Error> {
         let mut probes = Vec::new();
         for candidate in candidates {
-            // The loader's message for a path that is not there is about a shared object; this is shorter.
+            // The loader's own message for a missing path is long and speaks of shared objects.
             let bare = candidate.path.components().count() == 1;
             if !bare && !candidate.path.is_file() {
                 probes.push(Probe { candidate, problem: "no such file".into() });

@@ -1,12 +1,12 @@
-//! Where the host library is looked for.
+//! Where to look for the host library:
 //!
 //! 1. `NVSHMEM_HOME`, if it is set: `lib/` and `lib64/` under it, and nowhere else;
 //! 2. for a program that still lies where it was built: the folder that `scripts/setup.sh --nvshmem` fills
 //!    there;
 //! 3. the loader's own search (`LD_LIBRARY_PATH`, the loader's cache, the system folders).
 //!
-//! A program that was copied elsewhere does not look at the folder where it was built: on another machine that may be
-//! anybody's.
+//! A program that was copied elsewhere does not use the folder where it was built: on another machine that folder may
+//! belong to anyone.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,7 +18,7 @@ pub const FILE_NAME: &str = "libnvshmem_host.so.3";
 /// The repository that this crate was built from.
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// The folder that Cargo built to, which may lie elsewhere.
+/// Cargo's target folder, which may be outside the repository.
 const BUILT_TO: &str = concat!(env!("OUT_DIR"), "/../../../..");
 
 /// The set-up's folder there.
@@ -36,7 +36,7 @@ pub struct Candidate {
     pub origin: &'static str,
 }
 
-/// A place that was tried, and why it did not serve.
+/// A place that was tried, and what was wrong there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
     /// The place.
@@ -90,7 +90,7 @@ fn candidates_for(program: Option<&Path>, nvshmem_home: Option<OsString>) -> Vec
 fn built_at(program: Option<&Path>) -> Option<PathBuf> {
     let program = program?.canonicalize().ok()?;
     let mut homes = [REPOSITORY, BUILT_TO].iter().filter_map(|home| Path::new(home).canonicalize().ok());
-    // From a package there is no repository around it.
+    // A crate built from a package has no repository around it.
     let repository =
         Path::new(REPOSITORY).canonicalize().ok().filter(|r| r.join("scripts/setup.sh").is_file())?;
     homes.any(|home| program.starts_with(home)).then_some(repository)

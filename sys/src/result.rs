@@ -1,8 +1,8 @@
 //! One method of [`Library`] for each call of the host API, with the library's state and the arguments
 //! checked first, since NVSHMEM itself ends the process on some mistakes.
 //!
-//! *Collective* calls must be made by every PE in the same order with the same arguments; one that a peer
-//! never makes waits without end. Methods that take or invalidate addresses are `unsafe`.
+//! Every PE must make the *collective* calls in the same order with the same arguments. If a peer never makes
+//! one, the others wait forever. Methods that take or invalidate addresses are `unsafe`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -27,7 +27,7 @@ impl Library {
     /// A token for [`Library::init_with_unique_id`]. Rank 0 makes it; no other call is needed before.
     ///
     /// # Errors
-    /// [`Error::Call`] if no network interface serves for the bootstrap.
+    /// [`Error::Call`] if no network interface can be used for the bootstrap.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = UniqueId::empty();
         let calls = self.calls();
@@ -204,7 +204,7 @@ impl Library {
         if (0..pes).contains(&pe) {
             Ok(calls)
         } else {
-            Err(refuse(function, "pe", format!("is {pe}, there are {pes}")))
+            Err(refuse(function, "pe", format!("is {pe}, but there are {pes}")))
         }
     }
 }

@@ -6,12 +6,12 @@ use crate::op_graph::Attrs;
 use serde_json::Value;
 use std::fmt;
 
-/// What values an attribute takes.
+/// The values that an attribute accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeKind {
     /// Any number.
     Number,
-    /// A whole number from 0 on.
+    /// A whole number, 0 or more.
     Whole,
     /// `true` or `false`.
     Bool,
@@ -19,16 +19,16 @@ pub enum AttributeKind {
     DType,
     /// One of these names.
     Name(&'static [&'static str]),
-    /// Anything; the contract itself checks it.
+    /// Anything. The contract itself checks it.
     Any,
 }
 
-/// An attribute that an operator takes. Others are refused.
+/// An attribute of an operator. Undeclared attributes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute {
     /// Its name.
     pub name: &'static str,
-    /// What values it takes.
+    /// The values that it accepts.
     pub kind: AttributeKind,
 }
 
@@ -63,10 +63,10 @@ impl fmt::Display for Attribute {
     }
 }
 
-/// Checks the attributes of an operator of type `op_type` against those that it declares.
+/// Checks the attributes of an operator of type `op_type` against its declared ones.
 ///
 /// # Errors
-/// An attribute that is not declared, with the list of those that are; a value of another kind.
+/// An attribute is not declared (the message lists those that are), or its value is of another kind.
 pub fn check_attributes(op_type: &str, declared: &[Attribute], attrs: &Attrs) -> Result<(), OpError> {
     for (name, value) in attrs {
         let Some(attribute) = declared.iter().find(|a| a.name == name) else {

@@ -1,7 +1,7 @@
-//! From an op graph to what each rank executes.
+//! From an op graph to the task graph of each rank.
 //!
-//! [`build_all`] and [`build_rank`] run the passes ([`crate::passes`]) on a copy of the graph and lower it; to
-//! take the steps one by one, use [`Builder`], which keeps what ranks share.
+//! [`build_all`] and [`build_rank`] run the passes ([`crate::passes`]) on a copy of the graph and lower it. [`Builder`] runs
+//! the steps one by one, and keeps what ranks share.
 
 pub use crate::error::BuildError;
 use crate::lower::Shared;
@@ -13,25 +13,25 @@ use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
 use crate::verify::Class;
 
-/// A graph after the passes that ranks share.
+/// A graph after the passes, which all ranks share.
 #[derive(Debug)]
 pub struct Builder {
     shared: Shared,
 }
 
 impl Builder {
-    /// Runs the passes and cuts operators into tasks, for all ranks.
+    /// Runs the passes and cuts the operators into tasks, for all ranks.
     ///
     /// # Errors
-    /// What [`crate::passes`] and the contracts of the operators say.
+    /// Those of [`crate::passes`] and of the operators' contracts.
     pub fn new(graph: &OpGraph, registry: &Registry, options: &BuildOptions) -> Result<Self, BuildError> {
         Builder::with_passes(graph, registry, options, &Passes::default())
     }
 
-    /// The same with the caller's list of passes.
+    /// Like [`Builder::new`], with the caller's list of passes.
     ///
     /// # Errors
-    /// As [`Builder::new`]; a pass that needs what the ones before it do not give.
+    /// Those of [`Builder::new`]; also a pass that needs a property which the passes before it do not give.
     pub fn with_passes(
         graph: &OpGraph,
         registry: &Registry,
@@ -44,36 +44,36 @@ impl Builder {
         Ok(Builder { shared: Shared::new(graph, registry, options)? })
     }
 
-    /// One rank's task graph.
+    /// The task graph of one rank.
     ///
     /// # Errors
-    /// A region that its tensor's layout can't give a view of; a rank outside the world.
+    /// The tensor's layout allows no view of a region, or the rank is outside the world.
     pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
         self.shared.rank(rank, None, None)
     }
 
-    /// All ranks' task graphs, in order.
+    /// The task graphs of all ranks, in order.
     ///
     /// # Errors
-    /// As [`Builder::rank`].
+    /// Those of [`Builder::rank`].
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
         self.shared.all()
     }
 
-    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike: then each is compared with it as it is made,
-    /// and its operands are not kept.
+    /// The ranks' graphs. If the ranks are alike, only rank 0's graph is kept: each other graph is compared with it while it is
+    /// built, and its operands are not kept.
     ///
     /// # Errors
-    /// As [`Builder::rank`].
+    /// Those of [`Builder::rank`].
     pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
         self.shared.class(spares)
     }
 
-    /// The same, where `look` sees every graph: each is built whole, compared and dropped. What `look` returns comes back rank
-    /// by rank.
+    /// Like [`Builder::class`], but `look` sees every graph: each graph is built completely, compared and dropped. Returns the
+    /// results of `look` by rank.
     ///
     /// # Errors
-    /// As [`Builder::rank`].
+    /// Those of [`Builder::rank`].
     pub fn class_seen<T: Send>(
         &self,
         spares: &Spares,
@@ -82,7 +82,7 @@ impl Builder {
         self.shared.class_seen(spares, look)
     }
 
-    /// What was done otherwise than asked, and why.
+    /// Deviations from what was asked, with their reasons.
     pub fn notes(&self) -> &[String] {
         self.shared.notes()
     }

@@ -1,12 +1,12 @@
-//! A fingerprint of a task graph, to compare what ranks have built.
+//! A fingerprint of a task graph, to compare the graphs that ranks have built.
 
 use crate::op_graph::Role;
 use crate::task_graph::{Place, TaskGraph};
 use crate::trust::Trust;
 use xxhash_rust::xxh3::Xxh3;
 
-/// XXH3 over all of a graph, field by field in a fixed order; the same on every machine and in every build.
-/// Equal graphs have equal digests; graphs that differ anywhere have different ones, but for chance.
+/// XXH3 over the whole graph, field by field in a fixed order. It is the same on every machine and in every build.
+/// Equal graphs have equal digests; different graphs have different digests, except by chance.
 pub fn digest(graph: &TaskGraph) -> u64 {
     let mut hash = Hasher { hash: Xxh3::new(), buffer: Vec::with_capacity(1 << 16) };
     let h = &mut hash;

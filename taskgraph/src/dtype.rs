@@ -20,7 +20,7 @@ pub enum DType {
     U32 = 4,
     /// Byte.
     U8 = 5,
-    /// An f32 with the epoch that wrote it in the upper half of an 8-byte word; a reader waits for the epoch.
+    /// An f32 in an 8-byte word whose upper half is the epoch that wrote it. A reader waits for the epoch.
     F32Flagged = 6,
 }
 
@@ -48,7 +48,7 @@ impl DType {
         }
     }
 
-    /// True for f32, f16 and bf16: types that a matrix product takes.
+    /// True for f32, f16 and bf16, the types that a matrix product accepts.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::Bf16)
     }

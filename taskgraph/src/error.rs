@@ -1,14 +1,14 @@
-//! Why a graph cannot be built.
+//! Errors of building a graph.
 
-/// An operator's operands or attributes do not fit together. The pass that meets it adds the operator's name.
+/// An operator's operands or attributes are inconsistent. The pass that finds it adds the operator's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OpError(pub String);
 
-/// Why a graph cannot be built: what is wrong where, and how to fix it.
+/// Why a graph cannot be built: where the error is, what is wrong, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// An operator's operands, attributes, sharding or tasks.
+    /// In an operator's operands, attributes, sharding or tasks.
     #[error("operator `{op}`: {message}")]
     Op {
         /// Name of the operator.
@@ -26,7 +26,7 @@ pub enum BuildError {
         /// Types that are registered.
         known: String,
     },
-    /// A tensor's name, sizes or sharding.
+    /// In a tensor's name, sizes or sharding.
     #[error("tensor `{tensor}`: {message}")]
     Tensor {
         /// Name of the tensor.
@@ -34,13 +34,13 @@ pub enum BuildError {
         /// What is wrong.
         message: String,
     },
-    /// The graph as a whole.
+    /// In the graph as a whole.
     #[error("{0}")]
     Graph(String),
-    /// The options.
+    /// In the options.
     #[error("build options: {0}")]
     Options(String),
-    /// The list of passes.
+    /// In the list of passes.
     #[error("pass `{pass}`: {message}")]
     Pass {
         /// Name of the pass.

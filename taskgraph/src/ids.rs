@@ -37,11 +37,11 @@ impl EventId {
     pub const INVALID: EventId = EventId(u64::MAX);
     /// Index of the termination event.
     pub const TERMINATION: u32 = 0;
-    /// Index of the event that starts everything that waits for nothing else; task 1 triggers it.
+    /// Index of the event that starts every task without other dependencies. Task 1 triggers it.
     pub const BEGIN: u32 = 1;
     /// Index of the end-of-graph event in every graph.
     pub const END_OF_GRAPH: u32 = 2;
-    /// Tag of an event that its own rank's tasks trigger.
+    /// Tag of an event that tasks of its own rank trigger.
     pub const TAG_LOCAL: u16 = 0;
     /// Tag of an event that another rank's copy or signal triggers.
     pub const TAG_NVSHMEM: u16 = 1;
@@ -66,7 +66,7 @@ impl EventId {
     pub const fn index(self) -> u32 {
         self.0 as u32
     }
-    /// True where the tag equals [`EventId::TAG_NVSHMEM`].
+    /// True if the tag equals [`EventId::TAG_NVSHMEM`].
     pub const fn is_nvshmem(self) -> bool {
         self.tag() == Self::TAG_NVSHMEM
     }

@@ -1,7 +1,7 @@
 //! Operators on named tensors: one graph for all ranks, before sharding.
 //!
-//! Every tensor is written at most once in an iteration (single assignment); buffers are shared later, by the
-//! memory plan, where the order allows it.
+//! Every tensor is written at most once per iteration (single assignment). The memory plan later lets tensors share
+//! buffers where the order allows it.
 
 use crate::dtype::DType;
 use crate::split::{Sharding, Split};
@@ -16,7 +16,7 @@ pub type Attrs = serde_json::Map<String, serde_json::Value>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub u32);
 
-/// What the first dimension of an activation counts, and so how many of its rows are in use.
+/// What the first dimension of an activation counts. It determines how many of its rows are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rows {
@@ -25,11 +25,11 @@ pub enum Rows {
     Tokens,
     /// Rows that yield a token: the first `mpk_batch.num_samples` are in use.
     Samples,
-    /// All of them, always.
+    /// A fixed number of rows, all always in use.
     Fixed,
 }
 
-/// One piece of a weight: a tensor of the checkpoint, or some of its rows.
+/// One part of a weight: a tensor of the checkpoint, or some of its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightPart {
@@ -39,45 +39,45 @@ pub struct WeightPart {
     pub dims: Vec<u64>,
 }
 
-/// What a tensor is for.
+/// The purpose of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Role {
     /// Constant; the concatenation of its parts along dimension 0, in order.
     Weight {
-        /// In order; with one part, the tensor itself.
+        /// In order. A single part is the tensor itself.
         parts: Vec<WeightPart>,
     },
-    /// Constant, given by the host (a rope table, say); identified by name.
+    /// Constant that the host provides, such as a rope table. Identified by its name.
     Constant,
-    /// Given from outside before each iteration.
+    /// Set from outside before each iteration.
     Input,
     /// Written by an operator of this graph.
     Activation,
-    /// Lives across iterations and graphs, e.g. a key-value cache or the next tokens; identified by name.
+    /// Persists across iterations and graphs, such as a key-value cache or the next tokens. Identified by its name.
     Persistent {
-        /// Index space of the regions that tasks name (dependencies and the verifier), where it is not `dims`:
-        /// for a key-value cache `[active slots, kv heads, splits]`, after sharding.
+        /// Index space of the regions that tasks declare (for dependencies and the verifier), if it is not `dims`. For
+        /// a key-value cache it is `[active slots, kv heads, splits]`, after sharding.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         region_dims: Option<Vec<u64>>,
     },
 }
 
-/// A tensor of an op graph. Dimensions are global; `sharding` says what of it a rank holds.
+/// A tensor of an op graph. Dimensions are global; `sharding` says which part of it a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tensor {
     /// Unique in the graph.
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Global dimensions; of an activation the first is the row capacity.
+    /// Global dimensions. The first dimension of an activation is the row capacity.
     pub dims: Vec<u64>,
     /// What the first dimension counts (activations and inputs).
     #[serde(default)]
     pub rows: Rows,
-    /// What it is for.
+    /// The purpose of the tensor.
     pub role: Role,
-    /// How it is spread; of activations, filled by the sharding pass.
+    /// How it is split over the ranks. The sharding pass sets it for activations.
     pub sharding: Sharding,
     /// The user wants its value at the end.
     #[serde(default)]
@@ -91,15 +91,15 @@ pub struct Op {
     pub name: String,
     /// Operator name, e.g. `linear`: a registered task type or a collective.
     pub op_type: String,
-    /// Tensors read, in the order that the operator's contract gives.
+    /// Tensors that it reads, in the order of the operator's contract.
     pub inputs: Vec<u32>,
-    /// Tensors written.
+    /// Tensors that it writes.
     pub outputs: Vec<u32>,
     /// Constants.
     pub attrs: Attrs,
 }
 
-/// What one iteration of the graph has room for.
+/// The capacity of one iteration of the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
@@ -107,7 +107,7 @@ pub struct Capacity {
     pub rows: u32,
     /// Rows that yield a token.
     pub samples: u32,
-    /// Slots that take part.
+    /// Slots that can take part.
     pub active: u32,
 }
 
@@ -116,13 +116,13 @@ pub struct Capacity {
 pub struct OpGraph {
     /// Name, e.g. `decode-8`.
     pub name: String,
-    /// What one iteration has room for.
+    /// The capacity of one iteration.
     pub capacity: Capacity,
     /// All tensors.
     pub tensors: Vec<Tensor>,
     /// All operators, in an order in which every tensor is written before it is read.
     pub ops: Vec<Op>,
-    /// Tensors that may take the memory of another one: (this one, the other). Passes fill it in.
+    /// Tensors that may reuse the memory of another one: (this one, the other). Set by passes.
     #[serde(default)]
     pub overwrites: BTreeMap<u32, u32>,
 }
@@ -158,18 +158,18 @@ impl OpGraph {
         })
     }
 
-    /// Adds a constant that the host gives, the same on every rank; identified by its name.
+    /// Adds a constant that the host provides, the same on every rank. Identified by its name.
     pub fn constant(&mut self, name: impl Into<String>, dtype: DType, dims: &[u64]) -> TensorId {
         self.with_role(name, dtype, dims, Role::Constant)
     }
 
-    /// Adds a tensor that lives across iterations and graphs; identified by its name. It keeps its value until an
+    /// Adds a tensor that persists across iterations and graphs. Identified by its name. It keeps its value until an
     /// operator writes it ([`OpGraph::op_into`]).
     pub fn persistent(&mut self, name: impl Into<String>, dtype: DType, dims: &[u64]) -> TensorId {
         self.with_role(name, dtype, dims, Role::Persistent { region_dims: None })
     }
 
-    /// Marks a tensor as wanted: its value can be read at the end of an iteration.
+    /// Marks a tensor as an output: its value can be read at the end of an iteration.
     pub fn output(&mut self, tensor: TensorId) {
         self.tensor_mut(tensor).output = true;
     }
@@ -186,8 +186,8 @@ impl OpGraph {
         })
     }
 
-    /// Adds a weight that is one tensor of the checkpoint, named `source`; `split` gives the dimension that is
-    /// dealt to the ranks and how, `None` replicates it.
+    /// Adds a weight that is one tensor of the checkpoint, named `source`. `split` says which dimension is split over
+    /// the ranks, and how; `None` replicates the weight.
     pub fn weight(
         &mut self,
         source: &str,
@@ -209,7 +209,7 @@ impl OpGraph {
         })
     }
 
-    /// Adds an operator with one output, whose type and dimensions the infer pass fills in; returns the output.
+    /// Adds an operator with one output and returns the output. The infer pass sets its type and dimensions.
     pub fn op(&mut self, name: &str, op_type: &str, inputs: &[TensorId], attrs: Attrs) -> TensorId {
         let output = self.add_tensor(Tensor {
             name: name.to_string(),
@@ -224,7 +224,7 @@ impl OpGraph {
         output
     }
 
-    /// Adds an operator that writes tensors declared before.
+    /// Adds an operator that writes existing tensors.
     pub fn op_into(
         &mut self,
         name: &str,
@@ -247,7 +247,7 @@ impl OpGraph {
         &self.tensors[id.0 as usize]
     }
 
-    /// The tensor with this id, to change.
+    /// Mutable access to the tensor with this id.
     pub fn tensor_mut(&mut self, id: TensorId) -> &mut Tensor {
         &mut self.tensors[id.0 as usize]
     }

@@ -1,10 +1,10 @@
-//! What graphs are built for.
+//! The options of building graphs.
 
 use crate::error::BuildError;
 use crate::target::Target;
 use crate::task_graph::{Allreduce, Placement};
 
-/// What graphs are built for.
+/// The options of building graphs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuildOptions {
     /// Number of ranks.
@@ -13,17 +13,17 @@ pub struct BuildOptions {
     pub placement: Placement,
     /// How allreduces are carried out.
     pub allreduce: Allreduce,
-    /// Each rank's node, counted from 0 in the order of their first ranks; empty: all are on one node.
+    /// The node of each rank, numbered in the order of their first ranks. Empty if all ranks are on one node.
     pub nodes: Vec<u32>,
     /// Machine.
     pub target: Target,
-    /// False only to show what the protection is for: receive buffers are then shared without regard to the peers that
-    /// may still read them. Such graphs don't pass the verifier.
+    /// False only to show what the protection is for. Receive buffers are then shared without regard to peers that may
+    /// still read them. Such graphs do not pass the verifier.
     pub protected: bool,
 }
 
 impl BuildOptions {
-    /// Static placement, allreduces by size.
+    /// Static placement, with allreduces chosen by size.
     pub fn new(world: u32, target: Target) -> Self {
         BuildOptions {
             world,
@@ -47,7 +47,7 @@ impl BuildOptions {
         });
         if !self.nodes.is_empty() && (self.nodes.len() != self.world as usize || !counted) {
             return error(
-                "the ranks' nodes must be as many as ranks, counted from 0 in the order of their first ranks",
+                "there must be one node per rank, and nodes must be numbered from 0 in the order of their first ranks",
             );
         }
         if self.target.workers == 0 || self.target.max_tiles == 0 || self.target.column_unit == 0 {

@@ -1,9 +1,9 @@
-//! Independent pieces of work spread over the machine's cores.
+//! Runs independent pieces of work on the machine's cores.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `work(i)` for each `i` in `0..count`, in order of `i`.
+/// Returns `work(i)` for each `i` in `0..count`, in order of `i`.
 pub fn map<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = cores.min(count);
@@ -24,7 +24,7 @@ pub fn map<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Where the system gives no thread, the others do its share.
+            // If the system refuses a thread, the other threads do its share.
             if std::thread::Builder::new().spawn_scoped(scope, run).is_err() {
                 break;
             }
@@ -36,7 +36,8 @@ pub fn map<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The same, the largest pieces first, so that no core begins a large one when the others are nearly done.
+/// Like [`map`], but starts with the largest pieces, so that no core begins a large one when the others are nearly
+/// done.
 pub fn map_largest_first<T: Send>(
     count: usize,
     size: impl Fn(usize) -> usize,

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: usize = 4;
 
 /// A box `[lo, hi)` in up to four dimensions; unused dimensions are `[0, 1)`.
@@ -16,14 +16,14 @@ pub struct Region {
 }
 
 impl Region {
-    /// The whole of a tensor with these dimensions.
+    /// The region of a whole tensor with these dimensions.
     pub fn whole(dims: &[u32]) -> Self {
         let mut region = Region { lo: [0; MAX_DIMS], hi: [1; MAX_DIMS] };
         region.hi[..dims.len()].copy_from_slice(dims);
         region
     }
 
-    /// This region cut down to `[lo, hi)` in dimension `dim`.
+    /// This region, restricted to `[lo, hi)` in dimension `dim`.
     // It must not change a `self` taken by value: rustc up to 1.95 at least may pass the caller's own region to a closure
     // that takes one by value and does that (rust-lang/rust#155241).
     pub fn with(&self, dim: usize, lo: u32, hi: u32) -> Self {
@@ -32,17 +32,17 @@ impl Region {
         Region { lo: first, hi: last }
     }
 
-    /// True where some dimension has no index.
+    /// True if it contains no index.
     pub fn is_empty(&self) -> bool {
         (0..MAX_DIMS).any(|d| self.lo[d] >= self.hi[d])
     }
 
-    /// True where the two share at least one index.
+    /// True if the two regions share at least one index.
     pub fn overlaps(&self, other: &Region) -> bool {
         (0..MAX_DIMS).all(|d| self.lo[d].max(other.lo[d]) < self.hi[d].min(other.hi[d]))
     }
 
-    /// True where every index of `other` lies in `self`.
+    /// True if every index of `other` is in `self`.
     pub fn contains(&self, other: &Region) -> bool {
         (0..MAX_DIMS).all(|d| self.lo[d] <= other.lo[d] && other.hi[d] <= self.hi[d])
     }

@@ -6,8 +6,8 @@ use crate::tuning::Knob;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The operators that a graph may use: task types that are registered, and collectives, of which this crate brings
-/// its own ([`collective::built_in`]).
+/// The operators that a graph may use: the registered task types, and the collectives, including those of this crate
+/// ([`collective::built_in`]).
 #[derive(Clone, Debug)]
 pub struct Registry {
     types: BTreeMap<&'static str, Arc<dyn TaskType>>,
@@ -23,7 +23,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Adds a type; a second one of the same name replaces the first.
+    /// Adds a type. It replaces an earlier type with the same name.
     pub fn register(&mut self, task_type: Arc<dyn TaskType>) {
         self.types.insert(task_type.name(), task_type);
     }
@@ -35,7 +35,7 @@ impl Registry {
     pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn TaskType>> {
         self.types.values()
     }
-    /// Adds a collective; a second one of the same name replaces the first.
+    /// Adds a collective. It replaces an earlier collective with the same name.
     pub fn register_collective(&mut self, collective: Arc<dyn Collective>) {
         self.collectives.insert(collective.name(), collective);
     }
@@ -47,7 +47,7 @@ impl Registry {
     pub fn collectives(&self) -> impl Iterator<Item = &Arc<dyn Collective>> {
         self.collectives.values()
     }
-    /// The knobs of all types and collectives, by name; those that several types share once.
+    /// The knobs of all types and collectives, by name. A knob that several types share appears once.
     pub fn knobs(&self) -> Vec<&'static Knob> {
         let of_types = self.types.values().flat_map(|t| t.knobs());
         let of_collectives = self.collectives.values().flat_map(|c| c.knobs());

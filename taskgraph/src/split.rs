@@ -1,32 +1,32 @@
-//! How a tensor is spread over the ranks.
+//! How a tensor is split over the ranks.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// How `len` indices of one dimension are dealt to the ranks.
+/// How the `len` indices of one dimension are split over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Split {
-    /// Contiguous pieces of whole units, as even as possible; a last unit may be short. With fewer units than
-    /// ranks the unit is halved until each rank has one (down to 1).
+    /// Contiguous ranges of whole units, as even as possible. The last unit may be short. If there are fewer units than
+    /// ranks, the unit is halved until each rank has one (down to 1).
     Even {
         /// Indices that stay together.
         #[serde(default = "one")]
         unit: u64,
     },
-    /// Query heads of `head_dim` indices each; the number of ranks divides `heads`.
+    /// Query heads of `head_dim` indices each. The number of ranks divides `heads`.
     Queries {
-        /// Query heads in all.
+        /// Total number of query heads.
         heads: u64,
         /// Indices of a head.
         head_dim: u64,
     },
-    /// The key-value heads that the rank's query heads read; ranks may share a head.
+    /// The key-value heads that the rank's query heads read. Ranks may share a head.
     KeyValues {
-        /// Query heads in all.
+        /// Total number of query heads.
         heads: u64,
-        /// Key-value heads in all; divides `heads`.
+        /// Total number of key-value heads. Divides `heads`.
         kv_heads: u64,
         /// Indices of a head.
         head_dim: u64,
@@ -68,35 +68,35 @@ impl Split {
 pub struct Part {
     /// Global length.
     pub len: u64,
-    /// How it is dealt to the ranks.
+    /// How it is split over the ranks.
     pub split: Split,
 }
 
-/// Where the values of a tensor live.
+/// Where the values of a tensor are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Sharding {
     /// Every rank holds all of it.
     Replicated,
-    /// Dimension `dim` is the concatenation of `parts`, each dealt to the ranks; a rank holds the
-    /// concatenation of its pieces.
+    /// Dimension `dim` is the concatenation of `parts`, each of which is split over the ranks. A rank holds the
+    /// concatenation of its ranges.
     Split {
         /// The dimension.
         dim: usize,
-        /// What it is made of, in order.
+        /// Its parts, in order.
         parts: Vec<Part>,
     },
-    /// Every rank holds a summand; the value is the sum over the ranks.
+    /// Every rank holds a summand. The value is the sum over the ranks.
     Partial,
 }
 
 impl Sharding {
-    /// One part of `len` indices in dimension `dim`.
+    /// Splits dimension `dim` with one part of `len` indices.
     pub fn split(dim: usize, len: u64, split: Split) -> Self {
         Sharding::Split { dim, parts: vec![Part { len, split }] }
     }
 
-    /// For each part, the global indices (counted from the part's start) that `rank` holds. Empty unless `Split`.
+    /// For each part, the global indices that `rank` holds, counted from the start of the part. Empty unless `Split`.
     pub fn ranges(&self, rank: u32, world: u32) -> Vec<Range<u64>> {
         match self {
             Sharding::Split { parts, .. } => {
@@ -106,7 +106,7 @@ impl Sharding {
         }
     }
 
-    /// Dimensions that `rank` holds of a tensor whose global dimensions are `dims`.
+    /// The dimensions that `rank` holds of a tensor with global dimensions `dims`.
     pub fn local_dims(&self, dims: &[u64], rank: u32, world: u32) -> Vec<u64> {
         let mut local = dims.to_vec();
         if let Sharding::Split { dim, .. } = self {

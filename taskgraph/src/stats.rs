@@ -1,4 +1,4 @@
-//! What a set of task graphs is made of, for `--check`.
+//! Statistics of a set of task graphs, for `--check`.
 
 use crate::op_graph::Role;
 use crate::task_graph::{Area, EventType, Space, TaskGraph, TensorEntry};
@@ -19,28 +19,28 @@ pub struct Stats {
     pub tasks_by_type: BTreeMap<String, usize>,
     /// Events of all ranks by type.
     pub events_by_type: BTreeMap<String, usize>,
-    /// Most tasks of a rank.
+    /// Largest number of tasks on a rank.
     pub most_tasks: usize,
-    /// Longest list of a worker.
+    /// Length of the longest list of a worker.
     pub longest_list: usize,
-    /// Bytes of weights and constants on the rank that has most.
+    /// Bytes of weights and constants, on the rank with the most.
     pub constant_bytes: u64,
-    /// Bytes of tensors that live across iterations on the rank that has most.
+    /// Bytes of tensors that persist across iterations, on the rank with the most.
     pub persistent_bytes: u64,
-    /// Bytes of other tensors in a rank's own memory, on the rank that has most.
+    /// Bytes of other tensors in a rank's own memory, on the rank with the most.
     pub device_bytes: u64,
-    /// Of these, what the graph has for itself; the rest lies in areas that all graphs of a model share.
+    /// The part of these bytes that only this graph uses. The rest is in areas that all graphs of a model share.
     pub device_bytes_of_its_own: u64,
     /// Bytes of other tensors in the symmetric heap.
     pub symmetric_bytes: u64,
-    /// Of these, what the graph has for itself.
+    /// The part of these bytes that only this graph uses.
     pub symmetric_bytes_of_its_own: u64,
-    /// Most triggers that one rank sends to one other in an iteration: what a remote scheduler queue must hold
-    /// for each epoch in flight.
+    /// Largest number of triggers that one rank sends to another in one iteration. A remote scheduler queue must hold
+    /// that many for each epoch in flight.
     pub remote_triggers: usize,
 }
 
-/// The same of a class whose ranks may be alike.
+/// The statistics of a class whose ranks may be alike.
 pub fn class_stats(class: &Class) -> Stats {
     let mut of_held = stats(class.graphs());
     let each = class.ranks() / of_held.ranks.max(1);
@@ -52,7 +52,7 @@ pub fn class_stats(class: &Class) -> Stats {
     of_held
 }
 
-/// Counts the graphs of one class, one for each rank.
+/// The statistics of the graphs of one class, one graph per rank.
 pub fn stats(graphs: &[TaskGraph]) -> Stats {
     let mut stats = Stats { ranks: graphs.len(), ..Stats::default() };
     let mut remote: HashMap<(u32, u16), usize> = HashMap::new();
@@ -127,8 +127,9 @@ impl fmt::Display for Stats {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         write!(
             f,
-            "  each rank at most: {} tasks, {} in one worker's list; weights and constants {:.1} MiB, persistent {:.1} MiB, \
-             activations {:.1} MiB ({:.1} its own), symmetric {:.1} MiB ({:.1} its own); {} remote triggers between two ranks",
+            "  maximum per rank: {} tasks, {} in one worker's list; weights and constants {:.1} MiB, persistent {:.1} MiB, \
+             activations {:.1} MiB ({:.1} for this graph alone), symmetric {:.1} MiB ({:.1} for this graph alone); \
+             remote triggers from one rank to another: {}",
             self.most_tasks,
             self.longest_list,
             mib(self.constant_bytes),

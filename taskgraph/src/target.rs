@@ -1,10 +1,10 @@
-//! What the graphs are built for: the one table of hardware facts, and the numbers that tiling needs.
+//! The target that graphs are built for: the table of hardware facts, and the numbers that tiling needs.
 
 use crate::tuning::{Knob, Tuning};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which kind of machine runs the tasks.
+/// The kind of machine that runs the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
@@ -16,7 +16,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Packed matrices are padded with zeros to a multiple of this many columns.
+    /// Packed matrices are padded with zeros to a multiple of this number of columns.
     pub const fn tile_k(self) -> u32 {
         match self {
             Backend::Cpu => 2,
@@ -32,19 +32,19 @@ pub struct Device {
     pub name: &'static str,
     /// Substring of the name that the driver reports.
     pub driver_name: &'static str,
-    /// Compute capability times ten, with the suffix that its tuned code is compiled for.
+    /// Compute capability times ten, with the suffix that tuned code is compiled for.
     pub architecture: &'static str,
     /// Streaming multiprocessors, one worker each.
     pub sms: u32,
-    /// Shared memory that one block may use, bytes.
+    /// Maximum shared memory of a block, in bytes.
     pub shared_memory: u32,
-    /// L2 cache, bytes.
+    /// Size of the L2 cache in bytes.
     pub l2: u64,
-    /// Device memory bandwidth, bytes per second, as published.
+    /// Published bandwidth of the device memory, in bytes per second.
     pub memory_bandwidth: f64,
 }
 
-/// Facts by device. `memory_bandwidth` is the published figure; benchmarks measure their own.
+/// The hardware table. `memory_bandwidth` is the published figure; benchmarks measure their own.
 pub const DEVICES: &[Device] = &[
     Device {
         name: "a100",
@@ -84,31 +84,31 @@ pub const DEVICES: &[Device] = &[
     },
 ];
 
-/// The row named `name`, if there is one.
+/// The row named `name`, if it exists.
 pub fn device(name: &str) -> Option<&'static Device> {
     DEVICES.iter().find(|d| d.name.eq_ignore_ascii_case(name))
 }
 
-/// What partitioning and placement need to know.
+/// The facts that partitioning and placement need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Target {
     /// Kind of machine.
     pub backend: Backend,
-    /// Workers of each rank.
+    /// Number of workers per rank.
     pub workers: u32,
-    /// Column tiles are multiples of this many output columns, but for the last one.
+    /// Column tiles are multiples of this number of output columns, except for the last tile.
     pub column_unit: u32,
-    /// Most tasks that one operator's columns are cut into.
+    /// Maximum number of tasks that one operator's columns are cut into.
     pub max_tiles: u32,
-    /// Products of many rows run as wide tiles: on tensor cores that multiply 64 rows at once (Hopper's).
+    /// Products of many rows use wide tiles, on tensor cores that multiply 64 rows at once (Hopper).
     pub wide: bool,
-    /// What was measured, in place of defaults.
+    /// Measured values that replace defaults.
     #[serde(default, skip_serializing_if = "Tuning::is_empty")]
     pub tuning: Tuning,
 }
 
 impl Target {
-    /// The CPU target with `workers` threads a rank.
+    /// The CPU target with `workers` threads per rank.
     pub fn cpu(workers: u32) -> Self {
         let workers = workers.max(1);
         Target {
@@ -121,7 +121,7 @@ impl Target {
         }
     }
 
-    /// A GPU of the hardware table: one worker for each multiprocessor.
+    /// A GPU of the hardware table, with one worker per multiprocessor.
     pub fn cuda(device: &Device) -> Self {
         Target {
             backend: Backend::Cuda,
@@ -138,9 +138,9 @@ impl Target {
         self.tuning.of(knob)
     }
 
-    /// Column ranges that an operator with `columns` outputs is cut into: at most `max_tiles`, multiples of
-    /// `column_unit` (the last may be short), as even as the unit allows, aligned to `align` where the tiles
-    /// are at least that wide. Zero columns give no tile.
+    /// Cuts an operator's `columns` output columns into ranges. There are at most `max_tiles`; they are multiples of
+    /// `column_unit` (the last may be short) and as even as the unit allows. They are aligned to `align` if they are at
+    /// least that wide. Zero columns give no range.
     pub fn column_tiles(&self, columns: u32, align: u32) -> Vec<std::ops::Range<u32>> {
         let unit = if align > self.column_unit
             && align.is_multiple_of(self.column_unit)
@@ -157,8 +157,8 @@ impl Target {
         (0..tiles).map(|t| at(t)..at(t + 1)).collect()
     }
 
-    /// The same where the columns are dealt in `blocks` of the same width: each block is cut alike, and no tile lies in two.
-    /// `None` where blocks end inside a unit, or are more than `max_tiles`.
+    /// Like [`Target::column_tiles`] for columns that consist of `blocks` of the same width. Each block is cut the same way,
+    /// and no tile spans two blocks. `None` if a block ends inside a unit, or if there are more blocks than `max_tiles`.
     pub fn column_tiles_of_blocks(&self, columns: u32, blocks: u32) -> Option<Vec<std::ops::Range<u32>>> {
         let width = columns.checked_div(blocks)?;
         let fits = columns == width * blocks && width > 0 && width.is_multiple_of(self.column_unit);
@@ -206,7 +206,7 @@ mod tests {
             assert_eq!(one.start / 640, (one.end - 1) / 640);
         }
         assert_eq!(tiles[0].len(), tiles[16].len());
-        // Blocks that end inside a unit, more blocks than tiles, no columns.
+        // Blocks that end inside a unit; more blocks than tiles; no columns.
         assert_eq!(target.column_tiles_of_blocks(40, 4), None);
         assert_eq!(Target::cpu(2).column_tiles_of_blocks(5120, 8), None);
         assert_eq!(target.column_tiles_of_blocks(0, 8), None);

@@ -1,4 +1,4 @@
-//! What one rank executes: tasks, events, tensors and, for static placement, each worker's list.
+//! The task graph of one rank: tasks, events, tensors and, for static placement, the list of each worker.
 
 use crate::dtype::DType;
 use crate::ids::EventId;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Names of the task types that the protocol itself knows.
+/// Names of the task types that the protocol knows.
 pub mod core_types {
     /// Task 0: ends the kernel.
     pub const TERMINATE: &str = "terminate";
@@ -21,23 +21,23 @@ pub mod core_types {
     pub const EMPTY: &str = "empty";
     /// Copies a region to a peer and signals the peer's event.
     pub const NVSHMEM_COPY: &str = "nvshmem_copy";
-    /// Signals a peer's event, no data.
+    /// Signals a peer's event, without data.
     pub const NVSHMEM_SIGNAL: &str = "nvshmem_signal";
     /// Sums the ranks' partial tiles in rank order, and adds the residual once.
     pub const REDUCE: &str = "reduce";
 
-    /// All of them, in the order of the ABI's numbers.
+    /// All of these, in the order of the ABI's numbers.
     pub const ALL: [&str; 6] = [TERMINATE, BEGIN_TASK_GRAPH, EMPTY, NVSHMEM_COPY, NVSHMEM_SIGNAL, REDUCE];
 }
 
-/// Who decides where a task runs.
+/// What decides where a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// The builder: each worker has its list, tasks poll what they depend on.
+    /// The builder decides: each worker has a list, and tasks poll the events that they depend on.
     #[default]
     Static,
-    /// Schedulers, at run time.
+    /// Schedulers decide at run time.
     Dynamic,
 }
 
@@ -48,17 +48,17 @@ pub enum Allreduce {
     /// By payload size and target.
     #[default]
     Auto,
-    /// Copy with signal to every peer, then reduce.
+    /// Copies with a signal to every peer, then a reduce.
     CopyReduce,
-    /// Flagged push by the producer, polled by the reduce.
+    /// The producer pushes flagged words, and the reduce polls them.
     OneShot,
     /// Each tile is reduced by one rank, which copies the sum to the others.
     TwoShot,
-    /// Over nodes: a sum within each node, an exchange of the nodes' sums, and the result spread within each node.
+    /// For several nodes: reduce within each node, exchange between nodes, broadcast within each node.
     Hierarchical,
 }
 
-/// Memory that a tensor lies in.
+/// The memory of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Space {
@@ -68,23 +68,23 @@ pub enum Space {
     Symmetric,
 }
 
-/// A piece of memory in which tensors may lie over each other.
+/// A block of memory in which tensors may overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Area {
-    /// The rank's own memory, one area for all graphs.
+    /// In the rank's own memory. One area for all graphs.
     Device,
-    /// Symmetric, one area for all graphs: what every rank is done with before any rank ends the iteration.
+    /// Symmetric, one area for all graphs. Every rank is done with these tensors before any rank ends the iteration.
     Settled,
-    /// Symmetric, one area for all graphs: what peers write only after every rank has begun the iteration.
+    /// Symmetric, one area for all graphs. Peers write these tensors only after every rank has begun the iteration.
     Awaited,
-    /// Symmetric, of one graph: flagged words. Their tags tell the writes of one graph apart; another graph may not run
-    /// for so long that a tag comes round.
+    /// Symmetric, one area per graph, for flagged words. Their tags distinguish the writes of one graph. Another graph
+    /// must not run for so long that a tag repeats.
     Flagged,
 }
 
 impl Area {
-    /// All graphs of a model have it together.
+    /// True if all graphs of a model share the area.
     pub fn is_shared(self) -> bool {
         self != Area::Flagged
     }
@@ -92,7 +92,7 @@ impl Area {
     /// All areas.
     pub const ALL: [Area; 4] = [Area::Device, Area::Settled, Area::Awaited, Area::Flagged];
 
-    /// The memory that the area is part of.
+    /// The memory that contains the area.
     pub fn space(self) -> Space {
         match self {
             Area::Device => Space::Device,
@@ -101,49 +101,49 @@ impl Area {
     }
 }
 
-/// Where a tensor lies that shares its memory with others, of its own graph and of those that follow.
+/// The place of a tensor that shares its memory with others, both of its own graph and of the graphs that follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Overlay {
-    /// In which area.
+    /// The area.
     pub area: Area,
-    /// Bytes from the area's start to the tensor's.
+    /// Offset in bytes from the start of the area.
     pub offset: u64,
 }
 
-/// What an event does when it is ready.
+/// What happens when an event is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventType {
-    /// Polled by tasks.
+    /// Nothing; tasks poll it.
     Empty,
     /// Its scheduler queues the tasks of its range.
     LaunchTasks,
-    /// The same; the local schedulers may share out the tasks.
+    /// The same, but the local schedulers may share the tasks.
     LaunchMassiveTasks,
-    /// Event 1: starts everything that waits for nothing else.
+    /// Event 1: starts every task without other dependencies.
     LaunchDependentTasks,
-    /// The iteration is done.
+    /// The iteration ends.
     EndOfTaskGraph,
     /// The kernel ends.
     Termination,
 }
 
-/// Where a weight's values come from: one piece of the local tensor.
+/// The source of one part of a local weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalPart {
     /// Name in the checkpoint.
     pub source: String,
-    /// Global dimensions there.
+    /// Global dimensions in the checkpoint.
     pub dims: Vec<u64>,
-    /// Dimension that is dealt to the ranks, and the indices of it that this rank holds; `None`: all.
+    /// The dimension that is split over the ranks, and the indices that this rank holds. `None` means all.
     pub range: Option<(usize, Range<u64>)>,
 }
 
 /// A tensor of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorEntry {
-    /// Unique in the graph; weights, constants and persistent tensors have the same name in every graph.
+    /// Unique in the graph. Weights, constants and persistent tensors have the same name in every graph.
     pub name: String,
     /// Element type.
     pub dtype: DType,
@@ -151,55 +151,55 @@ pub struct TensorEntry {
     pub dims: Vec<u32>,
     /// In elements.
     pub strides: Vec<u32>,
-    /// Memory.
+    /// The memory that it is in.
     pub space: Space,
-    /// Size, padding included.
+    /// Size including padding.
     pub bytes: u64,
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
-    /// Of a weight: where its values come from, in order along dimension 0.
+    /// For a weight: the sources of its values, in order along dimension 0.
     pub parts: Vec<LocalPart>,
-    /// Index space of regions; `dims` unless the role names another.
+    /// Index space of its regions; `dims` unless the role names another.
     pub region_dims: Vec<u32>,
-    /// Packed in tiles of 16 rows, in the order that [`TaskGraph::backend`] reads: constant matrices.
+    /// True for constant matrices that are packed in tiles of 16 rows, in the order that [`TaskGraph::backend`] reads.
     pub tiled: bool,
     /// The user wants its value.
     pub output: bool,
-    /// What the first dimension counts, for the host that reads an output.
+    /// What the first dimension counts. The host needs it to read an output.
     pub rows: crate::op_graph::Rows,
-    /// Where it lies over other tensors; `None`: in memory of its own.
+    /// Its place among tensors that share memory. `None` if it has its own memory.
     pub overlay: Option<Overlay>,
 }
 
-/// Whose memory an operand lies in.
+/// The rank whose memory holds an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
-    /// The rank's own.
+    /// The rank's own memory.
     Own,
-    /// One peer's (outputs of a copy).
+    /// One peer's memory (for outputs of a copy).
     Peer(u16),
-    /// Every rank's, the own included (a flagged push).
+    /// The memory of every rank, including its own (for a flagged push).
     All,
 }
 
-/// What a task reads or writes.
+/// A tensor view that a task reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// Index in [`TaskGraph::tensors`].
     pub tensor: u32,
-    /// Bytes from the tensor's start to the view's.
+    /// Offset of the view in bytes from the start of the tensor.
     pub offset: u64,
-    /// Dimensions of the view; the first `ndim` count.
+    /// Dimensions of the view. The first `ndim` are used.
     pub dims: [u32; MAX_DIMS],
     /// In elements.
     pub strides: [u32; MAX_DIMS],
-    /// Dimensions in use.
+    /// Number of dimensions in use.
     pub ndim: u8,
-    /// Whose memory.
+    /// The rank whose memory it is in.
     pub place: Place,
-    /// What is touched, in the tensor's region space. Without a trust it is what the view covers.
+    /// The region that is accessed, in the tensor's region space. Without a trust, it is what the view covers.
     pub region: Region,
-    /// The bytes are known at run time only: what `region` then stands for.
+    /// Present if the bytes are known only at run time. Says what `region` stands for.
     pub trust: Option<Trust>,
 }
 
@@ -210,7 +210,7 @@ pub struct Task {
     pub task_type: u16,
     /// Index in [`TaskGraph::variants`].
     pub variant: u16,
-    /// Index in [`TaskGraph::operands`] of the first input; outputs follow the inputs.
+    /// Index in [`TaskGraph::operands`] of the first input. The outputs follow the inputs.
     pub first_operand: u32,
     /// Number of inputs.
     pub num_inputs: u16,
@@ -218,13 +218,13 @@ pub struct Task {
     pub num_outputs: u16,
     /// The event that it triggers.
     pub trigger: Option<EventId>,
-    /// Events of this iteration that it waits for (indices; its own rank's).
+    /// Events of this iteration that it waits for: indices of its own rank's events.
     pub dependencies: SmallVec<[u32; 2]>,
     /// Events of earlier iterations that it waits for: (index, epochs back).
     pub carried: SmallVec<[(u32, u32); 0]>,
-    /// Static placement: its worker.
+    /// Static placement: the worker that runs it.
     pub worker: Option<u32>,
-    /// Constants of this one task.
+    /// Constants of this particular task.
     pub args: [i32; 8],
     /// Index in [`TaskGraph::ops`].
     pub op: u32,
@@ -233,15 +233,15 @@ pub struct Task {
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
-    /// What it does.
+    /// What happens when it is ready.
     pub event_type: EventType,
-    /// Triggers of one iteration, from all ranks.
+    /// Number of triggers per iteration, from all ranks.
     pub num_triggers: u32,
-    /// First of the tasks that it launches.
+    /// First task that it launches.
     pub first_task: u32,
-    /// One past the last.
+    /// One past the last task that it launches.
     pub last_task: u32,
-    /// Other ranks trigger it.
+    /// True if other ranks trigger it.
     pub remote: bool,
 }
 
@@ -252,11 +252,11 @@ pub struct Variant {
     pub task_type: u16,
     /// Parameters, as words.
     pub params: Vec<u32>,
-    /// Scratch memory of a worker, bytes.
+    /// Scratch memory per worker, in bytes.
     pub scratch_bytes: u32,
 }
 
-/// What one rank executes in one iteration.
+/// The tasks that one rank executes in one iteration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskGraph {
     /// Name of the op graph.
@@ -265,15 +265,15 @@ pub struct TaskGraph {
     pub rank: u32,
     /// Number of ranks.
     pub world: u32,
-    /// Who places tasks.
+    /// What decides where tasks run.
     pub placement: Placement,
-    /// The kind of machine that it is for; it fixes the order of values inside packed matrices.
+    /// The kind of machine that it is built for. It determines the order of values inside packed matrices.
     pub backend: Backend,
-    /// Workers that it was built for.
+    /// Number of workers that it is built for.
     pub workers: u32,
-    /// What an iteration has room for.
+    /// The capacity of an iteration.
     pub capacity: Capacity,
-    /// Task type names in use; index 0..=5 are those of [`core_types`] in the order of the ABI's numbers.
+    /// Names of the task types in use. Indices 0 to 5 are those of [`core_types`], in the order of the ABI's numbers.
     pub type_names: Vec<String>,
     /// Names of the operators, for the timeline.
     pub ops: Vec<String>,
@@ -283,23 +283,23 @@ pub struct TaskGraph {
     pub variants: Vec<Variant>,
     /// Operands of all tasks.
     pub operands: Vec<Operand>,
-    /// All tasks; 0 terminates, 1 begins.
+    /// All tasks. Task 0 terminates, task 1 begins.
     pub tasks: Vec<Task>,
-    /// All events; 0 termination, 1 begin, 2 end of graph.
+    /// All events: 0 is termination, 1 begin, 2 end of graph.
     pub events: Vec<Event>,
-    /// Static placement: each worker's tasks in order.
+    /// Static placement: the tasks of each worker, in order.
     pub worker_lists: Vec<Vec<u32>>,
 }
 
 impl TaskGraph {
-    /// For each tensor its number among the flagged ones. A word of it carries epoch x flagged tensors + number, so that
-    /// no two writes of a word have the same tag, whatever lies over what.
+    /// For each flagged tensor, its number among the flagged tensors. A word of it carries epoch x flagged tensors +
+    /// number. So no two writes of a word have the same tag, however tensors overlap.
     pub fn flag_numbers(&self) -> Vec<Option<u32>> {
         let mut next = 0..;
         self.tensors.iter().map(|t| if t.dtype == DType::F32Flagged { next.next() } else { None }).collect()
     }
 
-    /// Bytes of an area that the tensors of this graph take.
+    /// Bytes of an area that this graph's tensors use.
     pub fn area_bytes(&self, area: Area) -> u64 {
         let end = |t: &TensorEntry| {
             t.overlay.filter(|o| o.area == area).map_or(0, |o| o.offset.saturating_add(t.bytes))
@@ -321,7 +321,7 @@ impl TaskGraph {
     pub fn type_name(&self, task: &Task) -> &str {
         &self.type_names[task.task_type as usize]
     }
-    /// Name of the operator that a task came from.
+    /// Name of the operator that a task belongs to.
     pub fn op_name(&self, task: &Task) -> &str {
         self.ops.get(task.op as usize).map_or("", String::as_str)
     }

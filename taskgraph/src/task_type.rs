@@ -1,7 +1,7 @@
-//! The contract of a task type: what an operator means, how it is sharded, and how it is cut into tasks.
+//! The contract of a task type: the meaning of its operator, how it is sharded, and how it is cut into tasks.
 //!
-//! Operators and task types share their names: after fusion each operator is carried out by tasks of the type
-//! of the same name (and, for collectives, by copy, signal and reduce tasks, which this crate makes itself).
+//! Operators and task types share their names: after fusion, each operator is carried out by tasks of the type with the same
+//! name. Collectives are carried out by copy, signal and reduce tasks, which this crate creates itself.
 
 use crate::attribute::Attribute;
 use crate::dtype::DType;
@@ -17,18 +17,18 @@ use std::ops::Range;
 
 pub use crate::error::OpError;
 
-/// Type and dimensions of a tensor, as inference sees it.
+/// Type and dimensions of a tensor, as inference uses them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,
-    /// Dimensions (global in `infer` and `shard`, of one rank in `partition`).
+    /// Dimensions: global in `infer` and `shard`, of one rank in `partition`.
     pub dims: Vec<u64>,
     /// What the first dimension counts.
     pub rows: Rows,
 }
 
-/// An operator with its operands, as passes show it to its contract.
+/// An operator with its operands, as passes present it to its contract.
 #[derive(Clone, Debug)]
 pub struct OpView<'a> {
     /// Name, for messages.
@@ -37,9 +37,9 @@ pub struct OpView<'a> {
     pub attrs: &'a Attrs,
     /// Inputs in order.
     pub inputs: Vec<OperandView<'a>>,
-    /// Outputs in order; in `infer` as far as they are declared.
+    /// Outputs in order. In `infer`, only those that are declared.
     pub outputs: Vec<OperandView<'a>>,
-    /// What an iteration has room for.
+    /// The capacity of an iteration.
     pub capacity: Capacity,
 }
 
@@ -50,33 +50,33 @@ pub struct OperandView<'a> {
     pub name: &'a str,
     /// Type and global dimensions.
     pub ty: TensorType,
-    /// How it is spread over the ranks (inputs of `shard`, all in `partition`).
+    /// How it is split over the ranks (inputs in `shard`, all operands in `partition`).
     pub sharding: &'a Sharding,
-    /// What it is for.
+    /// Its purpose.
     pub role: &'a Role,
 }
 
-/// What sharding an operator needs of an input.
+/// The sharding that an operator needs for an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// As it is.
+    /// Any sharding.
     AsIs,
-    /// All of it on every rank: a partial input is allreduced, a split one gathered.
+    /// All of it on every rank. A partial input is allreduced, a split input is gathered.
     Replicated,
-    /// This split: a replicated input is sliced, one that is split otherwise exchanged, a partial one summed.
+    /// This split. A replicated input is sliced, an input with another split is exchanged, a partial input is summed.
     Split(Sharding),
 }
 
-/// How an operator behaves under the shardings of its inputs.
+/// What an operator does for given shardings of its inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardRule {
-    /// For each input. Where an input is not as needed, a collective is inserted and `shard` is asked again.
+    /// For each input. If an input does not have the needed sharding, a collective is inserted and `shard` is called again.
     pub inputs: Vec<Need>,
-    /// Sharding of each output, given that the inputs are as needed.
+    /// Sharding of each output, if the inputs have the needed shardings.
     pub outputs: Vec<Sharding>,
 }
 
-/// An operator on one rank: operand dimensions are the rank's own.
+/// An operator on one rank. The operands have the rank's own dimensions.
 #[derive(Clone, Debug)]
 pub struct LocalOp<'a> {
     /// The operator with global dimensions and shardings.
@@ -92,7 +92,7 @@ pub struct LocalOp<'a> {
 }
 
 impl LocalOp<'_> {
-    /// Global ranges of each part of input `index` that this rank holds; empty where it is not split.
+    /// Global ranges of each part of input `index` that this rank holds. Empty if the input is not split.
     pub fn input_ranges(&self, index: usize) -> Vec<Range<u64>> {
         self.global.inputs[index].sharding.ranges(self.rank, self.world)
     }
@@ -101,108 +101,109 @@ impl LocalOp<'_> {
 /// A region of one operand that a task reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Index of the operand: inputs count from 0 in `reads`, outputs from 0 in `writes`.
+    /// Index of the operand. In `reads` it counts inputs from 0, in `writes` outputs from 0.
     pub operand: u8,
-    /// The box, in the operand's region space (its local dimensions unless its role names another).
+    /// The box, in the operand's region space: its local dimensions, unless its role names another space.
     pub region: Region,
-    /// The kernel gets the whole tensor, since the bytes are known at run time only: what the region stands for.
+    /// Present if the bytes are known only at run time, so that the kernel gets the whole tensor. Says what the region stands
+    /// for.
     pub trust: Option<Trust>,
 }
 
 impl Access {
-    /// The kernel's view is the region itself.
+    /// The kernel's view is exactly the region.
     pub fn new(operand: u8, region: Region) -> Self {
         Access { operand, region, trust: None }
     }
-    /// The kernel sees the whole tensor, but touches only the rows of active slot `slot` of `of`. In `region` the rows
-    /// (dimension 0) are the slot's *share*, R slot/of .. R (slot + 1)/of of R; it stands for rows known at run time.
+    /// The kernel sees the whole tensor, but accesses only the rows of active slot `slot` of `of`. In `region`, the rows
+    /// (dimension 0) are the slot's *share*: R slot/of .. R (slot + 1)/of of R rows. The share stands for rows that are known
+    /// only at run time.
     pub fn rows_of_slot(operand: u8, region: Region, slot: u32, of: u32) -> Self {
         Access { operand, region, trust: Some(Trust::RowsOfSlot { slot, of }) }
     }
-    /// The kernel sees the whole cache, but touches only the pages that `region`, in the cache's own index space,
-    /// stands for.
+    /// The kernel sees the whole cache, but accesses only the pages that `region` stands for, in the cache's own index space.
     pub fn pages_of_slot(operand: u8, region: Region) -> Self {
         Access { operand, region, trust: Some(Trust::PagesOfSlot) }
     }
-    /// The kernel sees the whole tensor, but touches only the rows of what falls to task `task` of `of`, which share the
-    /// iteration's work. In `region` the rows are the task's share, as a slot's are in [`Access::rows_of_slot`].
+    /// The kernel sees the whole tensor, but accesses only rows that are assigned to task `task` of the `of` tasks that share
+    /// the iteration's work. In `region`, the rows are the task's share, as for a slot in [`Access::rows_of_slot`].
     pub fn rows_of_units(operand: u8, region: Region, task: u32, of: u32) -> Self {
         Access { operand, region, trust: Some(Trust::RowsOfUnits { task, of }) }
     }
-    /// The kernel sees the whole cache, but touches only pages of rows that fall to it; `region`, in the cache's own
-    /// index space, stands for them.
+    /// The kernel sees the whole cache, but accesses only pages of the rows that are assigned to it. `region` stands for them,
+    /// in the cache's own index space.
     pub fn pages_of_rows(operand: u8, region: Region) -> Self {
         Access { operand, region, trust: Some(Trust::PagesOfRows) }
     }
 }
 
-/// One task before events and placement. The kernel's operands are `reads` then `writes`, in this order.
+/// A task before events and placement. The kernel's operands are `reads`, then `writes`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct TaskSpec {
-    /// Regions read; an input that is also written appears in both.
+    /// Regions that it reads. An input that is also written is in both lists.
     pub reads: SmallVec<[Access; 6]>,
-    /// Regions written.
+    /// Regions that it writes.
     pub writes: SmallVec<[Access; 2]>,
-    /// Constants of this one task.
+    /// Constants of this particular task.
     pub args: [i32; 8],
-    /// Bytes it moves, roughly: used to balance workers.
+    /// Approximate number of bytes that it moves. Used to balance workers.
     pub cost: u64,
 }
 
 /// An operator cut into tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Partition {
-    /// The variant's parameters (the words of the task type's `params.h` struct), the same for all tasks.
+    /// Parameters of the variant (the words of the task type's `params.h` struct), the same for all tasks.
     pub params: Vec<u32>,
-    /// Scratch memory that a worker needs for one of these tasks, bytes.
+    /// Scratch memory that a worker needs for such a task, in bytes.
     pub scratch_bytes: u64,
     /// The tasks. Their writes cover the outputs exactly once.
     pub tasks: Vec<TaskSpec>,
 }
 
-/// Fuse `producer` into `consumer` where the producer's first output is the consumer's input
-/// `consumer_input`, nobody else reads it and it is no output of the graph.
+/// Fuses `producer` into `consumer`, if the producer's first output is the consumer's input `consumer_input`, has no other
+/// reader, and is no output of the graph.
 ///
-/// The fused operator's inputs are the producer's inputs, then the consumer's others in order; its attributes
-/// are both sets together (the consumer's win).
+/// The inputs of the fused operator are the producer's inputs, then the consumer's other inputs in order. It has the attributes
+/// of both; where they collide, the consumer's value is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
-    /// Operator that is absorbed.
+    /// The operator that is absorbed.
     pub producer: &'static str,
-    /// Operator that absorbs it.
+    /// The operator that absorbs it.
     pub consumer: &'static str,
-    /// Which of the consumer's inputs the producer writes.
+    /// The index of the consumer's input that the producer writes.
     pub consumer_input: usize,
-    /// The result.
+    /// The fused operator.
     pub fused: &'static str,
 }
 
-/// A task type. One folder of `kernels-cu/src/tasks` implements it.
+/// A task type. Each type is implemented in one folder of `kernels-cu/src/tasks`.
 pub trait TaskType: Debug + Send + Sync {
     /// Name of the operator and of the task type, e.g. `rmsnorm_linear`.
     fn name(&self) -> &'static str;
 
-    /// The attributes that the operator takes; others are refused with this list.
+    /// The attributes of the operator. Other attributes are refused, with this list in the message.
     fn attributes(&self) -> &'static [Attribute] {
         &[]
     }
 
-    /// What decides how fast its tasks are and nothing else; read by [`Target::tuned`].
+    /// Values that decide only how fast its tasks are. Read with [`Target::tuned`].
     fn knobs(&self) -> &'static [&'static Knob] {
         &[]
     }
 
-    /// Checks operands and attributes; gives the outputs' types with global dimensions.
+    /// Checks operands and attributes. Returns the types of the outputs, with global dimensions.
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError>;
 
-    /// The operators that this one only composes, if it does: they replace it before sharding and fusion, so that
-    /// each is sharded and fused like any other. Such a type has no tasks of its own, so `infer` is all else it needs.
+    /// The operators that replace this one, if it only composes others. They replace it before sharding and fusion, so that
+    /// each of them is sharded and fused like any other. Such a type has no tasks, so it needs only `infer` besides this.
     fn compose(&self, op: &OpView<'_>) -> Result<Option<Expansion>, OpError> {
         let _ = op;
         Ok(None)
     }
 
-    /// How the operator behaves under the shardings of its inputs, on `world` ranks. By default every rank does all
+    /// The sharding rule of the operator on `world` ranks, for the shardings of its inputs. By default every rank computes all
     /// of it.
     fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
         let _ = world;
@@ -213,91 +214,88 @@ pub trait TaskType: Debug + Send + Sync {
     }
 
     /// Cuts one rank's share into tasks. An operator that is always replaced by others ([`TaskType::compose`],
-    /// [`TaskType::expand`]) needs none.
+    /// [`TaskType::expand`]) does not need it.
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let _ = (op, target);
-        Err(OpError(format!(
-            "`{}` has no tasks of its own, and was not replaced by other operators",
-            self.name()
-        )))
+        Err(OpError(format!("`{}` cannot run by itself, and no other operators replaced it", self.name())))
     }
 
-    /// Inputs that never change while the kernel runs, so that a loader may fetch them before the task's events.
+    /// Inputs that never change while the kernel runs. A loader may fetch them before the task's events.
     fn constant_inputs(&self) -> &'static [usize] {
         &[]
     }
 
-    /// Inputs of a task, by their place among its reads, of which it takes only the rows that data name (a table of
-    /// embeddings), however large its view is. The simulator takes such a read to be no larger than what the task writes.
+    /// Inputs (by their place among the reads) of which a task reads only the rows that data select, such as an embedding
+    /// table, however large its view is. The simulator assumes that such a read is no larger than what the task writes.
     fn gathered_inputs(&self) -> &'static [usize] {
         &[]
     }
 
-    /// Outputs that are written in place: (input, output) pairs that must be the same tensor. The kernel may write the
-    /// output through the input's view. No other output of an operator may be one of its inputs.
+    /// Outputs that are written in place: pairs (input, output) that must be the same tensor. The kernel may write the output
+    /// through the input's view. No other output of an operator may be one of its inputs.
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[]
     }
 
-    /// Output that can be pushed as flagged words to every rank (`one-shot` allreduce), if the kernel can.
+    /// The output that can be pushed to every rank as flagged words (`one-shot` allreduce), if the kernel supports it.
     fn pushable_output(&self) -> Option<usize> {
         None
     }
 
-    /// Index in the parameters of the word that is 1 where the output is pushed flagged, if it can be.
+    /// Index of the parameter word that is 1 if the output is pushed as flagged words, if that is supported.
     fn push_param(&self) -> Option<usize> {
         None
     }
 
-    /// The output is the sum of the two inputs: a collective that sums may take it on.
+    /// The output is the sum of the two inputs, so a summing collective may include it.
     fn is_sum(&self) -> bool {
         false
     }
 
-    /// The outputs follow from the inputs' values alone, not from the batch (tokens, positions, rows in use): of
-    /// constants they may be computed once.
+    /// The outputs depend only on the values of the inputs, not on the batch (tokens, positions, rows in use). So with constant
+    /// inputs they can be computed once.
     fn is_pure(&self) -> bool {
         false
     }
 
-    /// Whether running the operator has an effect besides its outputs, so that it is kept where nobody reads them.
+    /// True if running the operator has an effect besides its outputs. It is then kept even if nobody reads them.
     fn has_effects(&self) -> bool {
         false
     }
 
-    /// Pairs of an input and an output that may share memory where nobody reads the input afterwards: a task reads of
-    /// that input only what it writes of that output, each element before it is written.
+    /// Pairs of an input and an output that may share memory if nobody reads the input afterwards. A task must read from that
+    /// input only the elements that it writes to that output, each before it is written.
     fn may_overwrite(&self) -> &'static [(usize, usize)] {
         &[]
     }
 
-    /// Fusions that end in this type.
+    /// Fusions that result in this type.
     fn fusions(&self) -> &'static [Fusion] {
         &[]
     }
 
-    /// Whether operators are to be fused into this one, given what it would be. False leaves them apart.
+    /// Whether operators are fused into this one, which `op` describes. False keeps them apart.
     fn fuses(&self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
         let _ = (op, world, target);
         true
     }
 
-    /// The local type in which the operator would rather read activation `input` than as it is, where that is another layout of
-    /// the same numbers. If whoever writes the activation can ([`TaskType::writes_as`]) and all readers want the same,
-    /// [`TaskType::expand`] and [`TaskType::partition`] of both find this type among the local ones.
+    /// The local type in which the operator prefers to read activation `input`, if another layout of the same numbers is
+    /// better. If the writer of the activation supports it ([`TaskType::writes_as`]) and all readers want the same type, then
+    /// [`TaskType::expand`] and [`TaskType::partition`] of both operators get this type as the local one.
     fn reads_as(&self, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
         let _ = (op, input, target);
         None
     }
 
-    /// Whether the operator can write output `output` as the local type `ty`, which its reader wants.
+    /// Whether the operator can write output `output` as the local type `ty`, which its reader prefers.
     fn writes_as(&self, op: &LocalOp<'_>, output: usize, ty: &TensorType, target: &Target) -> bool {
         let _ = (op, output, ty, target);
         false
     }
 
-    /// Operators that are carried out by further tasks of other types after this one's (attention's merge):
-    /// given this operator, the operators that replace it. Runs after sharding and fusion, on local dimensions.
+    /// The operators that replace this one if it is carried out by several task types, such as attention and its merge. Called
+    /// after sharding and fusion, with local dimensions.
     fn expand(&self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
         let _ = (op, target);
         Ok(None)
@@ -307,9 +305,9 @@ pub trait TaskType: Debug + Send + Sync {
 /// A temporary tensor of an [`Expansion`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Temporary {
-    /// Added to the operator's name.
+    /// Suffix of its name, after the operator's name.
     pub suffix: &'static str,
-    /// Type: of [`TaskType::expand`] with one rank's dimensions, of [`TaskType::compose`] with global ones.
+    /// Its type. In [`TaskType::expand`] it has one rank's dimensions, in [`TaskType::compose`] global ones.
     pub ty: TensorType,
 }
 
@@ -329,18 +327,18 @@ pub enum ExpansionOperand {
 pub struct ExpandedOp {
     /// Task type.
     pub op_type: &'static str,
-    /// Added to the operator's name.
+    /// Suffix of its name, after the name of the replaced operator.
     pub suffix: &'static str,
     /// Inputs.
     pub inputs: Vec<ExpansionOperand>,
     /// Outputs.
     pub outputs: Vec<ExpansionOperand>,
-    /// Attributes: of [`TaskType::expand`] added to those of the operator that is replaced, of [`TaskType::compose`]
-    /// all.
+    /// Attributes. In [`TaskType::expand`] they are added to those of the replaced operator; in [`TaskType::compose`] they are
+    /// all attributes.
     pub attrs: Attrs,
 }
 
-/// Operators that replace one, with the temporaries between them.
+/// Operators that replace one operator, and the temporaries between them.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Expansion {
     /// Tensors between the operators.

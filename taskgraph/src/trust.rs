@@ -1,9 +1,9 @@
-//! What the proof takes on trust, all of it.
+//! All assumptions of the proof.
 //!
-//! The verifier decides on bytes, which it computes from the views that kernels get. Known only at run time is
-//! which rows a slot or a task has, and which pages its cache has. There a task names a [`Trust`], and its region stands
-//! for the bytes. Each trust has an invariant that something else keeps, and a check of that at run time.
-//! `docs/architecture.md` ("What is taken on trust") shows the same list to people.
+//! The verifier works on bytes, which it computes from the kernels' views. Some bytes are known only at run time: the
+//! rows of a slot or task, and the pages of a cache. For these, a task names a [`Trust`], and its region stands for the
+//! bytes. Each trust has an invariant that other code maintains, and a check of the invariant at run time.
+//! `docs/architecture.md` has the same list ("What is taken on trust").
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,46 +12,47 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Trust {
-    /// The task touches only the rows (dimension 0) of one active slot; its region says what of the other dimensions.
-    /// Whoever names rows without this trust may meet the rows of any slot.
+    /// The task accesses only the rows (dimension 0) of one active slot. In the other dimensions, its region is exact.
+    /// An access to rows without this trust may conflict with the rows of any slot.
     RowsOfSlot {
         /// The active slot.
         slot: u32,
-        /// Active slots that the graph has room for.
+        /// Number of active slots that the graph has room for.
         of: u32,
     },
-    /// The task touches only the cache pages of one slot; its region is in the tensor's own index space
-    /// `[active slot, head, split]`.
+    /// The task accesses only the cache pages of one slot. Its region is in the tensor's own index space `[active slot,
+    /// head, split]`.
     PagesOfSlot,
-    /// The task touches only the rows of what falls to it of the iteration's work; its region's rows are the task's
-    /// *share*, R task/of .. R (task + 1)/of of R. Whoever names rows without this trust may meet those of any task.
+    /// The task accesses only the rows of its part of the iteration's work. The rows of its region are the task's
+    /// *share*: R task/of .. R (task + 1)/of of R rows. An access to rows without this trust may conflict with those of
+    /// any task.
     RowsOfUnits {
-        /// The task's number among those that share the work.
+        /// Index of the task among those that share the work.
         task: u32,
-        /// How many they are.
+        /// Number of these tasks.
         of: u32,
     },
-    /// The task touches only the cache pages of rows of the iteration that fall to it; its region is in the tensor's own
-    /// index space.
+    /// The task accesses only cache pages of the rows that are assigned to it. Its region is in the tensor's own index
+    /// space.
     PagesOfRows,
 }
 
-/// A trust as people read it.
+/// The description of a trust for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assumption {
     /// Its name in files and messages.
     pub name: &'static str,
-    /// What must hold, and who keeps it.
+    /// What must hold, and which code maintains it.
     pub invariant: &'static str,
     /// Where that is checked at run time.
     pub checked: &'static str,
 }
 
-/// Every assumption that the proof rests on.
+/// All assumptions of the proof.
 pub const ASSUMPTIONS: [Assumption; 4] = [
     Assumption {
         name: "rows_of_slot",
-        invariant: "in one iteration no row belongs to two active slots; the batch step deals them",
+        invariant: "in one iteration no row belongs to two active slots; the batch step assigns rows to slots",
         checked: "by the region sanitizer, for every task: that the rows of active slots follow each other, and that the \
                   kernel leaves all others alone",
     },
@@ -73,7 +74,7 @@ pub const ASSUMPTIONS: [Assumption; 4] = [
     },
     Assumption {
         name: "pages_of_rows",
-        invariant: "no two rows of an iteration have the same slot and position; the batch step deals them",
+        invariant: "no two rows of an iteration have the same slot and position; the batch step assigns both",
         checked: "by the kernels: that each position they touch has a page of the cache",
     },
 ];
@@ -89,12 +90,12 @@ impl Trust {
         }
     }
 
-    /// The region's rows stand for rows that are known at run time only.
+    /// True if the region's rows stand for rows that are known only at run time.
     pub fn of_rows(&self) -> bool {
         matches!(self, Trust::RowsOfSlot { .. } | Trust::RowsOfUnits { .. })
     }
 
-    /// The region is in a cache's own index space and stands for pages.
+    /// True if the region is in a cache's own index space and stands for pages.
     pub fn of_pages(&self) -> bool {
         matches!(self, Trust::PagesOfSlot | Trust::PagesOfRows)
     }

@@ -1,28 +1,28 @@
-//! Numbers that decide how fast graphs run and nothing else: how they are cut, which lowering is taken. What is best depends on the
-//! device and the shape, so each is a [`Knob`] with a default and candidates, which a program may measure. [`Tuning`] has the
-//! values that replace defaults.
+//! Numbers that decide only how fast graphs run: how operators are cut, and which lowering is used. The best value depends on the
+//! device and the shape. So each number is a [`Knob`] with a default and candidates, which a program may measure. [`Tuning`] holds
+//! the values that replace defaults.
 //!
-//! A value may change the order in which numbers are summed, and so the last bits of results; all ranks need the same values.
+//! A value may change the order in which numbers are summed, and so the last bits of results. All ranks need the same values.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A number that is to be measured.
+/// A number to be measured.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Knob {
-    /// Its name: what has it, a full stop, and what it is, such as `attention.split_positions`.
+    /// Its name: its owner, a full stop, and its meaning, such as `attention.split_positions`.
     pub name: &'static str,
-    /// Its value where nothing was measured.
+    /// Its value if nothing was measured.
     pub default: u64,
-    /// Values worth measuring, ascending. No value outside them is allowed.
+    /// Values worth measuring, ascending. Values below the first or above the last are not allowed.
     pub candidates: &'static [u64],
-    /// What it decides, in a line.
+    /// What it decides, on one line.
     pub about: &'static str,
 }
 
 impl Knob {
-    /// Whether it may have this value: from the least to the greatest candidate.
+    /// True if the value is between the smallest and the largest candidate.
     pub fn allows(&self, value: u64) -> bool {
         let ends = self.candidates.first().zip(self.candidates.last());
         ends.is_some_and(|(&least, &greatest)| (least..=greatest).contains(&value))
@@ -35,7 +35,7 @@ impl Knob {
 pub struct Tuning(BTreeMap<String, u64>);
 
 impl Tuning {
-    /// Nothing replaces a default.
+    /// True if no default is replaced.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -45,17 +45,17 @@ impl Tuning {
         self.get(knob).unwrap_or(knob.default)
     }
 
-    /// What replaces the default of a knob, for one whose default depends on more than its name.
+    /// The value that replaces the default of a knob. For knobs whose default depends on more than their name.
     pub fn get(&self, knob: &Knob) -> Option<u64> {
         self.0.get(knob.name).copied()
     }
 
-    /// Replaces a value.
+    /// Sets a value.
     pub fn set(&mut self, name: impl Into<String>, value: u64) {
         self.0.insert(name.into(), value);
     }
 
-    /// Takes over all values of `other`.
+    /// Adds all values of `other`.
     pub fn extend(&mut self, other: &Tuning) {
         self.0.extend(other.iter().map(|(name, value)| (name.to_string(), value)));
     }
@@ -65,21 +65,21 @@ impl Tuning {
         self.0.iter().map(|(name, &value)| (name.as_str(), value))
     }
 
-    /// Whether every value belongs to one of `knobs`, and is allowed.
+    /// Checks that every value belongs to one of `knobs` and is allowed.
     ///
     /// # Errors
-    /// The first that does not, with what would.
+    /// The first value that is not, with what is allowed.
     pub fn check<'a>(&self, knobs: impl IntoIterator<Item = &'a Knob>) -> Result<(), String> {
         let knobs: BTreeMap<&str, &Knob> = knobs.into_iter().map(|knob| (knob.name, knob)).collect();
         for (name, value) in self.iter() {
             let Some(knob) = knobs.get(name) else {
                 let known: Vec<&str> = knobs.keys().copied().collect();
-                return Err(format!("there is no `{name}` to tune; there are {}", known.join(", ")));
+                return Err(format!("there is no knob `{name}`; the knobs are {}", known.join(", ")));
             };
             if !knob.allows(value) {
                 let candidates: Vec<String> = knob.candidates.iter().map(u64::to_string).collect();
                 return Err(format!(
-                    "`{name}` can't be {value}; values worth measuring are {}",
+                    "`{name}` cannot be {value}; the candidates are {}",
                     candidates.join(", ")
                 ));
             }
@@ -112,6 +112,8 @@ mod tests {
         tuning.set("box.width", 3);
         assert_eq!(tuning.check([&WIDTH]), Ok(()));
         tuning.set("box.height", 1);
-        assert!(tuning.check([&WIDTH]).unwrap_err().contains("no `box.height` to tune; there are box.width"));
+        assert!(
+            tuning.check([&WIDTH]).unwrap_err().contains("no knob `box.height`; the knobs are box.width")
+        );
     }
 }

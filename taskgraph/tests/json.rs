@@ -118,13 +118,13 @@ fn what_is_wrong_in_a_task_graph_is_named() {
     refused(
         "\"dependent_event\":4294967297",
         "\"dependent_event\":4294999999",
-        &["all_tasks[2].dependent_event", "no event of rank 1"],
+        &["all_tasks[2].dependent_event", "not an event of rank 1"],
     );
-    refused("\"dependent_event\":4294967297", "\"dependent_event\":1", &["no event of rank 1"]);
+    refused("\"dependent_event\":4294967297", "\"dependent_event\":1", &["not an event of rank 1"]);
     refused(",\"dependent_event\":null", "", &["dependent_event", "line"]);
     refused("\"event_type\":\"empty\"", "\"event_type\":\"full\"", &["full", "line"]);
     refused("\"first_tasks\":[1]", "\"first_tasks\":[2]", &["first_tasks"]);
-    refused("\"operand_id\":", "\"operand_id\":9", &["].operand_id", "another task's"]);
+    refused("\"operand_id\":", "\"operand_id\":9", &["].operand_id", "belongs to another task"]);
     refused("\"range\":[2,6]", "\"range\":null", &["tensors[1].parts[1]"]);
     refused("\"name\":\"w\"", "\"name\":\"x\"", &["tensors[1].name", "twice"]);
     assert!(matches!(from_json(&b"{"[..]), Err(GraphFileError::Json(_))));
@@ -209,7 +209,7 @@ fn what_is_wrong_in_an_op_graph_is_named() {
         (r#"["x", "w"]"#, r#"["x", "v"]"#, &["graph.ops[0].inputs[1]", "'v'"]),
         (r#"["y", "p"]"#, r#"["z", "p"]"#, &["graph.ops[1].inputs[0]", "'z'"]),
         (r#""outputs": ["z"]}"#, r#""outputs": ["y"]}"#, &["graph.ops[1].outputs[0]", "another operator"]),
-        (r#""outputs": ["z"]}"#, r#""outputs": ["w"]}"#, &["graph.ops[1].outputs[0]", "can't be written"]),
+        (r#""outputs": ["z"]}"#, r#""outputs": ["w"]}"#, &["graph.ops[1].outputs[0]", "cannot be written"]),
         ("\"outputs\": [\"z\"]\n}", "\"outputs\": [\"q\"]\n}", &["graph.outputs[0]", "'q'"]),
         (r#""op": "add", "name""#, r#""op": "add", "colour": 1, "name""#, &["graph.ops[1]", "colour"]),
     ] {

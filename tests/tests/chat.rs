@@ -96,7 +96,7 @@ fn a_conversation_goes_on_where_it_no_longer_fits() {
     running.say_no_more();
     let finished = running.wait().expect(0).expect_nothing_left();
     assert!(finished.stderr.contains("messages are left out"), "{}", finished.stderr);
-    assert!(finished.stderr.contains("prompt tokens and a new one can never fit"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("never fit in"), "{}", finished.stderr);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_refusal_of_the_template_is_bad_input() {
     assert!(finished.error_lines().iter().any(|line| line.contains("no such talk")), "{}", finished.stderr);
     std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
     let finished = job(folder.path(), &["--chat", "--prompt", "x"]).run().expect(2);
-    assert!(finished.stderr.contains("has no chat template"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("needs a chat template"), "{}", finished.stderr);
 }
 
 #[test]

@@ -343,7 +343,7 @@ fn traces_can_be_cut_to_the_last_iterations() {
     assert!(alone.stderr.contains("--trace"), "{}", alone.stderr);
 }
 
-/// Who reads may have seen enough: the status is that of the run. Without mpirun, which may crash on such a pipe itself.
+/// A reader may close the pipe early: the exit status is still that of the run. Without mpirun, which may itself crash on such a pipe.
 #[test]
 fn pipes_that_nobody_reads_do_not_change_the_status() {
     let model = ModelFile::of_fixture("mistral");

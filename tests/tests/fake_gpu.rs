@@ -368,7 +368,7 @@ fn ctrl_c_ends_the_kernel() {
 
 /// What the machine lacks ends with status 3 and the fix; `auto` does not go to the CPU in silence.
 #[test]
-fn what_the_machine_lacks_is_named_with_its_mend() {
+fn what_the_machine_lacks_is_named_with_its_fix() {
     let model = ModelFile::of_fixture("mistral");
     for (variable, value, words) in [
         ("FAKE_GPU_DRIVER", "11080", &["CUDA 11.8", "CUDA 12.0", "--backend cpu"][..]),

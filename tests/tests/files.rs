@@ -80,13 +80,13 @@ fn a_trace_replaces_files_and_nothing_else() {
 #[test]
 fn a_full_disk_has_one_status() {
     let model = ModelFile::of_fixture("mistral");
-    let full = ["/dev/full", "No space left", "free some space"];
+    let full = ["/dev/full", "No space left", "free disk space"];
     refused(short(&model).args(["--trace", "/dev/full"]).run(), 3, &full);
-    let words = ["standard output", "No space left", "free some space"];
+    let words = ["standard output", "No space left", "free disk space"];
     refused(short(&model).stdout_to("/dev/full").run(), 3, &words);
     refused(short(&model).arg("--json").stdout_to("/dev/full").run(), 3, &words);
     refused(Job::alone().arg(model.path()).arg("--check").stdout_to("/dev/full").run(), 3, &words);
-    let full = ["standard output", "No space left", "free some space"];
+    let full = ["standard output", "No space left", "free disk space"];
     for program in ["mpk-run", "mpk-serve", "mpk-graph", "mpk-bench"] {
         for words in [&["--help"][..], &["--version"], &["completions", "bash"], &["man"]] {
             refused(Job::alone().of(program).args(words).stdout_to("/dev/full").run(), 3, &full);

@@ -192,7 +192,7 @@ fn a_small_shared_memory_is_an_error_that_says_so() {
     // In one of the last steps two heaps fit, but not what MPI takes beside them.
     for kibibytes in [16, 1 << 10, 12 << 10, 24688, 24704, 25 << 10, 26 << 10, 64 << 10] {
         let Some(job) = job(&model, 2).with_shared_memory(kibibytes << 10) else {
-            eprintln!("skipped: no mount namespace of one's own here");
+            eprintln!("skipped: this machine allows no private mount namespace");
             return;
         };
         let finished = job.run().expect_nothing_left();

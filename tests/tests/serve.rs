@@ -124,7 +124,7 @@ fn what_is_wrong_is_told_before_anything_is_loaded() {
     let port = taken.local_addr().unwrap().port().to_string();
     let job = || Job::alone().of("mpk-serve").args(["--backend", "cpu"]);
     let finished = job().arg(example()).args(["--port", &port]).run().expect(3);
-    assert!(finished.stderr.contains("is taken"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("is already in use"), "{}", finished.stderr);
     let finished = job().arg("no-such-file.json").args(["--port", "0"]).run().expect(2);
     assert!(finished.stderr.contains("mpk-serve: error:"), "{}", finished.stderr);
     for options in

@@ -81,7 +81,7 @@ fn a_run_takes_what_was_kept_for_it_and_says_so() {
     table["ranks"] = json!(7);
     fs::write(path, table.to_string()).expect("the table");
     let finished = run(folder.path(), &[]).run().expect(2);
-    assert!(finished.stderr.contains("mpk-bench tune again"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("run `mpk-bench tune` again"), "{}", finished.stderr);
 }
 
 #[test]

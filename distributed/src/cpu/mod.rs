@@ -1,4 +1,4 @@
-//! The CPU target: ranks are MPI processes of one node, workers are threads.
+//! The CPU target: ranks are MPI processes, workers are threads.
 
 mod rank;
 mod run;

@@ -1,4 +1,4 @@
-//! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol works on.
+//! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol uses.
 
 use crate::affinity::{Cores, allowed};
 use crate::arrays::{GraphArrays, any_dynamic};
@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
-/// Memory of the timeline at most. What is not written costs nothing.
+/// Maximum memory of the timeline. Unwritten memory costs nothing.
 const TRACE_BYTES: u64 = 4 << 30;
 
 /// One rank of the CPU target, ready to run.
@@ -32,22 +32,22 @@ pub struct CpuRank {
     pub(crate) control: Control,
     trace: HugeBuffer,
     pub(crate) heap: SymmetricHeap,
-    /// What the control memory of a launch is made from.
+    /// The parts from which a launch's control memory is made.
     lasting: Lasting,
-    /// What the kernel's structs point to and nobody looks at again.
+    /// Memory that the kernel's structs point to. Kept alive only.
     _areas: [HugeBuffer; 4],
 }
 
-/// What stays the same from launch to launch.
+/// The parts that stay the same from launch to launch.
 struct Lasting {
     rank: u32,
     world: u32,
     schedulers: u32,
     arrays: Vec<GraphArrays>,
     heap: HeapLayout,
-    /// Flagged words outside the first bytes of the heap: zero before a launch.
+    /// Flagged words outside the first bytes of the heap. They must be zero before a launch.
     flagged: Vec<Slot>,
-    /// Each worker's scratch.
+    /// The scratch memory of each worker.
     scratch: Vec<u64>,
     trace: u64,
     trace_capacity: u64,
@@ -104,7 +104,7 @@ impl Lasting {
     }
 }
 
-/// How `threads` of a rank share its cores (`mpk_cores`); `proxy`: there is one more, which carries to other nodes.
+/// How `threads` of a rank share its cores (`mpk_cores`). With `proxy`, there is one more thread, which sends to other nodes.
 fn sharing(cores: &Cores, threads: usize, proxy: bool) -> u32 {
     let own = cores.own.len();
     match () {
@@ -114,15 +114,14 @@ fn sharing(cores: &Cores, threads: usize, proxy: bool) -> u32 {
     }
 }
 
-/// How many threads share a core, where each of the node's `ranks` has `threads`.
+/// Number of threads that share a core, if each of the node's `ranks` has `threads`.
 fn threads_per_core(cores: &Cores, threads: usize, ranks: u32) -> u32 {
     let sharers = if cores.shared { (ranks as usize).div_ceil(allowed().max(1)) } else { 1 };
     (threads * sharers).div_ceil(cores.own.len().max(1)) as u32
 }
 
 impl CpuRank {
-    /// Collective: gives every tensor its address and builds the rank. Weights and constants are zero until
-    /// [`CpuRank::fill`].
+    /// Collective: gives every tensor its address and builds the rank. Weights and constants are zero until [`CpuRank::fill`].
     pub fn new(
         world: &World,
         graphs: Vec<TaskGraph>,
@@ -191,12 +190,11 @@ impl CpuRank {
         })
     }
 
-    /// Gets ready for another launch, as `plan` says. Weights stay where they are; outputs of the last launch
-    /// are gone. No rank may still run; [`CpuRank::run`] waits until every rank has come this far.
+    /// Prepares another launch of `plan`. Weights stay in memory; the outputs of the last launch are lost. No rank may still be
+    /// running; [`CpuRank::run`] waits until every rank has come this far.
     pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
         let own = self.heap.own();
-        // SAFETY: the first bytes of this rank's heap, and slots of its live memory, which no rank accesses between two
-        // launches.
+        // SAFETY: the beginning of this rank's heap, and slots of its live memory. No rank accesses them between two launches.
         unsafe {
             std::ptr::write_bytes(own, 0, self.lasting.heap.protocol_bytes as usize);
             for slot in &self.lasting.flagged {
@@ -210,8 +208,8 @@ impl CpuRank {
         Ok(())
     }
 
-    /// Fills weights and constants from `threads` threads; `done` gets the bytes finished so far. Stops at the
-    /// first error.
+    /// Fills weights and constants, using `threads` threads. `done` gets the number of bytes finished so far. Stops at the first
+    /// error.
     pub fn fill<S: TensorSource>(
         &mut self,
         threads: usize,
@@ -245,7 +243,7 @@ impl CpuRank {
         })
     }
 
-    /// Writes a graph input (in every graph that has it), before a run. False where no graph has it.
+    /// Writes a graph input, in every graph that has it, before a run. Returns false if no graph has it.
     pub fn write_input(&mut self, name: &str, bytes: &[u8]) -> bool {
         let places = self.common.inputs(name, bytes.len());
         for slot in &places {
@@ -255,14 +253,14 @@ impl CpuRank {
         !places.is_empty()
     }
 
-    /// A tensor of graph `graph` as this rank holds it, after a run.
+    /// A tensor of graph `graph`, as this rank holds it after a run.
     pub fn read(&self, graph: usize, name: &str) -> Option<(&TensorEntry, Vec<u8>)> {
         let (tensor, Slot { address, bytes }) = self.common.tensor(graph, name)?;
         // SAFETY: the slot is live as long as `self`; no worker runs outside `run`, which takes `&mut self`.
         Some((tensor, unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) }.to_vec()))
     }
 
-    /// The timeline: the workers' rows, and the batch step's.
+    /// The timeline: one row per worker, and one for the batch step.
     pub fn trace(&self) -> Vec<trace::Row> {
         let header = self.header();
         let each = header.trace_capacity as usize;
@@ -285,7 +283,7 @@ impl CpuRank {
             .collect()
     }
 
-    /// The struct that the loops share; nobody writes it after [`CpuRank::new`].
+    /// The struct that the loops share. Nobody writes it after [`CpuRank::new`].
     pub(crate) fn header(&self) -> &abi::mpk_rank {
         // SAFETY: live as long as `self`, and constant, so that shared references may exist at any time.
         unsafe { &*self.rank() }
@@ -296,33 +294,33 @@ impl CpuRank {
         self.control.image.host(self.control.rank, 1)
     }
 
-    /// Where the loops stand; read while they do not run.
+    /// The states of the worker and scheduler loops. Read while they do not run.
     pub(crate) fn statuses(&self) -> Vec<abi::mpk_status> {
         let statuses = self.control.image.host(self.control.status, self.control.statuses);
         // SAFETY: as many structs were reserved and zeroed; no loop runs any more.
         unsafe { std::slice::from_raw_parts(statuses, self.control.statuses) }.to_vec()
     }
 
-    /// The bell of a rank's host, in its control block; `None` where its memory is out of reach.
+    /// The bell of a rank's host, in its control block; `None` if its memory cannot be reached.
     pub(crate) fn bell_of(&self, rank: usize) -> Option<NonNull<u32>> {
         let heap = NonNull::new(*self.heap.bases().get(rank)?)?;
         // SAFETY: the control block is the first in every rank's heap.
         Some(unsafe { heap.add(offset_of!(abi::mpk_control, bell)) }.cast())
     }
 
-    /// How the host writes what the loops read.
+    /// Lets the host write memory that the loops read.
     pub(crate) fn writer(&self) -> Writer<'_> {
         Writer { control: &self.control, heap: self.heap.own() }
     }
 
-    /// Collective: gives the symmetric heap back.
+    /// Collective: frees the symmetric heap.
     pub fn free(self, world: &World) {
         let CpuRank { heap, .. } = self;
         heap.free(world);
     }
 }
 
-/// Writes where the loops read.
+/// Writes memory that the loops read.
 pub(crate) struct Writer<'a> {
     control: &'a Control,
     heap: *mut u8,
@@ -331,8 +329,8 @@ pub(crate) struct Writer<'a> {
 impl ControlWriter for Writer<'_> {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let place = self.control.image.host::<u8>(offset, bytes.len());
-        // SAFETY: `place` has room for the bytes. The loops do not read them before the host has counted the entry that names
-        // them (release), or before the next launch.
+        // SAFETY: `place` has room for the bytes. The loops do not read them before the host has counted the entry that refers to
+        // it (release), or before the next launch.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
         Ok(())
     }
@@ -345,7 +343,7 @@ impl ControlWriter for Writer<'_> {
     }
 
     fn zero_heap(&self, offset: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the heap's layout names these bytes, and no loop of any rank runs.
+        // SAFETY: the heap's layout contains these bytes, and no rank's loops run.
         unsafe { std::ptr::write_bytes(self.heap.add(offset as usize), 0, bytes as usize) };
         Ok(())
     }
@@ -355,7 +353,7 @@ impl ControlWriter for Writer<'_> {
     }
 }
 
-/// Refuses weights that this node's ranks can't hold: mapping them works, but filling them would end in the system's
+/// Refuses weights that this node's ranks cannot hold. Mapping them would succeed, but filling them would trigger the system's
 /// out-of-memory killer.
 fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
     let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -367,7 +365,7 @@ fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
             rank,
             what: "weights".into(),
             bytes,
-            reason: format!("this node's {ranks} ranks share {available} bytes"),
+            reason: format!("this node's {ranks} ranks share {available} bytes of free memory"),
         }),
         _ => Ok(()),
     }

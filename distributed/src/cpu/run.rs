@@ -1,4 +1,4 @@
-//! The launch: one thread for each worker and scheduler, while the host watches.
+//! The launch: one thread per worker and scheduler, while the host watches.
 
 use crate::affinity::bind;
 use crate::cpu::CpuRank;
@@ -11,11 +11,11 @@ use kernels_cu::signals;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the host looks for signals. It sleeps in between, so as not to take a worker's core.
+/// How often the host checks for signals. It sleeps in between, so that it does not take a worker's core.
 const LOOK: Duration = Duration::from_millis(2);
-/// The same while it waits for what other nodes have on their way.
+/// How often it checks while it waits for data from other nodes.
 const SHORT: Duration = Duration::from_micros(50);
-/// Loops of other ranks end no later than this after this rank's: it has taken part in their last iteration.
+/// The loops of other ranks end within this time after this rank's loops, which have taken part in their last iteration.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 
 /// An `mpk_rank` that the loops share.
@@ -25,8 +25,8 @@ struct Shared(*mut abi::mpk_rank);
 unsafe impl Send for Shared {}
 
 impl CpuRank {
-    /// Collective: runs the graphs until the batch step says stop. Ends within the deadline in any case; an early end is an
-    /// [`Error::Aborted`] with this rank's report.
+    /// Collective: runs the graphs until the batch step says stop. Always ends within the deadline. If the run ends early, the
+    /// error is [`Error::Aborted`] with this rank's report.
     pub fn run(&mut self, world: &World) -> Result<()> {
         let _noted = signals::note();
         let look = |_: &Self| {
@@ -36,8 +36,8 @@ impl CpuRank {
         self.launch(world, look)
     }
 
-    /// Collective: as [`CpuRank::run`]. `look` is called all the time, waits a little, and says whether the run is to be
-    /// aborted. After an error of its own the run is aborted too.
+    /// Collective: like [`CpuRank::run`]. `look` is called repeatedly, waits a little, and says whether to abort the run. An
+    /// error of `look` aborts the run too.
     pub(crate) fn launch(
         &mut self,
         world: &World,
@@ -52,11 +52,11 @@ impl CpuRank {
                 self.header().oversubscribed == abi::MPK_CORES_FEW,
             )
         });
-        // Every rank's memory is set up before the first put.
+        // Every rank's memory is ready before the first put.
         world.barrier();
         let (workers, schedulers) =
             (self.header().num_workers as usize, self.header().num_schedulers as usize);
-        // The host's thread keeps off the loops' cores where there are others. The launcher may have tied it to the first loop's.
+        // The host's thread avoids the loops' cores if there are others. The launcher may have bound it to the first loop's core.
         let own = &self.cores.own;
         bind(own.get(workers + schedulers..).filter(|free| !free.is_empty()).unwrap_or(own));
         let mut handles = Vec::new();
@@ -66,7 +66,7 @@ impl CpuRank {
                 let shared = shared;
                 bind(&[core]);
                 // SAFETY: the rank is complete and outlives the thread (joined below); each index runs once. The first batch step
-                // may have to wait for requests, so it is not the host's thread that takes it. Its code is in the abort word.
+                // may have to wait for requests, so the host's thread does not run it. Its status is in the abort word.
                 unsafe {
                     if index == 0 {
                         abi::mpk_cpu_begin(shared.0);
@@ -91,7 +91,7 @@ impl CpuRank {
         let (mut lost, looked) = world.run_kernel(|| {
             let (mut lost, mut looked) = (None, Ok(()));
             while !handles.iter().all(|h| h.is_finished()) {
-                // A lost rank ends the run: a message to it might wait for ever.
+                // A lost rank ends the run, because a message to it might wait for ever.
                 let stop = lost.is_some()
                     || look(self).unwrap_or_else(|error| {
                         looked = Err(error);
@@ -132,7 +132,8 @@ impl CpuRank {
         Ok(())
     }
 
-    /// Waits until what other nodes' ranks have put in this launch is here. What is known of a lost rank.
+    /// Waits until the puts of other nodes' ranks in this launch have arrived. Returns a message about a lost rank, if there is
+    /// one.
     fn await_other_nodes(&self, world: &World, carried: &Carried<'_>) -> Option<String> {
         let begin = Instant::now();
         while !carried.is_over() && self.abort_state().0 == 0 {
@@ -143,7 +144,7 @@ impl CpuRank {
             }
             std::thread::sleep(SHORT);
         }
-        // A rank that found out by its own deadline may not know the cause.
+        // A rank that ended because of its own deadline may not know the cause.
         (self.abort_state().0 != 0).then(|| world.lost_soon()).flatten()
     }
 
@@ -153,7 +154,7 @@ impl CpuRank {
     }
 
     fn abort_state(&self) -> (u32, u32) {
-        // SAFETY: the control block lies in the live heap; both words are only ever accessed atomically.
+        // SAFETY: the control block is in the live heap; both words are only accessed atomically.
         unsafe {
             let control = self.header().control;
             let code = AtomicU32::from_ptr(&raw mut (*control).abort).load(Ordering::Acquire);

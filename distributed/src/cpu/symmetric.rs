@@ -7,7 +7,7 @@ use crate::world::{World, agreed};
 use mpi::ffi;
 use mpi::traits::*;
 
-/// What MPI takes of the file system beside the heaps, at most about.
+/// Space in the file system that MPI needs besides the heaps, approximately at most.
 const MPI_SHARE: u64 = 1 << 20;
 
 /// Memory at the same offset on every rank, reachable by stores from every rank of the node.
@@ -20,7 +20,7 @@ pub struct SymmetricHeap {
 
 enum Backing {
     Window(ffi::MPI_Win),
-    // One rank without MPI.
+    // A single rank without MPI.
     Own(#[allow(dead_code, reason = "owns the mapping that `bases` points into")] HugeBuffer),
 }
 
@@ -36,8 +36,8 @@ impl SymmetricHeap {
         let mut window = std::mem::MaybeUninit::uninit();
         let mut own: *mut u8 = std::ptr::null_mut();
         world.phase("the shared window");
-        // SAFETY: a collective call on the node's communicator with valid out-pointers; the window is freed in `free`.
-        // Errors of this communicator come back from now on; by MPI's default they would end the job.
+        // SAFETY: a collective call on the node's communicator with valid out-pointers; the window is freed in `free`. From now on,
+        // errors of this communicator are returned. By default, MPI would end the job.
         let code = world.call(|| unsafe {
             ffi::MPI_Comm_set_errhandler(node.as_raw(), ffi::RSMPI_ERRORS_RETURN);
             ffi::MPI_Win_allocate_shared(
@@ -50,14 +50,14 @@ impl SymmetricHeap {
             )
         });
         agreed(world, if code == 0 { Ok(()) } else { Err(Error::SharedWindow { reason: describe(code) }) })?;
-        // SAFETY: set by the call above, which went well.
+        // SAFETY: set by the call above, which succeeded.
         let window = unsafe { window.assume_init() };
         let bases = (0..world.size())
             .map(|peer| {
                 if !world.nodes().share(peer, world.rank()) {
                     return std::ptr::null_mut();
                 }
-                // A node's ranks are in the order of the job's.
+                // The ranks of a node are in the job's order.
                 let of_node = (0..peer).filter(|&other| world.nodes().share(other, peer)).count();
                 let (mut size, mut unit, mut base) = (0 as ffi::MPI_Aint, 0, std::ptr::null_mut::<u8>());
                 // SAFETY: a local query of a live shared window, with valid out-pointers.
@@ -73,13 +73,13 @@ impl SymmetricHeap {
                 base
             })
             .collect::<Vec<_>>();
-        // SAFETY: this rank's own `bytes` bytes; nobody reads them before the barrier below.
+        // SAFETY: this rank's own `bytes` bytes; nobody accesses them before the barrier below.
         unsafe { std::ptr::write_bytes(bases[rank], 0, bytes) };
         world.barrier();
         Ok(SymmetricHeap { bases, bytes, rank, backing: Backing::Window(window) })
     }
 
-    /// Size.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -94,7 +94,7 @@ impl SymmetricHeap {
         self.bases[self.rank]
     }
 
-    /// Collective: gives the memory back. Not in `Drop`, since a rank that unwinds alone would wait for the rest.
+    /// Collective: frees the memory. Not in `Drop`, because a rank that unwinds alone would wait for the others.
     pub fn free(self, world: &World) {
         if let Backing::Window(mut window) = self.backing {
             // SAFETY: the window is live and freed once; no worker runs any more.
@@ -103,7 +103,7 @@ impl SymmetricHeap {
     }
 }
 
-/// Refuses what there is no room for: a full file system would end the job inside MPI, or by a bus error at the first
+/// Refuses a heap for which there is no room. A full file system would end the job inside MPI, or with a bus error at the first
 /// store.
 fn check(world: &World, bytes: u64) -> Result<()> {
     let ranks = world.node_size();
@@ -121,7 +121,7 @@ fn check(world: &World, bytes: u64) -> Result<()> {
     })
 }
 
-/// What MPI says of an error.
+/// MPI's text for an error.
 fn describe(code: i32) -> String {
     // Longer than any MPI's MPI_MAX_ERROR_STRING.
     let mut text = [0u8; 4096];
@@ -131,7 +131,7 @@ fn describe(code: i32) -> String {
     String::from_utf8_lossy(&text[..(length.max(0) as usize).min(text.len())]).into_owned()
 }
 
-/// Finds out whether this process has room for a mapping of so many bytes.
+/// Checks that this process has room for a mapping of `bytes` bytes.
 fn address_space(bytes: usize) -> std::io::Result<()> {
     // SAFETY: a new mapping that nothing refers to; it is removed at once.
     unsafe {
@@ -145,7 +145,7 @@ fn address_space(bytes: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Bytes free where MPI puts shared windows, where that is known.
+/// Number of free bytes in the file system where MPI creates shared windows, if known.
 pub fn shared_memory_free() -> Option<u64> {
     let status = rustix::fs::statvfs("/dev/shm").ok()?;
     Some(status.f_bavail.saturating_mul(status.f_frsize))

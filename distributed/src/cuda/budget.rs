@@ -1,10 +1,10 @@
-//! Whether a rank's memory fits on its GPU, and what takes it.
+//! Checks whether a rank's memory fits on its GPU, and lists what uses it.
 
 use super::device::Context;
 use crate::error::{Error, Result};
 use crate::gibibytes::gibibytes;
 
-/// What a rank needs of device memory.
+/// The device memory that a rank needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Budget {
     parts: Vec<(&'static str, u64)>,
@@ -19,7 +19,7 @@ impl Budget {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Refuses what `ranks` ranks on one GPU with `free` bytes can't hold.
+    /// Refuses what does not fit for `ranks` ranks on one GPU with `free` bytes.
     pub fn check(&self, context: &Context, ranks: u32, free: u64) -> Result<()> {
         let gpu = context.gpu();
         self.check_on(&format!("GPU {} ({})", gpu.ordinal, gpu.name), ranks, free)

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use taskgraph::target::{DEVICES, Device};
 
-/// Set once a kernel did not end: nothing that waits for the GPU may be called in this process any more.
+/// Set if a kernel did not end. Then nothing in this process may wait for the GPU any more.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// True where a kernel of this process did not end when it was told to.
+/// True if a kernel of this process did not end when it was told to.
 pub(crate) fn is_stuck() -> bool {
     STUCK.load(Ordering::Relaxed)
 }
@@ -20,14 +20,14 @@ pub(crate) fn set_stuck() {
     STUCK.store(true, Ordering::Relaxed);
 }
 
-/// A GPU and what the driver says of it.
+/// A GPU and its properties according to the driver.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     driver: Driver,
     device: sys::CUdevice,
-    /// Number among those that this process sees.
+    /// Its number among the GPUs that this process sees.
     pub ordinal: u32,
-    /// Tells it from all others, also those of other nodes.
+    /// Distinguishes it from all other GPUs, including those of other nodes.
     pub identity: u64,
     /// Name that the driver gives it.
     pub name: String,
@@ -35,13 +35,13 @@ pub struct Gpu {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub sms: u32,
-    /// Shared memory that one block may use, bytes.
+    /// Maximum shared memory of a block, in bytes.
     pub shared_memory: u32,
-    /// L2 cache, bytes.
+    /// Size of the L2 cache in bytes.
     pub l2: u64,
-    /// Device memory, bytes.
+    /// Device memory in bytes.
     pub memory: u64,
-    /// It can launch kernels whose blocks all run at once.
+    /// True if it can launch cooperative kernels, whose blocks all run at once.
     pub cooperative: bool,
 }
 
@@ -49,7 +49,7 @@ impl Gpu {
     /// The GPU with this number.
     ///
     /// # Errors
-    /// There is none, or the driver fails.
+    /// There is no such GPU, or the driver fails.
     pub fn open(driver: Driver, ordinal: u32) -> Result<Gpu> {
         let device = check("cuDeviceGet", result::device::get(ordinal as i32))?;
         let name = check("cuDeviceGetName", result::device::get_name(device))?;
@@ -86,7 +86,7 @@ impl Gpu {
     /// All GPUs that this process sees.
     ///
     /// # Errors
-    /// As [`Gpu::open`].
+    /// Those of [`Gpu::open`].
     pub fn all(driver: Driver) -> Result<Vec<Gpu>> {
         (0..driver.devices()).map(|ordinal| Gpu::open(driver, ordinal)).collect()
     }
@@ -96,11 +96,11 @@ impl Gpu {
         self.driver
     }
 
-    /// The row of the hardware table, with the device's own numbers: the row of its name where there is one, else
-    /// one made of its attributes.
+    /// The row of the hardware table, with the device's own numbers. If its name is not in the table, a row made from its
+    /// attributes.
     ///
     /// # Errors
-    /// No cubin can be made for its architecture.
+    /// No cubin can be compiled for its architecture.
     pub fn row(&self) -> Result<Device> {
         hardware_row(&self.name, self.capability, self.sms, self.shared_memory, self.l2).ok_or_else(|| {
             Error::Architecture {
@@ -111,7 +111,7 @@ impl Gpu {
         })
     }
 
-    /// True where this GPU can read and write the memory of `peer`.
+    /// True if this GPU can access the memory of `peer`.
     ///
     /// # Errors
     /// The driver fails.
@@ -128,7 +128,7 @@ impl Gpu {
     }
 }
 
-/// The architecture that cubins of a compute capability are made for. 8.6 and 8.9 run code of 8.0.
+/// The architecture for which cubins of a compute capability are compiled. 8.6 and 8.9 run code for 8.0.
 fn architecture(capability: (u32, u32)) -> Option<&'static str> {
     match capability {
         (8, _) => Some("sm_80"),
@@ -138,7 +138,7 @@ fn architecture(capability: (u32, u32)) -> Option<&'static str> {
     }
 }
 
-/// A row of the hardware table for a device with these attributes; `None` where no cubin can be made for it.
+/// A row of the hardware table for a device with these attributes; `None` if no cubin can be compiled for it.
 pub fn hardware_row(
     name: &str,
     capability: (u32, u32),
@@ -149,17 +149,17 @@ pub fn hardware_row(
     let architecture = architecture(capability)?;
     let known = DEVICES.iter().find(|d| name.contains(d.driver_name) && d.architecture == architecture);
     Some(match known {
-        // Some models of a name have fewer multiprocessors; what the device says counts.
+        // Some models of a name have fewer multiprocessors, so the device's own numbers are used.
         Some(row) => Device { sms, shared_memory, l2, ..*row },
         None => {
-            // The table's rows have names that live as long as the program; so has this one, made once.
+            // The names in the table are static. This name is created once and leaked to be static too.
             let name: &'static str = Box::leak(name.to_string().into_boxed_str());
             Device { name, driver_name: name, architecture, sms, shared_memory, l2, memory_bandwidth: 0.0 }
         }
     })
 }
 
-/// A GPU's primary context, kept until the last buffer in it is gone.
+/// A GPU's primary context, kept until its last buffer is gone.
 #[derive(Debug)]
 pub struct Context {
     gpu: Gpu,
@@ -184,12 +184,12 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes it current on the calling thread.
+    /// Makes the context current on the calling thread.
     ///
     /// # Errors
     /// The driver fails.
     pub fn make_current(&self) -> Result<()> {
-        // SAFETY: the context is live as long as `self`.
+        // SAFETY: the context lives as long as `self`.
         check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.raw) })
     }
 
@@ -216,7 +216,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if !is_stuck() {
-            // SAFETY: retained once in `new`. Nothing can be done about an error, and the process's end releases it too.
+            // SAFETY: retained once in `new`. Errors are ignored, because the end of the process releases it too.
             let _ = unsafe { result::primary_ctx::release(self.gpu.device) };
         }
     }

@@ -1,12 +1,12 @@
-//! The CUDA driver: found at run time, and its errors in words.
+//! The CUDA driver: finds it at run time, and describes its errors.
 
 use crate::error::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
 use std::ffi::CStr;
 
-/// The oldest driver interface that the calls used here exist in (CUDA 12.0: libraries and kernels as objects).
+/// The oldest driver interface that has all the calls used here (CUDA 12.0: libraries and kernels as objects).
 const OLDEST: i32 = 12_000;
-/// Functions that are called before the version tells which ones there are. cudarc panics where one is missing.
+/// Functions that are called before the version shows which functions exist. cudarc panics if one is missing.
 const USED_BEFORE_VERSION: [&str; 3] = ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"];
 
 /// The driver's library is loaded and initialised.
@@ -16,19 +16,19 @@ pub struct Driver {
     devices: i32,
 }
 
-/// What looking for a driver gave.
+/// The result of looking for a driver.
 #[derive(Debug)]
 pub enum Found {
-    /// No driver on this machine, or no GPU that it drives: why.
+    /// There is no driver on this machine, or it finds no GPU. Contains the reason.
     Nothing(String),
-    /// At least one GPU.
+    /// A driver with at least one GPU.
     Driver(Driver),
 }
 
 /// Looks for the driver and a GPU.
 ///
 /// # Errors
-/// There is a driver, but it is too old or does not come up.
+/// There is a driver, but it is too old or cannot be initialised.
 pub fn find() -> Result<Found> {
     // SAFETY: loads the driver's library by name and unloads it again.
     if !unsafe { sys::is_culib_present() } {
@@ -37,7 +37,7 @@ pub fn find() -> Result<Found> {
     // SAFETY: the library is there.
     let library = unsafe { sys::culib() };
     for name in USED_BEFORE_VERSION {
-        // SAFETY: the function is only looked for, not called.
+        // SAFETY: the function is only looked up, not called.
         if unsafe { library.get::<*const ()>(name) }.is_err() {
             let reason = format!("its library (libcuda.so) has no function {name}");
             return Err(Error::Driver { reason });
@@ -69,7 +69,7 @@ pub fn find() -> Result<Found> {
 }
 
 impl Driver {
-    /// The newest CUDA that the driver serves, such as (13, 0).
+    /// The newest CUDA version that the driver supports, such as (13, 0).
     pub fn cuda_version(self) -> (u32, u32) {
         (self.version as u32 / 1000, self.version as u32 % 1000 / 10)
     }
@@ -79,7 +79,7 @@ impl Driver {
         self.devices as u32
     }
 
-    /// Refuses a driver that can't load what a toolkit of `release` makes: the major versions count.
+    /// Refuses a driver that cannot load what a toolkit of `release` compiles. The major versions count.
     ///
     /// # Errors
     /// [`Error::DriverTooOld`].
@@ -97,14 +97,14 @@ fn version_text(version: i32) -> String {
     format!("CUDA {}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// The release in what nvcc says of its build, such as `Build cuda_13.0.r13.0/compiler.36424714_0`.
+/// The release in nvcc's build description, such as `Build cuda_13.0.r13.0/compiler.36424714_0`.
 pub fn release_of_build(build: &str) -> Option<(u32, u32)> {
     let (_, rest) = build.split_once("cuda_")?;
     let mut numbers = rest.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// What a call gave, or its error in the driver's own words.
+/// The result of a call, or its error in the driver's words.
 pub(crate) fn check<T>(call: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
     result.map_err(|error| Error::Cuda { call, reason: describe(error) })
 }
@@ -144,7 +144,7 @@ mod tests {
         assert!(error.to_string().contains("CUDA 12.8"), "{error}");
     }
 
-    /// On a machine without a driver nothing panics.
+    /// Nothing panics on a machine without a driver.
     #[test]
     fn a_machine_without_a_driver_says_so() {
         match find() {

@@ -19,13 +19,13 @@ type ShimLaunch = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// A way to launch that all ranks have agreed on.
+/// A way to launch the kernel, which all ranks have agreed on.
 pub(crate) enum Launcher {
-    /// By nvshmemx_collective_launch, which the host library exports.
+    /// nvshmemx_collective_launch, exported by the host library.
     Exported,
-    /// By nvshmemx_collective_launch in a shim; the library is never unloaded, since NVSHMEM may keep pointers to it.
+    /// nvshmemx_collective_launch in a shim. The library is never unloaded, because NVSHMEM may keep pointers to it.
     Shim(ShimLaunch),
-    /// By the driver, each rank its own, after all agreed that every block can run.
+    /// The driver, on each rank separately, after all ranks agreed that all blocks can run.
     Cooperative,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Launcher {
 }
 
 impl Launcher {
-    /// Collective: the best way that every rank has; without `collective` the driver's own.
+    /// Collective: the best way that every rank supports. Without `collective`, the driver's.
     pub fn agree(
         world: &World,
         nvshmem: Option<&Nvshmem>,
@@ -57,14 +57,14 @@ impl Launcher {
             Launcher::Shim(_) => 1,
             Launcher::Cooperative => 2,
         };
-        // Ranks of one installation have the same; where they differ, the way that needs nothing.
+        // Ranks with the same installation support the same. If they differ, use the way that needs nothing.
         if world.all_gather(rank).iter().all(|&other| other == rank) { own } else { Launcher::Cooperative }
     }
 
-    /// Collective: launches `kernel` with the one argument `rank`, an address.
+    /// Collective: launches `kernel` with a single argument, the address `rank`.
     ///
     /// # Safety
-    /// The kernel takes one pointer, and what it leads to lives until the kernel has ended.
+    /// The kernel takes one pointer, and everything that it leads to lives until the kernel has ended.
     pub unsafe fn launch(
         &self,
         nvshmem: Option<&Nvshmem>,
@@ -79,7 +79,7 @@ impl Launcher {
         match (self, nvshmem) {
             (Launcher::Exported, Some(nvshmem)) => {
                 let dim = |x| Dim3 { x, y: 1, z: 1 };
-                // SAFETY: the caller's promise; kernel and stream are of the context that NVSHMEM was initialised in.
+                // SAFETY: as the caller guarantees; kernel and stream belong to the context in which NVSHMEM was initialised.
                 unsafe {
                     nvshmem.collective_launch(
                         kernel.handle(),
@@ -114,7 +114,7 @@ impl Launcher {
                     })
                 }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller guarantees.
             _ => unsafe { kernel.launch_cooperative(shape, stream, &mut arguments) },
         }
     }
@@ -126,10 +126,7 @@ fn open_shim(shim: &CollectiveShim) -> Option<ShimLaunch> {
     let library = match unsafe { libloading::Library::new(&shim.path) } {
         Ok(library) => library,
         Err(error) => {
-            tracing::warn!(
-                "{}: {error}; the kernel is launched by cuLaunchCooperativeKernel",
-                shim.path.display()
-            );
+            tracing::warn!("{}: {error}; using cuLaunchCooperativeKernel instead", shim.path.display());
             return None;
         }
     };

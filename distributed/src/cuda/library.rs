@@ -1,4 +1,4 @@
-//! A cubin in a GPU's context, its kernels and their launch.
+//! A cubin in a GPU's context, its kernels, and their launch.
 
 use super::device::{Context, is_stuck};
 use super::driver::{check, describe};
@@ -32,14 +32,14 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// Blocks, threads of a block, and dynamic shared memory of a block.
+/// Number of blocks, threads per block, and dynamic shared memory per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Threads of each.
+    /// Threads per block.
     pub threads: u32,
-    /// Dynamic shared memory of each, bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
 }
 
@@ -79,7 +79,7 @@ impl Library {
     /// The kernel called `name`.
     ///
     /// # Errors
-    /// The cubin has none of that name.
+    /// The cubin has no kernel of that name.
     pub fn kernel(&self, name: &'static CStr) -> Result<Kernel> {
         self.context.make_current()?;
         let (mut kernel, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -107,19 +107,19 @@ impl Library {
 impl Drop for Library {
     fn drop(&mut self) {
         if !is_stuck() && self.context.make_current().is_ok() {
-            // SAFETY: loaded in `load`, unloaded once; no kernel of it runs (`CudaRank::run` waits or marks it stuck).
+            // SAFETY: loaded in `load`, unloaded once; none of its kernels runs (`CudaRank::run` waits or marks it stuck).
             let _ = unsafe { sys::cuLibraryUnload(self.raw) };
         }
     }
 }
 
 impl Kernel {
-    /// As NVSHMEM's collective launch takes it.
+    /// The handle that NVSHMEM's collective launch takes.
     pub(crate) fn handle(self) -> *const c_void {
         self.kernel.cast_const().cast()
     }
 
-    /// Lets the kernel use the dynamic shared memory of `shape`, and checks that all blocks run at once on the GPU.
+    /// Allows the kernel to use the dynamic shared memory of `shape`, and checks that all blocks can run at once on the GPU.
     ///
     /// # Errors
     /// They do not fit.
@@ -133,7 +133,7 @@ impl Kernel {
             problem,
         };
         if !gpu.cooperative {
-            return Err(misfit("it can't launch cooperative kernels".into()));
+            return Err(misfit("it cannot launch cooperative kernels".into()));
         }
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: kernel and device are live.
@@ -142,7 +142,7 @@ impl Kernel {
         };
         if let Err(error) = result.result() {
             return Err(misfit(format!(
-                "a block needs {} bytes of shared memory, the GPU gives {} ({})",
+                "a block needs {} bytes of shared memory, but the GPU has only {} ({})",
                 shape.shared_bytes,
                 gpu.shared_memory,
                 describe(error)
@@ -157,7 +157,10 @@ impl Kernel {
         let threads = unsafe { result::function::get_function_attribute(self.function, most) };
         let threads = check("cuFuncGetAttribute", threads)?;
         if threads < shape.threads as i32 {
-            return Err(misfit(format!("a block has {} threads, the kernel takes {threads}", shape.threads)));
+            return Err(misfit(format!(
+                "a block has {} threads, but the kernel allows only {threads}",
+                shape.threads
+            )));
         }
         // SAFETY: the function is live.
         let per_sm = check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
@@ -169,15 +172,15 @@ impl Kernel {
         })?;
         let resident = per_sm.max(0) as u32 * gpu.sms;
         if shape.blocks > resident {
-            return Err(misfit(format!("{per_sm} blocks fit on each of {} multiprocessors", gpu.sms)));
+            return Err(misfit(format!("only {per_sm} blocks fit on each of {} multiprocessors", gpu.sms)));
         }
         Ok(())
     }
 
-    /// Launches it with all blocks running at once.
+    /// Launches the kernel with all blocks running at once.
     ///
     /// # Safety
-    /// `arguments` are pointers to as many arguments as the kernel takes, of its types; what they point to on the
+    /// `arguments` points to as many arguments as the kernel takes, with the right types. Everything that they point to on the
     /// device lives until the kernel has ended.
     pub unsafe fn launch_cooperative(
         self,
@@ -185,7 +188,7 @@ impl Kernel {
         stream: &Stream,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        // SAFETY: the caller's promise; function and stream are of the same context.
+        // SAFETY: as the caller guarantees; function and stream belong to the same context.
         check("cuLaunchCooperativeKernel", unsafe {
             result::launch_cooperative_kernel(
                 self.function,
@@ -198,12 +201,12 @@ impl Kernel {
         })
     }
 
-    /// Launches it.
+    /// Launches the kernel.
     ///
     /// # Safety
-    /// As [`Kernel::launch_cooperative`].
+    /// That of [`Kernel::launch_cooperative`].
     pub unsafe fn launch(self, shape: Shape, stream: &Stream, arguments: &mut [*mut c_void]) -> Result<()> {
-        // SAFETY: the caller's promise; function and stream are of the same context.
+        // SAFETY: as the caller guarantees; function and stream belong to the same context.
         check("cuLaunchKernel", unsafe {
             result::launch_kernel(
                 self.function,

@@ -1,4 +1,4 @@
-//! The GPU of a rank: which one, and whether it has what the graphs need.
+//! The GPU of a rank: which one it is, and whether it has what the graphs need.
 
 use super::budget::Budget;
 use super::device::{Context, Gpu};
@@ -19,19 +19,19 @@ use std::sync::Arc;
 use taskgraph::Placement;
 use taskgraph::task_graph::{Task, TaskGraph};
 
-/// Memory of a rank's timeline at most.
+/// Maximum memory of a rank's timeline.
 const TRACE_BYTES: u64 = 512 << 20;
-/// Schedulers of dynamic placement that launch this rank's own events.
+/// Number of schedulers that launch this rank's own events in dynamic placement.
 const LOCAL_SCHEDULERS: u32 = 8;
-/// Device memory that CUDA and NVSHMEM take besides what is asked for, about.
+/// Device memory that CUDA and NVSHMEM use in addition, approximately.
 const OVERHEAD: u64 = 256 << 20;
 
-/// The GPU that a rank runs on, and how its ranks reach each other.
+/// The GPU that a rank runs on, and how the ranks reach each other.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// The GPU's context.
     pub context: Arc<Context>,
-    /// Ranks of this node on the same GPU.
+    /// Number of ranks of this node on the same GPU.
     pub sharing: u32,
     /// All ranks are on this node, and their GPUs reach each other's memory.
     pub local: bool,
@@ -42,10 +42,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Collective: this rank's GPU, by its number among the ranks of its node.
+    /// Collective: the GPU of this rank, chosen by its index among the ranks of its node.
     ///
     /// # Errors
-    /// The GPU does not come up.
+    /// The GPU cannot be used.
     pub fn of_rank(
         world: &World,
         driver: Driver,
@@ -56,7 +56,7 @@ impl Machine {
         let gpus = agreed(world, gpus)?;
         let count = gpus.len() as u32;
         let ordinal = world.node_rank() % count;
-        // Launchers may show each rank other GPUs, so their numbers do not tell which ones are the same.
+        // Launchers may show different GPUs to each rank, so their numbers do not identify them.
         let all = world.all_gather(gpus[ordinal as usize].identity);
         let sharing = all.iter().filter(|&&gpu| gpu == all[world.rank() as usize]).count() as u32;
         // All ranks come to the same result.
@@ -66,32 +66,33 @@ impl Machine {
         let used: Vec<&Gpu> = gpus.iter().filter(|gpu| all.contains(&gpu.identity)).collect();
         let reach = agreed(world, all_reach(&used))?;
         let seen = all.iter().all(|identity| gpus.iter().any(|gpu| gpu.identity == *identity));
-        // Launchers may show ranks different GPUs, but what follows from this must be the same for all: the cubin above all.
+        // Launchers may show different GPUs to each rank. But what follows from this, above all the cubin, must be the same for
+        // all ranks.
         let local = world.node_size() == world.size() && reach && seen;
         let local = world.all_gather(u64::from(local)).iter().all(|&rank| rank == 1);
         let context = agreed(world, Context::new(gpus[ordinal as usize].clone()))?;
         if sharing > 1 {
             tracing::warn!(
-                "{sharing} ranks share GPU {ordinal}: this works, but they take turns of milliseconds; use one GPU a rank for speed"
+                "{sharing} ranks share GPU {ordinal}. This works but is slow, because they take turns of milliseconds; use one GPU per rank for speed"
             );
         }
         Ok(Machine { context, sharing, local, transport, bootstrap })
     }
 
-    /// Whether the kernel needs NVSHMEM's device library.
+    /// True if the kernel needs NVSHMEM's device library.
     pub fn puts_through_nvshmem(&self, world: &World) -> bool {
         self.transport.puts_through_nvshmem(world.size(), self.local)
     }
 
-    /// Whether the kernel puts by its host.
+    /// True if the kernel puts through its host.
     pub fn puts_through_host(&self, world: &World) -> bool {
         self.transport.puts_through_host(world.size())
     }
 
-    /// Collective: whether the GPU has what `graphs` need, the cubin aside.
+    /// Collective: checks that the GPU has what `graphs` need, apart from the cubin.
     ///
     /// # Errors
-    /// Too little memory; graphs that the kernel can't run.
+    /// There is too little memory, or the kernel cannot run the graphs.
     pub fn check(&self, world: &World, graphs: &[TaskGraph], options: &RunOptions) -> Result<()> {
         let heap = HeapLayout::agree(world, graphs);
         agreed(world, check_limits(graphs))?;
@@ -104,14 +105,14 @@ impl Machine {
         let trace = trace_capacity(options, workers) * record * trace::rows(workers);
         let budget = budget(graphs, &layout, heap.bytes, trace);
         let free = agreed(world, self.context.free_memory())?;
-        // Nobody takes memory before all have looked how much there is.
+        // No rank allocates memory before all have measured the free memory.
         world.barrier();
         agreed(world, budget.check(&self.context, self.sharing, free))
     }
 }
 
-/// Refuses ranks that do not fill their GPUs evenly: NVSHMEM's start waits for ever where one GPU has more of them than
-/// another. `gpus` are the ranks' GPUs, in rank order.
+/// Refuses ranks that do not fill their GPUs evenly: NVSHMEM's start would wait for ever if one GPU had more ranks than another.
+/// `gpus` are the ranks' GPUs, in rank order.
 fn check_even(gpus: &[u64]) -> Result<()> {
     let mut ranks_of: BTreeMap<u64, u32> = BTreeMap::new();
     gpus.iter().for_each(|&gpu| *ranks_of.entry(gpu).or_default() += 1);
@@ -133,7 +134,7 @@ fn check_even(gpus: &[u64]) -> Result<()> {
     })
 }
 
-/// Each GPU reads and writes the memory of every other.
+/// True if each GPU can access the memory of every other.
 fn all_reach(gpus: &[&Gpu]) -> Result<bool> {
     for from in gpus {
         for to in gpus {
@@ -145,12 +146,12 @@ fn all_reach(gpus: &[&Gpu]) -> Result<bool> {
     Ok(true)
 }
 
-/// Records of each row of the timeline; 0: there is none.
+/// Number of records per row of the timeline; 0 if there is none.
 pub(super) fn trace_capacity(options: &RunOptions, workers: u32) -> u64 {
     if options.trace { trace::capacity(workers, TRACE_BYTES) } else { 0 }
 }
 
-/// What a rank takes of its GPU's memory.
+/// The memory that a rank needs on its GPU.
 fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) -> Budget {
     let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
     let scratch = Scratch::new(graphs);
@@ -170,7 +171,7 @@ fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) ->
     budget
 }
 
-/// What a rank with these graphs takes of its GPU's memory: how much, and what for.
+/// The memory that a rank with these graphs needs on its GPU: the amount, and what it is for.
 ///
 /// # Errors
 /// The graphs contradict each other.
@@ -181,10 +182,10 @@ pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
     Ok((budget.total(), budget.to_string()))
 }
 
-/// Refuses what the kernel has no room for.
+/// Refuses graphs that exceed the kernel's limits.
 ///
 /// # Errors
-/// Says what, and of which graph.
+/// The limit, and the graph that exceeds it.
 pub fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
     const OPERANDS: u32 = abi::MPK_GPU_MAX_OPERANDS;
     const DYNAMIC_RANKS: u32 = abi::MPK_GPU_MAX_DYNAMIC_RANKS;
@@ -193,27 +194,27 @@ pub fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
         let count = |task: &Task| u32::from(task.num_inputs) + u32::from(task.num_outputs);
         if let Some(task) = graph.tasks.iter().find(|task| count(task) > OPERANDS) {
             return Err(problem(format!(
-                "a task of {} has {} operands, on a GPU {OPERANDS} are possible",
+                "a task of {} has {} operands, but the limit on a GPU is {OPERANDS}",
                 graph.type_name(task),
                 count(task)
             )));
         }
         if graph.placement == Placement::Dynamic && graph.workers < schedulers(graph.workers, graph.world) {
             return Err(problem(
-                "dynamic placement of several ranks takes 2 workers at least on a GPU".into(),
+                "dynamic placement with several ranks needs 2 workers at least on a GPU".into(),
             ));
         }
         if graph.placement == Placement::Dynamic && graph.world > DYNAMIC_RANKS {
             return Err(problem(format!(
-                "dynamic placement on GPUs takes {DYNAMIC_RANKS} ranks at most; use --placement static"
+                "dynamic placement on GPUs supports at most {DYNAMIC_RANKS} ranks; use --placement static"
             )));
         }
     }
     Ok(())
 }
 
-/// Refuses graphs whose kernel has no spare warp left for what hosts bring: it takes a block beyond those of the batch step or the
-/// schedulers, and of the host's wishes (`protocol/gpu/spare.cuh`).
+/// Refuses graphs that leave the kernel no spare warp for the data that hosts bring. That needs one block more than the batch step
+/// or the schedulers, and the host's requests (`protocol/gpu/spare.cuh`).
 fn check_host_limits(graphs: &[TaskGraph]) -> Result<()> {
     let Some(graph) = graphs.first() else { return Ok(()) };
     let busy = if any_dynamic(graphs) { schedulers(graph.workers, graph.world) } else { 1 };
@@ -226,15 +227,15 @@ fn check_host_limits(graphs: &[TaskGraph]) -> Result<()> {
     })
 }
 
-/// Schedulers of dynamic placement: local ones, then the remote one where there are peers; no more than workers,
-/// whose blocks they live in.
+/// Number of schedulers of dynamic placement: local ones, and a remote one if there are peers. They run in the workers' blocks, so
+/// there are no more of them than workers.
 pub(super) fn schedulers(workers: u32, world: u32) -> u32 {
     let remote = u32::from(world > 1);
     (LOCAL_SCHEDULERS + remote).min(workers).max(1 + remote)
 }
 
-/// Scratch memory of each worker: first a list of deferred tasks with room for every task of the largest graph, then
-/// what the tasks' code uses, to which `mpk_rank.scratch` points.
+/// Scratch memory of each worker. It starts with a list of deferred tasks, with room for every task of the largest graph. The
+/// memory of the tasks' code follows; `mpk_rank.scratch` points to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scratch {
     pub(super) deferred: u64,

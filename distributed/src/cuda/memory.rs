@@ -63,7 +63,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Zeroed host memory that the GPU reads and writes at the same address.
+/// Zeroed host memory that the GPU accesses at the same address.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     context: Arc<Context>,
@@ -71,9 +71,9 @@ pub struct PinnedBuffer {
     len: usize,
 }
 
-// SAFETY: the buffer owns its memory; access is through raw pointers whose users order it.
+// SAFETY: the buffer owns its memory. It is accessed through raw pointers whose users order the accesses.
 unsafe impl Send for PinnedBuffer {}
-// SAFETY: as above; `&PinnedBuffer` gives out only the address.
+// SAFETY: as above; `&PinnedBuffer` only returns the address.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
@@ -108,13 +108,13 @@ impl PinnedBuffer {
         self.start.as_ptr()
     }
 
-    /// The bytes, for the one who fills them while no copy reads them.
+    /// The bytes, for filling them while no copy reads them.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `len` initialised bytes, and `&mut self` excludes other users in Rust.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// As an image whose bytes the kernel uses where they are.
+    /// The buffer as an image whose bytes the kernel uses in place.
     pub(crate) fn into_image(self) -> Image {
         let (start, len) = (self.as_ptr(), self.len);
         // SAFETY: zeroed in `new`, not null, and owned by the buffer that the image keeps.
@@ -131,7 +131,7 @@ impl Drop for PinnedBuffer {
     }
 }
 
-/// Work for a GPU, done in order, independent of other streams.
+/// A queue of work for a GPU: done in order, independent of other streams.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
@@ -156,10 +156,10 @@ impl Stream {
         self.raw
     }
 
-    /// True where all work so far is done.
+    /// True if all work so far is done.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// A part of the work failed.
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the stream is live.
         match unsafe { sys::cuStreamQuery(self.raw) } {
@@ -171,7 +171,7 @@ impl Stream {
     /// Waits for all work so far.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// A part of the work failed.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the stream is live.
         check("cuStreamSynchronize", unsafe { stream::synchronize(self.raw) })
@@ -180,54 +180,54 @@ impl Stream {
     /// Sets `len` bytes of device memory.
     ///
     /// # Safety
-    /// They are device memory of this context that nobody else uses before the stream gets there.
+    /// They are device memory of this context that nobody else uses before the stream has set them.
     pub unsafe fn memset(&self, address: u64, value: u8, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
         self.context.make_current()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         check("cuMemsetD8Async", unsafe { result::memset_d8_async(address, value, len as usize, self.raw) })
     }
 
-    /// Copies `len` bytes of host memory to the device. From memory that is not pinned, they have been read when the
-    /// call returns; from pinned memory when the stream gets there.
+    /// Copies `len` bytes of host memory to the device. Memory that is not pinned has been read when the call returns; pinned
+    /// memory is read when the stream gets to the copy.
     ///
     /// # Safety
-    /// Both are live, `len` bytes long, and nobody else uses the device's before the stream gets there.
+    /// Both are live and `len` bytes long, and nobody else uses the device memory before the copy is done.
     pub unsafe fn to_device(&self, address: u64, source: *const u8, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
         self.context.make_current()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, source.cast::<c_void>(), len as usize, self.raw).result()
         })
     }
 
-    /// Copies `len` bytes of device memory to the host; they are there after [`Stream::wait`].
+    /// Copies `len` bytes of device memory to the host. They have arrived after [`Stream::wait`].
     ///
     /// # Safety
-    /// Both are live and `len` bytes long until the stream gets there, and nobody uses the host's before.
+    /// Both are live and `len` bytes long until the copy is done, and nobody uses the host memory before.
     pub unsafe fn to_host(&self, target: *mut u8, address: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
         self.context.make_current()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(target.cast::<c_void>(), address, len as usize, self.raw).result()
         })
     }
 
-    /// `len` bytes of device memory, waited for.
+    /// Reads `len` bytes of device memory, and waits for them.
     ///
     /// # Safety
     /// They are device memory of this context.
     pub unsafe fn read(&self, address: u64, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
-        // SAFETY: the caller's promise; the vector lives until the wait below.
+        // SAFETY: as the caller guarantees; the vector lives until the wait below.
         unsafe { self.to_host(bytes.as_mut_ptr(), address, len) }?;
         self.wait()?;
         Ok(bytes)

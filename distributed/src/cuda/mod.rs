@@ -1,7 +1,7 @@
-//! The CUDA target: one persistent kernel on a GPU for each rank, NVSHMEM between them.
+//! The CUDA target: one persistent kernel per GPU and rank, with NVSHMEM between them.
 //!
-//! Nothing here links against CUDA or NVSHMEM: their libraries are loaded when a run asks for them, and
-//! [`driver::find`] says whether they are there.
+//! Nothing here links against CUDA or NVSHMEM. Their libraries are loaded when a run needs them, and [`driver::find`] says
+//! whether there is a driver.
 
 mod budget;
 pub mod device;
@@ -27,8 +27,8 @@ pub use rank::{Code, CudaRank};
 pub use symmetric::{Bootstrap, Transport};
 pub use warm_up::WarmUp;
 
-/// True where the process should end without the exit handlers of libraries: they might wait for a kernel that does
-/// not end, or for peers that NVSHMEM believes to be there.
+/// True if the process should end without the libraries' exit handlers. They might wait for a kernel that does not end, or for
+/// peers that NVSHMEM believes to exist.
 pub fn must_leave_at_once() -> bool {
     device::is_stuck() || symmetric::is_live()
 }

@@ -1,4 +1,4 @@
-//! Kernels that leave work out (`crate::probe`): choosing one for a launch, and how fast a plain kernel reads as many bytes.
+//! Kernels that leave out work (`crate::probe`): chooses one for a launch, and measures how fast a plain kernel reads as many bytes.
 
 use super::library::{Kernel, Shape};
 use super::memory::{DeviceBuffer, Stream};
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// Threads of a block of `mpk_read_memory`, and how many blocks there are on a multiprocessor.
 const THREADS: u32 = 512;
 const BLOCKS: u32 = 4;
-/// How often the bytes are read in each of the measurements.
+/// How often the bytes are read in each measurement.
 const READS: u32 = 8;
 const MEASUREMENTS: usize = 5;
 
@@ -21,7 +21,7 @@ impl CudaRank {
         self.probe.as_ref().and_then(ProbeKernels::next).unwrap_or(self.kernel)
     }
 
-    /// Before a launch: the first time measures how fast memory can be read.
+    /// Called before a launch. The first call measures how fast memory can be read.
     pub(super) fn before_launch(&self) -> Result<()> {
         let Some(kernels) = &self.probe else { return Ok(()) };
         let Some(library) = kernels.first().filter(|_| kernels.launches == 0) else {
@@ -40,7 +40,7 @@ impl CudaRank {
                 read(kernel, blocks, &self.stream, self.areas[0].address(), bytes / 16, nothing.address())?;
             }
             self.stream.wait()?;
-            // The first one maps what is read.
+            // The first read maps the memory.
             if measurement > 0 {
                 times.push(begin.elapsed().as_secs_f64() / f64::from(READS));
             }
@@ -53,7 +53,7 @@ impl CudaRank {
         Ok(())
     }
 
-    /// After a launch that has ended well.
+    /// Called after a launch that ended without an error.
     pub(super) fn after_launch(&mut self) -> Result<()> {
         let Some(kernels) = &self.probe else { return Ok(()) };
         let streamed = match kernels.next() {

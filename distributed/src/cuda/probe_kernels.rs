@@ -1,4 +1,4 @@
-//! The kernels of a probe (`crate::probe`), loaded.
+//! The loaded kernels of a probe (`crate::probe`).
 
 use super::device::Context;
 use super::library::{Kernel, Library, Shape};
@@ -7,17 +7,17 @@ use crate::probe::Probe;
 use kernels_cu::gpu::Cubin;
 use std::sync::Arc;
 
-/// The kernels of a [`Probe`], loaded.
+/// The loaded kernels of a [`Probe`].
 pub(super) struct ProbeKernels {
     pub probe: Arc<Probe>,
     kernels: Vec<(Library, Kernel)>,
-    /// Launches that have ended.
+    /// Number of launches that have ended.
     pub launches: usize,
 }
 
 impl ProbeKernels {
     /// # Errors
-    /// The driver refuses a cubin, or its blocks do not fit.
+    /// The driver cannot load a cubin, or its blocks do not fit.
     pub fn load(
         context: &Arc<Context>,
         probe: &Arc<Probe>,
@@ -39,12 +39,12 @@ impl ProbeKernels {
         self.libraries().next()
     }
 
-    /// Those that NVSHMEM must be told of.
+    /// The libraries that NVSHMEM must know.
     pub fn libraries(&self) -> impl Iterator<Item = &Library> {
         self.kernels.iter().map(|(library, _)| library)
     }
 
-    /// The kernel of the next launch, where it is one of these.
+    /// The kernel of the next launch, if it is one of these.
     pub fn next(&self) -> Option<Kernel> {
         self.probe.kernel(self.launches).and_then(|number| Some(self.kernels.get(number)?.1))
     }

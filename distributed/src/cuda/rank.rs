@@ -1,4 +1,4 @@
-//! One rank of the CUDA target: its device memory, and the `mpk_rank` that the kernel works on.
+//! One rank of the CUDA target: its device memory, and the `mpk_rank` that the kernel uses.
 
 use super::device::Context;
 use super::host_ring::HostRing;
@@ -31,23 +31,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
-/// What the GPU executes.
+/// The code that the GPU executes.
 #[derive(Clone, Debug)]
 pub struct Code {
     /// The compiled model.
     pub cubin: Cubin,
-    /// The same for each of [`RunOptions::probe`]'s kernels.
+    /// One cubin for each of the kernels of [`RunOptions::probe`].
     pub probes: Vec<Cubin>,
     /// Its kernel's shape.
     pub config: KernelConfig,
-    /// For each graph each task's code.
+    /// The kernel variant of each task, by graph.
     pub codes: Vec<Vec<u32>>,
-    /// Launch by NVSHMEM where that can be.
+    /// Launch with NVSHMEM if possible.
     pub collective: bool,
-    /// NVSHMEM's headers and device library: those of the cubin if it is linked with them, else of the installation or
-    /// the shim.
+    /// The version of NVSHMEM's headers and device library: that of the cubin if it is linked with them, otherwise that of the
+    /// installation or the shim.
     pub nvshmem: Option<NvshmemVersion>,
-    /// NVSHMEM's collective launch, where the host library does not export it.
+    /// NVSHMEM's collective launch, if the host library does not export it.
     pub shim: Option<CollectiveShim>,
 }
 
@@ -58,12 +58,12 @@ pub struct CudaRank {
     pub(super) launcher: Launcher,
     pub(super) kernel: Kernel,
     pub(super) shape: Shape,
-    /// The kernel's stream, and one for looking at the device while it runs.
+    /// The kernel's stream, and a stream for reading the device while the kernel runs.
     pub(super) stream: Stream,
     pub(super) watch: Stream,
-    /// For what the host writes while the kernel runs.
+    /// For writes by the host while the kernel runs.
     tables: Stream,
-    /// The abort that the host asks for, and who is its origin (`mpk_rank.host_abort`).
+    /// The abort that the host requests, and its origin (`mpk_rank.host_abort`).
     pub(super) host_abort: PinnedBuffer,
     pub(super) rank: u32,
     pub(super) snapshot: PinnedBuffer,
@@ -74,7 +74,7 @@ pub struct CudaRank {
     control_memory: DeviceBuffer,
     pub(super) areas: [DeviceBuffer; 4],
     lasting: Lasting,
-    /// Where the kernel puts by its host.
+    /// Present if the kernel puts through its host.
     _host_ring: Option<HostRing>,
     library: Library,
     pub(super) probe: Option<ProbeKernels>,
@@ -84,29 +84,29 @@ pub struct CudaRank {
     compile_time: Duration,
 }
 
-/// What stays the same from launch to launch.
+/// The parts that stay the same from launch to launch.
 struct Lasting {
     rank: u32,
     world: u32,
     schedulers: u32,
     arrays: Vec<GraphArrays>,
     heap: HeapLayout,
-    /// Flagged words: zero before a launch.
+    /// Flagged words, which must be zero before a launch.
     flagged: Vec<Slot>,
     signals: u32,
-    /// Each worker's scratch.
+    /// The scratch memory of each worker.
     scratch: Vec<u64>,
     trace: u64,
     trace_capacity: u64,
     options: RunOptions,
     oversubscribed: bool,
     host_abort: u64,
-    /// The proxy's description, or 0.
+    /// The address of the proxy's description, or 0.
     proxy: u64,
 }
 
 impl Lasting {
-    /// Outputs and control memory for `plan`, in place on the device.
+    /// The outputs and the control memory for `plan`, in place on the device.
     fn launch(
         &self,
         context: &Arc<Context>,
@@ -153,7 +153,7 @@ impl Lasting {
         )?;
         let control_memory = control_memory
             .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
-        // SAFETY: the device's buffer was made for the whole image; both outlive the wait.
+        // SAFETY: the device buffer has room for the whole image; both outlive the wait.
         unsafe { stream.to_device(control_memory.address(), control.image.as_ptr(), control.written) }?;
         stream.wait()?;
         Ok((outputs, control, control_memory))
@@ -161,11 +161,10 @@ impl Lasting {
 }
 
 impl CudaRank {
-    /// Collective: gives every tensor its address and builds the rank. Weights and constants are zero until
-    /// [`CudaRank::fill`].
+    /// Collective: gives every tensor its address and builds the rank. Weights and constants are zero until [`CudaRank::fill`].
     ///
     /// # Errors
-    /// The GPU, its memory, NVSHMEM or the cubin do not serve; on every rank the same.
+    /// The GPU, its memory, NVSHMEM or the cubin cannot be used. All ranks return the same error.
     pub fn new(
         world: &World,
         machine: Machine,
@@ -176,7 +175,7 @@ impl CudaRank {
     ) -> Result<CudaRank> {
         let me = world.rank();
         let context = machine.context.clone();
-        // Before NVSHMEM comes up, which takes long.
+        // Checked before NVSHMEM starts, which takes long.
         agreed(world, check_driver(&context, &code.cubin))?;
         let heap_layout = HeapLayout::agree(world, &graphs);
         let layout = agreed(world, TensorLayout::new(&graphs, &heap_layout))?;
@@ -234,7 +233,7 @@ impl CudaRank {
                 agreed(world, ready.map_err(Error::from))?;
             }
         }
-        // NVSHMEM's collective launch wants all PEs' kernels on the device at once.
+        // NVSHMEM's collective launch needs the kernels of all PEs on the device at once.
         let collective = code.collective && machine.sharing == 1;
         let launcher = Launcher::agree(world, heap.nvshmem(), collective, code.shim.as_ref());
         let compile_time = begin.elapsed();
@@ -250,7 +249,7 @@ impl CudaRank {
             let areas = [
                 new("weights", layout.constants, 0)?,
                 new("the key-value cache", layout.persistent, 0)?,
-                // Nothing may count on what it finds there: all bits set is NaN in every float type.
+                // No kernel may rely on the initial contents: all bits set is NaN in every float type.
                 new("activations", layout.activations, 0xff)?,
                 new("scratch", scratch.each * u64::from(workers), 0)?,
             ];
@@ -264,7 +263,7 @@ impl CudaRank {
             Some(proxy) => Some(agreed(world, HostRing::new(&context, &stream, proxy))?),
             None => None,
         };
-        // One kind of atomic for one counter: two ranks that can't reach each other decide for all.
+        // A counter needs one kind of atomic: two ranks that cannot reach each other decide for all ranks.
         let out_of_reach = heap.bases().contains(&0) && host_ring.is_none();
         let signals = match world.all_gather(u64::from(out_of_reach)).contains(&1) {
             true => abi::MPK_SIGNALS_NVSHMEM,
@@ -278,7 +277,7 @@ impl CudaRank {
         });
         let write = || -> Result<_> {
             for slot in flagged_activations(&graphs, &layout, &slots) {
-                // SAFETY: the slot is a piece of the activations. It comes after their poisoning in the same stream.
+                // SAFETY: the slot is part of the activations. In the same stream, this comes after they were filled with NaN.
                 unsafe { stream.memset(slot.address, 0, slot.bytes) }?;
             }
             let arrays = graphs
@@ -338,16 +337,16 @@ impl CudaRank {
         })
     }
 
-    /// Gets ready for another launch, as `plan` says. Weights and the kernel stay where they are; outputs of
-    /// the last launch are gone. No rank may still run; [`CudaRank::run`] waits until every rank has come this far.
+    /// Prepares another launch of `plan`. Weights and the kernel stay in memory; the outputs of the last launch are lost. No rank
+    /// may still be running; [`CudaRank::run`] waits until every rank has come this far.
     ///
     /// # Errors
     /// The device failed or lacks memory.
     pub fn restart(&mut self, plan: &BatchPlan) -> Result<()> {
         let (context, stream) = (&self.machine.context, &self.stream);
         context.make_current()?;
-        // SAFETY: the first bytes of this rank's heap, and slots of its live memory, which no rank accesses between two
-        // launches; the wait in `launch` comes before the next one.
+        // SAFETY: the beginning of this rank's heap, and slots of its live memory. No rank accesses them between two launches;
+        // the wait in `launch` comes before the next one.
         unsafe {
             stream.memset(self.heap.base(), 0, self.lasting.heap.protocol_bytes)?;
             for slot in &self.lasting.flagged {
@@ -363,20 +362,20 @@ impl CudaRank {
         Ok(())
     }
 
-    /// From the task graphs to the loaded cubin.
+    /// Time from the task graphs to the loaded cubin.
     pub fn compile_time(&self) -> Duration {
         self.compile_time
     }
 
-    /// Adds what was done before [`CudaRank::new`].
+    /// Adds the time of earlier steps, before [`CudaRank::new`].
     pub fn add_compile_time(&mut self, time: Duration) {
         self.compile_time += time;
     }
 
-    /// Fills weights and constants, with `threads` threads that read; `done` gets the bytes of tensors finished.
+    /// Fills weights and constants, using `threads` threads that read. `done` gets the number of bytes of finished tensors.
     ///
     /// # Errors
-    /// The first that a thread met.
+    /// The first error of a thread.
     pub fn fill<S: TensorSource>(
         &mut self,
         threads: usize,
@@ -387,7 +386,7 @@ impl CudaRank {
         weights::fill(&self.machine.context, self.weight_kernels, tensors, threads, source, done)
     }
 
-    /// Writes a graph input (in every graph that has it), before a run. False where no graph has it.
+    /// Writes a graph input, in every graph that has it, before a run. Returns false if no graph has it.
     ///
     /// # Errors
     /// The device failed.
@@ -401,7 +400,7 @@ impl CudaRank {
         Ok(!places.is_empty())
     }
 
-    /// A tensor of graph `graph` as this rank holds it, after a run.
+    /// A tensor of graph `graph`, as this rank holds it after a run.
     ///
     /// # Errors
     /// The device failed.
@@ -412,7 +411,7 @@ impl CudaRank {
         Ok(Some((tensor, bytes)))
     }
 
-    /// The timeline: the workers' rows, and the batch step's.
+    /// The timeline: one row per worker, and one for the batch step.
     ///
     /// # Errors
     /// The device failed.
@@ -434,12 +433,12 @@ impl CudaRank {
         Ok(all)
     }
 
-    /// Where the loops stand.
+    /// The states of the worker and scheduler loops.
     pub(super) fn statuses(&self) -> Result<Vec<abi::mpk_status>> {
         self.read_control(self.control.status, self.control.statuses)
     }
 
-    /// Values of the control memory as the device has them.
+    /// Values of the control memory, read from the device.
     fn read_control<T: AnyBitPattern>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
         let at = self.control_memory.address() + offset;
         // SAFETY: the range was reserved in the control memory.
@@ -447,12 +446,12 @@ impl CudaRank {
         Ok(from_bytes(&bytes))
     }
 
-    /// How the host writes what the kernel reads.
+    /// Lets the host write memory that the kernel reads.
     pub(crate) fn writer(&self) -> Writer<'_> {
         Writer { rank: self }
     }
 
-    /// Collective: gives symmetric memory back, after every rank's kernel has ended.
+    /// Collective: frees symmetric memory, after every rank's kernel has ended.
     ///
     /// # Errors
     /// NVSHMEM fails.
@@ -462,7 +461,7 @@ impl CudaRank {
     }
 }
 
-/// Writes device memory by the copy engine, beside the kernel.
+/// Writes device memory with the copy engine while the kernel runs.
 pub(crate) struct Writer<'a> {
     rank: &'a CudaRank,
 }
@@ -470,8 +469,8 @@ pub(crate) struct Writer<'a> {
 impl ControlWriter for Writer<'_> {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let to = self.rank.control_memory.address() + offset;
-        // SAFETY: a range of the control memory. The kernel does not read it before the host has counted the entry that names
-        // it, or before the next launch. From memory that is not pinned, the bytes have been read when the call returns.
+        // SAFETY: a range of the control memory. The kernel does not read it before the host has counted the entry that refers to
+        // it, or before the next launch. Bytes that are not pinned have been read when the call returns.
         unsafe { self.rank.tables.to_device(to, bytes.as_ptr(), bytes.len() as u64) }
     }
 
@@ -481,7 +480,7 @@ impl ControlWriter for Writer<'_> {
     }
 
     fn zero_heap(&self, offset: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the heap's layout names these bytes, and no kernel of any rank runs.
+        // SAFETY: the heap's layout contains these bytes, and no rank's kernel runs.
         unsafe { self.rank.tables.memset(self.rank.heap.base() + offset, 0, bytes) }
     }
 
@@ -507,7 +506,7 @@ fn load(context: &Arc<Context>, cubin: &Cubin, shape: Shape) -> Result<(Library,
     Ok((library, kernel, weight_kernels))
 }
 
-/// Plain values from their bytes.
+/// Converts bytes to plain values.
 fn from_bytes<T: AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }

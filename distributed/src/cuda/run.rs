@@ -1,5 +1,5 @@
-//! The launch, and the host that watches: it follows the outputs in pinned memory, hands on Ctrl-C, and makes sure
-//! that the process ends even where the kernel does not.
+//! The launch, and the host that watches it: the host follows the outputs in pinned memory, passes on Ctrl-C, and ensures that
+//! the process ends even if the kernel does not.
 
 use super::device::set_stuck;
 use super::host_ring::bring;
@@ -14,35 +14,35 @@ use kernels_cu::signals;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the host looks at stream and signals.
+/// How often the host checks the stream and signals.
 const LOOK: Duration = Duration::from_micros(500);
-/// How often it looks at the device's control block.
+/// How often it reads the device's control block.
 const SNAPSHOT: Duration = Duration::from_millis(250);
-/// A kernel that was told to end is waited for this long.
+/// How long the host waits for a kernel that was told to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// The kernel's own deadline comes first; the host steps in after that and this.
+/// The kernel's own deadline comes first. The host acts this much later.
 const MARGIN: Duration = Duration::from_secs(3);
-/// A copy from the device takes no longer than this, unless the device does not answer.
+/// A copy from the device takes longer than this only if the device does not answer.
 const COPY_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often it looks for what other ranks' proxies have on their way.
+/// How often it checks for data that other ranks' proxies are sending.
 const SHORT: Duration = Duration::from_micros(50);
-/// Kernels of other ranks end no later than this after this rank's: it has taken part in their last iteration.
+/// The kernels of other ranks end within this time after this rank's kernel, which has taken part in their last iteration.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 
-/// What the host knows of a running kernel.
+/// What the host knows about a running kernel.
 struct Watch {
-    /// The last control block that was read, and when its progress last changed.
+    /// The last control block that was read, and the time of the last progress.
     last: abi::mpk_control,
     changed: Instant,
-    /// When a copy was begun, if one is under way.
+    /// When the current copy was started, if there is one.
     copying: Option<Instant>,
     copied: Instant,
     /// When the kernel was told to end.
     told: Option<Instant>,
-    /// What is known of a rank that is lost, if one is.
+    /// A message about a lost rank, if there is one.
     lost: Option<String>,
-    /// What `look` has met.
+    /// The first error of `look`.
     looked: Result<()>,
 }
 
@@ -50,7 +50,7 @@ impl CudaRank {
     /// Collective: runs the graphs until the batch step says stop.
     ///
     /// # Errors
-    /// [`Error::Aborted`] with this rank's report for an early end, [`Error::Device`] where the GPU failed.
+    /// [`Error::Aborted`] with this rank's report if the run ends early, or [`Error::Device`] if the GPU failed.
     pub fn run(&mut self, world: &World) -> Result<()> {
         let _noted = signals::note();
         let look = |_: &Self| {
@@ -60,8 +60,8 @@ impl CudaRank {
         self.launch(world, look)
     }
 
-    /// Collective: as [`CudaRank::run`]. `look` is called all the time, waits a little, and says whether the run is to be
-    /// aborted. After an error of its own the run is aborted too.
+    /// Collective: like [`CudaRank::run`]. `look` is called repeatedly, waits a little, and says whether to abort the run. An
+    /// error of `look` aborts the run too.
     pub(crate) fn launch(
         &mut self,
         world: &World,
@@ -70,7 +70,7 @@ impl CudaRank {
         self.machine.context.make_current()?;
         let argument = self.control.image.address(self.control.rank);
         let host_abort = self.host_abort.as_ptr().cast::<u64>();
-        // SAFETY: the word lives as long as `self`, and so does the GPU's way to the rings; the kernel alone reads the inbox.
+        // SAFETY: the word lives as long as `self`, and so does the GPU's access to the rings; only the kernel reads the inbox.
         let carried = self.carrier(world).map(|proxy| unsafe {
             proxy.carry_to_device(self.heap_bytes, host_abort, world.cores().own.len() < 2)
         });
@@ -78,7 +78,7 @@ impl CudaRank {
         if self.probe.is_some() {
             agreed(world, self.before_launch())?;
         }
-        // Every rank's memory is set up before the first put.
+        // Every rank's memory is ready before the first put.
         world.barrier();
         // NVSHMEM's collective launch waits for all ranks.
         let mut launched = world.call(|| self.start(argument));
@@ -159,22 +159,23 @@ impl CudaRank {
         }
     }
 
-    /// The proxy, where the kernel puts by it.
+    /// The proxy, if the kernel puts through it.
     fn carrier<'a>(&self, world: &'a World) -> Option<&'a Proxy> {
         world.proxy().filter(|_| self.machine.puts_through_host(world))
     }
 
-    /// After this rank's kernel: waits until what others have put in this launch is here, and does what the kernel has not.
+    /// Called after this rank's kernel: waits until the puts of other ranks in this launch have arrived, and does what the kernel
+    /// has not done.
     fn await_others(&self, world: &World, carried: &Carried<'_>, watch: &mut Watch) -> Result<()> {
         let Some(proxy) = self.carrier(world) else { return Ok(()) };
         let begin = Instant::now();
         loop {
-            // Before the frames are looked at: then they were the last.
+            // Checked before the frames are read: then those were the last.
             let over = carried.is_over();
             while let Some(frame) = proxy.brought() {
                 bring(&self.watch, self.heap.base(), &frame)?;
             }
-            // A rank that has aborted waits for nobody; one that has not is told by the others' aborts.
+            // A rank that has aborted waits for no other. A rank that has not aborted learns it from the other ranks' aborts.
             if over || watch.told.is_some() || self.is_aborted() || begin.elapsed() > AFTERWARDS {
                 return Ok(());
             }
@@ -186,22 +187,22 @@ impl CudaRank {
         }
     }
 
-    /// The host has been asked for an abort, by itself or by another rank's.
+    /// True if this host or another rank's asked for an abort.
     fn is_aborted(&self) -> bool {
         // SAFETY: as in `abort`.
         unsafe { AtomicU64::from_ptr(self.host_abort.as_ptr().cast()) }.load(Ordering::Relaxed) != 0
     }
 
-    /// Starts the kernel on the `mpk_rank` at this address of the device.
+    /// Starts the kernel on the `mpk_rank` at this device address.
     fn start(&self, rank: u64) -> Result<()> {
-        // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory; all it leads to is owned by
-        // `self`, which waits for the kernel or marks it stuck.
+        // SAFETY: mpk_persistent takes one pointer, to the mpk_rank in device memory. `self` owns everything that it leads to,
+        // and waits for the kernel or marks it stuck.
         unsafe {
             self.launcher.launch(self.heap.nvshmem(), self.next_kernel(), self.shape, &self.stream, rank)
         }
     }
 
-    /// Asks the kernel to end; block 0 hands the code on to all ranks. The first cause stays.
+    /// Asks the kernel to end. Block 0 passes the code on to all ranks. The first cause is kept.
     fn abort(&self, code: u32) {
         let word = u64::from(self.rank) << 32 | u64::from(code);
         // SAFETY: the first word of live pinned memory, which host and GPU only access atomically.
@@ -209,14 +210,13 @@ impl CudaRank {
         let _ = asked.compare_exchange(0, word, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Reads the control block now and then. A kernel that makes no progress long after its own deadline is told to
-    /// end.
+    /// Reads the control block now and then. Tells a kernel to end if it makes no progress long after its own deadline.
     fn follow(&self, watch: &mut Watch) -> Result<()> {
         if let Some(begun) = watch.copying {
             if self.watch.is_done()? {
                 // SAFETY: the copy has ended; the buffer holds one control block.
                 let now = unsafe { self.snapshot.as_ptr().cast::<abi::mpk_control>().read() };
-                // A parked kernel waits for requests, for any length of time.
+                // A parked kernel waits for requests without a time limit.
                 let parked = now.parks % 2 == 1;
                 if parked || (now.progress, now.iteration) != (watch.last.progress, watch.last.iteration) {
                     watch.changed = Instant::now();
@@ -252,11 +252,11 @@ impl CudaRank {
         }
     }
 
-    /// After the kernel: how it ended.
+    /// After the kernel: finds out how it ended.
     fn end(&self, world: &World) -> Result<()> {
         // SAFETY: the control block is the first in the heap.
         let bytes = unsafe { self.watch.read(self.heap.base(), size_of::<abi::mpk_control>() as u64) }?;
-        // SAFETY: as many bytes as the struct has, all of them numbers.
+        // SAFETY: has the size of the struct, which consists of numbers.
         let control = unsafe { bytes.as_ptr().cast::<abi::mpk_control>().read_unaligned() };
         if control.abort == 0 {
             return Ok(());
@@ -269,7 +269,7 @@ impl CudaRank {
         report(world.rank(), code, first, &self.common.graphs, statuses, self.shape.blocks)
     }
 
-    /// How far the run had come, in words.
+    /// A description of how far the run had got.
     fn place(&self, watch: &Watch) -> String {
         let control = &watch.last;
         if control.iteration == 0 {
@@ -287,8 +287,8 @@ impl CudaRank {
         Error::Device { rank: world.rank(), reason: error.to_string(), place: self.place(watch) }
     }
 
-    /// The kernel does not end: reports where its loops stand, as far as the device still answers, and leaves it to
-    /// the end of the process.
+    /// The kernel does not end. Reports the states of its loops, as far as the device still answers, and leaves the kernel to the
+    /// end of the process.
     fn give_up(&self, world: &World, watch: &Watch) -> Error {
         let code = match watch.last.abort {
             0 => abi::MPK_ABORT_DEADLINE,
@@ -312,7 +312,7 @@ impl CudaRank {
         Error::Aborted(text)
     }
 
-    /// The statuses, unless the device does not answer in time.
+    /// The states, unless the device does not answer in time.
     fn statuses_within(&self, limit: Duration) -> Option<Vec<abi::mpk_status>> {
         let begin = Instant::now();
         while !self.watch.is_done().ok()? {

@@ -1,4 +1,4 @@
-//! The symmetric heap on GPUs: NVSHMEM's, or plain device memory where there is one rank.
+//! The symmetric heap on GPUs: NVSHMEM's, or plain device memory for a single rank.
 
 use super::device::{Context, is_stuck};
 use super::library::Library;
@@ -16,12 +16,12 @@ use std::time::Instant;
 /// NVSHMEM is initialised in this process.
 static LIVE: AtomicBool = AtomicBool::new(false);
 
-/// True where NVSHMEM was initialised and not finalised, as after a run that failed.
+/// True if NVSHMEM was initialised and not finalised, as after a failed run.
 pub(super) fn is_live() -> bool {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// Bytes that NVSHMEM takes of the heap for itself, and what alignment may cost.
+/// Bytes of the heap that NVSHMEM uses itself, and what alignment may cost.
 const SLACK: u64 = 64 << 20;
 
 /// NVSHMEM maps its heap in pieces of this size (its NVSHMEM_CUMEM_GRANULARITY).
@@ -33,24 +33,25 @@ const ALIGN: usize = 4096;
 /// How ranks write to each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// By stores where all ranks reach each other's memory; else through NVSHMEM to those out of reach.
+    /// By stores if all ranks reach each other's memory; otherwise through NVSHMEM to ranks out of reach.
     #[default]
     Auto,
-    /// By stores only; a peer that can't be reached is an error.
+    /// By stores only. A peer that cannot be reached is an error.
     P2p,
     /// Through NVSHMEM only, as between nodes.
     Nvshmem,
-    /// By the hosts, over MPI: each rank's kernel puts frames into a ring in its host's memory, and the hosts' proxies carry them.
+    /// Through the hosts, over MPI: each rank's kernel puts frames into a ring in its host's memory, and the hosts' proxies carry
+    /// them.
     Host,
 }
 
 /// How NVSHMEM's ranks find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Bootstrap {
-    /// By a token that rank 0 sends over MPI.
+    /// With an id that rank 0 sends over MPI.
     #[default]
     UniqueId,
-    /// By the MPI communicator.
+    /// With the MPI communicator.
     Mpi,
 }
 
@@ -66,23 +67,23 @@ enum Backing {
     Nvshmem {
         library: Box<Nvshmem>,
         address: NonNull<c_void>,
-        /// The cubin holds NVSHMEM's device library.
+        /// True if the cubin contains NVSHMEM's device library.
         linked: bool,
     },
 }
 
-// SAFETY: the address is device memory, never read by the host.
+// SAFETY: the address is device memory, which the host never reads.
 unsafe impl Send for SymmetricHeap {}
 
 impl Transport {
-    /// Whether the kernel of one of `ranks` ranks puts by its host.
+    /// True if the kernel of one of `ranks` ranks puts through its host.
     pub fn puts_through_host(self, ranks: u32) -> bool {
         ranks > 1 && self == Transport::Host
     }
 
-    /// Whether the kernel of one of `ranks` ranks calls NVSHMEM's device library; `local`: they all reach each other's
-    /// memory. A kernel without it is compiled as a whole, and is faster for that: for one that is linked, ptxas can't
-    /// give the compute warps the registers of the others (`setmaxnreg`, its message C7504).
+    /// True if the kernel of one of `ranks` ranks calls NVSHMEM's device library. `local` means that all ranks reach each other's
+    /// memory. A kernel without that library is compiled as a whole, which makes it faster: in a linked kernel, ptxas cannot give
+    /// the compute warps the registers of the other warps (`setmaxnreg`, its message C7504).
     pub fn puts_through_nvshmem(self, ranks: u32, local: bool) -> bool {
         ranks > 1
             && match self {
@@ -93,16 +94,16 @@ impl Transport {
     }
 }
 
-/// What [`SymmetricHeap::allocate`] needs to know.
+/// The inputs of [`SymmetricHeap::allocate`].
 pub(crate) struct HeapOptions {
     pub bytes: u64,
     pub transport: Transport,
     pub bootstrap: Bootstrap,
-    /// The headers and the device library, where there are any.
+    /// The version of the headers and the device library, if there are any.
     pub version: Option<NvshmemVersion>,
-    /// The cubin holds the device library; otherwise `transport` must be stores only.
+    /// True if the cubin contains the device library. Otherwise `transport` must only use stores.
     pub linked: bool,
-    /// All ranks are on this node and their GPUs reach each other.
+    /// True if all ranks are on this node and their GPUs reach each other.
     pub local: bool,
 }
 
@@ -122,7 +123,7 @@ impl SymmetricHeap {
             };
             let own = agreed(world, own())?;
             let base = own.address();
-            // Nobody else's can be reached.
+            // No other rank's memory can be reached.
             let mut bases = vec![0; world.size() as usize];
             bases[world.rank() as usize] = base;
             return Ok(SymmetricHeap { base, bases, backing: Backing::Own(own) });
@@ -159,7 +160,7 @@ impl SymmetricHeap {
         }
         agreed(world, initialised)?;
         agreed(world, check_ranks(&library, world))?;
-        // NVSHMEM may have changed it.
+        // NVSHMEM may have changed the current context.
         context.make_current()?;
         world.phase("the symmetric heap");
         let address = world.call(|| library.align(ALIGN, options.bytes.max(1) as usize)).map_err(Error::from);
@@ -179,12 +180,12 @@ impl SymmetricHeap {
         self.base
     }
 
-    /// Each rank's part as seen from here; 0 where stores can't reach it or shall not.
+    /// Each rank's part as seen from this rank; 0 if stores cannot reach it or must not be used.
     pub fn bases(&self) -> &[u64] {
         &self.bases
     }
 
-    /// NVSHMEM, where it is in use.
+    /// NVSHMEM, if it is in use.
     pub fn nvshmem(&self) -> Option<&Nvshmem> {
         match &self.backing {
             Backing::Own(_) => None,
@@ -192,7 +193,7 @@ impl SymmetricHeap {
         }
     }
 
-    /// NVSHMEM, where the cubin holds its device library.
+    /// NVSHMEM, if the cubin contains its device library.
     pub fn linked(&self) -> Option<&Nvshmem> {
         match &self.backing {
             Backing::Nvshmem { library, linked: true, .. } => Some(library),
@@ -200,8 +201,7 @@ impl SymmetricHeap {
         }
     }
 
-    /// Collective: gives the memory back and ends NVSHMEM. Not in `Drop`, since a rank that unwinds alone would wait
-    /// for the rest.
+    /// Collective: frees the memory and ends NVSHMEM. Not in `Drop`, because a rank that unwinds alone would wait for the others.
     pub fn free(self, world: &World, code: &Library) -> Result<()> {
         let Backing::Nvshmem { library, address, linked } = self.backing else { return Ok(()) };
         if is_stuck() {
@@ -240,12 +240,12 @@ fn load(options: &HeapOptions) -> Result<Nvshmem> {
     }
 }
 
-/// Bytes that a heap of `bytes` needs in all.
+/// Total number of bytes for a heap of `bytes`.
 pub(crate) fn heap_bytes(bytes: u64) -> u64 {
     (bytes + SLACK).next_multiple_of(GRANULE)
 }
 
-/// Sets what NVSHMEM reads from the environment, unless the user did.
+/// Sets the environment variables that NVSHMEM reads, unless the user has set them.
 fn set_variables(options: &HeapOptions) -> Result<()> {
     let needed = heap_bytes(options.bytes);
     let size = std::env::var("NVSHMEM_SYMMETRIC_SIZE").ok();
@@ -257,14 +257,14 @@ fn set_variables(options: &HeapOptions) -> Result<()> {
     }
     let mut wanted = vec![
         ("NVSHMEM_DISABLE_NVLS", "1".to_string()),
-        // Serves NVSHMEM's collectives on the host alone, of which we call none; to bring it up takes most of a second.
+        // It only serves NVSHMEM's host collectives, which are not used here, and starting it takes most of a second.
         ("NVSHMEM_DISABLE_NCCL", "1".to_string()),
     ];
     if size.is_none() {
         wanted.push(("NVSHMEM_SYMMETRIC_SIZE", needed.to_string()));
     }
     if options.local {
-        // No rank is out of reach: leaves out the search for a network between nodes.
+        // All ranks can be reached, so NVSHMEM need not search for a network between nodes.
         wanted.push(("NVSHMEM_REMOTE_TRANSPORT", "none".to_string()));
     }
     for (name, value) in wanted {
@@ -277,7 +277,7 @@ fn set_variables(options: &HeapOptions) -> Result<()> {
     Ok(())
 }
 
-/// A size as NVSHMEM writes it: a number followed by K, M, G or T. A negative one gives 0.
+/// A size in NVSHMEM's notation: a number followed by K, M, G or T. A negative number gives 0.
 fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     if let Some(number) = text.strip_prefix('-') {
@@ -309,7 +309,7 @@ fn nvshmem_error(problem: String) -> Error {
     Error::Nvshmem { problem, help: None }
 }
 
-/// Each rank's heap as seen from here.
+/// Each rank's heap as seen from this rank.
 fn peer_bases(
     library: &Nvshmem,
     world: &World,

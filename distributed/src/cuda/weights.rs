@@ -1,5 +1,5 @@
-//! Weights on their way to the GPU: reader threads fill pinned buffers, copies bring them to the device, and a kernel
-//! (kernels-cu/src/gpu/weights.cuh) packs them where they belong.
+//! The way of weights to the GPU: reader threads fill pinned buffers, copies move them to the device, and a kernel
+//! (kernels-cu/src/gpu/weights.cuh) packs them into their places.
 
 use super::device::Context;
 use super::library::{Kernel, Library, Shape};
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::target::Backend;
 use taskgraph::task_graph::TensorEntry;
 
-/// Bytes that are read, copied and packed at a time, unless one row is longer.
+/// Bytes that are read, copied and packed at a time, unless a single row is longer.
 const CHUNK: u64 = 8 << 20;
-/// Buffers of a reader: while one is copied and packed, the next is read.
+/// Number of buffers per reader: while one is copied and packed, the next is filled.
 const BUFFERS: usize = 3;
 const THREADS: u32 = 256;
 
@@ -68,7 +68,8 @@ struct Chunk {
     rows: Range<u64>,
 }
 
-/// Rows of a piece that go together: whole tiles of the tensor where they are packed, so that a tile is written once.
+/// Ranges of a piece's rows that are handled together. If the tensor is packed, they are whole tiles, so that each tile is
+/// written once.
 fn chunk_rows(first_row: u64, rows: u64, row_bytes: u64, chunk: u64) -> Vec<Range<u64>> {
     let most = (chunk / row_bytes.max(1)).max(1);
     let tile = u64::from(abi::MPK_TILE_ROWS);
@@ -76,7 +77,7 @@ fn chunk_rows(first_row: u64, rows: u64, row_bytes: u64, chunk: u64) -> Vec<Rang
     let mut row = 0;
     while row < rows {
         let mut end = row + most;
-        // Back to the last tile boundary, if there is one in reach.
+        // Back to the last tile boundary, if there is one in the range.
         let aligned = (first_row + end) / tile * tile;
         if aligned > first_row + row {
             end = aligned - first_row;
@@ -88,7 +89,7 @@ fn chunk_rows(first_row: u64, rows: u64, row_bytes: u64, chunk: u64) -> Vec<Rang
     list
 }
 
-/// Where rows of a piece go.
+/// The destination of rows of a piece.
 fn target(tensor: &TensorEntry, slot: Slot, piece: &Piece, rows: &Range<u64>) -> Target {
     let stride = match tensor.strides[..] {
         [] | [_] => piece.first_column + piece.columns,
@@ -106,7 +107,7 @@ fn target(tensor: &TensorEntry, slot: Slot, piece: &Piece, rows: &Range<u64>) ->
     }
 }
 
-/// Bytes of a row of a piece as it is read.
+/// Bytes per row of a piece, as it is read.
 fn row_bytes(piece: &Piece) -> u64 {
     match &piece.values {
         Values::Rows { dtype, .. } => piece.columns * dtype.size(),
@@ -114,7 +115,7 @@ fn row_bytes(piece: &Piece) -> u64 {
     }
 }
 
-/// The piece lies inside its tensor: what the kernels write stays there.
+/// Checks that the piece is inside its tensor, so that the kernels do not write outside.
 fn check_inside(tensor: &TensorEntry, piece: &Piece) -> Result<()> {
     let dims: Vec<u64> = tensor.dims.iter().map(|&d| u64::from(d)).collect();
     let (rows, columns) = match dims[..] {
@@ -141,7 +142,7 @@ fn check_inside(tensor: &TensorEntry, piece: &Piece) -> Result<()> {
     })
 }
 
-/// Fills `tensors`, whose memory is zero, with the values of `source`; `done` gets the bytes of tensors finished.
+/// Fills `tensors`, whose memory is zero, with the values of `source`. `done` gets the number of bytes of finished tensors.
 pub(crate) fn fill<S: TensorSource>(
     context: &Arc<Context>,
     kernels: WeightKernels,
@@ -203,9 +204,9 @@ pub(crate) fn fill<S: TensorSource>(
     Ok(())
 }
 
-/// A reader's buffer: read into the host's part, copied to the device's, packed from there.
+/// A reader's buffer: data are read into the host's part, copied to the device's part, and packed from there.
 struct Stage {
-    // Before the memory that its work uses: dropped first, and it waits.
+    // Declared before the memory that its work uses: it is dropped first, and waits.
     stream: Stream,
     host: PinnedBuffer,
     device: DeviceBuffer,
@@ -213,7 +214,7 @@ struct Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // After an error some work may be left that uses the buffers.
+        // After an error, some work that uses the buffers may remain.
         if !super::device::is_stuck() {
             let _ = self.stream.wait();
         }
@@ -253,8 +254,8 @@ fn read_chunks<S: TensorSource>(
         let bytes = (count * row_bytes(piece)) as usize;
         source.read(piece, chunk.rows.clone(), &mut stage.host.as_mut_slice()[..bytes])?;
         let Values::Rows { dtype, .. } = &piece.values else { continue };
-        // SAFETY: both buffers hold `largest` bytes or more; the stage's stream is waited for before they are used
-        // again or freed.
+        // SAFETY: both buffers hold at least `largest` bytes; the stage's stream is waited for before they are used again or
+        // freed.
         unsafe { stage.stream.to_device(stage.device.address(), stage.host.as_ptr(), bytes as u64) }?;
         pack(
             kernels,
@@ -272,13 +273,13 @@ fn read_chunks<S: TensorSource>(
     Ok(())
 }
 
-/// As many blocks as keep the device busy.
+/// Enough blocks to keep the device busy.
 fn shape(target: &Target) -> Shape {
     let units = (target.rows * target.columns).div_ceil(8 * u64::from(THREADS));
     Shape { blocks: units.clamp(1, 4096) as u32, threads: THREADS, shared_bytes: 0 }
 }
 
-/// Packs dense rows of device memory at `rows`.
+/// Packs the dense rows of device memory at `rows`.
 fn pack(kernels: WeightKernels, stream: &Stream, target: Target, rows: u64, dtype: u32) -> Result<()> {
     let (mut target, mut rows, mut pitch, mut dtype) = (target, rows, target.columns, dtype);
     let mut arguments = [

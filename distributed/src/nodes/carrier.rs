@@ -1,4 +1,4 @@
-//! Messages of proxies over MPI, on a communicator of their own. No call waits. Messages from one rank to another come in the order
+//! Messages of proxies over MPI, on a separate communicator. No call waits. Messages from one rank to another arrive in the order
 //! in which they were sent.
 
 use super::ring::FRAME_BYTES;
@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 const TAG: i32 = 3;
 /// Longest message.
 pub(super) const MESSAGE_BYTES: usize = FRAME_BYTES + 64;
-/// Messages to one rank that may be on their way before its next one waits.
+/// Maximum number of messages to one rank that may be on their way.
 const MOST_TO_ONE: u32 = 16;
 
 /// A message on its way.
@@ -18,19 +18,19 @@ struct Sending {
     bytes: Vec<u8>,
 }
 
-/// The ends of the connections to all peers.
+/// The connections to all peers.
 pub(super) struct Carrier {
     communicator: ffi::MPI_Comm,
-    /// Their ranks.
+    /// The ranks of the peers.
     peers: Vec<u32>,
-    /// One receive for each peer, null where none is wanted any more, and its memory.
+    /// One receive per peer with its memory. It is null if no more messages are expected.
     receives: Vec<ffi::MPI_Request>,
     received: Vec<Vec<u8>>,
     sends: Vec<ffi::MPI_Request>,
     sending: Vec<Sending>,
-    /// On their way, by peer.
+    /// Number of messages on their way, by peer.
     to: Vec<u32>,
-    /// Buffers that are free.
+    /// Free buffers.
     spare: Vec<Vec<u8>>,
     done: Vec<i32>,
     statuses: Vec<ffi::MPI_Status>,
@@ -39,7 +39,7 @@ pub(super) struct Carrier {
 // SAFETY: handles of MPI, which is initialised for calls from any thread; the bytes are the carrier's own.
 unsafe impl Send for Carrier {}
 
-/// What a call of MPI failed with.
+/// The text of a failed MPI call.
 pub(super) type Failed = String;
 
 fn check(call: &str, code: i32) -> Result<(), Failed> {
@@ -47,7 +47,7 @@ fn check(call: &str, code: i32) -> Result<(), Failed> {
 }
 
 impl Carrier {
-    /// To these ranks. The communicator gives its errors back.
+    /// Connects to these ranks. The communicator must return its errors.
     pub fn new(communicator: ffi::MPI_Comm, peers: Vec<u32>) -> Result<Carrier, Failed> {
         let count = peers.len();
         // SAFETY: a predefined handle of MPI.
@@ -72,17 +72,17 @@ impl Carrier {
         &self.peers
     }
 
-    /// Whether so few messages to this peer are on their way that another may go.
+    /// True if another message may be sent to this peer.
     pub fn has_room(&self, peer: usize) -> bool {
         self.to[peer] < MOST_TO_ONE
     }
 
-    /// So much is on its way that it pays to look for what has gone.
+    /// True if enough messages are on their way that it pays to check which have been sent.
     pub fn is_crowded(&self) -> bool {
         self.sending.len() >= MOST_TO_ONE as usize / 2
     }
 
-    /// Nothing is on its way to any peer.
+    /// True if nothing is on its way to any peer.
     pub fn is_idle(&self) -> bool {
         self.sending.is_empty()
     }
@@ -94,10 +94,10 @@ impl Carrier {
         buffer
     }
 
-    /// Begins to send.
+    /// Starts to send.
     pub fn send(&mut self, peer: usize, bytes: Vec<u8>) -> Result<(), Failed> {
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the bytes stay where they are until the request is done (`Sending`; a carrier that goes leaves them, see `Drop`).
+        // SAFETY: the bytes do not move until the request is done (`Sending`; a dropped carrier leaks them, see `Drop`).
         let code = unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
@@ -110,17 +110,17 @@ impl Carrier {
             )
         };
         check("MPI_Isend", code)?;
-        // SAFETY: set by the call, which went well.
+        // SAFETY: set by the call, which succeeded.
         self.sends.push(unsafe { request.assume_init() });
         self.sending.push(Sending { peer, bytes });
         self.to[peer] += 1;
         Ok(())
     }
 
-    /// Begins to receive the next message from a peer.
+    /// Starts to receive the next message from a peer.
     fn receive(&mut self, peer: usize) -> Result<(), Failed> {
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the memory stays where it is until the request is done (`received`; see `Drop`).
+        // SAFETY: the memory does not move until the request is done (`received`; see `Drop`).
         let code = unsafe {
             ffi::MPI_Irecv(
                 self.received[peer].as_mut_ptr().cast(),
@@ -133,12 +133,12 @@ impl Carrier {
             )
         };
         check("MPI_Irecv", code)?;
-        // SAFETY: set by the call, which went well.
+        // SAFETY: set by the call, which succeeded.
         self.receives[peer] = unsafe { request.assume_init() };
         Ok(())
     }
 
-    /// Which requests of `requests` are done; these are null then.
+    /// Which of `requests` are done. These are null afterwards.
     fn test<'a>(
         requests: &mut [ffi::MPI_Request],
         done: &'a mut Vec<i32>,
@@ -159,11 +159,11 @@ impl Carrier {
             )
         };
         check("MPI_Testsome", code)?;
-        // Undefined, which is negative, where all are null.
+        // Undefined, which is negative, if all are null.
         Ok(&done[..count.max(0) as usize])
     }
 
-    /// Takes back what has gone. True where something has.
+    /// Recovers the buffers of sent messages. Returns true if there were any.
     pub fn sent(&mut self) -> Result<bool, Failed> {
         if self.sends.is_empty() {
             return Ok(false);
@@ -179,12 +179,12 @@ impl Carrier {
         Ok(!gone.is_empty())
     }
 
-    /// Calls `take` with each message that has come, and its sender's place among the peers. Where it says false, no more is wanted
-    /// from that peer. True where something has come.
+    /// Calls `take` with each message that has arrived, and its sender's index among the peers. If `take` returns false, no more
+    /// messages are expected from that peer. Returns true if a message has arrived.
     pub fn take(&mut self, mut take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, Failed> {
         let mut come = Self::test(&mut self.receives, &mut self.done, &mut self.statuses)?.to_vec();
         if come.is_empty() {
-            // Open MPI tells what had come before it looked at the network: what it has found there the second call tells.
+            // Open MPI reports what had arrived before it checked the network. What it finds there is reported by the second call.
             come = Self::test(&mut self.receives, &mut self.done, &mut self.statuses)?.to_vec();
         }
         for (index, &peer) in come.iter().enumerate() {
@@ -202,7 +202,7 @@ impl Carrier {
 
 impl Drop for Carrier {
     fn drop(&mut self) {
-        // MPI may still read or write them.
+        // MPI may still access them.
         std::mem::take(&mut self.sending).into_iter().for_each(|sending| std::mem::forget(sending.bytes));
         // SAFETY: a predefined handle of MPI.
         let null = unsafe { ffi::RSMPI_REQUEST_NULL };

@@ -1,4 +1,4 @@
-//! Ranks on several nodes: which rank is where, and the proxy that carries between those that share no memory.
+//! Ranks on several nodes: which rank is on which node, and the proxy that sends between ranks without shared memory.
 
 mod carrier;
 mod proxy;
@@ -6,10 +6,10 @@ mod ring;
 
 pub(crate) use proxy::{Carried, Proxy};
 
-/// Where the ranks of a job are. Ranks of a node share memory.
+/// The nodes of a job's ranks. Ranks on one node share memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
-    /// Each rank's node, counted from 0 in the order of their first ranks.
+    /// The node of each rank, numbered in the order of their first ranks.
     of: Vec<u32>,
     names: Vec<String>,
 }
@@ -20,7 +20,7 @@ impl Nodes {
         Nodes { of: vec![0; ranks as usize], names: vec![name.into()] }
     }
 
-    /// From each rank's word for its node, the same for ranks that share memory and no others, and the node's name.
+    /// From each rank's word for its node and the node's name. Ranks that share memory have the same word, and no others do.
     pub(crate) fn new(ranks: &[(u32, String)]) -> Nodes {
         let mut words: Vec<u32> = Vec::new();
         let mut nodes = Nodes { of: Vec::new(), names: Vec::new() };
@@ -35,12 +35,12 @@ impl Nodes {
         nodes
     }
 
-    /// How many there are.
+    /// Number of nodes.
     pub fn count(&self) -> usize {
         self.names.len()
     }
 
-    /// Each rank's node.
+    /// The node of each rank.
     pub fn of_ranks(&self) -> &[u32] {
         &self.of
     }
@@ -50,12 +50,12 @@ impl Nodes {
         &self.names[self.of[rank as usize] as usize]
     }
 
-    /// Whether two ranks share memory.
+    /// True if two ranks share memory.
     pub fn share(&self, a: u32, b: u32) -> bool {
         self.of[a as usize] == self.of[b as usize]
     }
 
-    /// The ranks that `rank` shares no memory with.
+    /// The ranks that do not share memory with `rank`.
     pub(crate) fn elsewhere(&self, rank: u32) -> Vec<u32> {
         (0..self.of.len() as u32).filter(|&other| !self.share(rank, other)).collect()
     }

@@ -1,11 +1,11 @@
-//! The thread that carries between this rank and those of other nodes: what the kernel's loops put, and signs of life.
+//! The thread that sends data between this rank and those of other nodes: puts of the kernel's loops, and signs of life.
 //!
-//! Each message is a word for its kind, a number, and what it brings:
-//! - frames of a launch: done in this rank's heap at once, in order;
-//! - the end of a launch: its sender's loops have ended and all of their frames have come. A launch is over on a rank when it has heard
-//!   that of all: then nothing of it is on its way here any more, and memory may be made ready for the next;
-//! - where the sender stands, for the watch;
-//! - goodbye: nothing comes any more.
+//! Each message is a word for its kind, a number, and its payload:
+//! - frames of a launch: applied to this rank's heap at once, in order;
+//! - the end of a launch: the sender's loops have ended and all their frames have arrived. A launch is over on a rank when it has
+//!   received this from all ranks. Then nothing of it is still on its way, and memory may be prepared for the next launch;
+//! - the state of the sender, for the watch;
+//! - goodbye: nothing else will arrive.
 
 use super::carrier::{Carrier, Failed};
 use super::ring::{Applied, FRAME_BYTES, Heap, Ring, Target, abort_frame, end_with_data, is_abort};
@@ -25,36 +25,36 @@ const END: u32 = 2;
 const LIFE: u32 = 3;
 const GOODBYE: u32 = 4;
 
-/// So often data waits for its signal, a fraction of a microsecond each time.
+/// How many times data waits for its signal, a fraction of a microsecond each time.
 const PATIENCE: u32 = 8;
-/// Messages to one peer follow each other no sooner: what a kernel's workers put at about the same time goes together, since a message costs
-/// more than that on both sides.
+/// Minimum time between messages to one peer. Puts that a kernel's workers make at about the same time are sent together, because a
+/// message costs more than this gap on both sides.
 const GAP: Duration = Duration::from_micros(5);
 /// How often other nodes get a sign of life.
 const BEAT: Duration = Duration::from_millis(100);
-/// While a kernel runs, turns without work in which the thread only gives its core away, then pauses between turns.
+/// While a kernel runs: number of turns without work in which the thread only yields its core. After that it pauses between turns.
 const YIELDS: u32 = 2000;
-/// The same where threads share cores: others need them.
+/// The same number if threads share cores, because others need them.
 const YIELDS_SHARED: u32 = 20;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(5);
 const LONGEST_PAUSE: Duration = Duration::from_micros(100);
-/// The pause where no kernel runs, or one that has been idle for long.
+/// The pause if no kernel runs, or if the kernel has been idle for long.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
-/// So many pauses in a row are long.
+/// This many pauses in a row count as long.
 const IDLE_AFTER: u32 = 2000;
-/// After goodbye: the others' comes within this, or they are gone.
+/// After goodbye, the others' goodbye must arrive within this time, or they are gone.
 const PARTING: Duration = Duration::from_secs(5);
 
-/// What the rank's main thread and the proxy share.
+/// The state that the rank's main thread and the proxy share.
 struct Shared {
     ring: Ring,
-    /// What frames of the launch that runs are for.
+    /// The destination of frames of the running launch.
     target: Mutex<Option<Target>>,
-    /// Launches that have begun here, ended here, and ended everywhere.
+    /// Number of launches that have started here, ended here, and ended everywhere.
     begun: AtomicU32,
     ended: AtomicU32,
     over: AtomicU32,
-    /// Threads share cores.
+    /// True if threads share cores.
     shared_cores: AtomicBool,
     stop: AtomicBool,
     watch: Watch,
@@ -72,19 +72,19 @@ pub(crate) struct Proxy {
     thread: JoinHandle<()>,
 }
 
-/// A launch whose puts the proxy carries, until this goes.
+/// A launch whose puts the proxy sends, until this value is dropped.
 pub(crate) struct Carried<'a>(&'a Proxy, u32);
 
 impl Carried<'_> {
-    /// The loops of this rank have ended.
+    /// Tells the proxy that this rank's loops have ended.
     pub fn end(&self) {
-        // Release: pairs with the proxy's acquire; what the loops put lies in the ring.
+        // Release: pairs with the proxy's acquire; the puts of the loops are in the ring.
         self.0.shared.ended.store(self.1, Ordering::Release);
     }
 
-    /// The loops of all ranks have, and what they put has arrived.
+    /// True if the loops of all ranks have ended and their puts have arrived.
     pub fn is_over(&self) -> bool {
-        // Acquire: pairs with the proxy's release, after it has done the last frames.
+        // Acquire: pairs with the proxy's release, after it has applied the last frames.
         self.0.shared.over.load(Ordering::Acquire) >= self.1
     }
 }
@@ -96,8 +96,8 @@ impl Drop for Carried<'_> {
 }
 
 impl Proxy {
-    /// Begins to carry between `rank` and `peers`, on a communicator that nobody else uses.
-    /// Its thread takes turns on `cores`, whatever the launcher has bound this one to.
+    /// Starts to send between `rank` and `peers`, on a communicator that nobody else uses. Its thread runs on `cores`, whatever the
+    /// launcher has bound this thread to.
     pub fn begin(
         rank: u32,
         communicator: ffi::MPI_Comm,
@@ -128,15 +128,15 @@ impl Proxy {
         Ok(Proxy { shared, thread })
     }
 
-    /// For the kernel's loops.
+    /// The ring for the kernel's loops.
     pub fn ring(&self) -> *mut abi::mpk_proxy {
         self.shared.ring.as_ptr()
     }
 
-    /// From now on frames are done in this heap. All ranks do it, each before it tells the others that it is ready.
+    /// From now on, frames are applied to this heap. All ranks call this, each before it tells the others that it is ready.
     ///
     /// # Safety
-    /// The heap is this rank's, and lives until the result goes.
+    /// The heap is this rank's, and lives until the result is dropped.
     pub unsafe fn carry(&self, base: *mut u8, bytes: u64, shared_cores: bool) -> Carried<'_> {
         self.shared.shared_cores.store(shared_cores, Ordering::Relaxed);
         *self.shared.target() = Some(Target::Host(Heap { base, bytes }));
@@ -144,10 +144,10 @@ impl Proxy {
         Carried(self, launch)
     }
 
-    /// The same for a heap of so many bytes in a GPU's memory, whose kernel aborts by the word `host_abort`.
+    /// The same for a heap of `bytes` bytes in a GPU's memory, whose kernel aborts through the word `host_abort`.
     ///
     /// # Safety
-    /// The word, and the GPU's way to [`Proxy::memory`], live until the result goes; one kernel reads the inbox.
+    /// The word, and the GPU's access to [`Proxy::memory`], live until the result is dropped; one kernel reads the inbox.
     pub unsafe fn carry_to_device(
         &self,
         heap_bytes: u64,
@@ -161,12 +161,12 @@ impl Proxy {
         Carried(self, launch)
     }
 
-    /// What a GPU's kernel needs to know of the rings.
+    /// The description of the rings for a GPU's kernel.
     pub fn ring_for_device(&self) -> abi::mpk_proxy {
         self.shared.ring.for_device(0, std::ptr::null_mut()).0
     }
 
-    /// The memory of the rings, which a GPU has to reach.
+    /// The memory of the rings, which a GPU must be able to access.
     pub fn memory(&self) -> (*mut u8, usize) {
         self.shared.ring.memory()
     }
@@ -176,21 +176,21 @@ impl Proxy {
         self.shared.ring.brought()
     }
 
-    /// Collective: ends, when all peers have said goodbye.
+    /// Collective: stops after all peers have said goodbye.
     pub fn stop(self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // It has told the watch of what went wrong, if anything did.
+        // The thread has reported to the watch if anything went wrong.
         let _ = self.thread.join();
     }
 }
 
-/// What the proxy knows of a peer.
+/// The proxy's state for a peer.
 #[derive(Clone, Default)]
 struct Peer {
-    /// Launches whose end it has told.
+    /// Number of launches whose end it has reported.
     ended: u32,
     goodbye: bool,
-    /// When frames went to it last.
+    /// Time of the last frames to it.
     sent: Option<Instant>,
 }
 
@@ -198,16 +198,16 @@ struct Thread {
     shared: Arc<Shared>,
     carrier: Carrier,
     peers: Vec<Peer>,
-    /// Launches whose end this rank has told.
+    /// Number of launches whose end this rank has reported.
     told_end: u32,
-    /// The launch of whose abort it has told.
+    /// The launch whose abort this rank has reported.
     told_abort: u32,
     told_life: Instant,
     told_ended: bool,
     goodbye: Option<Instant>,
-    /// Messages with frames in this launch, and the bytes of these.
+    /// Number of messages with frames in this launch, and their bytes.
     sent: (u64, u64),
-    /// Frames that the GPU has no room for yet, in order.
+    /// Frames for which the GPU has no room yet, in order.
     waiting: VecDeque<Vec<u8>>,
 }
 
@@ -236,7 +236,7 @@ impl Thread {
     }
 
     fn run(&mut self) {
-        // SAFETY: a call without pointers. Short pauses are as short as they say.
+        // SAFETY: a call without pointers. Makes short pauses as short as requested.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
         let mut idle = 0_u32;
         loop {
@@ -275,24 +275,24 @@ impl Thread {
         }
     }
 
-    /// One look at everything; true where something was done.
+    /// Checks everything once. Returns true if something was done.
     fn turn(&mut self) -> std::result::Result<bool, Failed> {
-        // Before MPI, whose turn takes longer: a put does not wait for it.
+        // Before MPI, which takes longer: a put does not wait for it.
         let mut worked = self.goodbye.is_none() && self.send_frames()?;
         let came = self.take()?;
         worked |= came;
-        // What was sent is looked at where nothing else is to be done: each look is another turn of MPI.
+        // Sent messages are checked only if there is nothing else to do, because each check is another turn of MPI.
         if !worked || self.carrier.is_crowded() {
             worked |= self.carrier.sent()?;
         }
         if came {
-            // The thread that waits for it may need this very core.
+            // The thread that waits for this may need this very core.
             std::thread::yield_now();
         }
         if self.goodbye.is_some() {
             return Ok(worked);
         }
-        // Before the ring is looked at: it is empty after that only if nothing comes any more.
+        // Read before the ring: if the ring is empty after that, nothing else will be added.
         let ended = self.shared.ended.load(Ordering::Acquire);
         worked |= self.send_frames()?;
         if ended != self.told_end && self.shared.ring.next().is_none() {
@@ -323,13 +323,13 @@ impl Thread {
         Ok(())
     }
 
-    /// Sends what lies in the ring, as far as its receivers take it.
+    /// Sends the content of the ring, as far as its receivers accept it.
     fn send_frames(&mut self) -> std::result::Result<bool, Failed> {
         let mut any = false;
         while let Some(to) = self.shared.ring.next() {
             let Some(peer) = self.carrier.peers().iter().position(|&peer| peer == to) else {
                 return Err(format!(
-                    "a put to rank {to}, which shares this rank's memory; please report this"
+                    "a put to rank {to}, which shares this rank's memory; this is a bug; please report it"
                 ));
             };
             if !self.carrier.has_room(peer) || self.peers[peer].sent.is_some_and(|sent| sent.elapsed() < GAP)
@@ -340,7 +340,7 @@ impl Thread {
             let mut bytes = message(self.carrier.buffer(), FRAMES, launch);
             let head = bytes.len();
             self.shared.ring.take(&mut bytes, FRAME_BYTES);
-            // One message for data and its signal, which follows at once: nobody reads the data before.
+            // One message for data and the signal that follows at once, because nobody reads the data before.
             let mut patience = PATIENCE;
             while patience > 0 && bytes.len() < head + FRAME_BYTES / 2 && end_with_data(&bytes[head..]) {
                 patience -= 1;
@@ -350,7 +350,7 @@ impl Thread {
                         self.shared.ring.take(&mut bytes, room);
                     }
                     Some(_) => break,
-                    // Whoever writes it may need this very core.
+                    // The thread that writes it may need this very core.
                     None => std::thread::yield_now(),
                 }
             }
@@ -362,7 +362,7 @@ impl Thread {
         Ok(any)
     }
 
-    /// An abort overtakes what is in the ring, which may be full.
+    /// An abort overtakes the content of the ring, which may be full.
     fn send_abort(&mut self) -> std::result::Result<(), Failed> {
         let launch = self.shared.begun.load(Ordering::Relaxed);
         if self.told_abort == launch {
@@ -381,7 +381,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Where this rank stands, now and then, and at once where it has given up.
+    /// Sends this rank's state now and then, and at once if it has given up.
     fn send_life(&mut self) -> std::result::Result<(), Failed> {
         let gives_up = self.shared.watch.has_given_up() && !self.told_ended;
         if !gives_up && self.told_life.elapsed() < BEAT {
@@ -391,7 +391,7 @@ impl Thread {
         self.told_life = Instant::now();
         let words = self.shared.watch.own_words();
         for peer in 0..self.peers.len() {
-            // A link that takes nothing gets no more.
+            // A link that accepts nothing gets no more.
             if self.carrier.has_room(peer) {
                 let mut bytes = message(self.carrier.buffer(), LIFE, 0);
                 words.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
@@ -404,12 +404,12 @@ impl Thread {
         Ok(())
     }
 
-    /// Does what has come.
+    /// Handles incoming messages.
     fn take(&mut self) -> std::result::Result<bool, Failed> {
         let Thread { shared, carrier, peers, waiting, .. } = self;
         let mut brought = false;
         while let Some(frames) = waiting.front() {
-            // Of a launch that is over nothing is wanted any more.
+            // Frames of a launch that is over are not needed any more.
             let applied = shared.target().map_or(Applied::Yes, |target| target.apply(frames));
             if applied == Applied::Later {
                 break;
@@ -422,19 +422,19 @@ impl Thread {
         let came = carrier.take(|peer, bytes| {
             let rank = ranks[peer];
             let Some((head, rest)) = bytes.split_first_chunk::<8>() else {
-                problem = Some(format!("rank {rank} has sent {} bytes; please report this", bytes.len()));
+                problem = Some(format!("rank {rank} has sent a message of {} bytes, which is too short; this is a bug; please report it", bytes.len()));
                 return true;
             };
             let kind = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]);
             let number = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
             match kind {
                 FRAMES => {
-                    // Of a launch that has been aborted here nothing is wanted any more.
+                    // Frames of a launch that has been aborted here are not needed any more.
                     let target = shared.target();
                     if let Some(target) = *target
                         && number == shared.begun.load(Ordering::Relaxed)
                     {
-                        // Nothing but an abort overtakes what waits.
+                        // Only an abort overtakes waiting frames.
                         let applied = if waiting.is_empty() || is_abort(rest) {
                             target.apply(rest)
                         } else {
@@ -445,7 +445,7 @@ impl Thread {
                             Applied::Later => waiting.push_back(rest.to_vec()),
                             Applied::No => {
                                 problem = Some(format!(
-                                    "rank {rank} has sent what is no frame; please report this"
+                                    "rank {rank} has sent an invalid frame; this is a bug; please report it"
                                 ));
                             }
                         }
@@ -462,19 +462,19 @@ impl Thread {
                     shared.watch.hear_goodbye(rank);
                     return false;
                 }
-                _ => problem = Some(format!("rank {rank} has sent a message of no kind; please report this")),
+                _ => problem = Some(format!("rank {rank} has sent a message of unknown kind; this is a bug; please report it")),
             }
             true
         })?;
         problem.map_or(Ok(came || brought), Err)
     }
 
-    /// Notes the launches that are over everywhere.
+    /// Records the launches that are over everywhere.
     fn note_over(&self) {
         let everywhere = self.peers.iter().map(|peer| peer.ended).min().unwrap_or(u32::MAX);
         let over = everywhere.min(self.told_end);
         if self.waiting.is_empty() && over != self.shared.over.load(Ordering::Relaxed) {
-            // Release: pairs with `Carried::is_over`; frames that came before were done before.
+            // Release: pairs with `Carried::is_over`; earlier frames were applied before.
             self.shared.over.store(over, Ordering::Release);
         }
     }

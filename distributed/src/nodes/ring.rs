@@ -1,5 +1,5 @@
-//! The rings of a rank's proxy: the one that the loops of the rank fill with frames (`kernels-cu/protocol/frames.h`), and, for a GPU, the
-//! inbox from which its kernel takes the frames of others; and what frames from elsewhere are for: a heap of this process, or a GPU's.
+//! The rings of a rank's proxy. The loops of the rank fill one with frames (`kernels-cu/protocol/frames.h`). For a GPU there is also an
+//! inbox, from which its kernel takes the frames of others. Also the destination of incoming frames: a heap of this process, or a GPU's.
 
 use crate::error::Result;
 use crate::memory::HugeBuffer;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a ring.
 const CAPACITY: usize = 4 << 20;
-/// Where the parts lie, from the beginning of the memory: what is written by different threads, in cache lines of its own.
+/// Offsets of the parts in the memory. Data written by different threads is in separate cache lines.
 const HEAD: usize = size_of::<abi::mpk_proxy>().next_multiple_of(256);
 const ABORT: usize = HEAD + 128;
 const INBOX: usize = ABORT + 128;
@@ -16,7 +16,7 @@ const WRITTEN: usize = INBOX + size_of::<abi::mpk_inbox>().next_multiple_of(256)
 const FRAMES: usize = (WRITTEN + CAPACITY / abi::MPK_FRAME_ALIGN as usize * 4).next_multiple_of(4096);
 const BROUGHT: usize = FRAMES + CAPACITY;
 const BYTES: usize = BROUGHT + CAPACITY;
-/// Room that any frame fits into.
+/// Enough room for any frame.
 pub(super) const FRAME_BYTES: usize = abi::MPK_FRAME_BYTES as usize;
 
 /// The ring. Any thread may write; one reads.
@@ -26,7 +26,7 @@ pub(super) struct Ring {
     memory: HugeBuffer,
 }
 
-// SAFETY: the protocol orders all access to what the pointer leads to; the memory lives as long as the struct.
+// SAFETY: the protocol orders all access through the pointer; the memory lives as long as the struct.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -35,7 +35,7 @@ impl Ring {
     pub fn new(rank: u32) -> Result<Ring> {
         let memory = HugeBuffer::new(rank, "the proxy's ring", BYTES)?;
         let ring = memory.as_ptr().cast::<abi::mpk_proxy>();
-        // SAFETY: all places lie in the memory, which is zeroed; nobody else knows it yet.
+        // SAFETY: all places are in the memory, which is zeroed; nobody else knows it yet.
         unsafe {
             let at = |offset| memory.as_ptr().add(offset);
             let inbox = at(INBOX).cast::<abi::mpk_inbox>();
@@ -54,18 +54,18 @@ impl Ring {
         Ok(Ring { ring, memory })
     }
 
-    /// All of its memory, which a GPU has to reach.
+    /// All of its memory, which a GPU must be able to access.
     pub fn memory(&self) -> (*mut u8, usize) {
         (self.memory.as_ptr(), BYTES)
     }
 
-    /// For the loops.
+    /// The ring for the loops.
     pub fn as_ptr(&self) -> *mut abi::mpk_proxy {
         self.ring
     }
 
-    /// For a GPU whose kernel aborts by the word `host_abort`: what it needs to know of the ring, and what frames for it are given to. The
-    /// words of an earlier launch's abort are gone.
+    /// For a GPU whose kernel aborts through the word `host_abort`: the description of the ring, and the destination of frames for the
+    /// GPU. Clears the abort words of an earlier launch.
     pub fn for_device(&self, heap_bytes: u64, host_abort: *mut u64) -> (abi::mpk_proxy, Target) {
         // SAFETY: a live ring and inbox, which no kernel reads at this time.
         let ring = unsafe {
@@ -79,7 +79,7 @@ impl Ring {
     /// After the kernel's end: the next frame that it has not read.
     pub fn brought(&self) -> Option<Vec<u8>> {
         let mut frame = vec![0; FRAME_BYTES];
-        // SAFETY: a live inbox that nobody else reads, and so much room.
+        // SAFETY: a live inbox that nobody else reads, and enough room.
         let bytes = unsafe { abi::mpk_inbox_take((*self.ring).inbox, frame.as_mut_ptr()) };
         frame.truncate(bytes as usize);
         (bytes != 0).then_some(frame)
@@ -92,11 +92,11 @@ impl Ring {
         (to != u32::MAX).then_some(to)
     }
 
-    /// Takes the next frames for that rank out: as many as follow each other, at most `room` bytes of them. By one thread only.
+    /// Removes the next frames for that rank: consecutive ones, at most `room` bytes. Called by one thread only.
     pub fn take(&self, frames: &mut Vec<u8>, room: usize) {
         let begin = frames.len();
         frames.reserve(room);
-        // SAFETY: a live ring; so much room was reserved, and what was taken is written.
+        // SAFETY: a live ring; enough room was reserved, and the removed frames are written.
         unsafe {
             let taken = abi::mpk_proxy_take(self.ring, frames.as_mut_ptr().add(begin), room as u64);
             frames.set_len(begin + taken as usize);
@@ -111,34 +111,34 @@ pub(super) struct Heap {
     pub bytes: u64,
 }
 
-// SAFETY: what the pointer leads to is only accessed as the protocol orders it; who attaches it detaches it before it ends.
+// SAFETY: memory behind the pointer is only accessed as the protocol orders it; the owner detaches it before it ends.
 unsafe impl Send for Heap {}
 
-/// What became of frames.
+/// The result of applying frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Applied {
-    /// It was done, or is on its way to the GPU.
+    /// Applied, or on its way to the GPU.
     Yes,
     /// There is no room now.
     Later,
-    /// They are no frames.
+    /// These are no valid frames.
     No,
 }
 
-/// What frames from elsewhere are for, while a kernel runs.
+/// The destination of incoming frames while a kernel runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     /// A heap of this process.
     Host(Heap),
-    /// A heap of so many bytes in a GPU's memory, whose kernel reads the inbox and writes its abort word to the other place.
+    /// A heap of `bytes` bytes in a GPU's memory, whose kernel reads the inbox and aborts through the other word.
     Device { bytes: u64, inbox: *mut abi::mpk_inbox, abort: *mut u64 },
 }
 
-// SAFETY: as for `Heap`; inbox and abort word are accessed as the protocol orders it.
+// SAFETY: as for `Heap`; inbox and abort word are only accessed as the protocol orders it.
 unsafe impl Send for Target {}
 
 impl Target {
-    /// Does what frames say.
+    /// Applies frames.
     pub fn apply(&self, frames: &[u8]) -> Applied {
         match self {
             Target::Host(heap) if heap.apply(frames) => Applied::Yes,
@@ -154,38 +154,38 @@ impl Target {
         }
     }
 
-    /// The abort word with its origin; 0: there is no abort.
+    /// The abort word with its origin; 0 if there is no abort.
     pub fn abort(&self) -> u64 {
         match self {
             Target::Host(heap) => heap.abort(),
-            // SAFETY: live memory that is accessed atomically only.
+            // SAFETY: live memory that is only accessed atomically.
             Target::Device { abort, .. } => unsafe { AtomicU64::from_ptr(*abort) }.load(Ordering::Relaxed),
         }
     }
 }
 
 impl Heap {
-    /// Does what frames say. False if they are none.
+    /// Applies frames. Returns false if they are invalid.
     fn apply(&self, frames: &[u8]) -> bool {
-        // SAFETY: a live heap of so many bytes; each frame is checked against it.
+        // SAFETY: a live heap of this size; each frame is checked against it.
         let code =
             unsafe { abi::mpk_proxy_apply(self.base, self.bytes, frames.as_ptr(), frames.len() as u64) };
         code == abi::MPK_OK as i32
     }
 
-    /// The abort word with its origin; 0: there is no abort.
+    /// The abort word with its origin; 0 if there is no abort.
     fn abort(&self) -> u64 {
-        // SAFETY: the control block is the heap's beginning, and its first word is accessed atomically only.
+        // SAFETY: the control block is the beginning of the heap, and its first word is only accessed atomically.
         let word = unsafe { AtomicU64::from_ptr(self.base.cast()) }.load(Ordering::Relaxed);
         if word as u32 == abi::MPK_OK { 0 } else { word }
     }
 }
 
-/// Whether the last of these frames is data, which nobody reads before its signal has come.
+/// True if the last of these frames is data. Nobody reads it before its signal has arrived.
 pub(super) fn end_with_data(frames: &[u8]) -> bool {
     let (mut rest, mut kind) = (frames, 0);
     while let Some(head) = rest.first_chunk::<{ size_of::<abi::mpk_frame>() }>() {
-        // SAFETY: a plain struct of numbers, of as many bytes.
+        // SAFETY: a plain struct of numbers with this size.
         let frame = unsafe { head.as_ptr().cast::<abi::mpk_frame>().read_unaligned() };
         kind = frame.kind;
         rest = rest.get(frame.bytes.max(1) as usize..).unwrap_or_default();
@@ -193,15 +193,15 @@ pub(super) fn end_with_data(frames: &[u8]) -> bool {
     kind == abi::MPK_FRAME_ROWS
 }
 
-/// Whether these frames begin with an abort word, as [`abort_frame`] has it.
+/// True if these frames begin with an abort word, as made by [`abort_frame`].
 pub(super) fn is_abort(frames: &[u8]) -> bool {
     let Some(head) = frames.first_chunk::<{ size_of::<abi::mpk_frame>() }>() else { return false };
-    // SAFETY: a plain struct of numbers, of as many bytes.
+    // SAFETY: a plain struct of numbers with this size.
     let frame = unsafe { head.as_ptr().cast::<abi::mpk_frame>().read_unaligned() };
     frame.kind == abi::MPK_FRAME_WORDS && frame.offset == 0
 }
 
-/// The frame that brings an abort word to a rank.
+/// The frame that sends an abort word to a rank.
 pub(super) fn abort_frame(to: u32, word: u64) -> Vec<u8> {
     let frame = abi::mpk_frame {
         bytes: (size_of::<abi::mpk_frame>() + 16) as u32,

@@ -1,21 +1,21 @@
-//! Room for the tokens of requests: ranges of one array, given and taken back.
+//! Allocates places for the tokens of requests: ranges of one array.
 
 use std::collections::BTreeMap;
 
-/// What is free of an array.
+/// The free ranges of an array.
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// Length of each free range, by its first place. No two of them touch.
+    /// Length of each free range, by its first place. No two ranges are adjacent.
     free: BTreeMap<u32, u32>,
 }
 
 impl Arena {
-    /// All of `places` are free.
+    /// All `places` are free.
     pub fn new(places: u32) -> Arena {
         Arena { free: (places > 0).then_some((0, places)).into_iter().collect() }
     }
 
-    /// First place of `count` places that are now in use; `None` where there is no such range.
+    /// Allocates `count` places. Returns the first one, or `None` if there is no such range.
     pub fn take(&mut self, count: u32) -> Option<u32> {
         let (&first, &length) = self.free.iter().find(|&(_, &length)| length >= count)?;
         self.free.remove(&first);
@@ -25,7 +25,7 @@ impl Arena {
         Some(first)
     }
 
-    /// Gives back what `take` gave.
+    /// Frees a range that `take` allocated.
     pub fn give_back(&mut self, first: u32, count: u32) {
         let (mut first, mut count) = (first, count);
         if let Some((&before, &length)) = self.free.range(..first).next_back()

@@ -1,4 +1,4 @@
-//! What a host's thread sleeps on: a word that others change when there is something new for it.
+//! The word that a host's thread sleeps on. Others change it when there is something new for the host.
 
 use crate::world::World;
 use kernels_cu::abi;
@@ -6,13 +6,13 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// A word that is only ever accessed atomically. On the CPU target it is `mpk_control.bell`, which the rank's kernel rings when it
-/// has handed out results, and rank 0's host when it has sent a message. For a GPU's rank it lies in the memory that the hosts of a node
-/// share: they ring it, and results are polled.
+/// A word that is only accessed atomically. On the CPU target it is `mpk_control.bell`: the rank's kernel rings it after it has handed
+/// out results, and rank 0's host after it has sent a message. For a GPU's rank it is in memory that the hosts of a node share: the
+/// hosts ring it, and results are polled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bell {
     word: NonNull<u32>,
-    /// The rank's kernel rings it.
+    /// True if the rank's kernel rings it.
     pub of_kernel: bool,
 }
 
@@ -20,44 +20,45 @@ pub(super) struct Bell {
 unsafe impl Send for Bell {}
 
 impl Bell {
-    /// A word that lives for ever, on which no kernel rings.
+    /// A word that is never freed and that no kernel rings.
     pub fn of_hosts(word: &'static AtomicU32) -> Bell {
         Bell { word: NonNull::from(word).cast(), of_kernel: false }
     }
 
     /// # Safety
-    /// The word lives as long as this and its copies are used, and is only accessed atomically.
+    /// The word lives as long as this value and its copies are used, and is only accessed atomically.
     pub unsafe fn new(word: NonNull<u32>, of_kernel: bool) -> Bell {
         Bell { word, of_kernel }
     }
 
-    /// Before a look at what there is. Acquire: pairs with the release of whoever rings, so that what came before the ring is seen.
+    /// Called before a check for news. Acquire: pairs with the release of the thread that rings, so that everything before the ring is
+    /// visible.
     pub fn listen(self) -> u32 {
         // SAFETY: a live word (`new`).
         unsafe { AtomicU32::from_ptr(self.word.as_ptr()) }.load(Ordering::Acquire)
     }
 
-    /// Until somebody has rung since `heard`, at most `longest`.
+    /// Sleeps until the bell has been rung since `heard`, at most `longest`.
     pub fn sleep(self, heard: u32, longest: Duration) {
         // SAFETY: a live word (`new`); the call reads it atomically and sleeps for a bounded time.
         unsafe { abi::mpk_cpu_sleep(self.word.as_ptr(), heard, longest.as_nanos() as u64) };
     }
 
-    /// How long a host sleeps between two looks while something is under way that does not ring this bell: messages of other hosts, and
-    /// results of a GPU. A token of a GPU waits half of it for its reader on average; a GPU's host has a core to itself.
+    /// How long a host sleeps between two checks while it waits for something that does not ring this bell: messages of other hosts, and
+    /// results of a GPU. A GPU's token waits half of this time for its reader on average; a GPU's host has its own core.
     pub fn short(self) -> Duration {
         Duration::from_micros(if self.of_kernel { 100 } else { 30 })
     }
 
-    /// There is something new.
+    /// Signals news.
     pub fn ring(self) {
         // SAFETY: a live word (`new`); the call adds to it atomically and wakes who sleeps on it.
         unsafe { abi::mpk_cpu_ring(self.word.as_ptr()) };
     }
 }
 
-/// Those that a host with this `bell` rings when it has sent a message: rank 0's host all others of its node, the others rank 0's. None where
-/// the kernel rings hosts.
+/// The bells that a host with this `bell` rings after it has sent a message: rank 0's host rings those of all other hosts of its node,
+/// and these ring rank 0's. None if the kernel rings the hosts.
 pub(super) fn bells_to_ring(world: &World, bell: Bell) -> Vec<Bell> {
     if bell.of_kernel {
         return Vec::new();

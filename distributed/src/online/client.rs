@@ -1,4 +1,4 @@
-//! What the rest of rank 0's process sees: requests are submitted and cancelled from any thread, and their tokens go to sinks.
+//! The interface for the other threads of rank 0's process: any thread submits and cancels requests, and their tokens go to sinks.
 
 use super::bell::Bell;
 use super::prefix::PageKeys;
@@ -7,16 +7,16 @@ use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Why a request was not taken.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// There is no room now; there will be when other requests have begun.
-    #[error("{waiting} requests wait already")]
+    /// There is no room now. There will be when other requests have started.
+    #[error("{waiting} requests are already waiting")]
     Full {
         /// Requests that wait.
         waiting: usize,
     },
-    /// It can never fit.
+    /// The request can never fit.
     #[error(
         "the prompt has {prompt} tokens, but {most} are the most that leave room for a new one; use a shorter prompt, or a larger max_seq_len"
     )]
@@ -26,11 +26,11 @@ pub enum SubmitError {
         /// The longest that is possible.
         most: usize,
     },
-    /// There is nothing to do.
+    /// The request asks for nothing.
     #[error("a request needs at least one token of prompt and one new token")]
     Empty,
     /// [`Client::shutdown`] was called.
-    #[error("the engine takes no more requests: it is shutting down")]
+    #[error("the engine accepts no more requests because it is shutting down")]
     Ending,
     /// The run has failed.
     #[error("the engine has failed: {0}")]
@@ -42,32 +42,32 @@ pub enum SubmitError {
 pub struct Token {
     /// Its id.
     pub id: i32,
-    /// The best tokens at this place with their log-probabilities, highest first; as many as the plan wants.
+    /// The best tokens at this place with their log-probabilities, highest first, as many as the plan asks for.
     pub logprobs: Vec<(i32, f32)>,
 }
 
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    /// It has come to its end.
+    /// The request finished.
     Finished(Finish),
-    /// The run has failed.
+    /// The run failed.
     Lost(String),
 }
 
-/// Where the tokens of a request go. It is called on the host's thread, which serves all requests: it must not wait.
+/// The destination of a request's tokens. It is called on the host's thread, which serves all requests, so it must not wait.
 pub trait Sink: Send {
-    /// Before the first token: so many tokens of the prompt were not computed, since the prefix cache had them.
+    /// Called before the first token: this many tokens of the prompt were not computed because the prefix cache had them.
     fn cached(&mut self, tokens: u32);
 
-    /// The next token. False: no more are wanted, and the request is cancelled.
+    /// The next token. Returns false if no more are wanted; the request is then cancelled.
     fn token(&mut self, token: Token) -> bool;
 
-    /// After the new tokens of all requests: readers may be woken. One that is woken at each token of an iteration takes the core from this
-    /// thread, or from a worker, as often.
+    /// Called after the new tokens of all requests: now readers may be woken. A reader that is woken at each token of an iteration would
+    /// take the core from this thread, or from a worker, that often.
     fn tell(&mut self) {}
 
-    /// The end: nothing follows.
+    /// The end. No call follows.
     fn end(self: Box<Self>, end: End);
 }
 
@@ -79,35 +79,35 @@ pub struct Submission {
     pub sink: Box<dyn Sink>,
 }
 
-/// How things stand.
+/// The current statistics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Requests that wait, on the host or in the kernel.
     pub waiting: usize,
     /// Requests in slots.
     pub running: usize,
-    /// Prompt tokens of the requests that the kernel has got, ever.
+    /// Prompt tokens of the requests that the kernel has received so far.
     pub prompt_tokens: u64,
-    /// New tokens, ever.
+    /// New tokens so far.
     pub tokens: u64,
-    /// How often the kernel was started.
+    /// Number of launches of the kernel.
     pub launches: u64,
-    /// The kernel runs (it may be parked).
+    /// True while the kernel runs, even if it is parked.
     pub kernel_runs: bool,
-    /// KV pages in all.
+    /// Total number of KV pages.
     pub pages: u32,
-    /// The batch step's own figures.
+    /// Statistics of the batch step.
     pub figures: Figures,
 }
 
-/// Rank 0's end for submitting requests; a copy is the same end.
+/// Rank 0's handle for submitting requests. A clone is the same handle.
 #[derive(Clone)]
 pub struct Client(Arc<Shared>);
 
-/// The place of requests between the threads of rank 0's process.
+/// Requests that are shared between the threads of rank 0's process.
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Nothing is left to do, or nothing more is served.
+    /// Signalled when nothing is left to do, or when serving has ended.
     idle: Condvar,
     plan: BatchPlan,
     /// `None` without a prefix cache.
@@ -122,38 +122,38 @@ pub(super) struct State {
     pub cancels: Vec<u64>,
     pub cancel_all: bool,
     last_id: u64,
-    /// Requests that were taken and whose sinks have not heard of the end.
+    /// Accepted requests whose sinks have not received the end yet.
     pub unsettled: usize,
-    /// Requests that the kernel has got and that have not ended.
+    /// Requests that the kernel has received and that have not ended.
     pub in_kernel: usize,
     pub ending: bool,
     lost: Option<String>,
     pub stats: Stats,
-    /// Of the thread that serves, while it does.
+    /// The bell of the serving thread, while it serves.
     pub bell: Option<Bell>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// Numbers of requests.
+    /// Number of request numbers.
     pub requests: u32,
-    /// Tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     tokens: u32,
-    /// Tokens of all requests that have a number.
+    /// Maximum number of tokens of all requests that have a number.
     pub all_tokens: u32,
 }
 
-/// A request that the kernel has not got yet.
+/// A request that the kernel has not received yet.
 pub(super) struct Waiting {
     pub id: u64,
     pub request: Request,
-    /// Of its prompt.
+    /// Keys of its prompt's pages.
     pub keys: Vec<abi::mpk_page_key>,
     pub sink: Box<dyn Sink>,
 }
 
 impl Waiting {
-    /// Places of its tokens.
+    /// Number of places that its tokens need.
     pub fn room(&self) -> u32 {
         self.request.prompt.len() as u32 + self.request.max_new_tokens
     }
@@ -198,7 +198,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sinks of so many requests have heard of the end.
+    /// Records that the sinks of `count` requests have received the end.
     pub fn settle(&self, count: usize) {
         let mut state = self.lock();
         state.unsettled -= count;
@@ -207,7 +207,7 @@ impl Shared {
         }
     }
 
-    /// Nothing more is served. Requests that wait hear of it.
+    /// Ends serving. Waiting requests get this reason.
     pub fn close(&self, reason: &str) {
         let mut state = self.lock();
         let reason = state.lost.get_or_insert_with(|| reason.to_string()).clone();
@@ -232,13 +232,13 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Takes requests, all of them or none, or says why not; gives their numbers, from 1. They begin together, as far as the kernel
-    /// has room for them. Never waits.
+    /// Accepts all of the requests or none. Returns their numbers, counted from 1. They start together, as far as the kernel has room for
+    /// them. Never waits.
     ///
     /// # Errors
-    /// There is no room, now or ever, or the engine ends.
+    /// There is no room now or ever, or the engine is ending.
     pub fn submit(&self, mut submissions: Vec<Submission>) -> Result<Vec<u64>, SubmitError> {
-        // In the caller's thread, before anybody waits for the lock.
+        // Computed in the caller's thread, without holding the lock.
         let keys_of = |prompt: &[i32]| self.0.keys.as_ref().map_or(Vec::new(), |keys| keys.of(prompt));
         let keys: Vec<_> = submissions.iter().map(|submission| keys_of(&submission.request.prompt)).collect();
         let mut state = self.0.lock();
@@ -273,7 +273,7 @@ impl Client {
         Ok((first..=state.last_id).collect())
     }
 
-    /// Asks for the end of the request with this number. Its sink hears of it, unless it has ended before.
+    /// Asks for the end of the request with this number. Its sink gets the end, unless it has ended before.
     pub fn cancel(&self, id: u64) {
         let mut state = self.0.lock();
         state.cancels.push(id);
@@ -287,7 +287,7 @@ impl Client {
         state.ring();
     }
 
-    /// How things stand.
+    /// The current statistics.
     pub fn stats(&self) -> Stats {
         let state = self.0.lock();
         let running = state.in_kernel.min(state.stats.figures.running as usize);
@@ -295,7 +295,7 @@ impl Client {
         Stats { waiting, running, ..state.stats.clone() }
     }
 
-    /// Waits until all requests have ended. Then the figures are those of all of them.
+    /// Waits until all requests have ended. After that, the statistics include all of them.
     pub fn wait_idle(&self) {
         let mut state = self.0.lock();
         while state.unsettled > 0 && state.lost.is_none() {
@@ -303,8 +303,8 @@ impl Client {
         }
     }
 
-    /// From now on no requests are taken. When the last one has ended, the kernel ends on all ranks, and with it
-    /// [`crate::Rank::lead`] and [`crate::Rank::follow`]. [`Client::cancel_all`] makes that soon.
+    /// Accepts no more requests. After the last one has ended, the kernel ends on all ranks, and [`crate::Rank::lead`] and
+    /// [`crate::Rank::follow`] return. [`Client::cancel_all`] makes that happen soon.
     pub fn shutdown(&self) {
         let mut state = self.0.lock();
         state.ending = true;

@@ -1,4 +1,4 @@
-//! The host of every other rank: writes entries as they come, and confirms them.
+//! The host of every rank except 0: writes entries as they arrive, and confirms them.
 
 use super::bell::{Bell, bells_to_ring};
 use super::serve::{Host, Owed, Wish};
@@ -11,22 +11,22 @@ use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Between two looks for messages where rank 0 can't ring this host's bell.
+/// Time between two checks for messages if rank 0 cannot ring this host's bell.
 const UNRUNG: Duration = Duration::from_micros(500);
-/// Where it can. Lost ranks are noticed within it.
+/// The same time if it can. Lost ranks are noticed within it.
 const UNTIL_RUNG: Duration = Duration::from_millis(20);
-/// So many short looks follow a ring: MPI may take a moment to show the message.
+/// Number of short checks after a ring: MPI may take a moment to show the message.
 const LOOKS: u32 = 8;
 
 pub(super) struct Follower {
     bell: Bell,
-    /// Rung when there is a message for rank 0.
+    /// Rung after a message for rank 0.
     bells: Vec<Bell>,
-    /// The bell, as last heard.
+    /// The value of the bell when it was last read.
     heard: u32,
-    /// It has been rung: rank 0 reaches it.
+    /// True once the bell has been rung, so rank 0 can reach it.
     reached: bool,
-    /// Short looks that are left.
+    /// Number of short checks that remain.
     looks: u32,
     wire: Wire,
     table: Table,
@@ -34,9 +34,9 @@ pub(super) struct Follower {
     confirmed: u64,
     launch: bool,
     end: bool,
-    /// The stop is among the entries.
+    /// True if the stop is among the entries.
     stopping: bool,
-    /// With the kernel over after that: rank 0 owes the end.
+    /// After that, with the kernel ended, rank 0 must send the end.
     owed: Owed,
 }
 
@@ -59,7 +59,7 @@ impl Follower {
         }
     }
 
-    /// Until there may be something to do.
+    /// Waits until there may be something to do.
     fn rest(&mut self) {
         if !self.waiting.is_empty() || self.wire.is_busy() || self.looks > 0 {
             self.looks = self.looks.saturating_sub(1);
@@ -86,7 +86,9 @@ impl<T: Target> Host<T> for Follower {
                 Message::End => self.end = true,
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
                 other => {
-                    return Err(Error::Aborted(format!("rank {rank} sent {other:?}; please report this")));
+                    return Err(Error::Aborted(format!(
+                        "rank {rank} sent {other:?}; this is a bug, please report it"
+                    )));
                 }
             }
         }

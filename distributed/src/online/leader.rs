@@ -1,4 +1,4 @@
-//! Rank 0's host: gives entries their order, hands them to all hosts, and takes the results.
+//! Rank 0's host: orders the entries, sends them to all hosts, and collects the results.
 
 use super::arena::Arena;
 use super::bell::{Bell, bells_to_ring};
@@ -19,34 +19,34 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Service(pub(super) Arc<Shared>);
 
-/// While nothing but the bell is waited for. Lost ranks are noticed within it.
+/// Sleep time while only the bell is waited for. Lost ranks are noticed within it.
 const LONG: Duration = Duration::from_millis(20);
 
 pub(super) struct Leader {
     shared: Arc<Shared>,
     bell: Bell,
-    /// Rung when there is a message for the other hosts.
+    /// Rung after a message for the other hosts.
     bells: Vec<Bell>,
     wire: Wire,
     table: Table,
     free_numbers: Vec<u32>,
     /// Room for the tokens of requests.
     arena: Arena,
-    /// Entries that this rank's ring has not got, in order.
+    /// Entries that are not in this rank's ring yet, in order.
     log: VecDeque<Entry>,
-    /// Entries, ever.
+    /// Number of entries so far.
     sent: u64,
-    /// Entries that came together are seen together: where each group of the log ends.
+    /// Ends of the groups in the log. The entries of a group become visible together.
     groups: VecDeque<u64>,
-    /// Where the last group ends that all hosts have.
+    /// End of the last group that all hosts have.
     complete: u64,
-    /// How many entries each other rank has confirmed, and whether its kernel has ended.
+    /// For each other rank, the number of entries that it has confirmed, and whether its kernel has ended.
     others: Vec<Other>,
     /// By number.
     active: Vec<Option<Active>>,
-    /// Requests that have ended, ever.
+    /// Number of requests that have ended so far.
     ended: u64,
-    /// Those of them whose end has not been counted yet.
+    /// The ones among them whose end has not been counted yet.
     ending: Vec<(u32, Active, Finish)>,
     stop_sent: bool,
     owed: Owed,
@@ -60,12 +60,12 @@ struct Other {
 struct Active {
     id: u64,
     sink: Box<dyn Sink>,
-    /// The sink wants more tokens.
+    /// True if the sink wants more tokens.
     wanted: bool,
-    /// The entry is in this rank's ring. Before that, the words of the results are those of who had the number before.
+    /// True if the entry is in this rank's ring. Before that, the results' words are those of the previous holder of the number.
     written: bool,
     cancelled: bool,
-    /// Place of its tokens, and how many: the prompt's come first.
+    /// First place of its tokens, and their number. The prompt's tokens come first.
     first: u32,
     room: u32,
     first_output: usize,
@@ -109,7 +109,7 @@ impl Leader {
         Ok(())
     }
 
-    /// The entries so far are seen together. The other hosts have something to do.
+    /// Ends a group: the entries so far become visible together. The other hosts have something to do.
     fn close_group(&mut self, target: &impl Target) {
         if self.groups.back().unwrap_or(&self.complete) != &self.sent {
             self.groups.push_back(self.sent);
@@ -117,7 +117,7 @@ impl Leader {
         self.ring_others(target);
     }
 
-    /// There are messages for the other hosts.
+    /// Signals that there are messages for the other hosts.
     fn ring_others(&self, target: &impl Target) {
         target.ring_others();
         self.bells.iter().for_each(|bell| bell.ring());
@@ -156,11 +156,11 @@ impl Leader {
         if std::mem::replace(&mut active.cancelled, true) {
             return Ok(());
         }
-        // The number may get another holder only by an entry after this one.
+        // Only an entry after this one can assign the number again.
         self.enter(Entry { kind: abi::MPK_CANCEL, number: number as u32, after_finished: 0, payload: None })
     }
 
-    /// Takes requests for which there is room, and those that are to end.
+    /// Handles requests for which there is room, and requests that must end.
     fn take_commands(&mut self, target: &impl Target) -> Result<bool> {
         let finished = target.outputs().finished();
         let (mut adds, mut gone) = (Vec::new(), Vec::new());
@@ -217,7 +217,7 @@ impl Leader {
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
                 other => {
                     return Err(Error::Aborted(format!(
-                        "rank {rank} sent {other:?} to rank 0; please report this"
+                        "rank {rank} sent {other:?} to rank 0; this is a bug, please report it"
                     )));
                 }
             }
@@ -225,7 +225,8 @@ impl Leader {
         Ok(any)
     }
 
-    /// Entries go into this rank's ring, while the others write them into theirs. The kernel sees those that all other hosts have, last of all.
+    /// Writes entries into this rank's ring while the other hosts write theirs. The kernel sees entries last, once all other hosts
+    /// have them.
     fn publish(&mut self, target: &impl Target) -> Result<bool> {
         let mut any = false;
         while let Some(entry) = self.log.front() {
@@ -239,7 +240,7 @@ impl Leader {
             self.log.pop_front();
             any = true;
         }
-        // The first entries of a group stay unseen until the last one is there.
+        // The first entries of a group stay invisible until the last one has arrived.
         let confirmed = self.others.iter().map(|other| other.confirmed).min().unwrap_or(u64::MAX);
         let ready = confirmed.min(self.table.written());
         while let Some(&end) = self.groups.front().filter(|&&end| end <= ready) {
@@ -255,12 +256,12 @@ impl Leader {
         Ok(any)
     }
 
-    /// Some entry is on its way to a ring.
+    /// True if an entry is on its way to a ring.
     fn has_unseen(&self) -> bool {
         self.table.counted() != self.sent
     }
 
-    /// Everything that the kernel has handed out goes to the sinks. The kernel never waits for them.
+    /// Passes everything that the kernel has handed out to the sinks. The kernel never waits for them.
     fn take_results(&mut self, target: &impl Target) -> Result<bool> {
         let outputs = target.outputs();
         let (mut tokens, mut ended, mut unwanted) = (0, 0, Vec::new());
@@ -297,7 +298,7 @@ impl Leader {
         if has_cancelled {
             self.close_group(target);
         }
-        // An end may be seen a moment before it is counted. Other hosts go by the count, and the figures come before it.
+        // An end may be visible a moment before it is counted. Other hosts use the count, and the statistics come before it.
         let counted = !self.ending.is_empty() && outputs.finished() >= self.ended;
         let over = if counted { std::mem::take(&mut self.ending) } else { Vec::new() };
         if any || counted {
@@ -318,13 +319,13 @@ impl Leader {
         Ok(any || counted || has_cancelled)
     }
 
-    /// No request is in the kernel or on its way there.
+    /// True if no request is in the kernel or on its way there.
     fn is_empty(&self) -> bool {
         self.active.iter().all(Option::is_none) && self.ending.is_empty()
     }
 
-    /// Nobody waits for another host for longer than the deadline: for its confirmation of an entry or, once this rank's kernel has
-    /// ended, for the end of its own.
+    /// Limits the wait for other hosts to the deadline: for the confirmation of an entry and, once this rank's kernel has ended,
+    /// for the end of theirs.
     fn check_owed(&mut self, deadline: Duration, running: bool, heard: bool) -> Result<()> {
         let unseen = self.has_unseen().then_some(self.complete);
         let owes =
@@ -338,7 +339,7 @@ impl Leader {
         }
     }
 
-    /// What would ring the bell is not all that is waited for.
+    /// True if something is awaited that does not ring the bell.
     fn must_poll(&self, running: bool) -> bool {
         let others = !self.others.is_empty();
         (others && (self.has_unseen() || !self.wire.is_idle() || self.stop_sent))
@@ -397,7 +398,7 @@ impl<T: Target> Host<T> for Leader {
         let _ = self.wire.send_all(&Message::Failed(error.exit_status(), reason.clone()));
         let active = self.active.iter_mut().filter_map(Option::take);
         active.for_each(|active| active.sink.end(End::Lost(reason.clone())));
-        // These have come to their end.
+        // These requests have finished.
         self.ending.drain(..).for_each(|(_, active, finish)| active.sink.end(End::Finished(finish)));
     }
 

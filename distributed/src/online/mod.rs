@@ -1,16 +1,16 @@
-//! Requests that come and go while the kernel runs: the hosts' side of `kernels-cu/protocol/admission.h`.
+//! Requests that come and go while the kernel runs: the hosts' part of `kernels-cu/protocol/admission.h`.
 //!
-//! Rank 0 makes a [`service`]: a [`Client`] for the threads that submit requests, and a [`Service`] for the main thread, which
-//! then serves ([`Rank::lead`]). All other ranks call [`Rank::follow`]. Both return when the client has asked for the end.
+//! Rank 0 creates a [`service`]: a [`Client`] for the threads that submit requests, and a [`Service`] for the main thread, which then
+//! serves ([`Rank::lead`]). All other ranks call [`Rank::follow`]. Both return after the client has asked for the end.
 //!
-//! - An entry (a request, a cancel, the stop) goes to every other host with its payload. Each writes it into its rank's ring,
-//!   once its kernel is done with what lay there, and confirms it. Rank 0's host writes an entry last, when all have confirmed
-//!   it. Its kernel decides when it takes effect.
-//! - Every room is bounded: numbers of requests, room for their tokens, entries of the ring. A request waits on the host until there
-//!   is room; if too many wait, `submit` says so ([`SubmitError::Full`]). A request in the kernel has room for all the tokens that
-//!   it may yield. So neither a slow host nor a slow reader stops the kernel or another request.
-//! - A kernel without work ends after [`crate::plan::ServePlan::idle_exit`]. Rank 0 starts all of them again when an entry has
-//!   come. Weights, KV cache and the batch step's state stay where they are.
+//! - An entry (a request, a cancel, the stop) goes to every other host with its payload. Each host writes it into its rank's ring,
+//!   once its kernel has finished with the previous content, and confirms it. Rank 0's host writes an entry last, after all hosts have
+//!   confirmed it. Its kernel decides when the entry takes effect.
+//! - All memory is limited: request numbers, places for tokens, entries of the ring. A request waits on the host until there is room.
+//!   If too many wait, `submit` returns [`SubmitError::Full`]. A request in the kernel has room for all the tokens that it may yield.
+//!   So neither a slow host nor a slow reader stops the kernel or another request.
+//! - A kernel without work ends after [`crate::plan::ServePlan::idle_exit`]. Rank 0 starts all kernels again when an entry arrives.
+//!   Weights, KV cache and the batch step's state stay in memory.
 
 mod arena;
 mod bell;
@@ -37,25 +37,25 @@ use leader::Leader;
 use serve::serve;
 use target::Target;
 
-/// Both ends of a service on rank 0; `None` where the plan's mode is not [`crate::plan::Mode::Serve`]. At most `most_waiting` requests
+/// Both ends of a service on rank 0; `None` if the plan's mode is not [`crate::plan::Mode::Serve`]. At most `most_waiting` requests
 /// wait on the host. Requests may be submitted before the rank serves.
 pub fn service(plan: &BatchPlan, most_waiting: usize) -> Option<(Client, Service)> {
     let shared = Shared::new(plan, most_waiting)?;
     Some((shared.client(), Service(shared)))
 }
 
-/// What a host sleeps on. Where its kernel does not ring it, hosts of one node should be able to.
+/// The bell that a host sleeps on. If its kernel does not ring it, the hosts of a node should be able to.
 fn host_bell(world: &World, target: &impl Target) -> Bell {
     let bell = target.bell();
     if bell.of_kernel { bell } else { world.bell().map_or(bell, Bell::of_hosts) }
 }
 
 impl Rank {
-    /// Collective, on rank 0 while the others [`Rank::follow`]: serves until [`Client::shutdown`] and the end of the last request.
-    /// The thread is the one that made the world.
+    /// Collective, on rank 0 while the other ranks call [`Rank::follow`]: serves until [`Client::shutdown`] and the end of the last
+    /// request. Must be called on the thread that created the world.
     ///
     /// # Errors
-    /// As [`Rank::run`]. All sinks hear [`End::Lost`], after [`World::tell`].
+    /// Those of [`Rank::run`]. All sinks get [`End::Lost`], after [`World::tell`].
     pub fn lead(&mut self, world: &World, service: Service) -> Result<()> {
         match self {
             Rank::Cpu(rank) => {
@@ -69,13 +69,13 @@ impl Rank {
         }
     }
 
-    /// Collective, on all ranks but 0: serves until rank 0 ends it.
+    /// Collective, on all ranks except 0: serves until rank 0 ends the service.
     ///
     /// # Errors
-    /// As [`Rank::run`].
+    /// Those of [`Rank::run`].
     pub fn follow(&mut self, world: &World) -> Result<()> {
         if world.rank() == 0 {
-            return Err(Error::Aborted("rank 0 leads; it can't follow".into()));
+            return Err(Error::Aborted("rank 0 must lead and cannot follow".into()));
         }
         match self {
             Rank::Cpu(rank) => {

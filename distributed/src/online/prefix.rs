@@ -3,12 +3,12 @@
 use kernels_cu::abi;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Makes keys. Two of them make different ones: each has secrets of its own.
+/// Computes keys. Two values of this type compute different keys, because each has its own secrets.
 #[derive(Debug)]
 pub(super) struct PageKeys {
     page_size: usize,
-    /// The standard library's keyed hash (SipHash), with 128 random bits each: together they give a key of 128 bits that nobody outside
-    /// can construct a second page for. Keys mean something in this process only, so it does not matter if the function changes.
+    /// The standard library's keyed hash (SipHash) with 128 random bits each. Together they give a key of 128 bits, and nobody outside
+    /// can construct a second page with the same key. Keys are only used in this process, so the hash function may change.
     secrets: [RandomState; 2],
 }
 
@@ -17,7 +17,8 @@ impl PageKeys {
         PageKeys { page_size: page_size as usize, secrets: [RandomState::new(), RandomState::new()] }
     }
 
-    /// A key for each full page of the prompt. It stands for all tokens up to the page's end: the page's own, and the key before.
+    /// One key per full page of the prompt. It stands for all tokens up to the end of the page: the page's own tokens, and the previous
+    /// key.
     pub fn of(&self, prompt: &[i32]) -> Vec<abi::mpk_page_key> {
         let mut words = [0; 2];
         let key = |page: &[i32]| {

@@ -1,4 +1,4 @@
-//! The loop of every rank that serves: launches the kernel when it is wanted, and lets the host work beside it.
+//! The loop of every serving rank: launches the kernel when it is needed, and runs the host's work beside it.
 
 use super::target::Target;
 use super::wire::Wire;
@@ -9,23 +9,23 @@ use crate::world::World;
 use kernels_cu::signals;
 use std::time::{Duration, Instant};
 
-/// What a host wants of the loop.
+/// What a host asks of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Nothing,
-    /// No kernel runs, and all ranks are to begin one.
+    /// No kernel runs, and all ranks must launch one.
     Launch,
-    /// Serving is over.
+    /// Serving has ended.
     Leave,
 }
 
 /// A host's work.
 pub(super) trait Host<T> {
-    /// One look at everything, and a short wait. `running`: this rank's kernel has not ended.
+    /// Checks everything once, then waits a little. `running` means that this rank's kernel has not ended.
     fn turn(&mut self, target: &T, running: bool) -> Result<Wish>;
     /// This rank's kernel has ended as it was told to.
     fn left(&mut self) -> Result<()>;
-    /// Serving ends with this error here: the others are told.
+    /// Serving ends with this error on this rank. Tells the other ranks.
     fn failed(&mut self, error: &Error);
     fn wire(&mut self) -> &mut Wire;
 }
@@ -35,7 +35,7 @@ pub(super) trait Host<T> {
 pub(super) struct Owed(Option<(Instant, Duration)>);
 
 impl Owed {
-    /// Nothing is owed, or something has come.
+    /// Nothing is owed, or something has arrived.
     pub fn reset(&mut self) {
         self.0 = None;
     }
@@ -43,7 +43,7 @@ impl Owed {
     /// Called at every turn while rank `rank` owes something.
     ///
     /// # Errors
-    /// It has done so for longer than `deadline`.
+    /// It has owed it for longer than `deadline`.
     pub fn check(&mut self, rank: usize, deadline: Duration) -> Result<()> {
         /// Longer than a turn takes.
         const MOST: Duration = Duration::from_millis(50);
@@ -60,19 +60,19 @@ impl Owed {
     }
 }
 
-/// Last messages are given so long to leave.
+/// Time for the last messages to be sent.
 const FLUSH: Duration = Duration::from_millis(500);
-/// The memory that the next launch starts from is written within this, or the device does not answer.
+/// The memory for the next launch is written within this time, unless the device does not answer.
 const WRITTEN: Duration = Duration::from_secs(5);
 
-/// Serves until the host wants to leave, or something fails.
+/// Serves until the host leaves or an error occurs.
 pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
     let _noted = signals::note();
     let _urgent = Urgent::begin();
-    // Who waits for requests waits for any length of time: it is the kernel's deadline that holds, not that of the watch.
+    // The wait for requests has no limit, so the kernel's deadline applies here, not the watch's.
     let result = world.run_kernel(|| run(target, world, host));
     if let Err(error) = &result {
-        // What another rank has failed with, that rank tells; rank 0 tells it too, since it has the requests.
+        // A rank reports its own error. Rank 0 reports other ranks' errors too, because it has the requests.
         if world.rank() == 0 || !matches!(error, Error::AtRank { .. }) {
             world.tell(&error.whole());
         }
@@ -80,7 +80,7 @@ pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Ho
     }
     let begin = Instant::now();
     while !host.wire().is_idle() && begin.elapsed() < FLUSH {
-        // Tests what is on its way. What comes now is of no use any more.
+        // Drives the messages that are on their way. Incoming messages are not needed any more.
         if host.wire().receive().is_err() {
             break;
         }
@@ -102,7 +102,9 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
                 return Err(Error::Aborted(lost));
             }
             if signals::is_stopping() {
-                return Err(Error::Aborted("ended by a signal, or told to end, while no kernel ran".into()));
+                return Err(Error::Aborted(
+                    "the run was ended, by a signal or by another rank, while no kernel ran".into(),
+                ));
             }
         }
         world.set_idle(false);
@@ -121,20 +123,20 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
     Ok(())
 }
 
-/// This rank's kernel has no request. What it is about to get has a deadline of its own, at the hosts.
+/// True if this rank's kernel has no request. The hosts have a deadline for what it is about to get.
 fn is_idle(target: &impl Target) -> bool {
     let figures = target.outputs().figures();
     figures.running == 0 && figures.waiting == 0
 }
 
-/// Makes a rank's memory ready for another launch. All ranks' kernels have ended: rank 0 has heard that of each.
+/// Prepares a rank's memory for another launch. All ranks' kernels have ended, and rank 0 has been told so by each.
 fn reset<T: Target>(target: &T) -> Result<()> {
     let writer = target.writer();
     target.control().reset(&writer)?;
     let begin = Instant::now();
     while !writer.is_written()? {
         if begin.elapsed() > WRITTEN {
-            return Err(Error::Aborted("the device does not take the memory of the next launch".into()));
+            return Err(Error::Aborted("the device does not accept the memory of the next launch".into()));
         }
         std::thread::sleep(Duration::from_micros(20));
     }

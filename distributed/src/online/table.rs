@@ -1,4 +1,4 @@
-//! A host's end of its rank's request table and admission ring.
+//! A host's side of its rank's request table and admission ring.
 
 use super::wire::Entry;
 use crate::batch_memory::first_page_key;
@@ -9,7 +9,7 @@ use crate::outputs::Outputs;
 use kernels_cu::abi;
 use std::time::{Duration, Instant};
 
-/// How long a host waits at once for what it has written to arrive.
+/// How long a host waits for its writes to arrive.
 const ARRIVAL: Duration = Duration::from_micros(30);
 
 /// The entries that a host has written, and those that its kernel may see.
@@ -20,8 +20,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Writes an entry with its payload. False, and nothing done, while the kernel has not got on far enough: the ring is full,
-    /// or somebody who had the number or the memory has not ended.
+    /// Writes an entry with its payload. Returns false, without writing, if the ring is full, or if the previous user of the
+    /// number or the memory has not ended.
     pub fn write(
         &mut self,
         entry: &Entry,
@@ -66,7 +66,7 @@ impl Table {
         if self.counted >= count {
             return Ok(());
         }
-        // A device takes what was written within microseconds; the host's next look may be later than that.
+        // A device receives writes within microseconds; the host's next check may be later than that.
         let begin = Instant::now();
         while !writer.is_written()? {
             if begin.elapsed() > ARRIVAL {
@@ -79,17 +79,17 @@ impl Table {
         Ok(())
     }
 
-    /// Entries that have been written, ever.
+    /// Number of entries written so far.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Entries that the kernel may see, ever.
+    /// Number of entries that the kernel may see.
     pub fn counted(&self) -> u64 {
         self.counted
     }
 
-    /// Entries that the kernel may see, but has not taken.
+    /// Number of entries that the kernel may see but has not taken yet.
     pub fn open(&self, outputs: &Outputs) -> u32 {
         (self.counted as u32).wrapping_sub(outputs.entries_taken()) & abi::MPK_ENTRY_COUNT_MASK
     }

@@ -1,4 +1,4 @@
-//! What serving needs of a rank, whichever target it is on.
+//! What serving needs from a rank, on any target.
 
 use super::bell::Bell;
 use crate::control::Control;
@@ -17,9 +17,10 @@ pub(super) trait Target {
     fn writer(&self) -> impl ControlWriter;
     /// A wait for another rank without progress for this long ends the run.
     fn deadline(&self) -> Duration;
-    /// What this rank's host sleeps on.
+    /// The bell that this rank's host sleeps on.
     fn bell(&self) -> Bell;
-    /// Wakes the hosts of other ranks that can be reached: there is a message for them. The rest look now and then.
+    /// Wakes the hosts of other ranks, if they can be reached, because there is a message for them. Other hosts check now and
+    /// then.
     fn ring_others(&self);
     /// Wakes rank 0's host, if it can be reached.
     fn ring_first(&self);
@@ -46,7 +47,7 @@ impl Target for CpuRank {
 
     fn bell(&self) -> Bell {
         let word = self.bell_of(self.header().rank as usize).unwrap_or(NonNull::dangling());
-        // SAFETY: the control block lies in the heap, which lives as long as the rank, and the word is only accessed atomically.
+        // SAFETY: the control block is in the heap, which lives as long as the rank, and the word is only accessed atomically.
         unsafe { Bell::new(word, true) }
     }
 
@@ -90,7 +91,7 @@ impl Target for CudaRank {
     }
 
     fn bell(&self) -> Bell {
-        // SAFETY: the word lies in the memory of the results, which lives as long as the rank, and is only accessed atomically.
+        // SAFETY: the word is in the memory of the results, which lives as long as the rank, and is only accessed atomically.
         unsafe { Bell::new(self.common.outputs.bell(), false) }
     }
 

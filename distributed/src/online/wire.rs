@@ -1,4 +1,4 @@
-//! Messages between the hosts' threads while kernels run: nothing here waits.
+//! Messages between the hosts' threads while kernels run. No call here waits.
 
 use crate::error::{Error, Result};
 use crate::world::World;
@@ -6,7 +6,7 @@ use kernels_cu::abi;
 use mpi::ffi;
 use std::mem::MaybeUninit;
 
-/// Those of `messages.rs` have another.
+/// The messages of `messages.rs` have another tag.
 const TAG: i32 = 2;
 
 /// An entry of the admission ring with its payload.
@@ -14,10 +14,10 @@ const TAG: i32 = 2;
 pub(super) struct Entry {
     pub kind: u32,
     pub number: u32,
-    /// Requests that must have ended on a rank before it may take the entry: who had the number and the room for the tokens
-    /// before is one of them.
+    /// Number of requests that must have ended on a rank before it may take the entry. The previous holders of the number and of
+    /// the places for tokens are among them.
     pub after_finished: u64,
-    /// Of an added request.
+    /// The payload of an added request.
     pub payload: Option<Payload>,
 }
 
@@ -25,20 +25,20 @@ pub(super) struct Entry {
 pub(super) struct Payload {
     pub request: abi::mpk_request,
     pub prompt: Vec<i32>,
-    /// Of the prompt's full pages; none without a prefix cache.
+    /// Keys of the prompt's full pages. None without a prefix cache.
     pub keys: Vec<abi::mpk_page_key>,
 }
 
-/// What hosts say to each other.
+/// A message between hosts.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
-    /// Rank 0: the next entry.
+    /// From rank 0: the next entry.
     Entry(Entry),
-    /// Rank 0: all kernels have ended, and are to begin again.
+    /// From rank 0: all kernels have ended and must be launched again.
     Launch,
-    /// Rank 0: all kernels have ended, and serving is over.
+    /// From rank 0: all kernels have ended, and serving is over.
     End,
-    /// To rank 0: so many entries lie in this rank's ring, ever.
+    /// To rank 0: total number of entries in this rank's ring so far.
     Confirmed(u64),
     /// To rank 0: this rank's kernel has ended.
     Left,
@@ -92,7 +92,7 @@ impl Message {
                     None => None,
                     Some(rest) => {
                         let (request, rest) = rest.split_at_checked(REQUEST_BYTES)?;
-                        // SAFETY: as many bytes as the struct has, all of them numbers.
+                        // SAFETY: has the size of the struct, which consists of numbers.
                         let request = unsafe { request.as_ptr().cast::<abi::mpk_request>().read_unaligned() };
                         let (prompt, keys) = rest.split_at_checked(4 * request.num_prompt_tokens as usize)?;
                         let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
@@ -129,12 +129,12 @@ impl Message {
     }
 }
 
-/// The ends of all connections of a rank.
+/// The connections of a rank.
 pub(super) struct Wire {
     communicator: Option<ffi::MPI_Comm>,
     size: u32,
     sending: Vec<Transfer>,
-    /// One at a time, so that a rank's messages stay in order.
+    /// One message at a time, so that a rank's messages stay in order.
     receiving: Option<(u32, Transfer)>,
 }
 
@@ -147,7 +147,7 @@ struct Transfer {
 impl Transfer {
     fn is_done(&mut self) -> Result<bool> {
         let mut done = 0;
-        // SAFETY: a live request; the status is not asked for.
+        // SAFETY: a live request; the status is not requested.
         let code = unsafe { ffi::MPI_Test(&mut self.request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
         check("MPI_Test", code).map(|()| done != 0)
     }
@@ -159,12 +159,12 @@ impl Wire {
         Wire { communicator, size: world.size(), sending: Vec::new(), receiving: None }
     }
 
-    /// Begins to send a message to rank `to`.
+    /// Starts to send a message to rank `to`.
     pub fn send(&mut self, to: u32, message: &Message) -> Result<()> {
         let Some(communicator) = self.communicator else { return Ok(()) };
         let bytes = message.to_bytes();
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the bytes stay where they are until the request is done (`Transfer`, `Drop`).
+        // SAFETY: the bytes do not move until the request is done (`Transfer`, `Drop`).
         let code = unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
@@ -177,17 +177,17 @@ impl Wire {
             )
         };
         check("MPI_Isend", code)?;
-        // SAFETY: set by the call, which went well.
+        // SAFETY: set by the call, which succeeded.
         self.sending.push(Transfer { bytes, request: unsafe { request.assume_init() } });
         Ok(())
     }
 
-    /// To all other ranks, from rank 0.
+    /// Sends to all other ranks, from rank 0.
     pub fn send_all(&mut self, message: &Message) -> Result<()> {
         (1..self.size).try_for_each(|rank| self.send(rank, message))
     }
 
-    /// The next message that has come, with its sender.
+    /// The next message that has arrived, with its sender.
     pub fn receive(&mut self) -> Result<Option<(u32, Message)>> {
         let Some(communicator) = self.communicator else { return Ok(None) };
         let mut kept = Vec::with_capacity(self.sending.len());
@@ -201,7 +201,8 @@ impl Wire {
             self.receiving = probe(communicator)?;
         }
         if self.receiving.is_none() {
-            // Open MPI tells what had come before it looked: what it has found then the second call tells.
+            // Open MPI reports what had arrived before it checked the network. What it finds there is reported by the second
+            // call.
             self.receiving = probe(communicator)?;
         }
         let Some((from, transfer)) = &mut self.receiving else { return Ok(None) };
@@ -213,18 +214,18 @@ impl Wire {
         self.receiving = None;
         match message {
             Some(message) => Ok(Some((from, message))),
-            None => {
-                Err(Error::Aborted(format!("rank {from} sent a message that is none; please report this")))
-            }
+            None => Err(Error::Aborted(format!(
+                "rank {from} sent an invalid message; this is a bug; please report it"
+            ))),
         }
     }
 
-    /// Something is on its way, in either direction.
+    /// True if a message is on its way, in either direction.
     pub fn is_busy(&self) -> bool {
         !self.sending.is_empty() || self.receiving.is_some()
     }
 
-    /// Nothing that was sent is still on its way.
+    /// True if nothing that was sent is still on its way.
     pub fn is_idle(&self) -> bool {
         self.sending.is_empty()
     }
@@ -232,7 +233,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // MPI may still read or write them.
+        // MPI may still access them.
         self.sending
             .drain(..)
             .chain(self.receiving.take().map(|(_, transfer)| transfer))
@@ -240,7 +241,7 @@ impl Drop for Wire {
     }
 }
 
-/// Begins to receive a message, if one has come.
+/// Starts to receive a message, if one has arrived.
 fn probe(communicator: ffi::MPI_Comm) -> Result<Option<(u32, Transfer)>> {
     let mut found = 0;
     let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -266,7 +267,7 @@ fn probe(communicator: ffi::MPI_Comm) -> Result<Option<(u32, Transfer)>> {
     check("MPI_Get_count", unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut count) })?;
     let mut bytes = vec![0u8; count.max(0) as usize];
     let mut request = MaybeUninit::uninit();
-    // SAFETY: the message is received once; the bytes stay where they are until the request is done.
+    // SAFETY: the message is received once; the bytes do not move until the request is done.
     let code = unsafe {
         ffi::MPI_Imrecv(
             bytes.as_mut_ptr().cast(),
@@ -277,7 +278,7 @@ fn probe(communicator: ffi::MPI_Comm) -> Result<Option<(u32, Transfer)>> {
         )
     };
     check("MPI_Imrecv", code)?;
-    // SAFETY: set by the call, which went well.
+    // SAFETY: set by the call, which succeeded.
     Ok(Some((status.MPI_SOURCE as u32, Transfer { bytes, request: unsafe { request.assume_init() } })))
 }
 

@@ -1,11 +1,11 @@
-//! Ranks of other nodes: where they stand is heard from them (`nodes/proxy.rs`), not seen in the table.
+//! Ranks of other nodes. Their state arrives in messages (`nodes/proxy.rs`), because the table does not show them.
 
 use super::table::{Seen, Slot, State};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A rank that has not been heard of for so long has missed several of its times. It may only be slow, so this counts where something
-/// has gone wrong already.
+/// A rank without news for this long has missed several messages. It may only be slow, so this counts only if something has already
+/// gone wrong.
 const MISSED: Duration = Duration::from_millis(500);
 
 /// A rank of another node.
@@ -14,21 +14,21 @@ struct Far {
     rank: u32,
     node: String,
     slot: Slot,
-    /// When it was last heard of, in milliseconds since [`Elsewhere::since`].
+    /// Time of its last message, in milliseconds since [`Elsewhere::since`].
     heard: AtomicU64,
 }
 
-/// All of them.
+/// All ranks of other nodes.
 #[derive(Debug)]
 pub(crate) struct Elsewhere {
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub everybody: u32,
     since: Instant,
     ranks: Vec<Far>,
 }
 
 impl Elsewhere {
-    /// Of a job of so many ranks: these, on these nodes.
+    /// For a job with `everybody` ranks: these ranks, on these nodes.
     pub fn new(everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) -> Elsewhere {
         let far = |(rank, node)| Far { rank, node, slot: Slot::default(), heard: AtomicU64::new(0) };
         Elsewhere { everybody, since: Instant::now(), ranks: ranks.into_iter().map(far).collect() }
@@ -38,24 +38,24 @@ impl Elsewhere {
         self.ranks.iter().find(|far| far.rank == rank)
     }
 
-    /// What a rank says of itself ([`Slot::words`]).
+    /// Records what a rank reports about itself ([`Slot::words`]).
     pub fn hear(&self, rank: u32, words: &[u64]) {
         if let Some(far) = self.far(rank) {
             far.slot.set_words(words);
-            // Its process says nothing here: it is another machine's.
+            // Its process number means nothing here, because it belongs to another machine.
             far.slot.take(rank, u32::MAX, 0);
             far.heard.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
         }
     }
 
-    /// A rank has done everything, and is not heard of any more.
+    /// Records that a rank has finished and sends no more messages.
     pub fn hear_goodbye(&self, rank: u32) {
         if let Some(far) = self.far(rank) {
             far.slot.set_state(State::Left);
         }
     }
 
-    /// A rank that has missed its times, in words: for callers that know already that something has gone wrong.
+    /// A message about a rank without recent news. For callers that already know that something has gone wrong.
     pub fn missed(&self) -> Option<String> {
         let now = self.since.elapsed().as_millis() as u64;
         let silence =
@@ -70,7 +70,7 @@ impl Elsewhere {
         ))
     }
 
-    /// Those that have been heard of.
+    /// The ranks that have sent a message.
     pub fn look(&self) -> impl Iterator<Item = Seen> {
         self.ranks
             .iter()
@@ -78,7 +78,7 @@ impl Elsewhere {
     }
 }
 
-/// What is known of ranks of other nodes that have given no sign of life for `seconds`. `all`: everybody who can be seen.
+/// A message about ranks of other nodes that gave no sign of life for `seconds`. `all` are all visible ranks.
 pub(crate) fn lost(silent: &[&Seen], all: &[Seen], seconds: u64, deadline: f64) -> String {
     let mut nodes: Vec<&str> = Vec::new();
     for node in silent.iter().filter_map(|seen| seen.node.as_deref()) {

@@ -1,23 +1,23 @@
-//! The end of a process that can't wait for anything any more.
+//! Ends a process that cannot wait for anything any more.
 
 use crate::mpi_files;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What has to be done at the end has this long.
+/// Time limit for the work that remains at the end.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-/// The same on several nodes after a signal: a launcher that ends its ranks gives them a second.
+/// The same limit on several nodes after a signal: a launcher that ends its ranks gives them one second.
 pub(super) const HURRY: Duration = Duration::from_millis(150);
 /// The run failed.
 const STATUS: i32 = 4;
 
-/// How long MPI_Abort has on several nodes: enough to send word. A rank that stays in it is killed by the launcher, and its status is
-/// lost.
+/// Time limit for MPI_Abort on several nodes: enough to send the message. The launcher kills a rank that stays in the call, and its
+/// exit status is lost.
 pub(super) const WORD: Duration = Duration::from_millis(300);
 
-/// Does `last` and ends the process, and the job if MPI is up, with status 4. Nothing holds it up for longer than
-/// `patience`: not a pipe that nobody reads, and not a launcher that does not answer, which has `word` after `last`.
+/// Runs `last`, then ends the process, and the job if MPI is up, with status 4. Nothing can delay this for longer than `patience`:
+/// neither a pipe that nobody reads, nor a launcher that does not answer. The launcher gets `word` after `last`.
 pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool, patience: Duration, word: Duration) -> ! {
     let told = Arc::new(AtomicBool::new(false));
     let of_thread = told.clone();
@@ -41,6 +41,6 @@ pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool, patience: Dur
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-    // SAFETY: ends the process; nothing of it is used any more.
+    // SAFETY: ends the process, so nothing of it is used afterwards.
     unsafe { libc::_exit(STATUS) }
 }

@@ -1,8 +1,8 @@
-//! Bounds every wait of a rank for the others, outside the kernel.
+//! Limits every wait of a rank for other ranks, outside the kernel.
 //!
-//! A thread of each rank notes that the rank is alive in a table that the ranks of a node share, and looks at the
-//! others there. While its rank waits for them, in a message or inside a library's call that can't be interrupted, it
-//! decides whether the wait still has an end ([`observer`]); if not, it has the cause told and ends the process.
+//! In each rank, a thread records in a table, which the ranks of a node share, that the rank is alive. It also checks the other ranks
+//! there. While its rank waits for others, in a message or in a library call that cannot be interrupted, the thread decides whether the
+//! wait can still end ([`observer`]). If not, it reports the cause and ends the process.
 
 mod elsewhere;
 mod ending;
@@ -23,38 +23,38 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use table::{Seen, Slot, State};
 
-/// How often the thread looks.
+/// How often the thread checks.
 const TICK: Duration = Duration::from_millis(50);
-/// The same while the ranks of the node come together.
+/// How often it checks while the node's ranks start up.
 const FIRST_TICKS: Duration = Duration::from_millis(5);
-/// Steps that they have for it.
+/// Number of steps that count as start-up.
 const FIRST_STEPS: u64 = 4;
-/// On several nodes a rank that runs the kernel asks within this whether another one is lost, once one is. One that does not is held up: a
-/// call of MPI that has something to tell the launcher waits for it, and it may have gone.
+/// On several nodes, a rank that runs the kernel asks within this time whether another rank is lost. A rank that does not ask is blocked:
+/// an MPI call that must report to the launcher waits for the launcher, which may be gone.
 const HELD_UP: Duration = Duration::from_secs(2);
-/// One that knows it has this long for its end, unless its kernel needs longer ([`Watch::set_longest_end`]).
+/// Time for a rank to end after it learned of a lost rank, unless its kernel needs longer ([`Watch::set_longest_end`]).
 const LONGEST_END: Duration = Duration::from_secs(3);
-/// On several nodes a rank that runs the kernel has this long after a signal: a launcher that ends its ranks gives them a second.
+/// The same time on several nodes after a signal: a launcher that ends its ranks gives them one second.
 const QUICK_END: Duration = Duration::from_millis(450);
-/// Other nodes are told that this rank has given up within this, or not at all.
+/// Time limit for telling other nodes that this rank has given up.
 const LAST_WORD: Duration = Duration::from_millis(100);
-/// No limit of its own.
+/// No own limit.
 const NO_LIMIT: u64 = u64::MAX;
 
-/// What a job's ranks need to know before they meet.
+/// Options that a job's ranks need before they meet.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchOptions {
-    /// A wait for other ranks ends the job when one of them gives no sign of life for this long.
+    /// A wait for other ranks ends the job if one of them gives no sign of life for this long.
     pub deadline: Duration,
-    /// Tells the user why the job ends.
+    /// Called with the reason why the job ends.
     pub tell: fn(&str),
-    /// For tests: what this rank does wrong.
+    /// For tests: a fault that this rank causes.
     pub fault: Option<Fault>,
-    /// The proxy carries to all other ranks, also to those of this node: for GPUs with [`Transport::Host`](crate::cuda::Transport).
+    /// The proxy carries data to all other ranks, even to those on this node. For GPUs with [`Transport::Host`](crate::cuda::Transport).
     pub carries_all: bool,
 }
 
-/// The watch over one rank's waits; a copy is the same watch.
+/// The watch over one rank's waits. A clone is the same watch.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch(Arc<Shared>);
 
@@ -62,31 +62,31 @@ pub(crate) struct Watch(Arc<Shared>);
 struct Shared {
     place: Place,
     options: WatchOptions,
-    /// Where this rank stands. Written by its main thread; the beats by the watch's thread.
+    /// The state of this rank. Its main thread writes it, except for the beats, which the watch's thread writes.
     own: Slot,
     table: OnceLock<Table>,
     /// The ranks of other nodes, once they are known.
     elsewhere: OnceLock<Elsewhere>,
-    /// Nanoseconds that this rank's wait may last at most.
+    /// Maximum duration of this rank's wait, in nanoseconds.
     limit: AtomicU64,
-    /// The other rank that is lost, and what is known of it.
+    /// A message about the lost rank.
     lost: Mutex<Option<String>>,
     is_lost: AtomicBool,
-    /// While the rank runs the kernel: it has nothing to do, and no deadline but this watch's holds.
+    /// Set while the rank runs an idle kernel, so that only this watch's deadline applies.
     idle: AtomicBool,
-    /// Whoever runs the kernel knows that.
+    /// The thread that runs the kernel knows about the lost rank.
     lost_seen: AtomicBool,
-    /// Milliseconds that whoever runs the kernel has for its end after that.
+    /// Milliseconds that this thread has to end after that.
     longest_end: AtomicU64,
-    /// How often the proxy to other nodes has looked for work.
+    /// How often the proxy to other nodes has checked for work.
     proxy_turns: AtomicU64,
-    /// MPI can be called: it has been initialised, and not been finalised.
+    /// MPI can be called: it has been initialised and not finalised.
     mpi: AtomicBool,
-    /// The ranks of other nodes have been told that this one has given the job up.
+    /// The ranks of other nodes know that this rank has given up.
     told_elsewhere: AtomicBool,
 }
 
-/// As long as it lives, the rank waits for others.
+/// While this value lives, the rank waits for other ranks.
 pub(crate) struct Waiting<'a> {
     watch: &'a Watch,
     before: State,
@@ -100,7 +100,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Watch {
-    /// Begins to watch this process, which is at this place of its job.
+    /// Starts to watch this process, which has this place in its job.
     pub(crate) fn begin(place: Place, options: WatchOptions) -> Watch {
         let own = Slot::default();
         own.take(place.rank, std::process::id(), own_namespace());
@@ -121,49 +121,49 @@ impl Watch {
             told_elsewhere: AtomicBool::new(false),
         }));
         let of_thread = watch.clone();
-        // Without it the waits have no bound, which is better than no run.
+        // Without the thread, waits have no limit. That is better than no run.
         if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(move || of_thread.run()) {
-            tracing::warn!("no watch over the other ranks: {error}");
+            tracing::warn!("cannot watch the other ranks: {error}");
         }
         watch
     }
 
-    /// Names what the rank does from now on.
+    /// Names the rank's current phase.
     pub(crate) fn phase(&self, name: &str) {
         self.0.own.set_phase(name);
         self.publish();
     }
 
-    /// The name of what the rank does.
+    /// The name of the rank's current phase.
     pub(crate) fn phase_name(&self) -> String {
         self.0.own.phase()
     }
 
-    /// The rank waits for the others' messages; gives the step's number, which is the same on all ranks.
+    /// The rank waits for messages from other ranks. Returns the number of the step, which is the same on all ranks.
     pub(crate) fn wait(&self) -> (Waiting<'_>, u64) {
         let step = self.step();
         (self.enter(State::Waits), step)
     }
 
-    /// As [`Watch::wait`], for no longer than `limit`.
+    /// Like [`Watch::wait`], for no longer than `limit`.
     pub(crate) fn wait_within(&self, limit: Duration) -> (Waiting<'_>, u64) {
         self.0.limit.store(limit.as_nanos().min(u128::from(NO_LIMIT - 1)) as u64, Ordering::Relaxed);
         self.wait()
     }
 
-    /// The rank is in a call that all ranks make together and that can't be interrupted.
+    /// The rank is in a call that all ranks make together and that cannot be interrupted.
     pub(crate) fn call(&self) -> Waiting<'_> {
         self.step();
         self.enter(State::Calls)
     }
 
-    /// The rank runs the kernel: it is the kernel's deadline that holds, and who runs it asks for [`Watch::lost`].
+    /// The rank runs the kernel. The kernel's deadline applies, and the thread that runs it checks [`Watch::lost`].
     pub(crate) fn run_kernel(&self) -> Waiting<'_> {
         self.enter(State::Runs)
     }
 
-    /// While the rank runs the kernel: whether it has nothing to do. Then a rank that gives no sign of life for the deadline is lost too,
-    /// since no wait of the kernel would find that out.
+    /// Says whether the kernel that this rank runs is idle. If so, a rank that gives no sign of life for the deadline counts as lost too,
+    /// because no wait of the kernel would notice that.
     pub(crate) fn set_idle(&self, idle: bool) {
         self.0.idle.store(idle, Ordering::Relaxed);
     }
@@ -184,7 +184,7 @@ impl Watch {
         step
     }
 
-    /// A message, or a piece of one, has come or gone.
+    /// A message, or a piece of one, has been sent or received.
     pub(crate) fn moved(&self) {
         self.0.own.moved();
         self.publish();
@@ -195,62 +195,62 @@ impl Watch {
         self.publish();
     }
 
-    /// MPI can be called from now on, or no more.
+    /// Says whether MPI can be called from now on.
     pub(crate) fn set_mpi(&self, up: bool) {
         self.0.mpi.store(up, Ordering::Relaxed);
     }
 
-    /// The job's ranks on other nodes, with their nodes, of `everybody` ranks. From now on they are heard of.
+    /// Sets the job's ranks on other nodes, with their nodes, out of `everybody` ranks. Their messages are recorded from now on.
     pub(crate) fn set_elsewhere(&self, everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) {
         let _ = self.0.elsewhere.set(Elsewhere::new(everybody, ranks));
     }
 
-    /// What this rank tells other nodes of itself.
+    /// The words that this rank sends to other nodes about itself.
     pub(crate) fn own_words(&self) -> Vec<u64> {
         self.0.own.words().to_vec()
     }
 
-    /// What a rank of another node tells of itself.
+    /// Records what a rank of another node reports about itself.
     pub(crate) fn hear(&self, rank: u32, words: &[u64]) {
         if let Some(elsewhere) = self.0.elsewhere.get() {
             elsewhere.hear(rank, words);
         }
     }
 
-    /// A rank of another node has said goodbye.
+    /// Records that a rank of another node has finished.
     pub(crate) fn hear_goodbye(&self, rank: u32) {
         if let Some(elsewhere) = self.0.elsewhere.get() {
             elsewhere.hear_goodbye(rank);
         }
     }
 
-    /// This rank has given the job up.
+    /// True if this rank has given the job up.
     pub(crate) fn has_given_up(&self) -> bool {
         self.0.own.state() == State::Ended
     }
 
-    /// The ranks of other nodes know it.
+    /// Records that the ranks of other nodes know that.
     pub(crate) fn note_told(&self) {
         self.0.told_elsewhere.store(true, Ordering::Relaxed);
     }
 
-    /// The kernel may take so long for its end after another rank is lost.
+    /// Sets how long the kernel may take to end after another rank is lost.
     pub(crate) fn set_longest_end(&self, time: Duration) {
         self.0.longest_end.store(time.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// The proxy to other nodes has looked for work.
+    /// The proxy to other nodes has checked for work.
     pub(crate) fn note_turn(&self) {
         self.0.proxy_turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The proxy has done everything.
+    /// The proxy has finished.
     pub(crate) fn note_last_turn(&self) {
         self.0.proxy_turns.store(0, Ordering::Relaxed);
     }
 
-    /// What is to be said where the proxy to other nodes has stopped: nobody hears of this rank any more, nor this one of others.
-    /// `idle`: its turns, and for how long there has been no other one. A little earlier than others are found to be silent.
+    /// The verdict if the proxy to other nodes has stopped: then no rank gets news of this one, nor this rank of others. `idle` holds the
+    /// number of its turns and how long that number has not changed. Found a little earlier than the silence of other ranks.
     fn stopped_proxy(&self, moment: Duration, idle: &mut (u64, Duration)) -> Option<Verdict> {
         let turns = self.0.proxy_turns.load(Ordering::Relaxed);
         let begun = self.0.elsewhere.get().is_some() && turns != 0;
@@ -264,18 +264,18 @@ impl Watch {
             let (rank, node) = (self.0.place.rank, process::node_name());
             let seconds = deadline.as_secs_f64();
             let text = format!(
-                "rank {rank} on node {node} is cut off: its proxy, the thread that carries to other nodes, has stopped for {seconds:.0} s (--deadline {seconds}): it, or a call of MPI in it, is held up"
+                "rank {rank} on node {node} is cut off: its proxy, the thread that sends to other nodes, has not run for {seconds:.0} s (--deadline {seconds}); the thread or an MPI call in it is blocked"
             );
             Verdict::Lost { rank, text }
         })
     }
 
-    /// A thread of this process can't do its work any more: the job ends.
+    /// Reports that a thread of this process cannot continue. The job ends.
     pub(crate) fn fail(&self, message: String) {
         self.act(Verdict::Overdue { text: message }, self.0.own.state());
     }
 
-    /// What is known of a rank of this node whose process has ended in the run, if one has.
+    /// A message about a rank of this node whose process ended during the run, if there is one.
     pub(crate) fn lost(&self) -> Option<String> {
         if !self.0.is_lost.load(Ordering::Relaxed) {
             return None;
@@ -284,7 +284,7 @@ impl Watch {
         self.0.lost.lock().ok()?.clone()
     }
 
-    /// As [`Watch::lost`], but looks at once, and names a rank too that has given the job up.
+    /// Like [`Watch::lost`], but checks at once. It also names a rank that has given the job up.
     pub(crate) fn find_lost(&self) -> Option<String> {
         let namespace = own_namespace();
         let cause = |seen: &Seen| match seen.state {
@@ -296,13 +296,13 @@ impl Watch {
         self.lost().or_else(cause)
     }
 
-    /// A rank of another node that has missed its times, where that is known: for callers that know already that something has gone wrong.
+    /// A message about a rank of another node without recent news, if there is one. For callers that already know that something has gone
+    /// wrong.
     pub(crate) fn missed(&self) -> Option<String> {
         self.0.elsewhere.get()?.missed()
     }
 
-    /// The rank has done everything: waits until all ranks of the node have, so that one which does not end is named,
-    /// and leaves.
+    /// The rank has finished. Waits until all ranks of the node have finished, so that a rank that does not end is named. Then leaves.
     pub(crate) fn leave(&self) {
         self.phase("end");
         let (waiting, step) = self.wait();
@@ -318,11 +318,11 @@ impl Watch {
         self.set_state(State::Left);
     }
 
-    /// Ends this process and the job with status 4; `message` is told.
+    /// Ends this process and the job with status 4, and reports `message`.
     pub(crate) fn give_up(&self, message: Option<String>) -> ! {
         self.set_state(State::Ended);
         let tell = self.0.options.tell;
-        // A launcher that ends the job already needs no word, and may never answer to one.
+        // A launcher that is already ending the job need not be told, and may never answer.
         let mpi = self.0.mpi.load(Ordering::Relaxed) && !self.is_hurried();
         let watch = self.clone();
         let last = move || {
@@ -336,26 +336,26 @@ impl Watch {
         ending::end(last, mpi, self.patience(), word)
     }
 
-    /// Ranks of other nodes have yet to be told that this one has given up.
+    /// True if ranks of other nodes must still be told that this rank has given up.
     fn owes_word(&self) -> bool {
         self.0.elsewhere.get().is_some() && !self.0.told_elsewhere.load(Ordering::Relaxed)
     }
 
-    /// How long this process has for its end.
+    /// How long this process has to end.
     fn patience(&self) -> Duration {
         if self.is_hurried() { ending::HURRY } else { ending::PATIENCE }
     }
 
-    /// A launcher ends the job, as far as this rank can tell, and will end this process by force soon.
+    /// True if a launcher seems to be ending the job. It will soon kill this process.
     fn is_hurried(&self) -> bool {
         self.0.elsewhere.get().is_some() && signals::is_stopping()
     }
 
-    /// Ends the process where its main thread runs the kernel, or comes from there, and does not act on what it should have seen; since
-    /// when, `since` says.
+    /// Ends the process if its main thread runs the kernel, or comes from there, and does not react to something that it should have seen.
+    /// `since` holds the time at which that began.
     fn end_if_held_up(&self, since: &mut Option<Instant>) {
         let flag = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        // Waits and calls have bounds of their own.
+        // Waits and calls have their own limits.
         let acts = self.0.elsewhere.get().is_some() && (flag(&self.0.is_lost) || self.is_hurried());
         if !acts || self.0.own.state().awaits() {
             *since = None;
@@ -370,12 +370,12 @@ impl Watch {
             return;
         }
         let cause = self.find_lost().or_else(|| self.missed());
-        // A call of it is what holds the other thread up.
+        // An MPI call is what blocks the other thread.
         self.set_mpi(false);
         self.give_up(Some(cause.unwrap_or_else(|| "the launcher has ended the job".into())));
     }
 
-    /// Notes in the common table where this rank stands.
+    /// Publishes this rank's state in the shared table.
     fn publish(&self) {
         if let Some(slot) = self.shared_slot() {
             slot.copy(&self.0.own);
@@ -386,19 +386,19 @@ impl Watch {
         self.0.table.get()?.slots.get(self.0.place.local_rank? as usize)
     }
 
-    /// The word that rings this rank's host; `None` where there is no common table.
+    /// The word that wakes this rank's host; `None` if there is no shared table.
     pub(crate) fn bell(&self) -> Option<&'static AtomicU32> {
         self.shared_slot().map(Slot::bell)
     }
 
-    /// Those of the other ranks of this node, with their ranks.
+    /// The words of the other ranks of this node, with their ranks.
     pub(crate) fn other_bells(&self) -> Vec<(u32, &'static AtomicU32)> {
         let slots = self.0.table.get().map_or(&[][..], |table| table.slots);
         let come = slots.iter().filter_map(|slot| Some((slot.look()?.rank, slot.bell())));
         come.filter(|(rank, _)| *rank != self.0.place.rank).collect()
     }
 
-    /// The other ranks that have come, of this node and of others; `None` where there is no table of this node's.
+    /// The other ranks that have started, on this node and on others; `None` if there is no table of this node.
     fn others(&self) -> Option<Vec<Seen>> {
         let slots = self.0.table.get()?.slots;
         let own = self.0.place.local_rank? as usize;
@@ -425,7 +425,7 @@ impl Watch {
             let moment = last.elapsed();
             last = Instant::now();
             let Some(own) = self.0.own.look() else { return };
-            // Whoever brought it there does the rest.
+            // The code that set this state does the rest.
             if matches!(own.state, State::Left | State::Ended) {
                 return;
             }
@@ -434,7 +434,7 @@ impl Watch {
                 observer.set_everybody(elsewhere.everybody);
             }
             if let Some(gone) = launcher.as_ref().and_then(Launcher::gone) {
-                // Nobody is there to end the job for this process.
+                // Nobody can end the job for this process.
                 self.set_mpi(false);
                 self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);
             }
@@ -454,7 +454,7 @@ impl Watch {
             }
             self.end_if_held_up(&mut held_up);
             let all_here = everybody.is_none_or(|all| others.is_some_and(|o| o.len() as u32 + 1 >= all));
-            // Ranks that have met over MPI have come, if they can.
+            // Ranks that have met over MPI have started, as far as they can.
             std::thread::sleep(if all_here || own.step > FIRST_STEPS { TICK } else { FIRST_TICKS });
         }
     }
@@ -476,7 +476,7 @@ impl Watch {
             Verdict::Overdue { text } => (text, true),
         };
         if state == State::Runs {
-            // Who runs the kernel asks.
+            // The thread that runs the kernel checks this.
             if let Ok(mut lost) = self.0.lost.lock() {
                 lost.get_or_insert(message);
             }
@@ -484,7 +484,7 @@ impl Watch {
             return;
         }
         let first = self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
-        // Who ran the kernel tells this in its report, before it waits for the others again.
+        // The thread that ran the kernel reports this before it waits for the others again.
         let told = self.0.is_lost.load(Ordering::Relaxed);
         if told && !state.awaits() {
             return;
@@ -493,7 +493,7 @@ impl Watch {
             self.give_up(Some(message));
         }
         if !told {
-            // The rank that tells needs a moment for it: the launcher ends the others with the first.
+            // The reporting rank needs a moment, because the launcher ends the others together with the first.
             std::thread::sleep(self.patience());
         }
         self.give_up(None);

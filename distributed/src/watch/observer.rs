@@ -1,4 +1,4 @@
-//! Decides when a wait for other ranks has no end: from where they stand, moment by moment.
+//! Decides when a wait for other ranks cannot end any more, from their states over time.
 
 use super::elsewhere;
 use super::process::Fate;
@@ -6,16 +6,16 @@ use super::table::{Seen, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Shorter deadlines are for the kernel: processes that share cores may not run for longer.
+/// Minimum deadline here. Shorter ones apply only to the kernel: processes that share cores may not run for longer than that.
 const LEAST_DEADLINE: Duration = Duration::from_secs(1);
-/// Ranks that all wait for each other's messages have this long, beyond the deadline, to get them.
+/// Additional time beyond the deadline for ranks that all wait for each other's messages.
 const DELIVERY: Duration = Duration::from_secs(2);
-/// A call that all ranks are in, and all of them alive, has this long at least.
+/// Minimum time for a call that all ranks are in, if all of them are alive.
 const LEAST_CALL: Duration = Duration::from_secs(60);
-/// Ranks that can't be seen, as those of other nodes, give no sign of life but their messages, and may compile for
-/// minutes.
+/// Minimum time for ranks without a shared table, such as those of other nodes. Their only sign of life is their messages, and
+/// they may compile for minutes.
 const LEAST_ELSEWHERE: Duration = Duration::from_secs(900);
-/// MPI's start-up over several nodes, whose ranks can't be seen before it, has this long at least.
+/// Minimum time for MPI's start-up on several nodes, whose ranks are not visible before it.
 const LEAST_START: Duration = Duration::from_secs(120);
 /// After this long without a sign of life the system is asked.
 const DOUBTFUL: Duration = Duration::from_millis(150);
@@ -27,39 +27,39 @@ const LONGEST_MOMENT: Duration = Duration::from_millis(250);
 pub(crate) enum Verdict {
     /// A rank's process has ended without the others.
     Lost { rank: u32, text: String },
-    /// A rank has given up; it, or another, tells why.
+    /// A rank has given up. It, or another rank, reports why.
     GivenUp { rank: u32, node: Option<String> },
     /// A wait has lasted too long.
     Overdue { text: String },
 }
 
-/// What is known of one rank.
+/// What is known about one rank.
 #[derive(Debug, Default)]
 struct Life {
     beats: u64,
-    /// How long it has given no sign of life.
+    /// Time since its last sign of life.
     silent: Duration,
 }
 
-/// Watches the other ranks for one of them.
+/// Watches the other ranks on behalf of one rank.
 #[derive(Debug)]
 pub(crate) struct Observer {
     deadline: Duration,
-    /// All ranks, where all can be seen or heard of.
+    /// Number of all ranks, if all of them can be watched.
     everybody: Option<u32>,
     lives: BTreeMap<u32, Life>,
-    /// The step and the state of this rank, and how long it has been there.
+    /// Step and state of this rank, and how long they have not changed.
     place: (u64, Option<State>),
     waited: Duration,
-    /// Where all ranks stood at the last look, and how long they have been there.
+    /// The states of all ranks at the last check, and how long they have not changed.
     standing: Vec<(u32, State, u64, u64)>,
     still: Duration,
-    /// Since the beginning.
+    /// Time since the beginning.
     age: Duration,
 }
 
 impl Observer {
-    /// For a rank whose waits have this deadline; `everybody` is the number of ranks, where all are on this node.
+    /// For a rank whose waits have this deadline. `everybody` is the number of ranks, if all are on this node.
     pub(crate) fn new(deadline: Duration, everybody: Option<u32>) -> Observer {
         Observer {
             deadline: deadline.max(LEAST_DEADLINE),
@@ -73,14 +73,14 @@ impl Observer {
         }
     }
 
-    /// All of this many ranks can be seen or heard of from now on.
+    /// Sets the number of ranks, all of which can be watched from now on.
     pub(crate) fn set_everybody(&mut self, everybody: u32) {
         self.everybody = Some(everybody);
     }
 
-    /// One look, `moment` after the last: at this rank (`own`) and at the others of its node, which are not known where
-    /// it has found no table of theirs. `limit`: this wait may not last longer, whatever the others do.
-    /// `idle`: a rank that runs the kernel has nothing to do.
+    /// One check, `moment` after the last one: of this rank (`own`) and of the others of its node, if their table was found.
+    /// `limit` is the maximum duration of this wait, whatever the others do. `idle` means that the kernel that the rank runs has
+    /// nothing to do.
     pub(crate) fn look(
         &mut self,
         moment: Duration,
@@ -111,7 +111,7 @@ impl Observer {
                 _ => {}
             }
             if seen.node.is_some() {
-                // Nothing else can be found out about it.
+                // There is no other way to learn about this rank.
                 if life.silent >= self.deadline {
                     far.push(seen);
                 }
@@ -129,8 +129,8 @@ impl Observer {
             }
         }
         if let Some(first) = far.first() {
-            // A node that is lost falls silent as a whole, but its ranks' last messages differ by a moment. The first of them to
-            // reach the deadline must not be named alone.
+            // A lost node falls silent as a whole, but the last messages of its ranks differ by a moment. The first rank to reach
+            // the deadline must not be named alone.
             let of_its_node = |seen: &&Seen| far.iter().any(|lost| lost.node == seen.node);
             let silence = |seen: &Seen| self.lives.get(&seen.rank).map_or(Duration::ZERO, |life| life.silent);
             let far: Vec<&Seen> = others
@@ -143,7 +143,7 @@ impl Observer {
             return Some(Verdict::Lost { rank: first.rank, text });
         }
         if !own.state.awaits() {
-            // A kernel that has something to do finds out itself, and its report says more.
+            // A busy kernel notices this itself, and its report says more.
             let (first, fate) = silent.first().filter(|_| idle && own.state == State::Runs)?;
             return Some(Verdict::Lost {
                 rank: first.rank,
@@ -168,7 +168,7 @@ impl Observer {
             Some(all) if known => {
                 (0..all).filter(|r| *r != own.rank && !self.lives.contains_key(r)).collect()
             }
-            // The first rank makes the table before it starts MPI.
+            // The first rank creates the table before it starts MPI.
             Some(_) if own.step <= 1 => vec![0],
             _ => Vec::new(),
         };
@@ -183,7 +183,7 @@ impl Observer {
                 format!("`{}` did not end: no message from ranks that can't be seen from here", own.phase);
             return if self.waited < limit { None } else { overdue(text, limit) };
         }
-        // All of them are alive. One that works on will come.
+        // All of them are alive. A rank that is still working will arrive.
         if others.iter().any(|seen| !seen.state.awaits() && seen.state != State::Left) {
             return None;
         }
@@ -204,12 +204,12 @@ impl Observer {
     }
 }
 
-/// A rank whose process has ended.
+/// A message about a rank whose process has ended.
 pub(crate) fn lost(seen: &Seen) -> String {
     format!("rank {} is lost: its process has ended; it was last in `{}`", seen.rank, seen.phase)
 }
 
-/// A rank of a job without work that gives no sign of life.
+/// A message about a rank of an idle job that gives no sign of life.
 fn silent_while_idle(seen: &Seen, fate: Fate, deadline: Duration) -> String {
     let why = if fate == Fate::Stopped { ": its process is stopped" } else { "" };
     let (rank, time) = (seen.rank, seconds(deadline));
@@ -218,7 +218,7 @@ fn silent_while_idle(seen: &Seen, fate: Fate, deadline: Duration) -> String {
     )
 }
 
-/// Who did not come to where this rank waits.
+/// A message about the ranks that did not arrive where this rank waits.
 fn missing(own: &Seen, late: &[(&Seen, Fate)]) -> String {
     let mut text = String::new();
     for (seen, fate) in late {
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Looks until there is a verdict; gives it and when it came. `alive`: ranks whose beats go on.
+    /// Checks until there is a verdict. Returns it and its time. `alive` are the ranks whose beats continue.
     fn verdict(
         deadline: u64,
         own: &Seen,
@@ -342,7 +342,7 @@ mod tests {
     fn a_node_whose_ranks_fall_silent_one_after_the_other_is_named_as_one() {
         let own = rank(0, State::Runs, 7, "the run");
         let far = |r, node: &str| Seen { node: Some(node.into()), ..rank(r, State::Runs, 7, "the run") };
-        // Rank 3 is heard of until `last`; rank 2 is silent from the beginning, rank 4 of another node never.
+        // Rank 3 sends messages until `last`. Rank 2 never does, and rank 4 of another node always does.
         let named = |last: Duration| {
             let mut others = vec![far(2, "b"), far(3, "b"), far(4, "c")];
             let mut observer = Observer::new(Duration::from_secs(5), Some(4));
@@ -372,7 +372,7 @@ mod tests {
             let text = "rank 1 is lost: its process has ended; it was last in `backend`".into();
             assert_eq!(verdict, Verdict::Lost { rank: 1, text });
         }
-        // One that has done everything is not.
+        // A rank that has finished does not count.
         let own = rank(0, State::Waits, 7, "end");
         assert!(
             verdict(30, &own, vec![rank(1, State::Left, 7, "end")], &[], None, Fate::Gone)
@@ -422,7 +422,7 @@ mod tests {
         let mut observer = Observer::new(Duration::from_secs(1), Some(2));
         for tick in 0..1000 {
             let other = Seen { beats: tick, ..rank(1, State::Works, 6, "graphs") };
-            // Every tenth moment seems to last an hour.
+            // Every tenth interval seems to last an hour.
             let moment = if tick % 10 == 9 { Duration::from_secs(3600) } else { TICK };
             assert_eq!(observer.look(moment, &own, Some(&[other]), (None, false), |_| Fate::Alive), None);
         }

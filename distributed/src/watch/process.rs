@@ -1,19 +1,19 @@
-//! What the system says of another rank's process.
+//! What the operating system knows about another rank's process.
 
 use super::table::Seen;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 
-/// How a process is.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is there, and may run.
+    /// It exists and can run.
     Alive,
     /// It was stopped (SIGSTOP, Ctrl-Z, a debugger).
     Stopped,
     /// It has ended.
     Gone,
-    /// The system does not tell: it lives in another container, or nothing can be opened.
+    /// Unknown: it is in another container, or its files cannot be opened.
     Unknown,
 }
 
@@ -22,20 +22,20 @@ pub(crate) fn own_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |about| about.ino())
 }
 
-/// How the process of a rank is.
+/// The state of a rank's process.
 pub(crate) fn fate(of: &Seen, own_namespace: u64) -> Fate {
     if own_namespace == 0 || of.pid_namespace != own_namespace {
         return Fate::Unknown;
     }
     let text = match std::fs::read_to_string(format!("/proc/{}/stat", of.pid)) {
         Ok(text) => text,
-        // The second where it ends between the two system calls.
+        // The second error occurs if it ends between the two system calls.
         Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {
             return Fate::Gone;
         }
         Err(_) => return Fate::Unknown,
     };
-    // The name before the state stands in brackets and may hold anything.
+    // The name before the state is in brackets and may contain anything.
     match text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
         Some('Z' | 'X' | 'x') => Fate::Gone,
         Some('T' | 't') => Fate::Stopped,
@@ -43,23 +43,23 @@ pub(crate) fn fate(of: &Seen, own_namespace: u64) -> Fate {
     }
 }
 
-/// The process of the job's launcher that has started the ranks of this node, such as Open MPI's daemon.
+/// The process of the job's launcher that started the ranks of this node, such as Open MPI's daemon.
 #[derive(Debug)]
 pub(crate) struct Launcher {
     pid: u32,
     name: String,
-    /// When it began, which tells it from a later process of the same number.
+    /// When it started. Distinguishes it from a later process with the same number.
     begun: String,
 }
 
 impl Launcher {
-    /// The nearest one among the ancestors of this process.
+    /// The nearest launcher among the ancestors of this process.
     pub(crate) fn find() -> Option<Launcher> {
         let (pid, name) = crate::launcher::process()?;
         Some(Launcher { pid, name, begun: begun(pid)? })
     }
 
-    /// What is to be said where it has ended.
+    /// A message if it has ended.
     pub(crate) fn gone(&self) -> Option<String> {
         if begun(self.pid).as_ref() == Some(&self.begun) {
             return None;
@@ -73,7 +73,7 @@ pub(crate) fn node_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
 }
 
-/// When a process began, as the system counts it; `None` where it has ended.
+/// When a process started, as the system counts it; `None` if it has ended.
 fn begun(pid: u32) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();

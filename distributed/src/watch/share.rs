@@ -1,6 +1,5 @@
-//! How the ranks of a node come by their common table: the first rank makes it as memory without a name and tells the
-//! others, on an abstract socket named after the job, where to open it. Neither leaves anything behind, however the
-//! processes end.
+//! How the ranks of a node get their shared table. The first rank creates it as unnamed memory. On an abstract socket named after
+//! the job, it tells the others where to open it. Neither leaves anything behind, however the processes end.
 
 use super::table::{Header, Slot};
 use crate::launcher::Place;
@@ -14,38 +13,38 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// Ranks of a node, where the launcher does not say how many there are.
+/// Assumed number of ranks on a node, if the launcher does not tell.
 const MOST_RANKS: u32 = 1024;
 /// The first rank's answer: its process, the descriptor there, and a word that both must know.
 const ANSWER_BYTES: usize = 12;
 const WORD: u32 = 0x6d70_6b31;
-/// A rank that asks waits no longer than this at a time.
+/// Maximum time of one wait of a rank that asks.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// The common table.
+/// The shared table.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) header: &'static Header,
-    /// By number of the rank in the node.
+    /// Indexed by the rank's number in the node.
     pub(crate) slots: &'static [Slot],
     #[allow(dead_code, reason = "the others open it through this process's descriptor")]
     file: File,
 }
 
-/// A rank's way to the table, one step at a time: nothing here waits for longer than [`PATIENCE`].
+/// A rank's search for the table, one step at a time. No step waits longer than [`PATIENCE`].
 #[derive(Debug)]
 pub(crate) enum Search {
-    /// The first rank, which serves it.
+    /// The first rank, which serves the table.
     Serves(UnixListener),
-    /// Another rank asks.
+    /// Another rank, which asks for it.
     Asks,
-    /// It has the table, or there is none to be had.
+    /// The rank has the table, or cannot get it.
     Done,
 }
 
 fn address(place: &Place) -> io::Result<SocketAddr> {
     let user = geteuid().as_raw();
-    // The names of abstract sockets are short; the job's may be long.
+    // Names of abstract sockets are short; the job's name may be long.
     let mut key = 0xcbf2_9ce4_8422_2325_u64;
     for byte in place.job.bytes() {
         key = (key ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -58,7 +57,7 @@ fn slots(place: &Place) -> usize {
 }
 
 impl Search {
-    /// Begins; the node's first rank has the table at once.
+    /// Starts the search. The node's first rank has the table at once.
     pub(crate) fn begin(place: &Place) -> (Search, Option<Table>) {
         match place.local_rank {
             Some(0) => {}
@@ -76,7 +75,7 @@ impl Search {
         })
     }
 
-    /// Goes on: answers those who ask, or asks.
+    /// Continues: answers other ranks, or asks.
     pub(crate) fn go_on(&mut self, place: &Place, table: Option<&Table>) -> Option<Table> {
         match (&*self, table) {
             (Search::Serves(listener), Some(table)) => {
@@ -85,13 +84,13 @@ impl Search {
                     answer[..4].copy_from_slice(&WORD.to_ne_bytes());
                     answer[4..8].copy_from_slice(&std::process::id().to_ne_bytes());
                     answer[8..].copy_from_slice(&table.file.as_raw_fd().to_ne_bytes());
-                    // Who has gone meanwhile needs none.
+                    // A rank that has gone meanwhile needs no answer.
                     let _ = stream.write_all(&answer);
                 }
                 None
             }
             (Search::Asks, _) => {
-                // The first rank may not be there yet: asked again later.
+                // The first rank may not be there yet, so this is repeated.
                 let found = ask(place).ok()?;
                 *self = Search::Done;
                 Some(found)
@@ -122,12 +121,12 @@ impl Table {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create(c"mpk-run ranks", flags)?);
         file.set_len(Table::bytes(slots) as u64)?;
-        // Nobody can take away what the others have mapped.
+        // Nobody can take away the memory that the others have mapped.
         fcntl_add_seals(&file, SealFlags::SHRINK)?;
         Table::map(file, slots)
     }
 
-    /// Opens another process's table, unless it is somebody else's or not what [`Table::make`] makes.
+    /// Opens another process's table. Refuses one that belongs to another user or is not what [`Table::make`] creates.
     fn open(path: &str, slots: usize) -> io::Result<Table> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let about = file.metadata()?;
@@ -140,7 +139,7 @@ impl Table {
 
     fn map(file: File, slots: usize) -> io::Result<Table> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of an open file that is this long and can't become shorter (it is sealed).
+        // SAFETY: a new mapping of an open file of this length, which is sealed and cannot shrink.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -154,8 +153,8 @@ impl Table {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping is page-aligned, as long as a header and these slots, zeroed at first, never unmapped,
-        // and holds nothing but atomics, for which every value is valid and which any process may change.
+        // SAFETY: the mapping is page-aligned, has room for a header and these slots, starts as zeros, and is never unmapped. It
+        // contains only atomics, for which every value is valid and which any process may change.
         let (header, slots) = unsafe {
             let header = base.cast::<Header>();
             (&*header, std::slice::from_raw_parts(header.add(1).cast::<Slot>(), slots))

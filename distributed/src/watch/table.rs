@@ -1,26 +1,26 @@
-//! The table in which the ranks of a node note where they stand: memory that all of them map.
+//! The table in which the ranks of a node publish their states. All of them map its memory.
 //!
-//! A word of a slot is written by the slot's rank alone, and read by all. Where a rank stands is for messages and for
-//! waits of seconds, so a reader may see a slot's words of two moments, a few instructions apart.
+//! Each word of a slot is written only by the slot's rank and read by all. States are used for messages and for waits of seconds,
+//! so a reader may see words of two moments that are a few instructions apart.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Longest name of a phase, bytes.
+/// Maximum length of the name of a phase, in words.
 const NAME_WORDS: usize = 4;
 
-/// What a rank is doing, as far as waiting for others goes.
+/// What a rank is doing, as far as other ranks' waits are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum State {
-    /// Something of its own, which ends by itself.
+    /// Its own work, which ends by itself.
     Works = 0,
     /// It waits for the other ranks' messages.
     Waits = 1,
     /// It is in a call of a library that all ranks make together.
     Calls = 2,
-    /// It runs the kernel, which has its own watch.
+    /// It runs the kernel, which has its own deadline.
     Runs = 3,
-    /// It has done everything, and ends.
+    /// It has finished and is ending.
     Left = 4,
     /// It has given the job up.
     Ended = 5,
@@ -34,34 +34,34 @@ impl State {
             .unwrap_or(State::Ended)
     }
 
-    /// Waits for other ranks, and goes on only if they do.
+    /// True if it waits for other ranks and continues only if they do.
     pub(crate) fn awaits(self) -> bool {
         matches!(self, State::Waits | State::Calls)
     }
 }
 
-/// One rank's entry, on cache lines of its own.
+/// One rank's entry, on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct Slot {
-    /// Its process; 0: it has not come yet. Written last (release), so that who sees it (acquire) sees the rank too.
+    /// Its process; 0: it has not started yet. Written last (release), so that a reader who sees it (acquire) sees the rank too.
     pid: AtomicU32,
     rank: AtomicU32,
-    /// Its process is one of these: process numbers of another namespace say nothing here.
+    /// The namespace of its process number. A number from another namespace means nothing here.
     pid_namespace: AtomicU64,
     state: AtomicU32,
-    /// How many times it has come to wait for the others; the same on all ranks at the same place.
+    /// How many times it has waited for the others. At the same place, the number is the same on all ranks.
     step: AtomicU64,
-    /// Messages and pieces of messages that it has had.
+    /// Number of messages, and pieces of messages, that it has sent or received.
     moves: AtomicU64,
-    /// Grows as long as the process runs.
+    /// Counts up as long as the process runs.
     beats: AtomicU64,
     phase: [AtomicU64; NAME_WORDS],
-    /// Rung by the hosts of other ranks when there is a message for this rank's host ([`crate::online`]).
+    /// Rung by the hosts of other ranks if there is a message for this rank's host ([`crate::online`]).
     bell: AtomicU32,
 }
 
-/// Where a rank stands, as read at one moment.
+/// The state of a rank, read at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub pid: u32,
@@ -72,12 +72,12 @@ pub(crate) struct Seen {
     pub moves: u64,
     pub beats: u64,
     pub phase: String,
-    /// Its node, where that is another one.
+    /// Its node, if it is another one.
     pub node: Option<String>,
 }
 
 impl Slot {
-    /// The rank comes.
+    /// The rank starts.
     pub(crate) fn take(&self, rank: u32, pid: u32, pid_namespace: u64) {
         self.rank.store(rank, Ordering::Relaxed);
         self.pid_namespace.store(pid_namespace, Ordering::Relaxed);
@@ -96,7 +96,7 @@ impl Slot {
         State::of(self.state.load(Ordering::Relaxed))
     }
 
-    /// Begins the next step; gives its number.
+    /// Starts the next step. Returns its number.
     pub(crate) fn next_step(&self) -> u64 {
         self.step.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -113,7 +113,7 @@ impl Slot {
         self.beats.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Names the phase; of a longer name the beginning.
+    /// Names the phase. A longer name is cut.
     pub(crate) fn set_phase(&self, name: &str) {
         let mut bytes = [0; NAME_WORDS * 8];
         let length = name.len().min(bytes.len());
@@ -133,7 +133,7 @@ impl Slot {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Where the rank stands; `None` where it has not come yet.
+    /// The state of the rank; `None` if it has not started yet.
     pub(crate) fn look(&self) -> Option<Seen> {
         let pid = self.pid.load(Ordering::Acquire);
         (pid != 0).then(|| Seen {
@@ -149,7 +149,7 @@ impl Slot {
         })
     }
 
-    /// What it says, for other nodes.
+    /// The words that other nodes get.
     pub(crate) fn words(&self) -> [u64; 4 + NAME_WORDS] {
         let mut words = [
             self.state() as u64,
@@ -167,7 +167,7 @@ impl Slot {
         words
     }
 
-    /// What another rank's slot said; nothing, if these are not its words.
+    /// Sets the words that another rank sent. Ignores them if they have the wrong length.
     pub(crate) fn set_words(&self, words: &[u64]) {
         let [state, step, moves, beats, phase @ ..] = words else { return };
         self.set_state(State::of(*state as u32));
@@ -179,7 +179,7 @@ impl Slot {
         }
     }
 
-    /// Takes over what `other`, this rank's slot elsewhere, says.
+    /// Copies the words of `other`, this rank's slot elsewhere.
     pub(crate) fn copy(&self, other: &Slot) {
         self.set_state(other.state());
         self.step.store(other.step(), Ordering::Relaxed);
@@ -191,16 +191,16 @@ impl Slot {
     }
 }
 
-/// What stands before the slots.
+/// The header before the slots.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Header {
-    /// The rank that tells why the job ends, plus 1; 0: nobody yet.
+    /// The rank that reports why the job ends, plus 1; 0 if there is none yet.
     teller: AtomicU32,
 }
 
 impl Header {
-    /// Whether `rank` is the one to tell why the job ends: the first that asks.
+    /// True if `rank` is the one to report why the job ends: the first that asks.
     pub(crate) fn tells(&self, rank: u32) -> bool {
         self.teller.compare_exchange(0, rank + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }

@@ -1,10 +1,10 @@
-//! The architectures that cubins are made for, and how the kernel divides a multiprocessor's shared memory.
+//! The architectures that cubins are compiled for, and how the kernel divides a multiprocessor's shared memory.
 
 use std::fmt;
 use taskgraph::target::{DEVICES, Device};
 use taskgraph::{Knob, Tuning};
 
-/// What nvcc compiles for.
+/// An architecture that nvcc compiles for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Architecture {
     /// Ampere (A100).
@@ -16,10 +16,10 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All of them.
+    /// All architectures.
     pub const ALL: [Architecture; 3] = [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a];
 
-    /// As nvcc calls the real architecture, e.g. `sm_90a`.
+    /// nvcc's name of the real architecture, e.g. `sm_90a`.
     pub fn name(self) -> &'static str {
         match self {
             Architecture::Sm80 => "sm_80",
@@ -28,7 +28,7 @@ impl Architecture {
         }
     }
 
-    /// As nvcc calls the virtual architecture, e.g. `compute_90a`.
+    /// nvcc's name of the virtual architecture, e.g. `compute_90a`.
     pub fn virtual_name(self) -> &'static str {
         match self {
             Architecture::Sm80 => "compute_80",
@@ -37,17 +37,17 @@ impl Architecture {
         }
     }
 
-    /// The one called `name`, such as `sm_90a`.
+    /// The architecture named `name`, such as `sm_90a`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|architecture| architecture.name() == name)
     }
 
-    /// That of a row of the hardware table.
+    /// The architecture of a row of the hardware table.
     pub fn of_device(device: &Device) -> Option<Self> {
         Self::from_name(device.architecture)
     }
 
-    /// That of a GPU with this compute capability, if there is one.
+    /// The architecture of a GPU with this compute capability, if there is one.
     pub fn from_compute_capability(major: u32, minor: u32) -> Option<Self> {
         match (major, minor) {
             (8, 0) => Some(Architecture::Sm80),
@@ -57,7 +57,7 @@ impl Architecture {
         }
     }
 
-    /// The first CUDA release that compiles for it, of those that compile the sources at all.
+    /// The first CUDA release that compiles for it and can compile the sources.
     pub fn oldest_cuda(self) -> (u32, u32) {
         match self {
             Architecture::Sm80 | Architecture::Sm90a => (12, 4),
@@ -65,7 +65,7 @@ impl Architecture {
         }
     }
 
-    /// Shared memory that one block may use on every device of this architecture in the hardware table, bytes.
+    /// Shared memory in bytes that one block may use on every device of this architecture in the hardware table.
     pub fn shared_memory(self) -> u32 {
         let devices = DEVICES.iter().filter(|device| Self::of_device(device) == Some(self));
         devices.map(|device| device.shared_memory).min().unwrap_or(0)
@@ -78,26 +78,26 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// Barriers and task slots, bytes of shared memory.
+/// Shared memory for barriers and task slots, in bytes.
 const RESERVED_BYTES: u32 = 9 << 10;
 
-/// What NVSHMEM's device library takes for itself beside the dynamic shared memory, rounded up.
+/// Static shared memory of NVSHMEM's device library, rounded up.
 const LIBRARY_BYTES: u32 = 2 << 10;
 
-/// How many stages of the ring are loaded at a time.
+/// Number of ring stages that are loaded at a time.
 const STAGES_IN_FLIGHT: Knob = Knob {
     name: "ring.stages_in_flight",
     default: 4,
     candidates: &[2, 3, 4, 5, 6, 8],
-    about: "pieces of weights that a multiprocessor loads at a time for the task that runs",
+    about: "how many pieces of weights a multiprocessor loads at a time for the running task",
 };
 
-/// The same for tasks that have not begun.
+/// The same for tasks that have not started.
 const STAGES_AHEAD: Knob = Knob {
     name: "ring.stages_ahead",
     default: 1,
     candidates: &[1, 2, 3, 4],
-    about: "pieces of weights that it loads at a time for the tasks after it",
+    about: "how many pieces of weights it loads at a time for the tasks after that",
 };
 
 /// The same while the compute warps wait for events.
@@ -105,42 +105,42 @@ const STAGES_WAITING: Knob = Knob {
     name: "ring.stages_waiting",
     default: 4,
     candidates: &[1, 2, 3, 4, 6, 8],
-    about: "pieces of weights that it loads at a time while it waits for others",
+    about: "how many pieces of weights it loads at a time while it waits for others",
 };
 
-/// What leaves the L2 cache first.
+/// The data that is evicted from the L2 cache first.
 const FIRST_TO_LEAVE: Knob = Knob {
     name: "ring.first_to_leave",
     default: 0,
     candidates: &[0, 1, 2],
-    about: "what leaves the L2 cache first: 0 weights as they are loaded, 1 nothing, 2 also weights that are prefetched",
+    about: "what is evicted from the L2 cache first: 0 loaded weights, 1 nothing in particular, 2 loaded and prefetched weights",
 };
 
-/// When the prefetch warp works.
+/// When the prefetch warp prefetches.
 const PREFETCH_WHEN: Knob = Knob {
     name: "prefetch.when",
     default: 0,
     candidates: &[0, 1, 2],
-    about: "when weights are brought to the L2 cache: 0 while the ring is full, 1 also while no weights are multiplied, 2 always",
+    about: "when weights are prefetched to the L2 cache: 0 while the ring is full, 1 also while no weights are multiplied, 2 always",
 };
 
-/// How far it goes.
+/// How far ahead it prefetches.
 const PREFETCH_STAGES: Knob = Knob {
     name: "prefetch.stages",
     default: 14,
     candidates: &[6, 10, 14, 18, 22],
-    about: "how far ahead of the ring, in its pieces, weights are brought to the L2 cache; of several ranks 5/7 of it",
+    about: "how many pieces ahead of the ring weights are prefetched to the L2 cache; 5/7 of that with several ranks",
 };
 
-/// How fast.
+/// How fast it prefetches.
 const PREFETCH_CYCLES: Knob = Knob {
     name: "prefetch.cycles",
     default: 819,
     candidates: &[600, 700, 819, 930, 1050, 1200],
-    about: "cycles from one of these pieces to the next",
+    about: "cycles between two of these prefetches",
 };
 
-/// What is measured of the kernel itself.
+/// The knobs of the kernel itself.
 pub const KNOBS: [&Knob; 7] = [
     &STAGES_IN_FLIGHT,
     &STAGES_AHEAD,
@@ -151,35 +151,35 @@ pub const KNOBS: [&Knob; 7] = [
     &PREFETCH_CYCLES,
 ];
 
-/// What is prefetched is at most this, a multiprocessor: of all together under the L2 cache.
+/// Maximum number of prefetched bytes per multiprocessor, so that all together fit in the L2 cache.
 const PREFETCH_BYTES: u32 = 224 << 10;
-/// Bytes a cycle that the device memory's bandwidth gives one multiprocessor, about.
+/// Approximate bandwidth of the device memory per multiprocessor, in bytes per cycle.
 const BYTES_PER_CYCLE: u32 = 20;
 
-/// The kernel's shape: threads of a block and the parts of its shared memory. The cubin is compiled for it, and
-/// the launch must agree.
+/// The kernel's configuration: threads per block, and the parts of its shared memory. The cubin is compiled for it, and
+/// the launch must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelConfig {
-    /// `MPK_BLOCK_THREADS`: 8 warps that compute, one each that fetches tasks, loads weights and prefetches
-    /// them, and a spare.
+    /// `MPK_BLOCK_THREADS`: 8 warps that compute, one warp each that fetches tasks, loads weights and prefetches them,
+    /// and a spare warp.
     pub block_threads: u32,
-    /// `MPK_STAGES`: places in the ring that weights are streamed through.
+    /// `MPK_STAGES`: number of stages in the ring through which weights are streamed.
     pub stages: u32,
-    /// `MPK_STAGE_BYTES`: size of one.
+    /// `MPK_STAGE_BYTES`: size of a stage.
     pub stage_bytes: u32,
-    /// `MPK_STAGES_IN_FLIGHT`: most stages that are being loaded at a time. Loads in flight delay the flags
-    /// between multiprocessors, so no more than the memory's bandwidth needs.
+    /// `MPK_STAGES_IN_FLIGHT`: maximum number of stages that are loaded at a time. Loads in flight delay the flags
+    /// between multiprocessors, so it is only as large as the memory's bandwidth needs.
     pub stages_in_flight: u32,
-    /// `MPK_STAGES_AHEAD`: most of them while the compute warps are still at an earlier task: about to tell others that
-    /// they are done, or waiting to be told.
+    /// `MPK_STAGES_AHEAD`: the same maximum while the compute warps are still at an earlier task, about to signal its
+    /// end or waiting for an event.
     pub stages_ahead: u32,
-    /// `MPK_STAGES_WAITING`: most of them while the compute warps wait for events, whoever's stages they are.
+    /// `MPK_STAGES_WAITING`: the same maximum while the compute warps wait for events, for the stages of any task.
     pub stages_waiting: u32,
-    /// `MPK_FIRST_TO_LEAVE`: what leaves the L2 cache first (`FirstToLeave` in config.cuh).
+    /// `MPK_FIRST_TO_LEAVE`: what is evicted from the L2 cache first (`FirstToLeave` in config.cuh).
     pub first_to_leave: u32,
-    /// `MPK_PREFETCH_WHEN`: when the prefetch warp works (`PrefetchWhen` in config.cuh).
+    /// `MPK_PREFETCH_WHEN`: when the prefetch warp prefetches (`PrefetchWhen` in config.cuh).
     pub prefetch_when: u32,
-    /// `MPK_PREFETCH_STAGES`: how far it goes ahead of the ring.
+    /// `MPK_PREFETCH_STAGES`: how far it prefetches ahead of the ring.
     pub prefetch_stages: u32,
     /// `MPK_PREFETCH_CYCLES`: its pace.
     pub prefetch_cycles: u32,
@@ -190,7 +190,7 @@ pub struct KernelConfig {
 }
 
 impl KernelConfig {
-    /// The tuned shape.
+    /// The tuned configuration.
     pub fn new(architecture: Architecture) -> Self {
         let stages = 8;
         let (stage_bytes, stages_in_flight, stages_ahead) = match architecture {
@@ -214,12 +214,12 @@ impl KernelConfig {
         }
     }
 
-    /// The same with what was measured.
+    /// The configuration with measured values.
     pub fn tuned(self, tuning: &Tuning) -> Self {
         let measured = |knob, otherwise: u32| tuning.get(knob).map_or(otherwise, |value| value as u32);
         let stages_in_flight = measured(&STAGES_IN_FLIGHT, self.stages_in_flight).clamp(1, self.stages);
         let stages_ahead = measured(&STAGES_AHEAD, self.stages_ahead).clamp(1, stages_in_flight);
-        // Not named, it follows the copies in flight.
+        // If it is not set, it follows the number of copies in flight.
         let stages_waiting = measured(&STAGES_WAITING, stages_in_flight).clamp(1, stages_in_flight);
         KernelConfig {
             stages_in_flight,
@@ -246,7 +246,7 @@ mod tests {
         tuning.set("ring.stages_in_flight", 2);
         tuning.set("ring.stages_ahead", 4);
         let tuned = config.tuned(&tuning);
-        // No more ahead than at all.
+        // Not more stages ahead than in total.
         assert_eq!((tuned.stages_in_flight, tuned.stages_ahead, tuned.stages_waiting), (2, 2, 2));
         assert_eq!(KernelConfig { stages_in_flight: 4, stages_ahead: 1, stages_waiting: 4, ..tuned }, config);
     }

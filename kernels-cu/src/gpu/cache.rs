@@ -1,9 +1,9 @@
-//! The folder of compiled kernels: `KEY-TOOLCHAIN.EXTENSION`, where KEY is the hash of everything but the toolchain
-//! that decides the file, and TOOLCHAIN the hash of that.
+//! The folder of compiled kernels. Files are named `KEY-TOOLCHAIN.EXTENSION`: TOOLCHAIN is the hash of the toolchain,
+//! and KEY the hash of everything else that determines the file.
 //!
-//! A file is written beside its place and renamed, so it is whole or not there; it ends with its length and a
-//! checksum. While something is compiled, `KEY.lock` is locked and `KEY.build` holds the pieces: the lock ends with
-//! its process, and whoever gets it removes what another one left.
+//! A file is written under a temporary name and renamed, so it is either complete or absent. It ends with its length
+//! and a checksum. During a compilation, `KEY.lock` is locked and `KEY.build` holds intermediate files. The lock ends
+//! with its process, and the next holder removes what another process left behind.
 
 use super::private_folder::{PrivateFolder, remove};
 use super::{GpuError, ToolchainIdentity};
@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Below the folder that the user names: this one is ours alone.
+/// A subfolder of the folder that the user names. Only this program uses it.
 const SUBFOLDER: &str = "kernels";
-/// The oldest files are removed when there is more than this.
+/// If the folder is larger than this, the oldest files are removed.
 const MOST_BYTES: u64 = 2 << 30;
 const MAGIC: &[u8; 8] = b"mpkcache";
 /// Length of the content, length of the description, checksum of both, magic.
@@ -30,12 +30,12 @@ pub struct Cache {
     folder: PrivateFolder,
 }
 
-/// What a file says of itself.
+/// The description inside a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Description {
-    /// What it was made with.
+    /// The toolchain that made it.
     pub toolchain: ToolchainIdentity,
-    /// What nvcc said.
+    /// The output of nvcc.
     pub log: String,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Entry {
 }
 
 impl Cache {
-    /// `$MPK_CACHE_DIR`, else `$XDG_CACHE_HOME/mpk`, else `~/.cache/mpk`.
+    /// `$MPK_CACHE_DIR`, otherwise `$XDG_CACHE_HOME/mpk`, otherwise `~/.cache/mpk`.
     ///
     /// # Errors
     /// None of the variables is set.
@@ -61,26 +61,27 @@ impl Cache {
             .ok_or_else(|| problem(Path::new("~/.cache/mpk"), "HOME is not set"))
     }
 
-    /// In a folder of the caller's; a relative one is below the current folder.
+    /// A cache in a folder of the caller's. A relative path starts at the current folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Cache { folder: PrivateFolder::new(folder.into().join(SUBFOLDER)) }
     }
 
-    /// The folder that the files lie in.
+    /// The folder with the files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Code of the folder runs in this process, so it must be this user's alone. One that is not there yet is fine.
+    /// Code from the folder runs in this process, so only this user may be able to write there. The folder need not
+    /// exist.
     ///
     /// # Errors
-    /// It is no folder, or another user's: see [`PrivateFolder::check`].
+    /// It is not a folder, or belongs to another user; see [`PrivateFolder::check`].
     pub fn check(&self) -> Result<(), GpuError> {
         self.folder.check().map_err(|e| problem(self.folder(), e))
     }
 
-    /// The file of `key`: the one made with `toolchain`, or without that the newest of any. One that is damaged, or
-    /// made with another toolchain than its name says, does not count.
+    /// The file of `key`: the one made with `toolchain`, or without a toolchain the newest one. Damaged files, and
+    /// files made with another toolchain than their name says, are ignored.
     pub(super) fn find(
         &self,
         key: &str,
@@ -97,15 +98,18 @@ impl Cache {
                 Ok((description, content)) if toolchain.is_none_or(|t| *t == description.toolchain) => {
                     return Ok(Some(Entry { path, description, content }));
                 }
-                Ok(_) => tracing::warn!("{} was made with another toolchain and is not used", path.display()),
+                Ok(_) => {
+                    tracing::warn!("ignoring {}, which was built with another toolchain", path.display())
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::warn!("{} is not used: {error}", path.display()),
+                Err(error) => tracing::warn!("ignoring {}: {error}", path.display()),
             }
         }
         Ok(None)
     }
 
-    /// The file of `key` after another process made it, and in silence: what [`Cache::find`] finds wrong, it says.
+    /// The file of `key`, after another process may have made it. Reports no problems, because [`Cache::find`] has
+    /// reported them.
     pub(super) fn made_meanwhile(
         &self,
         key: &str,
@@ -117,7 +121,7 @@ impl Cache {
         (description.toolchain == *toolchain).then_some(Entry { path, description, content })
     }
 
-    /// Puts a file in its place, whole or not at all.
+    /// Stores a file, either completely or not at all.
     pub(super) fn store(
         &self,
         key: &str,
@@ -137,7 +141,7 @@ impl Cache {
         Ok(path)
     }
 
-    /// Locks `key`, waiting for another process that compiles it, and gives an empty folder to build in.
+    /// Locks `key`, after waiting for another process that compiles it, and returns an empty folder to build in.
     pub(super) fn build(&self, key: &str) -> Result<Build, GpuError> {
         self.folder.create().map_err(|e| problem(self.folder(), e))?;
         let lock = Lock::wait(self.folder().join(format!("{key}.lock")))?;
@@ -167,7 +171,7 @@ impl Cache {
         Ok(list.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// Removes the build folders of processes that are gone.
+    /// Removes the build folders of processes that have ended.
     fn remove_abandoned(&self) {
         for (path, name, _) in self.folder.files().unwrap_or_default() {
             let Some(key) = name.strip_suffix(".build") else { continue };
@@ -177,7 +181,7 @@ impl Cache {
         }
     }
 
-    /// Removes the oldest files where they are too many; never `kept`.
+    /// Removes the oldest files if there are too many, but never `kept`.
     fn prune(&self, kept: &Path) {
         let mut files = self.folder.files().unwrap_or_default();
         files.retain(|(path, _, metadata)| metadata.is_file() && path != kept);
@@ -192,12 +196,12 @@ impl Cache {
     }
 }
 
-/// The right to compile a key, and a folder to do it in that goes with it; a signal waits until both are gone.
+/// The right to compile a key, with a folder for it. A signal waits until both are dropped.
 #[derive(Debug)]
 pub(super) struct Build {
     folder: PathBuf,
     _lock: Lock,
-    // Last: fields are dropped in this order.
+    // Declared last, because fields are dropped in this order.
     _signals: Held,
 }
 
@@ -214,7 +218,7 @@ impl Drop for Build {
     }
 }
 
-/// An exclusive lock of a file, which is removed with it.
+/// An exclusive lock on a file. The file is removed with the lock.
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
@@ -222,7 +226,7 @@ struct Lock {
 }
 
 impl Lock {
-    /// Waits until the lock is free: its holder compiles, and the lock ends with that process.
+    /// Waits until the lock is free. Its holder is compiling, and the lock ends with that process.
     fn wait(path: PathBuf) -> Result<Self, GpuError> {
         let started = Instant::now();
         let mut next_message = Duration::from_secs(2);
@@ -231,7 +235,7 @@ impl Lock {
                 return Ok(lock);
             }
             if started.elapsed() >= next_message {
-                tracing::info!("waiting for another process that compiles the same kernel");
+                tracing::info!("waiting for another process that is compiling the same kernel");
                 next_message *= 4;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -247,7 +251,7 @@ impl Lock {
             Err(TryLockError::WouldBlock) => return Ok(None),
             locked => locked?,
         }
-        // The one who had it may have removed the file after we opened it.
+        // The previous holder may have removed the file after we opened it.
         let ours = file.metadata()?;
         match fs::metadata(path) {
             Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
@@ -262,7 +266,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While it is still locked: nobody else can have locked this file.
+        // Removed while it is still locked, so nobody else can have locked this file.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -275,9 +279,9 @@ fn read(path: &Path) -> io::Result<(Description, Vec<u8>)> {
     decode(fs::read(path)?).ok_or_else(|| io::Error::other("it is damaged"))
 }
 
-/// The content first, so that tools and the loader can read the file as what it is.
+/// The content comes first, so that tools and the loader can read the file as what it is.
 fn encode(description: &Description, content: &[u8]) -> Vec<u8> {
-    // A struct of strings and numbers always has a JSON form.
+    // A struct of strings and numbers can always be written as JSON.
     let description = serde_json::to_vec(description).unwrap_or_default();
     let mut bytes = Vec::with_capacity(content.len() + description.len() + TRAILER_BYTES);
     bytes.extend_from_slice(content);

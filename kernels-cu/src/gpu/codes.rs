@@ -1,4 +1,4 @@
-//! Which code each task runs.
+//! The kernel variant that each task runs.
 
 use super::GpuError;
 use crate::abi;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use taskgraph::task_graph::{Operand, Place, Space, Task, TaskGraph, core_types};
 
-/// One specialised code: a C++ type of a task type's `gpu.cuh`.
+/// One kernel variant: a C++ type from the `gpu.cuh` of a task type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Expression {
     /// Name of the task type, and of the folder whose `gpu.cuh` has the type's template.
@@ -18,12 +18,12 @@ pub struct Expression {
 }
 
 impl Expression {
-    /// A list as text, to send it to other ranks.
+    /// A list as text, for sending it to other ranks.
     pub fn to_text(list: &[Expression]) -> String {
         list.iter().map(|e| format!("{}\t{}\n", e.task_type, e.code)).collect()
     }
 
-    /// A list from [`Expression::to_text`]; lines of another form are left out.
+    /// Reads a list from [`Expression::to_text`]. Lines in another format are skipped.
     pub fn from_text(text: &str) -> Vec<Expression> {
         let split = text.lines().filter_map(|line| line.split_once('\t'));
         split
@@ -32,7 +32,7 @@ impl Expression {
     }
 }
 
-/// The sorted union of lists of codes.
+/// The sorted union of lists of kernel variants.
 pub fn merge<'a>(lists: impl IntoIterator<Item = &'a [Expression]>) -> Vec<Expression> {
     let mut union: Vec<Expression> = lists.into_iter().flatten().cloned().collect();
     union.sort();
@@ -40,18 +40,18 @@ pub fn merge<'a>(lists: impl IntoIterator<Item = &'a [Expression]>) -> Vec<Expre
     union
 }
 
-/// The codes of some graphs.
+/// The kernel variants of some graphs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskCodes {
-    /// All codes, sorted, no two equal.
+    /// All kernel variants, sorted and distinct.
     pub expressions: Vec<Expression>,
-    /// For each graph each task's `mpk_task.code`: an index in `expressions`, or `MPK_NO_CODE`.
+    /// For each graph, the `mpk_task.code` of each task: an index in `expressions`, or `MPK_NO_CODE`.
     pub graphs: Vec<Vec<u32>>,
 }
 
 impl TaskCodes {
-    /// Makes the tasks' codes count in `union`, which becomes `expressions`: a sorted list that has all of them (see
-    /// [`merge`]). A code that `union` lacks becomes `MPK_NO_CODE`.
+    /// Renumbers the tasks' kernel variants by `union`, which becomes `expressions`: a sorted list that contains all of
+    /// them (see [`merge`]). A variant that `union` lacks becomes `MPK_NO_CODE`.
     pub fn renumber(&mut self, union: Vec<Expression>) {
         let new: Vec<u32> = self
             .expressions
@@ -65,11 +65,11 @@ impl TaskCodes {
     }
 }
 
-/// Every task's code. Tasks of the same variant whose operands have the same form have the same code, so each
-/// folder is asked once for them.
+/// The kernel variant of every task. Tasks of the same variant whose operands have the same form run the same kernel
+/// variant, so their folder is asked only once.
 ///
 /// # Errors
-/// [`GpuError::Unsupported`] for the first task that the GPU code can't run.
+/// [`GpuError::Unsupported`] for the first task that the GPU code cannot run.
 pub fn task_codes(graphs: &[TaskGraph]) -> Result<TaskCodes, GpuError> {
     task_codes_of(graphs, &|name| Code::of(name))
 }
@@ -93,7 +93,7 @@ fn task_codes_of(graphs: &[TaskGraph], code_of: &dyn Fn(&str) -> Code) -> Result
     Ok(codes)
 }
 
-/// Codes of one graph's tasks, numbered as `found` met them.
+/// Kernel variants of one graph's tasks, numbered in the order in which `found` got them.
 fn graph_codes(
     graph: &TaskGraph,
     code_of: &dyn Fn(&str) -> Code,
@@ -109,7 +109,7 @@ fn graph_codes(
             Some(Code::Nothing) => abi::MPK_NO_CODE,
             Some(code) => {
                 site_key(graph, task, &forms, &mut key);
-                // Tasks of one operator lie side by side.
+                // The tasks of one operator are adjacent.
                 if key != last_key {
                     last_code = match known.get(key.as_slice()) {
                         Some(&code) => code,
@@ -132,7 +132,7 @@ fn graph_codes(
     Ok(codes)
 }
 
-/// What a task type's tasks run.
+/// What the tasks of a task type run.
 enum Code {
     Nothing,
     Lacking,
@@ -155,7 +155,7 @@ impl Code {
     }
 }
 
-/// Of an operand what its tensor decides.
+/// The part of an operand that its tensor determines.
 struct TensorForm {
     dtype: u8,
     layout: u8,
@@ -172,7 +172,7 @@ impl TensorForm {
         }
     }
 
-    /// The operand without its address; every peer is rank 0.
+    /// The operand without its address. Every peer is rank 0.
     fn operand(&self, operand: &Operand) -> abi::mpk_operand {
         abi::mpk_operand {
             addr: 0,
@@ -191,14 +191,14 @@ impl TensorForm {
     }
 }
 
-/// Operands of a task, inputs first.
+/// The operands of a task, inputs first.
 fn operands<'g>(graph: &'g TaskGraph, task: &Task) -> &'g [Operand] {
     let first = task.first_operand as usize;
     let count = usize::from(task.num_inputs) + usize::from(task.num_outputs);
     graph.operands.get(first..first + count).unwrap_or_default()
 }
 
-/// All that the code may depend on, as words.
+/// Everything that the code may depend on, as words.
 fn site_key(graph: &TaskGraph, task: &Task, forms: &[TensorForm], key: &mut Vec<u32>) {
     key.clear();
     key.push(u32::from(task.variant) | u32::from(task.task_type) << 16);
@@ -244,7 +244,7 @@ fn unsupported(graph: &TaskGraph, task: &Task, reason: String) -> GpuError {
     }
 }
 
-/// A quick hash of short lists of words, whose values come from our own builder.
+/// A fast hash for short lists of words. The values come from our own builder.
 #[derive(Default)]
 struct Words(u64);
 
@@ -275,7 +275,7 @@ mod tests {
 
     const LINEAR: u16 = 6;
 
-    /// As a task folder would: by dtype, a parameter and the last dimension.
+    /// Like a task folder: by dtype, a parameter and the last dimension.
     fn linear(site: &GpuSite<'_>) -> Result<String, String> {
         let ([x, w], [y]) = (site.inputs, site.outputs) else { return Err("operands".to_string()) };
         if w.layout != abi::MPK_LAYOUT_FRAGMENT as u8 {
@@ -288,7 +288,7 @@ mod tests {
         if name == "linear" { Code::Of(linear) } else { Code::of(name) }
     }
 
-    /// `count` tasks, of `columns` columns in turn, on packed weights.
+    /// `count` tasks on packed weights, with `columns` columns in turn.
     fn graph(count: u32, columns: &[u32], backend: Backend) -> TaskGraph {
         let entry = |name: &str, dtype, dims: [u32; 2], tiled| TensorEntry {
             name: name.to_string(),
@@ -391,7 +391,7 @@ mod tests {
         let took = started.elapsed();
         println!("400,000 tasks: {took:?}");
         assert_eq!(codes.expressions.len(), 3);
-        // Twenty times what a quiet machine takes in a release build.
+        // Twenty times the duration on a quiet machine in a release build.
         assert!(cfg!(debug_assertions) || took < Duration::from_secs(1), "{took:?}");
     }
 

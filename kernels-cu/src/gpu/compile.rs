@@ -1,4 +1,4 @@
-//! From codes to a cubin.
+//! Compiles kernel variants to a cubin.
 
 use super::cache::{Build, Description, Entry};
 use super::{
@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 pub struct Cubin {
     /// The ELF file that the driver loads.
     pub bytes: Vec<u8>,
-    /// It was there, or another process has just made it.
+    /// It was in the cache, or another process has just made it.
     pub from_cache: bool,
-    /// The cache's file.
+    /// Its file in the cache.
     pub path: PathBuf,
-    /// Hash of everything but the toolchain that decides it.
+    /// Hash of everything that determines it except the toolchain.
     pub key: String,
-    /// What it was made with; `nvshmem` is the version that the host library must be compatible with.
+    /// The toolchain that made it. The host library must be compatible with the version in `nvshmem`.
     pub toolchain: ToolchainIdentity,
-    /// What nvcc said, registers and spills of the kernel among it.
+    /// The output of nvcc, including the kernel's registers and spills.
     pub log: String,
-    /// How long finding or making it took.
+    /// The time to find or make it.
     pub took: Duration,
 }
 
-/// The cubin with these codes: from the cache, or made by nvcc. Of several processes that want the same one, one
-/// compiles and the others wait. Needs no toolchain where the cache has it.
+/// The cubin with these kernel variants, from the cache or compiled by nvcc. If several processes need the same cubin, one
+/// compiles it and the others wait. Needs no toolchain if it is in the cache.
 ///
 /// # Errors
-/// There is no toolchain, nvcc refuses the source, or the cache can't be used.
+/// There is no toolchain, nvcc refuses the source, or the cache cannot be used.
 pub fn compile(
     expressions: &[Expression],
     options: &CompileOptions,
@@ -67,7 +67,7 @@ pub(super) fn compile_with(
     })
 }
 
-/// The file of `key`, and whether it was there: otherwise `make` gives its content and what was said on the way.
+/// The file of `key`, and whether it was cached. If it was not, `make` returns its content and the compiler's output.
 pub(super) fn cached(
     cache: &Cache,
     key: &str,
@@ -89,8 +89,11 @@ pub(super) fn cached(
     if !content.starts_with(b"\x7fELF") {
         return Err(GpuError::Compile {
             command: toolchain.nvcc.path.display().to_string(),
-            status: "it ended well".to_string(),
-            output: format!("  but its {extension} file of {} bytes is no ELF file\n{log}", content.len()),
+            status: "it ended without an error".to_string(),
+            output: format!(
+                "  but its {extension} file of {} bytes is not an ELF file\n{log}",
+                content.len()
+            ),
             fix: None,
         });
     }
@@ -99,7 +102,7 @@ pub(super) fn cached(
     Ok((Entry { path, description, content }, false))
 }
 
-/// nvcc's options that decide the code, but for the macros, which are in the source.
+/// nvcc's options that affect the code, except for macros, which are in the source.
 fn flags(options: &CompileOptions) -> Vec<String> {
     let mut flags: Vec<String> =
         embedded::INCLUDE_FOLDERS.iter().map(|folder| format!("-I{folder}")).collect();
@@ -109,9 +112,9 @@ fn flags(options: &CompileOptions) -> Vec<String> {
         "-O3",
         "-lineinfo",
         "-Xptxas=-v",
-        // No host code is kept.
+        // No host code is kept, so any host compiler will do.
         "-allow-unsupported-compiler",
-        // Of CUDA's headers and of functions that one model does not use.
+        // Warnings about CUDA's headers, and about functions that a model does not use.
         "-diag-suppress=177",
     ] {
         flags.push(flag.to_string());
@@ -119,7 +122,7 @@ fn flags(options: &CompileOptions) -> Vec<String> {
     flags
 }
 
-/// Registers of a multiprocessor, which holds one block of the persistent kernel. A thread gets them in eights.
+/// Registers of a multiprocessor, which runs one block of the persistent kernel. Threads get them in units of eight.
 const REGISTERS: u32 = 65_536;
 
 /// What nvcc makes code for.
@@ -127,7 +130,7 @@ pub(super) fn code_flag(architecture: Architecture) -> String {
     format!("-gencode=arch={},code={architecture}", architecture.virtual_name())
 }
 
-/// Runs nvcc in `folder`: the cubin, and what was said.
+/// Runs nvcc in `folder`. Returns the cubin and nvcc's output.
 fn make(
     text: &str,
     options: &CompileOptions,
@@ -149,11 +152,11 @@ fn make(
         None => run(&["-cubin", "-o", "model.cubin", "model.cu"], &flags)?,
         Some(NvshmemFiles { include, lib, .. }) => {
             flags.push(nvcc::joined("-I", include));
-            // Functions that are linked do not know the kernel's launch bounds, and one that takes more registers than the
-            // kernel may have does not link.
+            // Linked functions do not know the kernel's launch bounds. A function that needs more registers than the
+            // kernel may have cannot be linked.
             let registers = REGISTERS / options.config.block_threads / 8 * 8;
             flags.push(format!("-maxrregcount={registers}").into());
-            // Device code alone: NVSHMEM's host side takes seconds.
+            // Compiles device code only, because NVSHMEM's host side takes seconds.
             let compiled = run(&["-cubin", "-rdc=true", "-o", "relocatable.cubin", "model.cu"], &flags)?;
             let link =
                 [code_flag(options.architecture).into(), nvcc::joined("-L", lib), "-lnvshmem_device".into()];

@@ -29,7 +29,7 @@ impl Setting {
         self.root.path().join("log")
     }
 
-    /// How often the stand-in ran.
+    /// How often the stand-in has run.
     fn runs(&self) -> usize {
         fs::read_to_string(self.log()).map_or(0, |log| log.lines().count())
     }
@@ -106,7 +106,7 @@ fn what_decides_the_code_decides_the_file() {
     }
     let newer = setting.compile(&options, toolchain("b")).unwrap();
     assert!(!newer.from_cache && newer.key == first.key && newer.path != first.path);
-    // Without a toolchain the newest counts.
+    // Without a toolchain, the newest file is used.
     let time = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
     fs::File::options().write(true).open(&first.path).unwrap().set_modified(time).unwrap();
     let found = setting.compile(&options, no_toolchain()).unwrap();
@@ -158,7 +158,7 @@ fn no_other_user_may_write_where_the_code_comes_from() {
         assert!(setting.compile(&options, toolchain).unwrap().from_cache);
         assert_eq!(mode(), 0o700);
     }
-    // Only root can give files away.
+    // Only root can change the owner of a file.
     const NOBODY: Option<u32> = Some(65534);
     if chown(&made.path, NOBODY, None).is_err() {
         return;
@@ -207,7 +207,7 @@ fn failure_leaves_nothing_and_says_what_was_run() {
     assert_eq!(error.exit_status(), 4);
     assert!(setting.compile(&setting.options(&[("FORGETS", "1")]), toolchain("a")).is_err());
     let error = setting.compile(&setting.options(&[("MAKES", "nothing")]), toolchain("a")).unwrap_err();
-    assert!(error.to_string().contains("cubin file of 0 bytes is no ELF file"), "{error}");
+    assert!(error.to_string().contains("cubin file of 0 bytes is not an ELF file"), "{error}");
     assert_eq!(setting.files(), Vec::<String>::new());
     let mut absent = toolchain("a");
     absent.as_mut().unwrap().nvcc.path = "/no/such/nvcc".into();
@@ -243,14 +243,14 @@ fn folders_of_any_name_reach_nvcc() {
     assert_eq!(setting.runs(), 2);
 }
 
-/// A signal ends the process as if nothing were compiled, but nvcc and its folder do not outlive it. The process is
-/// this program again, since a signal meets all of it.
+/// A signal ends the process as if nothing were being compiled, and neither nvcc nor its folder remain. The process is
+/// this program again, because a signal affects the whole process.
 #[test]
 fn a_signal_ends_nvcc_and_leaves_nothing() {
     const CHILD: &str = "MPK_TEST_COMPILES_IN";
     if let Some(root) = std::env::var_os(CHILD) {
         for signal in [libc::SIGINT, libc::SIGTERM] {
-            // SAFETY: the default action needs nothing of ours; who started the tests may have them ignored.
+            // SAFETY: the default action needs nothing of ours. The parent of the tests may have ignored them.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         crate::signals::install().unwrap();

@@ -1,4 +1,4 @@
-//! The GPU sources that are part of this binary: a model is compiled where no repository is.
+//! The GPU sources that are embedded in this binary, so that a model can be compiled without the repository.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::sync::OnceLock;
 // `FILES`: path below `kernels-cu` and content, sorted by path (see `build.rs`).
 include!(concat!(env!("OUT_DIR"), "/gpu_sources.rs"));
 
-/// Folders that `#include` searches, below the one that [`write`] filled.
+/// Folders that `#include` searches, relative to the one that [`write`] filled.
 pub(super) const INCLUDE_FOLDERS: &[&str] = &["include", "protocol", "src"];
 
-/// For development: the folder `kernels-cu` of a checkout, whose sources are read instead of the embedded ones. A change
-/// of a kernel then needs no build of this crate. A new file still does.
+/// For development: the folder `kernels-cu` of a checkout, whose sources are used instead of the embedded ones. After a
+/// change to a kernel, this crate need not be built again; only a new file needs a build.
 const OVERRIDE: &str = "MPK_GPU_SOURCES";
 
-/// The build makes this file, so no checkout has it: the binary's own is always taken.
+/// The build generates this file, so no checkout has it. The embedded one is always used.
 const GENERATED: &str = "include/mpk/abi_layout.h";
 
 fn override_folder() -> Option<&'static PathBuf> {
@@ -22,7 +22,8 @@ fn override_folder() -> Option<&'static PathBuf> {
     FOLDER.get_or_init(|| std::env::var_os(OVERRIDE).filter(|v| !v.is_empty()).map(PathBuf::from)).as_ref()
 }
 
-/// Every source: its path and its content. One that the override's folder lacks is empty here, and an error in [`write`].
+/// Every source: its path and content. One that is missing from the override's folder is empty here, and an error in
+/// [`write`].
 pub(super) fn files() -> &'static [(&'static str, &'static [u8])] {
     static READ: OnceLock<Vec<(&'static str, &'static [u8])>> = OnceLock::new();
     let Some(folder) = override_folder() else { return FILES };

@@ -1,4 +1,4 @@
-//! What can go wrong between a task graph and its cubin.
+//! Errors on the way from a task graph to its cubin.
 
 use std::path::PathBuf;
 use thiserror::Error;
@@ -6,8 +6,8 @@ use thiserror::Error;
 /// Why there is no cubin.
 #[derive(Debug, Error)]
 pub enum GpuError {
-    /// A task type can't run on the GPU, or not with this shape.
-    #[error("graph {graph}, operator {op}: task type {task_type} can't run on the GPU: {reason}")]
+    /// A task type cannot run on the GPU, or not with this shape.
+    #[error("graph {graph}, operator {op}: task type {task_type} cannot run on the GPU: {reason}")]
     Unsupported {
         /// Name of the graph.
         graph: String,
@@ -15,32 +15,32 @@ pub enum GpuError {
         op: String,
         /// Name of the task type.
         task_type: String,
-        /// What the GPU code can't do.
+        /// The reason.
         reason: String,
     },
-    /// No toolchain, not all of it, or an old one.
-    #[error("{what} was not found; looked at\n{probes}")]
+    /// The toolchain, or a part of it, is missing or too old.
+    #[error("{what} was not found in these places:\n{probes}")]
     NotFound {
         /// What was looked for.
         what: String,
-        /// A line for each place.
+        /// One line per place.
         probes: String,
-        /// The variable because of which no other place was looked at.
+        /// The variable that excludes all other places, if it is set.
         variable: Option<&'static str>,
     },
-    /// nvcc refused the source, or could not work.
+    /// nvcc refused the source, or could not run.
     #[error("nvcc failed ({status})\n  {command}\n{output}")]
     Compile {
         /// The command, to type again.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
         /// The last lines that it printed.
         output: String,
-        /// Where the machine lacks something: what to do.
+        /// The fix, if the machine lacks something.
         fix: Option<&'static str>,
     },
-    /// The cache's folder can't be used.
+    /// The cache folder cannot be used.
     #[error("the folder of compiled kernels, {}: {problem}", path.display())]
     Cache {
         /// The folder or file.

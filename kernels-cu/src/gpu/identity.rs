@@ -1,4 +1,4 @@
-//! What decides a cubin: the sources and options, and of the toolchain what it says of itself.
+//! The identity of a cubin: the sources and options, and the toolchain's description of itself.
 
 use super::{CompileOptions, embedded};
 use serde::{Deserialize, Serialize};
@@ -25,11 +25,11 @@ impl fmt::Display for NvshmemVersion {
 /// The toolchain that made a cubin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolchainIdentity {
-    /// What `nvcc --version` says of its build.
+    /// The build description in `nvcc --version`.
     pub nvcc: String,
-    /// NVSHMEM's headers and device library; `None` where the cubin needs none.
+    /// Version of NVSHMEM's headers and device library; `None` if the cubin needs none.
     pub nvshmem: Option<NvshmemVersion>,
-    /// Length of `libnvshmem_device.a`; 0 where the cubin needs none.
+    /// Length of `libnvshmem_device.a`; 0 if the cubin needs none.
     pub nvshmem_device_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ impl ToolchainIdentity {
     }
 }
 
-/// Hash of a compilation, but for the toolchain: 32 hexadecimal digits.
+/// Hash of a compilation without the toolchain: 32 hexadecimal digits.
 pub(super) fn key(kind: &str, source: &str, flags: &[String], options: Option<&CompileOptions>) -> String {
     let mut hash = Fields::default();
     hash.field(kind.as_bytes());

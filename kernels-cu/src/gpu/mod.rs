@@ -1,10 +1,10 @@
-//! The GPU target, as far as no GPU is needed for it: which code each task runs, the model's own CUDA source, and
-//! its compilation to a cubin that a folder on disk keeps.
+//! The part of the GPU target that needs no GPU: the kernel variant of each task, the model's own CUDA source, and its
+//! compilation to a cubin, which is kept in a folder.
 //!
-//! 1. [`task_codes`]: each task's C++ type, asked from its folder; equal ones share one code. Ranks that share one
-//!    cubin unite theirs with [`merge`].
-//! 2. [`source`]: one file with a jump table (a dense switch) over these codes.
-//! 3. [`compile`]: nvcc, or what an earlier run left in the [`Cache`].
+//! 1. [`task_codes`]: the C++ type of each task, from its folder. Equal types are one kernel variant. Ranks that share
+//! a cubin merge their lists with [`merge`].
+//! 2. [`source`]: one file with a jump table (a dense switch) over these kernel variants.
+//! 3. [`compile`]: nvcc, or the result of an earlier run in the [`Cache`].
 
 mod architecture;
 mod cache;

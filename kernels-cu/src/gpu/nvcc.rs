@@ -10,20 +10,18 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Lines of nvcc's output that an error shows.
+/// Number of lines of nvcc's output in an error.
 const SHOWN_LINES: usize = 40;
-/// How often is looked whether nvcc has ended or the user wants it to.
+/// How often to check whether nvcc has ended, or the user wants it to end.
 const TICK: Duration = Duration::from_millis(2);
 
-/// They change the code, and the cache does not know them.
+/// They change the compiled code, and the cache does not know them.
 const HIDDEN_VARIABLES: [&str; 5] =
     ["NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
 
-const NO_START: &str =
-    "set CUDA_HOME to a CUDA toolkit whose bin/nvcc can be run, or run scripts/setup.sh --cuda";
-const NO_HOST_COMPILER: &str =
-    "nvcc needs a C++ compiler: sudo apt-get install g++; where NVCC_CCBIN is set, unset it or name another";
-const NO_ROOM: &str = "set MPK_CACHE_DIR to a folder with room that you may write";
+const NO_START: &str = "set CUDA_HOME to a CUDA toolkit whose bin/nvcc works, or run scripts/setup.sh --cuda";
+const NO_HOST_COMPILER: &str = "nvcc needs a C++ compiler: sudo apt-get install g++; if NVCC_CCBIN is set, unset it or set it to another compiler";
+const NO_ROOM: &str = "set MPK_CACHE_DIR to a writable folder with enough free space";
 
 /// `option` with its value attached, e.g. `-I/folder`.
 pub(super) fn joined(option: &str, value: &Path) -> OsString {
@@ -32,7 +30,7 @@ pub(super) fn joined(option: &str, value: &Path) -> OsString {
     joined
 }
 
-/// Runs `program` in `folder` and gives what it printed.
+/// Runs `program` in `folder` and returns its output.
 pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Result<String, GpuError> {
     let line = arguments.join(OsStr::new(" "));
     let command = format!("cd {} && {} {}", folder.display(), program.display(), line.display());
@@ -56,7 +54,7 @@ pub(super) fn run(program: &Path, arguments: &[OsString], folder: &Path) -> Resu
     }
 }
 
-/// What `program --version` prints, if it ends within `limit`.
+/// The output of `program --version`, if it ends within `limit`.
 pub(super) fn version_text(program: &Path, limit: Duration) -> Result<String, String> {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).process_group(0);
@@ -66,7 +64,8 @@ pub(super) fn version_text(program: &Path, limit: Duration) -> Result<String, St
     }
 }
 
-/// In a process group of its own, so that what nvcc starts ends with it; its temporary files go with the folder.
+/// In a separate process group, so that everything that nvcc starts ends with it. Its temporary files are removed with
+/// the folder.
 fn prepare(program: &Path, arguments: &[OsString], folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(folder).stdin(Stdio::null()).process_group(0).env("TMPDIR", ".");
@@ -76,13 +75,13 @@ fn prepare(program: &Path, arguments: &[OsString], folder: &Path) -> Command {
     command
 }
 
-/// Runs it to its end: how it ended, without that where it was interrupted or took longer than `limit`; and what it
-/// printed. It must be in a process group of its own.
+/// Runs the command to its end. Returns how it ended (`None` if it was interrupted or took longer than `limit`), and
+/// its output. It must be in a separate process group.
 fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<ExitStatus>, String)> {
     let begin = Instant::now();
     let (mut output, input) = io::pipe()?;
     let mut child = command.stdout(input.try_clone()?).stderr(input).spawn()?;
-    // Holds the pipe's other end too.
+    // Also holds the other end of the pipe.
     drop(command);
     let reader = std::thread::Builder::new().spawn(move || {
         let mut text = Vec::new();
@@ -109,14 +108,14 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
     Ok((status, String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Kills it and all that it has started.
+/// Kills the process and everything that it has started.
 fn kill_group(child: &mut Child) -> io::Result<()> {
-    // It leads its group. That it has ended already is no error.
+    // It leads its group. An error if it has already ended is ignored.
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     child.wait().map(|_| ())
 }
 
-/// What to do about this output, where it is the machine that lacks something.
+/// The fix for this output, if the machine lacks something.
 fn fix(output: &str) -> Option<&'static str> {
     let has = |words: &[&str]| words.iter().any(|word| output.contains(word));
     if has(&["host compiler", "Host compiler", "cc1plus"]) {

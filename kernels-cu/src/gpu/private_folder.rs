@@ -1,4 +1,4 @@
-//! Folders whose content this process trusts: kernels that it runs, notes of what is proven.
+//! Folders whose content this process trusts: kernels that it runs, and records of what is proven.
 
 use rustix::process::geteuid;
 use std::fs::{self, DirBuilder, Metadata, Permissions};
@@ -13,32 +13,32 @@ pub struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// The folder at `path`, which need not be there yet; a relative one is below the current folder.
+    /// The folder at `path`, which need not exist. A relative path starts at the current folder.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         PrivateFolder { path: std::path::absolute(&path).unwrap_or(path) }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whoever else owns the folder could put anything there, and whoever else owns a folder or a link above it could put another folder
-    /// in its place. Both are refused; root is no exception, except that root's own folders above it are trusted. A folder of ours that
-    /// others can write to is closed to them, and what they left there is removed. One that is not there yet is fine.
+    /// Another owner of the folder could put anything into it, and another owner of a folder or link above it could replace it. Both are
+    /// refused. root is no exception, except that root's own folders above it are trusted. If others can write to a folder of ours, that
+    /// permission is removed, and so is what they left there. The folder need not exist.
     ///
     /// # Errors
-    /// It is no folder, or it is or lies in another user's; the text says which.
+    /// It is not a folder, or it belongs to another user or is in another user's folder. The text says which.
     pub fn check(&self) -> Result<(), String> {
         self.check_itself()?;
         let user = geteuid().as_raw();
         let unknown = unknown_users();
         let is_trusted = |owner: u32| owner == user || owner == 0 || unknown(owner);
         let refused = |path: &Path, owner: u32| {
-            Err(format!("lies in {}, which belongs to user {owner}, who could replace it", path.display()))
+            Err(format!("is in {}, which belongs to user {owner}, who could replace it", path.display()))
         };
-        // As the path is written: a link on the way leads where its owner wants.
+        // Along the path as written: a link on the way leads where its owner wants.
         for path in self.path.ancestors() {
             if let Ok(metadata) = fs::symlink_metadata(path)
                 && !is_trusted(metadata.uid())
@@ -46,7 +46,7 @@ impl PrivateFolder {
                 return refused(path, metadata.uid());
             }
         }
-        // And where it leads.
+        // And along the path that it resolves to.
         let real = self.path.ancestors().find_map(|path| fs::canonicalize(path).ok());
         for path in real.iter().flat_map(|real| real.ancestors()) {
             match fs::metadata(path) {
@@ -57,7 +57,7 @@ impl PrivateFolder {
         Ok(())
     }
 
-    /// [`PrivateFolder::check`] of the folder itself.
+    /// [`PrivateFolder::check`] for the folder itself.
     fn check_itself(&self) -> Result<(), String> {
         let metadata = match fs::metadata(&self.path) {
             Ok(metadata) => metadata,
@@ -80,10 +80,10 @@ impl PrivateFolder {
         Ok(())
     }
 
-    /// Makes it where it is not there yet.
+    /// Creates it if it does not exist.
     ///
     /// # Errors
-    /// It can't be made, or those of [`PrivateFolder::check`].
+    /// It cannot be created, or the errors of [`PrivateFolder::check`].
     pub fn create(&self) -> Result<(), String> {
         self.check()?;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
@@ -91,10 +91,10 @@ impl PrivateFolder {
         self.check()
     }
 
-    /// Path, name and metadata of all that is in it; nothing where it is not there.
+    /// Path, name and metadata of everything in it. Empty if it does not exist.
     ///
     /// # Errors
-    /// It can't be read.
+    /// It cannot be read.
     pub fn files(&self) -> io::Result<Vec<(PathBuf, String, Metadata)>> {
         let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
@@ -104,7 +104,7 @@ impl PrivateFolder {
         let mut list = Vec::new();
         for entry in entries {
             let entry = entry?;
-            // What another process removes meanwhile is not there.
+            // A file that another process removes meanwhile is skipped.
             if let Ok(metadata) = entry.metadata() {
                 list.push((entry.path(), entry.file_name().to_string_lossy().into_owned(), metadata));
             }
@@ -112,13 +112,16 @@ impl PrivateFolder {
         Ok(list)
     }
 
-    /// From now on only `user`, its owner, can write there.
+    /// From now on, only `user`, its owner, can write there.
     fn close(&self, user: u32) -> io::Result<()> {
-        tracing::warn!("other users could write to {}: from now on they can't", self.path.display());
+        tracing::warn!(
+            "other users could write to {}; this permission has been removed",
+            self.path.display()
+        );
         fs::set_permissions(&self.path, Permissions::from_mode(0o700))?;
         for (path, _, metadata) in self.files()? {
             if metadata.uid() != user {
-                tracing::warn!("{} belongs to user {} and is removed", path.display(), metadata.uid());
+                tracing::warn!("removing {}, which belongs to user {}", path.display(), metadata.uid());
                 remove(&path)?;
             }
         }
@@ -126,7 +129,8 @@ impl PrivateFolder {
     }
 }
 
-/// Tells the users that this process can't know: in a user namespace whoever is not mapped, the system's root too, is shown as nobody.
+/// Recognises users that this process cannot know. In a user namespace, all unmapped users, including the system's root, appear as
+/// nobody.
 fn unknown_users() -> impl Fn(u32) -> bool {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let nobody = read("/proc/sys/kernel/overflowuid").trim().parse::<u32>().ok();
@@ -142,7 +146,7 @@ fn unknown_users() -> impl Fn(u32) -> bool {
     move |user| Some(user) == unknown
 }
 
-/// Removes a file or folder that may not be there.
+/// Removes a file or folder that may not exist.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
@@ -177,7 +181,7 @@ mod tests {
 
         assert!((0..1000).all(|user| !unknown_users()(user)), "users of this system are known");
 
-        // Root's own, to others; another user's, to root.
+        // Root's folder for others; another user's folder for root.
         let root_owned = PrivateFolder::new("/usr");
         if !geteuid().is_root() {
             assert!(root_owned.check().is_err_and(|problem| problem.contains("user 0")));
@@ -191,7 +195,7 @@ mod tests {
             }
         }
 
-        // One of ours, or one that is not there yet, in another user's folder, or behind another user's link.
+        // Our own or a missing folder, inside another user's folder or reached through another user's link.
         let theirs = root.path().join("theirs");
         fs::create_dir_all(theirs.join("ours")).unwrap();
         chown(&theirs, Some(65534), None).unwrap();

@@ -1,4 +1,4 @@
-//! `nvshmemx_collective_launch` for host libraries before 3.8, which do not export it: there it lies in
+//! `nvshmemx_collective_launch` for host libraries before 3.8, which do not export it. There it is in
 //! `libnvshmem_device.a`, with C++ linkage.
 
 use super::{Architecture, Cache, GpuError, NvshmemVersion, Toolchain, compile, identity, nvcc};
@@ -7,17 +7,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A shared object with `extern "C" int mpk_collective_launch(const void* kernel, const unsigned grid[3], const
-/// unsigned block[3], void** args, size_t shared_bytes, void* stream)`; it returns NVSHMEM's status. It uses the
+/// unsigned block[3], void** args, size_t shared_bytes, void* stream)`, which returns NVSHMEM's status. It uses the
 /// `libnvshmem_host.so.3` that is already loaded.
 #[derive(Clone, Debug)]
 pub struct CollectiveShim {
     /// The file.
     pub path: PathBuf,
-    /// Of the device library that it was linked with.
+    /// Version of the device library that it was linked with.
     pub nvshmem: Option<NvshmemVersion>,
 }
 
-/// The declaration stands for NVSHMEM's headers, which take long to compile.
+/// The declaration replaces NVSHMEM's headers, which take long to compile.
 const SOURCE: &str = r#"#include <cuda_runtime.h>
 
 int nvshmemx_collective_launch(const void*, dim3, dim3, void**, size_t, cudaStream_t);
@@ -29,10 +29,10 @@ extern "C" __attribute__((visibility("default"))) int mpk_collective_launch(
 }
 "#;
 
-/// The shim, from the cache or built. Where it fails, the caller launches cooperatively and says so.
+/// The shim, from the cache or newly built. If this fails, the caller launches cooperatively and logs that.
 ///
 /// # Errors
-/// There is no toolchain, or it can't be built.
+/// There is no toolchain, or the shim cannot be built.
 pub fn collective_shim(architecture: Architecture, cache: &Cache) -> Result<CollectiveShim, GpuError> {
     let flags = [
         compile::code_flag(architecture),
@@ -66,7 +66,7 @@ fn make(toolchain: &Toolchain, flags: &[String], folder: &Path) -> Result<(Vec<u
     for argument in ["-o", "collective_launch.so", "collective_launch.cu", "-lnvshmem_device"] {
         arguments.push(argument.into());
     }
-    // nvlink does not know this form, the linker does; the name without the version may not be there.
+    // nvlink does not know this form, but the linker does. The name without the version may not exist.
     arguments.push("-Xlinker=-l:libnvshmem_host.so.3".into());
     let log = nvcc::run(&toolchain.nvcc.path, &arguments, folder)?;
     Ok((fs::read(&object).map_err(|e| failed(&object, e))?, log))

@@ -1,4 +1,4 @@
-//! Where nvcc and NVSHMEM's files for it are.
+//! Finds nvcc and NVSHMEM's files.
 
 use super::{Architecture, GpuError, NvshmemVersion, ToolchainIdentity, nvcc};
 use std::env;
@@ -8,17 +8,17 @@ use std::time::Duration;
 
 /// The oldest CUDA release that compiles the sources.
 const OLDEST_CUDA: (u32, u32) = (12, 4);
-/// The oldest NVSHMEM that has what they call.
+/// The oldest NVSHMEM that has all functions that they call.
 const OLDEST_NVSHMEM: NvshmemVersion = NvshmemVersion { major: 3, minor: 4, patch: 0 };
 
-/// The repository that this crate was built from, and the set-up's folder there.
+/// The repository that this crate was built from, and the folder of its set-up.
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const SETUP_FOLDER: &str = ".setup/nvidia";
-/// The folder that Cargo built to, which may lie elsewhere.
+/// The folder that Cargo built to, which may be elsewhere.
 const BUILT_TO: &str = concat!(env!("OUT_DIR"), "/../../../..");
 const SETUP: &str = "scripts/setup.sh";
 
-/// Longest that `nvcc --version` may take.
+/// Time limit for `nvcc --version`.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
 
 /// A CUDA compiler.
@@ -28,7 +28,7 @@ pub struct Nvcc {
     pub path: PathBuf,
     /// Its release, e.g. (13, 0).
     pub release: (u32, u32),
-    /// What it says of its build.
+    /// Its build description.
     pub build: String,
 }
 
@@ -39,32 +39,32 @@ pub struct NvshmemFiles {
     pub include: PathBuf,
     /// Folder of `libnvshmem_device.a`.
     pub lib: PathBuf,
-    /// Of the headers.
+    /// Version of the headers.
     pub version: NvshmemVersion,
     /// Length of `libnvshmem_device.a`.
     pub device_bytes: u64,
 }
 
-/// What compiles a model.
+/// The tools that compile a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolchain {
     /// The compiler.
     pub nvcc: Nvcc,
-    /// NVSHMEM, where it is wanted.
+    /// NVSHMEM, if it is needed.
     pub nvshmem: Option<NvshmemFiles>,
 }
 
 impl Toolchain {
-    /// Looks for an nvcc that compiles for `architecture`, and for NVSHMEM if it is wanted.
+    /// Looks for an nvcc that compiles for `architecture`, and for NVSHMEM if it is needed.
     ///
     /// # Errors
-    /// What is missing or too old, where it was looked for, and the command that installs it.
+    /// What is missing or too old, the places that were searched, and the command that installs it.
     pub fn find(architecture: Architecture, nvshmem: bool) -> Result<Self, GpuError> {
         let nvcc = Nvcc::find(Some(architecture))?;
         Ok(Toolchain { nvcc, nvshmem: nvshmem.then(NvshmemFiles::find).transpose()? })
     }
 
-    /// What of it decides the code that it makes.
+    /// The properties that affect the compiled code.
     pub fn identity(&self) -> ToolchainIdentity {
         ToolchainIdentity {
             nvcc: self.nvcc.build.clone(),
@@ -76,7 +76,7 @@ impl Toolchain {
 
 impl Nvcc {
     /// The first of `$CUDA_HOME`, `$CUDA_PATH`, `$PATH`, `/usr/local/cuda` and the set-up's folder that works and is
-    /// new enough for `architecture`, or without that for any.
+    /// new enough for `architecture`, or without an architecture for any.
     ///
     /// # Errors
     /// There is none.
@@ -94,15 +94,15 @@ impl Nvcc {
         first(what, None, candidates, PathBuf::as_path, |path| Nvcc::at(path, oldest))
     }
 
-    /// The one at `path`, no older than `oldest`.
+    /// The nvcc at `path`, if it is not older than `oldest`.
     fn at(path: &Path, oldest: (u32, u32)) -> Result<Self, String> {
         if !path.is_file() {
-            return Err("is not there".to_string());
+            return Err("does not exist".to_string());
         }
         let text = nvcc::version_text(path, VERSION_LIMIT)?;
-        let (release, build) = parse_version(&text).ok_or("--version gives no release")?;
+        let (release, build) = parse_version(&text).ok_or("--version prints no release")?;
         if release < oldest {
-            return Err(format!("is of CUDA {}.{}: too old", release.0, release.1));
+            return Err(format!("has CUDA {}.{}, which is too old", release.0, release.1));
         }
         Ok(Nvcc { path: path.to_path_buf(), release, build })
     }
@@ -119,11 +119,11 @@ fn parse_version(text: &str) -> Option<((u32, u32), String)> {
 }
 
 impl NvshmemFiles {
-    /// In `$NVSHMEM_HOME` and nowhere else, if that is set; else the first of the set-up's folder,
-    /// `/usr/local/nvshmem` and where Linux distributions put it.
+    /// Only in `$NVSHMEM_HOME` if that is set. Otherwise in the first of the set-up's folder, `/usr/local/nvshmem` and
+    /// the folders of Linux distributions.
     ///
     /// # Errors
-    /// They are not there, or too old.
+    /// The files are missing or too old.
     pub fn find() -> Result<Self, GpuError> {
         let what = format!("NVSHMEM {OLDEST_NVSHMEM} or later (headers and libnvshmem_device.a)");
         let home = env::var_os("NVSHMEM_HOME").filter(|home| !home.is_empty());
@@ -132,7 +132,7 @@ impl NvshmemFiles {
         first(what, variable, candidates, |place| &place.0, |(include, lib)| NvshmemFiles::at(include, lib))
     }
 
-    /// Those at these folders.
+    /// The files in these folders.
     fn at(include: &Path, lib: &Path) -> Result<Self, String> {
         let header = include.join("non_abi/nvshmem_version.h");
         let text = std::fs::read_to_string(&header).map_err(|e| format!("{}: {e}", header.display()))?;
@@ -145,7 +145,7 @@ impl NvshmemFiles {
         let version =
             NvshmemVersion { major: number("MAJOR")?, minor: number("MINOR")?, patch: number("PATCH")? };
         if version < OLDEST_NVSHMEM {
-            return Err(format!("is {version}: too old"));
+            return Err(format!("has version {version}, which is too old"));
         }
         let library = lib.join("libnvshmem_device.a");
         let device_bytes =
@@ -154,7 +154,7 @@ impl NvshmemFiles {
     }
 }
 
-/// A place to look at, and why there.
+/// A place to check, and the reason for it.
 struct Candidate<P> {
     place: P,
     origin: &'static str,
@@ -163,7 +163,7 @@ struct Candidate<P> {
 /// Folders of the headers and of the library.
 type NvshmemPlace = (PathBuf, PathBuf);
 
-/// The first place that serves; `variable` is the one that names them all.
+/// The first place that works. `variable` is the variable that excludes all other places.
 fn first<P, T>(
     what: String,
     variable: Option<&'static str>,
@@ -180,7 +180,7 @@ fn first<P, T>(
             }
             Err(problem) => {
                 let probe = format!("  {} ({origin}): {problem}", path(&place).display());
-                // A missing header is met once for each folder of the library.
+                // A missing header is found once per folder of the library.
                 if !probes.contains(&probe) {
                     probes.push(probe);
                 }
@@ -190,18 +190,18 @@ fn first<P, T>(
     Err(GpuError::NotFound { what, probes: probes.join("\n"), variable })
 }
 
-/// The set-up's folder, for a program that still lies where it was built. One that was copied elsewhere does not look
-/// there: on another machine that folder may be anybody's.
+/// The set-up's folder, for a program that is still where it was built. A program that was copied elsewhere does not
+/// look there, because on another machine that folder may belong to anybody.
 fn setup_folder(program: Option<PathBuf>) -> Option<PathBuf> {
     let program = program?.canonicalize().ok()?;
     let mut homes = [REPOSITORY, BUILT_TO].iter().filter_map(|home| Path::new(home).canonicalize().ok());
-    // From a package there is no repository around it.
+    // A package has no repository around it.
     let repository =
         Path::new(REPOSITORY).canonicalize().ok().filter(|r| r.join("scripts/setup.sh").is_file())?;
     homes.any(|home| program.starts_with(home)).then(|| repository.join(SETUP_FOLDER))
 }
 
-/// A folder that a variable names: nvcc works in another folder than we do.
+/// A folder named by a variable, made absolute because nvcc runs in another folder.
 fn named(folder: OsString) -> PathBuf {
     std::path::absolute(&folder).unwrap_or_else(|_| folder.into())
 }
@@ -287,7 +287,7 @@ mod tests {
         };
         assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("nvshmem_version.h"));
         header("3.3.20");
-        assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("3.3.20: too old"));
+        assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("3.3.20, which is too old"));
         header("3.8.0");
         assert!(NvshmemFiles::at(&include, &lib).unwrap_err().contains("libnvshmem_device.a"));
         fs::write(lib.join("libnvshmem_device.a"), "1234").unwrap();
@@ -308,10 +308,10 @@ mod tests {
         assert_eq!(list[0].place, Path::new("/a/bin/nvcc"));
         assert!(list[3].place.ends_with(".setup/nvidia/cu13/bin/nvcc"));
         let nothing: Result<(), GpuError> =
-            first("nvcc".to_string(), None, list, PathBuf::as_path, |_| Err("is not there".to_string()));
+            first("nvcc".to_string(), None, list, PathBuf::as_path, |_| Err("does not exist".to_string()));
         let error = nothing.unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("/a/bin/nvcc (CUDA_HOME): is not there"), "{text}");
+        assert!(text.contains("/a/bin/nvcc (CUDA_HOME): does not exist"), "{text}");
         assert!(error.help().is_some_and(|help| help.contains("scripts/setup.sh --cuda")), "{text}");
     }
 
@@ -346,7 +346,7 @@ mod tests {
         assert!(list.iter().all(|c| c.place.0.is_absolute() && c.place.1.is_absolute()));
     }
 
-    /// The stand-in for nvcc that behaves as its name says.
+    /// The stand-in for nvcc with the behaviour that its name says.
     fn stand_in(folder: &Path, name: &str) -> Candidate<PathBuf> {
         let place = folder.join(name);
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/testdata/nvcc");
@@ -366,7 +366,7 @@ mod tests {
         let [old, _] = list();
         let error = Nvcc::first(vec![old], Some(Architecture::Sm100a)).unwrap_err().to_string();
         assert!(error.contains("nvcc of CUDA 12.8 or later, for sm_100a"), "{error}");
-        assert!(error.contains("is of CUDA 12.6: too old"), "{error}");
+        assert!(error.contains("has CUDA 12.6, which is too old"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the contracts of the task types share: checks with messages that name the operand.
+//! Checks that the contracts of the task types share. Their messages name the operand.
 
 use crate::abi;
 use taskgraph::op_graph::Attrs;
@@ -23,7 +23,7 @@ pub fn num_inputs(op: &OpView<'_>, least: usize, most: usize) -> Result<(), OpEr
     Ok(())
 }
 
-/// Two dimensions, neither of them 0 nor over 2^31.
+/// Two dimensions, each from 1 to 2^31.
 pub fn matrix(operand: &OperandView<'_>) -> Result<(u64, u64), OpError> {
     match operand.ty.dims[..] {
         [rows, columns] if rows > 0 && columns > 0 && rows < 1 << 31 && columns < 1 << 31 => {
@@ -65,7 +65,7 @@ pub fn replicated(inputs: usize, outputs: usize) -> ShardRule {
     ShardRule { inputs: vec![Need::Replicated; inputs], outputs: vec![Sharding::Replicated; outputs] }
 }
 
-/// The parts of a tensor that is split on its dimension `dim`.
+/// The parts of a tensor that is split on dimension `dim`.
 pub fn split_parts(sharding: &Sharding, dim: usize) -> Option<&[Part]> {
     match sharding {
         Sharding::Split { dim: d, parts } if *d == dim => Some(parts),
@@ -83,9 +83,9 @@ pub fn local_matrix(ty: &TensorType) -> Result<(u32, u32), OpError> {
     match ty.dims[..] {
         [rows, columns] => match (u32::try_from(rows), u32::try_from(columns)) {
             (Ok(rows), Ok(columns)) => Ok((rows, columns)),
-            _ => Err(OpError(format!("dimensions {rows} x {columns} do not fit 32 bits"))),
+            _ => Err(OpError(format!("dimensions {rows} x {columns} do not fit in 32 bits"))),
         },
-        _ => Err(OpError(format!("a matrix is wanted, not {:?}", ty.dims))),
+        _ => Err(OpError(format!("expected a matrix, found dimensions {:?}", ty.dims))),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn attr_u32(attrs: &Attrs, name: &str) -> Result<Option<u32>, OpError> {
         .transpose()
 }
 
-/// Attribute `name` as a boolean, false where absent.
+/// Attribute `name` as a boolean; false if absent.
 pub fn attr_bool(attrs: &Attrs, name: &str) -> Result<bool, OpError> {
     attrs.get(name).map_or(Ok(false), |v| {
         v.as_bool().ok_or_else(|| OpError(format!("attribute `{name}` must be true or false, not {v}")))
@@ -137,7 +137,7 @@ pub fn attr_dtype(attrs: &Attrs, name: &str) -> Result<Option<DType>, OpError> {
         .transpose()
 }
 
-/// What a gate goes through before it is multiplied: `silu`, the default, or a GELU.
+/// The function that is applied to a gate before it is multiplied: `silu`, the default, or a GELU.
 pub const ACTIVATION: Attribute =
     Attribute::new("activation", AttributeKind::Name(&["silu", "gelu-tanh", "gelu"]));
 

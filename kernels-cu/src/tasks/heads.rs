@@ -1,4 +1,4 @@
-//! What the attention types have in common: the heads of a rank, the rows of a slot, the cache's layout.
+//! Shared parts of the attention types: the heads of a rank, the rows of a slot, the layout of the cache.
 
 use crate::tasks::contract;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use taskgraph::split::Part;
 use taskgraph::task_type::OpError;
 use taskgraph::{Sharding, Split};
 
-/// Most shares that a slot's positions are cut into.
+/// Maximum number of shares of a slot's positions.
 pub const MAX_SPLITS: u32 = 16;
 
-/// Sharding of `qkv` (and of the weight that makes it, on its dimension 0 with `dim` = 0).
+/// Sharding of `qkv`, and with `dim` = 0 of the weight that produces it.
 pub fn qkv_sharding(dim: usize, heads: u64, kv_heads: u64, head_dim: u64) -> Sharding {
     let queries = Part { len: heads * head_dim, split: Split::Queries { heads, head_dim } };
     let key_values = Part { len: kv_heads * head_dim, split: Split::KeyValues { heads, kv_heads, head_dim } };
@@ -28,13 +28,13 @@ pub fn kv_dims(num_pages: u64, kv_heads: u64, page_size: u64, head_dim: u64) -> 
     vec![num_pages, 2 * kv_heads, page_size, head_dim]
 }
 
-/// Region space of `kv_cache` in a graph with `active` slots: [active, kv heads, splits]. An upper bound for
-/// every rank and number of splits.
+/// Region space of `kv_cache` in a graph with `active` slots: [active, kv heads, splits]. An upper bound for every rank
+/// and number of splits.
 pub fn kv_region_dims(active: u32, kv_heads: u64) -> Vec<u64> {
     vec![u64::from(active), kv_heads, u64::from(MAX_SPLITS)]
 }
 
-/// The rows of a tensor with `rows` rows that stand for those of active slot `a` of `active` in regions.
+/// The rows that represent those of active slot `a` of `active` in regions, in a tensor with `rows` rows.
 pub fn row_share(rows: u32, a: u32, active: u32) -> Range<u32> {
     let at = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(active)) as u32;
     at(a)..at(a + 1)
@@ -68,7 +68,7 @@ impl Heads {
         Ok(Heads { heads, kv_heads, head_dim, queries: 0..heads, key_values: 0..kv_heads })
     }
 
-    /// Of one rank, where the operand that is split by heads is (`split`).
+    /// The heads of one rank, if the operand is split by heads (`split`).
     pub(crate) fn local(attrs: &Attrs, sharding: &Sharding, rank: u32, world: u32) -> Result<Heads, OpError> {
         let mut heads = Self::global(attrs)?;
         if let Sharding::Split { .. } = sharding {
@@ -101,12 +101,12 @@ impl Heads {
     }
 }
 
-/// Factor of the scores.
+/// The factor that scores are multiplied by.
 pub(crate) fn scale(attrs: &Attrs, head_dim: u64) -> Result<f64, OpError> {
     Ok(contract::attr_f64(attrs, "scale")?.unwrap_or((head_dim as f64).powf(-0.5)))
 }
 
-/// Rows and active slots of the graph, where each active slot can have a row.
+/// Rows and active slots of the graph. Each active slot must be able to have a row.
 pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpError> {
     match u32::try_from(rows) {
         Ok(rows) if active > 0 && rows >= active => Ok((rows, active)),
@@ -114,7 +114,7 @@ pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpEr
     }
 }
 
-/// What `lay_out_scratch` of slot.h takes.
+/// The number of bytes that `lay_out_scratch` of slot.h needs.
 pub(crate) fn scratch_bytes(head_dim: u64) -> u64 {
     const QUERIES: u64 = 64;
     const BLOCK: u64 = 64;

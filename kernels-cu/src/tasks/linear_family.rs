@@ -1,19 +1,19 @@
-//! What the task types of the linear family share: operands, shardings, tiles.
+//! Shared parts of the task types of the linear family: operands, shardings, tiles.
 //!
-//! The left side of the product is made of `x` row by row (as it is, normed, or gated), rounded once to the
-//! weight's type; the weight `[n, k]` is tiled; bias `[n]` and residual `[rows, n]` (f32) are added to the f32 sums.
+//! The left side of the product is computed from `x` row by row (unchanged, normed, or gated) and rounded once to the
+//! weight's type. The weight `[n, k]` is tiled. Bias `[n]` and residual `[rows, n]` (f32) are added to the f32 sums.
 //!
-//! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1)
-//! need `x` split the same way and give partial sums, to which rank 0 alone adds the bias. An operand that is spread
-//! otherwise is resharded.
+//! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1) need
+//! `x` with the same split and give partial sums; only rank 0 adds the bias. Operands with other shardings are
+//! resharded.
 //!
-//! Of a gated product `[gate | up]` the output is silu(gate) * up, half as wide; attribute `activation` names another
-//! gate than SiLU, as of `silu_mul`.
+//! The output of a gated product `[gate | up]` is silu(gate) * up, half as wide. The attribute `activation` selects
+//! another gate than SiLU, as in `silu_mul`.
 //!
-//! Attributes: `output_dtype` (default: f32 with a row-parallel weight, else the weight's type; with a residual the
-//! output is f32 in any case, the product is not rounded before), `gather_samples` (output row s is made of the
-//! row that yields sample s), `align` (column tiles are multiples of it where that leaves enough of them), and
-//! `eps` of the norm.
+//! Attributes: `output_dtype` (default: f32 with a row-parallel weight, otherwise the weight's type; with a residual
+//! the output is always f32, and the product is not rounded before), `gather_samples` (output row s is computed from
+//! the row that yields sample s), `align` (column tiles are multiples of it if there are enough of them), and `eps` of
+//! the norm.
 
 use crate::abi::{self, mpk_linear_params, params_words};
 use crate::registry::GpuSite;
@@ -31,35 +31,35 @@ use taskgraph::{Attribute, AttributeKind, DType, Knob, Region, Rows, Sharding, T
 /// A member of the family.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// How the left side is made.
+    /// How the left side is computed.
     pub source: Source,
     /// The last input is a residual.
     pub residual: bool,
-    /// The product is [gate | up], each rounded to the output's type, and the output silu(gate) * up. A task has the
-    /// weight's rows for its gates and those for its ups as two operands, and so the bias.
+    /// The product is [gate | up], each rounded to the output's type, and the output is silu(gate) * up. A task has the
+    /// weight's rows for its gates and for its ups as two operands, and likewise the bias.
     pub gated: bool,
 }
 
 /// Index of the params word `push`.
 pub const PUSH_PARAM: usize = 0;
 
-/// Bytes of prepared rows that a task keeps in cache.
+/// Bytes of prepared rows that a task keeps in the cache.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Least and most rows of a chunk: fewer would read the weights too often.
+/// Minimum and maximum number of rows per chunk. With fewer rows, the weights would be read too often.
 const CHUNK_ROWS: (u64, u64) = (96, 480);
 
-/// The columns that a GPU code of normed rows is made for are a multiple of it, so that shapes share code.
+/// GPU code for normed rows is compiled for multiples of this number of columns, so that shapes share code.
 const GPU_COLUMNS_STEP: u32 = 4096;
 
-/// So many workers gate their own outputs rather than all inputs.
+/// With at least this many workers, each gates its own outputs instead of all inputs.
 const GATING_WORKERS: Knob = Knob {
     name: "linear.gating_workers",
     default: 32,
     candidates: &[1, 32, 1 << 16],
-    about: "fewest workers that gate their own outputs, rather than each reader the inputs",
+    about: "minimum number of workers for which each gates its own outputs; with fewer, each reader gates its inputs",
 };
 
-/// What is measured of all members.
+/// The knobs of all members.
 pub const KNOBS: &[&Knob] = &[
     &GATING_WORKERS,
     wide::KNOBS[0],
@@ -71,7 +71,7 @@ pub const KNOBS: &[&Knob] = &[
     wide::KNOBS[6],
 ];
 
-/// The attributes that all members take; `eps` is the norm's.
+/// The attributes of all members. `eps` is that of the norm.
 pub const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("output_dtype", AttributeKind::DType),
     Attribute::new("gather_samples", AttributeKind::Bool),
@@ -101,7 +101,7 @@ impl Family {
         Ok(Operands { norm, weight, bias, residual })
     }
 
-    /// Columns of the product for each of the output.
+    /// Columns of the product per column of the output.
     fn halves(self) -> u64 {
         1 + u64::from(self.gated)
     }
@@ -114,7 +114,7 @@ impl Family {
         let (n, k) = contract::matrix(weight)?;
         if self.gated && n % 2 != 0 {
             return Err(OpError(format!(
-                "`{}` must be the rows of gate and up one after the other, but has {n} rows",
+                "`{}` must hold the rows of gate, then the rows of up, but has {n} rows",
                 weight.name
             )));
         }
@@ -138,7 +138,10 @@ impl Family {
         }
         let gather = contract::attr_bool(op.attrs, "gather_samples")?;
         if gather && x.ty.rows != Rows::Tokens {
-            return Err(OpError(format!("`gather_samples` needs token rows, which `{}` has not", x.name)));
+            return Err(OpError(format!(
+                "`gather_samples` needs token rows, but `{}` does not have them",
+                x.name
+            )));
         }
         let (rows, rows_kind) =
             if gather { (u64::from(op.capacity.samples), Rows::Samples) } else { (rows, x.ty.rows) };
@@ -184,7 +187,7 @@ impl Family {
         }
         let output = match weight.sharding {
             Sharding::Replicated => Sharding::Replicated,
-            Sharding::Partial => return Err(OpError(format!("weight `{}` can't be partial", weight.name))),
+            Sharding::Partial => return Err(OpError(format!("weight `{}` cannot be partial", weight.name))),
             Sharding::Split { dim: 0, parts } => {
                 for (index, dim) in [(at.bias, 0), (at.residual, 1)] {
                     if let Some(index) = index {
@@ -195,7 +198,7 @@ impl Family {
                     [gate, up] if self.gated && gate == up => Sharding::Split { dim: 1, parts: vec![*gate] },
                     _ if self.gated => {
                         return Err(OpError(format!(
-                            "`{}` must be split over the ranks as gate and up, each alike",
+                            "`{}` must be split over the ranks as gate and up, both in the same way",
                             weight.name
                         )));
                     }
@@ -205,7 +208,7 @@ impl Family {
             Sharding::Split { parts, .. } => {
                 if self.residual {
                     return Err(OpError(format!(
-                        "the row-parallel `{}` gives partial sums, which take the residual after the allreduce",
+                        "the row-parallel `{}` gives partial sums, so the residual must be added after the allreduce",
                         weight.name
                     )));
                 }
@@ -225,7 +228,7 @@ impl Family {
     /// The GPU code of a task (`src/gpu/linear.cuh`), for [`crate::registry::Registration::gpu`].
     ///
     /// # Errors
-    /// What of the task that code can't do.
+    /// The reason why that code cannot run the task.
     pub fn gpu(self, site: &GpuSite<'_>) -> Result<String, String> {
         let words = size_of::<mpk_linear_params>() / 4;
         let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
@@ -240,10 +243,10 @@ impl Family {
             return Err("it must have inputs and one output".to_string());
         };
         if params.gated != u32::from(self.gated) {
-            return Err(format!("its parameters say gated {}, its type does not", params.gated));
+            return Err(format!("its parameters say gated {}, but its type does not", params.gated));
         }
         if site.inputs.len() != count {
-            return Err(format!("its parameters tell of {count} inputs, not {}", site.inputs.len()));
+            return Err(format!("its parameters describe {count} inputs, not {}", site.inputs.len()));
         }
         let weight = &site.inputs[1 + norm];
         let (k, stride) = (weight.dims[1], weight.strides[0]);
@@ -254,7 +257,7 @@ impl Family {
         }
         let wanted = if self.source == Source::SiluMul { 2 * u64::from(k) } else { u64::from(k) };
         if u64::from(x.dims[1]) != wanted {
-            return Err(format!("x has {} columns, but the weight takes {wanted}", x.dims[1]));
+            return Err(format!("x has {} columns, but the weight needs {wanted}", x.dims[1]));
         }
         let strided =
             site.inputs.iter().chain([out]).filter(|o| u32::from(o.layout) == abi::MPK_LAYOUT_STRIDED);
@@ -272,7 +275,7 @@ impl Family {
         if out.dtype != abi::MPK_F32_FLAGGED as u8 {
             gpu_float(out)?;
         }
-        // Only rows that are normed are held in registers.
+        // Only rows that are normed are kept in registers.
         let most = if norm == 1 { k.max(1).next_multiple_of(GPU_COLUMNS_STEP) } else { 0 };
         Ok(format!(
             "mpk::gpu::Linear<{}, mpk::gpu::{source}, {most}, {eights}, {}, {}>",
@@ -282,14 +285,14 @@ impl Family {
         ))
     }
 
-    /// Parts of the columns of `x` for a row-parallel weight with these parts.
+    /// Parts of the columns of `x`, for a row-parallel weight with these parts.
     fn columns_of_x(self, parts: &[Part]) -> Vec<Part> {
         if self.source == Source::SiluMul { [parts, parts].concat() } else { parts.to_vec() }
     }
 
-    /// For [`taskgraph::TaskType::fuses`]. A gate that follows the product becomes part of it where the workers
-    /// are so many that each of them gating all of its input would cost more than the few gates of its own output.
-    /// Packed weights are cut at multiples of 16 rows, so that is where the ups must begin.
+    /// For [`taskgraph::TaskType::fuses`]. A gate after the product becomes part of it if there are many workers: gating
+    /// all inputs on each of them would then cost more than gating the few outputs. Packed weights are cut at
+    /// multiples of 16 rows, so the ups must begin at such a row.
     pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
         let gates = self.gated || self.source == Source::SiluMul;
         // The GPU's products gate by SiLU only.
@@ -317,16 +320,16 @@ impl Family {
         aligned && u64::from(target.max_tiles) >= target.tuned(&GATING_WORKERS)
     }
 
-    /// For [`taskgraph::TaskType::expand`]: products of many rows on a GPU that has wide ones.
+    /// For [`taskgraph::TaskType::expand`]: products of many rows, on a GPU with wide products.
     pub fn expand(self, op: &LocalOp<'_>, target: &Target) -> Result<Option<Expansion>, OpError> {
         Ok(self.wide_product(op)?.and_then(|product| wide::expand(&product, op, target)))
     }
 
-    /// The operator as a wide product, if it may be one.
+    /// The operator as a wide product, if it can be one.
     fn wide_product(self, op: &LocalOp<'_>) -> Result<Option<Product>, OpError> {
         let Operands { weight, bias, residual, .. } = self.operands(op.inputs.len())?;
         if contract::activation(op.global.attrs)? != abi::MPK_ACTIVATION_SILU {
-            return Ok(None); // the wide products gate by SiLU only
+            return Ok(None); // wide products support SiLU gates only
         }
         let gathers = contract::attr_bool(op.global.attrs, "gather_samples")?;
         Ok(Some(Product { source: self.source, gated: self.gated, weight, bias, residual, gathers }))
@@ -360,7 +363,7 @@ impl Family {
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[at.weight].sharding).is_some();
         let k_padded = u64::from(k).next_multiple_of(2);
-        // A rank may hold no column at all, where there are fewer of them than ranks.
+        // A rank may hold no column at all if there are fewer columns than ranks.
         let chunk_rows =
             (CHUNK_BYTES / (4 * k_padded.max(2))).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
         let params = mpk_linear_params {
@@ -384,7 +387,7 @@ impl Family {
             if let Some(norm) = at.norm {
                 task.reads.push(Access::new(norm as u8, Region::whole(&[k])));
             }
-            // Of gates, then of ups.
+            // First those of gates, then those of ups.
             let halves =
                 (0..self.halves() as u32).map(|h| (h * columns + tile.start, h * columns + tile.end));
             for (start, end) in halves.clone() {
@@ -415,7 +418,7 @@ impl Family {
     }
 }
 
-/// Attribute `eps`, 1e-6 where absent.
+/// Attribute `eps`; 1e-6 if absent.
 pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
     let eps = contract::attr_f64(op.attrs, "eps")?.unwrap_or(1e-6);
     if !(0.0..1.0).contains(&eps) {
@@ -427,7 +430,7 @@ pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
 /// The C++ name of an operand's float type.
 ///
 /// # Errors
-/// It is no float type.
+/// It is not a float type.
 pub fn gpu_float(operand: &abi::mpk_operand) -> Result<&'static str, String> {
     match u32::from(operand.dtype) {
         abi::MPK_F32 => Ok("MPK_F32"),
@@ -437,10 +440,10 @@ pub fn gpu_float(operand: &abi::mpk_operand) -> Result<&'static str, String> {
     }
 }
 
-/// That the last dimension of these operands is contiguous.
+/// Checks that the last dimension of these operands is contiguous.
 ///
 /// # Errors
-/// One is not.
+/// One of them is not contiguous.
 pub fn gpu_rows_contiguous<'a>(
     operands: impl IntoIterator<Item = &'a abi::mpk_operand>,
 ) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! The family over several ranks: shardings, and that the ranks' shares make up the whole.
+//! Tests of the family on several ranks: shardings, and that the ranks' shares add up to the whole.
 
 use super::{Family, Source};
 use crate::abi;
@@ -46,7 +46,7 @@ fn parts(dim: usize, lengths: &[u64]) -> Sharding {
     Sharding::Split { dim, parts: lengths.iter().map(part).collect() }
 }
 
-/// Indices of a dimension that a rank holds, over all parts.
+/// The indices of a dimension that a rank holds, over all parts.
 fn held(sharding: &Sharding, rank: u32, world: u32, all: u64) -> Vec<usize> {
     let Sharding::Split { parts, .. } = sharding else { return (0..all as usize).collect() };
     let mut start = 0;
@@ -63,7 +63,7 @@ fn take(values: &[f32], columns: usize, rows: &[usize], cols: &[usize]) -> Vec<f
     rows.iter().flat_map(|r| cols.iter().map(move |c| values[r * columns + c])).collect()
 }
 
-/// Runs `linear` on each rank with its share; gives each rank's output.
+/// Runs `linear` on each rank with its share. Returns each rank's output.
 fn run_ranks(
     world: u32,
     rows: u32,
@@ -138,7 +138,7 @@ fn shares_of_the_ranks_make_up_the_whole() {
     let expected = linear(&x, &w, k as usize, Some(&bias), None);
     let all = Sharding::Replicated;
     for world in [1u32, 2, 3, 5, 8] {
-        // row-parallel: the partial sums add up, the bias counted once
+        // row-parallel: the partial sums add up, and the bias is counted once
         let outputs =
             run_ranks(world, rows, (&x, &parts(1, &[k])), (&w, &parts(1, &[k]), n, k), (&bias, &all));
         let sum: Vec<f32> = (0..expected.len()).map(|i| outputs.iter().map(|o| o[i]).sum()).collect();
@@ -178,11 +178,11 @@ fn shardings_follow_the_weight() {
     assert_eq!((rule.inputs, rule.outputs), (wanted, vec![Sharding::Partial]));
     let rule = SILU_MUL.shard(&view(&attrs, &operands, 2), 1).unwrap();
     assert_eq!(rule.outputs, [Sharding::Replicated]);
-    // the partial sums are f32 whatever the weight is
+    // the partial sums are f32 whatever the weight's type is
     assert_eq!(SILU_MUL.infer(&view(&attrs, &operands, 2)).unwrap()[0].dtype, DType::F32);
 
     let heads = Sharding::split(1, 32, Split::Queries { heads: 4, head_dim: 8 });
-    // Where x is split otherwise than the weight, it is exchanged first.
+    // If the split of x differs from the weight's, x is exchanged first.
     let operands = [x(32, heads.clone()), w(parts(1, &[32]))];
     let rule = LINEAR.shard(&view(&attrs, &operands, 2), 2).unwrap();
     assert_eq!(rule.inputs, [Need::Split(parts(1, &[32])), Need::AsIs]);

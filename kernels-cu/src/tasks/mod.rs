@@ -1,5 +1,5 @@
-//! One folder for each task type. Every `pub mod` line here is a registered task type (see `build.rs`): the
-//! module has `pub const REGISTRATION: Registration`. Its headers are read by bindgen, its `cpu*.cpp` compiled.
+//! One folder per task type. Every `pub mod` line here is a registered task type (see `build.rs`): the module has `pub
+//! const REGISTRATION: Registration`. bindgen reads its headers, and its `cpu*.cpp` are compiled.
 
 pub mod add;
 pub mod argmax_partial;

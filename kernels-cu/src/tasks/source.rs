@@ -1,6 +1,6 @@
-//! What a product takes as its left side.
+//! The left side of a product.
 
-/// How the left side is made of `x`.
+/// How the left side is computed from `x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// `x` [rows, k].

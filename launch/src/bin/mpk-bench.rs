@@ -1,5 +1,5 @@
-//! Benchmarks: decode, prefill, the allreduce and tasks inside the running kernel, graph building, memory; and model.json files of real
-//! shapes for `mpk-run`.
+//! Benchmarks: decode, prefill, the allreduce and tasks inside the running kernel, graph building, memory. Also prints
+//! model.json files with real shapes for `mpk-run`.
 
 use clap::{CommandFactory, Parser, Subcommand};
 use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, stream, tasks, tune};
@@ -14,18 +14,22 @@ use std::path::PathBuf;
 use taskgraph::{Target, target};
 
 const NOTES: &str = "\
-Each command prints one JSON object per line. Figures are printed only if the results are right: all ranks computed the same bits, and
-every repetition gave the same tokens or outputs, equal to the reference if there is one. Otherwise the exit status is 4.
+Each command prints one JSON object per line. It prints figures only if the results are right: all ranks \
+computed the same bits, and every repetition gave the same tokens or outputs, equal to the reference if there is \
+one. Otherwise the exit status is 4.
+
+Shapes (real models' sizes with random weights): qwen3-0.6b, qwen3-1.7b, qwen3-8b, qwen3-32b, llama3-70b
 
 Examples:
   mpirun -n 2 mpk-bench decode --model qwen3-0.6b --context 512 --batch 8
   mpk-bench decode --model examples/tiny/model.json --context 64 --budget
   mpirun -n 4 mpk-bench allreduce --bytes 131072 --allreduce one-shot
 
-Shell completions: mpk-bench completions bash|elvish|fish|powershell|zsh
-Manual page: mpk-bench man, mpk-bench man decode";
+Other commands:
+  mpk-bench completions SHELL   Print completions for bash, elvish, fish, powershell or zsh
+  mpk-bench man [COMMAND]       Print the manual page";
 
-/// Benchmarks: whole models, and the parts that their time is made of.
+/// Benchmarks of whole models and of the parts that their time is made of.
 #[derive(Parser)]
 #[command(name = "mpk-bench", version, max_term_width = 110, after_help = NOTES)]
 struct Args {
@@ -35,9 +39,9 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Time needed to build and verify all ranks' graphs.
+    /// Time to build and verify all ranks' graphs.
     Graphs {
-        /// Name of a model shape. May be given several times; by default all shapes.
+        /// Name of a shape. May be given several times. Default: all shapes.
         #[arg(long)]
         model: Vec<String>,
         /// Number of ranks.
@@ -46,7 +50,7 @@ enum What {
         /// Batch size of the decode graph.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
         batch: u32,
-        /// Device of the hardware table, or `cpu` for the CPU target with 2 workers.
+        /// Device to build graphs for (a100, h100, h200, b200), or `cpu` for the CPU target with 2 workers.
         #[arg(long, default_value = "h200")]
         device: String,
         /// How tasks are assigned to workers.
@@ -55,11 +59,11 @@ enum What {
         /// How an allreduce is carried out.
         #[arg(long, value_enum, default_value = "auto")]
         allreduce: Allreduce,
-        /// Number of repetitions; the fastest one is reported.
+        /// Number of repetitions. The fastest one is reported.
         #[arg(long, default_value_t = 3)]
         repeats: u32,
     },
-    /// Memory read rate on huge pages, the best of several patterns: the floor of decode on the CPU.
+    /// Memory read rate, the best of several patterns. It sets the floor of decode on the CPU.
     Memory {
         /// Number of threads.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -68,39 +72,41 @@ enum What {
         #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u32).range(1..))]
         mebibytes: u32,
     },
-    /// Milliseconds of a decode step at a context length: `mpirun -n N mpk-bench decode --model qwen3-8b --context 512 --batch 8`.
+    /// Milliseconds per decode step at a context length: `mpirun -n N mpk-bench decode --model qwen3-8b --batch 8`.
     ///
-    /// Every request has a prompt of CONTEXT tokens and generates STEPS tokens after its first one. The requests whose prompts are
-    /// processed first end first, so the last few steps have a smaller batch.
+    /// Every request holds CONTEXT tokens before the first step that counts. All requests decode together in STEPS
+    /// steps, and only these steps count.
     Decode(Box<decode::Case>),
-    /// Milliseconds of a decode step without products, without waits, without allreduces, beside a plain read of as many bytes:
-    /// `mpk-bench stream --model qwen3-8b --context 512`.
+    /// Where a decode step's time goes: its milliseconds without products, without waits, or without allreduces, beside
+    /// a plain read of the same number of bytes: `mpk-bench stream --model qwen3-8b --context 512`.
     Stream(Box<stream::Case>),
-    /// Milliseconds from prompts to their first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
+    /// Milliseconds from prompts to first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
     Prefill(Box<prefill::Case>),
-    /// Microseconds of an allreduce inside the running kernel, from the last value of a part to the first reader of the sum:
-    /// `mpirun -n N mpk-bench allreduce --bytes 8192`.
+    /// Microseconds per allreduce inside the running kernel, from the last task that writes a partial sum to the first
+    /// task that reads the sum: `mpirun -n N mpk-bench allreduce --bytes 8192`.
     Allreduce(Box<allreduce::Case>),
-    /// Microseconds of a task that does almost no work: in a chain of dependent tasks, and from one task to many and back to one.
+    /// Microseconds per task that does almost no work: in a chain of dependent tasks, and from one task to many and back
+    /// to one.
     Tasks(Box<tasks::Case>),
-    /// Find the fastest choices for a model on this machine, and keep them for later runs: `mpk-bench tune qwen3-8b --tp 2`.
+    /// Find the fastest tuning values for a model on this machine, and keep them for later runs: `mpk-bench tune qwen3-8b
+    /// --tp 2`.
     Tune(Box<tune::Case>),
-    /// Where the time of an iteration goes, from a timeline that mpk-run wrote (`--trace`).
+    /// Where the time of an iteration goes, from a timeline that `mpk-run --trace` wrote.
     Budget {
-        /// Timeline; of decoding, with at least two consecutive iterations.
+        /// Timeline. For decoding, it must hold at least two consecutive decode iterations.
         trace: PathBuf,
         /// Report iterations with prompt tokens instead of decode iterations.
         #[arg(long)]
         prefill: bool,
     },
-    /// Print a model.json of a real model's shape with random weights.
+    /// Print a model.json with the shape of a real model and random weights.
     Model {
-        /// Name of the shape.
+        /// Name of the shape, such as qwen3-8b.
         name: String,
         /// Maximum number of requests that run at once.
         #[arg(long, default_value_t = 1)]
         max_batch: u32,
-        /// Maximum number of tokens of a request, prompt and new.
+        /// Maximum number of tokens of a request, prompt and answer together.
         #[arg(long, default_value_t = 1024)]
         max_seq_len: u32,
         /// Maximum number of prompt tokens in one prefill iteration.
@@ -115,7 +121,11 @@ fn run(args: Args) -> Result<(), AppError> {
             let target = match target::device(&device) {
                 Some(device) => Target::cuda(device),
                 None if device == "cpu" => Target::cpu(2),
-                None => return Err(AppError::input(format!("--device {device}: not in the hardware table"))),
+                None => {
+                    return Err(AppError::input(format!(
+                        "--device {device}: not in the hardware table; it has a100, h100, h200 and b200, and `cpu` is the CPU target"
+                    )));
+                }
             };
             let names: Vec<String> =
                 if model.is_empty() { shapes::NAMES.map(String::from).to_vec() } else { model };

@@ -1,5 +1,5 @@
-//! Looks at graphs: verifies and counts task graphs that `mpk-run --emit-graph` wrote, shows what passes leave of an op
-//! graph, simulates decoding on a described cluster.
+//! Checks and simulates graphs without MPI: verifies task graphs that `mpk-run --emit-graph` wrote, shows an op graph
+//! after each pass, and simulates decoding on a described cluster.
 
 use clap::{CommandFactory, Parser, Subcommand};
 use launch::cli::console::{print_line, tell};
@@ -21,10 +21,11 @@ Examples:
   mpk-graph passes model.json --ranks 4 --device h200 --dump passes/
   mpk-graph schema model
 
-Shell completions: mpk-graph completions bash|elvish|fish|powershell|zsh
-Manual page: mpk-graph man, mpk-graph man simulate";
+Other commands:
+  mpk-graph completions SHELL   Print completions for bash, elvish, fish, powershell or zsh
+  mpk-graph man [COMMAND]       Print the manual page";
 
-/// Verify and describe task_graph.json files; show an op graph after each pass.
+/// Verify, show and simulate graphs, without MPI.
 #[derive(Parser)]
 #[command(name = "mpk-graph", version, max_term_width = 110, after_help = EXAMPLES)]
 struct Args {
@@ -34,32 +35,32 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Verify all graphs of a folder, over all ranks and in succession, and print what they hold.
+    /// Verify all task graphs of a folder, over all ranks and in succession, and print their statistics.
     Check {
         /// Folder with `rank-R.task_graph.json` files.
         folder: PathBuf,
     },
-    /// Run the passes on a model's op graph and print what is left after each one.
+    /// Run the passes on a model's op graph and print its size after each pass.
     Passes {
-        /// model.json.
+        /// A model.json.
         model: PathBuf,
-        /// Write the op graph after each pass to this folder: NN-PASS.json, and NN-PASS.dot for Graphviz.
+        /// Write the op graph after each pass to DIR, as NN-PASS.json and NN-PASS.dot (for Graphviz).
         #[arg(long, value_name = "DIR")]
         dump: Option<PathBuf>,
         /// Number of ranks.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
         ranks: u32,
-        /// Device of the hardware table, such as h200; without it, the CPU target.
+        /// Device to build for (a100, h100, h200, b200). Default: the CPU target.
         #[arg(long)]
         device: Option<String>,
-        /// Workers of the CPU target.
+        /// Number of workers of the CPU target.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
         workers: u32,
-        /// Graph class, such as decode-1; by default the decode graph of max_batch.
+        /// Graph class, such as decode-1. Default: the decode graph of max_batch.
         #[arg(long)]
         graph: Option<String>,
     },
-    /// Simulate decoding on a described cluster, with the verified task graphs that would run there.
+    /// Simulate decoding on a described cluster, with the verified task graphs that would run on it.
     Simulate(SimulateArgs),
     /// Print the JSON schema of a file format.
     Schema {
@@ -76,13 +77,13 @@ enum Format {
     Model,
     /// task_graph.json.
     TaskGraph,
-    /// The `graph` of a model.json.
+    /// The `graph` field of a model.json.
     OpGraph,
-    /// The cluster that `simulate` takes.
+    /// The cluster description for `simulate --cluster`.
     Cluster,
 }
 
-/// Prints a schema as the file of it in the repository has it.
+/// Prints a schema exactly as the repository's file has it.
 fn print_schema(schema: &impl serde::Serialize) -> Result<(), AppError> {
     print_line(&serde_json::to_string_pretty(schema).map_err(|error| AppError::failed(error.to_string()))?)
 }
@@ -100,7 +101,10 @@ fn check(folder: &Path) -> Result<(), AppError> {
         classes.entry(graph.name.clone()).or_default().push(graph);
     }
     if classes.is_empty() {
-        return Err(failed(folder, &"no *.task_graph.json files; write them with mpk-run --emit-graph"));
+        return Err(failed(
+            folder,
+            &"no *.task_graph.json files in this folder; `mpk-run MODEL --ranks N --emit-graph DIR` writes them",
+        ));
     }
     let mut all: Vec<Vec<TaskGraph>> = classes.into_values().collect();
     all.iter_mut().for_each(|graphs| graphs.sort_by_key(|g| g.rank));

@@ -27,13 +27,13 @@ fn main() {
             watched.map_or_else(
                 |error| {
                     launch::cli::program::tell_once(&AppError::environment(format!(
-                        "signals can't be handled: {error}"
+                        "signals cannot be handled: {error}"
                     )))
                 },
                 |signals| launch::cli::run::run(&args, signals),
             )
         }
-        // Under a launcher one rank tells.
+        // Under a launcher only one rank prints.
         Command::Doctor(_) if !first => 0,
         Command::Doctor(args) => {
             launch::cli::logging::init(false);

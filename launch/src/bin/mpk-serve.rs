@@ -24,7 +24,7 @@ fn main() {
     let status = Watched::begin().map_or_else(
         |error| {
             launch::cli::program::tell_once(&AppError::environment(format!(
-                "signals can't be handled: {error}"
+                "signals cannot be handled: {error}"
             )))
         },
         |signals| launch::cli::serve::run(&args, signals),

@@ -21,10 +21,11 @@ Examples:
   mpirun -n 2 mpk-run Qwen/Qwen3-8B --chat --prompt \"Why is the sky blue?\"
   mpirun -n 4 mpk-run model.json --prompt-tokens 1,2,3 --json
   mpk-run model.json --ranks 8 --device h200 --check
-  mpk-run doctor model.json --ranks 4     checks what this machine has for a run
 
-Shell completions: mpk-run completions bash|elvish|fish|powershell|zsh
-Manual page: mpk-run man, mpk-run man doctor";
+Other commands:
+  mpk-run doctor [MODEL] [--ranks N]   Check whether this machine can run a model, and what is missing
+  mpk-run completions SHELL            Print completions for bash, elvish, fish, powershell or zsh
+  mpk-run man [doctor]                 Print the manual page";
 
 /// Run a model as one persistent kernel per rank: `mpirun -n N mpk-run model.json`.
 #[derive(Clone, Debug, Parser)]
@@ -33,30 +34,30 @@ pub struct Args {
     /// A model.json (schema mpk-model/1), a Hugging Face folder, or a hub name such as Qwen/Qwen3-8B that is in the
     /// Hugging Face cache.
     pub model: PathBuf,
-    /// A prompt; replaces those of model.json. May be given several times.
+    /// Prompt text. Replaces the prompts of model.json. May be given several times.
     #[arg(long, value_name = "TEXT", help_heading = PROMPTS)]
     pub prompt: Vec<String>,
-    /// A prompt as token ids, separated by commas. May be given several times.
+    /// Prompt as token ids, separated by commas. May be given several times.
     #[arg(long, value_name = "IDS", help_heading = PROMPTS)]
     pub prompt_tokens: Vec<String>,
-    /// Hold a conversation: each line of standard input is a message, formatted by the checkpoint's chat template. With
-    /// prompts on the command line, each one starts a conversation of its own and is answered once.
+    /// Chat with the model: each line of standard input is a message, formatted with the checkpoint's chat template.
+    /// With --prompt, each prompt starts its own conversation and gets one answer.
     #[arg(long, help_heading = PROMPTS)]
     pub chat: bool,
-    /// An argument of the chat template, such as enable_thinking=false. VALUE is JSON, or else text. May be given
-    /// several times.
+    /// Argument for the chat template, such as enable_thinking=false. VALUE is read as JSON if possible, otherwise as
+    /// text. May be given several times.
     #[arg(long, value_name = "NAME=VALUE", requires = "chat", help_heading = PROMPTS)]
     pub template_argument: Vec<String>,
-    /// All of these in the order of the command line; filled by [`Args::from_command_line`].
+    /// All prompts in the order of the command line. Filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub prompts: Vec<GivenPrompt>,
     /// Maximum number of new tokens per request.
     #[arg(long, value_name = "K", help_heading = PROMPTS)]
     pub max_new_tokens: Option<u32>,
-    /// Do not end an answer at an end-of-sequence token.
+    /// Continue after an end-of-sequence token.
     #[arg(long, help_heading = PROMPTS)]
     pub ignore_eos: bool,
-    /// End an answer before this text. May be given several times; replaces generate.stop of model.json.
+    /// End an answer before this text. Replaces generate.stop of model.json. May be given several times.
     #[arg(long, value_name = "TEXT", help_heading = PROMPTS)]
     pub stop: Vec<String>,
     #[command(flatten)]
@@ -68,7 +69,7 @@ pub struct Args {
     /// Print one JSON object (schema mpk-run/1) instead of text.
     #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
-    /// Write a timeline of all ranks (Chrome trace format) to FILE. It covers the last iterations, up to 20 MB.
+    /// Write a timeline of all ranks to FILE (Chrome trace format). It covers the last iterations, up to 20 MB.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub trace: Option<PathBuf>,
     /// Number of iterations in the timeline, counted from the last one.
@@ -77,55 +78,55 @@ pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
-    /// Build the graphs of this many ranks, without MPI (with --check, --emit-graph, --compile-only). Default: the
-    /// launcher's number of processes, else 1.
+    /// Number of ranks to build graphs for, without MPI (with --check, --emit-graph or --compile-only). Default: the
+    /// launcher's number of processes, otherwise 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = BUILD)]
     pub ranks: Option<u32>,
-    /// Build for this device of the hardware table (a100, h100, h200, b200), without a GPU. Default of --compile-only: the
-    /// machine's GPU, else h200.
+    /// Device to build graphs for, without a GPU (with --check, --emit-graph or --compile-only): a100, h100, h200 or
+    /// b200. Default of --compile-only: this machine's GPU, otherwise h200.
     #[arg(long, value_name = "NAME", help_heading = BUILD)]
     pub device: Option<String>,
-    /// Write every rank's task graphs to DIR; run nothing.
+    /// Write all ranks' task graphs to DIR and exit.
     #[arg(long, value_name = "DIR", help_heading = BUILD)]
     pub emit_graph: Option<PathBuf>,
-    /// Build and verify all ranks' graphs and print their tasks and events; run nothing.
+    /// Build and verify all ranks' graphs, print their tasks and events, and exit.
     #[arg(long, help_heading = BUILD)]
     pub check: bool,
-    /// Compile the GPU code of all ranks' graphs into the cache; run nothing.
+    /// Compile the GPU kernels of all ranks' graphs into the cache, and exit.
     #[arg(long, help_heading = BUILD)]
     pub compile_only: bool,
-    /// Run a user graph this many times in one launch, to time it.
+    /// Run an op graph of your own (`graph` in model.json) this many times in one launch, to time it.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = BUILD)]
     pub iterations: u32,
-    /// Every option in force with its values, as the command line has it; filled by [`Args::from_command_line`].
+    /// Every option in force with its values, as given on the command line. Filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub in_force: Vec<(String, String)>,
 }
 
-/// Check what this machine has for a run, and what is missing: `mpk-run doctor [model.json]`.
+/// Check whether this machine can run a model, and what is missing: `mpk-run doctor [model.json]`.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "mpk-run doctor", bin_name = "mpk-run doctor", version, max_term_width = 110)]
 pub struct DoctorArgs {
-    /// Also check that the memory of this model's ranks fits: a model.json, a Hugging Face folder, or a hub name.
+    /// Model whose memory is checked too: a model.json, a Hugging Face folder, or a hub name.
     pub model: Option<PathBuf>,
-    /// Number of ranks of the planned job.
+    /// Number of ranks that the job will have.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
     pub ranks: u32,
-    /// The backend that must work; auto accepts any.
+    /// Backend that must work. auto accepts any.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
 }
 
-/// What the command line asks for.
+/// The command that the command line names.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// To run or build a model.
+    /// Run or build a model.
     Run(Box<Args>),
-    /// To look at the machine.
+    /// Check the machine.
     Doctor(DoctorArgs),
 }
 
-/// A prompt of the command line: its number among those of its kind, from 0.
+/// A prompt of the command line: its index among the prompts of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivenPrompt {
     /// In [`Args::prompt`].
@@ -143,11 +144,11 @@ impl Args {
     /// Reads the command line.
     ///
     /// # Errors
-    /// Wrong usage; or help or the version is asked for, which is printed in the same way.
+    /// Wrong usage. A request for help or the version is an error too: clap prints it the same way.
     pub fn from_command_line() -> Result<Command, clap::Error> {
         let mut words = std::env::args_os();
         let program = words.next();
-        // A model file of this name is ./doctor.
+        // A model file with this name can be given as ./doctor.
         if words.next().is_some_and(|word| word == "doctor") {
             return Ok(Command::Doctor(DoctorArgs::try_parse_from(program.into_iter().chain(words))?));
         }
@@ -192,25 +193,25 @@ impl Args {
         pairs.collect()
     }
 
-    /// True where nothing is run: graphs are built for `--ranks` ranks without MPI.
+    /// True if graphs are only built, for `--ranks` ranks without MPI, and nothing runs.
     pub fn builds_only(&self) -> bool {
         self.check || self.emit_graph.is_some() || self.compile_only
     }
 
-    /// What the ranks of a job must have in common, by name and value.
+    /// The settings that all ranks of a job must share, by name and value.
     pub fn to_compare(&self) -> Vec<(String, String)> {
-        /// The model is compared by what it holds; groups of options are none.
+        /// The model is compared by its contents, not by its path. clap also lists groups of options, which have no value.
         const LEFT_OUT: [&str; 5] = ["model", "log_all_ranks", "Args", "RuntimeArgs", "SamplingArgs"];
         let options = self.in_force.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
         let mut values: Vec<(String, String)> =
             options.map(|(name, value)| (format!("--{}", name.replace('_', "-")), value.clone())).collect();
         values.push(("MPK_DEBUG_UNPROTECTED".into(), self.runtime.unprotected().to_string()));
-        // The order of prompts of both kinds.
+        // The order of text prompts and token prompts among each other.
         values.push(("the order of prompts".into(), format!("{:?}", self.prompts)));
         values
     }
 
-    /// What is to be run, with the options that replace values of model.json.
+    /// The model to run, with the options that replace values of model.json.
     pub fn model_spec(&self) -> ModelSpec {
         let mut spec = ModelSpec::path(&self.model);
         spec.overrides = Overrides {
@@ -222,7 +223,7 @@ impl Args {
         spec
     }
 
-    /// How it is run. A deadline that is no time is told by [`Args::contradiction`].
+    /// How to run it. [`Args::contradiction`] reports an invalid deadline.
     pub fn run_config(&self) -> RunConfig {
         RunConfig {
             logprobs: self.logprobs,
@@ -238,17 +239,18 @@ impl Args {
         self.chat && self.prompts.is_empty() && !self.builds_only()
     }
 
-    /// What the options contradict in each other, if anything.
+    /// The first contradiction between options, if there is one.
     pub fn contradiction(&self) -> Option<String> {
         if self.is_conversation() && (self.json || self.logprobs > 0) {
             return Some(
-                "--json and --logprobs need prompts; --chat without a prompt is a conversation".into(),
+                "--json and --logprobs need a prompt: --chat without --prompt is an interactive conversation"
+                    .into(),
             );
         }
         if !self.builds_only() {
             if self.ranks.is_some() {
                 return Some(
-                    "--ranks builds graphs without MPI and needs --check, --emit-graph or --compile-only; to run on N ranks use `mpirun -n N mpk-run ...`".into(),
+                    "--ranks only builds graphs and needs --check, --emit-graph or --compile-only; to run on N ranks, use `mpirun -n N mpk-run ...`".into(),
                 );
             }
             if self.device.is_some() {

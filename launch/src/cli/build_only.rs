@@ -1,4 +1,4 @@
-//! `--check`, `--emit-graph` and `--compile-only`: graphs of all ranks without MPI and without a GPU.
+//! `--check`, `--emit-graph` and `--compile-only`: the graphs of all ranks, without MPI and without a GPU.
 
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
@@ -20,7 +20,7 @@ use taskgraph::stats::{Stats, class_stats, stats};
 use taskgraph::target::Device;
 use taskgraph::{Target, TaskGraph, target};
 
-/// Builds and verifies what `args` name; prints or writes what they ask for.
+/// Builds and verifies the graphs that `args` name, then prints or writes what `args` ask for.
 pub fn run(args: &Args) -> Result<(), AppError> {
     let mut model = args.model_spec().open()?;
     let source = ModelSource::open(&model)?;
@@ -97,14 +97,14 @@ fn verdict(args: &Args, graph: &str, stats: &Stats) -> Result<(), AppError> {
     print_line(&format!("{graph}: {verdict}\n{stats}"))
 }
 
-/// The GPU that graphs are built for: `--device`, for `--compile-only` also this machine's, else an H200; without
-/// either the CPU target.
+/// The device that graphs are built for: `--device`, or for `--compile-only` this machine's GPU, otherwise an H200.
+/// Without either option, `None`: the CPU target.
 fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     if let Some(name) = &args.device {
         let row = target::device(name).copied().ok_or_else(|| {
             let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
             AppError::input(format!(
-                "--device {name}: not in the hardware table; it has {}",
+                "--device {name}: unknown device; the hardware table has {}",
                 known.join(", ")
             ))
         });
@@ -121,7 +121,7 @@ fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     Ok(row)
 }
 
-/// Writes all ranks' graphs; a file appears whole or not at all.
+/// Writes all ranks' graphs. A file appears complete or not at all.
 fn emit(folder: &Path, all: &[RankGraphs], main: &str) -> Result<(), AppError> {
     std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
     for graph in all.iter().flatten() {

@@ -1,11 +1,11 @@
-//! The values of options that are a choice, with the help of each.
+//! Options with a fixed set of values, and the help text of each value.
 
 use crate::engine::config;
 use crate::model::model_json;
 use clap::ValueEnum;
 use distributed::cuda;
 
-/// An option's values, and what each stands for.
+/// Defines options whose values map one to one to the library's enums.
 macro_rules! choices {
     ($($(#[$doc:meta])* $name:ident for $target:ty { $($(#[$value_doc:meta])* $value:ident),+ $(,)? })+) => {$(
         $(#[$doc])*
@@ -25,82 +25,82 @@ macro_rules! choices {
 }
 
 choices! {
-    /// Which kind of machine runs the tasks.
+    /// What runs the tasks.
     Backend for config::BackendChoice {
         /// CUDA where there is a GPU, otherwise the CPU.
         Auto,
-        /// One persistent kernel per GPU.
+        /// GPUs: one persistent kernel per GPU.
         Cuda,
-        /// Threads.
+        /// CPU: workers are threads.
         Cpu,
     }
     /// How ranks write to each other's memory.
     Transport for cuda::Transport {
         /// Direct stores; NVSHMEM only to ranks whose memory is out of reach.
         Auto,
-        /// Direct stores only; an error if a peer is out of reach.
+        /// Direct stores only; an error if a peer's memory is out of reach.
         P2p,
         /// NVSHMEM only, as between nodes.
         Nvshmem,
-        /// By the hosts, over MPI, for networks that NVSHMEM has no transport for.
+        /// The hosts copy over MPI, for networks without an NVSHMEM transport.
         Host,
     }
     /// How NVSHMEM's ranks find each other.
     Bootstrap for cuda::Bootstrap {
-        /// A token that rank 0 sends over MPI.
+        /// With an id that rank 0 sends over MPI. Works with any MPI.
         UniqueId,
-        /// The MPI communicator.
+        /// With the MPI communicator.
         Mpi,
     }
-    /// How the kernels of several ranks are started.
+    /// How the kernels of several ranks are launched.
     Launch for config::LaunchChoice {
-        /// NVSHMEM's collective launch if it is available, else cooperative.
+        /// NVSHMEM's collective launch if it is available, otherwise cooperative.
         Auto,
         /// cuLaunchCooperativeKernel on each rank.
         Cooperative,
     }
     /// When a request gets pages of the KV cache.
     Kv for model_json::Kv {
-        /// All pages that it can need, when it starts.
+        /// When it starts, it gets all the pages that it may need.
         Reserved,
-        /// Pages as it needs them; when none is left, the youngest request waits.
+        /// It gets pages as it needs them. If none is left, the youngest request waits.
         OnDemand,
     }
-    /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+    /// Whether the KV cache of prompts is kept for later prompts that begin with the same tokens.
     PrefixCache for model_json::PrefixCache {
-        /// Every prompt is computed in full.
+        /// Compute every prompt in full.
         Off,
-        /// What a prompt shares with an earlier one is not computed again.
+        /// Compute only the part of a prompt that follows the pages it shares with an earlier one.
         On,
     }
-    /// How tasks get to workers.
+    /// How tasks are assigned to workers.
     Placement for model_json::Placement {
-        /// Each worker has a fixed list.
+        /// Each worker has a fixed list of tasks.
         Static,
-        /// Events launch tasks through schedulers.
+        /// Schedulers assign tasks when their events complete.
         Dynamic,
     }
     /// How an allreduce is lowered.
     Allreduce for model_json::Allreduce {
-        /// By size: one-shot for few rows, otherwise two-shot (on GPUs) or copies.
+        /// By size: one-shot for few rows, otherwise two-shot on GPUs and copy-reduce on CPUs.
         Auto,
-        /// Copies with signal, then a reduce.
+        /// Each rank copies its part to every peer with a signal, then reduces.
         CopyReduce,
-        /// Flagged words pushed to all ranks: quickest for few rows. Prompts take much memory.
+        /// Each rank pushes flagged words to every peer. Fastest for few rows; prompts need much memory.
         OneShot,
         /// Reduce-scatter, then broadcast.
         TwoShot,
-        /// Over nodes: a sum within each node, an exchange between nodes, the result spread within each node.
+        /// For several nodes: reduce within each node, exchange between nodes, broadcast within each node.
         Hierarchical,
     }
 }
 
-/// Whether measured values are used.
+/// Whether the values that `mpk-bench tune` found are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TuningTable {
-    /// Those that `mpk-bench tune` has kept for this machine, model and number of ranks, if there are any.
+    /// Use the values that `mpk-bench tune` kept for this machine, model and number of ranks, if any.
     Auto,
-    /// None of them: the defaults.
+    /// Use the defaults.
     Off,
 }
 
@@ -108,7 +108,7 @@ pub enum TuningTable {
 mod tests {
     use super::*;
 
-    /// The names on the command line are those of model.json.
+    /// The command line and model.json use the same names.
     fn spelt_alike<T: ValueEnum, U: From<T> + serde::Serialize>() {
         for value in T::value_variants() {
             let name = value.to_possible_value().unwrap().get_name().to_string();

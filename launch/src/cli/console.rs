@@ -9,23 +9,23 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
-/// Standard output as the process was given it, once [`keep_stdout_for_results`] has been called.
+/// The process's original standard output, once [`keep_stdout_for_results`] has been called.
 static KEPT: OnceLock<File> = OnceLock::new();
 
-/// From now on only this module writes to standard output; what libraries print there, such as NVSHMEM with
-/// NVSHMEM_DEBUG, goes to standard error.
+/// Reserves standard output for this module. Whatever libraries print there goes to standard error from now on, such as
+/// NVSHMEM's output with NVSHMEM_DEBUG.
 pub fn keep_stdout_for_results() {
-    // Without a free descriptor all stays as it is.
+    // Without a free descriptor, standard output stays as it is.
     let Ok(own) = std::io::stdout().as_fd().try_clone_to_owned() else { return };
     if KEPT.set(own.into()).is_ok() {
         let _ = dup2_stdout(std::io::stderr());
     }
 }
 
-/// Prints `text` to standard output at once. False where nobody reads it any more, which is no error.
+/// Prints `text` to standard output at once. Returns false if nobody reads standard output any more; that is no error.
 ///
 /// # Errors
-/// It can't be written.
+/// Standard output cannot be written.
 pub fn print(text: &str) -> Result<bool, AppError> {
     let written = match KEPT.get() {
         Some(mut kept) => kept.write_all(text.as_bytes()),
@@ -49,7 +49,7 @@ pub fn print_line(line: &str) -> Result<(), AppError> {
     print(&format!("{line}\n")).map(|_| ())
 }
 
-/// Prints one line to standard error; that it can't be written changes nothing (`eprintln!` would panic).
+/// Prints one line to standard error. A failed write is ignored, where `eprintln!` would panic.
 pub fn tell(line: impl Display) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

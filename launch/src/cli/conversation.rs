@@ -1,4 +1,4 @@
-//! `--chat` without a prompt: a conversation on standard input and output. Each line is a message of the user.
+//! `--chat` without a prompt: a conversation on standard input and output. Each line is a message from the user.
 
 use crate::cli::args::Args;
 use crate::cli::console::{self, tell};
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-/// How soon a signal is looked at.
+/// How often signals are checked while input is awaited.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the messages of a conversation are turned into requests with.
+/// How messages become requests.
 #[derive(Debug)]
 pub struct Conversation {
     template: ChatTemplate,
@@ -33,10 +33,10 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// As the options, model.json and the checkpoint say.
+    /// Takes the settings from the options, model.json and the checkpoint.
     ///
     /// # Errors
-    /// The checkpoint has no tokenizer; an argument of the template is malformed.
+    /// The checkpoint has no tokenizer, or a template argument is malformed.
     pub fn new(
         args: &Args,
         opened: &Opened<'_>,
@@ -44,9 +44,12 @@ impl Conversation {
         sampling: SamplingParams,
     ) -> Result<Conversation, AppError> {
         if opened.source.tokenizer.is_none() {
-            return Err(AppError::input("--chat: the checkpoint has no tokenizer.json"));
+            return Err(AppError::input(
+                "--chat needs a tokenizer, but the checkpoint has no tokenizer.json",
+            )
+            .with_help("copy the model's tokenizer.json into the checkpoint's folder"));
         }
-        // An answer is as long as there is room for, unless it is told.
+        // Without a maximum, an answer may use all the room that is left.
         let max_new_tokens = opened.model.generate.max_new_tokens.unwrap_or(opened.limits.max_seq_len);
         Ok(Conversation {
             template,
@@ -58,15 +61,15 @@ impl Conversation {
         })
     }
 
-    /// Answers line after line until standard input or a signal ends it. On rank 0.
+    /// Answers line after line until standard input ends or a signal arrives. Called on rank 0.
     ///
     /// # Errors
-    /// The template refuses the messages; the engine fails; standard output can't be written.
+    /// The template refuses the messages, the engine fails, or standard output cannot be written.
     pub fn hold(&self, engine: &Engine, interrupts: &Interrupts) -> Result<(), Failure> {
         let Some(tokenizer) = engine.info().tokenizer.as_ref() else { return Ok(()) };
         let terminal = std::io::stdin().is_terminal();
         if terminal {
-            tell("A line is a message. Ctrl-C stops an answer, Ctrl-D ends the conversation.");
+            tell("Type a message and press Enter. Ctrl-C stops an answer, Ctrl-D ends the conversation.");
         }
         let mut lines = Lines::default();
         let mut history: Vec<Value> = Vec::new();
@@ -97,8 +100,9 @@ impl Conversation {
         Ok(())
     }
 
-    /// The request of a conversation. The oldest messages are left out where they don't fit, or leave an answer less than a
-    /// quarter of the room. The inner error: the last message alone does not fit.
+    /// The request for the next answer. The oldest messages are left out if the messages do not fit, or if less than a
+    /// quarter of the room would remain for the answer. The inner error means that even the last message alone does not
+    /// fit.
     fn request(
         &self,
         history: &mut Vec<Value>,
@@ -120,7 +124,7 @@ impl Conversation {
         };
         if left_out > 0 {
             tell(format_args!(
-                "mpk-run: the conversation is longer than max_seq_len = {}: its first {left_out} messages are left out",
+                "mpk-run: the conversation is longer than max_seq_len ({}); its first {left_out} messages are left out",
                 self.limits.max_seq_len
             ));
         }
@@ -132,7 +136,7 @@ impl Conversation {
         }))
     }
 
-    /// Prints an answer as it comes; gives it, or `None` where nobody reads it any more.
+    /// Prints an answer as it arrives and returns it. Returns `None` if nobody reads standard output any more.
     fn answer(&self, handle: &Handle, interrupts: &Interrupts) -> Result<Option<String>, Failure> {
         let mut answer = String::new();
         let mut read = true;
@@ -165,24 +169,24 @@ impl Conversation {
     }
 }
 
-/// SIGINT and SIGTERM of a conversation. The first stops an answer, or ends the conversation while none is under way; one
-/// more, before that has happened, ends the process.
+/// SIGINT and SIGTERM during a conversation. The first signal stops the answer under way, or ends the conversation if there
+/// is none. A second signal before that has happened ends the process.
 #[derive(Debug, Default)]
 pub struct Interrupts {
-    /// Signals that nothing has been done about.
+    /// Signals that have not been acted on yet.
     count: Arc<AtomicU32>,
 }
 
-/// The engine loads.
+/// The engine is loading.
 const LOADING: u32 = u32::MAX;
 
 impl Interrupts {
-    /// From now on. Until [`Interrupts::ready`] is called they do what they do by default.
+    /// Watches signals from now on. Until [`Interrupts::ready`] is called, a signal has its default effect.
     pub fn watch(signals: Watched) -> Interrupts {
         let count = Arc::new(AtomicU32::new(LOADING));
         let seen = Arc::clone(&count);
         signals.watch_each(move || {
-            // Relaxed: nothing else is read on the strength of it.
+            // Relaxed: no other memory is read because of this value.
             let add = |n: u32| (n != LOADING).then_some(n + 1);
             match seen.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
                 Err(_) => Next::ByDefault,
@@ -193,7 +197,7 @@ impl Interrupts {
         Interrupts { count }
     }
 
-    /// The model is there.
+    /// The model is loaded.
     pub fn ready(&self) {
         self.count.store(0, Ordering::Relaxed);
     }
@@ -202,7 +206,7 @@ impl Interrupts {
         !matches!(self.count.load(Ordering::Relaxed), 0 | LOADING)
     }
 
-    /// What there was has been done: the answer is over.
+    /// The answer is over, so earlier signals have had their effect.
     fn answered(&self) {
         self.count.store(0, Ordering::Relaxed);
     }

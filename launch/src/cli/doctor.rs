@@ -1,4 +1,4 @@
-//! `mpk-run doctor`: what this machine has for a run, what is missing, and how to fix it.
+//! `mpk-run doctor`: checks whether this machine can run a model, and says what is missing and how to fix it.
 
 use crate::cli::args::DoctorArgs;
 use crate::cli::choices::Backend;
@@ -19,13 +19,13 @@ use taskgraph::Tuning;
 use taskgraph::builder::BuildOptions;
 use taskgraph::target::{self, Device};
 
-/// How a check went.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Good,
-    /// Works, but see the text.
+    /// Works, with a limit that the text explains.
     Note,
-    /// Missing or wrong; a run that needs it can't be made.
+    /// Missing or wrong. A run that needs it is not possible.
     Missing,
 }
 
@@ -68,7 +68,7 @@ impl Table {
         self.add(what, State::Missing, error.message, error.help);
     }
 
-    /// Something that was not found, and what does not work without it.
+    /// Adds something that was not found, and says what does not work without it.
     fn lack(&mut self, what: &str, error: impl Into<AppError>, lost: &str, state: State) {
         let error = error.into();
         self.add(what, state, format!("{}\n{lost}", error.message), error.help);
@@ -101,7 +101,7 @@ impl Table {
     }
 }
 
-/// Prints the table; the exit status is 0 where a run on the backend asked for is possible, 3 where not.
+/// Prints the table. The exit status is 0 if a run on the requested backend is possible, otherwise 3.
 pub fn run(args: &DoctorArgs) -> i32 {
     let mut table = Table::default();
     let gpus = check_gpus(&mut table);
@@ -128,7 +128,7 @@ pub fn run(args: &DoctorArgs) -> i32 {
     print(&table, status)
 }
 
-/// The exit status and the last line, which says the same.
+/// The exit status, and the last line, which says the same.
 fn verdict(args: &DoctorArgs, gpus: &[Gpu], cuda: bool) -> (i32, String) {
     let launcher = if args.ranks > 1 { format!("mpirun -n {} ", args.ranks) } else { String::new() };
     match args.backend {
@@ -148,7 +148,7 @@ fn verdict(args: &DoctorArgs, gpus: &[Gpu], cuda: bool) -> (i32, String) {
     }
 }
 
-/// Prints the table; gives `status`, or that of a standard output that can't be written.
+/// Prints the table. Returns `status`, or the error's status if standard output cannot be written.
 fn print(table: &Table, status: i32) -> i32 {
     match console::print(&table.text()) {
         Ok(_) => status,
@@ -175,7 +175,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             table.missing(
                 DRIVER,
                 reason,
-                "for GPU runs: sudo apt-get install nvidia-driver-580-open; in a container: docker run --gpus all",
+                "for runs on GPUs: sudo apt-get install nvidia-driver-580-open; in a container: docker run --gpus all",
             );
             return None;
         }
@@ -208,7 +208,9 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
             .map_err(AppError::from)
             .and_then(|row| compile_options(&row, KernelKind::default(), &Tuning::default()))
         {
-            Ok(options) => table.good(&what, format!("{found}, code for {}", options.architecture)),
+            Ok(options) => {
+                table.good(&what, format!("{found}, kernels are compiled for {}", options.architecture))
+            }
             Err(error) => table.missing(&what, found, error.to_string()),
         }
     }
@@ -216,7 +218,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
 }
 
 fn check_toolkit(table: &mut Table, gpus: Option<&(Driver, Vec<Gpu>)>) {
-    // What serves the newest GPU serves all.
+    // A toolkit that supports the newest GPU supports all of them.
     let architectures = gpus.iter().flat_map(|(_, gpus)| gpus).filter_map(|gpu| {
         let (major, minor) = gpu.capability;
         Architecture::from_compute_capability(major, minor)
@@ -231,13 +233,13 @@ fn check_toolkit(table: &mut Table, gpus: Option<&(Driver, Vec<Gpu>)>) {
             check_host_compiler(table, std::env::var_os("NVCC_CCBIN"));
         }
         Err(error) => {
-            let lost = "Without it only models whose kernels are in the cache run on a GPU";
+            let lost = "Without it, only models whose kernels are already in the cache run on a GPU";
             table.lack(NVCC, error, lost, State::Note);
         }
     }
 }
 
-/// What nvcc calls for the host's part: `NVCC_CCBIN`, a program or the folder of one, else gcc.
+/// Checks the host compiler of nvcc: `NVCC_CCBIN` (a program, or the folder of one), otherwise gcc.
 fn check_host_compiler(table: &mut Table, named: Option<OsString>) {
     let program = match named.map(PathBuf::from) {
         Some(folder) if folder.is_dir() => folder.join("gcc"),
@@ -252,10 +254,10 @@ fn check_host_compiler(table: &mut Table, named: Option<OsString>) {
         _ => table.note(
             HOST_COMPILER,
             format!(
-                "{} can't be run: only models whose kernels are in the cache run on a GPU",
+                "{} cannot be run; only models whose kernels are already in the cache run on a GPU",
                 program.display()
             ),
-            "sudo apt-get install g++; where NVCC_CCBIN is set, unset it or name another compiler",
+            "sudo apt-get install g++; if NVCC_CCBIN is set, unset it or set it to another compiler",
         ),
     }
 }
@@ -268,7 +270,7 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
             table.good(NVSHMEM_DEVICE, format!("{} ({})", files.version, files.include.display()));
         }
         Err(error) => {
-            let lost = "Only needed for several ranks on GPUs that do not reach each other's memory, or with --transport nvshmem, where their kernels are not in the cache";
+            let lost = "Needed to compile kernels for several ranks whose GPUs cannot reach each other's memory, or for --transport nvshmem";
             table.lack(NVSHMEM_DEVICE, error, lost, State::Note);
         }
     }
@@ -290,7 +292,7 @@ fn check_nvshmem(table: &mut Table, ranks: u32) {
         Err(error) => {
             let state = if needed { State::Missing } else { State::Note };
             let error = AppError { help: error.help(), ..AppError::environment(error.to_string()) };
-            table.lack(NVSHMEM_HOST, error, "Only several ranks on GPUs need it", state);
+            table.lack(NVSHMEM_HOST, error, "Only runs with several ranks on GPUs need it", state);
         }
     }
 }
@@ -312,9 +314,11 @@ fn check_mpi(table: &mut Table, ranks: u32) {
             }
         }
         _ if ranks > 1 => table.missing("MPI", format!("library {library}; mpirun was not found"), fix),
-        _ => {
-            table.note("MPI", format!("library {library}; mpirun was not found: one rank runs without"), fix)
-        }
+        _ => table.note(
+            "MPI",
+            format!("library {library}; mpirun was not found; one rank runs without it"),
+            fix,
+        ),
     }
 }
 
@@ -357,12 +361,12 @@ fn check_shared_memory(table: &mut Table) {
             "for several ranks on the CPU: mount -o remount,size=1G /dev/shm; in a container: docker run --shm-size=1g",
         ),
         Some(free) => table.good("shared memory", format!("{} free in /dev/shm", gibibytes(free))),
-        None => table.note("shared memory", "/dev/shm can't be looked at", "mount -t tmpfs tmpfs /dev/shm"),
+        None => table.note("shared memory", "/dev/shm cannot be read", "mount -t tmpfs tmpfs /dev/shm"),
     }
 }
 
 fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
-    let fix = "set MPK_CACHE_DIR to a folder that you may write";
+    let fix = "set MPK_CACHE_DIR to a folder that you can write to";
     let cache = match cache {
         Ok(cache) => cache,
         Err(error) => return table.error(CACHE, error),
@@ -371,10 +375,10 @@ fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
     if let Err(error) = cache.check() {
         return table.error(CACHE, error);
     }
-    // What exists of its path decides whether it can be made.
+    // The cache folder may not exist yet. Its nearest existing ancestor decides whether it can be created.
     let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     if !writable(existing) {
-        return table.missing(CACHE, format!("{} can't be written", folder.display()), fix);
+        return table.missing(CACHE, format!("{} is not writable", folder.display()), fix);
     }
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let (count, bytes) = files
@@ -387,7 +391,7 @@ fn writable(folder: &Path) -> bool {
     access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
-/// Whether each GPU holds the ranks of the model that would be on it.
+/// Checks whether each GPU can hold the ranks that would share it.
 fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Result<(), AppError> {
     let model = ModelSpec::path(path).open()?;
     let ModelSource::Model(source) = ModelSource::open(&model)? else {
@@ -421,7 +425,7 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
     Ok(())
 }
 
-/// A run of `ranks` ranks on this node's GPUs lacks nothing.
+/// True if this node's GPUs have everything that a run with `ranks` ranks needs.
 fn cuda_possible(table: &Table, ranks: u32) -> bool {
     let memory = !table.checks.iter().any(|check| check.what == MEMORY) || table.has(MEMORY);
     let nvshmem = ranks == 1 || (table.has(NVSHMEM_HOST) && table.has("MPI"));

@@ -1,4 +1,4 @@
-//! Shell completions and manual pages, made from a program's own command line.
+//! Shell completions and manual pages, generated from a program's own command line.
 
 use crate::cli::console::{print, tell};
 use crate::model::app_error::AppError;
@@ -7,8 +7,8 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use std::ffi::OsString;
 
-/// Serves `PROGRAM completions SHELL` and `PROGRAM man [COMMAND]`; gives the exit status if the command line asks for one of
-/// them. A model file of such a name is ./completions or ./man.
+/// Serves `PROGRAM completions SHELL` and `PROGRAM man [COMMAND]`, and returns the exit status. Returns `None` for other
+/// command lines. A model file with such a name can be given as ./completions or ./man.
 pub fn serve(command: impl FnOnce() -> Command) -> Option<i32> {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let first = words.first()?.to_str()?;
@@ -27,12 +27,12 @@ pub fn serve(command: impl FnOnce() -> Command) -> Option<i32> {
     })
 }
 
-/// The text that is asked for.
+/// The requested text.
 fn generate(command: &mut Command, what: &str, words: &[OsString]) -> Result<String, AppError> {
     let name = command.get_name().to_string();
     if words.len() > 1 {
         return Err(AppError::input(format!(
-            "{what} takes one word, such as `{name} {what} {}`",
+            "{what}: expected one word, such as `{name} {what} {}`",
             example(what)
         )));
     }
@@ -45,11 +45,11 @@ fn generate(command: &mut Command, what: &str, words: &[OsString]) -> Result<Str
         };
         let shell = word.as_deref().and_then(|word| Shell::from_str(word, false).ok()).ok_or_else(|| {
             AppError::input(format!(
-                "completions: name the shell, one of {}: `{name} completions bash`",
+                "completions: name the shell, one of {}, such as `{name} completions bash`",
                 shells()
             ))
         })?;
-        // What this function serves is completed too.
+        // These two commands are not part of `command`, but should be completed too.
         let completions = Command::new("completions")
             .about("Print the completions of a shell")
             .arg(Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)));
@@ -64,7 +64,9 @@ fn generate(command: &mut Command, what: &str, words: &[OsString]) -> Result<Str
                 let names: Vec<&str> =
                     command.get_subcommands().map(Command::get_name).filter(|&name| name != "help").collect();
                 let known = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-                AppError::input(format!("man: no command {word}; there are: {known}"))
+                AppError::input(format!(
+                    "man: no page for {word}; `{name} man` prints the program's own page, and there are: {known}"
+                ))
             })?,
         };
         let page = page.disable_help_subcommand(true);
@@ -73,9 +75,9 @@ fn generate(command: &mut Command, what: &str, words: &[OsString]) -> Result<Str
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The same without what its help hides.
+/// The command without its hidden options.
 fn visible(command: &Command) -> Command {
-    // clap wants names that live as long as the program, which ends after this.
+    // clap needs a static name. The program ends soon, so the leak does not matter.
     let name: &'static str = Box::leak(command.get_name().to_string().into_boxed_str());
     let made = Command::new(name)
         .args(command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned())

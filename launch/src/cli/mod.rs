@@ -1,4 +1,4 @@
-//! What the programs share: command lines, console, output, and the jobs that are more than a run.
+//! The command-line programs: options, console, output, and what each program does from arguments to exit status.
 
 pub mod args;
 pub mod bench;

@@ -7,12 +7,12 @@ use crate::engine::{Completion, Error, Event, Handle, Info, Stats};
 use crate::model::app_error::AppError;
 use serde_json::{Map, Value, json};
 
-/// Prints the text of each request as it comes, in their order: only the first unfinished one streams. Without a tokenizer,
-/// token ids are printed. With several requests a line before each says which one it is. With `logprobs`, a line for each
-/// token follows the text.
+/// Prints the text of each request as it arrives, in the order of the requests: only the first unfinished one streams.
+/// Without a tokenizer, token ids are printed. With several requests, a line before each text names its prompt. With
+/// `logprobs`, one line per token follows the text.
 ///
 /// # Errors
-/// A request has failed; standard output can't be written. That nobody reads it is no error.
+/// A request has failed, or standard output cannot be written. A closed standard output is no error.
 pub fn print_texts(info: &Info, handles: Vec<Handle>, logprobs: bool) -> Result<(), Failure> {
     let several = handles.len() > 1;
     let mut read = true;
@@ -52,10 +52,10 @@ pub fn print_texts(info: &Info, handles: Vec<Handle>, logprobs: bool) -> Result<
     Ok(())
 }
 
-/// Characters of a prompt that are shown.
+/// Number of characters that are shown of a prompt.
 const SHOWN: usize = 60;
 
-/// The begin of a prompt, in one line.
+/// The beginning of a prompt, on one line.
 fn excerpt(info: &Info, tokens: &[u32]) -> String {
     let text = info.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(tokens).ok());
     let text = match text {
@@ -68,7 +68,7 @@ fn excerpt(info: &Info, tokens: &[u32]) -> String {
     }
 }
 
-/// A line for a token: its number, and the tokens with the highest log-probabilities.
+/// One line for a token: its number, and the tokens with the highest log-probabilities.
 fn logprobs_line(info: &Info, number: usize, id: u32, tops: &[(u32, f32)]) -> Result<String, AppError> {
     let name = |id: u32| -> Result<String, AppError> {
         Ok(match &info.tokenizer {
@@ -84,10 +84,10 @@ fn logprobs_line(info: &Info, number: usize, id: u32, tops: &[(u32, f32)]) -> Re
     Ok(line)
 }
 
-/// The error of a request that has failed.
+/// Turns the error of a failed request into the program's error.
 ///
 /// # Errors
-/// It is one.
+/// The request has failed.
 pub fn check(error: Option<&Error>) -> Result<(), Failure> {
     error.map_or(Ok(()), |error| Err(error.clone().into()))
 }
@@ -132,10 +132,10 @@ pub fn json_object(info: &Info, stats: &Stats, answers: &[(Vec<u32>, Completion)
     })
 }
 
-/// The outputs of a user's own graph: a line for each, or one JSON object.
+/// Prints the outputs of a user graph: one line for each, or one JSON object.
 ///
 /// # Errors
-/// Standard output can't be written.
+/// Standard output cannot be written.
 pub fn print_outputs(as_json: bool, info: &Info, run: &GraphRun) -> Result<(), AppError> {
     if !as_json {
         for output in &run.outputs {

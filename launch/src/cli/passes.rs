@@ -15,32 +15,32 @@ use taskgraph::{BuildOptions, OpGraph, Passes, Sharding, Target, target};
 /// What to show.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The model's file.
+    /// Path of the model.json.
     pub model: PathBuf,
-    /// Where the files go, if anywhere.
+    /// Folder for the files, if they are wanted.
     pub dump: Option<PathBuf>,
     /// Number of ranks.
     pub ranks: u32,
-    /// A row of the hardware table; the CPU target without one.
+    /// A device of the hardware table. Without one, the CPU target.
     pub device: Option<String>,
     /// Workers of the CPU target.
     pub workers: u32,
-    /// The graph class; by default the decode graph of max_batch, or a user's own graph.
+    /// The graph class. Default: the decode graph of max_batch, or the user graph.
     pub graph: Option<String>,
 }
 
-/// Runs the passes on the model's op graph; gives a line for each. With `dump`, `NN-PASS.json` and `NN-PASS.dot` are
-/// written after each pass; `00` is the graph as it was made.
+/// Runs the passes on the model's op graph and returns one line per pass. With `dump`, `NN-PASS.json` and `NN-PASS.dot`
+/// are written after each pass; `00` is the graph before the first one.
 ///
 /// # Errors
-/// What is wrong with the model, the graph or the folder.
+/// The model, the graph or the folder is invalid.
 pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
     let target = match &wanted.device {
         None => Target::cpu(wanted.workers),
         Some(name) => Target::cuda(target::device(name).ok_or_else(|| {
             let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
             AppError::input(format!(
-                "--device {name}: not in the hardware table; it has {}",
+                "--device {name}: unknown device; the hardware table has {}",
                 known.join(", ")
             ))
         })?),
@@ -87,7 +87,7 @@ fn op_graph(wanted: &Wanted, target: &Target) -> Result<OpGraph, AppError> {
     pick(graphs, &name)
 }
 
-/// The graph of that name.
+/// The graph with this name.
 pub(crate) fn pick(graphs: Vec<OpGraph>, name: &str) -> Result<OpGraph, AppError> {
     let names: Vec<String> = graphs.iter().map(|g| g.name.clone()).collect();
     graphs.into_iter().find(|g| g.name == name).ok_or_else(|| {
@@ -107,7 +107,7 @@ fn dump(folder: &Path, name: &str, graph: &OpGraph) -> Result<(), AppError> {
     Ok(())
 }
 
-/// The graph in the language of Graphviz: `dot -Tsvg FILE.dot` draws it.
+/// The graph in Graphviz's language: `dot -Tsvg FILE.dot` draws it.
 pub fn drawing(graph: &OpGraph) -> String {
     let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
     let mut dot = format!("digraph \"{}\" {{\n  node [fontname=\"sans-serif\"];\n", quoted(&graph.name));

@@ -1,21 +1,22 @@
-//! Limits of this process that a library below us would end it at, with a status that says nothing.
+//! Limits of this process that would make a library below us end it without a useful message.
 
 use crate::model::app_error::AppError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Open files that a process without MPI takes, checkpoint aside.
+/// Open files that a process without MPI needs, apart from the checkpoint.
 const FILES_ALONE: u64 = 16;
-/// Open files that MPI takes on top, beside some for each rank of the node. Open MPI 4 was seen to need 20.
+/// Additional open files that MPI needs, apart from those for each rank of the node. Open MPI 4 was seen to need 20.
 const FILES_OF_MPI: u64 = 32;
-/// Address space that MPI takes with its plug-ins; without it, MPI ends the process.
+/// Address space that MPI and its plug-ins need. With less, MPI ends the process.
 const ADDRESSES_OF_MPI: u64 = 512 << 20;
-/// The limit of open files is raised to this where that is allowed: shards, peers and a GPU's driver each take some.
+/// The limit of open files is raised to this value if allowed. Checkpoint shards, peers and the GPU driver each need
+/// some.
 const FILES_WANTED: u64 = 1 << 16;
 
-/// Raises the limit of open files as far as is allowed, and checks that this process has what it takes to start; with
-/// `ranks_here` ranks of an MPI job on this node, if it is one of a job.
+/// Raises the limit of open files as far as allowed, and checks that the process has what it needs to start.
+/// `ranks_here` is the number of the job's ranks on this node, or `None` without an MPI job.
 ///
 /// # Errors
 /// A limit is too low.
@@ -25,19 +26,19 @@ pub fn check(ranks_here: Option<u32>) -> Result<(), AppError> {
     let limit = getrlimit(Resource::Nofile).current;
     if let Some(limit) = limit.filter(|&limit| limit < files) {
         return Err(AppError::environment(format!(
-            "a process may have only {limit} files open at a time here, but at least {files} are needed; raise the limit (`ulimit -n 4096`)"
+            "the limit of open files is {limit}, but at least {files} are needed; raise it with `ulimit -n 4096`"
         )));
     }
     let limit = getrlimit(Resource::As).current.filter(|_| ranks_here.is_some());
     if let Some(limit) = limit.filter(|&limit| limit < ADDRESSES_OF_MPI) {
         return Err(AppError::environment(format!(
-            "a process may have only {limit} bytes of address space here, but MPI needs at least {ADDRESSES_OF_MPI}; raise the limit (`ulimit -v unlimited`)"
+            "the limit of address space is {limit} bytes, but MPI needs at least {ADDRESSES_OF_MPI}; raise it with `ulimit -v unlimited`"
         )));
     }
     Ok(())
 }
 
-/// Ranks of this job on this node, as the launcher says.
+/// The number of this job's ranks on this node, according to the launcher.
 pub fn ranks_here() -> Option<u32> {
     let variables = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"];
     let number = variables.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
@@ -48,31 +49,32 @@ fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(FILES_WANTED, |most| most.min(FILES_WANTED));
     if limit.current.is_some_and(|limit| limit < wanted) {
-        // Where it is refused, the old one holds and is checked.
+        // If this is refused, the old limit stays in force and is checked.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
     }
 }
 
-/// Bytes that could not be had when memory was asked for last; 0 as long as there was always enough.
+/// Size of the last allocation that failed; 0 if none has failed.
 static LACKING: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator for programs, which end with status 3 where memory is lacking, instead of by SIGABRT.
+/// The system's allocator. With it, a program that runs out of memory exits with status 3 instead of dying by SIGABRT.
 ///
-/// Call [`Allocator::install`] first. Callers that can do without the memory get their error as usual: only an abort
-/// after memory was refused means that it could not be done without.
+/// Call [`Allocator::install`] first. Callers that handle a failed allocation get their error as usual. Only an abort
+/// after a failed allocation is taken as a lack of memory.
 pub struct Allocator;
 
 impl Allocator {
-    /// From now on, an abort for lack of memory is an exit with status 3.
+    /// From now on, an abort for lack of memory becomes an exit with status 3.
     pub fn install(&self) {
         let handler = on_abort as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        // SAFETY: the handler calls only what a signal handler may call.
+        // SAFETY: the handler calls only functions that are allowed in a signal handler.
         unsafe { libc::signal(libc::SIGABRT, handler) };
     }
 }
 
 extern "C" fn on_abort(signal: libc::c_int) {
-    const MESSAGE: &str = "error: out of memory; free some, or raise its limit (`ulimit -v unlimited`)\n";
+    const MESSAGE: &str =
+        "error: out of memory; free memory, or raise the limit with `ulimit -v unlimited`\n";
     // SAFETY: write, _exit, signal and raise may be called in a signal handler; the message is a live buffer.
     unsafe {
         if LACKING.load(Ordering::Relaxed) != 0 {
@@ -85,7 +87,7 @@ extern "C" fn on_abort(signal: libc::c_int) {
 }
 
 impl Allocator {
-    /// Relaxed: the thread that aborts is the one that was refused, or another one to which the same happened.
+    /// Relaxed: the thread that aborts is the one whose allocation failed, or another thread with the same problem.
     fn note(&self, address: *mut u8, bytes: usize) -> *mut u8 {
         if address.is_null() {
             LACKING.store(bytes.max(1), Ordering::Relaxed);
@@ -94,25 +96,25 @@ impl Allocator {
     }
 }
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         self.note(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         self.note(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         self.note(unsafe { System.realloc(address, layout, bytes) }, bytes)
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.dealloc(address, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the programs that run a model do around the engine.
+//! What the programs that run a model do before and after the engine runs.
 
 use crate::cli::console::{keep_stdout_for_results, print, tell};
 use crate::cli::logging::is_first_rank;
@@ -13,7 +13,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// Before the engine is loaded: the process has what it takes, and its standard output is kept for results.
+/// Called before the engine is loaded. Checks the process's limits and reserves standard output for results.
 ///
 /// # Errors
 /// A limit of the process is too low.
@@ -25,7 +25,7 @@ pub fn prepare(runtime: &RuntimeArgs) -> Result<(), AppError> {
     Ok(())
 }
 
-/// `config` with what a program shows on standard error: why the job ends, and on a terminal how far loading is.
+/// `config` with what a program shows on standard error: why the job ends, and on a terminal a progress bar while it loads.
 pub fn with_console(config: RunConfig) -> RunConfig {
     RunConfig {
         tell: |message| tell(format_args!("{}: error: {message}", name())),
@@ -49,16 +49,20 @@ fn progress() -> Progress {
     }))
 }
 
-/// Before anything else: what signals do in this program.
+/// Sets up signals. Must be called first.
 pub fn handle_signals() {
     if let Err(error) = kernels_cu::signals::install() {
-        tell(format_args!("{}: Ctrl-C ends this program without an orderly end: {error}", name()));
+        tell(format_args!(
+            "{}: signals cannot be handled, so Ctrl-C ends this program at once: {error}",
+            name()
+        ));
     }
 }
 
-/// Prints what reading the command line gave: help or the version, to standard output, or what is wrong. Gives the exit status.
+/// Prints the outcome of reading the command line: help or version on standard output, errors on standard error. Returns the
+/// exit status.
 pub fn tell_usage(error: &clap::Error) -> i32 {
-    // Every rank sees the same command line: one tells.
+    // Every rank reads the same command line, so one rank prints.
     if !is_first_rank() {
         return error.exit_code();
     }
@@ -71,14 +75,14 @@ pub fn tell_usage(error: &clap::Error) -> i32 {
     print(&text).map_or_else(|error| tell_once(&error), |_| error.exit_code())
 }
 
-/// The program's name, as it was called.
+/// The name under which the program was called.
 fn name() -> String {
     let called = std::env::args_os().next();
     let file = called.as_deref().map(Path::new).and_then(Path::file_name);
     file.map_or("mpk-run".into(), |file| file.to_string_lossy().into_owned())
 }
 
-/// Tells an error that concerns all ranks, once; gives its exit status.
+/// Prints an error that concerns all ranks once. Returns its exit status.
 pub fn tell_once(error: &AppError) -> i32 {
     if is_first_rank() {
         tell(format_args!("{}: error: {error}", name()));
@@ -86,16 +90,16 @@ pub fn tell_once(error: &AppError) -> i32 {
     error.status
 }
 
-/// What ends the program on rank 0.
+/// An error that ends the program on rank 0.
 #[derive(Debug)]
 pub struct Failure {
     error: AppError,
-    /// By the engine.
+    /// The engine has printed it already.
     told: bool,
 }
 
 impl Failure {
-    /// Tells it unless it has been told; gives its exit status.
+    /// Prints the error unless the engine has done so. Returns its exit status.
     pub fn tell(self) -> i32 {
         if self.told { self.error.status } else { tell_once(&self.error) }
     }
@@ -108,19 +112,19 @@ impl From<AppError> for Failure {
 }
 
 impl From<Error> for Failure {
-    /// What the engine refuses has not been told; what ends it has.
+    /// The engine prints the error that ends it, but not the error of a refused request.
     fn from(error: Error) -> Failure {
         let told = error.kind() == ErrorKind::Failed;
         Failure { error: error.into(), told }
     }
 }
 
-/// Ends the process. After a failed run on GPUs, and where other ranks have ended already, the exit handlers of libraries
-/// are left out: they might wait.
+/// Ends the process. After a failed run on GPUs, and if other ranks have already ended, the libraries' exit handlers are
+/// skipped because they might wait.
 pub fn exit(status: i32) -> ! {
     if launched_by_mpi() || distributed::cuda::must_leave_at_once() {
         let _ = std::io::stdout().flush();
-        // SAFETY: ends the process at once; nothing of it is used any more.
+        // SAFETY: ends the process at once, so nothing of it is used afterwards.
         unsafe { libc::_exit(status) };
     }
     std::process::exit(status)

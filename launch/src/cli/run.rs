@@ -16,13 +16,13 @@ use kernels_cu::signals::Watched;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Runs or builds what `args` ask for; gives the exit status. `signals` are those of a conversation, on rank 0.
+/// Runs or builds what `args` ask for. Returns the exit status. `signals` are those of a conversation, on rank 0.
 pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
     if let Some(contradiction) = args.contradiction() {
         return tell_once(&AppError::input(contradiction));
     }
     if args.builds_only() {
-        // Under a launcher the first rank builds for all.
+        // Under a launcher the first rank builds for all ranks.
         return match is_first_rank() {
             true => crate::cli::build_only::run(args).map_or_else(|error| tell_once(&error), |()| 0),
             false => 0,
@@ -32,7 +32,7 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
         return tell_once(&error);
     }
     let interrupts = signals.map(Interrupts::watch).unwrap_or_default();
-    // Every rank resolves the prompts, so that what is wrong with them is found before anything is built.
+    // Every rank resolves the prompts, so that errors in them are found before anything is built.
     let asked = Arc::new(Mutex::new(Asked::Requests(Vec::new())));
     let (of_engine, own_args) = (asked.clone(), args.clone());
     let inspect = move |opened: &Opened<'_>| {
@@ -43,7 +43,7 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
     let config = with_console(args.run_config());
     let engine = match Engine::load_with(args.model_spec(), config, inspect) {
         Ok(engine) => engine,
-        // It has been told.
+        // The engine has reported the error.
         Err(error) => return error.exit_status(),
     };
     if engine.info().rank > 0 {
@@ -62,14 +62,14 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
     finish(&engine, done)
 }
 
-/// Ends the engine, on all ranks with the status of what rank 0 has done; gives it.
+/// Ends the engine on all ranks with the exit status of rank 0's work. Returns the exit status.
 pub fn finish(engine: &Engine, done: Result<(), Failure>) -> i32 {
     let status = done.map_or_else(|failure| failure.tell(), |()| 0);
     let ended = engine.shutdown_with_status(Duration::MAX, status);
     if status != 0 { status } else { ended.map_or_else(|error| error.exit_status(), |()| 0) }
 }
 
-/// Tokens from a model.
+/// Generates tokens and prints them.
 fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), Failure> {
     let handles = engine.submit_all(requests)?;
     if args.json {
@@ -90,7 +90,7 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
     let (stats, start) = (engine.stats(), engine.info().start);
     if stats.decode_steps > 0 {
         tracing::info!(
-            "loaded in {:.2} s, prefill {:.3} s, {} decode steps at {:.3} ms",
+            "loaded in {:.2} s, prefill {:.3} s, {} decode steps at {:.3} ms each",
             start.load.as_secs_f64(),
             stats.prefill.as_secs_f64(),
             stats.decode_steps,
@@ -100,27 +100,28 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
     Ok(())
 }
 
-/// The outputs of a graph of the user's own.
+/// Runs a user graph and prints its outputs.
 fn run_graph(args: &Args, engine: &Engine) -> Result<(), Failure> {
     let run = engine.run_graph(args.iterations)?;
     Ok(print_outputs(args.json, engine.info(), &run)?)
 }
 
-/// What a model with tokens is to do.
+/// The work for a model with tokens.
 enum Asked {
     Requests(Vec<Request>),
     Conversation(Box<Conversation>),
 }
 
 impl Asked {
-    /// What the command line or model.json asks for.
+    /// Finds what the command line or model.json asks for.
     fn find(args: &Args, opened: &Opened<'_>) -> Result<Asked, AppError> {
         let in_force = args.sampling.in_force(opened.model, opened.source)?;
         opened.sampling.set(!in_force.sampling.is_greedy());
         if !opened.model.generate.stop.is_empty() && opened.source.tokenizer.is_none() {
             return Err(AppError::input(
-                "--stop, generate.stop: without tokenizer.json there is no text in which to look for it",
-            ));
+                "--stop and generate.stop need a tokenizer, but the checkpoint has no tokenizer.json",
+            )
+            .with_help("copy the model's tokenizer.json into the checkpoint's folder"));
         }
         let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
         tracing::info!("sampling: {}", describe(&sampling.into()));
@@ -132,7 +133,7 @@ impl Asked {
     }
 }
 
-/// The requests that the command line or model.json asks for.
+/// The requests of the command line, otherwise of model.json.
 fn requests(args: &Args, opened: &Opened<'_>, sampling: SamplingParams) -> Result<Vec<Request>, AppError> {
     let model = opened.model;
     let mut sources: Vec<PromptSource> = Vec::new();
@@ -166,7 +167,7 @@ fn requests(args: &Args, opened: &Opened<'_>, sampling: SamplingParams) -> Resul
     Ok(requests.collect())
 }
 
-/// Each text as the first message of a conversation (`--chat`).
+/// Turns each text into the first message of a conversation (`--chat`).
 fn as_chats(
     args: &Args,
     model: &ModelJson,
@@ -181,8 +182,9 @@ fn chat_template(model: &ModelJson) -> Result<ChatTemplate, AppError> {
     let folder = model.checkpoint_folder();
     folder.as_deref().map(ChatTemplate::open).transpose()?.flatten().ok_or_else(|| {
         AppError::input(
-            "--chat: the checkpoint has no chat template (chat_template.jinja, or `chat_template` in \
-             tokenizer_config.json); an instruction-tuned checkpoint has one",
+            "--chat needs a chat template, but the checkpoint has none (chat_template.jinja, or `chat_template` in \
+             tokenizer_config.json)",
         )
+        .with_help("use an instruction-tuned checkpoint, which has one")
     })
 }

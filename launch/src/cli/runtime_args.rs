@@ -16,23 +16,23 @@ const MACHINE: &str = "Where and how to run";
 /// Options on where and how a model is run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RuntimeArgs {
-    /// Maximum number of requests that run at once; replaces max_batch of model.json.
+    /// Maximum number of requests that run at once. Replaces max_batch of model.json.
     #[arg(long, value_name = "B", help_heading = SIZES)]
     pub max_batch: Option<u32>,
-    /// Maximum number of tokens of a request, prompt and new; replaces max_seq_len of model.json.
+    /// Maximum number of tokens of a request, prompt and answer together. Replaces max_seq_len of model.json.
     #[arg(long, value_name = "L", help_heading = SIZES)]
     pub max_seq_len: Option<u32>,
-    /// Share of an iteration's prompt rows (runtime.prefill_chunk) that prompts may take while other requests generate, above 0 and
-    /// at most 1. A small share keeps a long prompt from delaying the others.
+    /// Share of an iteration's prompt rows (runtime.prefill_chunk) that prompts may use while other requests generate:
+    /// above 0, at most 1. With a small share, a long prompt delays the other requests less.
     #[arg(long, value_name = "S", help_heading = SIZES)]
     pub prefill_share: Option<f64>,
     /// When a request gets pages of the KV cache.
-    #[arg(long, value_enum, help_heading = SIZES)]
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = SIZES)]
     pub kv: Option<Kv>,
-    /// Keep full pages of prompts for later prompts that begin with the same tokens.
-    #[arg(long, value_enum, help_heading = SIZES)]
+    /// Keep the KV cache of prompts for later prompts that begin with the same tokens.
+    #[arg(long, value_enum, value_name = "ON|OFF", help_heading = SIZES)]
     pub prefix_cache: Option<PrefixCache>,
-    /// Where to run.
+    /// What runs the tasks.
     #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = MACHINE)]
     pub backend: Backend,
     /// How tasks are assigned to workers.
@@ -41,45 +41,45 @@ pub struct RuntimeArgs {
     /// How an allreduce is carried out.
     #[arg(long, value_enum, help_heading = MACHINE)]
     pub allreduce: Option<Allreduce>,
-    /// Workers of each rank; by default its share of the node's cores, or its GPU's multiprocessors.
+    /// Number of workers of each rank. Default: its share of the node's cores, or its GPU's multiprocessors.
     #[arg(long, value_name = "W", help_heading = MACHINE)]
     pub workers: Option<u32>,
     /// GPU: how ranks write to each other's memory.
     #[arg(long, value_enum, default_value_t = Transport::Auto, help_heading = MACHINE)]
     pub transport: Transport,
-    /// GPU: how NVSHMEM's ranks find each other.
+    /// GPU: how NVSHMEM connects the ranks.
     #[arg(long, value_enum, default_value_t = Bootstrap::UniqueId, help_heading = MACHINE)]
     pub bootstrap: Bootstrap,
     /// GPU: how the kernels of several ranks are launched.
     #[arg(long, value_enum, default_value_t = Launch::Auto, help_heading = MACHINE)]
     pub launch: Launch,
-    /// End the run when a wait sees no progress for this long.
+    /// End the run with an error if a wait sees no progress for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = MACHINE)]
     pub deadline: f64,
-    /// Whether to use what `mpk-bench tune` measured for this machine and model.
-    #[arg(long, value_enum, default_value_t = TuningTable::Auto, help_heading = MACHINE)]
+    /// Whether to use the values that `mpk-bench tune` found for this machine and model.
+    #[arg(long, value_enum, value_name = "AUTO|OFF", default_value_t = TuningTable::Auto, help_heading = MACHINE)]
     pub tuning: TuningTable,
-    /// Replaces one value of the tuning table (`mpk-bench tune --list` prints the names). May be given several times.
+    /// Set one tuning value; `mpk-bench tune --list` prints the names. May be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = tuned_value, help_heading = MACHINE)]
     pub tune: Vec<(String, u64)>,
     /// Log from every rank, not only from rank 0.
     #[arg(long, help_heading = MACHINE)]
     pub log_all_ranks: bool,
-    /// Debug: drops the protection of receive buffers that peers may still read (and the verification that refuses it):
-    /// what a stall may then break.
+    /// Debug: drop the protection of receive buffers that peers may still read, and the check that refuses such graphs.
+    /// Shows what a stall then breaks.
     #[arg(long, hide = true)]
     pub debug_unprotected: bool,
-    /// Debug: RANK:OP:MILLISECONDS delays worker 0 (on a GPU every worker) of RANK before each task of operator OP (an index
-    /// or a name).
+    /// Debug: delay worker 0 of RANK (on a GPU, every worker) by MS milliseconds before each task of operator OP (an
+    /// index or a name).
     #[arg(long, value_name = "RANK:OP:MS", hide = true)]
     pub debug_stall: Option<String>,
-    /// Debug: RANK:STEP:KIND makes RANK stop, or end (`stop`, `kill`, `exit=STATUS`, `panic`), before it comes to step STEP:
-    /// where all ranks meet, counted from MPI's start-up, 1.
+    /// Debug: make RANK stop or end before step STEP. KIND is `stop`, `kill`, `exit=STATUS` or `panic`. Steps are the
+    /// points at which all ranks meet; MPI's start-up is 1.
     #[arg(long, value_name = "RANK:STEP:KIND", hide = true)]
     pub debug_fault: Option<String>,
 }
 
-/// NAME=VALUE of `--tune`; which names there are depends on the machine.
+/// NAME=VALUE of `--tune`. The valid names depend on the machine, so they are checked later.
 fn tuned_value(text: &str) -> Result<(String, u64), String> {
     let (name, value) =
         text.split_once('=').ok_or("expected NAME=VALUE, such as attention.split_positions=256")?;
@@ -88,7 +88,7 @@ fn tuned_value(text: &str) -> Result<(String, u64), String> {
 }
 
 impl RuntimeArgs {
-    /// What replaces values of model.json. Limits are checked together with it.
+    /// The values that replace those of model.json. Limits are checked after they are merged.
     pub fn overrides(&self) -> Overrides {
         Overrides {
             max_batch: self.max_batch,
@@ -103,13 +103,13 @@ impl RuntimeArgs {
         }
     }
 
-    /// The same for a benchmark, whose prompts are alike: each of them is computed unless the command line says otherwise.
+    /// The same for a benchmark. Its prompts are alike, so the prefix cache is off unless the command line turns it on.
     pub fn overrides_of_benchmark(&self) -> Overrides {
         let overrides = self.overrides();
         Overrides { prefix_cache: overrides.prefix_cache.or(Some(model_json::PrefixCache::Off)), ..overrides }
     }
 
-    /// How a model is run. What is wrong is told by [`RuntimeArgs::contradiction`].
+    /// How to run a model. [`RuntimeArgs::contradiction`] reports invalid values.
     pub fn run_config(&self) -> RunConfig {
         let default = RunConfig::default();
         let mut tuning = Tuning::default();
@@ -129,7 +129,7 @@ impl RuntimeArgs {
         }
     }
 
-    /// A GPU may be used.
+    /// True if a GPU may be used.
     pub fn gpu_possible(&self) -> bool {
         BackendChoice::from(self.backend) != BackendChoice::Cpu
     }
@@ -139,12 +139,12 @@ impl RuntimeArgs {
         self.debug_unprotected || std::env::var_os("MPK_DEBUG_UNPROTECTED").is_some_and(|value| value == "1")
     }
 
-    /// What is wrong with the options, if anything.
+    /// The first invalid option, if there is one.
     pub fn contradiction(&self) -> Option<String> {
         if !self.deadline.is_finite() || self.deadline <= 0.0 || self.deadline > 1e9 {
-            return Some(format!("--deadline {} is not a positive number of seconds", self.deadline));
+            return Some(format!("--deadline {}: expected a positive number of seconds", self.deadline));
         }
         let fault = self.debug_fault.as_ref().filter(|text| Fault::parse(text).is_none())?;
-        Some(format!("--debug-fault {fault}: expected RANK:STEP:KIND"))
+        Some(format!("--debug-fault {fault}: expected RANK:STEP:KIND, such as 1:3:kill"))
     }
 }

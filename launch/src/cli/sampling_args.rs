@@ -1,4 +1,4 @@
-//! Options that say how tokens are chosen.
+//! Options for sampling.
 
 use crate::model::app_error::AppError;
 use crate::model::model_json::ModelJson;
@@ -10,38 +10,39 @@ const SAMPLING: &str = "Sampling (overrides model.json, which overrides generati
 /// How tokens are chosen.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SamplingArgs {
-    /// Take the most likely token, whatever model.json and generation_config.json say.
+    /// Always take the most likely token. Ignores the sampling values of model.json and generation_config.json.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"], help_heading = SAMPLING)]
     greedy: bool,
-    /// Divide the logits by T and sample; 0 takes the most likely token.
+    /// Divide the logits by T and sample. 0 takes the most likely token.
     #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = SAMPLING)]
     temperature: Option<f64>,
-    /// Sample from the K most likely tokens; 0 means all. At most 1024 together with --top-p.
+    /// Sample from the K most likely tokens. 0 means all; with --top-p, K is at most 1024.
     #[arg(long, value_name = "K", allow_negative_numbers = true, help_heading = SAMPLING)]
     top_k: Option<u32>,
-    /// Sample from the most likely tokens whose probabilities add up to P.
+    /// Sample from the smallest set of most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     top_p: Option<f64>,
-    /// Sample only tokens that have at least this share of the highest probability.
+    /// Sample only tokens that are at least P times as likely as the most likely one.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     min_p: Option<f64>,
-    /// For each token of the prompt and of the answer so far, divide a positive logit by R, or multiply a negative one by R.
+    /// For each token that is already in the prompt or the answer, divide a positive logit by R and multiply a negative
+    /// one by R.
     #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = SAMPLING)]
     repetition_penalty: Option<f64>,
     /// Subtract A from the logit of every token that is already in the answer.
     #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
     presence_penalty: Option<f64>,
-    /// Subtract A from a token's logit for each time that it is already in the answer.
+    /// Subtract A from a token's logit for each time that the token is already in the answer.
     #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = SAMPLING)]
     frequency_penalty: Option<f64>,
-    /// Seed of the random numbers. The same seed gives the same tokens on any number of ranks. Without it, each run
-    /// uses a different one.
+    /// Seed of the random numbers. The same seed gives the same tokens on any number of ranks. By default each run uses
+    /// another seed.
     #[arg(long, value_name = "SEED", allow_negative_numbers = true, help_heading = SAMPLING)]
     seed: Option<u64>,
 }
 
 impl SamplingArgs {
-    /// The same as the library takes it.
+    /// The options in the library's own type.
     pub fn options(&self) -> SamplingOptions {
         SamplingOptions {
             greedy: self.greedy,
@@ -56,10 +57,10 @@ impl SamplingArgs {
         }
     }
 
-    /// How tokens are chosen: by these options, before model.json, before generation_config.json.
+    /// The sampling values in force. These options override model.json, which overrides generation_config.json.
     ///
     /// # Errors
-    /// A value is out of range, or they contradict each other.
+    /// A value is out of range, or two values contradict each other.
     pub fn in_force(&self, model: &ModelJson, source: &Model) -> Result<InForce, AppError> {
         let file = (&*model.file(), &model.generate.sampling());
         let config = &source.config;

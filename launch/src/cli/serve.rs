@@ -16,17 +16,17 @@ use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long streams have to end with an error before a process that has lost a rank ends.
+/// How long streams have to send an error before a process that has lost a rank ends.
 const LAST_WORDS: Duration = Duration::from_millis(800);
-/// How long it then goes on saying so.
+/// How long `/health` then keeps answering that the engine is lost.
 const LOST: Duration = Duration::from_millis(250);
 /// How long the engine has to end once no request is left.
 const END_OF_ENGINE: Duration = Duration::from_secs(5);
 
-/// What the job's end is told to, beside standard error.
+/// The server, which is told the reason when the job ends.
 static APP: OnceLock<App> = OnceLock::new();
 
-/// Serves until a signal; gives the exit status.
+/// Serves until a signal arrives. Returns the exit status.
 pub fn run(args: &ServeArgs, signals: Watched) -> i32 {
     match args.contradiction() {
         Some(problem) => failed(&AppError::input(problem)),
@@ -36,19 +36,19 @@ pub fn run(args: &ServeArgs, signals: Watched) -> i32 {
     }
 }
 
-/// Loads the model on every rank, and serves it on rank 0.
+/// Loads the model on every rank and serves it on rank 0.
 fn load(args: &ServeArgs, signals: Watched) -> i32 {
     let server = match is_first_rank().then(|| listen(args)).transpose() {
         Ok(server) => server,
         Err(error) => return failed(&error),
     };
     match &server {
-        // Until the model is there, nothing has to be brought to an end.
+        // Until the model is loaded, nothing needs an orderly end.
         Some(server) => {
             let app = APP.get_or_init(|| server.app());
             signals.watch(|| begin_to_drain(app));
         }
-        // Rank 0 decides.
+        // Rank 0 decides when the job ends.
         None => signals.watch(|| true),
     }
     let template = Arc::new(Mutex::new(None));
@@ -62,7 +62,7 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
     });
     let engine = match engine {
         Ok(engine) => Arc::new(engine),
-        // It has been told.
+        // The engine has reported the error.
         Err(error) => return error.exit_status(),
     };
     let Some(server) = server else {
@@ -71,7 +71,9 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
     let name = args.served_model_name.clone().unwrap_or_else(|| model_name(&engine.info().model));
     let template = template.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(loaded) = of_engine::serve(&engine, name, template, args.logprobs) else {
-        let error = AppError::input("the model is a user graph; only models with tokens can be served");
+        let error = AppError::input(
+            "the model is a user graph, which has no tokens to serve; give a model with a checkpoint or a config",
+        );
         let status = failed(&error);
         let _ = engine.shutdown_with_status(END_OF_ENGINE, status);
         return status;
@@ -82,12 +84,12 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
     end(server.wait(args.patience()), &engine)
 }
 
-/// Takes the port before the model is loaded, which may take minutes.
+/// Binds the port before the model is loaded, because loading may take minutes.
 fn listen(args: &ServeArgs) -> Result<Server, AppError> {
     let key = args.key().map(|key| ApiKey::new(&key)).transpose().map_err(AppError::input)?;
     let place = format!("{}:{}", args.host, args.port);
     Server::start(&args.host, args.port, key, args.limits()).map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => AppError::environment(format!("{place} is taken"))
+        ErrorKind::AddrInUse => AppError::environment(format!("{place} is already in use"))
             .with_help("choose another --port, or 0 for a free one"),
         ErrorKind::PermissionDenied => {
             AppError::environment(format!("{place}: {error}")).with_help("choose a --port from 1024 on")
@@ -98,18 +100,18 @@ fn listen(args: &ServeArgs) -> Result<Server, AppError> {
     })
 }
 
-/// The name of model.json, else of the folder.
+/// The name in model.json, otherwise the name of the folder.
 fn model_name(model: &ModelJson) -> String {
     let folder = || Some(model.checkpoint_folder()?.file_name()?.to_string_lossy().into_owned());
     model.name.clone().or_else(folder).unwrap_or_else(|| "model".into())
 }
 
-/// A first signal: false while the model loads.
+/// Starts to drain at the first signal. Returns false while the model is still loading.
 fn begin_to_drain(app: &App) -> bool {
     if *app.phase.borrow() == Phase::Loading {
         return false;
     }
-    tracing::info!("no more requests are taken; a second signal ends the process at once");
+    tracing::info!("draining: no new requests are accepted; a second signal ends the process at once");
     app.go_on(Phase::Draining);
     true
 }
@@ -122,13 +124,13 @@ fn watch_engine(engine: &Arc<Engine>, app: App) {
             app.go_on(Phase::Lost(first_line(&error.to_string())));
         }
     };
-    // Without it a lost engine shows in the requests alone.
+    // Without this thread, only requests notice that the engine is lost.
     if let Err(error) = std::thread::Builder::new().name("engine's end".into()).spawn(body) {
-        tracing::warn!("no watch over the engine: {error}");
+        tracing::warn!("cannot watch the engine: {error}");
     }
 }
 
-/// Tells why the job ends, first to standard error, then to every open stream. The process may end after this.
+/// Reports why the job ends, first on standard error, then in every open stream. The process may end afterwards.
 fn tell_the_end(message: &str) {
     tell(format_args!("mpk-serve: error: {message}"));
     let Some(app) = APP.get() else { return };
@@ -138,22 +140,22 @@ fn tell_the_end(message: &str) {
     while ready.places.available_permits() < ready.all_places && begin.elapsed() < LAST_WORDS {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The sockets take the last events, and `/health` is asked.
+    // Gives the sockets time to send the last events, and `/health` time to answer.
     std::thread::sleep(LOST);
 }
 
-/// Reports are long.
+/// Reports are long; a stream gets their first line.
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().to_string()
 }
 
-/// Ends the engine after the server; gives the exit status.
+/// Ends the engine after the server. Returns the exit status.
 fn end(outcome: Outcome, engine: &Engine) -> i32 {
     match outcome {
         Outcome::Lost(_) => 4,
         Outcome::Drained | Outcome::CutOff(_) => {
             if let Outcome::CutOff(count) = outcome {
-                tracing::warn!("{count} answers were cut off: their time was over (--shutdown-timeout)");
+                tracing::warn!("{count} answers were cut off after --shutdown-timeout");
             }
             if let Err(error) = engine.shutdown(END_OF_ENGINE) {
                 tracing::warn!("the engine ended with an error: {error}");
@@ -163,7 +165,7 @@ fn end(outcome: Outcome, engine: &Engine) -> i32 {
     }
 }
 
-/// Tells an error that concerns all ranks, once; gives its exit status.
+/// Prints an error that concerns all ranks once. Returns its exit status.
 fn failed(error: &AppError) -> i32 {
     if is_first_rank() {
         tell(format_args!("mpk-serve: error: {error}"));

@@ -1,4 +1,4 @@
-//! `mpk-graph simulate`: the time of a token on a described cluster, from the graphs that would run there.
+//! `mpk-graph simulate`: the time per token on a described cluster, from the graphs that would run on it.
 
 use crate::cli::bench::budget::{self, Budget};
 use crate::cli::choices;
@@ -24,28 +24,28 @@ use taskgraph::{OpGraph, Target, TaskGraph, target};
 pub struct SimulateArgs {
     /// A model.json.
     model: PathBuf,
-    /// Description of the cluster (`mpk-graph schema cluster`).
+    /// Description of the cluster in JSON; `mpk-graph schema cluster` prints its schema.
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
     /// Number of ranks.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks: u32,
-    /// Graph class, such as decode-1; by default the decode graph of max_batch.
+    /// Graph class, such as decode-1. Default: the decode graph of max_batch.
     #[arg(long)]
     graph: Option<String>,
-    /// Number of active requests; by default as many as the graph has room for.
+    /// Number of active requests. Default: as many as the graph has room for.
     #[arg(long)]
     batch: Option<u32>,
     /// Number of tokens in each request's KV cache.
     #[arg(long, default_value_t = 512)]
     context: u32,
-    /// How tasks are assigned to workers; by default as model.json says.
+    /// How tasks are assigned to workers. Default: as in model.json.
     #[arg(long, value_enum)]
     placement: Option<choices::Placement>,
-    /// How allreduces are carried out; by default as model.json says.
+    /// How an allreduce is carried out. Default: as in model.json.
     #[arg(long, value_enum)]
     allreduce: Option<choices::Allreduce>,
-    /// Write the timeline of all ranks, as mpk-run --trace does.
+    /// Write the simulated timeline of all ranks to FILE, in the format of `mpk-run --trace`.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON object instead of a table.
@@ -69,7 +69,7 @@ struct Report {
     ms_per_token: f64,
     iteration_us: f64,
     between_us: f64,
-    /// The most bytes that a rank reads, at the memory's rate.
+    /// Time to read the bytes of the rank that reads most, at the memory's rate.
     floor_ms: f64,
     bytes_read: u64,
     tasks: usize,
@@ -90,7 +90,7 @@ fn target_of(cluster: &Cluster, model: &ModelJson) -> Result<Target, AppError> {
             let row = target::device(name).ok_or_else(|| {
                 let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
                 AppError::input(format!(
-                    "cluster `{}`: device `{name}` is not in the hardware table; it has {}",
+                    "cluster `{}`: unknown device `{name}`; the hardware table has {}",
                     cluster.name,
                     known.join(", ")
                 ))
@@ -107,7 +107,7 @@ fn op_graph(args: &SimulateArgs, model: &ModelJson, target: &Target) -> Result<O
             let sizes = model.sizes_on(&source.config, target)?;
             if args.context > sizes.max_seq_len {
                 return Err(AppError::input(format!(
-                    "--context {}: the model's max_seq_len is {}",
+                    "--context {}: more than the model's max_seq_len, {}",
                     args.context, sizes.max_seq_len
                 )));
             }
@@ -133,7 +133,7 @@ fn graphs_of(
 ) -> Result<(Vec<TaskGraph>, taskgraph::Allreduce), AppError> {
     let run = RunConfig::default();
     let mut build = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), target)?;
-    // The cluster says where ranks are.
+    // The cluster description assigns ranks to nodes.
     build.decode.nodes = cluster.nodes(args.ranks);
     let all = build_verified(&[op_graph], &kernels_cu::registry::registry(), &build)?;
     let graphs = all.into_iter().next().unwrap_or_default();
@@ -143,7 +143,7 @@ fn graphs_of(
 /// Simulates and prints.
 ///
 /// # Errors
-/// What is wrong with the model, the cluster or the files.
+/// The model, the cluster description or a file is invalid.
 pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     let cluster = read_cluster(&args.cluster)?;
     let mut model = ModelJson::read(&args.model)?;
@@ -159,7 +159,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     let batch = args.batch.unwrap_or(active);
     if batch == 0 || batch > active {
         return Err(AppError::input(format!(
-            "--batch {batch}: {} has room for 1 to {active}",
+            "--batch {batch}: graph {} has room for 1 to {active} requests",
             op_graph.name
         )));
     }

@@ -1,4 +1,4 @@
-//! Lines of standard input, with a look around while there is none.
+//! Reads lines from standard input, and calls back while it waits for them.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::{Read, stdin};
 use std::time::Duration;
 
-/// What has been read, and not been given out.
+/// Bytes that have been read but not returned.
 #[derive(Debug, Default)]
 pub struct Lines {
     bytes: VecDeque<u8>,
@@ -14,7 +14,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The next line, without its end; `None` at the end of the input, or when `stop`, asked every `tick`, says so.
+    /// The next line without its line end. Returns `None` at the end of the input, or when `stop` returns true; it is
+    /// called every `tick`.
     pub fn next(&mut self, tick: Duration, stop: impl Fn() -> bool) -> Option<String> {
         loop {
             if let Some(end) = self.bytes.iter().position(|&b| b == b'\n') {
@@ -34,7 +35,7 @@ impl Lines {
                     Ok(0) => self.ended = true,
                     Ok(count) => self.bytes.extend(&chunk[..count]),
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    // A standard input that can't be read has ended.
+                    // A read error counts as the end of the input.
                     Err(_) => self.ended = true,
                 }
             }
@@ -42,17 +43,17 @@ impl Lines {
     }
 }
 
-/// Whether reading gives something, or the end, at once; waits for it for `tick`.
+/// Waits up to `tick`. Returns true if a read would return at once, with input or at the end.
 fn is_ready(tick: Duration) -> bool {
     let stdin = stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-    // A tick always fits.
+    // A tick always fits the type.
     let limit = Timespec::try_from(tick).ok();
     match poll(&mut fds, limit.as_ref()) {
         Ok(ready) => ready > 0,
-        // A signal came: the caller looks at what it asks for. A read would wait for the next line first.
+        // A signal arrived. The caller must check `stop` first, because a read would wait for the next line.
         Err(Errno::INTR) => false,
-        // Another error is left to the read that follows.
+        // The following read reports any other error.
         Err(_) => true,
     }
 }

@@ -4,8 +4,8 @@ use crate::engine::error::Error;
 use crate::model::app_error::AppError;
 use distributed::World;
 
-/// Collective: goes on where every rank's step went well. Otherwise the first rank that failed tells its error (see
-/// [`World::tell`]), and every rank gets it.
+/// Collective: returns the value if every rank's step succeeded. Otherwise the first rank that failed reports its error
+/// (see [`World::tell`]), and every rank gets that error.
 pub fn together<T>(world: &World, result: Result<T, AppError>) -> Result<T, Error> {
     let status = result.as_ref().err().map_or(0, |e| e.status);
     let Some((rank, status)) = world.agree(status) else { return result.map_err(Error::from) };

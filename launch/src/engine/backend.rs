@@ -1,4 +1,4 @@
-//! Which kind of machine runs the tasks, and what it needs besides the graphs.
+//! The machine that runs the tasks, CPU or GPU, and what it needs besides the graphs.
 
 use crate::engine::agreement::together;
 use crate::engine::config::{BackendChoice, LaunchChoice, RunConfig};
@@ -19,23 +19,23 @@ use std::time::{Duration, Instant};
 use taskgraph::target::Device;
 use taskgraph::{Target, TaskGraph, Tuning};
 
-/// Most threads of a rank that read weights for a GPU: the copy is not faster with more.
+/// Maximum number of threads per rank that read weights for a GPU. More threads do not make the copy faster.
 const MOST_READERS: usize = 8;
 
-/// The kind of machine that a run is on.
+/// The machine that a run uses.
 pub enum Backend {
     /// Threads on these cores.
     Cpu(Cores),
-    /// A GPU with its row of the hardware table; the cores are the host's.
+    /// A GPU with its row of the hardware table. The cores are those of the host.
     Cuda(Box<Machine>, Device, Cores),
 }
 
 impl Backend {
-    /// Collective: what `config.backend` asks for; with `auto` a GPU where every rank's node has one, the CPU where none
-    /// has.
+    /// Collective: chooses what `config.backend` asks for. `auto` chooses GPUs if every rank's node has one, and the CPU if
+    /// none has.
     ///
     /// # Errors
-    /// There is no GPU where one is asked for, or one that can't be used.
+    /// A GPU is asked for but missing, or it cannot be used.
     pub fn choose(world: &World, config: &RunConfig, warm_up: Option<WarmUp>) -> Result<Backend, Error> {
         let begin = Instant::now();
         let cores = world.cores();
@@ -43,7 +43,7 @@ impl Backend {
             log_cpu(world, &cores, "");
             return Ok(Backend::Cpu(cores));
         }
-        // Held until the machine has it.
+        // Kept until the machine holds the GPU itself.
         let _warm = warm_up.and_then(WarmUp::end);
         let found = together(world, driver::find().map_err(AppError::from))?;
         let counts = world.all_gather(match &found {
@@ -79,20 +79,20 @@ impl Backend {
         Ok(Backend::Cuda(Box::new(machine), row, cores))
     }
 
-    /// What graphs are built for; the same on every rank. Collective.
+    /// Collective: the target that graphs are built for, the same on every rank.
     ///
     /// # Errors
-    /// More workers than the GPU has multiprocessors.
+    /// There are more workers than the GPU has multiprocessors.
     pub fn target(&self, world: &World, model: &ModelJson) -> Result<Target, Error> {
         match self {
             Backend::Cpu(cores) => {
                 let mut target = Target::cpu(workers(world, model, cores));
-                // Tests: graphs are cut as for Hopper, whose tasks the CPU target can run, but not faster.
+                // For tests: graphs are cut as for Hopper. The CPU target can run those tasks, but not faster.
                 target.wide = std::env::var_os("MPK_DEBUG_WIDE").is_some_and(|value| value == "1");
                 Ok(target)
             }
             Backend::Cuda(_, row, _) => {
-                // GPUs of one name may differ in multiprocessors: the least.
+                // GPUs with the same name may differ in multiprocessors; the smallest number counts.
                 let least = u64::MAX - world.max(&[u64::MAX - u64::from(row.sms)])[0];
                 let row = Device { sms: least as u32, ..*row };
                 together(world, cuda_target(&row, model))
@@ -116,10 +116,10 @@ impl Backend {
         }
     }
 
-    /// Collective: a rank that is ready to be filled.
+    /// Collective: a rank that is ready to be filled with weights.
     ///
     /// # Errors
-    /// What it needs is not there.
+    /// Something that the rank needs is missing.
     pub fn rank(
         self,
         world: &World,
@@ -135,7 +135,7 @@ impl Backend {
                 Ok(Rank::Cpu(Box::new(together(world, rank)?)))
             }
             Backend::Cuda(machine, row, _) => {
-                // Before the compiler is asked, which may take long.
+                // Before the compiler runs, because compiling may take long.
                 together(world, machine.check(world, &graphs, options).map_err(AppError::from))?;
                 let begin = Instant::now();
                 let code = code(world, config, tuning, &row, machine.puts_through_nvshmem(world), &graphs)?;
@@ -149,14 +149,14 @@ impl Backend {
     }
 }
 
-/// Workers of this rank: as asked, else its share of the cores; the same on every rank.
+/// The number of workers of this rank: the requested number, otherwise its share of the cores. It is the same on every rank.
 fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
     let share = world.max(&[u64::MAX - cores.own.len() as u64])[0];
     let share = (u64::MAX - share) as u32;
     let workers = model.runtime.workers.unwrap_or(share).max(1);
     if workers > share.max(1) {
         tracing::warn!(
-            "{workers} workers of each rank share {share} of the node's cores and take turns, which is slow; leave out --workers (runtime.workers) to get one worker per core"
+            "{workers} workers per rank share {share} cores and take turns, which is slow; leave out --workers (runtime.workers) to get one worker per core"
         );
     }
     workers
@@ -166,23 +166,23 @@ fn log_cpu(world: &World, cores: &Cores, why: &str) {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let (ranks, cores_each) = (world.size() as usize, cores.own.len());
     tracing::info!(
-        "backend cpu{why}, {ranks} rank{}, {cores_each} core{} a rank{}",
+        "backend cpu{why}, {ranks} rank{}, {cores_each} core{} per rank{}",
         plural(ranks),
         plural(cores_each),
         if cores.shared { " (shared)" } else { "" }
     );
 }
 
-/// The target of a GPU, with the workers that the model asks for.
+/// The target for a GPU, with the number of workers that the model asks for.
 ///
 /// # Errors
-/// More workers than multiprocessors: their blocks could not all run at once.
+/// There are more workers than multiprocessors, so not all of their blocks could run at once.
 pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> {
     let mut target = Target::cuda(row);
     if let Some(workers) = model.runtime.workers {
         if workers > row.sms {
             return Err(AppError::input(format!(
-                "{workers} workers (--workers or runtime.workers), but {} has {} multiprocessors, one for each worker",
+                "{workers} workers (--workers or runtime.workers), but {} has only {} multiprocessors, one per worker; use fewer workers",
                 row.name, row.sms
             )));
         }
@@ -192,12 +192,12 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
     Ok(target)
 }
 
-/// What a kernel for a GPU is compiled for, beside its tasks.
+/// The properties of a GPU kernel besides its tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelKind {
     /// It is linked with NVSHMEM's device library.
     pub device_library: bool,
-    /// It puts by its host ([`Transport::Host`]).
+    /// Its puts go through the host ([`Transport::Host`]).
     pub by_host: bool,
     /// It can keep a timeline.
     pub traced: bool,
@@ -205,15 +205,15 @@ pub struct KernelKind {
     pub mixed: bool,
 }
 
-/// How code for a GPU is compiled.
+/// The compile options for a GPU.
 ///
 /// # Errors
-/// No cubin can be made for it, or a block has too little shared memory.
+/// No cubin can be compiled for it, or a block has too little shared memory.
 pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Result<CompileOptions, AppError> {
     let architecture = Architecture::of_device(row)
-        .ok_or_else(|| AppError::environment(format!("no cubin can be made for {}", row.architecture)))?;
+        .ok_or_else(|| AppError::environment(format!("no cubin can be compiled for {}", row.architecture)))?;
     let mut options = CompileOptions::new(architecture, kind.device_library);
-    // For compute-sanitizer, see kernels-cu/src/gpu/config.cuh.
+    // For compute-sanitizer; see kernels-cu/src/gpu/config.cuh.
     if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
         options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
     }
@@ -235,12 +235,12 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
     Ok(options)
 }
 
-/// The kernel's shape on a device with less shared memory than its architecture's in the table: the tasks' share
-/// shrinks.
+/// The kernel's configuration on a device with less shared memory than the table says for its architecture. The tasks get less
+/// of it.
 fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
-    /// What the tasks' code needs at least.
+    /// Shared memory that the tasks need at least.
     const LEAST_WORK: u32 = 32 << 10;
-    /// What NVSHMEM's device library takes beside the dynamic shared memory.
+    /// Static shared memory of NVSHMEM's device library, beside the dynamic part.
     const STATIC: u32 = 2 << 10;
     let excess = (config.shared_bytes + STATIC).saturating_sub(shared_memory);
     let work_bytes = config.work_bytes.checked_sub(excess)? / 1024 * 1024;
@@ -254,7 +254,7 @@ fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
     })
 }
 
-/// Collective: the cubin that runs all ranks' graphs, and each task's kernel variant in it.
+/// Collective: the cubin that runs all ranks' graphs, and the kernel variant of each task in it.
 fn code(
     world: &World,
     config: &RunConfig,
@@ -283,7 +283,7 @@ fn code(
             telling(expressions.len(), || compile_side_by_side(&expressions, &options, &others, &cache));
         cubins.map_err(|e| AppError::from(distributed::Error::Code(e)))
     };
-    // One rank of a node compiles, the others find its cubin in the cache.
+    // One rank of each node compiles; the others find the cubin in the cache.
     let first = world.node_rank() == 0;
     let made = together(world, if first { make().map(Some) } else { Ok(None) })?;
     let cubins = match made {
@@ -292,7 +292,7 @@ fn code(
     };
     let (cubin, probes) = together(world, cubins)?;
     log_cubin(&cubin, expressions.len(), generated.as_secs_f64());
-    // Without NVSHMEM there is nothing that could launch collectively.
+    // Without NVSHMEM, nothing can launch collectively.
     let collective = config.launch != LaunchChoice::Cooperative && !by_host;
     let shim = if collective { shim(world, options.architecture, &cache) } else { None };
     let nvshmem = match cubin.toolchain.nvshmem {
@@ -305,14 +305,15 @@ fn code(
     Ok(Code { cubin, probes, config: options.config, codes: codes.graphs, nvshmem, collective, shim })
 }
 
-/// The kernel that leaves out a part of the work, a sum of the values of `LeftOut` (kernels-cu/src/gpu/config.cuh).
+/// The compile options of a kernel that leaves out a part of the work. `left_out` is a sum of the values of `LeftOut`
+/// (kernels-cu/src/gpu/config.cuh).
 fn leaving_out(ordinary: &CompileOptions, left_out: LeftOut) -> CompileOptions {
     let mut options = ordinary.clone();
     options.defines.push(("MPK_WITHOUT".into(), left_out.to_string()));
     options
 }
 
-/// The cubin of `options`, and one of each of the `others`; all are compiled at the same time.
+/// The cubin of `options` and one cubin for each of the `others`, all compiled at the same time.
 fn compile_side_by_side(
     expressions: &[Expression],
     options: &CompileOptions,
@@ -330,12 +331,12 @@ fn compile_side_by_side(
     })
 }
 
-/// How long a compilation is silent: what the cache has takes less.
+/// How long a compilation stays silent. Reading the cache takes less.
 const SILENT: Duration = Duration::from_secs(1);
-/// After that, how often the log says that it goes on.
+/// How often the log repeats after that that the compiler is still running.
 const REPEATED: Duration = Duration::from_secs(10);
 
-/// Runs `make`, which may compile `variants` kernel variants; the log says so if it takes long, and that it goes on.
+/// Runs `make`, which may compile `variants` kernel variants. If it takes long, the log says so, and repeats it.
 fn telling<T>(variants: usize, make: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -345,7 +346,7 @@ fn telling<T>(variants: usize, make: impl FnOnce() -> T) -> T {
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(silent) {
                 if silent == SILENT {
                     tracing::info!(
-                        "compiling {variants} kernel variants: about a minute; later starts take them from the cache"
+                        "compiling {variants} kernel variants; this takes about a minute, and later starts use the cache"
                     );
                 } else {
                     tracing::info!("still compiling, {} s so far", begin.elapsed().as_secs());
@@ -377,24 +378,26 @@ fn united(world: &World, own: &[Expression]) -> Vec<Expression> {
     Expression::from_text(&String::from_utf8_lossy(&world.broadcast(0, united.into_bytes())))
 }
 
-/// Collective: the shim of NVSHMEM's collective launch, where the host library does not export it and it can be
+/// Collective: the shim for NVSHMEM's collective launch, if the host library does not export that launch and the shim can be
 /// built. Without it the kernel is launched cooperatively.
 fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<CollectiveShim> {
     if world.size() == 1 {
         return None;
     }
     let exported = nvshmem_sys::Library::load().is_ok_and(|library| library.has_collective_launch());
-    // One rank of a node builds it.
+    // One rank of each node builds it.
     let first = world.node_rank() == 0;
     let build = || match collective_shim(architecture, cache) {
         Ok(shim) => Some(shim),
         Err(error) => {
-            tracing::info!("NVSHMEM's collective launch is not used, its shim could not be made: {error}");
+            tracing::info!(
+                "NVSHMEM's collective launch is not used because its shim could not be built: {error}"
+            );
             None
         }
     };
     let own = if first && !exported { build() } else { None };
-    // All ranks launch in the same way: where one can't have it, the others don't try to build it again.
+    // All ranks must launch the same way. If one rank cannot have the shim, the others do not try to build it.
     let lacks = first && !exported && own.is_none();
     let lacks = world.max(&[u64::from(lacks)])[0] != 0;
     if first || exported || lacks { own } else { build() }
@@ -404,15 +407,15 @@ fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<Coll
 pub struct Compiled {
     /// The cubin.
     pub cubin: Cubin,
-    /// Kernel variants in it.
+    /// The number of kernel variants in it.
     pub variants: usize,
 }
 
-/// Compiles what all ranks' graphs run into the cache. `auto`: for a node whose GPUs reach each other. `traced`: so that it can
-/// keep a timeline.
+/// Compiles the kernels of all ranks' graphs into the cache. `auto` assumes that the node's GPUs reach each other's memory.
+/// With `traced`, the kernel can keep a timeline.
 ///
 /// # Errors
-/// A task can't run on the GPU, or the toolchain lacks something.
+/// The GPU cannot run a task, or the toolchain lacks something.
 pub fn compile_all(
     row: &Device,
     transport: Transport,

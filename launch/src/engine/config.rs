@@ -1,4 +1,4 @@
-//! How a model is run: what is not a property of the model.
+//! How to run a model: everything that is not a property of the model.
 
 use distributed::Fault;
 use distributed::cuda::{Bootstrap, Transport};
@@ -21,64 +21,65 @@ pub enum BackendChoice {
     Cpu,
 }
 
-/// How the kernels of several ranks are started.
+/// How the kernels of several ranks are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LaunchChoice {
-    /// By NVSHMEM's collective launch where it can be had, else cooperatively.
+    /// NVSHMEM's collective launch if it is available, otherwise cooperative.
     #[default]
     Auto,
-    /// By cuLaunchCooperativeKernel, each rank its own.
+    /// Each rank calls cuLaunchCooperativeKernel.
     Cooperative,
 }
 
-/// How a model is run. Every rank has the same.
+/// How to run a model. All ranks use the same values.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
-    /// Where to run.
+    /// What runs the tasks.
     pub backend: BackendChoice,
     /// GPU: how ranks write to each other's memory.
     pub transport: Transport,
     /// GPU: how NVSHMEM's ranks find each other.
     pub bootstrap: Bootstrap,
-    /// GPU: how the kernels of several ranks are started.
+    /// GPU: how the kernels of several ranks are launched.
     pub launch: LaunchChoice,
-    /// A wait without progress for this long ends the run.
+    /// A wait without progress for this long ends the run with an error.
     pub deadline: Duration,
-    /// Log-probabilities that a request may ask for, for each token. The graphs are built for as many.
+    /// Maximum number of log-probabilities per token that a request may ask for. The graphs are built for this number.
     pub logprobs: u32,
-    /// Requests may draw their tokens or have penalties. The graphs are built for it; without it they are greedy.
+    /// Requests may sample or use penalties. The graphs are built for it; otherwise all requests are greedy.
     pub sampling: bool,
-    /// Requests that may wait before the kernel gets them. One more is refused.
+    /// Maximum number of requests that wait before the kernel gets them. Further requests are refused.
     pub max_waiting: usize,
-    /// The kernel ends after so long without requests, and the next one starts it again. `None`: it goes on waiting.
+    /// The kernel ends after this time without requests, and the next request starts it again. `None`: it keeps running.
     pub idle_exit: Option<Duration>,
-    /// Use what `mpk-bench tune` has kept for this machine and model, if it has.
+    /// Use the values that `mpk-bench tune` kept for this machine and model, if any.
     pub use_tuning_table: bool,
-    /// Values that replace the table's and the defaults, by the names of [`knobs`](crate::engine::tuning::knobs).
+    /// Values that override the table and the defaults, by the names of [`knobs`](crate::engine::tuning::knobs).
     pub tuning: Tuning,
-    /// Record every task's times, and write the timeline to this file at the end (Chrome trace format).
+    /// Record the times of every task, and write the timeline to this file at the end (Chrome trace format).
     pub trace: Option<PathBuf>,
-    /// Iterations that the timeline holds, the last ones; without it as many as make a file of 20 MB.
+    /// Number of iterations on the timeline, counted from the last. By default, as many as fit in a file of 20 MB.
     pub trace_iterations: Option<u32>,
-    /// What the ranks of a job must have in common, by name and value: a difference ends the job before anything
-    /// depends on it. The model is compared in any case; if this is empty, the fields of the configuration are.
+    /// Values that all ranks of a job must share, by name. A difference ends the job before anything depends on it. The
+    /// model is always compared. If this list is empty, the fields of this configuration are compared too.
     pub in_common: Vec<(String, String)>,
-    /// Is told why the job ends, on the rank that knows, before any call of the engine returns; the process may end before
-    /// one does. By default it goes to the log.
+    /// Called with the reason why the job ends, on the rank that knows it. The call comes before any call of the engine
+    /// returns; the process may even end before one does. By default the reason goes to the log.
     pub tell: fn(&str),
-    /// Is told of the weights that have come to their place.
+    /// Called while weights are loaded.
     pub progress: Option<Progress>,
-    /// On a GPU: kernels that leave work out, and when each runs. Their tokens mean nothing.
+    /// On a GPU: kernels that leave out work, and when each of them runs. Their tokens mean nothing.
     pub probe: Option<Arc<Probe>>,
-    /// For tests: leave out the protection of receive buffers that peers may still read, and the proof that refuses it.
+    /// For tests: leave out the protection of receive buffers that peers may still read, and the check that refuses such
+    /// graphs.
     pub unprotected: bool,
     /// For tests: `RANK:OP:MILLISECONDS` delays a rank before each task of an operator.
     pub stall: Option<String>,
-    /// For tests: what a rank does wrong.
+    /// For tests: a fault that a rank causes.
     pub fault: Option<Fault>,
 }
 
-/// Is called with the bytes that have just come to their place, and the bytes that there are.
+/// Called with the number of bytes that have just been loaded, and the total.
 #[derive(Clone)]
 pub struct Progress(pub Arc<dyn Fn(u64, u64) + Send + Sync>);
 
@@ -89,7 +90,7 @@ impl fmt::Debug for Progress {
 }
 
 impl RunConfig {
-    /// By name and value, as far as results depend on it.
+    /// The values that results depend on, by name.
     pub(crate) fn to_compare(&self) -> Vec<(String, String)> {
         if !self.in_common.is_empty() {
             return self.in_common.clone();

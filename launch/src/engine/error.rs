@@ -1,15 +1,15 @@
-//! What the engine reports: every error has a kind, a text and, where there is one, a line that says how to fix it.
+//! The engine's errors: each has a kind, a text and, if a fix is known, a help line.
 
 use crate::model::app_error::AppError;
 use std::fmt::{self, Display};
 
-/// What kind of error it is.
+/// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The model, an option or a request is wrong.
+    /// The model, an option or a request is invalid.
     Input,
-    /// The request asks for something that the engine does not do.
+    /// The request asks for something that the engine does not support.
     Unsupported,
     /// The machine lacks something.
     Environment,
@@ -17,7 +17,7 @@ pub enum ErrorKind {
     Failed,
     /// The queue is full. Try again later.
     Full,
-    /// The engine takes no more requests.
+    /// The engine accepts no more requests.
     Stopped,
 }
 
@@ -39,12 +39,12 @@ impl Error {
         Error { help: Some(help.into()), ..self }
     }
 
-    /// The error of another rank.
+    /// An error that another rank reported.
     pub(crate) fn at_rank(rank: u32, status: i32, message: String) -> Error {
         Error { kind: kind_of(status), message, help: None, rank: Some(rank) }
     }
 
-    /// Its kind.
+    /// The kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -54,18 +54,18 @@ impl Error {
         &self.message
     }
 
-    /// How to fix it, if that is known.
+    /// How to fix it, if known.
     pub fn help(&self) -> Option<&str> {
         self.help.as_deref()
     }
 
-    /// The rank that met it, if it was another one.
+    /// The rank that reported it, if it was another one.
     pub fn rank(&self) -> Option<u32> {
         self.rank
     }
 
-    /// The exit status of a program that ends with it: 2 bad input or usage, 3 the environment lacks something, 4 the run
-    /// failed.
+    /// The exit status of a program that ends with this error: 2 bad input or usage, 3 the environment lacks something, 4
+    /// the run failed.
     pub fn exit_status(&self) -> i32 {
         match self.kind {
             ErrorKind::Input | ErrorKind::Unsupported => 2,

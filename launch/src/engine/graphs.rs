@@ -20,7 +20,7 @@ use taskgraph::{Allreduce, Backend, OpGraph, Placement, Registry, Target, TaskGr
 /// All ranks' graphs of one op graph.
 pub type RankGraphs = Vec<TaskGraph>;
 
-/// taskgraph's name of a placement.
+/// Converts a placement to taskgraph's type.
 pub fn placement(placement: model_json::Placement) -> Placement {
     match placement {
         model_json::Placement::Static => Placement::Static,
@@ -28,7 +28,7 @@ pub fn placement(placement: model_json::Placement) -> Placement {
     }
 }
 
-/// taskgraph's name of a lowering.
+/// Converts a lowering to taskgraph's type.
 pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
     match allreduce {
         model_json::Allreduce::Auto => Allreduce::Auto,
@@ -39,26 +39,26 @@ pub fn allreduce(allreduce: model_json::Allreduce) -> Allreduce {
     }
 }
 
-/// How the graphs of a run are built. They differ in nothing but their placement, which is a property of a graph.
+/// How the graphs of a run are built. They differ only in their placement, which is a property of each graph.
 #[derive(Clone, Debug)]
 pub struct GraphBuild {
-    /// Of graphs in which every row is sampled.
+    /// Options for graphs in which every row is sampled.
     pub decode: BuildOptions,
-    /// Placement of graphs with room for prompts.
+    /// Placement of graphs with rows for prompts.
     pub prefill: Placement,
 }
 
 impl GraphBuild {
-    /// For graphs placed as model.json says; `options.placement` does not count.
+    /// Uses model.json's placements; `options.placement` is ignored.
     pub fn new(options: BuildOptions, placements: model_json::Placements) -> GraphBuild {
         let decode = BuildOptions { placement: placement(placements.decode), ..options };
         GraphBuild { decode, prefill: placement(placements.prefill) }
     }
 
-    /// For one graph.
+    /// The options for one graph.
     fn of(&self, ops: &OpGraph) -> BuildOptions {
         let mut options = self.decode.clone();
-        // Rows that are not sampled are a prompt's.
+        // Rows that are not sampled belong to prompts.
         if ops.capacity.rows > ops.capacity.samples {
             options.placement = self.prefill;
         }
@@ -66,10 +66,10 @@ impl GraphBuild {
     }
 }
 
-/// How the graphs of a run are built. `nodes`: where the ranks are, which `runtime.nodes` may replace.
+/// How the graphs of a run are built. `nodes` says on which node each rank is; `runtime.nodes` may replace it.
 ///
 /// # Errors
-/// `runtime.nodes` does not fit the ranks.
+/// `runtime.nodes` does not fit the number of ranks.
 pub fn build_options(
     config: &RunConfig,
     model: &ModelJson,
@@ -83,7 +83,7 @@ pub fn build_options(
     };
     let by_hosts = target.backend == Backend::Cuda && config.transport.puts_through_host(ranks);
     let allreduce = match allreduce(model.runtime.allreduce) {
-        // A frame of the hosts brings whole rows; flagged words come a few at a time.
+        // The hosts' transport sends whole rows in one frame; flagged words would arrive a few at a time.
         Allreduce::Auto if by_hosts => Allreduce::CopyReduce,
         lowering => lowering,
     };
@@ -96,7 +96,7 @@ pub fn build_options(
     Ok(GraphBuild::new(options, model.runtime.placements()))
 }
 
-/// `runtime.nodes`, with nodes counted in the order of their first ranks.
+/// Reads `runtime.nodes`. Nodes are numbered in the order of their first ranks.
 fn given_nodes(given: &[u32], ranks: u32) -> Result<Vec<u32>, AppError> {
     if given.len() != ranks as usize {
         return Err(AppError::input(format!(
@@ -121,7 +121,7 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
         let possible: Vec<String> =
             families::possible_ranks(&model.config).iter().map(u32::to_string).collect();
         return Err(AppError::input(format!(
-            "{ranks} ranks do not divide the model's {} query heads; run it on {} ranks",
+            "{ranks} ranks do not divide the model's {} query heads; use {} ranks",
             model.config.num_heads,
             possible.join(", ")
         )));
@@ -129,10 +129,10 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
     Ok(())
 }
 
-/// What was done otherwise than asked, of the form "operator: what".
+/// Notes on deviations from what was asked, each of the form "operator: what".
 type Notes = BTreeSet<String>;
 
-/// Graphs of every op graph, made by `make`.
+/// The graphs that `make` builds from every op graph.
 fn build<T: Send>(
     ops: &[OpGraph],
     registry: &Registry,
@@ -165,8 +165,8 @@ pub fn build_one(
     Ok(build(ops, registry, options, |builder| builder.rank(rank))?.0)
 }
 
-/// The graphs of all ranks, verified each by itself and in succession. What was done otherwise than asked is logged,
-/// once for all graphs.
+/// Builds the graphs of all ranks, and verifies each graph and the successions of graphs. Deviations from what was asked are
+/// logged once for all graphs.
 pub fn build_verified(
     ops: &[OpGraph],
     registry: &Registry,
@@ -178,8 +178,9 @@ pub fn build_verified(
     Ok(all)
 }
 
-/// One class for each op graph, proven each by itself and in succession. Ranks that are alike are built one by one, compared
-/// with rank 0's graph and dropped. What was done otherwise than asked is logged, once for all graphs.
+/// Builds one class of graphs per op graph, and verifies each graph and the successions of graphs. Ranks that are alike are
+/// built one at a time, compared with rank 0's graph, and dropped. Deviations from what was asked are logged once for all
+/// graphs.
 pub fn build_classes(
     ops: &[OpGraph],
     registry: &Registry,
@@ -204,7 +205,7 @@ fn seen_classes<T: Send>(
     build(ops, registry, options, |builder| builder.class_seen(&spares, &look))
 }
 
-/// What is wrong with ranks that are alike is said of all of them, so those are built then.
+/// An error in one of several ranks that are alike concerns all of them, so all are built to report it.
 fn verify_classes_of(
     classes: &[Class],
     ops: &[OpGraph],
@@ -254,7 +255,7 @@ fn prove(
     let tasks = own.iter().map(|graph| graph.tasks.len()).sum::<usize>() * options.decode.world as usize;
     let proofs = Proofs::from_environment().filter(|_| tasks >= WORTHWHILE_TASKS && options.decode.protected);
     if proofs.as_ref().is_some_and(|proofs| proofs.has(found)) {
-        tracing::info!("{tasks} tasks of all ranks: verified in an earlier run");
+        tracing::info!("{tasks} tasks of all ranks: already verified in an earlier run");
         return Ok(());
     }
     let begin = Instant::now();
@@ -277,7 +278,7 @@ fn prove(
     Ok(())
 }
 
-/// Logs notes of the form "operator: what", one line for each distinct "what".
+/// Logs notes of the form "operator: what", with one line for each distinct "what".
 fn log_notes(notes: &Notes) {
     let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for note in notes {
@@ -292,7 +293,7 @@ fn log_notes(notes: &Notes) {
     }
 }
 
-/// A message that lists what the verifier found.
+/// An error that lists the violations that the verifier found.
 pub fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError {
     const SHOWN: usize = 10;
     let mut message = format!("{what}: the verifier found {} violations", violations.len());
@@ -305,7 +306,7 @@ pub fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError
     AppError::input(message)
 }
 
-/// Digests of graphs, in order.
+/// The digests of the graphs, in order.
 pub fn digests(graphs: &[TaskGraph]) -> Vec<u64> {
     graphs.iter().map(digest).collect()
 }

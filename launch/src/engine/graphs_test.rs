@@ -1,4 +1,4 @@
-//! What the memory plan makes of models of real shape, from their configuration alone.
+//! Tests of the memory plan for models of real shape, made from their configuration alone.
 
 use super::*;
 use crate::model::families::{GraphOptions, op_graphs, parse_config};
@@ -44,7 +44,7 @@ fn prefill(run: &Run) -> Builder {
     Builder::new(&prefill, &kernels_cu::registry::registry(), &options).unwrap()
 }
 
-/// MiB of activations in device memory and in the symmetric heap of that graph.
+/// Activations of that graph in MiB: in device memory, and in the symmetric heap.
 fn mebibytes(run: &Run) -> (u64, u64) {
     let found = stats(&[prefill(run).rank(0).unwrap()]);
     let up = |bytes: u64| bytes.div_ceil(1 << 20);
@@ -88,13 +88,13 @@ fn a_prefill_of_2048_rows_has_room() {
     assert!(alone <= 400 && of_four <= 200, "{alone} MiB on one rank, {of_four} MiB on four");
 }
 
-/// So one of them is proven, which is what makes `--check` quick.
+/// Because ranks are alike, only one of them is verified. This makes `--check` fast.
 #[test]
 fn ranks_are_alike_where_sums_are_dealt_to_them() {
     for placement in [Placement::Static, Placement::Dynamic] {
         let graphs = prefill(&Run { placement, ..BASE }).all().unwrap();
         assert!(ranks_are_alike(&graphs), "{placement:?}");
-        // Rank r sums the r-th part of the columns.
+        // Rank r sums up the r-th part of the columns.
         let first = |g: &TaskGraph| {
             let sum = g.tasks.iter().find(|t| g.type_name(t) == "reduce").unwrap();
             g.outputs(sum)[0].region.lo[1]

@@ -1,4 +1,4 @@
-//! What comes of a request: a stream of tokens that ends with a reason.
+//! The answer to a request: a stream of tokens that ends with a reason.
 
 use crate::engine::error::Error;
 use distributed::online::Client;
@@ -15,24 +15,25 @@ use std::time::{Duration, Instant};
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// The text that is certain with it: often empty, since characters may span tokens and a stop string may be under way.
+    /// The text that has become final with this token. It is often empty, because a character may span tokens and a stop string
+    /// may have begun.
     pub text: String,
-    /// The tokens with the highest log-probabilities, highest first, as many as were asked for.
+    /// The tokens with the highest log-probabilities, highest first, as many as requested.
     pub logprobs: Vec<(u32, f32)>,
 }
 
 /// Why a request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// It has all the tokens that it asked for, or that there is room for.
+    /// It has as many tokens as requested, or as there is room for.
     Length,
     /// The last token ends the sequence.
     Eos,
-    /// A stop string has come, or the last token is one of `stop_token_ids`.
+    /// A stop string appeared, or the last token is one of `stop_token_ids`.
     Stop,
     /// It was cancelled.
     Cancelled,
-    /// The engine failed: see [`End::error`].
+    /// The engine failed; see [`End::error`].
     Error,
 }
 
@@ -54,11 +55,11 @@ impl FinishReason {
 pub struct End {
     /// Why it has ended.
     pub reason: FinishReason,
-    /// Text that was held back and is certain now.
+    /// Text that was held back and is final now.
     pub text: String,
-    /// Tokens of the prompt that were not computed, since the prefix cache had them.
+    /// Prompt tokens that were not computed because the prefix cache had them.
     pub cached_tokens: u32,
-    /// With [`FinishReason::Error`]: what has failed.
+    /// With [`FinishReason::Error`]: the error.
     pub error: Option<Error>,
 }
 
@@ -71,33 +72,33 @@ pub enum Event {
     End(End),
 }
 
-/// Everything that a request has yielded.
+/// Everything that a request yielded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// New tokens.
     pub tokens: Vec<u32>,
-    /// Their text; empty without a tokenizer.
+    /// The text of the tokens; empty without a tokenizer.
     pub text: String,
-    /// For each token those with the highest log-probabilities, if they were asked for.
+    /// For each token, the tokens with the highest log-probabilities, if requested.
     pub logprobs: Vec<Vec<(u32, f32)>>,
     /// Why it has ended.
     pub reason: FinishReason,
-    /// Tokens of the prompt that were not computed, since the prefix cache had them.
+    /// Prompt tokens that were not computed because the prefix cache had them.
     pub cached_tokens: u32,
-    /// With [`FinishReason::Error`]: what has failed.
+    /// With [`FinishReason::Error`]: the error.
     pub error: Option<Error>,
 }
 
-/// The stream of a request's tokens.
+/// The stream of tokens that answers a request.
 ///
-/// Read it from any thread: with [`recv`](Handle::recv) or as an iterator, which wait, or as a `futures` stream, which does
-/// not. Nobody has to read it: it holds at most the tokens that the request asked for, and dropping it cancels the request.
+/// It can be read from any thread: with [`recv`](Handle::recv) or as an iterator, which block, or as a `futures` stream, which
+/// does not. It need not be read at all: it holds at most the requested number of tokens. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Handle {
     id: u64,
     prompt_tokens: Vec<u32>,
     channel: Arc<Channel>,
-    /// Where a cancel is told.
+    /// Receives the cancel.
     client: Option<Client>,
 }
 
@@ -121,7 +122,7 @@ impl Handle {
         &self.prompt_tokens
     }
 
-    /// The next event; waits for it. `None` after the end.
+    /// Waits for the next event. Returns `None` after the end.
     pub fn recv(&self) -> Option<Event> {
         let mut state = self.channel.lock();
         loop {
@@ -136,7 +137,7 @@ impl Handle {
         }
     }
 
-    /// As [`Handle::recv`], for no longer than `limit`: [`Poll::Pending`] if nothing has come by then.
+    /// Like [`Handle::recv`], but waits no longer than `limit`. Returns [`Poll::Pending`] if no event has arrived by then.
     pub fn recv_timeout(&self, limit: Duration) -> Poll<Option<Event>> {
         let end = Instant::now() + limit;
         let mut state = self.channel.lock();
@@ -152,12 +153,13 @@ impl Handle {
         }
     }
 
-    /// The next event if it is there already.
+    /// The next event, if there is one already.
     pub fn try_recv(&self) -> Poll<Option<Event>> {
         self.channel.lock().next()
     }
 
-    /// Ends the request: no further token comes, and its slot is free an iteration later. What has come already can still be read.
+    /// Cancels the request: no further token arrives, and its slot is free one iteration later. Tokens that have arrived can still
+    /// be read.
     pub fn cancel(&self) {
         if self.channel.end_first(FinishReason::Cancelled, String::new(), None)
             && let Some(client) = &self.client
@@ -166,7 +168,7 @@ impl Handle {
         }
     }
 
-    /// Waits for the end and gives everything that has not been read yet.
+    /// Waits for the end and returns everything that has not been read yet.
     pub fn wait(self) -> Completion {
         let mut all = Completion {
             tokens: Vec::new(),
@@ -233,21 +235,21 @@ pub(crate) struct Channel {
     whole: bool,
 }
 
-/// How many requests have ended, by reason.
+/// Number of requests that have ended, by reason.
 #[derive(Debug, Default)]
 pub(crate) struct Ended(pub [AtomicU64; 5]);
 
 #[derive(Debug, Default)]
 struct State {
     events: VecDeque<Event>,
-    /// Of the prompt, from the prefix cache.
+    /// Prompt tokens from the prefix cache.
     cached_tokens: u32,
-    /// The end has been put among the events; nothing follows it.
+    /// The end is among the events; nothing follows it.
     over: bool,
-    /// The first token has come.
+    /// The first token has arrived.
     begun: bool,
     waker: Option<Waker>,
-    /// Threads that wait in [`Handle::recv`]. Telling nobody would still be a call of the system for each token.
+    /// Threads that wait in [`Handle::recv`]. A notification without a waiting thread would still cost a system call per token.
     readers: usize,
 }
 
@@ -270,17 +272,17 @@ impl Channel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing more is wanted, or nothing more will come.
+    /// True if no more events are wanted, or none will arrive.
     pub fn is_over(&self) -> bool {
         self.lock().over
     }
 
-    /// So many tokens of the prompt came from the prefix cache: before the end.
+    /// Sets the number of prompt tokens that came from the prefix cache. Called before the end.
     pub fn cached(&self, tokens: u32) {
         self.lock().cached_tokens = tokens;
     }
 
-    /// True: the reader is to be told of it ([`Channel::tell`]).
+    /// Adds a token. Returns true if the reader must be notified ([`Channel::tell`]).
     #[must_use]
     pub fn token(&self, token: Token) -> bool {
         let mut state = self.lock();
@@ -292,23 +294,23 @@ impl Channel {
         first || !self.whole
     }
 
-    /// Wakes whoever waits for the tokens that have come.
+    /// Wakes the readers.
     pub fn tell(&self) {
         self.tell_of(self.lock());
     }
 
-    /// The first end counts.
+    /// Ends the request. Only the first end counts.
     pub fn end(&self, reason: FinishReason, text: String, error: Option<Error>) {
         self.end_first(reason, text, error);
     }
 
-    /// The same; true if it was the first one.
+    /// Ends the request. Returns true if this was the first end.
     pub fn end_first(&self, reason: FinishReason, text: String, error: Option<Error>) -> bool {
         let mut state = self.lock();
         let first = !state.over;
         if first {
             state.over = true;
-            // Before whoever waits for the end can know of it. Relaxed: the lock orders it.
+            // Counted before a reader can see the end. Relaxed: the lock orders it.
             self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
             let cached_tokens = state.cached_tokens;
             state.events.push_back(Event::End(End { reason, text, cached_tokens, error }));

@@ -1,4 +1,4 @@
-//! What every rank does around the kernel: loads the weights, launches, ends.
+//! What every rank does around the kernel: load the weights, launch, end.
 
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
@@ -8,10 +8,10 @@ use distributed::plan::{RunOptions, Stall};
 use distributed::{Rank, World};
 use std::time::{Duration, Instant};
 
-/// Longest that a rank which ended early waits for the others' reports.
+/// How long a rank that ended early waits for the other ranks' reports.
 const REPORT_GRACE: Duration = Duration::from_secs(2);
 
-/// What the ranks are told of how to run; `ops` are the names that a stall may use.
+/// The options of a run, as the ranks need them. `ops` are the operator names that a stall may use.
 pub fn run_options(config: &RunConfig, ops: &[String]) -> Result<RunOptions, AppError> {
     let stall = config.stall.as_deref().map(|text| parse_stall(text, ops)).transpose()?;
     Ok(RunOptions {
@@ -23,7 +23,7 @@ pub fn run_options(config: &RunConfig, ops: &[String]) -> Result<RunOptions, App
 }
 
 fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
-    let error = || AppError::input(format!("--debug-stall {text}: expected RANK:OP:MILLISECONDS"));
+    let error = || AppError::input(format!("--debug-stall {text}: expected RANK:OP:MS, such as 1:qkv:50"));
     let mut fields = text.splitn(3, ':');
     let mut field = || fields.next().ok_or_else(error);
     let rank = field()?.parse().map_err(|_| error())?;
@@ -36,7 +36,7 @@ fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
     Ok(Stall { rank, op, time })
 }
 
-/// Fills weights; gives the time that it took. Rank 0 reports how far it is, which stands for all.
+/// Fills the weights and returns the time that it took. Rank 0 reports its progress, which stands for all ranks.
 pub fn load(
     world: &World,
     rank: &mut Rank,
@@ -58,7 +58,7 @@ pub fn load(
     result.map(|()| took)
 }
 
-/// Collective: runs a user's own graph. A run that ends early tells this rank's report (see [`World::tell`]).
+/// Collective: runs a user graph. If the run ends early, this rank reports why (see [`World::tell`]).
 pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), Error> {
     world.phase("the run");
     let result = rank.run(world);
@@ -68,11 +68,11 @@ pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), 
     ended(world, deadline, result)
 }
 
-/// Collective: after the kernel, how it went on all ranks. Those that no longer answer are waited for no longer than their own deadline,
-/// then the job is ended.
+/// Collective, after the kernel: whether the run succeeded on all ranks. A rank that no longer answers is given its own deadline; then
+/// the job is ended.
 pub fn ended(world: &World, deadline: Duration, result: distributed::Result<()>) -> Result<(), Error> {
     if result.is_err() {
-        // It has been told why.
+        // The reason has been reported.
         kernels_cu::signals::end_on_signal();
     }
     let limit = if result.is_ok() { deadline + REPORT_GRACE } else { REPORT_GRACE };

@@ -1,4 +1,4 @@
-//! What callers and the engine's thread tell each other apart from requests: runs of graphs, and the end.
+//! Messages between callers and the engine's thread apart from requests: runs of user graphs, and the end.
 
 use crate::engine::error::{Error, ErrorKind};
 use crate::engine::user_graph::GraphRun;
@@ -7,27 +7,27 @@ use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A run of a user's own graph.
+/// A run of a user graph.
 pub(crate) struct GraphJob {
     pub iterations: u32,
     pub reply: Sender<Result<GraphRun, Error>>,
 }
 
-/// What the engine's thread does next, where it runs graphs.
+/// What the engine's thread does next, if it runs user graphs.
 pub(crate) enum Next {
     Graph(GraphJob),
-    /// The end, with this status on all ranks.
+    /// End with this status on all ranks.
     End(i32),
-    /// There was nothing to do for a while.
+    /// Nothing was asked for within the time limit.
     Nothing,
 }
 
 #[derive(Default)]
 struct State {
     graphs: VecDeque<GraphJob>,
-    /// The thread ends when it has done what there is, with this status on all ranks.
+    /// The thread ends once its work is done, with this status on all ranks.
     stopping: Option<i32>,
-    /// It has ended.
+    /// The thread has ended, with this result.
     ended: Option<Result<(), Error>>,
 }
 
@@ -55,7 +55,7 @@ impl Life {
         Ok(())
     }
 
-    /// For the engine's thread: waits for a graph or the end, for no longer than `limit`.
+    /// Called by the engine's thread. Waits up to `limit` for a graph or for the end.
     pub fn next(&self, limit: Duration) -> Next {
         let end = Instant::now() + limit;
         let mut state = self.lock();
@@ -74,35 +74,35 @@ impl Life {
         }
     }
 
-    /// The engine's thread ends when it has done what there is. The first status counts.
+    /// Asks the engine's thread to end once its work is done. The first status counts.
     pub fn stop(&self, status: i32) {
         self.lock().stopping.get_or_insert(status);
         self.changed.notify_all();
     }
 
-    /// The status of [`Life::stop`].
+    /// The status that [`Life::stop`] set.
     pub fn status(&self) -> i32 {
         self.lock().stopping.unwrap_or(0)
     }
 
-    /// The engine's thread has ended, like this.
+    /// Records how the engine's thread ended.
     pub fn close(&self, result: Result<(), Error>) {
         let mut state = self.lock();
         let error = result.as_ref().err().cloned().unwrap_or_else(stopped);
         for job in state.graphs.drain(..) {
-            // Who asked may be gone.
+            // The caller may be gone.
             let _ = job.reply.send(Err(error.clone()));
         }
         state.ended.get_or_insert(result);
         self.changed.notify_all();
     }
 
-    /// How the engine's thread has ended, if it has.
+    /// The result of the engine's thread, if it has ended.
     pub fn ended(&self) -> Option<Result<(), Error>> {
         self.lock().ended.clone()
     }
 
-    /// Waits until the engine's thread has ended, for no longer than `limit`: how it ended.
+    /// Waits up to `limit` until the engine's thread has ended. Returns its result.
     pub fn wait_ended(&self, limit: Option<Duration>) -> Option<Result<(), Error>> {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.lock();
@@ -121,9 +121,9 @@ impl Life {
     }
 }
 
-/// Nothing more is taken.
+/// The error for a request after the end.
 pub(crate) fn stopped() -> Error {
-    Error::new(ErrorKind::Stopped, "the engine takes no more requests: it is shutting down")
+    Error::new(ErrorKind::Stopped, "the engine accepts no more requests because it is shutting down")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A model on its way from files to memory, ready to run.
+//! Takes a model from files to memory, ready to run.
 
 use crate::engine::agreement::together;
 use crate::engine::backend::Backend;
@@ -31,32 +31,32 @@ use std::time::Instant;
 use taskgraph::Tuning;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The kernel knows of so many requests at least, so that a list of prompts is in it as one.
+/// The kernel has room for at least this many requests, so that it gets a usual list of prompts as a whole.
 const LEAST_KNOWN: u32 = 64;
 
-/// Tokens of requests that are in the kernel before there are pages for them.
+/// Maximum number of tokens of requests that are in the kernel before there are pages for them.
 const MOST_AHEAD: u64 = 1 << 17;
 
-/// A model whose files have been opened. Nothing has been built or loaded yet.
+/// A model whose files are open. Nothing has been built or loaded yet.
 pub struct Opened<'a> {
-    /// model.json with what replaces its values.
+    /// model.json after overrides.
     pub model: &'a ModelJson,
     /// Configuration, weights and tokenizer.
     pub source: &'a Model,
-    /// What requests are checked against.
+    /// The limits that requests are checked against.
     pub limits: Limits,
-    /// The graphs are built for sampling ([`RunConfig::sampling`]). A program that knows its requests may change it, on all
-    /// ranks alike.
+    /// Whether the graphs are built for sampling ([`RunConfig::sampling`]). A program that knows its requests may change this, in
+    /// the same way on all ranks.
     pub sampling: Cell<bool>,
 }
 
-/// Looks at a model before anything is built.
+/// Inspects a model before anything is built.
 pub type Inspect = Box<dyn FnOnce(&Opened<'_>) -> Result<(), AppError> + Send>;
 
-/// What callers may know of a loaded model.
+/// Public facts about a loaded model.
 #[derive(Clone, Debug)]
 pub struct Info {
-    /// model.json with what replaces its values.
+    /// model.json after overrides.
     pub model: ModelJson,
     /// `cpu` or `cuda`.
     pub backend: &'static str,
@@ -64,45 +64,46 @@ pub struct Info {
     pub rank: u32,
     /// Number of ranks.
     pub ranks: u32,
-    /// What a tuning table for this run is kept under; not for a user graph.
+    /// The key of a tuning table for this run. `None` for a user graph.
     pub place: Option<Place>,
-    /// Measured values in force, in place of defaults.
+    /// Tuning values in force that differ from the defaults.
     pub tuning: Tuning,
-    /// Of this rank's graphs: equal ones run the same tasks.
+    /// Digest of this rank's graphs. Equal graphs run the same tasks.
     pub graphs_digest: u64,
-    /// What requests are checked against; not for a user graph.
+    /// The limits that requests are checked against. `None` for a user graph.
     pub limits: Option<Limits>,
-    /// Most rows of an iteration that holds prompts, and most of them that are prompts' while other requests generate; not for a user graph.
+    /// Maximum number of rows in an iteration that holds prompts, and how many of them prompts may use while other requests
+    /// generate. `None` for a user graph.
     pub prefill_rows: Option<(u32, u32)>,
-    /// Requests may draw their tokens or have penalties.
+    /// Requests may sample or use penalties.
     pub sampling: bool,
-    /// How a request that says nothing of its own is to be sampled: as model.json and the checkpoint's generation_config.json say.
-    /// [`Request`](crate::engine::Request) does not take it over by itself.
+    /// The default sampling of a request, from model.json and the checkpoint's generation_config.json. A
+    /// [`Request`](crate::engine::Request) does not use it by itself.
     pub defaults: SamplingParams,
     /// Ids that end a sequence.
     pub eos: Vec<u32>,
     /// The checkpoint's tokenizer, if it has one.
     pub tokenizer: Option<Tokenizer>,
-    /// What the start took.
+    /// Times of the start.
     pub start: Start,
 }
 
-/// What is run.
+/// What the engine runs.
 pub(crate) enum Work {
-    /// Tokens from a model, on rank 0 with both ends of the service.
+    /// Tokens from a model. Rank 0 has both ends of the service.
     Tokens(Option<(Client, Service)>),
     /// A user graph.
     Graph(Box<UserGraph>),
 }
 
-/// A rank, ready to run.
+/// A rank that is ready to run.
 pub(crate) struct Loaded {
     pub rank: Rank,
     pub work: Work,
     pub info: Info,
 }
 
-/// Collective: from files to memory.
+/// Collective: loads everything from files to memory.
 pub(crate) fn load_all(
     world: &World,
     spec: &ModelSpec,
@@ -242,7 +243,7 @@ fn tokens(
     Ok(Loaded { rank, work: Work::Tokens(service), info })
 }
 
-/// What model.json and generation_config.json say about sampling.
+/// The sampling values of model.json and generation_config.json.
 fn defaults(model: &ModelJson, source: &Model) -> Result<SamplingParams, AppError> {
     let file = (&*model.file(), &model.generate.sampling());
     let config = &source.config;
@@ -250,7 +251,7 @@ fn defaults(model: &ModelJson, source: &Model) -> Result<SamplingParams, AppErro
     Ok(SamplingParams::new(in_force.sampling, in_force.seed))
 }
 
-/// What the batch step is told before the first launch.
+/// What the batch step needs to know before the first launch.
 fn plan(config: &RunConfig, model: &ModelJson, sizes: &Sizes, top_k: u32, eos: &[u32]) -> BatchPlan {
     let pool = u64::from(sizes.num_pages) * u64::from(sizes.page_size);
     BatchPlan {
@@ -261,7 +262,7 @@ fn plan(config: &RunConfig, model: &ModelJson, sizes: &Sizes, top_k: u32, eos: &
         top_k,
         eos: eos.iter().map(|&id| id as i32).collect(),
         mode: Mode::Serve(ServePlan {
-            // Those in slots, and enough that wait to fill slots that come free before the host hears of it.
+            // The requests in slots, and enough waiting ones to fill slots that become free before the host notices.
             requests: sizes.max_batch.saturating_mul(2).max(LEAST_KNOWN),
             tokens: (pool + pool.min(MOST_AHEAD)).min(i32::MAX as u64) as u32,
             idle_exit: config.idle_exit,

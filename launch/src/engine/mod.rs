@@ -1,5 +1,5 @@
-//! Loads, proves, compiles and launches a model, over all ranks, and takes requests for it. Knows nothing of command lines
-//! and prints nothing.
+//! Loads, verifies, compiles and launches a model over all ranks, and accepts requests for it. It knows nothing of command
+//! lines and prints nothing.
 //!
 //! ```no_run
 #![doc = include_str!("../../../examples/engine.rs")]

@@ -1,6 +1,7 @@
-//! What was proven before: verifying the graphs of a large model takes longer than the rest of a warm start.
+//! Remembers which graphs were verified before. For a large model, verifying takes longer than the rest of a warm
+//! start.
 //!
-//! A proof is an empty file whose name is a hash of the graphs' digests and of the program that proved them.
+//! A proof is an empty file. Its name is a hash of the graphs' digests and of the program that verified them.
 
 use kernels_cu::gpu::{Cache, PrivateFolder};
 use std::hash::{Hash, Hasher};
@@ -8,18 +9,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Proofs of fewer tasks than this are not worth a file.
+/// Graphs with fewer tasks than this are verified so fast that a file is not worth it.
 pub const WORTHWHILE_TASKS: usize = 20_000;
 
-/// A folder of proofs, beside that of compiled kernels. A file there makes this process skip the proof, so the folder
-/// must be this user's alone.
+/// The folder of proofs, beside the cache of compiled kernels. A file in it makes this process skip the verification,
+/// so only this user may be able to write to the folder.
 #[derive(Clone, Debug)]
 pub struct Proofs {
     folder: PrivateFolder,
 }
 
 impl Proofs {
-    /// Where the cache of compiled kernels is, if there can be one that is trusted.
+    /// The folder beside the cache of compiled kernels, if such a folder can be trusted.
     pub fn from_environment() -> Option<Proofs> {
         let cache = Cache::from_environment().ok()?;
         Proofs::below(cache.folder().parent()?)
@@ -31,7 +32,7 @@ impl Proofs {
             Ok(()) => Some(Proofs { folder }),
             Err(problem) => {
                 tracing::warn!(
-                    "the folder of proofs, {}, is not used: it {problem}; set MPK_CACHE_DIR to a folder of your own",
+                    "the folder of proofs {} is not used: it {problem}; set MPK_CACHE_DIR to a folder of your own",
                     folder.path().display()
                 );
                 None
@@ -39,12 +40,12 @@ impl Proofs {
         }
     }
 
-    /// Whether graphs with these digests were proven by this program.
+    /// True if this program has verified graphs with these digests.
     pub fn has(&self, digests: &[u64]) -> bool {
         self.file(digests).is_some_and(|file| file.is_file())
     }
 
-    /// Notes that they are. Where the file can't be written, they are proven again next time.
+    /// Records that the graphs were verified. If the file cannot be written, they are verified again next time.
     pub fn add(&self, digests: &[u64]) {
         let Some(file) = self.file(digests) else { return };
         let made = self.folder.create();
@@ -88,7 +89,7 @@ mod tests {
         let proofs = Proofs::below(folder.path()).unwrap();
         proofs.add(&[1]);
         assert!(Proofs::below(folder.path()).is_some_and(|proofs| proofs.has(&[1])));
-        // Only root can give files away.
+        // Only root can change the owner of a file.
         if std::os::unix::fs::chown(proofs.folder.path(), Some(65534), None).is_ok() {
             assert!(Proofs::below(folder.path()).is_none());
         }

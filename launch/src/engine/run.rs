@@ -1,4 +1,4 @@
-//! The engine: a model in memory that takes requests.
+//! The engine: a model in memory that accepts requests.
 
 use crate::engine::config::{BackendChoice, RunConfig};
 use crate::engine::error::{Error, ErrorKind};
@@ -23,31 +23,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest that an engine which was told to stop at once takes for it, beside its deadline: the kernel's end, the other
-/// ranks' reports.
+/// How long an engine that must stop at once may take beyond its deadline, for the kernel's end and the other ranks' reports.
 const STOP_GRACE: Duration = Duration::from_secs(20);
 
 /// A model in memory, ready for requests.
 ///
-/// Every rank of a job calls [`Engine::load`]; without a launcher there is one rank. Rank 0 submits requests, from any
-/// thread, and shuts the engine down. The others call [`Engine::serve`].
+/// Every rank of a job calls [`Engine::load`]; without a launcher there is one rank. Rank 0 submits requests from any thread and
+/// shuts the engine down. The other ranks call [`Engine::serve`].
 ///
 /// # Threads
-/// Each process has one thread that owns MPI, the heap, the device and the kernel: MPI wants all calls from the thread that
-/// initialised it, and callers may come from any. It begins in `load` and is fed by a queue, so an `Engine` can be shared
-/// (`Arc<Engine>`) and its calls never wait for the kernel. An idle engine sleeps. It looks a few times a second whether the other
-/// ranks are still there.
+/// Each process has one thread that owns MPI, the heap, the device and the kernel, because MPI must be called from the thread that
+/// initialised it. The thread starts in `load` and gets its work from a queue. So an `Engine` can be shared (`Arc<Engine>`), and its
+/// calls never wait for the kernel. An idle engine sleeps, and checks a few times a second that the other ranks are still there.
 ///
-/// MPI can be initialised once a process, so under a launcher a process has one engine in its life.
+/// MPI can be initialised only once per process, so under a launcher a process can load only one engine.
 ///
 /// # Requests come and go
-/// The kernel runs as long as there is work. A request joins at the next iteration that has a free slot and pages for it; one that is
-/// cancelled, or meets a stop string, leaves an iteration later. Requests of one [`Engine::submit_all`] begin together, as far as
-/// there is room. Without requests the kernel waits, and ends after [`RunConfig::idle_exit`]; the next request starts it again.
+/// The kernel runs as long as there is work. A request joins at the next iteration that has a free slot and pages for it. A request
+/// that is cancelled or meets a stop string leaves one iteration later. The requests of one [`Engine::submit_all`] start together, as
+/// far as there is room. Without requests the kernel waits, and ends after [`RunConfig::idle_exit`]. The next request starts it
+/// again.
 pub struct Engine {
     info: Info,
     life: Arc<Life>,
-    /// On rank 0 of an engine with tokens.
+    /// On rank 0, if the model has tokens.
     client: Option<Client>,
     ended: Arc<Ended>,
     max_waiting: usize,
@@ -60,17 +59,17 @@ impl Engine {
     /// Loads a model. Collective: every rank of the job calls it with the same arguments.
     ///
     /// # Errors
-    /// The model or the configuration is wrong, the machine lacks something, or a rank is lost. All ranks get the error of
-    /// the first one that failed.
+    /// The model or the configuration is invalid, the machine lacks something, or a rank is lost. All ranks get the error of the
+    /// first rank that failed.
     pub fn load(model: ModelSpec, config: RunConfig) -> Result<Engine, Error> {
         Engine::load_with(model, config, |_| Ok(()))
     }
 
-    /// As [`Engine::load`], and `inspect` sees the model's files before anything is built: it can refuse, early, what could
-    /// not run. It is not called for a user graph.
+    /// Like [`Engine::load`]. `inspect` sees the model's files before anything is built, so it can refuse early what could not run.
+    /// It is not called for a user graph.
     ///
     /// # Errors
-    /// As [`Engine::load`], and those of `inspect`.
+    /// Those of [`Engine::load`], and those of `inspect`.
     pub fn load_with(
         model: ModelSpec,
         config: RunConfig,
@@ -95,12 +94,12 @@ impl Engine {
         Ok(Engine { info, life, client, ended: Arc::default(), max_waiting, logprobs, deadline, thread })
     }
 
-    /// What is known of the loaded model.
+    /// Facts about the loaded model.
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// Hands over a request. On rank 0.
+    /// Submits a request. On rank 0.
     ///
     /// # Errors
     /// The request can never run, the queue is full, or the engine has ended.
@@ -109,10 +108,10 @@ impl Engine {
         handles.pop().ok_or_else(|| Error::new(ErrorKind::Failed, "a request without a handle"))
     }
 
-    /// Hands over several requests that begin together, all or none. On rank 0.
+    /// Submits several requests that start together: either all are accepted or none. On rank 0.
     ///
     /// # Errors
-    /// As [`Engine::submit`], for any of them.
+    /// Those of [`Engine::submit`], for any of the requests.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Handle>, Error> {
         self.first_rank()?;
         let Some(limits) = self.info.limits else {
@@ -134,7 +133,7 @@ impl Engine {
             .collect())
     }
 
-    /// A request, checked, with its prompt and the place where its tokens go.
+    /// A checked request, with its encoded prompt and the sink for its tokens.
     fn submission(
         &self,
         mut request: Request,
@@ -146,13 +145,15 @@ impl Engine {
             request.sampling.top_k = 0; // all of them
         }
         if !request.stop.is_empty() && self.info.tokenizer.is_none() {
-            let message = "stop strings, but the model has no tokenizer";
+            let message = "stop strings need a tokenizer, but the model has none";
             return Err(Error::new(ErrorKind::Unsupported, message).with_help("give stop_token_ids"));
         }
         if request.logprobs > self.logprobs {
-            let message =
-                format!("{} log-probabilities, but the engine gives {}", request.logprobs, self.logprobs);
-            let help = "load it with more of them (RunConfig::logprobs)";
+            let message = format!(
+                "{} log-probabilities per token, but the engine was loaded for at most {}",
+                request.logprobs, self.logprobs
+            );
+            let help = "raise RunConfig::logprobs";
             return Err(Error::new(ErrorKind::Unsupported, message).with_help(help));
         }
         let source = PromptSource { place: "the request".into(), prompt: request.prompt };
@@ -161,7 +162,7 @@ impl Engine {
         let resolved = resolved.into_iter().next();
         let resolved = resolved.ok_or_else(|| Error::new(ErrorKind::Input, "the request has no prompt"))?;
         let channel = Arc::new(Channel::new(self.ended.clone(), request.whole));
-        // What may end it before its tokens do is looked for at every token.
+        // Only with these must every token be looked at as it arrives.
         let quiet = request.whole && request.stop.is_empty() && request.stop_token_ids.is_empty();
         let wanted = Wanted {
             stop: &request.stop,
@@ -200,7 +201,7 @@ impl Engine {
     /// Runs a user graph this many times in one launch, and waits for it. On rank 0.
     ///
     /// # Errors
-    /// The model is no such graph; the run failed.
+    /// The model is not a user graph, or the run failed.
     pub fn run_graph(&self, iterations: u32) -> Result<GraphRun, Error> {
         self.first_rank()?;
         if self.info.limits.is_some() {
@@ -220,38 +221,38 @@ impl Engine {
         }
     }
 
-    /// Figures, as they are now.
+    /// The engine's current statistics.
     pub fn stats(&self) -> Stats {
         self.client.as_ref().map(|client| Stats::new(&client.stats(), &self.ended)).unwrap_or_default()
     }
 
-    /// Waits until all requests have ended. Then [`Engine::stats`] holds the times of all of them.
+    /// Waits until all requests have ended. After that, [`Engine::stats`] includes the times of all of them.
     pub fn wait_idle(&self) {
         if let Some(client) = &self.client {
             client.wait_idle();
         }
     }
 
-    /// Does what rank 0 asks for until it shuts the engine down. On the other ranks.
+    /// Serves rank 0 until it shuts the engine down. On the other ranks.
     ///
     /// # Errors
-    /// The run failed, or rank 0 ended it with another status than 0.
+    /// The run failed, or rank 0 ended it with a status other than 0.
     pub fn serve(&self) -> Result<(), Error> {
         self.wait_ended(None)
     }
 
-    /// Takes no more requests, and ends when those that it has are done. Those that are not done after `timeout` are
-    /// cancelled; the other ranks end as after any other shutdown. A kernel that still runs after the deadline is told to end,
-    /// which ends the job with an error.
+    /// Accepts no more requests, and ends once the accepted ones are done. Requests that are not done after `timeout` are cancelled;
+    /// the other ranks end as after any other shutdown. A kernel that still runs after the deadline is told to end, and the job ends
+    /// with an error.
     ///
     /// # Errors
-    /// Requests had to be cancelled; the run failed or had to be ended.
+    /// Requests had to be cancelled, or the run failed or had to be ended.
     pub fn shutdown(&self, timeout: Duration) -> Result<(), Error> {
         self.shutdown_with_status(timeout, 0)
     }
 
-    /// As [`Engine::shutdown`], and [`Engine::serve`] of the other ranks gives an error with this exit status, if it is not 0:
-    /// what the program has found on rank 0 is the end of all of them.
+    /// Like [`Engine::shutdown`]. If `status` is not 0, [`Engine::serve`] on the other ranks returns an error with this exit status.
+    /// So all ranks end with the status that the program on rank 0 ends with.
     ///
     /// # Errors
     /// As [`Engine::shutdown`].
@@ -280,11 +281,11 @@ impl Engine {
         };
         result.and(Err(Error::new(
             ErrorKind::Failed,
-            "requests that ran were ended: the time for them was over",
+            "running requests were ended because the shutdown timeout was over",
         )))
     }
 
-    /// No more requests are taken.
+    /// Accepts no more requests.
     fn stop(&self, status: i32) {
         self.life.stop(status);
         if let Some(client) = &self.client {
@@ -302,7 +303,7 @@ impl Engine {
         }
     }
 
-    /// The thread has said how it ended: it is about to be gone.
+    /// The thread has reported its result and is about to end.
     fn join(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
@@ -312,7 +313,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Cancels what there is, and shuts down; on ranks other than 0 after rank 0 has.
+    /// Cancels all requests and shuts down. On other ranks, this happens after rank 0 has done so.
     fn drop(&mut self) {
         if self.info.rank == 0 {
             self.stop(0);
@@ -326,10 +327,10 @@ impl Drop for Engine {
 
 fn panicked() -> Error {
     Error::new(ErrorKind::Failed, "the engine's thread has panicked")
-        .with_help("this is a mistake in the program, please report it")
+        .with_help("this is a bug; please report it")
 }
 
-/// Says that the thread has ended even if it panics.
+/// Marks the thread as ended even if it panics.
 struct Closes<'a>(&'a Life);
 
 impl Drop for Closes<'_> {
@@ -338,7 +339,7 @@ impl Drop for Closes<'_> {
     }
 }
 
-/// The thread that owns everything that belongs to one thread.
+/// The thread that owns everything that must stay on one thread.
 fn engine_thread(
     spec: &ModelSpec,
     config: &RunConfig,
@@ -367,7 +368,7 @@ fn engine_thread(
     life.close(result.clone());
     drop(closes);
     if let Err(error) = result {
-        // After a load that went well nobody listens.
+        // After a successful load nobody listens.
         let _ = ready.send(Err(error));
     }
 }
@@ -386,7 +387,7 @@ fn engine_on(
         Work::Tokens(service) => service.as_ref().map(|(client, _)| client.clone()),
         Work::Graph(_) => None,
     };
-    // `load` waits for it.
+    // `load` waits for this.
     let _ = ready.send(Ok((info, client)));
     let status = match work {
         Work::Tokens(service) => {

@@ -1,4 +1,4 @@
-//! All ranks run the same: the options and the model of every rank are compared with rank 0's before
+//! Checks that all ranks run the same: the options and the model of every rank are compared with rank 0's before
 //! anything depends on them.
 
 use crate::engine::agreement::together;
@@ -11,32 +11,33 @@ use distributed::World;
 use std::hash::{Hash, Hasher};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Longest value that a message shows, characters.
+/// Maximum number of characters of a value in a message.
 const SHOWN: usize = 60;
-/// Tensors of a checkpoint that are looked into.
+/// Number of a checkpoint's tensors that are sampled.
 const SAMPLED_TENSORS: usize = 64;
-/// Bytes in the middle of each.
+/// Bytes that are read in the middle of each sampled tensor.
 const SAMPLED_BYTES: usize = 64;
 
-/// A named value of a rank.
+/// A named value.
 pub type Value = (String, String);
 
-/// Collective: every rank was started with the same options, given by name and value.
+/// Collective: checks that every rank was started with the same options, given by name and value.
 ///
 /// # Errors
-/// Status 2 and the first option that differs.
+/// Status 2, with the first option that differs.
 pub fn same_options(world: &World, mut values: Vec<Value>) -> Result<(), Error> {
     values.push(("the program's version".into(), env!("CARGO_PKG_VERSION").into()));
     compare(world, "was started with other options", "start all ranks with the same command line", &values)
 }
 
-/// Collective: every rank has opened the same model. Of a checkpoint's weights, names, shapes and samples are compared.
+/// Collective: checks that every rank opened the same model. For a checkpoint's weights, it compares names, shapes and
+/// samples.
 ///
 /// # Errors
-/// Status 2 and what differs first.
+/// Status 2, with the first difference.
 pub fn same_model(world: &World, model: &ModelJson, source: &ModelSource) -> Result<(), Error> {
     let mut file = model.clone();
-    // Nodes may have it in different places.
+    // The checkpoint may have a different path on each node.
     file.checkpoint = file.checkpoint.map(|_| "checkpoint".into());
     let mut values = vec![(model_file_name(model), serde_json::to_string(&file).unwrap_or_default())];
     if let ModelSource::Model(model) = source {
@@ -51,7 +52,7 @@ fn model_file_name(model: &ModelJson) -> String {
     model.path.file_name().map_or_else(|| "model.json".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// What tells one checkpoint's weights from another's, without reading them all.
+/// Distinguishes one checkpoint's weights from another's without reading them all.
 fn weights(source: &WeightSource) -> String {
     let WeightSource::Checkpoint(checkpoint) = source else { return format!("{source:?}") };
     let mut names: Vec<&str> = checkpoint.names().collect();
@@ -71,7 +72,7 @@ fn weights(source: &WeightSource) -> String {
     format!("{:016x}", hash.finish())
 }
 
-/// Collective: the first difference of a rank's values from rank 0's ends all ranks.
+/// Collective: the first difference between a rank's values and rank 0's ends all ranks.
 fn compare(world: &World, what: &str, fix: &str, values: &[Value]) -> Result<(), Error> {
     if world.size() == 1 {
         return Ok(());
@@ -90,7 +91,7 @@ fn compare(world: &World, what: &str, fix: &str, values: &[Value]) -> Result<(),
     together(world, result)
 }
 
-/// The first value that is not the same, in words.
+/// The first difference, as text.
 fn difference(first: &[Value], other: &[Value]) -> Option<String> {
     let value = |list: &[Value], name: &str| {
         list.iter().find(|(n, _)| n == name).map_or("not given".to_string(), |(_, value)| value.clone())
@@ -102,7 +103,7 @@ fn difference(first: &[Value], other: &[Value]) -> Option<String> {
     Some(format!("{name}: {other} at this rank, {first} at rank 0"))
 }
 
-/// Both texts, cut to where they differ if they are long.
+/// Both texts. Long ones are cut down to where they differ.
 fn apart(first: &str, other: &str) -> (String, String) {
     let (first, other): (Vec<char>, Vec<char>) = (first.chars().collect(), other.chars().collect());
     let common = first.iter().zip(&other).take_while(|(a, b)| a == b).count();

@@ -5,7 +5,7 @@ use distributed::plan::Sampling;
 use serde::{Deserialize, Serialize};
 use std::hash::{BuildHasher, Hasher};
 
-/// How tokens are chosen. The default is greedy: the token with the highest logit, the lowest id of equal ones.
+/// How tokens are chosen. The default is greedy: the token with the highest logit; among equal ones, the lowest id.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// Divides the logits; 0 is greedy.
@@ -14,13 +14,13 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Keeps this many of the most probable tokens; 0 keeps all.
     pub top_k: u32,
-    /// Drops tokens whose probability is less than this share of the best token's; 0 keeps all.
+    /// Drops tokens whose probability is less than this share of the most probable token's; 0 keeps all.
     pub min_p: f32,
     /// Above 1, tokens of the prompt and the answer become less probable; 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Is subtracted from the logits of tokens of the answer, once each.
+    /// Subtracted once from the logit of every token that is in the answer.
     pub presence_penalty: f32,
-    /// Is subtracted from the logits of tokens of the answer, for each time that they occurred.
+    /// Subtracted from a token's logit for each time that it is in the answer.
     pub frequency_penalty: f32,
     /// Equal seeds give equal tokens.
     pub seed: Option<u64>,
@@ -57,7 +57,7 @@ impl From<SamplingParams> for Sampling {
 }
 
 impl SamplingParams {
-    /// The same as the kernel takes it, with a seed if there is one.
+    /// Converts the kernel's parameters. `seed` is the seed, if there is one.
     pub fn new(sampling: Sampling, seed: Option<u64>) -> SamplingParams {
         SamplingParams {
             temperature: sampling.temperature,
@@ -71,13 +71,13 @@ impl SamplingParams {
         }
     }
 
-    /// With a seed: its own, or else one of this moment.
+    /// With a seed: its own, otherwise one derived from the current time.
     pub fn with_seed(self) -> SamplingParams {
         let drawn = || std::hash::RandomState::new().build_hasher().finish();
         SamplingParams { seed: Some(self.seed.unwrap_or_else(drawn)), ..self }
     }
 
-    /// Refuses values that are out of range, and what the engine was not loaded for.
+    /// Refuses values that are out of range, and sampling if the engine was not loaded for it.
     pub(crate) fn check(&self, possible: bool, vocabulary: u32) -> Result<(), Error> {
         let within = |name: &str, value: f32, fits: bool, wanted: &str| match fits {
             true => Ok(()),

@@ -1,5 +1,5 @@
-//! What the engine's thread does once everything is loaded: requests that come and go (`distributed::online`), or runs of a graph
-//! of the user's, which all ranks begin together.
+//! What the engine's thread does after loading: it serves requests that come and go (`distributed::online`), or it runs a user
+//! graph, which all ranks start together.
 
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
@@ -13,12 +13,13 @@ use distributed::{Rank, World};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How often an idle engine looks whether all ranks are there.
+/// How often an idle engine checks that all ranks are still there.
 const IDLE_LOOK: Duration = Duration::from_millis(200);
-/// Longest that a rank waits for the others after one is lost.
+/// How long a rank waits for the others after one is lost.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Collective: serves requests until rank 0 ends it; gives the status with which it did. `service` is rank 0's.
+/// Collective: serves requests until rank 0 ends the service. Returns the status that rank 0 ended it with. `service` is present
+/// on rank 0.
 ///
 /// # Errors
 /// The run failed.
@@ -40,7 +41,7 @@ pub(crate) fn requests(
     Ok(i32::from_ne_bytes(status.try_into().unwrap_or_default()))
 }
 
-/// The end of a run that went well, with the status of rank 0's program. After all that ranks do together.
+/// Ends a successful run with the status of rank 0's program. Called after everything that ranks do together.
 pub(crate) fn end(world: &World, status: i32) -> Result<(), Error> {
     if status == 0 || world.rank() == 0 {
         return Ok(());
@@ -48,17 +49,17 @@ pub(crate) fn end(world: &World, status: i32) -> Result<(), Error> {
     Err(Error::at_rank(0, status, "the program has ended the run".into()))
 }
 
-/// What rank 0 has the others do with a graph.
+/// What rank 0 tells the others to do with a graph.
 #[derive(Serialize, Deserialize)]
 enum Message {
     Run { iterations: u32 },
     End { status: i32 },
 }
 
-/// Collective: runs a graph as often as rank 0 is asked to, until it ends; gives the status with which it did.
+/// Collective: runs a graph as often as rank 0 is asked to, until the end. Returns the status that rank 0 ended with.
 ///
 /// # Errors
-/// A run that failed.
+/// A run failed.
 pub(crate) fn graphs(
     world: &World,
     config: &RunConfig,
@@ -76,7 +77,7 @@ pub(crate) fn graphs(
             Message::Run { iterations } => {
                 let result = graph.run(world, rank, config.deadline, iterations);
                 if let Some(job) = job {
-                    // Who asked may be gone.
+                    // The caller may be gone.
                     let _ = job.reply.send(result.clone());
                 }
                 result?;
@@ -92,7 +93,7 @@ pub(crate) fn graphs(
     }
 }
 
-/// Rank 0: waits for something to do, with an eye on the other ranks.
+/// On rank 0: waits for work, and watches the other ranks meanwhile.
 fn next(world: &World, life: &Life) -> (Vec<u8>, Option<GraphJob>) {
     let next = world.idle(|| {
         loop {
@@ -109,15 +110,15 @@ fn next(world: &World, life: &Life) -> (Vec<u8>, Option<GraphJob>) {
     let (message, job) = match next {
         Ok(Next::Graph(job)) => (Message::Run { iterations: job.iterations }, Some(job)),
         Ok(Next::End(status)) => (Message::End { status }, None),
-        // The loop above goes on.
+        // The loop above continues.
         Ok(Next::Nothing) => (Message::End { status: 4 }, None),
         Err(lost) => {
             world.tell(&lost);
-            // The watch ends the process: the rank does not come.
+            // The watch ends the process, because the rank does not arrive.
             world.barrier_within(GRACE);
             (Message::End { status: 4 }, None)
         }
     };
-    // Numbers can always be written.
+    // Serialising numbers cannot fail.
     (serde_json::to_vec(&message).unwrap_or_default(), job)
 }

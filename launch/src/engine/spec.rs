@@ -1,4 +1,4 @@
-//! What is to be run.
+//! The model to run.
 
 use crate::model::app_error::AppError;
 use crate::model::model_json::{ModelJson, Overrides};
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use taskgraph::OpGraph;
 use taskgraph::json::{DataSource, DataSources, op_graph_to_value};
 
-/// What is to be run: a model, or a user graph, with values that replace those of model.json.
+/// The model to run: a model or a user graph, with overrides of model.json's values.
 #[derive(Clone, Debug)]
 pub struct ModelSpec {
     source: Source,
-    /// Replace what model.json says.
+    /// Override the values of model.json.
     pub overrides: Overrides,
 }
 
@@ -23,16 +23,16 @@ enum Source {
 }
 
 impl ModelSpec {
-    /// A model.json, a Hugging Face folder, or a hub name such as `Qwen/Qwen3-8B` that is in the Hugging Face cache. It is
-    /// opened by [`Engine::load`](crate::engine::Engine::load).
+    /// A model.json, a Hugging Face folder, or a hub name such as `Qwen/Qwen3-8B` that is in the Hugging Face cache.
+    /// [`Engine::load`](crate::engine::Engine::load) opens it.
     pub fn path(path: impl Into<PathBuf>) -> ModelSpec {
         ModelSpec { source: Source::Path(path.into()), overrides: Overrides::default() }
     }
 
-    /// The text of a model.json; relative paths in it start from the working directory.
+    /// The text of a model.json. Relative paths in it start from the working directory.
     ///
     /// # Errors
-    /// It is no JSON, or has unknown fields or wrong types.
+    /// The text is no JSON, or has unknown fields or wrong types.
     pub fn json(text: &str) -> Result<ModelSpec, AppError> {
         let model = ModelJson::parse_unchecked(Path::new("model.json"), text.as_bytes())?;
         Ok(ModelSpec { source: Source::Json(Box::new(model)), overrides: Overrides::default() })
@@ -41,7 +41,7 @@ impl ModelSpec {
     /// A user graph, with the global values of its inputs, weights and constants.
     ///
     /// # Errors
-    /// The graph can't be written as JSON.
+    /// The graph cannot be written as JSON.
     pub fn graph<'a>(
         graph: &OpGraph,
         values: impl IntoIterator<Item = (&'a str, Vec<f32>)>,
@@ -59,10 +59,10 @@ impl ModelSpec {
         Ok(ModelSpec { source: Source::Json(Box::new(model)), overrides: Overrides::default() })
     }
 
-    /// model.json, with the overrides, checked.
+    /// The checked model.json after overrides.
     ///
     /// # Errors
-    /// What is wrong with either.
+    /// The file or an override is invalid.
     pub fn open(&self) -> Result<ModelJson, AppError> {
         let model = match &self.source {
             Source::Path(path) => model_path::open(path)?,

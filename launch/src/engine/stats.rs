@@ -1,23 +1,23 @@
-//! Figures of an engine.
+//! Statistics of an engine.
 
 use crate::engine::handle::{Ended, FinishReason};
 use distributed::online;
 use std::time::Duration;
 
-/// What a start took.
+/// Times of the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Start {
     /// Until the weights were in place.
     pub load: Duration,
     /// On a GPU: from the task graphs to the loaded cubin.
     pub compile: Option<Duration>,
-    /// To bring the weights to their place.
+    /// Time to load the weights.
     pub weights: Duration,
-    /// Weights and constants of all ranks.
+    /// Bytes of weights and constants of all ranks.
     pub weights_bytes: u64,
 }
 
-/// Figures of an engine, as they are now. Those of rank 0.
+/// The current statistics of an engine, on rank 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Requests that wait for a slot.
@@ -26,35 +26,35 @@ pub struct Stats {
     pub running: u64,
     /// Requests that have ended, by reason.
     pub finished: Finished,
-    /// Prompt tokens of the requests that the kernel has got.
+    /// Prompt tokens of the requests that the kernel has received.
     pub prompt_tokens: u64,
     /// New tokens.
     pub new_tokens: u64,
     /// Launches of the kernel.
     pub launches: u64,
-    /// The kernel runs; it may wait for requests.
+    /// True while the kernel runs. It may be waiting for requests.
     pub kernel_runs: bool,
-    /// In iterations with any prompt row.
+    /// Time in iterations with any prompt row.
     pub prefill: Duration,
-    /// In the others.
+    /// Time in the other iterations, the decode steps.
     pub decode: Duration,
-    /// Number of the others.
+    /// Number of decode steps.
     pub decode_steps: u64,
-    /// Of that time, the part with a full batch: every slot generated.
+    /// The part of the decode time with a full batch, in which every slot generated.
     pub full_batch: Duration,
     /// Number of steps with a full batch.
     pub full_batch_steps: u64,
     /// Pages of the KV cache.
     pub kv_pages: u32,
-    /// Those in use.
+    /// Pages in use.
     pub kv_pages_used: u32,
-    /// Requests that had to give their pages back, to go on later.
+    /// Number of times that a request had to give its pages back and continue later.
     pub preemptions: u64,
-    /// Prompt tokens that were looked up in the prefix cache, ever.
+    /// Prompt tokens that were looked up in the prefix cache, since the start.
     pub prefix_queries: u64,
-    /// Those of them that were found.
+    /// Those that were found.
     pub prefix_hits: u64,
-    /// Pages that the prefix cache gave up for others, ever.
+    /// Pages that the prefix cache gave up for other uses, since the start.
     pub prefix_evictions: u64,
 }
 
@@ -75,7 +75,7 @@ impl Stats {
             full_batch: figures.full,
             full_batch_steps: figures.full_steps,
             kv_pages: online.pages,
-            // Before the first iteration the batch step knows of no pages.
+            // Before the first iteration, the batch step does not know of any pages.
             kv_pages_used: match figures.prefill_iterations + figures.decode_steps {
                 0 => 0,
                 _ => online.pages.saturating_sub(figures.free_pages),
@@ -88,7 +88,7 @@ impl Stats {
     }
 }
 
-/// Requests that have ended, by reason.
+/// Number of requests that have ended, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Finished {
     /// With all their tokens.
@@ -105,7 +105,7 @@ pub struct Finished {
 
 impl Finished {
     pub(crate) fn of(ended: &Ended) -> Finished {
-        // Relaxed: figures.
+        // Relaxed: these are only statistics.
         let count =
             |reason: FinishReason| ended.0[reason as usize].load(std::sync::atomic::Ordering::Relaxed);
         Finished {
@@ -117,7 +117,7 @@ impl Finished {
         }
     }
 
-    /// All of them.
+    /// The sum over all reasons.
     pub fn total(&self) -> u64 {
         self.length + self.eos + self.stop + self.cancelled + self.error
     }

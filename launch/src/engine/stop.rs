@@ -1,24 +1,24 @@
-//! Stop strings: text that may still become one is held back.
+//! Stop strings. Text that may still become a stop string is held back.
 
-/// Looks for stop strings in a text that comes in pieces.
+/// Looks for stop strings in text that arrives in pieces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopStrings {
     stops: Vec<String>,
-    /// The end of the text so far, which may be the start of a stop string.
+    /// The end of the text so far, which may be the beginning of a stop string.
     held: String,
 }
 
-/// What a piece of text has led to.
+/// The result of adding a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Released {
-    /// Text that is certain.
+    /// Text that is final.
     pub text: String,
-    /// A stop string has followed it: the answer is over.
+    /// A stop string follows, so the answer ends here.
     pub stopped: bool,
 }
 
 impl StopStrings {
-    /// Empty stop strings stand for nothing.
+    /// Empty stop strings are ignored.
     pub fn new(stops: &[String]) -> StopStrings {
         StopStrings {
             stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
@@ -26,7 +26,7 @@ impl StopStrings {
         }
     }
 
-    /// Takes the next piece.
+    /// Adds the next piece.
     pub fn push(&mut self, piece: &str) -> Released {
         if self.stops.is_empty() {
             return Released { text: piece.to_string(), stopped: false };
@@ -41,13 +41,13 @@ impl StopStrings {
         Released { text: std::mem::replace(&mut self.held, rest), stopped: false }
     }
 
-    /// The text has ended: what was held back is no stop string.
+    /// The text has ended, so the text that was held back is no stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Bytes of the longest end of `text` that is a start of `stop`, shorter than `stop`.
+/// Length in bytes of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len() - 1);
     (1..=longest)
@@ -82,9 +82,9 @@ mod tests {
     fn text_that_may_become_a_stop_string_is_held_back() {
         assert_eq!(run(&["END"], &["a E", "N", "x"]).0, ["a ", "", "ENx", ""]);
         assert_eq!(run(&["END"], &["a E", "N", "D b"]), (vec!["a ".into(), "".into(), "".into()], true));
-        // The rest comes at the end of the text.
+        // The rest is released at the end of the text.
         assert_eq!(run(&["END"], &["a EN"]).0, ["a ", "EN"]);
-        // The earliest one counts, and of a shorter and a longer one whichever is whole first.
+        // The earliest stop string counts. Of a shorter and a longer one, the one that is complete first counts.
         assert_eq!(run(&["cd", "b"], &["abcd"]), (vec!["a".into()], true));
         assert_eq!(run(&["aab"], &["aa", "ab"]), (vec!["".into(), "a".into()], true));
         assert_eq!(run(&["é!"], &["é", "è"]).0, ["", "éè", ""]);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the text is cut into pieces, what comes out is the text before the first stop string.
+        /// However the text is cut into pieces, the output is the text before the first stop string.
         #[test]
         fn pieces_do_not_matter(text in "[ab]{0,12}", stops in prop::collection::vec("[ab]{1,3}", 0..3), cuts in prop::collection::vec(0usize..4, 0..12)) {
             let mut pieces = Vec::new();
@@ -105,7 +105,8 @@ mod tests {
             pieces.push(rest);
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let (texts, stopped) = run(&stops, &pieces);
-            // The first stop string to be whole ends the text; it is cut at the first place where one begins.
+            // The first stop string that is complete ends the text. The text is cut at the first place where such a
+            // stop string begins.
             let end = (0..=text.len()).find(|&end| stops.iter().any(|stop| text[..end].ends_with(stop)));
             prop_assert_eq!(stopped, end.is_some());
             let expected = match end {

@@ -1,4 +1,4 @@
-//! Where a request's tokens go: they become text, stop strings are looked for, and the handle gets both.
+//! The sink for a request's tokens: turns them into text, looks for stop strings, and passes both to the handle.
 
 use crate::engine::error::{Error, ErrorKind};
 use crate::engine::handle::{Channel, FinishReason, Token};
@@ -9,26 +9,26 @@ use distributed::online::{self, End, Sink};
 use distributed::plan::Finish;
 use std::sync::Arc;
 
-/// The sink of a request. It works on the thread that serves all requests: a token takes microseconds, which the kernel does not
-/// wait for.
+/// The sink of a request. It runs on the thread that serves all requests. A token takes microseconds, and the kernel does not
+/// wait for that.
 pub(crate) struct RequestText {
     channel: Arc<Channel>,
     stream: Option<TextStream>,
     stops: StopStrings,
-    /// End-of-sequence ids; empty where they are ignored. Their text is left out.
+    /// End-of-sequence ids; empty if they are ignored. Their text is left out.
     eos: Vec<u32>,
     stop_token_ids: Vec<u32>,
-    /// Stop strings and stop tokens count only after so many tokens.
+    /// Stop strings and stop tokens count only after this many tokens.
     min_new_tokens: u32,
-    /// Log-probabilities that are wanted for each token.
+    /// Number of log-probabilities per token.
     logprobs: usize,
-    /// Tokens so far.
+    /// Number of tokens so far.
     count: u32,
-    /// Tokens have come that the reader has not been told of.
+    /// The reader has not been notified of some tokens yet.
     untold: bool,
 }
 
-/// What ends a request before its tokens do, and what is wanted of its tokens.
+/// What ends a request early, and what the request wants to know of its tokens.
 pub(crate) struct Wanted<'a> {
     pub stop: &'a [String],
     pub eos: Vec<u32>,

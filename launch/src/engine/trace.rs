@@ -8,16 +8,16 @@ use crate::model::files;
 use distributed::{Rank, World};
 use std::path::Path;
 
-/// Finds out before the run whether the timeline can be written, if one is wanted.
+/// Checks before the run that the timeline can be written, if one is wanted.
 ///
 /// # Errors
-/// It can't.
+/// It cannot be written.
 pub fn check(path: Option<&Path>) -> Result<(), AppError> {
     let Some(path) = path else { return Ok(()) };
     files::check(path).map_err(|error| failed(path, &error))
 }
 
-/// Collective: writes the timeline, at rank 0, if one is wanted.
+/// Collective: rank 0 writes the timeline, if one is wanted.
 pub fn write(world: &World, config: &RunConfig, rank: &Rank) -> Result<(), Error> {
     let Some(path) = config.trace.as_deref() else { return Ok(()) };
     world.phase("the trace");

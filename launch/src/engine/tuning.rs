@@ -1,7 +1,9 @@
-//! What was measured of a model's shape on a machine (`mpk-bench tune`), kept beside the compiled kernels, and how a run gets it.
+//! Tuning values that `mpk-bench tune` measured for a model's shape on a machine. They are kept beside the compiled kernels. This
+//! module also decides which values a run uses.
 //!
-//! The file's name has the device, the shape, the number of ranks and the program's version, so a run finds only what was
-//! measured for it. Rank 0 reads it, and the others get it from there: all ranks cut their graphs alike.
+//! The file's name contains the device, the shape, the number of ranks and the program's version, so a run finds only values that
+//! were measured for it. Rank 0 reads the file and sends the values to the other ranks, because all ranks must cut their graphs
+//! alike.
 
 use crate::engine::agreement::together;
 use crate::engine::config::RunConfig;
@@ -20,7 +22,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 const SCHEMA: &str = "mpk-tuning/1";
 
-/// Placement where neither model.json nor the command line names one: 0 static, 1 dynamic.
+/// Placement if neither model.json nor the command line sets one: 0 static, 1 dynamic.
 pub const DYNAMIC: Knob = Knob {
     name: "placement.dynamic",
     default: 0,
@@ -28,7 +30,7 @@ pub const DYNAMIC: Knob = Knob {
     about: "1: graphs are placed dynamically where neither model.json nor the command line says how",
 };
 
-/// All that can be measured on a kind of machine, by name.
+/// All knobs of a kind of machine, by name.
 pub fn knobs(backend: Backend) -> Vec<&'static Knob> {
     let mut knobs = kernels_cu::registry::registry().knobs();
     knobs.push(&DYNAMIC);
@@ -39,19 +41,19 @@ pub fn knobs(backend: Backend) -> Vec<&'static Knob> {
     knobs
 }
 
-/// For which machine and model values hold.
+/// The machine and model that tuning values are valid for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// The device's name in the hardware table, or the CPU with its workers.
+    /// The device's name in the hardware table, or the CPU with its number of workers.
     pub device: String,
-    /// What of a model decides the sizes of its tasks.
+    /// The properties of the model that decide the sizes of its tasks.
     pub shape: String,
     /// Number of ranks.
     pub ranks: u32,
 }
 
 impl Place {
-    /// Of a model on `ranks` ranks; `gpu`: the name of a row of the hardware table.
+    /// The place of a model on `ranks` ranks. `gpu` is the name of a row of the hardware table.
     pub fn new(config: &ModelConfig, gpu: Option<&str>, workers: u32, ranks: u32) -> Place {
         let device = match gpu {
             Some(name) => name.to_string(),
@@ -78,52 +80,52 @@ impl Place {
     }
 }
 
-/// As the kernel calls the processor.
+/// The processor's name according to the operating system.
 fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = info.lines().find(|line| line.starts_with("model name"));
     line.and_then(|line| line.split(": ").nth(1)).unwrap_or("cpu").trim().to_string()
 }
 
-/// A table as it is kept.
+/// A tuning table as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
     schema: String,
     version: String,
-    /// What it is for.
+    /// The machine and model that it is for.
     #[serde(flatten)]
     pub place: Place,
-    /// What replaces defaults.
+    /// The values that replace defaults.
     pub values: Tuning,
-    /// What was measured, for the reader.
+    /// The measurements, for people to read.
     pub measured: BTreeMap<String, serde_json::Value>,
 }
 
 impl Table {
-    /// A table of this program.
+    /// A table of this version of the program.
     pub fn new(place: Place, values: Tuning, measured: BTreeMap<String, serde_json::Value>) -> Table {
         Table { schema: SCHEMA.into(), version: env!("CARGO_PKG_VERSION").into(), place, values, measured }
     }
 }
 
-/// The tables that are kept. They decide how tasks are cut, so the folder must be this user's alone.
+/// The folder of tuning tables. They decide how tasks are cut, so only this user may be able to write to the folder.
 #[derive(Clone, Debug)]
 pub struct Tables {
     folder: PrivateFolder,
 }
 
 impl Tables {
-    /// Where the cache of compiled kernels is.
+    /// The folder beside the cache of compiled kernels.
     ///
     /// # Errors
-    /// There is no place for it, or it is another user's.
+    /// There is no such folder, or it belongs to another user.
     pub fn from_environment() -> Result<Tables, AppError> {
         let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)))?;
         let folder = cache.folder().parent().unwrap_or(cache.folder()).join("tuning");
         let folder = PrivateFolder::new(folder);
         folder.check().map_err(|problem| {
             AppError::environment(format!(
-                "the folder of tuning tables, {}, {problem}",
+                "the folder of tuning tables {} {problem}",
                 folder.path().display()
             ))
             .with_help("set MPK_CACHE_DIR to a folder of your own")
@@ -131,39 +133,39 @@ impl Tables {
         Ok(Tables { folder })
     }
 
-    /// Where the table for `place` is or would be.
+    /// The path of the table for `place`, whether it exists or not.
     pub fn path(&self, place: &Place) -> PathBuf {
         self.folder.path().join(place.file_name())
     }
 
-    /// The table for `place`, if it was measured by this version.
+    /// The table for `place`, if this version of the program measured one.
     ///
     /// # Errors
-    /// The file is there and is something else.
+    /// The file exists but is no valid table.
     pub fn find(&self, place: &Place) -> Result<Option<Table>, AppError> {
         let path = self.path(place);
         let Ok(text) = std::fs::read(&path) else { return Ok(None) };
         let broken = |problem: String| {
             AppError::input(format!("{}: {problem}", path.display()))
-                .with_help("remove the file, or run mpk-bench tune again; --tuning off does without it")
+                .with_help("remove the file or run `mpk-bench tune` again; `--tuning off` ignores it")
         };
         let table: Table = serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
         if table.schema != SCHEMA || table.place != *place {
-            return Err(broken("it is for another model, machine or program".into()));
+            return Err(broken("it is for another model, machine or version of the program".into()));
         }
         Ok((table.version == env!("CARGO_PKG_VERSION")).then_some(table))
     }
 
-    /// Keeps a table in the place of an earlier one; says where.
+    /// Stores a table, replacing an earlier one. Returns its path.
     ///
     /// # Errors
-    /// It can't be written.
+    /// The file cannot be written.
     pub fn keep(&self, table: &Table) -> Result<PathBuf, AppError> {
         let path = self.path(&table.place);
         let failed = |problem: String| AppError::environment(format!("{}: {problem}", path.display()));
         self.folder.create().map_err(failed)?;
         let text = serde_json::to_vec_pretty(table).unwrap_or_default();
-        // Whole or not at all: another run may read it now.
+        // Written to a temporary file first, because another run may read the table now.
         let part = path.with_extension(format!("{}.part", std::process::id()));
         let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, &path));
         written.map_err(|error| {
@@ -174,14 +176,15 @@ impl Tables {
     }
 }
 
-/// The values that hold without any other rank: the table's, if it is wanted and there is one, and over them those that were given.
+/// The values in force, found without any other rank: those of the table if it is wanted and exists, overridden by those that were
+/// given.
 ///
 /// # Errors
-/// A value that no knob allows, or a broken table.
+/// A knob does not allow its value, or the table is broken.
 pub fn resolve(config: &RunConfig, place: &Place, backend: Backend) -> Result<Tuning, AppError> {
     let mut tuning = Tuning::default();
     if config.use_tuning_table {
-        // Without a folder there is no table; compiling says what is wrong with it.
+        // Without a folder there is no table. The compiler reports what is wrong with the folder.
         let table = Tables::from_environment().map_or(Ok(None), |tables| tables.find(place))?;
         if let Some(table) = table {
             tuning = table.values;
@@ -196,7 +199,7 @@ pub fn resolve(config: &RunConfig, place: &Place, backend: Backend) -> Result<Tu
     Ok(tuning)
 }
 
-/// Cuts graphs by `tuning`, and places them by it where the model does not say how.
+/// Cuts graphs by `tuning`, and places them by it if the model does not say how.
 pub fn use_values(tuning: Tuning, model: &mut ModelJson, target: &mut Target) {
     if tuning.of(&DYNAMIC) != 0 {
         model.runtime.placement.get_or_insert(Placement::Dynamic.into());
@@ -204,10 +207,10 @@ pub fn use_values(tuning: Tuning, model: &mut ModelJson, target: &mut Target) {
     target.tuning = tuning;
 }
 
-/// Collective: what rank 0 resolves for `place` holds on all ranks.
+/// Collective: the values that rank 0 resolves for `place` apply to all ranks.
 ///
 /// # Errors
-/// [`resolve`]'s, of rank 0.
+/// Those of [`resolve`] on rank 0.
 pub fn apply(
     world: &World,
     config: &RunConfig,
@@ -266,7 +269,7 @@ mod tests {
         let config = RunConfig { tuning, use_tuning_table: false, ..RunConfig::default() };
         assert!(resolve(&config, &place(1), Backend::Cuda).is_ok());
         let error = resolve(&config, &place(1), Backend::Cpu).unwrap_err();
-        assert!(error.to_string().contains("no `ring.stages_in_flight` to tune"), "{error}");
+        assert!(error.to_string().contains("no knob `ring.stages_in_flight`"), "{error}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! `"graph"` in model.json: an op graph of the user's own.
+//! `"graph"` in model.json: an op graph of the user's own, called a user graph.
 //!
-//! Its rows are the positions 0, 1, ... of one sequence slot; their tokens (for `embedding`) come from
-//! `generate.prompt_tokens`. Values of a tensor that is split are those of the whole tensor; a `partial` input has
-//! the same given values on every rank (the sum is N times them), or random ones that differ by rank.
+//! Its rows are the positions 0, 1, ... of one sequence slot. Their tokens, for `embedding`, come from
+//! `generate.prompt_tokens`. The values of a split tensor are those of the whole tensor. A `partial` input has the same
+//! given values on every rank, so the sum is N times them; random values differ by rank.
 
 use crate::engine::agreement::together;
 use crate::engine::backend::Backend;
@@ -33,7 +33,7 @@ use taskgraph::op_graph::{Role, Tensor};
 use taskgraph::task_graph::TensorEntry;
 use taskgraph::{Builder, DType, OpGraph, Rows, Sharding};
 
-/// A user's graph with where its values come from.
+/// A parsed user graph, with the sources of its values.
 pub struct Parsed {
     /// The graph.
     pub graph: OpGraph,
@@ -49,7 +49,7 @@ pub fn parse(model: &ModelJson, graph: &Value) -> Result<Parsed, AppError> {
     Ok(Parsed { graph, sources })
 }
 
-/// All rows of the graph are in use, so its inputs must have just as many: kernels count rows, not bytes.
+/// Checks that inputs have exactly as many rows as the graph, because kernels count rows, not bytes.
 fn check_input_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
     for tensor in graph.tensors.iter().filter(|t| matches!(t.role, Role::Input | Role::Activation)) {
         let (wanted, of) = match tensor.rows {
@@ -69,7 +69,7 @@ fn check_input_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
     Ok(())
 }
 
-/// Operators that go by the rows of the batch, not by those of their input, need an input that has them.
+/// Some operators work on the rows of the batch, not on those of their input. Checks that their inputs have as many rows.
 fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
     for op in &graph.ops {
         let (dim, wanted) = match op.op_type.as_str() {
@@ -92,14 +92,14 @@ fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
     Ok(())
 }
 
-/// What the graph's sequence needs of the batch: page size and row tokens.
+/// What the graph's sequence needs from the batch: the page size and the tokens of the rows.
 struct Sequence {
     page_size: u32,
     pages: u32,
     tokens: Vec<i32>,
 }
 
-/// A wanted tensor at the end.
+/// The final value of an output tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Its name.
@@ -112,29 +112,29 @@ pub struct Output {
     pub values: Vec<f64>,
 }
 
-/// What a run of a graph has yielded.
+/// The result of running a graph.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct GraphRun {
-    /// The wanted outputs, whole, in the order of the graph's tensors.
+    /// The complete outputs, in the order of the graph's tensors.
     pub outputs: Vec<Output>,
     /// How long the launch took.
     pub took: Duration,
-    /// Outputs that every rank holds whole have the same bits on all ranks.
+    /// True if the outputs that every rank holds completely have the same bits on all ranks.
     pub same_on_all_ranks: bool,
 }
 
 /// A graph that has been loaded.
 pub(crate) struct UserGraph {
-    /// As it was given, constants folded.
+    /// The given graph, with constants folded.
     graph: OpGraph,
-    /// As the ranks hold it.
+    /// The graph as the ranks hold it.
     sharded: OpGraph,
     values: WeightSource,
     sequence: Sequence,
 }
 
 impl UserGraph {
-    /// Collective: builds and proves the graph, and fills its weights.
+    /// Collective: builds and verifies the graph, and fills its weights.
     pub fn load(
         world: &World,
         config: &RunConfig,
@@ -163,7 +163,7 @@ impl UserGraph {
                 Ok(builder.op_graph().clone())
             });
         let sharded = together(world, sharded)?;
-        // Only now, when the shapes are known to fit each other, memory is taken for them.
+        // Memory is allocated only now, when the shapes are known to be consistent.
         let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
         ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options.decode))?;
         let graphs = build_together(world, &ops, &options)?;
@@ -196,7 +196,7 @@ impl UserGraph {
         }
     }
 
-    /// Collective: runs the graph on its inputs this many times in one launch. The outputs are rank 0's.
+    /// Collective: runs the graph on its inputs this many times in one launch. Rank 0 returns the outputs.
     pub fn run(
         &self,
         world: &World,
@@ -248,7 +248,7 @@ impl TensorSource for GivenValues<'_> {
     }
 }
 
-/// Global values of every input, weight and constant, by name (of a weight: by the names of its parts).
+/// Global values of every input, weight and constant by name. A weight is listed by the names of its parts.
 fn values(
     model: &ModelJson,
     graph: &OpGraph,
@@ -328,7 +328,7 @@ fn file_values(model: &ModelJson, file: &str, name: &str, tensor: &Tensor) -> Re
     Ok(values)
 }
 
-/// Checks what the kernels take from the sequence: KV pages, rope rows, tokens.
+/// Checks what the kernels need from the sequence: KV pages, rope rows, tokens.
 fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
     let error =
         |op: &str, problem: String| AppError::input(format!("{}: operator `{op}`: {problem}", model.file()));
@@ -385,7 +385,7 @@ fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
     Ok(Sequence { page_size, pages: rows.div_ceil(page_size), tokens })
 }
 
-/// This rank's piece of a tensor that is given whole.
+/// This rank's part of a tensor that is given as a whole.
 fn local_values(values: &[f32], tensor: &Tensor, (rank, world): (u32, u32)) -> Vec<f32> {
     let Sharding::Split { dim, parts } = &tensor.sharding else { return values.to_vec() };
     let inner: usize = tensor.dims[dim + 1..].iter().product::<u64>() as usize;
@@ -404,7 +404,7 @@ fn local_values(values: &[f32], tensor: &Tensor, (rank, world): (u32, u32)) -> V
     local
 }
 
-/// Writes this rank's piece of a given tensor in its own type.
+/// Writes this rank's part of a given tensor in the tensor's type.
 fn fill_local(
     graph: &OpGraph,
     weights: &WeightSource,
@@ -448,7 +448,7 @@ fn write_inputs(
     Ok(())
 }
 
-/// This rank's pieces of the wanted outputs, in the order of the graph's tensors.
+/// This rank's parts of the output tensors, in the order of the graph's tensors.
 fn locals(rank: &Rank, graph: &OpGraph) -> Result<Vec<Vec<f64>>, AppError> {
     graph
         .tensors
@@ -464,7 +464,8 @@ fn locals(rank: &Rank, graph: &OpGraph) -> Result<Vec<Vec<f64>>, AppError> {
         .collect()
 }
 
-/// Collective: the wanted outputs, whole, at rank 0, and whether those that every rank holds whole are the same everywhere.
+/// Collective: rank 0 returns the complete outputs, and whether outputs that every rank holds completely are the same
+/// everywhere.
 fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> (Vec<Output>, bool) {
     let (mut all, mut same) = (Vec::new(), true);
     for (tensor, local) in graph.tensors.iter().filter(|t| t.output).zip(locals) {
@@ -486,7 +487,7 @@ fn outputs(world: &World, locals: Vec<Vec<f64>>, graph: &OpGraph) -> (Vec<Output
     (all, same)
 }
 
-/// A whole tensor from the ranks' pieces.
+/// Assembles a tensor from the ranks' parts.
 fn assemble(tensor: &Tensor, ranks: &[Vec<f64>]) -> Vec<f64> {
     match &tensor.sharding {
         Sharding::Replicated => ranks[0].clone(),

@@ -4,14 +4,14 @@ use crate::model::error::InputError;
 use kernels_cu::gpu::GpuError;
 use std::fmt::{self, Display};
 
-/// What ends the program.
+/// An error that ends the program.
 #[derive(Debug, Clone)]
 pub struct AppError {
     /// 2 bad input or usage, 3 the environment lacks something, 4 the run failed.
     pub status: i32,
-    /// For the user: the place, and what is wrong.
+    /// For the user: where the error is and what is wrong.
     pub message: String,
-    /// How to fix it, if that is known.
+    /// How to fix it, if known.
     pub help: Option<String>,
 }
 
@@ -29,7 +29,7 @@ impl AppError {
         AppError { status: 4, message: message.into(), help: None }
     }
 
-    /// The same with how to fix it.
+    /// Adds how to fix it.
     #[must_use]
     pub fn with_help(self, help: impl Into<String>) -> Self {
         AppError { help: Some(help.into()), ..self }

@@ -1,17 +1,17 @@
-//! What can be wrong with the input: each error names the place and, where there is one, the fix.
+//! Errors in the input. Each names the place and, if known, the fix.
 
 use crate::model::lack::fix;
 use std::path::PathBuf;
 
-/// Bad input, with its exit status: see [`InputError::exit_status`].
+/// Bad input, with its exit status; see [`InputError::exit_status`].
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// A file or folder that is missing or can't be read.
+    /// A file or folder that is missing or cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A file that is not JSON.
@@ -26,25 +26,25 @@ pub enum InputError {
         /// What the parser expected.
         problem: String,
     },
-    /// An option of the command line, or a field of a file, that is out of range.
+    /// A command-line option, or a field of a file, that is out of range.
     #[error("{place}: {problem}")]
     Option {
         /// The option or field.
         place: String,
-        /// What is wrong and what would be right.
+        /// What is wrong, and what would be right.
         problem: String,
     },
     /// A field of a JSON file that is unknown, missing, of the wrong type or out of range.
-    #[error("{file}: `{place}`: {problem}")]
+    #[error("{file}: {}{problem}", if place == "." { String::new() } else { format!("`{place}`: ") })]
     Field {
         /// The file.
         file: String,
-        /// The path to the field, such as `runtime.placement`.
+        /// The path to the field, such as `runtime.placement`; `.` for the whole file.
         place: String,
-        /// What is wrong and what would be right.
+        /// What is wrong, and what would be right.
         problem: String,
     },
-    /// Something that Hugging Face configurations may ask for and that is not implemented.
+    /// Something that a Hugging Face configuration asks for but that is not implemented.
     #[error("{file}: `{place}`: {what} is not supported")]
     Unsupported {
         /// The file.
@@ -56,7 +56,7 @@ pub enum InputError {
         /// What is supported.
         fix: String,
     },
-    /// A checkpoint's file that is missing, truncated or inconsistent.
+    /// A checkpoint file that is missing, truncated or inconsistent.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
         /// The file or folder.
@@ -76,7 +76,7 @@ pub enum InputError {
         /// What is wrong.
         problem: String,
     },
-    /// A tokenizer that can't be loaded, or fails on a text.
+    /// A tokenizer that cannot be loaded, or that fails on a text.
     #[error("{}: {problem}", path.display())]
     Tokenizer {
         /// tokenizer.json.
@@ -84,7 +84,7 @@ pub enum InputError {
         /// What is wrong.
         problem: String,
     },
-    /// A chat template that can't be read, or that refuses the messages.
+    /// A chat template that cannot be read, or that refuses the messages.
     #[error("{}: {problem}", path.display())]
     ChatTemplate {
         /// The file that holds the template.
@@ -92,17 +92,17 @@ pub enum InputError {
         /// What is wrong.
         problem: String,
     },
-    /// A prompt that can't be run.
+    /// A prompt that cannot run.
     #[error("{place}: {problem}")]
     Prompt {
-        /// Where the prompt stands, such as `generate.prompts[2]` or `--prompt`.
+        /// Where the prompt was given, such as `generate.prompts[2]` or `--prompt`.
         place: String,
         /// What is wrong.
         problem: String,
         /// What to do.
         fix: String,
     },
-    /// Sizes whose product does not fit the integers that hold it.
+    /// Sizes whose product overflows its integer type.
     #[error("{file}: {what} overflows: {computation}")]
     Overflow {
         /// The file that the sizes come from.
@@ -115,8 +115,8 @@ pub enum InputError {
 }
 
 impl InputError {
-    /// Exit status of a program that ends with this error: 2, bad input or usage; 3 where the system lacks what it
-    /// takes to read the input.
+    /// The exit status of a program that ends with this error: 2 for bad input or usage, 3 if the system lacks what is
+    /// needed to read the input.
     pub fn exit_status(&self) -> i32 {
         match self {
             Self::Unreadable { source, .. } if fix(source).is_some() => 3,
@@ -124,7 +124,7 @@ impl InputError {
         }
     }
 
-    /// How to fix it, if that is known; the message does not say it.
+    /// How to fix it, if known. The message does not include it.
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Unreadable { source, .. } => fix(source).map(str::to_string),
@@ -136,7 +136,7 @@ impl InputError {
         }
     }
 
-    /// What is wrong and, where that is known, how to fix it, in one line.
+    /// What is wrong and, if known, how to fix it, on one line.
     pub fn whole(&self) -> String {
         match self.help() {
             Some(help) => format!("{self}; {help}"),

@@ -12,16 +12,16 @@ use taskgraph::DType;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{LocalPart, TensorEntry};
 
-/// Bytes that are read from the source before they are packed; small enough to stay in a core's cache.
+/// Bytes that are read from the source before they are packed. Small enough to stay in a core's cache.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// The weights and constants of a model, for the ranks of all targets.
 pub struct ModelValues<'a> {
-    /// What constants depend on.
+    /// The constants depend on it.
     pub config: &'a ModelConfig,
-    /// Where weights come from.
+    /// The source of the weights.
     pub weights: &'a WeightSource,
-    /// Where weights are noted that are not numbers.
+    /// Records weights that are not numbers.
     pub not_numbers: &'a NotNumbers,
 }
 
@@ -51,7 +51,7 @@ impl TensorSource for ModelValues<'_> {
     }
 }
 
-/// A tensor's bytes as the CPU's kernels read them, which for tensors that are not packed are those of every target.
+/// A tensor's bytes as the CPU's kernels read them. Tensors that are not packed have the same bytes on every target.
 pub fn filled(
     tensor: &TensorEntry,
     fill: impl FnOnce(&mut [u8]) -> Result<(), AppError>,
@@ -108,14 +108,17 @@ pub fn read_piece(
     out: &mut [u8],
 ) -> Result<(), AppError> {
     let Values::Rows { source, shape, origin, dtype } = &piece.values else { return Ok(()) };
-    let dtype = weight_dtype(*dtype)
-        .ok_or_else(|| AppError::input(format!("weight {source}: values of type {dtype} can't be read")))?;
+    let dtype = weight_dtype(*dtype).ok_or_else(|| {
+        AppError::input(format!(
+            "weight {source}: cannot read values of type {dtype}; f32, f16 and bf16 are supported"
+        ))
+    })?;
     let rows = (origin.0 + rows.start) as usize..(origin.0 + rows.end) as usize;
     let columns = origin.1 as usize..(origin.1 + piece.columns) as usize;
     read_looking(weights, not_numbers, source, shape, rows, columns, dtype, out)
 }
 
-/// [`WeightSource::read`] in steps that stay in a core's cache until they have been looked at.
+/// Like [`WeightSource::read`], in steps that stay in a core's cache until their values have been checked.
 #[allow(clippy::too_many_arguments)]
 fn read_looking(
     weights: &WeightSource,
@@ -145,13 +148,13 @@ fn read_looking(
 fn check_dtype(tensor: &TensorEntry) -> Result<WeightDtype, AppError> {
     weight_dtype(tensor.dtype).ok_or_else(|| {
         AppError::input(format!(
-            "weight {} has type {}; f32, f16 and bf16 are possible",
+            "weight {} has type {}; f32, f16 and bf16 are supported",
             tensor.name, tensor.dtype
         ))
     })
 }
 
-/// Fills a weight part by part, each with this rank's range of it.
+/// Fills a weight part by part, each with this rank's range of the part.
 pub fn fill_weight(
     weights: &WeightSource,
     not_numbers: &NotNumbers,
@@ -166,7 +169,7 @@ pub fn fill_weight(
     Ok(())
 }
 
-/// Fills one part from local row (of a vector: element) `first` on; gives the number of rows.
+/// Fills one part, starting at local row `first` (of a vector: at that element). Returns the number of rows.
 fn fill_part(
     weights: &WeightSource,
     not_numbers: &NotNumbers,
@@ -221,7 +224,7 @@ fn fill_part(
     Ok(rows.len())
 }
 
-/// The weight type of an element type, if it is one.
+/// The weight type that corresponds to an element type, if there is one.
 pub fn weight_dtype(dtype: DType) -> Option<WeightDtype> {
     match dtype {
         DType::F32 => Some(WeightDtype::F32),

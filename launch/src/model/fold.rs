@@ -1,4 +1,5 @@
-//! Constant folding for op graphs whose values are given: operators of constants are computed once, by the CPU kernels.
+//! Constant folding for op graphs with given values: operators whose inputs are constants are computed once, by the CPU
+//! kernels.
 
 use crate::model::app_error::AppError;
 use kernels_cu::testing::{TestBatch, TestOp, TestTensor};
@@ -9,13 +10,13 @@ use taskgraph::passes::{Compose, Context, Evaluate, FoldConstants, Infer, Pass};
 use taskgraph::task_type::OpError;
 use taskgraph::{BuildOptions, DType, OpGraph, Registry, Rows};
 
-/// Global values by the names of tensors, and of a weight by those of its parts.
+/// Global values by tensor name; a weight is listed by the names of its parts.
 pub type Values = HashMap<String, Vec<f32>>;
 
-/// Replaces operators of constants by their results, which are added to `values`.
+/// Replaces operators of constants by their results, and adds the results to `values`.
 ///
 /// # Errors
-/// What is wrong with the graph, or with an operator's values.
+/// The graph or the values of an operator are invalid.
 pub fn fold(
     graph: &OpGraph,
     values: &mut Values,
@@ -41,7 +42,7 @@ struct Kernels {
     values: Mutex<Values>,
 }
 
-/// The whole of a constant.
+/// The complete values of a constant.
 fn whole(values: &Values, tensor: &Tensor) -> Option<Vec<f32>> {
     match &tensor.role {
         Role::Weight { parts } => {

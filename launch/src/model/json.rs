@@ -1,10 +1,10 @@
-//! Parsing JSON, and typed fields of Hugging Face's open-ended objects.
+//! JSON parsing, and typed fields of Hugging Face's open-ended objects.
 
 use serde_json::{Map, Value};
 
 use crate::model::error::InputError;
 
-/// Parses `bytes`; a syntax error names line and column of `file`.
+/// Parses `bytes`. A syntax error names the line and column in `file`.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {
     serde_json::from_slice(bytes).map_err(|e| syntax_error(file, &e))
 }
@@ -35,7 +35,7 @@ pub(crate) fn without_position(error: &serde_json::Error) -> String {
     }
 }
 
-/// The JSON type of `value`, with its value where short.
+/// The JSON type of `value`, with the value if it is short.
 pub(crate) fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -48,8 +48,8 @@ pub(crate) fn kind(value: &Value) -> String {
     }
 }
 
-/// Typed access to the fields of an object of which only some are known. A field that is null counts as absent,
-/// as transformers writes its optional fields.
+/// Typed access to the fields of an object that may also have unknown fields. A null field counts as absent, because
+/// transformers writes optional fields that way.
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
     pub(crate) file: &'a str,
@@ -66,12 +66,12 @@ impl<'a> Fields<'a> {
         if self.prefix.is_empty() { name.into() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// The error of a wrong value.
+    /// The error for a wrong value.
     pub fn error(&self, name: &str, problem: impl Into<String>) -> InputError {
         InputError::field(self.file, self.place(name), problem)
     }
 
-    /// The error of a value that is not implemented: the field, what it asks for, and what would do.
+    /// The error for a value that is not implemented: the field, what it asks for, and what is supported.
     pub fn unsupported(&self, name: &str, what: impl Into<String>, fix: impl Into<String>) -> InputError {
         InputError::Unsupported {
             file: self.file.into(),
@@ -90,7 +90,7 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|v| !v.is_null())
     }
 
-    /// The field as it stands, null included.
+    /// The field as it is, null included.
     pub fn raw(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name)
     }
@@ -159,7 +159,7 @@ impl<'a> Fields<'a> {
         Ok(map.map(|map| Fields { file: self.file, prefix: self.place(name), map }))
     }
 
-    /// A list of strings; absent is `None`.
+    /// A list of strings; `None` if the field is absent.
     ///
     /// # Errors
     /// It has another type.

@@ -1,5 +1,5 @@
-//! What is run: model.json, the checkpoint's configuration and weights, tokenizer and chat template, and the op graphs of
-//! a model family. Plain Rust without MPI or a device.
+//! The model: model.json, the checkpoint's configuration and weights, tokenizer and chat template, and the op graphs of
+//! model families. Plain Rust, without MPI or a device.
 
 pub mod app_error;
 pub mod chat_template;

@@ -1,16 +1,16 @@
-//! What a user may name as a model: a model.json, a Hugging Face folder, or a name of the Hugging Face hub.
+//! The names that a user can give for a model: a model.json, a Hugging Face folder, or a name on the Hugging Face hub.
 
 use crate::model::error::InputError;
 use crate::model::files;
 use crate::model::model_json::ModelJson;
 use std::path::{Path, PathBuf};
 
-/// Opens `model`: a folder with a config.json is a model with model.json's defaults; a name such as `Qwen/Qwen3-8B`,
-/// if there is no such file, is looked up in the Hugging Face cache; everything else is a model.json. Whether its fields
-/// fit each other is left to [`ModelJson::with`].
+/// Opens `model`. A folder with a config.json is a model with model.json's defaults. A name such as `Qwen/Qwen3-8B` is
+/// looked up in the Hugging Face cache if no such file exists. Everything else is a model.json. [`ModelJson::with`]
+/// later checks whether the fields are consistent.
 ///
 /// # Errors
-/// Any of [`ModelJson::read`]; a folder without config.json; a hub name that is not in the cache.
+/// Any error of [`ModelJson::read`], a folder without config.json, or a hub name that is not in the cache.
 pub fn open(model: &Path) -> Result<ModelJson, InputError> {
     if model.is_dir() {
         return checkpoint(model);
@@ -24,19 +24,19 @@ pub fn open(model: &Path) -> Result<ModelJson, InputError> {
 fn checkpoint(folder: &Path) -> Result<ModelJson, InputError> {
     let config = folder.join("config.json");
     if !config.exists() {
-        // The folder of a model.json is a likely slip.
+        // Giving the folder of a model.json is a likely mistake.
         let file = folder.join("model.json");
         let fix = match file.exists() {
             true => format!("did you mean {}?", file.display()),
             false => "give a Hugging Face folder, or a model.json".to_string(),
         };
-        let problem = "a folder without config.json".into();
+        let problem = "this is a folder without config.json".into();
         return Err(InputError::Checkpoint { path: folder.into(), problem, fix });
     }
     Ok(ModelJson::of_checkpoint(folder))
 }
 
-/// `ORGANISATION/NAME`, of the characters that the hub allows.
+/// Recognises `ORGANISATION/NAME` with the characters that the hub allows.
 fn hub_name(model: &Path) -> Option<&str> {
     let name = model.to_str()?;
     let (organisation, repository) = name.split_once('/')?;
@@ -48,7 +48,7 @@ fn hub_name(model: &Path) -> Option<&str> {
     (allowed(organisation) && allowed(repository) && !name.ends_with(".json")).then_some(name)
 }
 
-/// Where the hub's clients keep what they download, the first that is set: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HOME.
+/// The folder of the hub's clients: the first of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME that is set.
 fn caches() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("HF_HUB_CACHE")
@@ -57,7 +57,7 @@ fn caches() -> Option<PathBuf> {
         .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
 }
 
-/// The snapshot of `name` that `main` stands for.
+/// The snapshot of `name` that `main` refers to.
 fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> {
     let missing = |problem: String| InputError::Checkpoint {
         path: name.into(),
@@ -65,11 +65,16 @@ fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> 
         fix: format!("download it with `hf download {name}`"),
     };
     let Some(cache) = cache else {
-        return Err(missing("no such file, and there is no Hugging Face cache (HF_HOME is not set)".into()));
+        return Err(missing(
+            "no such file, and no Hugging Face cache was found (neither HF_HOME nor HOME is set)".into(),
+        ));
     };
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     let revision = files::read_if_there(&repository.join("refs/main"))?.ok_or_else(|| {
-        missing(format!("no such file, and not in the Hugging Face cache {}", cache.display()))
+        missing(format!(
+            "there is no such file, and no such model in the Hugging Face cache {}",
+            cache.display()
+        ))
     })?;
     let revision = String::from_utf8_lossy(&revision);
     let snapshot = repository.join("snapshots").join(revision.trim());

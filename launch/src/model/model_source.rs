@@ -1,4 +1,4 @@
-//! Opens what model.json names: configuration, weights, tokenizer.
+//! Opens the files that model.json names: configuration, weights, tokenizer.
 
 use serde_json::Value;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::model::{
     weights::WeightSource,
 };
 
-/// What model.json runs.
+/// What model.json asks to run.
 #[derive(Debug)]
 pub enum ModelSource {
     /// A model of a supported family.
     Model(Box<Model>),
-    /// An op graph of the user's own, as given.
+    /// A user graph, as given.
     Graph {
         /// The value of `graph`.
         graph: Value,
@@ -28,29 +28,29 @@ pub enum ModelSource {
     },
 }
 
-/// An opened model; every tensor that it needs has been found with the right shape.
+/// An opened model. All tensors that it needs were found with the right shapes.
 #[derive(Debug)]
 pub struct Model {
-    /// What the arithmetic depends on.
+    /// The values that the arithmetic depends on.
     pub config: ModelConfig,
-    /// Where the weights come from.
+    /// The source of the weights.
     pub weights: WeightSource,
     /// The checkpoint's tokenizer, if it has one.
     pub tokenizer: Option<Tokenizer>,
 }
 
 impl ModelSource {
-    /// Opens and checks what `model` names. Nothing is read of the weights but their headers.
+    /// Opens and checks the model that `model` names. Of the weights, only the headers are read.
     ///
     /// # Errors
-    /// Any of [`Checkpoint::open`], [`Checkpoint::validate`], [`families::read_config`],
-    /// [`families::parse_config`] and [`Tokenizer::open`].
+    /// Any error of [`Checkpoint::open`], [`Checkpoint::validate`], [`families::read_config`],
+    /// [`families::parse_config`] or [`Tokenizer::open`].
     pub fn open(model: &ModelJson) -> Result<Self, InputError> {
         let random = model.weights.as_ref().map(|w| RandomWeights::new(w.random.seed));
         if let Some(folder) = model.checkpoint_folder() {
             std::fs::read_dir(&folder).map_err(|error| no_folder(&folder, error))?;
-            // The configuration first: an unsupported architecture is the better news than a missing shard. The
-            // checkpoint is opened early only where the configuration does not name the dtype.
+            // The configuration is read first, because an unsupported architecture is more useful to report than a
+            // missing shard. The checkpoint is opened earlier only if the configuration does not name the dtype.
             let mut opened = None;
             let config = families::read_config(&folder, || {
                 let checkpoint = Checkpoint::open(&folder)?;
@@ -68,7 +68,7 @@ impl ModelSource {
             return Ok(Self::Model(Box::new(Model { config, weights, tokenizer })));
         }
         if let (Some(config), Some(random)) = (&model.config, random) {
-            // transformers' own default where a configuration names no dtype.
+            // transformers' default if a configuration names no dtype.
             let config = families::parse_config(&model.file(), "config", config, || Ok(WeightDtype::F32))?;
             let weights = WeightSource::Random(random);
             return Ok(Self::Model(Box::new(Model { config, weights, tokenizer: None })));
@@ -78,13 +78,13 @@ impl ModelSource {
             None => Err(InputError::field(
                 &model.file(),
                 ".",
-                "no model: give \"checkpoint\", \"config\" with \"weights\", or \"graph\"",
+                "no model: add \"checkpoint\", \"config\" with \"weights\", or \"graph\"",
             )),
         }
     }
 }
 
-/// The folder that model.json's `checkpoint` names cannot be opened.
+/// The error if the folder named by model.json's `checkpoint` cannot be opened.
 fn no_folder(folder: &Path, error: std::io::Error) -> InputError {
     if error.kind() != std::io::ErrorKind::NotFound {
         return InputError::unreadable(folder, error);
@@ -93,7 +93,7 @@ fn no_folder(folder: &Path, error: std::io::Error) -> InputError {
         path: folder.to_path_buf(),
         problem: format!("cannot read this folder: {error}"),
         fix: format!(
-            "download a model into it with `hf download NAME --local-dir {}`, or correct `checkpoint` in model.json",
+            "correct `checkpoint` in model.json, or download a model into the folder with `hf download NAME --local-dir {}`",
             folder.display()
         ),
     }

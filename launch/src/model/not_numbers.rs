@@ -1,29 +1,30 @@
-//! Finds weights that are not numbers: a broken download or conversion, whose tokens would mean nothing.
+//! Finds weights that are not numbers. They mean that a download or conversion is broken, and the tokens would be
+//! meaningless.
 //!
-//! Every value is looked at on its way to its place, right after it was read, while it lies in the core's cache. That
-//! costs no memory traffic, on any target.
+//! Every value is checked right after it was read, while it is still in the core's cache. So the check causes no memory
+//! traffic on any target.
 
 use crate::model::hf_config::WeightDtype;
 use distributed::World;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// Names that a warning lists.
+/// Number of tensor names in the warning.
 const NAMED: usize = 8;
 
-/// Tensors in which something was found, by name.
+/// The names of the tensors with such values.
 #[derive(Debug, Default)]
 pub struct NotNumbers(Mutex<BTreeSet<String>>);
 
 impl NotNumbers {
-    /// Looks at values of tensor `name`.
+    /// Checks values of tensor `name`.
     pub fn look(&self, name: &str, dtype: WeightDtype, values: &[u8]) {
         if !all_numbers(dtype, values) {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into());
         }
     }
 
-    /// Collective: rank 0 warns of what any rank has found.
+    /// Collective: rank 0 warns about everything that any rank found.
     pub fn warn(&self, world: &World) {
         let own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own: Vec<&str> = own.iter().map(String::as_str).collect();
@@ -38,13 +39,13 @@ impl NotNumbers {
         let more = names.len() - named.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         tracing::warn!(
-            "weights that are not numbers (NaN or infinity), in {}{more}: tokens that depend on them are meaningless; download or convert the checkpoint again",
+            "some weights are not numbers (NaN or infinity), in {}{more}: tokens that depend on them are meaningless; download or convert the checkpoint again",
             named.join(", ")
         );
     }
 }
 
-/// True where every value is finite: only NaN and the infinities have all bits of the exponent set.
+/// True if every value is finite. Only NaN and the infinities have all exponent bits set.
 fn all_numbers(dtype: WeightDtype, values: &[u8]) -> bool {
     match dtype {
         WeightDtype::F32 => {
@@ -62,7 +63,7 @@ fn all_numbers(dtype: WeightDtype, values: &[u8]) -> bool {
     }
 }
 
-/// No value is `bad`. Without a branch for each, so that the compiler takes many at a time.
+/// True if no value is `bad`. Has no branch per value, so that the compiler can vectorise it.
 fn none<const N: usize>(values: &[u8], bad: impl Fn([u8; N]) -> bool) -> bool {
     let (values, _) = values.as_chunks::<N>();
     values.chunks(1024).all(|block| !block.iter().fold(false, |any, value| any | bad(*value)))
@@ -102,7 +103,7 @@ mod tests {
         assert!(found.0.lock().unwrap().iter().eq(["bad"]));
     }
 
-    /// How fast it is: `cargo test --release -p mpk-launch speed_of_the_look -- --ignored --nocapture`.
+    /// Measures the speed: `cargo test --release -p mpk-launch speed_of_the_look -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn speed_of_the_look() {

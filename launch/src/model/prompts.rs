@@ -1,4 +1,4 @@
-//! Prompts of the command line and model.json, checked and turned into requests of token ids.
+//! Prompts from the command line and model.json: checks them, and turns them into requests of token ids.
 
 use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::model_json::{ModelJson, Sizes};
@@ -10,18 +10,18 @@ use serde_json::json;
 pub struct PromptSource {
     /// Where it was given, for messages: `--prompt 2`, "model.json: `generate.prompts[0]`".
     pub place: String,
-    /// What was given.
+    /// The prompt.
     pub prompt: Prompt,
 }
 
 /// Text or token ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
-    /// Encoded by the tokenizer's defaults.
+    /// Encoded with the tokenizer's defaults.
     Text(String),
-    /// Text of a chat template, which holds its special tokens already.
+    /// Text that a chat template rendered. It already contains its special tokens.
     Rendered(String),
-    /// Taken as they are.
+    /// Used as they are.
     Tokens(Vec<u32>),
 }
 
@@ -31,7 +31,7 @@ impl PromptSource {
         Self { place: place.into(), prompt: Prompt::Text(text.into()) }
     }
 
-    /// The same prompt as the first message of a conversation, as `template` words it. Token ids stay as they are.
+    /// The prompt as the first message of a conversation, rendered by `template`. Token ids stay as they are.
     ///
     /// # Errors
     /// The template refuses the message.
@@ -48,7 +48,7 @@ impl PromptSource {
     }
 }
 
-/// The prompts of `generate` in model.json, texts first, each with its place for messages.
+/// The prompts of `generate` in model.json, texts first. Each has its place, for messages.
 pub fn of_model_json(model: &ModelJson) -> Vec<PromptSource> {
     let file = model.file();
     let texts = model
@@ -63,16 +63,16 @@ pub fn of_model_json(model: &ModelJson) -> Vec<PromptSource> {
     texts.chain(tokens).collect()
 }
 
-/// What requests are checked against.
+/// The limits that requests are checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Token ids are below this.
     pub vocab_size: u32,
-    /// Most tokens of a request, prompt and new: `max_seq_len`.
+    /// Maximum number of tokens of a request, prompt and answer together: `max_seq_len`.
     pub max_seq_len: u32,
-    /// Tokens that all KV pages together hold.
+    /// Number of tokens that all KV pages hold together.
     pub kv_tokens: u64,
-    /// New tokens that are asked for.
+    /// Requested number of new tokens.
     pub max_new_tokens: u32,
 }
 
@@ -88,22 +88,22 @@ impl Limits {
     }
 }
 
-/// A request that can run.
+/// A checked request, ready to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// At least one id, each in the vocabulary.
     pub prompt_tokens: Vec<u32>,
-    /// New tokens after which the request ends with finish reason "length": those asked for or, where fewer, those
-    /// that fit `max_seq_len` and the KV cache. At least 1.
+    /// Number of new tokens after which the request ends with finish reason "length": the requested number, or fewer if
+    /// `max_seq_len` or the KV cache has less room. At least 1.
     pub max_new_tokens: u32,
 }
 
-/// Checks `prompts` and encodes those that are text; the order is kept.
+/// Checks `prompts` and encodes the texts. The order is kept.
 ///
 /// # Errors
-/// No prompt at all; an empty prompt; a token id out of range; a prompt that leaves no room for one new token in
-/// `max_seq_len` or in the KV cache; text without a tokenizer; `max_new_tokens` 0; more prompt tokens than fit 31
-/// bits in total.
+/// There is no prompt, or an empty one; a token id is out of range; a prompt leaves no room for one new token in
+/// `max_seq_len` or in the KV cache; a text has no tokenizer; `max_new_tokens` is 0; all prompts together have more
+/// tokens than fit in 31 bits.
 pub fn resolve(
     prompts: &[PromptSource],
     tokenizer: Option<&Tokenizer>,
@@ -115,7 +115,7 @@ pub fn resolve(
     if prompts.is_empty() {
         return Err(error(
             "prompts",
-            "there is none",
+            "no prompt was given",
             "give --prompt or --prompt-tokens, or generate.prompts in model.json",
         ));
     }
@@ -126,7 +126,10 @@ pub fn resolve(
     if prompt > i32::MAX as usize || new > i32::MAX as usize {
         return Err(error(
             "prompts",
-            &format!("{prompt} prompt tokens and {new} new ones are more than {} in one run", i32::MAX),
+            &format!(
+                "{prompt} prompt tokens and {new} new tokens are too many for one run, which may have {}",
+                i32::MAX
+            ),
             "give fewer prompts at a time",
         ));
     }
@@ -144,11 +147,12 @@ fn resolve_one(
             let Some(tokenizer) = tokenizer else {
                 return Err(error(
                     place,
-                    "is text, but the model has no tokenizer.json",
-                    "give token ids (--prompt-tokens 1,2,3 or generate.prompt_tokens)",
+                    "the prompt is text, but the checkpoint has no tokenizer.json",
+                    "copy the model's tokenizer.json into the checkpoint's folder, or give token ids (--prompt-tokens 1,2,3 \
+                     or generate.prompt_tokens)",
                 ));
             };
-            // A tokenizer that adds a begin-of-text would make an empty prompt look like one token.
+            // A tokenizer that adds a begin-of-text token would make an empty prompt look like one token.
             if text.is_empty() {
                 return Err(error(place, "the prompt is empty", "give at least one character"));
             }
@@ -178,7 +182,7 @@ fn resolve_one(
     if count >= limit {
         return Err(error(
             place,
-            &format!("{count} prompt tokens and a new one can never fit: {name} = {limit}"),
+            &format!("the prompt has {count} tokens, so it and one new token never fit in {name} = {limit}"),
             &format!("shorten the prompt or {fix}"),
         ));
     }
@@ -187,10 +191,10 @@ fn resolve_one(
     Ok(Request { prompt_tokens: tokens, max_new_tokens: limits.max_new_tokens.min(room) })
 }
 
-/// Reads the argument of `--prompt-tokens`: ids with commas between them; spaces around them are ignored.
+/// Reads the argument of `--prompt-tokens`: ids separated by commas. Spaces around them are ignored.
 ///
 /// # Errors
-/// An element is not a number from 0 to 4294967295; `place` is for the message.
+/// An element is not a number from 0 to 4294967295. `place` is used in the message.
 pub fn parse_tokens(place: &str, list: &str) -> Result<Vec<u32>, InputError> {
     if list.trim().is_empty() {
         return Ok(Vec::new());
@@ -201,8 +205,8 @@ pub fn parse_tokens(place: &str, list: &str) -> Result<Vec<u32>, InputError> {
             id.trim().parse().map_err(|_| {
                 error(
                     place,
-                    &format!("element {i}, {:?}, is not a token id", id.trim()),
-                    "write ids with commas between them, such as 1,2,3",
+                    &format!("element {}, {:?}, is not a token id", i + 1, id.trim()),
+                    "separate the ids by commas, such as 1,2,3",
                 )
             })
         })
@@ -235,7 +239,7 @@ mod tests {
         let kv = Limits { kv_tokens: 8, ..LIMITS };
         assert_eq!(one(&[1; 5], &kv).unwrap().max_new_tokens, 3);
         let most = Limits { max_new_tokens: u32::MAX, max_seq_len: u32::MAX, ..LIMITS };
-        assert!(one(&[1; 5], &most).unwrap_err().contains("in one run"));
+        assert!(one(&[1; 5], &most).unwrap_err().contains("one run"));
     }
 
     #[test]

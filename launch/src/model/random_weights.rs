@@ -1,4 +1,4 @@
-//! Random weights: each value is a function of seed, tensor name and global index, so it is the same for every number
+//! Random weights. Each value is a function of seed, tensor name and global index, so it is the same for every number
 //! of ranks and on every backend.
 //!
 //! All arithmetic is on unsigned integers modulo their width, and every result is exact in f32, f16 and bf16, so that
@@ -50,7 +50,7 @@ impl RandomWeights {
         Self { seed }
     }
 
-    /// The tensor `name` of this shape; one dimension counts as one row.
+    /// The tensor `name` with this shape. A tensor with one dimension counts as one row.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> RandomTensor {
         let mut key = 0xCBF2_9CE4_8422_2325_u64;
         for byte in name.bytes() {
@@ -63,17 +63,17 @@ impl RandomWeights {
 }
 
 impl RandomTensor {
-    /// The key that the values are made from; see the module's text.
+    /// The key from which the values are computed; see the module's text.
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// The values are near 1 instead of near 0.
+    /// True if the values are near 1 instead of near 0.
     pub fn is_norm(&self) -> bool {
         self.norm
     }
 
-    /// Columns: elements of a row.
+    /// Number of columns, which is the number of elements in a row.
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -90,7 +90,7 @@ impl RandomTensor {
     /// Writes the elements [rows, columns] to `out` as `dtype`, row-major without gaps, little-endian.
     ///
     /// # Panics
-    /// The ranges do not lie in the tensor, or `out` has not exactly their size.
+    /// The ranges are outside the tensor, or the size of `out` differs from theirs.
     pub fn fill(&self, rows: Range<usize>, columns: Range<usize>, dtype: WeightDtype, out: &mut [u8]) {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         assert!(
@@ -116,7 +116,7 @@ impl RandomTensor {
     /// Writes the elements from index `first` on.
     fn fill_run<const N: usize>(&self, first: u64, out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
         let (out, _) = out.as_chunks_mut::<N>();
-        // Where the index's low half wraps, a run ends, so that the inner loop is on 32-bit numbers alone.
+        // A run ends where the low half of the index wraps, so that the inner loop needs only 32-bit numbers.
         let until_wrap = (1u64 << 32) - (first & 0xFFFF_FFFF);
         let split = usize::try_from(until_wrap).unwrap_or(usize::MAX).min(out.len());
         let (before, after) = out.split_at_mut(split);

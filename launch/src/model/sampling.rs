@@ -1,39 +1,39 @@
-//! How tokens are chosen: what the command line, model.json and generation_config.json say, merged and checked once.
+//! Sampling values: merges those of the command line, model.json and generation_config.json, and checks them once.
 
 use crate::model::{error::InputError, json::Fields};
 use distributed::plan::Sampling;
 use serde_json::{Map, Value};
 
-/// `top_k` where generation_config.json says `do_sample: true` and names none, as in transformers.
+/// `top_k` if generation_config.json says `do_sample: true` without a `top_k`; the same as in transformers.
 const TRANSFORMERS_TOP_K: u32 = 50;
 
-/// What one place says. What it leaves out is left to the next one.
+/// The values of one source. A value that is not set is taken from the next source.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SamplingOptions {
-    /// Always the highest logit, whatever places of less weight say.
+    /// Always take the highest logit, whatever sources of lower priority say.
     pub greedy: bool,
-    /// Logits are divided by it; 0: the highest one is taken.
+    /// Divides the logits; 0 takes the highest logit.
     pub temperature: Option<f64>,
-    /// The highest logits that stay; 0: all.
+    /// Keep this many of the highest logits; 0 keeps all.
     pub top_k: Option<u32>,
-    /// The fewest tokens stay whose probability is at least this; 1: all.
+    /// Keep the fewest tokens whose probabilities add up to at least this; 1 keeps all.
     pub top_p: Option<f64>,
-    /// Tokens stay that have at least this share of the highest probability; 0: all.
+    /// Keep tokens that have at least this share of the highest probability; 0 keeps all.
     pub min_p: Option<f64>,
-    /// Logits of tokens of the prompt and of new ones are divided by it, or multiplied where below 0; 1: none.
+    /// Divides positive logits of tokens in the prompt and the answer, and multiplies negative ones; 1 changes nothing.
     pub repetition_penalty: Option<f64>,
-    /// Subtracted from the logit of every new token that has come.
+    /// Subtracted once from the logit of every token that is in the answer.
     pub presence_penalty: Option<f64>,
-    /// Subtracted from the logit of a new token for each time that it has come.
+    /// Subtracted from a token's logit for each time that it is in the answer.
     pub frequency_penalty: Option<f64>,
     /// Key of the random numbers.
     pub seed: Option<u64>,
 }
 
-/// What a checkpoint's generation_config.json says about sampling.
+/// The sampling values of a checkpoint's generation_config.json.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenerationConfig {
-    /// `do_sample`: requests are sampled without being asked to.
+    /// `do_sample`: requests are sampled by default.
     pub do_sample: bool,
     /// The values.
     pub options: SamplingOptions,
@@ -58,10 +58,10 @@ impl GenerationConfig {
     }
 }
 
-/// A value and where it comes from.
+/// A value and its source.
 type Given<T> = Option<(T, String)>;
 
-/// What is in force, with the place of each value.
+/// The values in force, each with its source.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Merged {
     temperature: Given<f64>,
@@ -72,12 +72,12 @@ struct Merged {
     presence_penalty: Given<f64>,
     frequency_penalty: Given<f64>,
     seed: Given<u64>,
-    /// Somebody asks for draws.
+    /// True if a source asks for sampling.
     drawn: bool,
 }
 
 impl Merged {
-    /// Adds a place of more weight; `place` names one of its fields.
+    /// Adds a source of higher priority. `place` names one of its fields.
     fn add(&mut self, options: &SamplingOptions, asks: bool, place: impl Fn(&str) -> String) {
         if options.greedy {
             let seed = self.seed.take();
@@ -120,23 +120,24 @@ impl Merged {
     }
 }
 
-/// What is in force.
+/// The values in force.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InForce {
-    /// The values; without a seed of its own a run draws one.
+    /// The values. Without a given seed, each run draws one.
     pub sampling: Sampling,
-    /// The seed that was given.
+    /// The seed, if one was given.
     pub seed: Option<u64>,
 }
 
-/// Merges what the places say: the command line before model.json (`file`) before generation_config.json.
+/// Merges the values of all sources: the command line overrides model.json (`file`), which overrides
+/// generation_config.json.
 ///
-/// Tokens are drawn where the command line or model.json names a temperature above 0, top_k, top_p or min_p, or where
-/// generation_config.json says `do_sample: true`; a temperature that nobody names is 1 then. Otherwise the highest logit is
-/// taken. A penalty holds in both cases.
+/// Tokens are sampled if the command line or model.json sets a temperature above 0, top_k, top_p or min_p, or if
+/// generation_config.json says `do_sample: true`. If no source sets a temperature then, it is 1. Otherwise the highest
+/// logit is taken. Penalties apply in both cases.
 ///
 /// # Errors
-/// A value that is in force is out of range, or not possible for `vocabulary` tokens.
+/// A value in force is out of range, or not possible with a vocabulary of `vocabulary` tokens.
 pub fn merge(
     command_line: &SamplingOptions,
     (file, model_json): (&str, &SamplingOptions),
@@ -158,7 +159,7 @@ pub fn merge(
     let top_k = merged.top_k.as_ref().map_or(0, |g| g.0);
     let sampling = Sampling {
         temperature,
-        // All of them, and what is left out has no effect: 0.
+        // The whole vocabulary means no limit, which is 0.
         top_k: if drawn && top_k < vocabulary { top_k } else { 0 },
         top_p: if drawn { number(&merged.top_p, 1.0) } else { 1.0 },
         min_p: if drawn { number(&merged.min_p, 0.0) } else { 0.0 },
@@ -229,12 +230,12 @@ mod tests {
     fn the_command_line_goes_before_model_json_before_generation_config() {
         let none = SamplingOptions::default;
         assert_eq!(text(none(), none(), json!({})), "greedy");
-        // Values of a configuration that does not sample wait until somebody asks for draws.
+        // A configuration that does not sample still supplies values for a source that asks for sampling.
         let waits = json!({"temperature": 0.6, "top_p": 0.9});
         assert_eq!(text(none(), none(), waits.clone()), "greedy");
         let asks = SamplingOptions { top_k: Some(5), ..none() };
         assert_eq!(text(asks, none(), waits), "temperature 0.6, top-k 5, top-p 0.9, seed 7");
-        // As transformers samples.
+        // The same values as in transformers.
         let samples =
             json!({"do_sample": true, "temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.05});
         let wanted = "temperature 0.6, top-k 50, top-p 0.95, repetition penalty 1.05, seed 7";
@@ -248,10 +249,10 @@ mod tests {
         assert_eq!(text(zero, none(), samples.clone()), "greedy, repetition penalty 1.05");
         let greedy = SamplingOptions { greedy: true, ..none() };
         assert_eq!(text(greedy.clone(), none(), samples.clone()), "greedy");
-        // Greedy in model.json, but the command line wants draws: of what model.json has left.
+        // model.json says greedy, but the command line asks for sampling: model.json's other values apply.
         let line = SamplingOptions { top_p: Some(0.5), ..none() };
         assert_eq!(text(line, greedy, samples), "temperature 1, top-p 0.5, seed 7");
-        // More than there are is all of them; a seed alone asks for nothing.
+        // More than the vocabulary means all of it. A seed alone does not ask for sampling.
         let line = SamplingOptions { top_k: Some(5000), ..none() };
         assert_eq!(text(line, none(), json!({})), "temperature 1, seed 7");
         let line = SamplingOptions { seed: Some(3), ..none() };
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!(error, "m.json: `generate.top_p`: must be above 0 and at most 1, found 0");
         let error = merged(none(), none(), json!({"min_p": 2, "do_sample": true})).unwrap_err();
         assert_eq!(error, "generation_config.json: `min_p`: must be 0 to 1, found 2");
-        // What another place replaces does no harm.
+        // An invalid value does not matter if another source overrides it.
         let line = SamplingOptions { top_p: Some(0.5), ..none() };
         assert!(merged(line, model, json!({})).is_ok());
         let nan = SamplingOptions { frequency_penalty: Some(f64::NAN), ..none() };

@@ -1,4 +1,4 @@
-//! Where weights come from: a checkpoint, or a random function. Both are read by ranges.
+//! Sources of weights: a checkpoint, or a random function. Both are read by ranges.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,12 +19,12 @@ pub enum WeightSource {
     Checkpoint(Checkpoint),
     /// A function of seed, name and index.
     Random(RandomWeights),
-    /// Given values by name, row-major.
+    /// Given values by tensor name, row-major.
     Values(HashMap<String, Vec<f32>>),
 }
 
 impl WeightSource {
-    /// As long as the result lives, read errors of mapped files end the process with a message.
+    /// While the result lives, read errors of mapped files end the process with a message.
     pub(crate) fn reads(&self, rank: u32) -> Option<Reads> {
         match self {
             WeightSource::Checkpoint(checkpoint) => Some(Reads::of(checkpoint.folder(), rank)),
@@ -34,14 +34,14 @@ impl WeightSource {
 }
 
 impl WeightSource {
-    /// Writes the elements [rows, columns] of tensor `name`, whose whole shape is `shape`, to `out` as `dtype`,
-    /// row-major without gaps, little-endian. A tensor of one dimension counts as one row.
+    /// Writes the elements [rows, columns] of tensor `name` to `out` as `dtype`, row-major without gaps, little-endian.
+    /// `shape` is the shape of the whole tensor. A tensor with one dimension counts as one row.
     ///
     /// # Errors
-    /// The checkpoint has no such tensor, or not with this shape or a supported dtype.
+    /// The checkpoint has no such tensor, or the tensor has another shape or an unsupported dtype.
     ///
     /// # Panics
-    /// The ranges do not lie in `shape`, or `out` has not exactly their size.
+    /// The ranges are outside `shape`, or the size of `out` differs from theirs.
     pub fn read(
         &self,
         name: &str,
@@ -71,15 +71,15 @@ impl WeightSource {
 }
 
 impl WeightSource {
-    /// A file may hold values that are not numbers; random ones are numbers.
+    /// True if the source may hold values that are not numbers. Random weights are always numbers.
     pub fn may_lack_numbers(&self) -> bool {
         !matches!(self, Self::Random(_))
     }
 
-    /// The element type that tensor `name` is kept in: the one that [`WeightSource::read`] gives without converting.
+    /// The element type in which tensor `name` is stored, which [`WeightSource::read`] returns without conversion.
     ///
     /// # Errors
-    /// As [`WeightSource::read`].
+    /// Those of [`WeightSource::read`].
     pub fn dtype(&self, name: &str, shape: &[usize]) -> Result<WeightDtype, InputError> {
         match self {
             Self::Checkpoint(checkpoint) => Ok(checkpoint_tensor(checkpoint, name, shape)?.dtype),

@@ -1,4 +1,4 @@
-//! From a checked request to the pieces of its answers: one task for each answer, one bounded channel for all of them.
+//! From a checked request to the pieces of its answers: one task per answer, and one bounded channel for all of them.
 
 use super::backend::{Event, Events, Finish, Refusal, Submission, Token};
 use super::error::ApiError;
@@ -11,11 +11,11 @@ use std::time::Instant;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
-/// What is to be answered.
+/// A checked request, ready for the engine.
 pub struct Plan {
-    /// Checked prompts; answer c belongs to prompt c / n.
+    /// Checked prompts. Answer c belongs to prompt c / n.
     pub prompts: Vec<Vec<u32>>,
-    /// New tokens for each prompt.
+    /// Maximum number of new tokens for each prompt.
     pub max_tokens: Vec<u32>,
     /// Everything else.
     pub generation: Generation,
@@ -23,18 +23,18 @@ pub struct Plan {
     pub arrival: Instant,
 }
 
-/// Something new of one answer.
+/// A piece of one answer.
 #[derive(Debug, Default)]
 pub struct Piece {
-    /// The answer's number.
+    /// The index of the answer.
     pub choice: usize,
-    /// New text, perhaps none.
+    /// New text; may be empty.
     pub text: String,
-    /// How many tokens have come since the last piece.
+    /// Number of tokens since the last piece.
     pub count: usize,
-    /// Those tokens, if the request wants to see them.
+    /// These tokens, if the request asks for them.
     pub tokens: Vec<Shown>,
-    /// With the end: tokens of the prompt that the prefix cache had.
+    /// In the last piece: number of prompt tokens that the prefix cache had.
     pub cached: usize,
     /// Why the answer ends here, if it does.
     pub ending: Option<Ending>,
@@ -45,23 +45,23 @@ pub struct Piece {
 pub struct Shown {
     /// The token.
     pub token: Token,
-    /// Where its text begins in the answer, in characters.
+    /// Offset of its text in the answer, in characters.
     pub offset: usize,
 }
 
 /// Why an answer ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It is complete: end of sequence, a stop string or a stop token.
+    /// The answer is complete: end of sequence, a stop string or a stop token.
     Stop,
-    /// `max_tokens` have come.
+    /// The answer has `max_tokens` tokens.
     Length,
-    /// It is not complete.
+    /// The answer is incomplete.
     Failed(ApiError),
 }
 
 impl Ending {
-    /// OpenAI's name.
+    /// The name in OpenAI's API.
     pub fn name(&self) -> &'static str {
         match self {
             Ending::Stop => "stop",
@@ -74,50 +74,50 @@ impl Ending {
 /// Numbers of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Of all prompts.
+    /// Of all prompts together.
     pub prompt_tokens: usize,
-    /// Of all answers.
+    /// Of all answers together.
     pub completion_tokens: usize,
-    /// Both.
+    /// The sum of both.
     pub total_tokens: usize,
-    /// More of the prompts' tokens.
+    /// Details about the prompt tokens.
     pub prompt_tokens_details: PromptTokens,
 }
 
-/// Which tokens of the prompts were not computed.
+/// Prompt tokens that were not computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokens {
-    /// The prefix cache had them. Of several answers to one prompt it is the first one's that count.
+    /// Tokens that the prefix cache had. For several answers to one prompt, those of the first answer count.
     pub cached_tokens: usize,
 }
 
-/// The answers as they come. Dropping it cancels what is not complete.
+/// The answers as they arrive. Dropping it cancels those that are incomplete.
 pub struct Answers {
     pieces: mpsc::Receiver<Piece>,
     open: usize,
-    /// Answers to each prompt.
+    /// Number of answers per prompt.
     n: usize,
     /// Tokens so far.
     pub usage: Usage,
 }
 
 impl Answers {
-    /// Answers without a token, for which no engine is needed.
+    /// Answers without tokens, which need no engine.
     fn empty(choices: usize, n: usize, usage: Usage) -> Answers {
         let (sender, pieces) = mpsc::channel(choices.max(1));
         for choice in 0..choices {
-            // There is room for all of them.
+            // The channel has room for all of them.
             let _ = sender.try_send(Piece { choice, ending: Some(Ending::Length), ..Piece::default() });
         }
         Answers { pieces, open: choices, n: n.max(1), usage }
     }
 
-    /// The next piece of any answer; `None` when all have ended.
+    /// The next piece of any answer; `None` after all have ended.
     pub async fn next(&mut self) -> Option<Piece> {
         if self.open == 0 {
             return None;
         }
-        // A task that ends without a last word has panicked.
+        // A task that ends without a last piece has panicked.
         let piece = self.pieces.recv().await.unwrap_or_else(|| Piece {
             ending: Some(Ending::Failed(ApiError::failed("the answer was lost", "internal_error"))),
             ..Piece::default()
@@ -136,17 +136,17 @@ impl Answers {
     }
 }
 
-/// Hands `plan` over to the engine.
+/// Submits `plan` to the engine.
 ///
 /// # Errors
-/// The queue is full, or the engine does not take it.
+/// The queue is full, or the engine refuses the request.
 pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> {
     let Plan { prompts, max_tokens, generation, arrival } = plan;
     let choices = prompts.len() * generation.n;
     let most = app.limits.choices.min(ready.all_places);
     if choices > most {
         let message = format!(
-            "{} prompts x n = {} are more than the {most} answers that a request may have",
+            "{} prompts x n = {} is more than {most}, the maximum number of answers per request",
             prompts.len(),
             generation.n
         );
@@ -166,7 +166,7 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
     for (prompt, max_new_tokens) in prompts.into_iter().zip(max_tokens) {
         ready.metrics.request(generation.n, prompt.len(), max_new_tokens);
         for answer in 0..generation.n {
-            // Answers of one prompt differ, and each can be repeated.
+            // The answers to one prompt differ, and each of them is repeatable.
             let seed = generation.sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
             submissions.push(Submission {
                 prompt: prompt.clone(),
@@ -202,7 +202,7 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
 fn refused(app: &App, ready: &Ready, refusal: Refusal) -> ApiError {
     match refusal {
         Refusal::Full => ApiError::busy(ready.patience()),
-        // The phase knows better why.
+        // The phase knows the reason better.
         Refusal::Closed(reason) => {
             app.serving().err().unwrap_or_else(|| ApiError::unavailable(reason, "engine_closed"))
         }
@@ -220,14 +220,14 @@ struct Answer {
     place: Option<OwnedSemaphorePermit>,
 }
 
-/// What is known of an answer while it runs.
+/// The state of a running answer.
 struct Progress {
     piece: Piece,
     /// Tokens so far.
     tokens: usize,
-    /// Characters of text so far, held back ones not counted.
+    /// Characters of text so far, without text that is held back.
     characters: usize,
-    /// When the last token came; of a whole answer, the first one.
+    /// Arrival time of the last token; for a whole answer, of the first.
     last: Option<Instant>,
 }
 
@@ -241,7 +241,7 @@ impl Answer {
             last: None,
         };
         let reason = self.pump(ready, &mut events, &mut progress).await;
-        // The engine forgets the request, and its place is free, before the end is counted.
+        // First the engine forgets the request and its place becomes free, then the end is counted.
         drop(events);
         drop(self.place);
         if let (false, Some(first)) = (self.generation.stream, progress.last) {
@@ -250,10 +250,10 @@ impl Answer {
         ready.metrics.end(reason, progress.tokens, self.arrival.elapsed());
     }
 
-    /// Passes everything on; gives the reason of the end, for the counts.
+    /// Forwards everything. Returns the reason of the end, for the metrics.
     async fn pump(&self, ready: &Ready, events: &mut Events, progress: &mut Progress) -> &'static str {
         let mut phase = self.app.phase.subscribe();
-        // Once for all tokens: each of them takes and gives back a place in a list when it begins and ends.
+        // Created once for all tokens, because each of these futures takes a place in a list while it exists.
         let (mut closed, mut cut_off) = (pin!(self.sender.closed()), pin!(cut_off(&mut phase)));
         loop {
             let event = tokio::select! {
@@ -274,7 +274,7 @@ impl Answer {
                 }
                 None => Some(Ending::Failed(self.lost())),
             };
-            // A whole answer is one piece.
+            // A whole answer is a single piece.
             let wanted = ending.is_some() || (self.generation.stream && !progress.piece.text.is_empty());
             if !wanted {
                 continue;
@@ -283,7 +283,7 @@ impl Answer {
             progress.piece.ending = ending;
             let next = Piece { choice: self.choice, ..Piece::default() };
             let piece = std::mem::replace(&mut progress.piece, next);
-            // Nearly always there is room.
+            // The channel nearly always has room.
             let sent = match self.sender.try_send(piece) {
                 Err(TrySendError::Full(piece)) => {
                     self.sender.send_timeout(piece, self.app.limits.reader_time).await.is_ok()
@@ -293,7 +293,7 @@ impl Answer {
             match (sent, name) {
                 (true, None) => {}
                 (true, Some(name)) => return name,
-                // Nobody reads.
+                // Nobody reads the answer.
                 (false, _) => return "abort",
             }
         }
@@ -310,7 +310,7 @@ impl Answer {
                 ready.metrics.first_token(now - self.arrival);
             }
             Some(last) if self.generation.stream => ready.metrics.next_token(now - last),
-            // The tokens of a whole answer come together: their times are told at the end.
+            // The tokens of a whole answer arrive together, so their times are recorded at the end.
             Some(first) => progress.last = Some(first),
         }
         progress.tokens += 1;
@@ -335,14 +335,14 @@ impl Answer {
         }
     }
 
-    /// Why the engine has let go of the request.
+    /// The reason why the engine dropped the request.
     fn lost(&self) -> ApiError {
         let known = self.app.serving().err();
         known.unwrap_or_else(|| ApiError::failed("the engine has dropped the request", "engine_failed"))
     }
 }
 
-/// Comes when running requests must end.
+/// Resolves when running requests must end.
 async fn cut_off(phase: &mut watch::Receiver<Phase>) -> String {
     let ended = phase.wait_for(|phase| matches!(phase, Phase::Ending | Phase::Lost(_))).await;
     match ended.as_deref() {

@@ -19,18 +19,18 @@ impl std::fmt::Debug for ApiKey {
 }
 
 impl ApiKey {
-    /// Takes a key of 1 to 256 visible ASCII characters.
+    /// Accepts a key of 1 to 256 visible ASCII characters.
     ///
     /// # Errors
     /// What is wrong with `key`.
     pub fn new(key: &str) -> Result<Self, String> {
         if key.is_empty() || key.len() > LONGEST || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(format!("an API key has 1 to {LONGEST} visible ASCII characters"));
+            return Err(format!("an API key must have 1 to {LONGEST} visible ASCII characters"));
         }
         Ok(ApiKey { padded: padded(key.as_bytes()), length: key.len() as u16 })
     }
 
-    /// Whether `headers` carry the key. The time it takes tells neither the key nor its length.
+    /// True if `headers` carry the key. The time that this takes reveals neither the key nor its length.
     pub fn admits(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
         let given = match given.split_at_checked(7) {

@@ -1,21 +1,21 @@
-//! What the HTTP layer needs of an engine, and nothing more.
+//! The interface between the HTTP layer and an engine.
 
 use futures_util::Stream;
 use std::pin::Pin;
 
-/// An engine as the HTTP layer sees it: it takes requests of token ids and gives streams of tokens.
+/// An engine as the HTTP layer sees it: it accepts requests of token ids and returns streams of tokens.
 pub trait Backend: Send + Sync + 'static {
-    /// Hands over requests that begin together, all or none. Dropping a stream cancels its request.
+    /// Submits requests that start together: either all are accepted or none. Dropping a stream cancels its request.
     ///
     /// # Errors
-    /// The engine takes none now, or one of them can never run.
+    /// The engine accepts no requests now, or one of them can never run.
     fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal>;
 
-    /// What goes on at this moment.
+    /// The engine's current statistics.
     fn stats(&self) -> Stats;
 }
 
-/// The tokens of one request as they come; [`Event::End`] is the last.
+/// The tokens of one request as they arrive. [`Event::End`] is the last event.
 ///
 /// A stream that ends without it means that the engine is lost.
 pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
@@ -25,21 +25,21 @@ pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
 pub struct Submission {
     /// At least one id, each in the vocabulary.
     pub prompt: Vec<u32>,
-    /// New tokens after which it ends; at least 1, and with the prompt at most [`ModelInfo::max_seq_len`].
+    /// Maximum number of new tokens; at least 1, and with the prompt at most [`ModelInfo::max_seq_len`].
     pub max_new_tokens: u32,
-    /// No end of sequence before this many new tokens.
+    /// An end of sequence counts only after this many new tokens.
     pub min_new_tokens: u32,
-    /// Go on after an end-of-sequence token.
+    /// Continue after an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Strings that end it, and are not part of its text.
+    /// Strings that end the answer. They are not part of its text.
     pub stop: Vec<String>,
-    /// Further ids that end it.
+    /// Further token ids that end the answer.
     pub stop_token_ids: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Log-probabilities: of the chosen token and this many of the best; `None` for none at all.
+    /// Return the log-probability of the chosen token and of this many of the best tokens; `None` returns none.
     pub logprobs: Option<u32>,
-    /// Nobody reads the tokens one by one: the stream may yield all but the first one together with the end.
+    /// Nobody reads the tokens one by one: the stream may yield all tokens but the first together with the end.
     pub whole: bool,
 }
 
@@ -48,15 +48,15 @@ pub struct Submission {
 pub struct Sampling {
     /// 0 is greedy.
     pub temperature: f32,
-    /// Share of the probability that is kept, above 0 and at most 1.
+    /// Share of the probability to keep, above 0 and at most 1.
     pub top_p: f32,
-    /// Number of tokens that are kept; 0 keeps all.
+    /// Number of tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Least probability relative to the best token's.
+    /// Minimum probability relative to the best token's.
     pub min_p: f32,
-    /// Makes a run repeatable; chosen by the engine if absent.
+    /// Makes the answer repeatable. The engine chooses a seed if there is none.
     pub seed: Option<u64>,
-    /// Subtracted from logits of tokens that have occurred.
+    /// Subtracted from the logits of tokens that have occurred.
     pub presence_penalty: f32,
     /// Subtracted for each occurrence.
     pub frequency_penalty: f32,
@@ -79,12 +79,12 @@ impl Default for Sampling {
     }
 }
 
-/// What happens to a request.
+/// An event of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A new token.
     Token(Token),
-    /// Its end: the text that was held back, the reason, and how many tokens of the prompt came from the prefix cache.
+    /// The end: the text that was held back, the reason, and the number of prompt tokens from the prefix cache.
     End(String, Finish, u32),
 }
 
@@ -93,22 +93,22 @@ pub enum Event {
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// Text that is certain with it: whole characters, and never a part of a stop string. Often empty.
+    /// Text that has become final: whole characters, and never part of a stop string. Often empty.
     pub text: String,
-    /// Its natural log-probability, where that was asked for.
+    /// Its natural log-probability, if requested.
     pub logprob: Option<f32>,
-    /// The best tokens with theirs, best first.
+    /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(u32, f32)>,
 }
 
 /// Why a request has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// `max_new_tokens` have come.
+    /// It has `max_new_tokens` tokens.
     Length,
     /// The last token ends the sequence.
     Eos,
-    /// A stop string has come, or the last token is one of `stop_token_ids`.
+    /// A stop string appeared, or the last token is one of `stop_token_ids`.
     Stop,
     /// It was cancelled.
     Cancelled,
@@ -116,50 +116,50 @@ pub enum Finish {
     Error(String),
 }
 
-/// Why a request is not taken.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The queue is full: later.
+    /// The queue is full. Try again later.
     Full,
-    /// The engine takes no more requests; the reason.
+    /// The engine accepts no more requests, for this reason.
     Closed(String),
-    /// This request can never run; the reason.
+    /// This request can never run, for this reason.
     Invalid(String),
 }
 
-/// What goes on in the engine.
+/// The current state of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Requests in a slot.
     pub running: u64,
-    /// Requests that wait for one.
+    /// Requests that wait for a slot.
     pub waiting: u64,
     /// Share of the KV cache's pages in use, from 0 to 1.
     pub kv_usage: f64,
-    /// Prompt tokens that were looked up in the prefix cache, so far.
+    /// Prompt tokens looked up in the prefix cache so far.
     pub prefix_queries: u64,
     /// Those found there.
     pub prefix_hits: u64,
-    /// Requests that were put back to make room, so far.
+    /// Number of times that a request was put back to make room.
     pub preemptions: u64,
 }
 
-/// The model, as far as requests are checked against it.
+/// The facts about the model that requests are checked against.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelInfo {
-    /// The name that requests give.
+    /// The name that requests use.
     pub name: String,
-    /// Prompt and new tokens of a request.
+    /// Maximum number of tokens of a request, prompt and answer together.
     pub max_seq_len: u32,
     /// Token ids are below this.
     pub vocab_size: u32,
-    /// Requests that run at once.
+    /// Maximum number of requests that run at once.
     pub max_batch: u32,
-    /// Used where a request leaves them out.
+    /// Defaults for fields that a request leaves out.
     pub defaults: Sampling,
 }
 
-/// What the engine can do. The rest is refused by name, never ignored.
+/// What the engine supports. Anything else is refused by name, never ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// Temperature, top_p, top_k, min_p, seed.
@@ -170,6 +170,6 @@ pub struct Capabilities {
     pub min_tokens: bool,
     /// `ignore_eos` of a single request.
     pub ignore_eos: bool,
-    /// Most log-probabilities of a token; `None` where there are none at all.
+    /// Maximum number of log-probabilities per token; `None` if there are none.
     pub logprobs: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Reads a request's body: bounded in bytes, in time, and together with all others.
+//! Reads a request's body, with limits on its size, its time, and the size of all bodies together.
 
 use super::error::ApiError;
 use super::limits::Limits;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-/// How long a body that is too long is read on, so that its sender sees the answer.
+/// How long the rest of an oversized body is read, so that its sender gets to see the answer.
 const POLITENESS: Duration = Duration::from_secs(5);
 
-/// A value read from a body; holds the body's share of memory.
+/// A value read from a body. Holds the body's share of memory.
 pub struct Read<T> {
     /// The value.
     pub value: T,
@@ -29,7 +29,7 @@ pub struct Read<T> {
 /// Reads `request`'s body as JSON. Unknown fields are ignored.
 ///
 /// # Errors
-/// It is not JSON, has wrong fields, is too long, or does not come.
+/// It is not JSON, has wrong fields, is too long, or does not arrive.
 pub async fn read_json<T: DeserializeOwned>(app: &Shared, request: Request) -> Result<Read<T>, ApiError> {
     if !declares_json(request.headers()) {
         return Err(ApiError::not_json());
@@ -38,7 +38,7 @@ pub async fn read_json<T: DeserializeOwned>(app: &Shared, request: Request) -> R
     Ok(Read { value: parse(&bytes)?, bytes: bytes.len(), memory })
 }
 
-/// Reads `bytes` as JSON; what is wrong is named with its place.
+/// Parses `bytes` as JSON. An error names its place.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -56,13 +56,14 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// A browser sends other types without asking; JSON from a foreign page it does not.
+/// Requires the JSON content type. From a foreign page, a browser sends other types without asking the server, but not
+/// JSON.
 fn declares_json(headers: &HeaderMap) -> bool {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     value.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case("application/json")
 }
 
-/// The body is neither packed nor encoded: it could grow without limit when it is opened.
+/// Refuses compressed or otherwise encoded bodies, which could grow without limit when decoded.
 fn check_codings(headers: &HeaderMap) -> Result<(), ApiError> {
     let other = |name: header::HeaderName, known: &str| {
         let values = headers.get_all(name).iter();
@@ -84,7 +85,7 @@ async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Option<OwnedSe
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let mut stream = body.into_data_stream();
     if length.is_some_and(|length: u64| length > limits.body_bytes as u64) {
-        // A client that waits for leave to send has sent nothing yet.
+        // A client that waits for permission to send has sent nothing yet.
         if !head.headers.contains_key(header::EXPECT) {
             discard(stream).await;
         }
@@ -100,7 +101,7 @@ async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Option<OwnedSe
             Err(ApiError::unavailable("the server is reading too many requests at once", "busy"))
         }
         Ok(Err(Problem::Broken(problem))) => {
-            Err(ApiError::invalid(format!("the body can't be read: {problem}")))
+            Err(ApiError::invalid(format!("the body cannot be read: {problem}")))
         }
         Ok(Ok(read)) => Ok(read),
     }
@@ -139,7 +140,7 @@ async fn collect(
     Ok((bytes, memory))
 }
 
-/// Reads the rest and forgets it, for a while.
+/// Reads and drops the rest, for a limited time.
 async fn discard(mut stream: BodyDataStream) {
     let all = async { while let Some(Ok(_)) = stream.next().await {} };
     let _ = timeout(POLITENESS, all).await;

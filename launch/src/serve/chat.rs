@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
-/// Most `top_logprobs`, as in OpenAI's API.
+/// Maximum `top_logprobs`, as in OpenAI's API.
 const MOST_TOP_LOGPROBS: i64 = 20;
 
 /// Answers a request.
@@ -63,7 +63,7 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
     whole(&words, answers, shown_prompt).await
 }
 
-/// All answers in one object.
+/// Returns all answers in one object.
 async fn whole(words: &Words, mut answers: Answers, prompt: Option<Vec<u32>>) -> Result<Response, ApiError> {
     let mut all: Vec<(String, Vec<Shown>, &'static str)> = vec![(String::new(), Vec::new(), ""); words.n];
     while let Some(mut piece) = answers.next().await {
@@ -98,7 +98,7 @@ async fn whole(words: &Words, mut answers: Answers, prompt: Option<Vec<u32>>) ->
     Ok(json_body(object.to_string()))
 }
 
-/// How chats are worded.
+/// The JSON format of chats.
 struct Words {
     id: String,
     created: u64,

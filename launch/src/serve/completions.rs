@@ -25,7 +25,7 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
     let read = read_json::<Map<String, Value>>(&app, request).await?;
     let mut fields = Fields(read.value);
     let echo = fields.flag("echo")?;
-    // With `echo` the prompt alone may be asked for.
+    // With `echo`, a request may ask for the prompt alone.
     let mut generation = generation::read(&mut fields, model, can, &app.limits, u32::from(!echo))?;
     let asked = fields.integer("logprobs", 0, i64::from(u32::MAX))?;
     generation.logprobs = asked.map(|asked| check_logprobs("logprobs", asked as u32, can)).transpose()?;
@@ -111,7 +111,7 @@ async fn whole(words: &mut Words, mut answers: Answers, choices: usize) -> Resul
     Ok(json_body(object.to_string()))
 }
 
-/// How completions are worded.
+/// The JSON format of completions.
 struct Words {
     id: String,
     created: u64,

@@ -1,4 +1,4 @@
-//! Takes connections: a bounded number of them, each with a bound on the time that a silent client may take.
+//! Accepts connections: a bounded number of them, each with limits on how long a silent client may take.
 
 use super::error::ApiError;
 use super::limits::Limits;
@@ -21,8 +21,8 @@ use tokio::time::{Sleep, sleep};
 /// Pause after an error of `accept`, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes connections until the server takes no more requests. Gives the semaphore of the connections that are still
-/// open: all permits are free when the last of them is closed.
+/// Accepts connections until the server stops accepting requests. Returns the semaphore of the connections that are
+/// still open: all its permits are free once the last one is closed.
 pub async fn accept(listener: TcpListener, app: App, router: Router) -> Arc<Semaphore> {
     let all = Arc::new(Semaphore::new(app.limits.connections));
     let mut phase = app.phase.subscribe();
@@ -48,15 +48,16 @@ pub async fn accept(listener: TcpListener, app: App, router: Router) -> Arc<Sema
     }
 }
 
-/// No new connections are taken. A server whose engine is lost tells so as long as it lives.
+/// True if no new connections are accepted. A server whose engine is lost accepts them as long as it lives, to report
+/// that.
 fn closed(phase: &Phase) -> bool {
     matches!(phase, Phase::Draining | Phase::Ending)
 }
 
-/// Serves one connection to its end.
+/// Serves one connection until it ends.
 async fn talk(stream: TcpStream, app: &App, router: Router) {
     let Limits { head_time, head_bytes, headers, write_time, .. } = app.limits;
-    // A token is sent at once.
+    // Sends each token at once.
     let _ = stream.set_nodelay(true);
     let io = TokioIo::new(Timed { stream, limit: write_time, stuck: None });
     let connection = http1::Builder::new()
@@ -67,7 +68,7 @@ async fn talk(stream: TcpStream, app: &App, router: Router) {
         .serve_connection(io, TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     let mut phase = app.phase.subscribe();
-    // A client that speaks no HTTP has been answered by hyper; one that has gone has no use for an answer.
+    // hyper has answered clients that do not speak HTTP. Clients that are gone need no answer.
     tokio::select! {
         _ = connection.as_mut() => return,
         _ = phase.wait_for(closed) => connection.as_mut().graceful_shutdown(),
@@ -75,7 +76,7 @@ async fn talk(stream: TcpStream, app: &App, router: Router) {
     let _ = connection.await;
 }
 
-/// Tells a client that there are too many.
+/// Answers that there are too many connections.
 async fn turn_away(mut stream: TcpStream) {
     let body = ApiError::unavailable("too many connections", "busy").object().to_string();
     let answer = format!(
@@ -94,7 +95,7 @@ struct Timed {
 }
 
 impl Timed {
-    /// Passes on the result of a write; of one that can't go on for too long, an error.
+    /// Passes on the result of a write. A write that makes no progress for too long becomes an error.
     fn bound<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.stuck = None;

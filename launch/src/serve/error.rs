@@ -1,24 +1,24 @@
-//! Errors as OpenAI's API words them: `{"error": {"message", "type", "param", "code"}}`.
+//! Errors in the format of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// What a client is told instead of an answer.
+/// An error that a client gets instead of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     /// The status of the answer.
     pub status: StatusCode,
-    /// What is wrong and what would be right.
+    /// What is wrong, and what would be right.
     pub message: String,
     /// The class of the error.
     pub kind: &'static str,
     /// The field that is wrong.
     pub param: Option<String>,
-    /// A name for programs.
+    /// A code for programs.
     pub code: Option<&'static str>,
-    /// Seconds after which another try may go well.
+    /// Seconds after which a retry may succeed.
     pub retry_after: Option<u32>,
 }
 
@@ -40,17 +40,17 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..Self::invalid(message) }
     }
 
-    /// A field asks for something that this server does not do.
+    /// A field asks for something that this server does not support.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         ApiError { code: Some("unsupported_parameter"), ..Self::field(param, message) }
     }
 
-    /// The prompt, or the prompt and the answer, do not fit the model.
+    /// The prompt, or prompt and answer together, exceed the model's limit.
     pub fn too_long(param: &str, message: impl Into<String>) -> Self {
         ApiError { code: Some("context_length_exceeded"), ..Self::field(param, message) }
     }
 
-    /// No such model.
+    /// The model does not exist.
     pub fn no_model(asked: &str, served: &str) -> Self {
         ApiError {
             param: Some("model".into()),
@@ -58,23 +58,23 @@ impl ApiError {
             ..Self::new(
                 StatusCode::NOT_FOUND,
                 INVALID,
-                format!("the model {asked:?} does not exist; this server has {served:?}"),
+                format!("the model {asked:?} does not exist; this server serves {served:?}"),
             )
         }
     }
 
-    /// No such page.
+    /// The path does not exist.
     pub fn no_path(path: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, INVALID, format!("there is no {path:?} here"))
+        Self::new(StatusCode::NOT_FOUND, INVALID, format!("unknown path {path:?}"))
     }
 
-    /// The page does not know this method.
+    /// The path does not support this method.
     pub fn method(method: &str, path: &str) -> Self {
-        let message = format!("{path} does not take {method}");
+        let message = format!("{path} does not support {method}");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message)
     }
 
-    /// No key, or a wrong one.
+    /// The key is missing or wrong.
     pub fn unauthorized() -> Self {
         ApiError {
             code: Some("invalid_api_key"),
@@ -88,13 +88,13 @@ impl ApiError {
 
     /// The body is longer than allowed.
     pub fn body_too_long(limit: usize) -> Self {
-        let message = format!("the request's body is longer than {limit} bytes, the limit of this server");
+        let message = format!("the request's body is longer than this server's limit of {limit} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, message)
     }
 
-    /// The body did not come in time.
+    /// The body did not arrive in time.
     pub fn body_too_late() -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, INVALID, "the request's body did not come in time")
+        Self::new(StatusCode::REQUEST_TIMEOUT, INVALID, "the request's body did not arrive in time")
     }
 
     /// The body is not declared as JSON.
@@ -103,13 +103,13 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, message)
     }
 
-    /// The body is transferred in a way that this server does not know.
+    /// The body uses a transfer coding that this server does not support.
     pub fn transfer_coding(coding: &str) -> Self {
         let message = format!("\"Transfer-Encoding: {coding}\" is not supported; only chunked is");
         Self::new(StatusCode::NOT_IMPLEMENTED, INVALID, message)
     }
 
-    /// The body is packed.
+    /// The body is compressed or otherwise encoded.
     pub fn content_coding(coding: &str) -> Self {
         let message = format!("\"Content-Encoding: {coding}\" is not supported; send the JSON as it is");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, message)
@@ -128,7 +128,7 @@ impl ApiError {
         }
     }
 
-    /// The server takes no request at this time.
+    /// The server accepts no requests now.
     pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
         ApiError {
             code: Some(code),
@@ -137,12 +137,12 @@ impl ApiError {
         }
     }
 
-    /// The request was taken and failed.
+    /// The request was accepted and failed.
     pub fn failed(message: impl Into<String>, code: &'static str) -> Self {
         ApiError { code: Some(code), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER, message) }
     }
 
-    /// The object that clients read, in a body or in a stream.
+    /// The JSON object that clients get, in a body or in a stream.
     pub fn object(&self) -> Value {
         json!({"error": {
             "message": self.message,

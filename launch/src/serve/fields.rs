@@ -1,18 +1,19 @@
-//! Fields of a request: read one by one, with a message that names the field and what it should be.
+//! Reads the fields of a request one by one. Error messages name the field and what it should be.
 
 use super::error::ApiError;
 use serde_json::{Map, Value};
 
-/// The fields of a request that have not been read. `null` is as good as absent; those that nobody reads are ignored.
+/// The fields of a request that have not been read yet. `null` counts as absent. Fields that are never read are
+/// ignored.
 pub struct Fields(pub Map<String, Value>);
 
 impl Fields {
-    /// Takes `name` as it is.
+    /// Takes the value of `name`.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    /// Looks at `name` without taking it.
+    /// Returns the value of `name` without taking it.
     pub fn look(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -45,7 +46,7 @@ impl Fields {
         }
     }
 
-    /// A number that `fits` and that 32 bits can hold; `range` says in words which do.
+    /// A number that `fits` and that an f32 can hold. `range` describes the allowed range in words.
     ///
     /// # Errors
     /// It is something else.
@@ -135,15 +136,15 @@ pub fn ids(name: &str, list: &[Value], vocab_size: u32) -> Result<Vec<u32>, ApiE
     list.iter().enumerate().map(id).collect()
 }
 
-/// JSON writers of some languages make 1.0 of 1.
+/// The JSON writers of some languages write 1 as 1.0.
 fn integer(value: &Value) -> Option<i64> {
     let whole = |number: &f64| number.fract() == 0.0 && number.abs() < 9e15;
     value.as_i64().or_else(|| value.as_f64().filter(whole).map(|number| number as i64))
 }
 
-/// `name` should have been `expected`.
+/// The error for a field `name` that should have been `expected`.
 pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
-    /// Characters of a value that a message shows.
+    /// Maximum number of characters of a value in a message.
     const SHOWN: usize = 60;
     let shown = match found {
         Value::Array(_) => "a list".to_string(),
@@ -180,7 +181,7 @@ mod tests {
         assert!(f.text("c").is_err());
         assert!(f.object("d").is_err());
         assert_eq!(f.integer("e", 0, 5), Ok(Some(1)));
-        // No f32 is so large.
+        // Too large for an f32.
         let error = f.number("f", "from 0", |n| n >= 0.0).unwrap_err();
         assert_eq!(error.message, "`f` must be a number from 0 to 3.4028235e38, found 1e+300");
         assert_eq!(f.integer("absent", 0, 5), Ok(None));

@@ -1,4 +1,4 @@
-//! The fields that completions and chats share: how many tokens, how they are chosen, when they end.
+//! The fields that completions and chats share: how many tokens to generate, how to choose them, and when to stop.
 
 use super::backend::{Capabilities, ModelInfo, Sampling};
 use super::error::ApiError;
@@ -7,38 +7,38 @@ use super::limits::Limits;
 use super::refused;
 use serde_json::Value;
 
-/// What a request asks for, its prompts aside.
+/// A request without its prompts.
 #[derive(Clone, Debug)]
 pub struct Generation {
-    /// As server-sent events.
+    /// Answer with server-sent events.
     pub stream: bool,
-    /// A last event with the numbers of tokens.
+    /// Send the numbers of tokens as a last event.
     pub include_usage: bool,
-    /// Answers for each prompt.
+    /// Number of answers per prompt.
     pub n: usize,
-    /// New tokens, where the request says so.
+    /// Maximum number of new tokens, if the request sets it.
     pub max_tokens: Option<u32>,
-    /// No end before this many new tokens.
+    /// The answer does not end before this many new tokens.
     pub min_tokens: u32,
-    /// Go on after an end-of-sequence token.
+    /// Continue after an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Further ids that end an answer.
+    /// Further token ids that end an answer.
     pub stop_token_ids: Vec<u32>,
     /// Strings that end an answer.
     pub stop: Vec<String>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Log-probabilities of the chosen tokens and of this many of the best.
+    /// Return the log-probabilities of the chosen token and of this many of the best tokens.
     pub logprobs: Option<u32>,
-    /// Token ids beside the text.
+    /// Return token ids beside the text.
     pub return_token_ids: bool,
 }
 
-/// Reads and checks the shared fields, and that the request's model is this one. `logprobs` are the endpoint's own. `least`: new tokens
-/// that a request must ask for.
+/// Reads and checks the shared fields, and checks that the request's model is this one. Each endpoint reads its own `logprobs`. `least`
+/// is the minimum number of new tokens that a request may ask for.
 ///
 /// # Errors
-/// One is wrong, or asks for what the engine can't do.
+/// A field is wrong, or asks for something that the engine does not support.
 pub fn read(
     fields: &mut Fields,
     model: &ModelInfo,
@@ -52,7 +52,8 @@ pub fn read(
     let include_usage = match fields.object("stream_options")? {
         None => false,
         Some(_) if !stream => {
-            let message = "`stream_options` is for streams: set `stream` to true, or leave it out";
+            let message =
+                "`stream_options` needs `stream`: set `stream` to true, or leave `stream_options` out";
             return Err(ApiError::field("stream_options", message));
         }
         Some(mut options) => {
@@ -67,7 +68,7 @@ pub fn read(
     if let Some(best) = fields.integer("best_of", 1, limits.choices as i64)?
         && best != n
     {
-        let message = format!("`best_of` is not supported other than equal to `n` = {n}");
+        let message = format!("`best_of` must equal `n` ({n}); other values are not supported");
         return Err(ApiError::unsupported("best_of", message));
     }
     let most = i64::from(u32::MAX);
@@ -88,7 +89,7 @@ pub fn read(
     }
     let stop_token_ids = fields.ids("stop_token_ids", model.vocab_size)?;
     if stop_token_ids.len() > limits.stops {
-        let message = format!("at most {} `stop_token_ids` are taken", limits.stops);
+        let message = format!("at most {} `stop_token_ids` are possible", limits.stops);
         return Err(ApiError::field("stop_token_ids", message));
     }
     Ok(Generation {
@@ -106,10 +107,10 @@ pub fn read(
     })
 }
 
-/// The request's model, if it names one, is this one.
+/// Checks that the request names this model, or none.
 ///
 /// # Errors
-/// It is another.
+/// It names another model.
 pub fn check_model(fields: &mut Fields, model: &ModelInfo) -> Result<(), ApiError> {
     match fields.text("model")? {
         Some(name) if name != model.name => Err(ApiError::no_model(&name, &model.name)),
@@ -117,10 +118,10 @@ pub fn check_model(fields: &mut Fields, model: &ModelInfo) -> Result<(), ApiErro
     }
 }
 
-/// The number of log-probabilities that `asked` stands for, if the engine has them.
+/// Checks the number of log-probabilities that a request asks for.
 ///
 /// # Errors
-/// It has none, or fewer.
+/// The engine returns none, or fewer.
 pub fn check_logprobs(name: &str, asked: u32, can: &Capabilities) -> Result<u32, ApiError> {
     match can.logprobs {
         None => Err(cannot(name)),
@@ -135,20 +136,20 @@ pub fn check_logprobs(name: &str, asked: u32, can: &Capabilities) -> Result<u32,
 fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
     let stops = fields.strings("stop")?;
     if stops.len() > limits.stops {
-        return Err(ApiError::field("stop", format!("at most {} stop strings are taken", limits.stops)));
+        return Err(ApiError::field("stop", format!("at most {} stop strings are possible", limits.stops)));
     }
     if stops.iter().any(|stop| stop.is_empty() || stop.len() > limits.stop_bytes) {
-        let message = format!("a stop string has 1 to {} bytes", limits.stop_bytes);
+        let message = format!("a stop string must have 1 to {} bytes", limits.stop_bytes);
         return Err(ApiError::field("stop", message));
     }
     Ok(stops)
 }
 
-/// `defaults` with what the request says.
+/// The sampling values of the request, with `defaults` for missing ones.
 fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Result<Sampling, ApiError> {
     let temperature = fields.number("temperature", "from 0", |n| n >= 0.0)?;
     let top_p = fields.number("top_p", "above 0 and at most 1", |n| n > 0.0 && n <= 1.0)?;
-    // -1 keeps all, as elsewhere.
+    // -1 keeps all, as in other servers.
     let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.map(|k| k.max(0) as u32);
     let min_p = fields.number("min_p", "from 0 to 1", |n| (0.0..=1.0).contains(&n))?;
     let seed = fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64);
@@ -171,7 +172,7 @@ fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Res
         ("top_k", top_k.is_some_and(|k| k > 1)),
         ("min_p", min_p.is_some_and(|p| p > 0.0)),
     ];
-    // Whoever narrows the choice wants one: OpenAI's temperature.
+    // A request that narrows the choice of tokens wants to sample, with OpenAI's default temperature.
     let asked = narrowed.iter().find_map(|&(name, given)| given.then_some(name));
     if temperature.is_none() && sampling.temperature == 0.0 && asked.is_some() {
         sampling.temperature = 1.0;
@@ -183,7 +184,7 @@ fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Res
         let name = if temperature.is_some() { "temperature" } else { asked.unwrap_or("temperature") };
         if !can.sampling {
             let message = format!(
-                "`{name}`: this engine decodes greedily only; set `temperature` to 0, or leave sampling fields out"
+                "`{name}`: this engine only decodes greedily; set `temperature` to 0, or leave out the sampling fields"
             );
             return Err(ApiError::unsupported(name, message));
         }

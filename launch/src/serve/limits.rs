@@ -1,40 +1,40 @@
-//! What bounds memory and time that clients can take.
+//! Limits on the memory and time that clients can use.
 
 use crate::model::model_json::{LONGEST_STOP, MOST_STOPS};
 use std::time::Duration;
 
-/// Bounds of a server. Each has a default that suits a server on a trusted network.
+/// Limits of a server. The defaults suit a server on a trusted network.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once; more are told 503 and closed.
+    /// Open connections. Further ones get status 503 and are closed.
     pub connections: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of all bodies that are in memory at once.
+    /// Bytes of all bodies in memory together.
     pub all_bodies_bytes: usize,
     /// Header lines of a request.
     pub headers: usize,
     /// Bytes of a request's head.
     pub head_bytes: usize,
-    /// Until a request's head is complete; also how long a connection may be idle.
+    /// Time until a request's head is complete. Also the maximum idle time of a connection.
     pub head_time: Duration,
-    /// Until a request's body is complete.
+    /// Time until a request's body is complete.
     pub body_time: Duration,
-    /// How long a client may take no byte of an answer before the connection is closed.
+    /// How long a client may read nothing of an answer before its connection is closed.
     pub write_time: Duration,
-    /// How long a full stream of an answer waits for its reader before the request is cancelled.
+    /// How long a full channel waits for its reader before the request is cancelled.
     pub reader_time: Duration,
-    /// Pieces of an answer that wait for its reader.
+    /// Pieces of an answer that can wait for their reader.
     pub pieces: usize,
-    /// Requests that wait for a slot of the engine; more get 429.
+    /// Requests that wait for a slot of the engine. Further ones get status 429.
     pub queued_requests: usize,
-    /// Answers of one request: prompts x n.
+    /// Answers per request: prompts x n.
     pub choices: usize,
-    /// Stop strings, and stop token ids, of a request.
+    /// Stop strings, and stop token ids, per request.
     pub stops: usize,
     /// Bytes of a stop string.
     pub stop_bytes: usize,
-    /// Texts that are encoded, and chat templates rendered, at once.
+    /// Number of texts that are encoded, and chat templates that are rendered, at the same time.
     pub encoders: usize,
     /// How long clients have to read the end of their answers when the server ends.
     pub last_words: Duration,

@@ -1,10 +1,10 @@
-//! Log-probabilities as the two endpoints show them.
+//! Log-probabilities in the formats of the two endpoints.
 
 use super::answers::Shown;
 use crate::model::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// As chats have them: token, bytes, log-probability.
+/// The format of chats: token, bytes, log-probability.
 pub fn of_chat(tokenizer: Option<&Tokenizer>, tokens: &[Shown]) -> Value {
     let entry = |id: u32, logprob: f32| {
         let bytes = bytes(tokenizer, id);
@@ -22,7 +22,7 @@ pub fn of_chat(tokenizer: Option<&Tokenizer>, tokens: &[Shown]) -> Value {
     json!({"content": content, "refusal": null})
 }
 
-/// As completions have them: four lists. `base`: characters before the answer.
+/// The format of completions: four lists. `base` is the number of characters before the answer.
 pub fn of_completion(tokenizer: Option<&Tokenizer>, tokens: &[Shown], base: usize) -> Value {
     let text = |id: u32| String::from_utf8_lossy(&bytes(tokenizer, id)).into_owned();
     let top = |shown: &Shown| -> Value {
@@ -41,12 +41,12 @@ pub fn of_completion(tokenizer: Option<&Tokenizer>, tokens: &[Shown], base: usiz
     })
 }
 
-/// A token's bytes; without a tokenizer its number.
+/// A token's bytes. Without a tokenizer, its id in decimal.
 fn bytes(tokenizer: Option<&Tokenizer>, id: u32) -> Vec<u8> {
     tokenizer.map_or_else(|| format!("token_id:{id}").into_bytes(), |tokenizer| tokenizer.bytes_of(id))
 }
 
-/// JSON has no infinity; clients expect a number.
+/// JSON has no infinity, and clients expect a number.
 fn number(logprob: f32) -> Value {
     Value::from(f64::from(logprob.max(-9999.0)))
 }

@@ -1,4 +1,4 @@
-//! The messages of a chat, checked and put as chat templates expect them.
+//! Checks the messages of a chat and converts them to what chat templates expect.
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
@@ -8,7 +8,7 @@ use crate::model::chat_template::Rendering;
 use crate::model::prompts::Prompt;
 use serde_json::{Map, Value};
 
-/// What a template is rendered with.
+/// The inputs of a chat template.
 pub struct Conversation {
     messages: Vec<Value>,
     rendering: Rendering,
@@ -21,7 +21,7 @@ impl Conversation {
     /// Reads `messages`, `tools`, `chat_template_kwargs` and `add_generation_prompt`.
     ///
     /// # Errors
-    /// One of them is wrong, or holds what is not text.
+    /// A field is wrong, or holds content other than text.
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let messages = match fields.take("messages") {
             None => return Err(ApiError::field("messages", "`messages` is missing")),
@@ -46,7 +46,7 @@ impl Conversation {
         Ok(Conversation { messages, rendering })
     }
 
-    /// The prompt, by the checkpoint's chat template.
+    /// Renders the prompt with the checkpoint's chat template.
     ///
     /// # Errors
     /// There is no template, or it refuses the messages.
@@ -98,7 +98,7 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// The texts of `parts`, one a line, as templates that know no parts expect it.
+/// The texts of `parts`, one per line. Templates that do not know parts expect this.
 fn join(place: &str, parts: &[Value]) -> Result<String, ApiError> {
     let text = |(k, part): (usize, &Value)| -> Result<String, ApiError> {
         let place = format!("{place}.content[{k}]");
@@ -106,7 +106,8 @@ fn join(place: &str, parts: &[Value]) -> Result<String, ApiError> {
             (Some("text") | None, Value::String(text)) => Ok(text.clone()),
             (Some("text") | None, other) => Err(wrong(&format!("{place}.text"), "a string", other)),
             (Some(kind), _) => {
-                let message = format!("`{place}`: content of type {kind:?} is not supported; only text is");
+                let message =
+                    format!("`{place}`: content of type {kind:?} is not supported; only text is supported");
                 Err(ApiError::unsupported(place, message))
             }
         }
@@ -115,7 +116,7 @@ fn join(place: &str, parts: &[Value]) -> Result<String, ApiError> {
     Ok(texts.join("\n"))
 }
 
-/// Clients send the arguments of a call as JSON text; templates want the object.
+/// Clients send a call's arguments as JSON text, but templates expect the object.
 fn open_arguments(call: &mut Value) {
     let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
     if let Some(arguments) = arguments

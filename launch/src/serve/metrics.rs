@@ -1,4 +1,4 @@
-//! Counts and times for Prometheus, under vLLM's names with the prefix `mpk:`.
+//! Counters and times for Prometheus, with vLLM's names and the prefix `mpk:`.
 
 use super::backend::Stats;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
@@ -31,7 +31,7 @@ struct Reason {
     finished_reason: &'static str,
 }
 
-/// An answer of the HTTP layer.
+/// An HTTP answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     handler: &'static str,
@@ -47,7 +47,7 @@ impl EncodeLabelValue for Status {
     }
 }
 
-/// All counts of a server.
+/// All metrics of a server.
 pub struct Metrics {
     registry: Registry,
     running: Gauge,
@@ -67,12 +67,12 @@ pub struct Metrics {
     params_n: Histogram,
     params_max_tokens: Histogram,
     answered: Family<Answered, Counter>,
-    /// Microseconds that finished requests have taken, and their number.
+    /// Total time of finished requests in microseconds, and their number.
     total: (AtomicU64, AtomicU64),
 }
 
 impl Metrics {
-    /// Nothing has happened; `model` is a label of every line.
+    /// Creates metrics without events. `model` is a label of every line.
     pub fn new(model: &str) -> Self {
         let histogram = |buckets: &[f64]| Histogram::new(buckets.iter().copied());
         let mut metrics = Metrics {
@@ -112,7 +112,7 @@ impl Metrics {
         add!(
             running "num_requests_running" "Requests in a slot of the engine",
             waiting "num_requests_waiting" "Requests that wait for a slot",
-            kv_usage "kv_cache_usage_perc" "Share of the KV cache's pages in use, 1 is all",
+            kv_usage "kv_cache_usage_perc" "Share of the KV cache's pages in use, from 0 to 1",
             prefix_queries "prefix_cache_queries" "Prompt tokens looked up in the prefix cache",
             prefix_hits "prefix_cache_hits" "Prompt tokens found in the prefix cache",
             preemptions "num_preemptions" "Requests put back to make room",
@@ -131,12 +131,12 @@ impl Metrics {
         self.registry = registry;
     }
 
-    /// All of it as text.
+    /// All metrics as text.
     pub fn text(&self, now: &Stats) -> String {
         self.running.set(i64::try_from(now.running).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(now.waiting).unwrap_or(i64::MAX));
         self.kv_usage.set(now.kv_usage);
-        // The engine counts these: take over its sum.
+        // The engine counts these, so its totals are copied.
         for (counter, sum) in [
             (&self.prefix_queries, now.prefix_queries),
             (&self.prefix_hits, now.prefix_hits),
@@ -150,7 +150,7 @@ impl Metrics {
         out
     }
 
-    /// A request has been taken.
+    /// Counts an accepted request.
     pub fn request(&self, n: usize, prompt: usize, max_tokens: u32) {
         self.params_n.observe(n as f64);
         self.params_max_tokens.observe(f64::from(max_tokens));
@@ -158,26 +158,26 @@ impl Metrics {
         self.prompt_tokens.inc_by(prompt as u64);
     }
 
-    /// An answer's first token has come.
+    /// Counts an answer's first token.
     pub fn first_token(&self, after: Duration) {
         self.generation_tokens.inc();
         self.first_token.observe(after.as_secs_f64());
     }
 
-    /// A further token has come.
+    /// Counts a further token.
     pub fn next_token(&self, after: Duration) {
         self.generation_tokens.inc();
         self.between_tokens.observe(after.as_secs_f64());
     }
 
-    /// So many further tokens have come in this time.
+    /// Counts several further tokens that arrived in this time.
     pub fn next_tokens(&self, count: usize, after: Duration) {
         self.generation_tokens.inc_by(count as u64);
         let each = after.as_secs_f64() / count.max(1) as f64;
         (0..count).for_each(|_| self.between_tokens.observe(each));
     }
 
-    /// An answer has ended.
+    /// Counts the end of an answer.
     pub fn end(&self, reason: &'static str, tokens: usize, after: Duration) {
         self.finished.get_or_create(&Reason { finished_reason: reason }).inc();
         self.request_generation.observe(tokens as f64);
@@ -186,12 +186,12 @@ impl Metrics {
         self.total.1.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An HTTP request has been answered.
+    /// Counts an HTTP answer.
     pub fn answered(&self, handler: &'static str, status: u16) {
         self.answered.get_or_create(&Answered { handler, status: Status(status) }).inc();
     }
 
-    /// Mean time of the answers so far.
+    /// Mean time of all answers so far.
     pub fn mean_seconds(&self) -> f64 {
         let (micros, count) = (self.total.0.load(Ordering::Relaxed), self.total.1.load(Ordering::Relaxed));
         micros as f64 / 1e6 / count.max(1) as f64

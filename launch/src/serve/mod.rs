@@ -1,7 +1,7 @@
 //! OpenAI's HTTP API in front of an engine.
 //!
-//! [`backend`] is all that this module asks of an engine: requests of token ids in, tokens with their text out. Everything
-//! else that a client sees is made here: JSON, streams, errors, limits, counts.
+//! [`backend`] is all that this module needs from an engine: requests of token ids go in, tokens with their text come out.
+//! Everything else that a client sees is made here: JSON, streams, errors, limits, metrics.
 //!
 //! ```text
 //! connections ── router ── completions, chat, tokens, pages

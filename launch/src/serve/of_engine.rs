@@ -10,8 +10,8 @@ use crate::model::prompts::Prompt;
 use futures_util::StreamExt;
 use std::sync::Arc;
 
-/// A loaded engine under `name`, ready to be served, with as many log-probabilities as it was loaded for. `None` where it has
-/// no tokens: it runs a graph of the user's own.
+/// Makes a loaded engine ready to be served as `name`, with as many log-probabilities as it was loaded for. Returns `None` if
+/// the engine runs a user graph, which has no tokens.
 pub fn serve(
     engine: &Arc<Engine>,
     name: String,
@@ -45,7 +45,7 @@ pub fn serve(
     Some(Loaded { backend, model, capabilities, tokenizer: info.tokenizer.clone(), template })
 }
 
-/// The engine's defaults as the HTTP layer has them.
+/// The engine's defaults in the HTTP layer's type.
 fn defaults(params: &SamplingParams) -> Sampling {
     Sampling {
         temperature: params.temperature,
@@ -97,7 +97,7 @@ fn request(submission: Submission) -> Request {
         min_new_tokens,
         ignore_eos,
         whole,
-        // The chosen token's own is among the best.
+        // The chosen token's own log-probability is taken from the best ones.
         logprobs: logprobs.map_or(0, |count| count.max(1)),
         stop,
         stop_token_ids,
@@ -123,7 +123,7 @@ fn refusal(error: Error) -> Refusal {
     }
 }
 
-/// The events of a request of which the `shown` best log-probabilities are wanted.
+/// The events of a request, with the `shown` best log-probabilities.
 fn events(handle: Handle, shown: Option<u32>) -> Events {
     Box::pin(StreamExt::map(handle, move |event| match event {
         engine::Event::Token(token) => {

@@ -1,20 +1,20 @@
-//! Refusals take their time when there are many: a client that asks again at once would otherwise take the cores from those that are
-//! served. On the CPU target a refusal costs client and server about a third of a millisecond, which is a token.
+//! Delays refusals if there are many. A client that retries at once would otherwise take the cores from the requests that run. On
+//! the CPU target, a refusal costs client and server about a third of a millisecond, as much as a token.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two refusals in the long run.
+/// Time between two refusals in the long run.
 const STEP: Duration = Duration::from_millis(10);
-/// So many come at once before any of them waits.
+/// This many refusals in a row leave without a delay.
 const AT_ONCE: u32 = 64;
-/// No refusal waits longer: `Retry-After` asks for a second at least, too.
+/// Maximum delay of a refusal. `Retry-After` asks for at least a second too.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// How long each refusal waits.
+/// Computes the delay of each refusal.
 #[derive(Debug)]
 pub struct Pace {
-    /// When the next refusal may leave; up to `AT_ONCE` steps ago.
+    /// When the next refusal may leave; up to `AT_ONCE` steps in the past.
     next: Mutex<Instant>,
 }
 
@@ -25,11 +25,11 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// What the refusal that is ready `now` has to wait.
+    /// The delay of a refusal that is ready `now`.
     pub fn wait(&self, now: Instant) -> Duration {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let earliest = now.checked_sub(STEP * AT_ONCE).unwrap_or(now);
-        // Those that come while all wait for the longest time do not make later ones wait for it too.
+        // Refusals that arrive while the maximum delay applies do not add to the delay of later ones.
         *next = (*next).max(earliest).min(now + LONGEST) + STEP;
         next.saturating_duration_since(now).min(LONGEST)
     }

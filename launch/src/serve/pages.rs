@@ -1,4 +1,4 @@
-//! What a client may look at: the model, the server's health, its counts.
+//! Pages for clients to read: the model, the server's health, its metrics.
 
 use super::body::json_body;
 use super::error::ApiError;
@@ -34,7 +34,7 @@ fn model_object(ready: &Ready) -> Value {
     })
 }
 
-/// `/health`: 200 with nothing in it, or why requests are not taken.
+/// `/health`: 200 with an empty body, or the reason why requests are not accepted.
 pub async fn health(State(app): State<App>) -> Response {
     match app.serving() {
         Ok(_) => Response::new(Body::empty()),
@@ -42,12 +42,12 @@ pub async fn health(State(app): State<App>) -> Response {
     }
 }
 
-/// `/metrics`. They can be read as long as the server lives.
+/// `/metrics`. Available as long as the server lives.
 pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     let loading = || ApiError::unavailable("the model is loading", "loading");
     let ready = app.ready.get().ok_or_else(loading)?;
     let stats = match &*app.phase.borrow() {
-        // A lost engine is not asked.
+        // A lost engine cannot be asked.
         Phase::Lost(_) => Default::default(),
         _ => ready.loaded.backend.stats(),
     };

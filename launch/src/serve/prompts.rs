@@ -1,4 +1,4 @@
-//! Prompts of requests: text to token ids, and whether they fit.
+//! Prompts of requests: encodes text to token ids, and checks that they fit.
 
 use super::answers::Plan;
 use super::backend::ModelInfo;
@@ -12,14 +12,14 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Longest body whose text is encoded at once: that takes less time than another thread takes to begin.
+/// Maximum size of a body whose text is encoded on the current thread. Starting another thread would take longer.
 const SHORT: usize = 4096;
 
-/// Does what takes the processor's time, such as encoding a long text, beside the threads that serve connections. A
-/// bounded number of such works runs at once. `bytes`: of the request's body.
+/// Runs CPU-bound work, such as encoding a long text, outside the threads that serve connections. The number of such
+/// jobs at the same time is limited. `bytes` is the size of the request's body.
 ///
 /// # Errors
-/// Those of `work`.
+/// The errors of `work`.
 pub async fn beside<T: Send + 'static>(
     app: &App,
     bytes: usize,
@@ -36,13 +36,13 @@ pub async fn beside<T: Send + 'static>(
         let ready = app.serving()?;
         work(&ready.loaded)
     });
-    done.await.map_err(|error| failed(format!("the prompt can't be encoded: {error}")))?
+    done.await.map_err(|error| failed(format!("the prompt cannot be encoded: {error}")))?
 }
 
 /// Reads `prompt`: text, a list of texts, token ids, or a list of lists of token ids.
 ///
 /// # Errors
-/// It is something else, or there is none.
+/// It is missing or something else.
 pub fn read(prompt: Option<Value>, model: &ModelInfo) -> Result<Vec<Prompt>, ApiError> {
     let expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids";
     let wrong = |value: &Value| fields::wrong("prompt", expected, value);
@@ -68,7 +68,7 @@ pub fn read(prompt: Option<Value>, model: &ModelInfo) -> Result<Vec<Prompt>, Api
 /// The token ids of `prompt`.
 ///
 /// # Errors
-/// It is text and there is no tokenizer, or the tokenizer can't encode it.
+/// It is text without a tokenizer, or the tokenizer cannot encode it.
 pub fn encode(loaded: &Loaded, prompt: &Prompt, param: &str) -> Result<Vec<u32>, ApiError> {
     let tokenizer = || {
         let message = "the model has no tokenizer.json; give token ids";
@@ -76,15 +76,15 @@ pub fn encode(loaded: &Loaded, prompt: &Prompt, param: &str) -> Result<Vec<u32>,
     };
     match prompt {
         Prompt::Tokens(ids) => Ok(ids.clone()),
-        // A begin-of-text alone is no prompt.
+        // A begin-of-text token alone is not a prompt.
         Prompt::Text(text) | Prompt::Rendered(text) if text.is_empty() => Ok(Vec::new()),
         Prompt::Text(text) => tokenizer()?.encode(text).map_err(|error| of_input(param, &error)),
         Prompt::Rendered(text) => tokenizer()?.encode_rendered(text).map_err(|error| of_input(param, &error)),
     }
 }
 
-/// Checks that prompts and answers fit the model. Where the request does not say how many tokens it wants, it gets
-/// `default`, or where that is `None` all that fit.
+/// Checks that prompts and answers fit the model. If the request does not set a number of tokens, it gets `default`, or
+/// without a default as many as fit.
 ///
 /// # Errors
 /// A prompt is empty or too long.
@@ -104,7 +104,7 @@ pub fn plan(
         }
         if length >= most {
             let message = format!(
-                "the prompt has {length} tokens, but prompt and answer together have at most {most}; shorten it"
+                "the prompt has {length} tokens, but prompt and answer together may have at most {most}; shorten the prompt"
             );
             return Err(ApiError::too_long(param, message));
         }
@@ -129,7 +129,7 @@ pub fn plan(
     Ok(Plan { prompts, max_tokens, generation, arrival })
 }
 
-/// An error of the model's files, as the request's.
+/// Converts an error of the model's files to the request's error.
 pub fn of_input(param: &str, error: &InputError) -> ApiError {
     let message = match error {
         InputError::Tokenizer { problem, .. } | InputError::ChatTemplate { problem, .. } => problem.clone(),

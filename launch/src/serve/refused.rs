@@ -1,10 +1,10 @@
-//! Fields that other servers know and this one does not: refused by name where they would change the answer.
+//! Fields that other servers support and this one does not. They are refused by name if they would change the answer.
 
 use super::error::ApiError;
 use super::fields::Fields;
 use serde_json::Value;
 
-/// A field, whether a value of it changes nothing, and what to do instead.
+/// A field, a test for values that change nothing, and what to do instead.
 struct Refused {
     name: &'static str,
     harmless: fn(&Value) -> bool,
@@ -48,7 +48,7 @@ fn only_text(value: &Value) -> bool {
     value.as_array().is_some_and(|list| list.iter().all(|entry| entry == "text"))
 }
 
-/// All of them, in the order in which they are looked for.
+/// All such fields, in the order in which they are checked.
 const REFUSED: [Refused; 28] = [
     refused("response_format", is_text_format, "only {\"type\": \"text\"} is supported"),
     refused(
@@ -84,10 +84,10 @@ const REFUSED: [Refused; 28] = [
     refused("web_search_options", never, "leave it out"),
 ];
 
-/// Checks that nothing is asked for that is not done.
+/// Checks that the request uses no unsupported field.
 ///
 /// # Errors
-/// Something is; it is named.
+/// It uses one; the error names it.
 pub fn check(fields: &Fields) -> Result<(), ApiError> {
     for Refused { name, harmless, instead } in &REFUSED {
         if let Some(value) = fields.look(name)

@@ -1,4 +1,4 @@
-//! Which path goes where, and what is done for all of them.
+//! Routes paths to handlers, and does what all of them need.
 
 use super::error::ApiError;
 use super::state::{App, Phase};
@@ -10,9 +10,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::time::Instant;
 
-/// Open to everybody, so that whoever watches the server needs no key.
+/// Open to everybody, so that monitoring needs no key.
 const HEALTH: &str = "/health";
-/// All paths, as the counts name them.
+/// All paths, as the metrics name them.
 const PATHS: [&str; 8] = [
     "/v1/completions",
     "/v1/chat/completions",
@@ -30,7 +30,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/models", get(pages::models))
-        // Names of the hub have a slash.
+        // Hub names contain a slash.
         .route("/v1/models/{*name}", get(pages::model))
         .route(HEALTH, get(pages::health))
         .route("/metrics", get(pages::metrics))
@@ -44,7 +44,7 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Asks for the key, counts the answer, and holds back refusals where there are many.
+/// Checks the key, counts the answer, and delays refusals if there are many.
 async fn admit(State(app): State<App>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let known = PATHS.iter().find(|known| **known == path).copied();
@@ -63,7 +63,7 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Response
     response
 }
 
-/// Waits as the pace of refusals has it, while the server serves.
+/// Waits for the pace of refusals while the server serves.
 async fn hold_back(app: &App) {
     let wait = app.pace.wait(Instant::now());
     if wait.is_zero() {

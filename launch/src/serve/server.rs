@@ -1,4 +1,4 @@
-//! A server from its socket to its end.
+//! A server, from its socket to its end.
 
 use super::auth::ApiKey;
 use super::connections;
@@ -15,20 +15,20 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// How long a server whose engine is lost goes on saying so, after its streams have ended.
+/// How long a server whose engine is lost keeps reporting that after its streams have ended.
 const LOST: Duration = Duration::from_millis(250);
-/// Threads that serve connections at most. They parse and format; the engine's threads are not theirs.
+/// Maximum number of threads that serve connections. They parse and format; the engine has its own threads.
 const THREADS: usize = 2;
-/// Cores for each of them. A token wakes one thread; if there are several, that one wakes another to look for more work, and on a machine
-/// with few cores each of them interrupts a worker.
+/// Number of cores per thread. A token wakes one thread. With several threads, that thread wakes another one to look for more work, and
+/// on a machine with few cores each of them interrupts a worker.
 const CORES_EACH: usize = 4;
 
-/// A server that takes connections from the moment it is made, and requests once it is given an engine.
+/// A server that accepts connections as soon as it is created, and requests once it has an engine.
 pub struct Server {
     address: SocketAddr,
     app: App,
     runtime: Runtime,
-    /// Ends when no more connections are taken; gives those that are open.
+    /// Ends when no more connections are accepted. Returns the open ones.
     accepting: JoinHandle<Arc<Semaphore>>,
 }
 
@@ -37,17 +37,17 @@ pub struct Server {
 pub enum Outcome {
     /// All requests were answered.
     Drained,
-    /// The time was up; this many answers were cut off.
+    /// The time was over; this many answers were cut off.
     CutOff(usize),
-    /// The engine was lost; the reason.
+    /// The engine was lost, for this reason.
     Lost(String),
 }
 
 impl Server {
-    /// Listens at `host`:`port`; port 0 takes a free one.
+    /// Listens at `host`:`port`. Port 0 picks a free port.
     ///
     /// # Errors
-    /// `host` has no address, or the port is taken.
+    /// `host` has no address, or the port is in use.
     pub fn start(host: &str, port: u16, key: Option<ApiKey>, limits: Limits) -> io::Result<Server> {
         let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
         let listener = TcpListener::bind(addresses.as_slice())?;
@@ -60,9 +60,9 @@ impl Server {
             .worker_threads(threads)
             .thread_name("http")
             .on_thread_start(move || {
-                // The launcher may have tied the process to the core of a worker.
+                // The launcher may have bound the process to the core of a worker.
                 distributed::affinity::unbind();
-                // The first are those that serve; any others do what takes long.
+                // The first threads serve connections. Any others run long jobs.
                 if started.fetch_add(1, Ordering::Relaxed) < threads {
                     distributed::urgency::urgent();
                 }
@@ -79,33 +79,33 @@ impl Server {
         Ok(Server { address, app, runtime, accepting })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What the requests share, for threads that tell it of signals and losses.
+    /// The state that requests share, for threads that report signals and losses.
     pub fn app(&self) -> App {
         App::clone(&self.app)
     }
 
-    /// Requests are taken from now on.
+    /// Accepts requests from now on.
     pub fn set_ready(&self, loaded: Loaded) {
         self.app.set_ready(loaded);
     }
 
-    /// Waits until the server is told to drain, or that the engine is lost, by [`Shared::go_on`]; then until its clients
-    /// have their answers, no longer than `patience`, and ends it.
+    /// Waits until [`Shared::go_on`] tells the server to drain or that the engine is lost. Then waits up to `patience` until its clients
+    /// have their answers, and ends.
     pub fn wait(self, patience: Duration) -> Outcome {
         let Server { app, runtime, accepting, .. } = self;
         let outcome = runtime.block_on(drain(&app, patience));
         let last_words = app.limits.last_words;
         runtime.block_on(async {
             if matches!(outcome, Outcome::Lost(_)) {
-                // The sockets take the last events. The port stays open: `/health` tells what has happened.
+                // Gives the sockets time to send the last events. The port stays open, and `/health` reports what happened.
                 return tokio::time::sleep(last_words.min(LOST)).await;
             }
-            // Clients read their last events; idle connections are closed already.
+            // Clients read their last events. Idle connections are closed already.
             if let Ok(Ok(open)) = timeout(last_words, accepting).await {
                 let _ = timeout(last_words, open.acquire_many(app.limits.connections as u32)).await;
             }
@@ -131,7 +131,7 @@ async fn drain(app: &App, patience: Duration) -> Outcome {
         biased;
         ended = phase.wait_for(|phase| matches!(phase, Phase::Ending | Phase::Lost(_))) => {
             if let Some(outcome) = ended.ok().and_then(|phase| lost(&phase)) {
-                // Streams tell their clients.
+                // Streams tell their clients that the server ends.
                 let _ = timeout(app.limits.last_words, ready.places.acquire_many(all)).await;
                 return outcome;
             }

@@ -1,4 +1,4 @@
-//! Answers as server-sent events: `data: {...}`, and `data: [DONE]` in the end.
+//! Answers as server-sent events: `data: {...}`, and `data: [DONE]` at the end.
 
 use super::answers::{Answers, Ending, Piece, Usage};
 use axum::body::{Body, Bytes};
@@ -6,11 +6,11 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
 
-/// How an endpoint words its events; each is one JSON text.
+/// How an endpoint formats its events. Each event is one JSON text.
 pub trait Events: Send + 'static {
-    /// The first events, before there is any token.
+    /// The first events, before any token.
     fn begin(&mut self) -> Vec<String>;
-    /// What a piece of an answer is told as.
+    /// The events for a piece of an answer.
     fn piece(&mut self, piece: &Piece) -> Vec<String>;
     /// The event with the numbers of tokens and no choices.
     fn usage(&mut self, usage: Usage) -> String;
@@ -35,7 +35,7 @@ pub fn response<E: Events>(answers: Answers, events: E, include_usage: bool) -> 
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies that gather answers leave these alone.
+    // Tells proxies not to buffer the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use super::auth::ApiKey;
 use super::backend::{Backend, Capabilities, ModelInfo};
@@ -14,18 +14,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// How far the server's life has come.
+/// The phase of the server's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The model is loading.
     Loading,
-    /// Requests are taken.
+    /// Requests are accepted.
     Serving,
-    /// No new requests; the running ones go on.
+    /// New requests are refused; running ones continue.
     Draining,
-    /// The running ones end now.
+    /// Running requests are ended now.
     Ending,
-    /// The engine is lost; the reason.
+    /// The engine is lost, for this reason.
     Lost(String),
 }
 
@@ -33,56 +33,56 @@ pub enum Phase {
 pub struct Loaded {
     /// The engine.
     pub backend: Box<dyn Backend>,
-    /// What requests are checked against.
+    /// Requests are checked against it.
     pub model: ModelInfo,
-    /// What the engine can do.
+    /// What the engine supports.
     pub capabilities: Capabilities,
-    /// `None`: prompts are token ids only, and there is no text.
+    /// `None`: prompts can only be token ids, and answers have no text.
     pub tokenizer: Option<Tokenizer>,
-    /// `None`: there is no chat.
+    /// `None`: chats are not possible.
     pub template: Option<ChatTemplate>,
 }
 
-/// A [`Loaded`] with what the HTTP layer keeps for it.
+/// A [`Loaded`] model with the HTTP layer's state for it.
 pub struct Ready {
     /// The model.
     pub loaded: Loaded,
-    /// Counts of what has happened.
+    /// Metrics.
     pub metrics: Metrics,
     /// A permit for each request that runs or waits.
     pub places: Arc<Semaphore>,
-    /// All permits of `places`.
+    /// The total number of permits of `places`.
     pub all_places: usize,
-    /// Seconds since 1970 when it was loaded.
+    /// When it was loaded, in seconds since 1970.
     pub created: u64,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct Shared {
-    /// Bounds.
+    /// The server's limits.
     pub limits: Limits,
     /// The key that requests must carry.
     pub key: Option<ApiKey>,
     /// Set when the model is loaded.
     pub ready: OnceLock<Ready>,
-    /// How far the server's life has come.
+    /// The phase of the server's life.
     pub phase: watch::Sender<Phase>,
     /// KiB of bodies that may still be read.
     pub bodies: Arc<Semaphore>,
     /// Permits to encode text.
     pub encoders: Arc<Semaphore>,
-    /// Of refusals.
+    /// The pace of refusals.
     pub pace: Pace,
     /// Makes ids differ from those of other servers.
     seed: u64,
     next: AtomicU64,
 }
 
-/// A handle to what all requests share.
+/// A handle to the shared state.
 pub type App = Arc<Shared>;
 
 impl Shared {
-    /// A server that is loading.
+    /// A server that is still loading.
     pub fn new(limits: Limits, key: Option<ApiKey>) -> App {
         Arc::new(Shared {
             limits,
@@ -97,7 +97,7 @@ impl Shared {
         })
     }
 
-    /// Requests are taken from now on.
+    /// Accepts requests from now on.
     pub fn set_ready(&self, loaded: Loaded) {
         let all_places = loaded.model.max_batch as usize + self.limits.queued_requests;
         let ready = Ready {
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// Goes on to `next`. A lost engine stays lost.
+    /// Moves on to phase `next`. A lost engine stays lost.
     pub fn go_on(&self, next: Phase) {
         self.phase.send_if_modified(|phase| {
             if matches!(phase, Phase::Lost(_)) {
@@ -129,10 +129,10 @@ impl Shared {
         });
     }
 
-    /// The model, if requests are taken now.
+    /// The model, if requests are accepted now.
     ///
     /// # Errors
-    /// What a client is told instead.
+    /// The error for the client otherwise.
     pub fn serving(&self) -> Result<&Ready, ApiError> {
         match (&*self.phase.borrow(), self.ready.get()) {
             (Phase::Serving, Some(ready)) => Ok(ready),
@@ -148,15 +148,15 @@ impl Shared {
         }
     }
 
-    /// A new id that begins with `prefix`.
+    /// A new id that starts with `prefix`.
     pub fn new_id(&self, prefix: &str) -> String {
         format!("{prefix}-{:016x}{:08x}", self.seed, self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Places for `count` requests of the engine.
+    /// Reserves places for `count` requests of the engine.
     ///
     /// # Errors
-    /// There are not as many now.
+    /// There are not enough free places now.
     pub fn places(&self, ready: &Ready, count: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Arc::clone(&ready.places).try_acquire_many_owned(count).map_err(|_| ApiError::busy(ready.patience()))
@@ -164,11 +164,11 @@ impl Shared {
 }
 
 impl Ready {
-    /// Seconds until a place is likely to be free: what the requests in the queue take at the rate so far.
+    /// Estimated seconds until a place is free: the time for the requests in the queue at the rate so far.
     pub fn patience(&self) -> u32 {
         let waiting = self.all_places.saturating_sub(self.loaded.model.max_batch as usize) as f64;
         let seconds = self.metrics.mean_seconds() * waiting / f64::from(self.loaded.model.max_batch.max(1));
-        // A queue of which a share is gone has room.
+        // The queue has room as soon as a part of it is done.
         (seconds / 4.0).ceil().clamp(1.0, 60.0) as u32
     }
 }

@@ -11,7 +11,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-/// Text or a chat to token ids.
+/// Converts a text or a chat to token ids.
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let ready = app.serving()?;
     let read = read_json::<Map<String, Value>>(&app, request).await?;
@@ -46,7 +46,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Respon
     Ok(json_body(object.to_string()))
 }
 
-/// Token ids to text, special tokens included.
+/// Converts token ids to text, including special tokens.
 pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let ready = app.serving()?;
     let read = read_json::<Map<String, Value>>(&app, request).await?;

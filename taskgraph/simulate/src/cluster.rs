@@ -1,68 +1,69 @@
-//! The description of a cluster: a file that people write, with the source of each figure.
+//! The description of a cluster: a file written by people, with a source for each figure.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// What the file's `schema` says.
+/// The value of the file's `schema` field.
 pub const SCHEMA: &str = "mpk-cluster/1";
 
 /// Why a cluster file is refused.
 #[derive(Debug, Error)]
 pub enum ClusterError {
-    /// Not JSON, an unknown field, or a wrong type.
+    /// The file is not JSON, or has an unknown field or a wrong type.
     #[error("{place}: {problem}")]
     Syntax {
-        /// Where in the file.
+        /// The place in the file.
         place: String,
         /// What is wrong there.
         problem: String,
     },
-    /// A value that no machine has.
+    /// A value that no machine can have.
     #[error("`{field}` is {value}; it must be {wanted}")]
     Value {
         /// The field.
         field: &'static str,
-        /// What the file says.
+        /// The value in the file.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         wanted: &'static str,
     },
 }
 
-/// A cluster: one kind of device, several on a node, several nodes.
+/// A cluster: one kind of device, several devices per node, several nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
     /// `mpk-cluster/1`.
     pub schema: String,
-    /// Name, for reports.
+    /// Name of the cluster, for reports.
     pub name: String,
     /// Row of the hardware table, such as `h200`. Without it, graphs are built for the CPU target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Workers of a rank on the CPU target. On a GPU the hardware table says it: one for each multiprocessor.
+    /// Number of workers per rank on the CPU target. On a GPU the hardware table gives it: one for each
+    /// multiprocessor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
-    /// Ranks on a node; the ranks are dealt to nodes in order.
+    /// Number of ranks per node. Ranks are assigned to nodes in order.
     pub ranks_per_node: u32,
-    /// Memory that weights and caches are read from.
+    /// The memory that holds weights and caches.
     pub memory: Memory,
-    /// What one worker (a multiprocessor, or a core) does.
+    /// Speed of one worker (a multiprocessor, or a core).
     pub worker: Worker,
-    /// What the protocol takes.
+    /// Times of the protocol's steps.
     pub protocol: Protocol,
-    /// Between ranks of one node.
+    /// The link between ranks of one node.
     pub peer_link: Link,
-    /// Between nodes; needed only where the ranks take more than one.
+    /// The link between nodes. Needed only if the ranks need more than one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Link>,
-    /// Where each figure comes from: the field, and its source. A fitted one says on what it was fitted.
+    /// The source of each figure, by field. The source of a fitted figure says what it was fitted to.
     pub sources: BTreeMap<String, String>,
 }
 
-/// Whose memory it is.
+/// Who shares a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedBy {
@@ -76,11 +77,11 @@ pub enum SharedBy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// Whose it is.
+    /// Who shares it.
     pub shared_by: SharedBy,
-    /// All workers together, GB/s.
+    /// Read rate of all workers together, GB/s.
     pub gb_per_s: f64,
-    /// From asking for a piece to having it, where nothing else is asked for.
+    /// Time from asking for a piece to its arrival, without other requests.
     pub latency_us: f64,
 }
 
@@ -88,55 +89,57 @@ pub struct Memory {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
-    /// Bytes of one copy of the weight stream.
+    /// Size in bytes of one copy of the weight stream.
     pub stage_bytes: u32,
-    /// Bytes of weights that can be there or on the way before the task that reads them begins. 0: none run ahead.
+    /// Maximum bytes of weights that have arrived or are in flight before their task begins. 0: no weights run
+    /// ahead.
     pub ring_bytes: u32,
-    /// Most bytes on the way for the task that runs.
+    /// Maximum bytes in flight for the running task.
     pub in_flight_bytes: u32,
-    /// Most bytes on the way for tasks that have not begun.
+    /// Maximum bytes in flight for tasks that have not begun.
     pub in_flight_ahead_bytes: u32,
-    /// Weights that it takes from the ring, GB/s.
+    /// Rate at which it takes weights from the ring, GB/s.
     pub stream_gb_per_s: f64,
-    /// Activations that it reads or writes (L2 cache, other cores' caches), GB/s.
+    /// Rate at which it reads or writes activations (L2 cache, other cores' caches), GB/s.
     pub near_gb_per_s: f64,
     /// Products with weights, GFLOP/s.
     pub gflop_per_s: f64,
 }
 
-/// Steps of the protocol.
+/// Times of the protocol's steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Protocol {
-    /// Static placement: from a task's end to the begin of one that waits for its event.
+    /// Static placement: from the end of a task to the start of a task that waits for its event.
     pub hop_us: f64,
     /// Dynamic placement: the same, through a scheduler.
     pub dynamic_hop_us: f64,
-    /// From pushing a flagged word to a poll that sees it, within a rank.
+    /// From a push of a flagged word to a poll that sees it, within a rank.
     pub flag_us: f64,
-    /// From a task's end to the begin of the next one of the same worker that waits for nothing.
+    /// From the end of a task to the start of the same worker's next task, if that one has nothing to wait for.
     pub task_us: f64,
-    /// What a task that does something takes besides bytes and products.
+    /// Time of a task with work, in addition to its bytes and products.
     pub work_us: f64,
-    /// What it takes more where its bytes are known at run time only (page tables, lengths): loads that need each other.
+    /// Additional time of a task whose bytes are known only at run time (page tables, lengths): its loads depend on
+    /// each other.
     pub indirect_us: f64,
-    /// Between the last task of an iteration and the first of the next, at one active slot.
+    /// From the last task of an iteration to the first task of the next, with one active slot.
     pub between_us: f64,
-    /// What each further active slot adds to that.
+    /// Additional time between iterations for each further active slot.
     pub between_per_slot_us: f64,
 }
 
-/// Links between ranks of a node, or between nodes. Each rank (each node) has one in each direction.
+/// Links between ranks of a node, or between nodes. Each rank (or node) has one link in each direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// From pushing a flagged word to the peer's poll that sees it.
+    /// From a push of a flagged word to the poll of the peer that sees it.
     pub flag_us: f64,
-    /// From a put's begin to the peer's wait that sees its signal, without the bytes.
+    /// From the start of a put to the peer's wait that sees its signal, without the time of the bytes.
     pub put_us: f64,
-    /// Each way, GB/s.
+    /// Rate in each direction, GB/s.
     pub gb_per_s: f64,
-    /// Time for which a message keeps the sender's link (network) or proxy busy, besides its bytes.
+    /// Time for which a message occupies the sender's link (network) or proxy, in addition to its bytes.
     #[serde(default)]
     pub message_us: f64,
 }
@@ -145,7 +148,7 @@ impl Cluster {
     /// Reads and checks a description.
     ///
     /// # Errors
-    /// The place in the file, and what is wrong there.
+    /// The error names the place in the file and what is wrong there.
     pub fn parse(text: &str) -> Result<Cluster, ClusterError> {
         let reader = &mut serde_json::Deserializer::from_str(text);
         let cluster: Cluster = serde_path_to_error::deserialize(reader).map_err(|e| {
@@ -160,7 +163,7 @@ impl Cluster {
         schemars::schema_for!(Cluster).to_value()
     }
 
-    /// Nodes of `ranks` ranks, in order.
+    /// The node of each of `ranks` ranks, in order.
     pub fn nodes(&self, ranks: u32) -> Vec<u32> {
         (0..ranks).map(|rank| rank / self.ranks_per_node).collect()
     }
@@ -175,8 +178,8 @@ impl Cluster {
         if self.device.is_some() == self.workers.is_some() {
             return value(
                 "workers",
-                &format!("{:?}", self.workers),
-                "given if `device` is not, and only then",
+                &self.workers.map_or("missing".to_string(), |workers| workers.to_string()),
+                "present if `device` is missing, and only then",
             );
         }
         if self.workers.is_some_and(|w| w == 0 || w > 65_535) {
@@ -219,7 +222,7 @@ impl Cluster {
             times.push(("network.put_us", network.put_us));
             times.push(("network.message_us", network.message_us));
         }
-        // So that no sum of them overflows, and no rate rounds to nothing.
+        // These limits keep sums from overflowing and rates from rounding to nothing.
         for (field, rate) in rates {
             if !(1e-3..=1e9).contains(&rate) {
                 return value(field, &rate, "0.001 to 1e9");

@@ -1,15 +1,15 @@
-//! Dependencies through flagged words: a reader waits for every task, of any rank, that pushes words which it reads.
+//! Dependencies through flagged words: a reader waits for every task, of any rank, that pushes words it reads.
 
 use std::collections::HashMap;
 use taskgraph::task_graph::{Operand, Place};
 use taskgraph::{DType, Region, TaskGraph};
 
-/// Who reads what a task pushes, and how many pushes a task waits for.
+/// The readers of each task's pushes, and the number of pushes that each task waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Flagged {
-    /// For each task that pushes, by (rank, task): its readers, as (rank, task), in order.
+    /// The readers of each task that pushes, by (rank, task); readers are (rank, task), in order.
     pub readers: HashMap<(u32, u32), Vec<(u32, u32)>>,
-    /// For each task that polls: pushes that it waits for.
+    /// The number of pushes that each polling task waits for.
     pub waits: HashMap<(u32, u32), u32>,
 }
 
@@ -17,10 +17,10 @@ fn is_flagged(graph: &TaskGraph, operand: &Operand) -> bool {
     graph.tensors[operand.tensor as usize].dtype == DType::F32Flagged
 }
 
-/// Finds all of them.
+/// Finds all such dependencies.
 pub(crate) fn flagged(graphs: &[TaskGraph]) -> Flagged {
     let mut found = Flagged::default();
-    // By the tensor's name, which is the same on all ranks; for each the writers' boxes.
+    // By the tensor's name, which is the same on all ranks: the boxes of its writers.
     let mut writers: HashMap<&str, Vec<(u32, u32, Region, Place)>> = HashMap::new();
     for graph in graphs {
         for (index, task) in graph.tasks.iter().enumerate() {

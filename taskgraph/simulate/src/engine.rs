@@ -1,4 +1,4 @@
-//! The events, in the order of time.
+//! Handles the simulation's events in order of time.
 
 use crate::cluster::Cluster;
 use crate::edges::{Flagged, flagged};
@@ -12,27 +12,27 @@ use taskgraph::task_graph::Place;
 use taskgraph::{DType, EventId, Placement, Registry, TaskGraph};
 use thiserror::Error;
 
-/// Why there is no outcome.
+/// Why a simulation failed.
 #[derive(Debug, Error)]
 pub enum SimulateError {
-    /// The cluster has one node's links only.
+    /// The ranks need several nodes, but the cluster file describes no network.
     #[error(
         "{ranks} ranks take {nodes} nodes of {per_node} ranks, but the cluster file has no `network`; add it, or raise `ranks_per_node`"
     )]
     NoNetwork {
-        /// Ranks.
+        /// Number of ranks.
         ranks: u32,
-        /// Nodes that they take.
+        /// Number of nodes that they need.
         nodes: u32,
-        /// Ranks of a node.
+        /// Number of ranks per node.
         per_node: u32,
     },
-    /// Tasks that never ran: the graphs wait in a circle.
+    /// Some tasks never ran, because the graphs wait in a circle.
     #[error("{left} of {all} tasks never ran; the first is task {task} of rank {rank} ({name})")]
     Stuck {
-        /// Tasks that did not run.
+        /// Number of tasks that did not run.
         left: usize,
-        /// All tasks.
+        /// Number of all tasks.
         all: usize,
         /// The first of them.
         task: u32,
@@ -43,20 +43,20 @@ pub enum SimulateError {
     },
 }
 
-/// What happens. The order breaks ties, so that equal times give equal runs.
+/// What can happen. The order breaks ties, so that equal inputs give equal runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// An event of a rank is triggered.
     Trigger { rank: u32, event: u32 },
-    /// What a task has pushed is seen on a rank.
+    /// A rank sees the words that a task has pushed.
     Pushed { rank: u32, task: u32, on: u32 },
-    /// A task may be taken from the queue (dynamic).
+    /// A worker may take the task from the queue (dynamic).
     Launched { rank: u32, task: u32 },
     /// A worker's task begins.
     Begin { rank: u32, worker: u32 },
-    /// The task asks for what it reads once it runs.
+    /// The task asks for the data that it reads once it runs.
     Ask { rank: u32, worker: u32 },
-    /// That is there.
+    /// That data has arrived.
     Loaded { rank: u32, worker: u32 },
     /// A piece of the weight stream has arrived.
     Arrived { rank: u32, worker: u32 },
@@ -69,44 +69,44 @@ enum Happening {
 /// A task's state.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Events and pushes that it still waits for.
+    /// Number of events and pushes that it still waits for.
     needs: u32,
-    /// The last of them came from a peer.
+    /// Whether the last of them came from a peer.
     by_peer: bool,
     done: bool,
 }
 
-/// Pieces of the weight stream.
+/// A worker's weight stream, in pieces.
 #[derive(Debug, Default)]
 struct Stream {
-    /// Tasks whose weights come next: (task, bytes still to be asked for).
+    /// Tasks whose weights come next: (task, bytes not yet asked for).
     coming: VecDeque<(u32, u64)>,
-    /// Bytes on the way, and bytes in the ring (those on the way included).
+    /// Bytes in flight, and bytes in the ring (including those in flight).
     on_the_way: u64,
     in_ring: u64,
     /// Pieces asked for, in order: (task, bytes).
     asked: VecDeque<(u32, u32)>,
-    /// How many of them have arrived.
+    /// Number of these that have arrived.
     arrived: usize,
 }
 
 /// A worker's state.
 #[derive(Debug, Default)]
 struct Worker {
-    /// Next place in its list.
+    /// Next position in its list.
     next: usize,
-    /// Task in hand: waiting, or running.
+    /// Its current task, waiting or running.
     task: Option<u32>,
-    /// `Begin` is on its way, or has been.
+    /// Whether `Begin` is scheduled or has happened.
     begun: bool,
     running: bool,
     loaded: bool,
     using: bool,
-    /// Bytes of weights that the running task has still to use.
+    /// Bytes of weights that the running task still has to use.
     left: u64,
     free: Ps,
     begin: Ps,
-    /// Since when it has waited for a piece, and for how long in all.
+    /// Since when it has been waiting for a piece, and its total waiting time.
     starved: Option<Ps>,
     page: Ps,
     stream: Stream,
@@ -116,11 +116,11 @@ struct Rank<'a> {
     graph: &'a TaskGraph,
     work: Vec<Work>,
     states: Vec<State>,
-    /// Triggers that each event still needs, and the tasks that wait for it.
+    /// The triggers that each event still needs, and the tasks that wait for it.
     events: Vec<u32>,
     waiters: Vec<Vec<u32>>,
     workers: Vec<Worker>,
-    /// Dynamic: launched tasks, and workers without one, each in order.
+    /// Dynamic placement: launched tasks, and workers without a task, each in order.
     queue: VecDeque<u32>,
     idle: VecDeque<u32>,
     records: Vec<Record>,
@@ -140,7 +140,7 @@ struct Engine<'a> {
 /// Runs one iteration of all ranks' graphs.
 ///
 /// # Errors
-/// The cluster lacks a network, or the graphs wait in a circle (those that the verifier has proven do not).
+/// The cluster needs a network but has none, or the graphs wait in a circle (verified graphs do not).
 pub fn simulate(
     graphs: &[TaskGraph],
     registry: &Registry,
@@ -229,7 +229,7 @@ impl Engine<'_> {
         }
     }
 
-    /// A worker that has been free since `free` takes its next task, if there is one.
+    /// Gives a worker that has been free since `free` its next task, if there is one.
     fn take(&mut self, rank: u32, worker: u32, free: Ps, now: Ps) {
         let r = &mut self.ranks[rank as usize];
         let w = &mut r.workers[worker as usize];
@@ -263,7 +263,7 @@ impl Engine<'_> {
         self.at(time, Happening::Begin { rank, worker });
     }
 
-    /// A task waits for one thing less.
+    /// One of the things that a task waits for has come.
     fn got(&mut self, rank: u32, task: u32, by_peer: bool, now: Ps) {
         let r = &mut self.ranks[rank as usize];
         let state = &mut r.states[task as usize];
@@ -272,7 +272,7 @@ impl Engine<'_> {
         if state.needs > 0 {
             return;
         }
-        // Whoever has it in hand begins it.
+        // If a worker holds the task already, that worker begins it.
         let holder = match r.graph.placement {
             Placement::Static => r.graph.tasks[task as usize].worker,
             Placement::Dynamic => r.workers.iter().position(|w| w.task == Some(task)).map(|w| w as u32),
@@ -355,7 +355,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Asks for more of the weight stream.
+    /// Asks for more pieces of the weight stream.
     fn ask(&mut self, rank: u32, worker: u32, now: Ps) {
         let limits = &self.cluster.worker;
         loop {
@@ -366,7 +366,7 @@ impl Engine<'_> {
             let is_current = Some(*task) == current;
             let piece = (*left).min(u64::from(limits.stage_bytes));
             let flight = if is_current { limits.in_flight_bytes } else { limits.in_flight_ahead_bytes };
-            // Without a ring, a task's weights come when it runs; a piece has room where nothing else is there.
+            // Without a ring, a task's weights come while it runs; a piece always fits into an empty ring.
             let ring =
                 if is_current { limits.ring_bytes.max(limits.in_flight_bytes) } else { limits.ring_bytes };
             if w.stream.on_the_way + piece > u64::from(flight) || w.stream.in_ring + piece > u64::from(ring) {
@@ -399,12 +399,12 @@ impl Engine<'_> {
         if work.indirect {
             ready += ps(protocol.indirect_us);
         }
-        // The memory serves requests in the order in which they come, so this one is made when its time has come.
+        // The memory serves requests in the order of arrival, so this request must be made at its own time.
         self.at(ready, Happening::Ask { rank, worker });
         self.ask(rank, worker, now);
     }
 
-    /// Uses the next piece of weights, or ends the task where none is left.
+    /// Uses the next piece of weights, or ends the task if none is left.
     fn use_piece(&mut self, rank: u32, worker: u32, now: Ps) {
         let limits = &self.cluster.worker;
         let r = &mut self.ranks[rank as usize];
@@ -469,7 +469,7 @@ impl Engine<'_> {
                 now + hop
             } else {
                 let there = self.resources.send(Message::Put, rank, owner, now, work.put);
-                // A scheduler of the peer launches what waits.
+                // A scheduler of the peer launches the waiting tasks.
                 if graph.placement == Placement::Dynamic { there + hop } else { there }
             };
             self.at(seen, Happening::Trigger { rank: owner, event: event.index() });
@@ -478,7 +478,7 @@ impl Engine<'_> {
         self.ask(rank, worker, now);
     }
 
-    /// Flagged words go to every rank that reads them, its own first.
+    /// Pushes flagged words to every rank that reads them, starting with its own.
     fn push(&mut self, rank: u32, index: u32, now: Ps) {
         let Some(readers) = self.flagged.readers.get(&(rank, index)) else { return };
         let mut on: Vec<u32> = readers.iter().map(|(reader, _)| *reader).collect();
@@ -489,7 +489,7 @@ impl Engine<'_> {
             graph.tensors[o.tensor as usize].dtype == DType::F32Flagged && !matches!(o.place, Place::Own)
         });
         let bytes: u64 = pushed.map(|o| flagged_bytes(graph, o, self.load)).sum();
-        // The order of a round: each rank begins with the one after it, so that they do not all send to rank 0 first.
+        // As in a round: each rank begins with the rank after it, so that they do not all send to rank 0 first.
         let world = self.ranks.len() as u32;
         on.sort_by_key(|to| (to + world - rank) % world);
         for to in on {
@@ -507,7 +507,7 @@ impl Engine<'_> {
         let mut stuck = Vec::new();
         for r in &self.ranks {
             for (index, state) in r.states.iter().enumerate().skip(2) {
-                // A task that no list has, and that nothing launches, is no task of an iteration.
+                // A task that is in no list and that no event launches does not belong to an iteration.
                 all += 1;
                 if !state.done {
                     stuck.push((r.graph.rank, index as u32, r.graph.op_name(&r.graph.tasks[index])));

@@ -1,9 +1,10 @@
 //! A discrete-event simulator of task graphs on a described cluster.
 //!
-//! It runs one iteration of the very graphs that ranks would run: workers take tasks from their lists (static placement)
-//! or from a queue (dynamic), events count, weights stream ahead through each worker's ring and share the memory, flagged
-//! words and puts travel over links that have latency, bandwidth and other messages. What a task costs follows from the
-//! accesses that it declares; no task type is known by name but those of the protocol.
+//! It simulates one iteration of exactly the graphs that ranks would run. Workers take tasks from their lists (static
+//! placement) or from a queue (dynamic). Events count. Weights stream ahead through each worker's ring and share the
+//! memory. Flagged words and puts travel over links with latency, bandwidth and other messages. The cost of a task
+//! follows from the accesses that it declares: apart from the protocol's own task types, the simulator knows none by
+//! name.
 //!
 //! The same input gives the same output, to the picosecond.
 

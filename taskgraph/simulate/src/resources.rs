@@ -1,16 +1,16 @@
-//! What tasks share: memory and links. Each serves in the order of requests.
+//! Resources that tasks share: memory and links. Each serves requests in the order of arrival.
 
 use crate::cluster::{Cluster, SharedBy};
 use crate::time::{Ps, at_rate, ps};
 
-/// Serves one request after the other.
+/// Serves one request after another.
 #[derive(Clone, Copy, Debug, Default)]
 struct Server {
     free: Ps,
 }
 
 impl Server {
-    /// Begin and end of a request that arrives at `now` and takes `took`.
+    /// Start and end of a request that arrives at `now` and takes `took`.
     fn serve(&mut self, now: Ps, took: Ps) -> (Ps, Ps) {
         let begin = now.max(self.free);
         self.free = begin + took;
@@ -18,7 +18,7 @@ impl Server {
     }
 }
 
-/// What travels between ranks.
+/// A kind of message between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Flagged words.
@@ -32,9 +32,9 @@ pub(crate) struct Resources<'a> {
     cluster: &'a Cluster,
     nodes: Vec<u32>,
     memories: Vec<Server>,
-    /// Out of and into each rank.
+    /// Links out of and into each rank.
     peer: Vec<[Server; 2]>,
-    /// Out of and into each node.
+    /// Links out of and into each node.
     network: Vec<[Server; 2]>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Resources<'a> {
         }
     }
 
-    /// When bytes that rank `rank` asks its memory for at `now` are there.
+    /// When the bytes that rank `rank` asks for at `now` arrive.
     pub(crate) fn read(&mut self, rank: u32, now: Ps, bytes: u64) -> Ps {
         let memory = match self.cluster.memory.shared_by {
             SharedBy::Rank => rank,
@@ -66,7 +66,7 @@ impl<'a> Resources<'a> {
         end + ps(self.cluster.memory.latency_us)
     }
 
-    /// When a message that rank `from` sends at `now` is seen by rank `to`.
+    /// When rank `to` sees a message that rank `from` sends at `now`.
     pub(crate) fn send(&mut self, kind: Message, from: u32, to: u32, now: Ps, bytes: u64) -> Ps {
         let [source, target] = [from, to].map(|rank| self.nodes[rank as usize] as usize);
         let (link, ends, out, into) = match &self.cluster.network {
@@ -79,7 +79,7 @@ impl<'a> Resources<'a> {
         });
         let took = at_rate(bytes, link.gb_per_s);
         let (begin, sent) = ends[out][0].serve(now, took.max(ps(link.message_us)));
-        // The bytes arrive as they are sent, unless others arrive at the same time.
+        // The bytes arrive while they are sent, unless others arrive at the same time.
         let (_, arrived) = ends[into][1].serve(begin + latency, took);
         arrived.max(sent + latency)
     }

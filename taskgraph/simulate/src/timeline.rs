@@ -1,4 +1,4 @@
-//! What a simulation gives: when each task ran, and the timeline in the format of `mpk-run --trace`.
+//! The result of a simulation: when each task ran, and the timeline in the format of `mpk-run --trace`.
 
 use crate::time::Ps;
 use std::io::{self, Write};
@@ -25,43 +25,43 @@ pub struct Record {
     pub task: u32,
     /// Its worker.
     pub worker: u32,
-    /// From when on the worker had nothing else to do.
+    /// When the worker became free.
     pub free: Ps,
-    /// Begin.
+    /// When it began.
     pub begin: Ps,
-    /// End.
+    /// When it ended.
     pub end: Ps,
-    /// Of the time between, waiting for streamed weights.
+    /// Time between begin and end spent waiting for streamed weights.
     pub page: Ps,
     /// What it waited for before `begin`.
     pub waited: Waited,
 }
 
-/// One iteration.
+/// The result for one iteration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Each rank's tasks, in the order of their ends.
+    /// Each rank's tasks, in the order in which they ended.
     pub records: Vec<Vec<Record>>,
-    /// From the begin of the iteration to its last end.
+    /// From the start of the iteration to the end of its last task.
     pub iteration: Ps,
-    /// From there to the begin of the next one.
+    /// From there to the start of the next iteration.
     pub between: Ps,
     /// Bytes that each rank read from its memory.
     pub bytes_read: Vec<u64>,
 }
 
 impl Outcome {
-    /// A token's time, milliseconds: an iteration and what is between two.
+    /// Milliseconds per token: an iteration and the time between two.
     pub fn ms_per_token(&self) -> f64 {
         (self.iteration + self.between) as f64 / 1e9
     }
 }
 
-/// Writes a timeline of two iterations, the second one a copy of the first: what reads timelines wants to see one
-/// follow another. `ranks`: how many of them, from 0 on.
+/// Writes a timeline of two iterations. The second is a copy of the first, because programs that read timelines
+/// expect successive iterations. `ranks`: the number of ranks written, from 0.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write(outcome: &Outcome, graphs: &[TaskGraph], ranks: usize, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
     let mut first = true;

@@ -1,47 +1,48 @@
-//! What a task costs, from the accesses that it declares.
+//! The cost of a task, from the accesses that it declares.
 
 use std::collections::HashMap;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Operand, Place, Task, core_types};
 use taskgraph::{DType, Registry, TaskGraph, Trust};
 
-/// What an iteration has to do, beyond what the graph says.
+/// The load of an iteration, which the graph alone does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Requests that take part.
+    /// Number of active requests.
     pub active: u32,
-    /// Tokens that each of them has in the cache.
+    /// Number of tokens that each of them has in the cache.
     pub context: u32,
 }
 
-/// What one task has to do.
+/// The work of one task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// Constants that may be fetched before the task begins.
+    /// Bytes of constants that may be fetched before the task begins.
     pub streamed: u64,
-    /// Bytes read from memory once it runs: cache pages.
+    /// Bytes of cache pages, which the task reads from memory once it runs.
     pub paged: u64,
-    /// Activations read.
+    /// Bytes of activations that it reads.
     pub read: u64,
-    /// Bytes written in the rank's own memory.
+    /// Bytes that it writes in the rank's own memory.
     pub written: u64,
-    /// Products with constants, floating-point operations.
+    /// Floating-point operations of products with constants.
     pub flops: u64,
-    /// Some bytes are known at run time only.
+    /// True if the place of some bytes is known only at run time.
     pub indirect: bool,
     /// Bytes of a copy to a peer.
     pub put: u64,
-    /// It has no operands: it only waits and triggers.
+    /// True for a task without operands, which only waits and triggers.
     pub nothing: bool,
 }
 
-/// Costs of a graph's tasks.
+/// The costs of a graph's tasks.
 pub(crate) struct Costs<'a> {
     graph: &'a TaskGraph,
     load: Load,
-    /// For each task type in use, its gathered inputs.
+    /// The gathered inputs of each task type in use.
     types: HashMap<&'a str, &'static [usize]>,
-    /// For each operator and cache, the volume of what its tasks read together: all of the cache that is in use.
+    /// For each operator and cache, the volume that its tasks read together: the whole part of the cache that is in
+    /// use.
     caches: HashMap<(u32, u32), u64>,
 }
 
@@ -69,7 +70,7 @@ impl<'a> Costs<'a> {
         let gathered = self.types.get(name).copied().unwrap_or_default();
         for output in outputs {
             match output.place {
-                // What is appended to a cache is small beside what is read.
+                // An append to a cache is small compared with what is read.
                 Place::Own | Place::All if is_paged(output) => {}
                 Place::Own | Place::All => work.written += self.bytes(output),
                 Place::Peer(_) => work.put += self.bytes(output),
@@ -85,12 +86,12 @@ impl<'a> Costs<'a> {
                 work.paged += self.bytes(input).min(work.written);
                 work.indirect = true;
             } else if is_constant && tensor.tiled {
-                // A matrix that is packed for products: all of it, once.
+                // A matrix packed for products is read whole, once.
                 let bytes = self.bytes(input);
                 work.streamed += bytes;
                 work.flops += 2 * u64::from(self.rows()) * bytes / tensor.dtype.size().max(1);
             } else if is_constant {
-                // A vector, or a table of which it takes a few rows; every worker reads it again and again.
+                // A vector, or a table of which the task reads a few rows. Every worker reads it again and again.
                 work.read += self.bytes(input).min(work.written);
             } else if name != core_types::NVSHMEM_COPY {
                 work.read += self.bytes(input);
@@ -99,7 +100,7 @@ impl<'a> Costs<'a> {
         work
     }
 
-    /// Rows of the iteration: one of each request while decoding, all that there is room for in prefill.
+    /// Rows of the iteration: one per request in decode, the graph's capacity in prefill.
     fn rows(&self) -> u32 {
         let capacity = self.graph.capacity;
         if capacity.rows == capacity.active { self.load.active } else { capacity.rows }
@@ -111,7 +112,7 @@ impl<'a> Costs<'a> {
         let tensor = &self.graph.tensors[operand.tensor as usize];
         let elements: u64 = dims.iter().map(|&d| u64::from(d)).product();
         let bytes = elements * tensor.dtype.size();
-        // Rows that are not in use are left out.
+        // Leaves out rows that are not in use.
         let capacity = self.graph.capacity;
         let by_row = matches!(tensor.role, Role::Activation) && capacity.rows == capacity.active;
         let share = match operand.trust {
@@ -123,13 +124,13 @@ impl<'a> Costs<'a> {
         (bytes * share.0).div_ceil(share.1.max(1))
     }
 
-    /// Bytes of cache pages that the access stands for, if it does.
+    /// The bytes of cache pages that the access stands for; none if it is no access to a cache.
     fn paged(&self, op: u32, operand: &Operand) -> Option<u64> {
         if !is_paged(operand) {
             return None;
         }
         let tensor = &self.graph.tensors[operand.tensor as usize];
-        // Of all slots' tokens, the share that this box of [active slots, heads, splits] is.
+        // This box of [active slots, heads, splits] is a share of all slots' tokens.
         let space = self.caches.get(&(op, operand.tensor)).copied().unwrap_or(0);
         let positions = match tensor.dims[..] {
             [pages, _, page_size, _] => u64::from(pages) * u64::from(page_size),
@@ -146,7 +147,7 @@ impl<'a> Costs<'a> {
     }
 }
 
-/// Its bytes are cache pages, known at run time only.
+/// Whether its bytes are cache pages, whose place is known only at run time.
 fn is_paged(operand: &Operand) -> bool {
     matches!(operand.trust, Some(Trust::PagesOfSlot | Trust::PagesOfRows))
 }

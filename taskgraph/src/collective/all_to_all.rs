@@ -1,4 +1,4 @@
-//! `all_to_all`: a split tensor, split in another way.
+//! `all_to_all`: changes the split of a tensor.
 
 use super::allgather::{own_moves, to_peers};
 use super::contract::{Buffer, Collective, CollectiveOp, Exchange, Lowered, Operand, Placed, Step};
@@ -9,8 +9,8 @@ use crate::op_graph::Attrs;
 use crate::split::Sharding;
 use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
 
-/// `all_to_all(x)`: a split tensor, split in another way: each rank sends every other one the block that both share.
-/// Attribute `shard`, as of a tensor: how the result is split.
+/// `all_to_all(x)`: changes the split of a tensor. Each rank sends to every other rank the block that both hold a share of.
+/// Attribute `shard`, written as for a tensor: the split of the result.
 #[derive(Debug)]
 pub struct AllToAll;
 
@@ -54,8 +54,8 @@ impl Collective for AllToAll {
         let mut lowered = Lowered::default();
         let mut target = Operand::Output;
         if world > 1 {
-            // Ranks may hold blocks of different lengths, but memory in the symmetric heap is the same on all: the
-            // output is the beginning of a buffer that has room for the longest.
+            // Ranks may hold blocks of different sizes, but memory in the symmetric heap is the same on all ranks. So the output
+            // is the beginning of a buffer with room for the largest block.
             let room: Vec<u32> = (0..dims.len())
                 .map(|d| (0..world).map(|r| to.local_dims(dims, r, world)[d]).max().unwrap_or(0) as u32)
                 .collect();

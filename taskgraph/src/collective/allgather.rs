@@ -1,4 +1,4 @@
-//! `allgather`: all of a split tensor on every rank.
+//! `allgather`: gives every rank all of a split tensor.
 
 use super::contract::{Collective, CollectiveOp, Exchange, Lowered, Operand, Placed, Send, Step};
 use super::moves::{Move, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim};
@@ -7,7 +7,7 @@ use crate::region::Region;
 use crate::split::Sharding;
 use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
 
-/// `allgather(x)`: all of a split tensor on every rank.
+/// `allgather(x)`: gives every rank all of a split tensor.
 #[derive(Debug)]
 pub struct AllGather;
 
@@ -43,7 +43,7 @@ impl Collective for AllGather {
         let dims = &input.ty.dims;
         let lists = moves(dims, input.sharding, &Sharding::Replicated, world);
         let rows_kind = rows_kind_of_blocks(dims, &[split_dim(input.sharding)], input.ty.rows);
-        // The producer writes its block in place, where that is one block that no other rank writes too.
+        // The producer writes its block in place, if it is a single block that no other rank writes too.
         let single = matches!(input.sharding, Sharding::Split { parts, .. } if parts.len() == 1);
         let placed = (op.can_place && single && !overlaps(dims, input.sharding, world)).then(|| Placed {
             dim: split_dim(input.sharding).unwrap_or(0),
@@ -73,8 +73,8 @@ impl Collective for AllGather {
     }
 }
 
-/// What each rank sends to others, all by one event of the receiver. A rank with nothing for a peer signals, so that
-/// every rank knows of every other one.
+/// What each rank sends to the others; all sends to a receiver trigger one event of it. A rank without data for a peer signals,
+/// so that every rank hears from every other rank.
 pub(super) fn to_peers(lists: &[Vec<Move>], world: u32) -> Vec<Vec<Send>> {
     let mut all = Vec::with_capacity(lists.len());
     for (rank, list) in lists.iter().enumerate() {
@@ -88,14 +88,14 @@ pub(super) fn to_peers(lists: &[Vec<Move>], world: u32) -> Vec<Vec<Send>> {
                 sends.push(Send { to: peer, source: None, target: Region::whole(&[]), event: 0 });
             }
         }
-        // Each rank begins with the next one: ranks are then alike, and nobody gets all sends at once.
+        // Each rank begins with the rank after it. So ranks are alike, and no rank receives all sends at once.
         sends.sort_by_key(|s| (s.to + world - rank as u32) % world);
         all.push(sends);
     }
     all
 }
 
-/// What each rank has itself.
+/// The blocks that each rank already holds.
 pub(super) fn own_moves(lists: &[Vec<Move>]) -> Vec<Vec<Move>> {
     let own = |(rank, list): (usize, &Vec<Move>)| {
         list.iter().filter(|m| m.to as usize == rank).copied().collect::<Vec<_>>()

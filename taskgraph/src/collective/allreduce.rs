@@ -1,4 +1,4 @@
-//! `allreduce`: the sum of a partial tensor over the ranks, on every rank.
+//! `allreduce`: gives every rank the sum of a partial tensor over the ranks.
 
 use super::contract::{
     Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Send, Step, TaskStep,
@@ -16,15 +16,14 @@ use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, Ta
 use crate::tuning::Knob;
 use std::ops::Range;
 
-/// `allreduce(x [, residual])`: the sum of a partial `[rows, columns]` f32 tensor over the ranks, in rank order,
-/// plus the residual, once. Attribute `dtype` (`f32`, `bf16`, `f16`): element type of the result, f32 by default.
+/// `allreduce(x [, residual])`: the sum of a partial f32 tensor `[rows, columns]` over the ranks, in rank order. The residual is
+/// added once. Attribute `dtype` (`f32`, `bf16`, `f16`): element type of the result; the default is f32.
 ///
-/// All ways to carry it out sum in rank order, so all give the same bits; but for `hierarchical`, which sums each node's ranks and
-/// then the nodes.
+/// All lowerings sum in rank order and give the same bits, except `hierarchical`: it first sums each node's ranks, then the nodes.
 #[derive(Debug)]
 pub struct AllReduce;
 
-/// The attribute `dtype` of sums.
+/// The attribute `dtype` of summing collectives.
 pub(super) const SUM: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
 
 /// Largest sum that [`Allreduce::Auto`] pushes as flagged words.
@@ -32,26 +31,26 @@ const ONE_SHOT_BYTES: Knob = Knob {
     name: "allreduce.one_shot_bytes",
     default: 256 << 10,
     candidates: &[0, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20],
-    about: "largest sum (bytes of one rank's part) that --allreduce auto carries out as one-shot",
+    about: "largest sum (bytes of one rank's part) for which --allreduce auto uses one-shot",
 };
 
-/// Largest sum (bytes of one rank's part) that is pushed where one-shot is asked for. A rank receives twice the bytes of
-/// every rank's part, which stay its graph's own: 32 MiB with four ranks. Of more bytes two-shot sends fewer.
+/// Largest sum (bytes of one rank's part) that is pushed if one-shot is requested. A rank receives twice the bytes of every rank's
+/// part, in memory that only its graph uses: 32 MiB with four ranks. For larger sums two-shot sends fewer bytes.
 const MOST_ONE_SHOT_BYTES: u64 = 4 << 20;
 
 /// Bits of the last parameter of a `reduce` task.
 const FLAGGED: u32 = 1;
 const RESIDUAL: u32 = 2;
 
-/// How an allreduce is carried out.
+/// The ways to carry out an allreduce.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     CopyReduce,
     OneShot,
     TwoShot,
-    /// Over nodes; see `hierarchical.rs`.
+    /// For several nodes; see `hierarchical.rs`.
     Hierarchical,
-    /// One rank: a sum of one summand.
+    /// For one rank: a sum with one summand.
     Alone,
 }
 
@@ -80,7 +79,7 @@ impl Collective for AllReduce {
             && (residual.ty.dims != input.ty.dims || residual.ty.dtype != DType::F32)
         {
             return Err(OpError(format!(
-                "the residual `{}` is {} {:?}, the sum is f32 {:?}; they must agree",
+                "the residual `{}` is {} {:?}, but the sum is f32 {:?}; the dimensions must agree",
                 residual.name, residual.ty.dtype, residual.ty.dims, input.ty.dims
             )));
         }
@@ -107,9 +106,9 @@ impl Collective for AllReduce {
         }
     }
 
-    /// A sum of the result and a residual: the residual is added once, after the ranks' summands.
+    /// Includes a sum of the result and a residual. The residual is added once, after the ranks' summands.
     fn absorb(&self, op: &OpView<'_>, consumer: &Consumer<'_>) -> Option<Attrs> {
-        // a + b = b + a bit for bit, so the allreduce may stand on either side.
+        // a + b equals b + a bit for bit, so the allreduce may be either operand.
         let residual = consumer.view.inputs.get(1 - consumer.input.min(1))?;
         let (sum, output) = (&op.outputs.first()?.ty, consumer.view.outputs.first()?);
         let fits = consumer.is_sum
@@ -185,18 +184,18 @@ impl Collective for AllReduce {
     }
 }
 
-/// The element type of a sum over the ranks, for collectives whose input is `[rows, columns]` f32.
+/// The element type of a sum over the ranks, for collectives with an f32 input `[rows, columns]`.
 pub(super) fn sum_type(name: &str, op: &OpView<'_>) -> Result<DType, OpError> {
     let input = &op.inputs[0];
     if input.ty.dtype != DType::F32 {
         return Err(OpError(format!(
-            "{name} sums f32, `{}` is {}; let its producer write f32",
+            "{name} sums f32 tensors, but `{}` is {}; let its producer write f32",
             input.name, input.ty.dtype
         )));
     }
     if input.ty.dims.len() != 2 {
         return Err(OpError(format!(
-            "{name} takes [rows, columns], `{}` is {:?}",
+            "{name} takes a tensor [rows, columns], but `{}` is {:?}",
             input.name, input.ty.dims
         )));
     }
@@ -204,21 +203,21 @@ pub(super) fn sum_type(name: &str, op: &OpView<'_>) -> Result<DType, OpError> {
     serde_json::from_value::<DType>(value.clone())
         .ok()
         .filter(|d| d.is_float())
-        .ok_or_else(|| OpError(format!("attribute `dtype` is {value}; f32, f16 and bf16 are possible")))
+        .ok_or_else(|| OpError(format!("attribute `dtype` is {value}; expected f32, f16 or bf16")))
 }
 
-/// A tensor that a collective can sum over the ranks.
+/// True if a collective can sum the tensor over the ranks.
 pub(super) fn can_sum(tensor: &OperandView<'_>) -> bool {
     *tensor.sharding == Sharding::Partial && tensor.ty.dtype == DType::F32 && tensor.ty.dims.len() == 2
 }
 
-/// That the first input is partial.
+/// Checks that the first input is partial.
 pub(super) fn check_partial(name: &str, op: &OpView<'_>, world: u32) -> Result<(), OpError> {
     if world == 1 || *op.inputs[0].sharding == Sharding::Partial {
         return Ok(());
     }
     Err(OpError(format!(
-        "`{name}` takes a partial tensor, `{}` is not; leave the operator out",
+        "`{name}` takes a partial tensor, but `{}` is not partial; leave out this operator",
         op.inputs[0].name
     )))
 }
@@ -229,7 +228,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         return Way::Alone;
     }
     let last_node = options.nodes.iter().max().copied().unwrap_or(0);
-    // A node of several ranks saves the network something.
+    // Hierarchical saves network traffic only if there is a node with several ranks.
     let over_nodes = last_node > 0 && last_node + 1 < world;
     let bytes = source.ty.dims.iter().product::<u64>() * 4;
     let mut way = match options.allreduce {
@@ -242,7 +241,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
                 0 => (Way::TwoShot, "two-shot", "all ranks are on one node"),
                 _ => (Way::CopyReduce, "copy-reduce", "every node has one rank"),
             };
-            notes.push(format!("`{}`: {why}, so {name} takes the place of hierarchical", op.view.name));
+            notes.push(format!("`{}`: {why}, so {name} replaces hierarchical", op.view.name));
             other
         }
         Allreduce::Auto if over_nodes => Way::Hierarchical,
@@ -258,15 +257,15 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         };
         let why = match op.can_push {
             true => format!("it is larger than {} MiB", MOST_ONE_SHOT_BYTES >> 20),
-            false => "what makes its input can't push it".to_string(),
+            false => "the producer of its input cannot push it".to_string(),
         };
-        notes.push(format!("`{}`: {why}, so {name} takes the place of one-shot", op.view.name));
+        notes.push(format!("`{}`: {why}, so {name} replaces one-shot", op.view.name));
         way = other;
     }
     let tiles = tiles(Way::TwoShot, &options.target, source.ty.dims[1] as u32, world).len();
     if way == Way::TwoShot && tiles < world as usize {
         notes.push(format!(
-            "`{}`: {tiles} column tiles are fewer than {world} ranks, so copy-reduce takes the place of two-shot",
+            "`{}`: {tiles} column tiles are fewer than {world} ranks, so copy-reduce replaces two-shot",
             op.view.name
         ));
         way = Way::CopyReduce;
@@ -276,7 +275,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         let largest = (0..=last_node).map(ranks_of).max().unwrap_or(1);
         if tiles < largest {
             notes.push(format!(
-                "`{}`: {tiles} column tiles are fewer than {largest} ranks of a node, so copy-reduce takes the place of hierarchical",
+                "`{}`: {tiles} column tiles are fewer than {largest} ranks of a node, so copy-reduce replaces hierarchical",
                 op.view.name
             ));
             way = Way::CopyReduce;
@@ -285,7 +284,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     way
 }
 
-/// Column tiles. Copies are cut coarser, since each tile is copied to every peer.
+/// Column tiles. Copies use coarser tiles, because each tile is copied to every peer.
 fn tiles(way: Way, target: &Target, columns: u32, world: u32) -> Vec<Range<u32>> {
     let mut target = target.clone();
     if way == Way::CopyReduce {
@@ -294,15 +293,15 @@ fn tiles(way: Way, target: &Target, columns: u32, world: u32) -> Vec<Range<u32>>
     target.column_tiles(columns, 1)
 }
 
-/// Fewest rows of which a two-shot sum is cut into blocks of rows too.
+/// Minimum number of rows for cutting a two-shot sum into blocks of rows too.
 const LEAST_ROWS_TO_CUT: u32 = 128;
-/// Columns of its tiles then: whole lines of memory and packets of a link.
+/// Columns per tile in that case: whole cache lines and link packets.
 const BLOCK_COLUMNS: u32 = 128;
 /// Blocks are multiples of this many rows.
 const BLOCK_ROWS: u32 = 16;
 
-/// Tiles of a two-shot sum of `rows` rows: of columns, whether a rank's lie side by side, and blocks of rows. Of many rows tiles are wide and not high, so that all
-/// workers have some, and a copy writes long stretches.
+/// Tiles of a two-shot sum with `rows` rows: column tiles, whether each rank's tiles are adjacent, and blocks of rows. With many
+/// rows, tiles are wide and low, so that all workers get some and a copy writes long contiguous ranges.
 fn two_shot_tiles(
     target: &Target,
     rows: u32,
@@ -317,7 +316,7 @@ fn two_shot_tiles(
     let side_by_side = of_blocks.is_some();
     let tiles = of_blocks.unwrap_or_else(|| coarse.column_tiles(columns, 1));
     let of_rank = (tiles.len() as u32 / world.max(1)).max(1);
-    // Each rank sends a tile to every other one: of many ranks fewer tiles, for their tasks' own time.
+    // Each rank sends a tile to every other rank. With many ranks, fewer tiles keep down the overhead of their tasks.
     let wanted = if world > 4 { target.workers / 2 } else { target.workers };
     let blocks = if rows >= LEAST_ROWS_TO_CUT { (wanted / of_rank).clamp(1, rows / BLOCK_ROWS) } else { 1 };
     let height = rows.div_ceil(blocks.max(1)).next_multiple_of(BLOCK_ROWS).max(1);
@@ -327,11 +326,11 @@ fn two_shot_tiles(
 
 struct Sum {
     rows: u32,
-    /// Of columns.
+    /// Column tiles.
     tiles: Vec<Range<u32>>,
-    /// A rank sums tiles that lie side by side, as many as every other one; otherwise tiles are dealt one by one.
+    /// Each rank sums adjacent tiles, the same number on every rank. Otherwise tiles are assigned to ranks in turn.
     side_by_side: bool,
-    /// Of rows: with each of them a tile is summed by itself.
+    /// Blocks of rows. Each tile is summed separately in each block.
     blocks: Vec<Range<u32>>,
     rows_kind: u32,
     residual: bool,
@@ -340,7 +339,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// The rank that sums a tile where one rank does.
+    /// The rank that sums a tile, if a single rank does.
     fn owner(&self, tile: usize) -> u32 {
         match self.side_by_side {
             true => (tile / self.share()) as u32,
@@ -348,7 +347,7 @@ impl Sum {
         }
     }
 
-    /// Column tiles of a rank, where they lie side by side.
+    /// Number of column tiles per rank, if they are adjacent.
     fn share(&self) -> usize {
         self.tiles.len() / self.world as usize
     }
@@ -357,7 +356,7 @@ impl Sum {
         self.way != Way::TwoShot || self.owner(tile) == rank
     }
 
-    /// The others, beginning with the next one: so ranks are alike.
+    /// The other ranks, starting with the next one, so that ranks are alike.
     fn peers(&self, rank: u32) -> impl Iterator<Item = u32> {
         let world = self.world;
         (1..world).map(move |step| (rank + step) % world)
@@ -369,16 +368,15 @@ impl Sum {
         Region::whole(&[self.rows]).with(0, rows.start, rows.end).with(1, columns.start, columns.end)
     }
 
-    /// All (block of rows, column tile), the columns first, in the order in which `rank` has them: where a rank's tiles lie side by
-    /// side, those of the next rank come first.
+    /// All pairs (block of rows, column tile) in the order in which `rank` processes them, columns first. If a rank's tiles are
+    /// adjacent, it starts with those of the next rank.
     fn all(&self, rank: u32) -> impl Iterator<Item = (usize, usize)> {
         let tiles = self.tiles.len();
         let first = if self.side_by_side { (rank as usize + 1) * self.share() } else { 0 };
         (0..self.blocks.len()).flat_map(move |block| (0..tiles).map(move |i| (block, (first + i) % tiles)))
     }
 
-    /// Where a tile lies in the receive buffer: with two-shot, a rank's own tiles lie side by side there, since it gets no
-    /// others.
+    /// The columns of a tile in the receive buffer. With two-shot, only a rank's own tiles are there, next to each other.
     fn received(&self, tile: usize) -> Range<u32> {
         if self.way != Way::TwoShot {
             return self.tiles[tile].clone();
@@ -393,21 +391,21 @@ impl Sum {
         (0..self.tiles.len()).map(|tile| self.received(tile).end).max().unwrap_or(0)
     }
 
-    /// Where the ranks' partial values of a tile lie in the receive buffer.
+    /// The region of the ranks' partial values of a tile in the receive buffer.
     fn slots(&self, (block, tile): (usize, usize)) -> Region {
         let (rows, columns) = (&self.blocks[block], self.received(tile));
         let all = Region::whole(&[self.world, self.rows]);
         all.with(1, rows.start, rows.end).with(2, columns.start, columns.end)
     }
 
-    /// Partial tiles go to those who sum them, an event for each tile.
+    /// Sends partial tiles to the ranks that sum them, with one event per tile.
     fn to_owners(&self) -> Step {
         let sends = (0..self.world).map(|rank| {
             let mut sends = Vec::new();
             let mut next_event = vec![0; self.world as usize];
             for tile in self.all(rank) {
                 for to in self.peers(rank).filter(|&p| self.sums(tile.1, p)) {
-                    // The receiver counts the tiles that it sums.
+                    // The receiver numbers the tiles that it sums.
                     let event = next_event[to as usize];
                     next_event[to as usize] += 1;
                     let (source, target) = (Some(self.tile(tile)), self.slots(tile).with(0, rank, rank + 1));
@@ -427,7 +425,7 @@ impl Sum {
         })
     }
 
-    /// Sums go to all others, by one event.
+    /// Sends sums to all other ranks, with one event.
     fn to_others(&self) -> Step {
         let sends = (0..self.world).map(|rank| {
             let own = self.all(rank).filter(|&(_, tile)| self.owner(tile) == rank);
@@ -448,7 +446,7 @@ impl Sum {
         })
     }
 
-    /// The sums. Operands: own partial tile and received slots (or the flagged ones alone), the residual.
+    /// The reduce tasks. Operands: own partial tile and received slots (or only the flagged ones), and the residual.
     fn reduce(&self, received: Operand) -> Step {
         let flagged = self.way == Way::OneShot;
         let mut inputs = if flagged { vec![received] } else { vec![Operand::Input(0), received] };
@@ -485,7 +483,7 @@ impl Sum {
             params: vec![self.world, 0, self.rows_kind, flags],
             rank_params: Vec::new(),
             rank_param: Some(1),
-            // Its own partial tile stands for the received ones.
+            // With one rank, its own partial tile takes the place of the received ones.
             stacked: (self.way == Way::Alone).then_some(1),
             tasks: tasks.collect(),
         })

@@ -1,4 +1,4 @@
-//! What a collective is.
+//! The trait of a collective.
 
 use crate::attribute::Attribute;
 use crate::dtype::DType;
@@ -10,35 +10,35 @@ use crate::task_type::{OpError, OpView, OperandView, ShardRule, TaskSpec, Tensor
 use crate::tuning::Knob;
 use std::fmt::Debug;
 
-/// An operator that moves or sums values between ranks. It has one output.
+/// An operator that moves values between ranks or sums them over ranks. It has one output.
 pub trait Collective: Debug + std::marker::Send + Sync {
     /// Name of the operator, e.g. `allreduce`.
     fn name(&self) -> &'static str;
 
-    /// The attributes that it takes; others are refused.
+    /// Its attributes. Others are refused.
     fn attributes(&self) -> &'static [Attribute] {
         &[]
     }
 
-    /// What decides how fast it is and nothing else; read by [`Target::tuned`](crate::Target::tuned).
+    /// Values that decide only how fast it is. Read with [`Target::tuned`](crate::Target::tuned).
     fn knobs(&self) -> &'static [&'static Knob] {
         &[]
     }
 
-    /// Checks operands and attributes; gives the output's type with global dimensions.
+    /// Checks operands and attributes. Returns the output's type with global dimensions.
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError>;
 
-    /// What sharding it needs of its inputs, and that of its output, on `world` ranks.
+    /// The sharding that its inputs need, and that of its output, on `world` ranks.
     fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError>;
 
-    /// The attributes with which it turns `tensor` into one of sharding `to`; `None` where it cannot. The builder
-    /// then inserts it where an operator needs that sharding.
+    /// The attributes with which it gives `tensor` the sharding `to`, or `None` if it cannot. The builder inserts it where an
+    /// operator needs that sharding.
     fn reshards(&self, tensor: &OperandView<'_>, to: &Sharding) -> Option<Attrs> {
         let _ = (tensor, to);
         None
     }
 
-    /// What it is where there is one rank.
+    /// What it becomes with one rank.
     fn alone(&self, op: &OpView<'_>) -> Alone {
         match (op.inputs.as_slice(), op.outputs.as_slice()) {
             ([input], [output]) if input.ty.dtype == output.ty.dtype => Alone::Identity,
@@ -46,49 +46,49 @@ pub trait Collective: Debug + std::marker::Send + Sync {
         }
     }
 
-    /// Whether it can take on an operator that alone reads its result: the attributes of the joint operator, whose
-    /// inputs are this one's, then the consumer's others in order.
+    /// Whether it can include an operator that is the only reader of its result. Returns the attributes of the combined operator.
+    /// The inputs of that are this one's inputs, then the consumer's other inputs in order.
     fn absorb(&self, op: &OpView<'_>, consumer: &Consumer<'_>) -> Option<Attrs> {
         let _ = (op, consumer);
         None
     }
 
-    /// How it is carried out.
+    /// The steps that carry it out.
     fn lower(&self, op: &CollectiveOp<'_>) -> Result<Lowered, OpError>;
 }
 
-/// What a collective is where there is one rank.
+/// What a collective becomes with one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alone {
-    /// Its input: its users read that instead, where names allow it.
+    /// Its input: readers use the input instead, if names allow it.
     Identity,
     /// The sum of its two inputs, by a registered type that sums, if there is one.
     Sum,
-    /// What [`Collective::lower`] makes of it.
+    /// The result of [`Collective::lower`].
     Lowered,
 }
 
-/// The operator that reads a collective's result.
+/// An operator that reads a collective's result.
 #[derive(Clone, Copy, Debug)]
 pub struct Consumer<'a> {
     /// The operator.
     pub view: &'a OpView<'a>,
-    /// Which of its inputs the collective writes.
+    /// The index of its input that the collective writes.
     pub input: usize,
     /// Its type says that it sums its two inputs ([`crate::TaskType::is_sum`]).
     pub is_sum: bool,
 }
 
-/// A collective that is to be lowered.
+/// A collective to be lowered.
 #[derive(Clone, Debug)]
 pub struct CollectiveOp<'a> {
     /// Operands with global types, and their shardings.
     pub view: &'a OpView<'a>,
-    /// What the graph is built for.
+    /// The options that the graph is built with.
     pub options: &'a BuildOptions,
-    /// The producer of input 0 can push it as flagged words, and nobody else reads it.
+    /// The producer of input 0 can push it as flagged words, and it has no other reader.
     pub can_push: bool,
-    /// Input 0 has no memory yet: it may be placed inside the output ([`Lowered::input_in_output`]).
+    /// Input 0 has no memory yet, so it may be placed inside the output ([`Lowered::input_in_output`]).
     pub can_place: bool,
 }
 
@@ -99,48 +99,48 @@ impl CollectiveOp<'_> {
     }
 }
 
-/// How a collective is carried out.
+/// The lowering of a collective.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lowered {
-    /// What was done otherwise than asked, and why.
+    /// Deviations from what was asked, with their reasons.
     pub notes: Vec<String>,
     /// The producer of input 0 writes into this buffer, `[world, rows, columns]` of flagged words, on every rank.
     pub push: Option<usize>,
-    /// Input 0 is dealt to the ranks in equal blocks along this dimension, rank r getting block r. Each rank's producer then
-    /// begins with the block of the rank after it and ends with its own: so ranks are alike, and no two send to one peer
-    /// at the same time.
+    /// Input 0 is split over the ranks in equal blocks along this dimension; rank r gets block r. Each rank's producer then
+    /// begins with the block of the next rank and ends with its own. So ranks are alike, and no two ranks send to one peer at the
+    /// same time.
     pub dealt: Option<usize>,
     /// Memory in the symmetric heap.
     pub buffers: Vec<Buffer>,
-    /// Input 0 lies inside the output: its producer writes its block there.
+    /// Input 0 is inside the output: its producer writes its block there.
     pub input_in_output: Option<Placed>,
-    /// The output lies inside input 0, which it is a block of.
+    /// The output is a block inside input 0.
     pub output_in_input: Option<Placed>,
-    /// The output lies inside a buffer.
+    /// The output is inside a buffer.
     pub output_in_buffer: Option<(usize, Placed)>,
-    /// In order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
-/// A tensor that is a block of another one.
+/// The place of a tensor that is a block of another tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Placed {
-    /// The dimension that is cut.
+    /// The dimension along which blocks are cut.
     pub dim: usize,
-    /// For each rank, the first index of the block in that dimension.
+    /// The first index of the block in that dimension, for each rank.
     pub first: Vec<u32>,
 }
 
 /// Memory of a collective in the symmetric heap; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Added to the name of input 0.
+    /// Suffix of its name, after the name of input 0.
     pub suffix: &'static str,
     /// Element type.
     pub dtype: DType,
     /// Dimensions.
     pub dims: Vec<u32>,
-    /// Dimension 0 counts the ranks that write, and a rank's own slot stays empty.
+    /// Dimension 0 counts the sending ranks. A rank's own slot stays empty.
     pub by_sender: bool,
 }
 
@@ -160,43 +160,44 @@ pub enum Operand {
 pub enum Step {
     /// Ranks send to each other.
     Exchange(Exchange),
-    /// Each rank works by itself.
+    /// Each rank works on its own.
     Tasks(TaskStep),
 }
 
-/// Sends between ranks: each is a copy (or a signal alone) that triggers an event of the receiver.
+/// Sends between ranks. Each send is a copy, or only a signal, that triggers an event of the receiver.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
-    /// What is sent.
+    /// The operand that is sent.
     pub source: Operand,
-    /// Where it arrives: the output or a buffer. With one dimension more than the source, dimension 0 counts senders.
+    /// The operand that receives it: the output or a buffer. If it has one dimension more than the source, dimension 0 counts
+    /// senders.
     pub target: Operand,
-    /// Which rows are in use: 0 token rows, 1 sample rows, 2 all.
+    /// The kind of rows in use: 0 token rows, 1 sample rows, 2 all rows.
     pub rows_kind: u32,
-    /// For each rank what it sends, in order.
+    /// The sends of each rank, in order.
     pub sends: Vec<Vec<Send>>,
-    /// What is sent begins at any row of `[rows, columns]`, and the rows in use are counted from row 0 of the tensor. False: from
-    /// where it begins.
+    /// True if a sent block may begin at any row of `[rows, columns]`, and rows in use are counted from row 0 of the tensor.
+    /// False if they are counted from the beginning of the block.
     pub row_blocks: bool,
-    /// Every rank hears from every other one: where it has nothing to send, it signals. That keeps ranks within one iteration of
-    /// each other. False where other exchanges of the collective see to that.
+    /// Every rank hears from every other rank: a rank without data for a peer signals. That keeps ranks within one iteration of
+    /// each other. False if other exchanges of the collective take care of that.
     pub between_all: bool,
-    /// An earlier exchange (its place among the steps) of which each rank made a share by the step before this one, and
-    /// what arrives here are the others' shares: who has both knows that the earlier one is done on every rank. It is
-    /// a hint to the memory plan; the verifier proves what follows from it.
+    /// An earlier exchange (its index among the steps), if each rank made its share of this one from it in the step before. A
+    /// rank that has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan;
+    /// the verifier proves what follows from it.
     pub completes: Option<usize>,
 }
 
 /// One copy from a rank to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// The peer.
+    /// The receiving rank.
     pub to: u32,
-    /// What is sent, in the sender's own index space; `None` is a signal without data.
+    /// The region that is sent, in the sender's index space. `None` is a signal without data.
     pub source: Option<Region>,
-    /// Where it arrives, in the receiver's index space; not read where there is no data.
+    /// The region where it arrives, in the receiver's index space. Not read if there is no data.
     pub target: Region,
-    /// Which of the receiver's events of this exchange it triggers, counted from 0 without gaps.
+    /// The receiver's event that it triggers, numbered within this exchange from 0 without gaps.
     pub event: u32,
 }
 
@@ -211,12 +212,12 @@ pub struct TaskStep {
     pub outputs: Vec<Operand>,
     /// The variant's parameters.
     pub params: Vec<u32>,
-    /// For each rank its parameters, where they differ; otherwise empty.
+    /// The parameters of each rank, if they differ; otherwise empty.
     pub rank_params: Vec<Vec<u32>>,
-    /// The parameter that is the rank's own number.
+    /// The index of the parameter that holds the rank's own number.
     pub rank_param: Option<usize>,
-    /// The input whose views get a first dimension of one index.
+    /// The input whose views get an additional first dimension of size 1.
     pub stacked: Option<u8>,
-    /// For each rank its tasks.
+    /// The tasks of each rank.
     pub tasks: Vec<Vec<TaskSpec>>,
 }

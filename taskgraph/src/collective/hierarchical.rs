@@ -1,9 +1,9 @@
-//! The hierarchical lowering of `allreduce`, for ranks on several nodes: a sum within each node, an exchange of the nodes' sums, and
-//! the result spread within each node. So each tile crosses the network once for each pair of nodes, not of ranks.
+//! The hierarchical lowering of `allreduce`, for ranks on several nodes: reduce within each node, exchange the sums between nodes,
+//! broadcast the result within each node. So each tile crosses the network once per pair of nodes, not per pair of ranks.
 //!
-//! Column tiles are dealt to the ranks of a node. The owner of a tile adds its node's summands in rank order, then the nodes' sums in
-//! the order of nodes, then the residual. All ranks get the owner's bits, and all owners of a tile compute the same. They are other
-//! bits than those of a sum in rank order over all ranks, unless every node has one rank.
+//! Column tiles are distributed over the ranks of a node. The owner of a tile adds its node's summands in rank order, then the nodes'
+//! sums in the order of nodes, then the residual. All ranks get the owner's bits, and all owners of a tile compute the same bits.
+//! They differ from those of a sum in rank order over all ranks, unless every node has one rank.
 
 use super::contract::{Buffer, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use crate::dtype::DType;
@@ -12,14 +12,14 @@ use crate::task_graph::core_types;
 use crate::task_type::{Access, TaskSpec};
 use std::ops::Range;
 
-/// An allreduce over nodes.
+/// The hierarchical lowering.
 pub(super) struct Hierarchical<'a> {
     pub rows: u32,
     pub columns: u32,
     pub tiles: Vec<Range<u32>>,
     pub rows_kind: u32,
     pub residual: bool,
-    /// Each rank's node, counted from 0.
+    /// The node of each rank, counted from 0.
     pub nodes: &'a [u32],
 }
 
@@ -51,7 +51,7 @@ impl Hierarchical<'_> {
         self.nodes[rank as usize]
     }
 
-    /// A rank's place in its node.
+    /// The rank's index within its node.
     fn place(&self, rank: u32) -> u32 {
         (0..rank).filter(|&other| self.node(other) == self.node(rank)).count() as u32
     }
@@ -62,7 +62,7 @@ impl Hierarchical<'_> {
         members[tile % members.len()]
     }
 
-    /// A tile's number among those of its owner at this node.
+    /// Index of a tile among its owner's tiles on this node.
     fn number(&self, node: u32, tile: usize) -> u32 {
         (tile / self.members(node).len()) as u32
     }
@@ -71,7 +71,7 @@ impl Hierarchical<'_> {
         Region::whole(&[self.rows]).with(1, self.tiles[tile].start, self.tiles[tile].end)
     }
 
-    /// A tile in slots `first..last` of a buffer.
+    /// The region of a tile in slots `first..last` of a buffer.
     fn slots(&self, tile: usize, first: u32, last: u32) -> Region {
         let slots = Region::whole(&[1, self.rows]).with(0, first, last);
         slots.with(2, self.tiles[tile].start, self.tiles[tile].end)
@@ -120,7 +120,7 @@ impl Hierarchical<'_> {
         })
     }
 
-    /// Summands go to the owners of their tiles in the same node.
+    /// Sends summands to the owners of their tiles on the same node.
     fn to_owners(&self) -> Step {
         let sends = |rank| {
             let (node, place) = (self.node(rank), self.place(rank));
@@ -136,7 +136,7 @@ impl Hierarchical<'_> {
         self.exchange((Operand::Input(0), RECEIVED), sends, false)
     }
 
-    /// The nodes' sums go to the owners of their tiles in the other nodes. Every rank hears from every other one here.
+    /// Sends the node's sums to the owners of their tiles on the other nodes. Every rank hears from every other rank here.
     fn to_other_nodes(&self) -> Step {
         let sends = |rank| {
             let node = self.node(rank);
@@ -156,7 +156,7 @@ impl Hierarchical<'_> {
         self.exchange((OF_NODE, OF_NODES), sends, false)
     }
 
-    /// Results go to the other ranks of the node.
+    /// Sends results to the other ranks of the node.
     fn to_others(&self) -> Step {
         let sends = |rank| {
             let node = self.node(rank);
@@ -171,7 +171,7 @@ impl Hierarchical<'_> {
         self.exchange((Operand::Output, Operand::Output), sends, false)
     }
 
-    /// The sums of each rank's tiles: those within the node (`received` is [`RECEIVED`]), or those of the nodes.
+    /// Sums each rank's tiles, either within the node (`received` is [`RECEIVED`]) or over the nodes.
     fn sum(&self, received: Operand) -> Step {
         let within = received == RECEIVED;
         let residual = self.residual && !within;

@@ -1,10 +1,10 @@
-//! Collectives: operators that move or sum values between ranks. An open set.
+//! Collectives: operators that move values between ranks or sum them over ranks. The set is open.
 //!
-//! A collective is one file and one line in [`built_in`], or, outside of this crate, one call of
-//! [`crate::Registry::register_collective`]. It says what sharding it needs and gives, which reshardings it can be
-//! inserted for, and how it is carried out: a [`Lowered`] is a list of steps, each a table of sends between ranks or
-//! tasks of a registered type. From the table the builder derives the copies, the events that peers trigger and
-//! their trigger counts, and what is ordered before what, so a collective cannot state an order that does not hold.
+//! A collective is one file and one line in [`built_in`], or in another crate one call of
+//! [`crate::Registry::register_collective`]. It declares the sharding that it needs and gives, the changes of sharding that it
+//! can be inserted for, and how it is carried out. A [`Lowered`] is a list of steps; each step is a table of sends between ranks,
+//! or tasks of a registered type. From the table the builder derives the copies, the events that peers trigger with their numbers
+//! of triggers, and the resulting order. So a collective cannot claim an order that does not hold.
 
 mod all_to_all;
 mod allgather;
@@ -28,7 +28,7 @@ pub use slice::Slice;
 
 use std::sync::Arc;
 
-/// The collectives of this crate. Where several can do a resharding, the first one in the order of names does.
+/// The collectives of this crate. If several can make a change of sharding, the first one by name is used.
 pub fn built_in() -> Vec<Arc<dyn Collective>> {
     vec![
         Arc::new(AllReduce),

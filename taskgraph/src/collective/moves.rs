@@ -1,4 +1,4 @@
-//! Which block goes where when a tensor's sharding changes.
+//! The blocks that move between ranks when a tensor's sharding changes.
 
 use super::contract::{Operand, TaskStep};
 use crate::op_graph::Rows;
@@ -8,14 +8,14 @@ use crate::target::Target;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, TaskSpec};
 
-/// A block that one rank holds and another needs, or the same rank at another place.
+/// A block that one rank holds and that another rank needs, or the same rank needs at another place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The rank that needs it.
+    /// The rank that needs the block.
     pub to: u32,
-    /// Where it lies in the holder's own tensor.
+    /// Its place in the holder's tensor.
     pub source: Region,
-    /// Where it lies in the receiver's own tensor.
+    /// Its place in the receiver's tensor.
     pub target: Region,
 }
 
@@ -27,7 +27,7 @@ struct Piece {
     len: u64,
 }
 
-/// The pieces that `rank` holds of the dimension that is split; without a split all of dimension 0.
+/// The pieces that `rank` holds of the split dimension. Without a split, all of dimension 0.
 fn pieces(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Piece>) {
     let Sharding::Split { dim, parts } = sharding else {
         return (0, vec![Piece { local: 0, global: 0, len: dims[0] }]);
@@ -44,12 +44,12 @@ fn pieces(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, V
     (*dim, held)
 }
 
-/// The pieces that `rank` sends: what a lower rank holds too is left to that one.
+/// The pieces that `rank` sends. Pieces that a lower rank holds too are sent by that rank.
 fn sent(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Piece>) {
     let (dim, mut own) = pieces(dims, sharding, rank, world);
     for lower in 0..rank {
         for other in pieces(dims, sharding, lower, world).1 {
-            // Shares of a part are in the order of ranks, so a lower rank's covers the beginning.
+            // Shares of a part are in rank order, so a lower rank covers the beginning.
             for piece in &mut own {
                 let end = other.global + other.len;
                 if other.global <= piece.global && end > piece.global {
@@ -65,15 +65,15 @@ fn sent(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec
     (dim, own)
 }
 
-/// True where some index of a tensor of these dimensions lies on more than one rank.
+/// True if an index of a tensor with these dimensions is on more than one rank.
 pub(super) fn overlaps(dims: &[u64], sharding: &Sharding, world: u32) -> bool {
     let held: u64 = (0..world).flat_map(|r| pieces(dims, sharding, r, world).1).map(|p| p.len).sum();
     let dim = if let Sharding::Split { dim, .. } = sharding { *dim } else { 0 };
     held != dims[dim]
 }
 
-/// For each rank what it moves where, so that a tensor of global dimensions `dims` and sharding `from` (split or
-/// replicated) gets sharding `to`. Of a replicated tensor every rank has its share already.
+/// The moves of each rank that change the sharding of a tensor with global dimensions `dims` from `from` (split or replicated) to
+/// `to`. For a replicated tensor, every rank has its share already.
 pub fn moves(dims: &[u64], from: &Sharding, to: &Sharding, world: u32) -> Vec<Vec<Move>> {
     let wanted: Vec<(usize, Vec<Piece>)> = (0..world).map(|r| pieces(dims, to, r, world)).collect();
     (0..world)
@@ -103,7 +103,7 @@ pub fn moves(dims: &[u64], from: &Sharding, to: &Sharding, world: u32) -> Vec<Ve
         .collect()
 }
 
-/// What two pieces share, as the holder and the receiver see it.
+/// The overlap of two pieces, as the holder and the receiver see it.
 fn meet(
     dims: &[u64],
     (from_dim, from): (usize, &Piece),
@@ -125,8 +125,8 @@ fn meet(
     Some((source, target))
 }
 
-/// Tasks that move each rank's own blocks (`list` holds those of each rank) from `source` to `target`, cut along the
-/// last dimension.
+/// Tasks that move the blocks that each rank holds itself (`list` has those of each rank) from `source` to `target`, cut along
+/// the last dimension.
 pub fn local_copies(
     list: &[Vec<Move>],
     (source, target): (Operand, Operand),
@@ -161,7 +161,7 @@ pub fn local_copies(
     }
 }
 
-/// The number by which copies and sums know which rows of a tensor are in use.
+/// The number that tells copies and sums which rows of a tensor are in use.
 pub fn rows_kind(rows: Rows) -> u32 {
     match rows {
         Rows::Tokens => 0,
@@ -170,7 +170,7 @@ pub fn rows_kind(rows: Rows) -> u32 {
     }
 }
 
-/// The same of blocks of a tensor of these dimensions that are cut in `dims_cut`: only whole rows can be counted.
+/// The same for blocks of a tensor that is cut in `dims_cut`. Only whole rows can be counted.
 pub(super) fn rows_kind_of_blocks(dims: &[u64], cut: &[Option<usize>], rows: Rows) -> u32 {
     if dims.len() == 2 && !cut.contains(&Some(0)) { rows_kind(rows) } else { rows_kind(Rows::Fixed) }
 }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::split::{Part, Split};
 
-    /// Values of a tensor are their global indices: after the moves each rank holds what its new share says.
+    /// Each value is its global index. After the moves, each rank must hold what its new share says.
     fn check(dims: [u64; 2], from: &Sharding, to: &Sharding, world: u32) {
         let locals = |sharding: &Sharding, rank: u32| -> (Vec<u64>, Vec<u64>) {
             let (dim, held) = pieces(&dims, sharding, rank, world);

@@ -1,4 +1,4 @@
-//! `reduce_scatter`: the sum of a partial tensor over the ranks, of which each rank gets its share.
+//! `reduce_scatter`: gives each rank its share of the sum of a partial tensor over the ranks.
 
 use super::allreduce::{SUM, can_sum, check_partial, sum_type};
 use super::contract::{Buffer, Collective, CollectiveOp, Exchange, Lowered, Operand, Send, Step, TaskStep};
@@ -12,8 +12,8 @@ use crate::split::Sharding;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
 
-/// `reduce_scatter(x)`: the sum of a partial `[rows, columns]` f32 tensor over the ranks, in rank order, of which each
-/// rank gets its share. Attributes: `shard`, as of a tensor: how the result is split; `dtype` (`f32`, `bf16`, `f16`):
+/// `reduce_scatter(x)`: the sum of a partial f32 tensor `[rows, columns]` over the ranks, in rank order. Each rank gets its share
+/// of the result. Attributes: `shard`, written as for a tensor, is the split of the result; `dtype` (`f32`, `bf16`, `f16`) is the
 /// element type of the result, f32 by default.
 #[derive(Debug)]
 pub struct ReduceScatter;
@@ -49,7 +49,7 @@ impl Collective for ReduceScatter {
     fn lower(&self, op: &CollectiveOp<'_>) -> Result<Lowered, OpError> {
         let (input, output, world) = (&op.view.inputs[0], &op.view.outputs[0], op.world());
         let dims = &input.ty.dims;
-        // Every rank has a summand of everything: what a rank needs, all others send.
+        // Every rank has a summand for everything, so all other ranks send what a rank needs.
         let shares = moves(dims, &Sharding::Replicated, output.sharding, world);
         let rows_kind = rows_kind_of_blocks(dims, &[split_dim(output.sharding)], input.ty.rows);
         let mut target = op.options.target.clone();

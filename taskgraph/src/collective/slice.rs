@@ -1,4 +1,4 @@
-//! `slice`: each rank takes its share of what every rank holds. No rank sends anything.
+//! `slice`: each rank takes its share of a replicated tensor. Nothing is sent.
 
 use super::contract::{Collective, CollectiveOp, Lowered, Operand, Placed, Step};
 use super::moves::{local_copies, moves, rows_kind_of_blocks, split_dim};
@@ -8,14 +8,14 @@ use crate::op_graph::{Attrs, Role};
 use crate::split::Sharding;
 use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
 
-/// `slice(x)`: of a replicated tensor each rank's share. Attribute `shard`, as of a tensor: what each rank takes.
+/// `slice(x)`: each rank's share of a replicated tensor. Attribute `shard`, written as for a tensor: the split of the result.
 #[derive(Debug)]
 pub struct Slice;
 
-/// The attribute `shard` of collectives whose result is split: a split, written as a tensor's `shard`.
+/// The attribute `shard` of collectives with a split result: a split, written as a tensor's `shard`.
 pub(super) const SHARD: &[Attribute] = &[Attribute::new("shard", AttributeKind::Any)];
 
-/// The sharding that the attribute `shard` names.
+/// The sharding in the attribute `shard`.
 pub(super) fn shard_attribute(op: &OpView<'_>) -> Result<Sharding, OpError> {
     let Some(value) = op.attrs.get("shard") else {
         return Err(OpError(
@@ -58,7 +58,7 @@ impl Collective for Slice {
     }
 
     fn reshards(&self, tensor: &OperandView<'_>, to: &Sharding) -> Option<Attrs> {
-        // Matrices of a checkpoint are packed for the kernels: they are split where they are loaded.
+        // The checkpoint's matrices are packed for the kernels, so they are split when they are loaded.
         let packed = matches!(tensor.role, Role::Weight { .. }) && tensor.ty.dims.len() == 2;
         (*tensor.sharding == Sharding::Replicated && split_dim(to).is_some() && !packed)
             .then(|| shard_attrs(to))
@@ -69,7 +69,7 @@ impl Collective for Slice {
         if let (Sharding::Split { dim, parts }, Role::Activation) = (output.sharding, output.role)
             && parts.len() == 1
         {
-            // One block of what is there already: nothing is copied.
+            // A single block of existing data, so nothing is copied.
             let first =
                 |rank| output.sharding.ranges(rank, world).first().map_or(0, |range| range.start as u32);
             let placed = Placed { dim: *dim, first: (0..world).map(first).collect() };

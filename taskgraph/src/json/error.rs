@@ -1,15 +1,15 @@
-//! Why a graph file cannot be read.
+//! Errors of reading a graph file.
 
-/// A graph file that can't be read.
+/// A graph file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphFileError {
-    /// The file itself.
+    /// The file cannot be read.
     #[error("cannot read the graph: {0}")]
     Io(#[from] std::io::Error),
-    /// Not JSON, a missing or unknown field, or a wrong type; names line and column.
-    #[error("the graph is not as its schema says: {0}")]
+    /// Invalid JSON, a missing or unknown field, or a wrong type. The message names line and column.
+    #[error("the graph does not match its schema: {0}")]
     Json(#[from] serde_json::Error),
-    /// A value that makes no sense where it stands.
+    /// An invalid value.
     #[error("{place}: {message}")]
     Value {
         /// Path of the value, such as `all_tasks[17].inputs[0].base_ptr`.

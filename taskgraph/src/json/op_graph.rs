@@ -15,23 +15,22 @@ use std::collections::{HashMap, HashSet};
 /// Reads an op graph from text; see [`op_graph_from_value`].
 ///
 /// # Errors
-/// Bad JSON with line and column, then as [`op_graph_from_value`].
+/// Invalid JSON, with line and column; otherwise those of [`op_graph_from_value`].
 pub fn op_graph_from_str(text: &str) -> Result<(OpGraph, DataSources), GraphFileError> {
     op_graph_from_value(&serde_json::from_str(text)?, "graph")
 }
 
-/// Reads an op graph in the form of [`OpGraphFile`]; `place` is where it stands, for messages. Also gives the
-/// sources of the values of those tensors that name one.
+/// Reads an op graph in the form of [`OpGraphFile`]. `place` is its path, for messages. Also returns the sources of the values of
+/// those tensors that have one.
 ///
 /// # Errors
-/// Unknown or missing fields, wrong types, names that don't exist or exist twice, sizes that overflow or
-/// contradict each other, shardings that don't fit: each with the path of the value. Whether the operators
-/// accept their operands is for the infer pass to say.
+/// Unknown or missing fields, wrong types, unknown or duplicate names, sizes that overflow or contradict each other, or invalid
+/// shardings. Each error has the path of the value. The infer pass checks later whether the operators accept their operands.
 pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataSources), GraphFileError> {
     let Value::Object(fields) = value else {
         return Err(GraphFileError::at(place, "must be an object"));
     };
-    // Tensors and operators one by one, so that errors name them.
+    // Tensors and operators are read one by one, so that errors name them.
     let mut rest = fields.clone();
     let list = |key: &str, rest: &mut Map<String, Value>| match rest.remove(key) {
         Some(Value::Array(items)) => {
@@ -51,7 +50,7 @@ pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataS
     if samples > file.rows {
         return Err(GraphFileError::at(
             format!("{place}.samples"),
-            format!("{samples} is more than the {} rows", file.rows),
+            format!("{samples} is more than `rows` ({})", file.rows),
         ));
     }
     let active = file.active.unwrap_or(1);
@@ -109,7 +108,7 @@ fn add_ops(
             inputs.push(known.ok_or_else(|| {
                 GraphFileError::at(
                     format!("{place}.inputs[{j}]"),
-                    format!("'{name}' is neither declared nor written by an operator before"),
+                    format!("'{name}' is neither declared nor written by an earlier operator"),
                 )
             })?);
         }
@@ -131,13 +130,13 @@ fn add_ops(
             if !matches!(graph.tensors[tensor as usize].role, Role::Activation | Role::Persistent { .. }) {
                 return Err(GraphFileError::at(
                     place,
-                    format!("'{name}' can't be written: of what kind it is"),
+                    format!("'{name}' cannot be written because of its kind"),
                 ));
             }
             if !written.insert(tensor) {
                 return Err(GraphFileError::at(
                     place,
-                    format!("'{name}' is written by another operator too"),
+                    format!("'{name}' is already written by another operator"),
                 ));
             }
             outputs.push(tensor);
@@ -147,19 +146,19 @@ fn add_ops(
             _ => return Err(GraphFileError::at(place, "needs a `name` or an output")),
         };
         if !op_names.insert(name.clone()) {
-            return Err(GraphFileError::at(format!("{place}.name"), format!("'{name}' is there twice")));
+            return Err(GraphFileError::at(format!("{place}.name"), format!("'{name}' appears twice")));
         }
         graph.ops.push(Op { name, op_type: op.op, inputs, outputs, attrs: op.attrs });
     }
     Ok(())
 }
 
-/// Number of elements of checked dimensions.
+/// Number of elements of a tensor with checked dimensions.
 fn elements(dims: &[u64], dtype: DType, place: &str) -> Result<u64, GraphFileError> {
     if dims.is_empty() || dims.len() > MAX_DIMS {
         return Err(GraphFileError::at(
             format!("{place}.dims"),
-            format!("has {} dimensions; 1 to {MAX_DIMS} are possible", dims.len()),
+            format!("has {} dimensions; expected 1 to {MAX_DIMS}", dims.len()),
         ));
     }
     if let Some(bad) = dims.iter().find(|&&d| d == 0 || d > u64::from(u32::MAX)) {
@@ -170,7 +169,10 @@ fn elements(dims: &[u64], dtype: DType, place: &str) -> Result<u64, GraphFileErr
     }
     let product = dims.iter().try_fold(1u64, |p, &d| p.checked_mul(d));
     product.filter(|p| p.checked_mul(dtype.size()).is_some_and(|b| b < 1 << 62)).ok_or_else(|| {
-        GraphFileError::at(format!("{place}.dims"), format!("{dims:?} are more bytes than 62 bits count"))
+        GraphFileError::at(
+            format!("{place}.dims"),
+            format!("{dims:?} is too large: its bytes do not fit in 62 bits"),
+        )
     })
 }
 
@@ -185,16 +187,16 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
         None => None,
     };
     if source.is_some() && file.kind == TensorKind::Activation {
-        return at("data", "an activation gets its values from an operator".into());
+        return at("data", "an activation gets its values from an operator; remove `data`".into());
     }
     if file.region_dims.is_some() && file.kind != TensorKind::Persistent {
-        return at("region_dims", "only persistent tensors have them".into());
+        return at("region_dims", "only persistent tensors can have region dimensions".into());
     }
     if let Some(dims) = &file.region_dims {
         elements(dims, DType::U8, place)?;
     }
     if file.parts.is_some() && file.kind != TensorKind::Weight {
-        return at("parts", "only weights have them".into());
+        return at("parts", "only weights can have parts".into());
     }
     let role = match file.kind {
         TensorKind::Input => Role::Input,
@@ -210,7 +212,7 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
                 sum.checked_add(p.dims[0])
             });
             if rows != Some(file.dims[0]) {
-                return at("parts", format!("do not stack up to {:?}", file.dims));
+                return at("parts", format!("do not add up to {:?} along dimension 0", file.dims));
             }
             Role::Weight { parts }
         }
@@ -247,7 +249,7 @@ fn data_source(value: &Value, count: u64, place: &str) -> Result<DataSource, Gra
             if values.len() as u64 != count {
                 return Err(GraphFileError::at(
                     format!("{place}.values"),
-                    format!("{} values are given, the tensor has {count} elements", values.len()),
+                    format!("{} values are given, but the tensor has {count} elements", values.len()),
                 ));
             }
             Ok(DataSource::Values { values })
@@ -264,11 +266,11 @@ fn data_source(value: &Value, count: u64, place: &str) -> Result<DataSource, Gra
     }
 }
 
-/// The JSON form of an op graph with the sources of its tensors' values; [`op_graph_from_value`] reads it back
-/// equal if types that the infer pass filled in were not.
+/// The JSON form of an op graph with the sources of its tensors' values. [`op_graph_from_value`] reads it back without loss,
+/// except for types that the infer pass has set.
 ///
 /// # Errors
-/// Where an operator names a tensor that does not exist.
+/// An operator names a tensor that does not exist.
 pub fn op_graph_to_value(graph: &OpGraph, sources: &DataSources) -> Result<Value, GraphFileError> {
     let json = |e: serde_json::Error| GraphFileError::Json(e);
     let mut tensors = Vec::new();
@@ -303,7 +305,7 @@ pub fn op_graph_to_value(graph: &OpGraph, sources: &DataSources) -> Result<Value
         let tensor = graph.tensors.get(*t as usize);
         tensor
             .map(|t| t.name.clone())
-            .ok_or_else(|| GraphFileError::at(&op.name, format!("names tensor {t}, which doesn't exist")))
+            .ok_or_else(|| GraphFileError::at(&op.name, format!("names tensor {t}, which does not exist")))
     };
     let mut ops = Vec::new();
     for op in &graph.ops {

@@ -1,4 +1,4 @@
-//! The shape of a user's op graph in JSON.
+//! The format of a user's op graph in JSON.
 
 use crate::dtype::DType;
 use crate::op_graph::{Attrs, Rows, WeightPart};
@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Data sources by tensor name.
+/// Sources of values by tensor name.
 pub type DataSources = BTreeMap<String, DataSource>;
 
-/// An op graph of the user's own: the `"graph"` of model.json.
+/// An op graph of your own: the `"graph"` of model.json.
 ///
 /// ```json
 /// {"rows": 2,
@@ -25,23 +25,23 @@ pub type DataSources = BTreeMap<String, DataSource>;
 #[serde(deny_unknown_fields)]
 #[schemars(title = "op graph")]
 pub struct OpGraphFile {
-    /// Shown in messages and timelines; `graph` by default.
+    /// Name in messages and timelines. Default: `graph`.
     #[serde(default = "default_name")]
     pub name: String,
-    /// Token rows of one iteration, all in use.
+    /// Number of token rows of one iteration, all in use.
     pub rows: u32,
-    /// Rows that yield a token, the last ones; all by default.
+    /// Number of rows that yield a token: the last ones. Default: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u32>,
-    /// Sequence slots that take part; 1 by default.
+    /// Number of sequence slots that take part. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<u32>,
-    /// Inputs, weights, constants and tensors that live across iterations.
+    /// Inputs, weights, constants and persistent tensors.
     #[serde(default)]
     pub tensors: Vec<OpGraphTensor>,
-    /// Operators, each after those that write what it reads.
+    /// Operators. Each comes after the operators that write what it reads.
     pub ops: Vec<OpGraphOp>,
-    /// Tensors whose values are wanted at the end.
+    /// Tensors whose final values are returned.
     #[serde(default)]
     pub outputs: Vec<String>,
 }
@@ -50,19 +50,19 @@ fn default_name() -> String {
     "graph".into()
 }
 
-/// What a tensor of an op graph is for.
+/// The purpose of a tensor of an op graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorKind {
-    /// Given from outside before each iteration.
+    /// Set from outside before each iteration.
     Input,
-    /// Constant, possibly packed for the kernels; its values come from `data`.
+    /// Constant, possibly packed for the kernels. Its values come from `data`.
     Weight,
-    /// Constant, used as it is.
+    /// Constant, used without packing.
     Constant,
-    /// Lives across iterations.
+    /// Persists across iterations.
     Persistent,
-    /// Written by an operator; declared only to fix its type.
+    /// Written by an operator. Declared only to fix its type.
     Activation,
 }
 
@@ -76,38 +76,38 @@ pub struct OpGraphTensor {
     pub dtype: DType,
     /// Global dimensions, at most 4.
     pub dims: Vec<u64>,
-    /// What it is for.
+    /// Its purpose.
     pub kind: TensorKind,
-    /// What the first dimension counts; `tokens` for inputs and activations, `fixed` for others.
+    /// What the first dimension counts. Default: `tokens` for inputs and activations, `fixed` for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<Rows>,
-    /// How it is spread over the ranks; replicated by default.
+    /// How it is split over the ranks. Default: replicated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Shard>")]
     pub shard: Option<serde_json::Value>,
-    /// Where its values come from.
+    /// The source of its values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<DataSource>")]
     pub data: Option<serde_json::Value>,
-    /// Of a persistent tensor: index space of the regions that tasks name, where it is not `dims`.
+    /// For a persistent tensor: the index space of the regions that tasks declare, if it is not `dims`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region_dims: Option<Vec<u64>>,
-    /// Of a weight: the pieces it is made of along dimension 0, each a tensor of the checkpoint; by default
-    /// one, of its own name.
+    /// For a weight: the parts that it consists of along dimension 0, each a tensor of the checkpoint. Default: one part with the
+    /// tensor's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<Vec<WeightPart>>,
 }
 
-/// How a tensor is spread over the ranks.
+/// How a tensor is split over the ranks.
 #[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
 #[allow(dead_code)]
 pub(super) enum Shard {
-    /// Without split.
+    /// No split.
     Named(NamedShard),
-    /// One dimension is dealt to the ranks by one rule.
+    /// One dimension is split over the ranks by one rule.
     Split(SplitShard),
-    /// One dimension is the concatenation of parts with a rule each.
+    /// One dimension is the concatenation of parts, each with its own rule.
     Parts(PartsShard),
 }
 
@@ -134,20 +134,20 @@ pub(super) struct SplitShard {
 pub(super) struct PartsShard {
     /// The dimension.
     pub(super) dim: usize,
-    /// What it is made of, in order.
+    /// Its parts, in order.
     pub(super) parts: Vec<Part>,
 }
 
-/// Where the values of a tensor come from.
+/// The source of a tensor's values.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum DataSource {
-    /// Given here.
+    /// Values in this file.
     Values {
-        /// All elements of the global tensor, the last dimension fastest.
+        /// All elements of the global tensor, row-major (the last dimension varies fastest).
         values: Vec<f64>,
     },
-    /// A function of seed, tensor name and global index.
+    /// Values computed from a seed, the tensor's name and the global index.
     Random {
         /// The seed.
         random: RandomData,
@@ -156,7 +156,7 @@ pub enum DataSource {
     File {
         /// A safetensors file, relative to model.json.
         file: String,
-        /// Name of the tensor there.
+        /// Name of the tensor in that file.
         tensor: String,
     },
 }
@@ -175,14 +175,14 @@ pub struct RandomData {
 pub struct OpGraphOp {
     /// Operator, e.g. `linear`.
     pub op: String,
-    /// Unique in the graph; by default its first output.
+    /// Unique in the graph. Default: the name of its first output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Tensors read, in the order that the operator's contract gives.
+    /// Tensors that it reads, in the order of the operator's contract.
     pub inputs: Vec<String>,
-    /// Tensors written.
+    /// Tensors that it writes.
     pub outputs: Vec<String>,
-    /// Constants of the operator.
+    /// Attributes of the operator.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub attrs: Attrs,
 }

@@ -11,10 +11,10 @@ pub(super) fn parse<T: DeserializeOwned>(value: Value, place: &str) -> Result<T,
     serde_json::from_value(value).map_err(|e| GraphFileError::at(place, e.to_string()))
 }
 
-/// Reads the `shard` of a tensor with these dimensions; `place` is where it stands, for messages.
+/// Reads the `shard` of a tensor with these dimensions. `place` is its path, for messages.
 ///
 /// # Errors
-/// What does not fit the dimensions, with its place.
+/// The sharding is malformed or does not fit the dimensions.
 pub fn shard_from_value(value: &Value, dims: &[u64], place: &str) -> Result<Sharding, GraphFileError> {
     let fields = match value {
         Value::String(name) if name == "replicated" => return Ok(Sharding::Replicated),
@@ -37,7 +37,7 @@ pub fn shard_from_value(value: &Value, dims: &[u64], place: &str) -> Result<Shar
             None => {
                 return Err(GraphFileError::at(
                     place,
-                    "needs `dim`, the dimension that is dealt to the ranks",
+                    "needs `dim`, the dimension that is split over the ranks",
                 ));
             }
         };
@@ -76,7 +76,7 @@ pub fn shard_from_value(value: &Value, dims: &[u64], place: &str) -> Result<Shar
     Ok(Sharding::Split { dim: shard.dim, parts: shard.parts })
 }
 
-/// The form of a sharding in JSON; `None` where it is replicated, the default.
+/// The JSON form of a sharding; `None` for replicated, the default.
 pub fn shard_to_value(sharding: &Sharding) -> Option<Value> {
     let shard = match sharding {
         Sharding::Replicated => return None,

@@ -21,10 +21,10 @@ pub fn to_json(graph: &TaskGraph) -> String {
     String::from_utf8(bytes).unwrap_or_default()
 }
 
-/// Writes `task_graph.json`, one task, event, tensor or variant a line.
+/// Writes `task_graph.json`, with one task, event, tensor or variant per line.
 ///
 /// # Errors
-/// Those of the writer; and where an operand, task or variant names what the graph does not have.
+/// Those of the writer; or an operand, task or variant refers to something that the graph does not have.
 pub fn write_json(graph: &TaskGraph, writer: impl Write) -> std::io::Result<()> {
     let mut writer = BufWriter::with_capacity(1 << 16, writer);
     let w = &mut writer;
@@ -68,7 +68,7 @@ fn lines<T: Serialize>(
 }
 
 fn missing(what: &str) -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("{what} that the graph does not have"))
+    std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("{what} does not exist in the graph"))
 }
 
 fn tensor_to_file(tensor: &TensorEntry) -> FileTensor<'_> {
@@ -139,7 +139,7 @@ fn operand_to_file<'g>(graph: &'g TaskGraph, operand: &Operand) -> std::io::Resu
     })
 }
 
-/// What an operand touches, where its view is the whole tensor but its region is less.
+/// The region that an operand accesses, if its view is the whole tensor but its region is smaller.
 fn touched(tensor: &TensorEntry, operand: &Operand) -> Option<FileView> {
     let ndim = tensor.dims.len();
     let region = &operand.region;
@@ -212,12 +212,12 @@ fn event_to_file(event: &Event) -> FileEvent {
     }
 }
 
-/// Reads `task_graph.json`. What [`write_json`] wrote of a built graph reads back equal: there every operand is
-/// one task's, and unused dimensions and strides of a view are 1.
+/// Reads `task_graph.json`. A file that [`write_json`] wrote for a built graph is read back without loss: in a built graph every
+/// operand belongs to one task, and unused dimensions and strides of a view are 1.
 ///
 /// # Errors
-/// JSON that is not as the schema says (line and column), and names, indices and event ids that the file does
-/// not have (path of the value). A graph that reads well may still be wrong: [`crate::verify`] says.
+/// JSON that does not match the schema (with line and column), or names, indices and event ids that do not exist (with the path
+/// of the value). A graph that can be read may still be wrong: [`crate::verify`] checks that.
 pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
@@ -240,7 +240,7 @@ pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
     let types: HashMap<&str, u16> =
         file.task_types.iter().enumerate().map(|(i, name)| (name.as_str(), i as u16)).collect();
     if types.len() != file.task_types.len() || types.len() > usize::from(u16::MAX) {
-        return Err(GraphFileError::at("task_types", "names a type twice, or too many"));
+        return Err(GraphFileError::at("task_types", "names a type twice, or has too many types"));
     }
     let tensors = file
         .tensors
@@ -253,7 +253,7 @@ pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
         if names.insert(tensor.name.as_str(), i as u32).is_some() {
             return Err(GraphFileError::at(
                 format!("tensors[{i}].name"),
-                format!("'{}' is there twice", tensor.name),
+                format!("'{}' appears twice", tensor.name),
             ));
         }
     }
@@ -304,7 +304,7 @@ pub fn from_json(mut reader: impl Read) -> Result<TaskGraph, GraphFileError> {
         ops: file.ops,
         tensors,
         variants,
-        // As many places as operands, and none taken twice: all are taken.
+        // There are as many places as operands and none is used twice, so all are used.
         operands: operands.list.into_iter().flatten().collect(),
         tasks,
         events,
@@ -351,10 +351,10 @@ fn tensor_from_file(tensor: FileTensor<'_>) -> Result<TensorEntry, GraphFileErro
     })
 }
 
-/// The operands of all tasks, each task's in one piece.
+/// The operands of all tasks. Those of one task are contiguous.
 struct Operands {
     list: Vec<Option<Operand>>,
-    /// Where the next task's begin if all are in the order of the tasks.
+    /// First operand of the next task, if operands are in the order of the tasks.
     next: u32,
 }
 
@@ -373,7 +373,7 @@ impl Context<'_> {
         let tag = |remote: bool| if remote { EventId::TAG_NVSHMEM } else { EventId::TAG_LOCAL };
         if u32::from(event.owner()) != self.rank || known.is_none_or(|e| tag(e.remote) != event.tag()) {
             let message = format!(
-                "{id:#x} is no event of rank {}: {} events, local ones with tag 0, remote ones with tag 1",
+                "{id:#x} is not an event of rank {}, which has {} events; local ones have tag 0, remote ones tag 1",
                 self.rank,
                 self.events.len()
             );
@@ -405,7 +405,7 @@ impl Context<'_> {
                     _ => {
                         return Err(GraphFileError::at(
                             "operand_id",
-                            format!("operand {at} is beyond the last one, or another task's"),
+                            format!("operand {at} does not exist, or belongs to another task"),
                         ));
                     }
                 }
@@ -424,7 +424,7 @@ impl Context<'_> {
             {
                 return Err(GraphFileError::at(
                     "dependent_events",
-                    "must be absent, or have several events and start with `dependent_event`",
+                    "must be absent, or hold several events and start with `dependent_event`",
                 ));
             }
             for (i, &id) in task.dependent_events.iter().enumerate() {
@@ -470,7 +470,7 @@ impl Context<'_> {
         if ndim > MAX_DIMS || view_strides.len() != ndim {
             return Err(GraphFileError::at(
                 "dims",
-                format!("at most {MAX_DIMS} dimensions, each with a stride, are possible"),
+                format!("expected at most {MAX_DIMS} dimensions, each with a stride"),
             ));
         }
         if operand.region.len() > MAX_DIMS {

@@ -1,4 +1,4 @@
-//! The shape of `task_graph.json`.
+//! The format of `task_graph.json`.
 
 use crate::dtype::DType;
 use crate::op_graph::{Capacity, Role, Rows};
@@ -9,10 +9,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Value of `schema` in a task graph file.
+/// The value of `schema` in a task graph file.
 pub const TASK_GRAPH_SCHEMA: &str = "mpk-task-graph/1";
 
-/// What one rank executes in one iteration.
+/// The tasks that one rank executes in one iteration.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "task_graph.json")]
@@ -25,16 +25,16 @@ pub(super) struct FileGraph<'a> {
     pub(super) rank: u32,
     /// Number of ranks.
     pub(super) world: u32,
-    /// Who places tasks.
+    /// What decides where tasks run.
     pub(super) placement: Placement,
-    /// The kind of machine that it is for; it fixes the order of values inside packed matrices.
+    /// The kind of machine that it is built for. It determines the order of values inside packed matrices.
     #[serde(default)]
     pub(super) backend: Backend,
-    /// Workers that the graph was built for.
+    /// Number of workers that the graph was built for.
     pub(super) workers: u32,
-    /// What an iteration has room for.
+    /// The capacity of an iteration.
     pub(super) capacity: Capacity,
-    /// Names of the task types in use; the first six are those of the protocol.
+    /// Names of the task types in use. The first six are those of the protocol.
     pub(super) task_types: Vec<String>,
     /// Names of the operators.
     pub(super) ops: Vec<String>,
@@ -44,14 +44,14 @@ pub(super) struct FileGraph<'a> {
     /// Specialised implementations of task types.
     #[serde(borrow)]
     pub(super) variants: Vec<FileVariant<'a>>,
-    /// All tasks, by index; 0 terminates, 1 begins.
+    /// All tasks by index. Task 0 terminates, task 1 begins.
     #[serde(borrow)]
     pub(super) all_tasks: Vec<FileTask<'a>>,
-    /// All events, by index; 0 termination, 1 begin, 2 end of graph.
+    /// All events by index: 0 is termination, 1 begin, 2 end of graph.
     pub(super) all_events: Vec<FileEvent>,
-    /// The task with which an iteration starts: the one that triggers event 1.
+    /// The task that starts an iteration: the one that triggers event 1.
     pub(super) first_tasks: Vec<u32>,
-    /// Static placement: the tasks of each worker in order.
+    /// Static placement: the tasks of each worker, in order.
     pub(super) worker_lists: Vec<Vec<u32>>,
 }
 
@@ -69,11 +69,11 @@ pub(super) struct FileTensor<'a> {
     pub(super) strides: Vec<u32>,
     /// The rank's own memory, or the symmetric heap.
     pub(super) space: Space,
-    /// Size in bytes, padding included.
+    /// Size in bytes, including padding.
     pub(super) bytes: u64,
-    /// What it is for.
+    /// Its purpose.
     pub(super) role: Role,
-    /// Of a weight: where its values come from, in order along dimension 0.
+    /// For a weight: the sources of its values, in order along dimension 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<FilePart>,
     /// Index space of the operands' regions.
@@ -86,20 +86,20 @@ pub(super) struct FileTensor<'a> {
     pub(super) output: bool,
     /// What the first dimension counts.
     pub(super) rows: Rows,
-    /// Where it lies over other tensors; absent: in memory of its own.
+    /// Its place among tensors that share memory. Absent if it has its own memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) overlay: Option<Overlay>,
 }
 
-/// One piece of a weight.
+/// One part of a weight.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FilePart {
     /// Name in the checkpoint.
     pub(super) source: String,
-    /// Global dimensions there.
+    /// Global dimensions in the checkpoint.
     pub(super) dims: Vec<u64>,
-    /// Dimension that is dealt to the ranks; absent: all of it is held.
+    /// The dimension that is split over the ranks. Absent if this rank holds all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) dim: Option<usize>,
     /// Indices `[first, one past the last]` of that dimension that this rank holds.
@@ -115,7 +115,7 @@ pub(super) struct FileVariant<'a> {
     pub(super) task_type: Cow<'a, str>,
     /// Parameters, as words.
     pub(super) params: Vec<u32>,
-    /// Scratch memory of a worker, bytes.
+    /// Scratch memory per worker, in bytes.
     pub(super) scratch_bytes: u32,
 }
 
@@ -125,24 +125,24 @@ pub(super) struct FileVariant<'a> {
 pub(super) struct FileOperand<'a> {
     /// Name of the tensor.
     pub(super) base_ptr: Cow<'a, str>,
-    /// Bytes from the tensor's start to what is touched.
+    /// Offset in bytes from the start of the tensor to the accessed part.
     pub(super) offset: u64,
-    /// Dimensions of what is touched.
+    /// Dimensions of the accessed part.
     pub(super) dims: Vec<u32>,
     /// In elements.
     pub(super) strides: Vec<u32>,
-    /// Element type: the tensor's.
+    /// Element type, the same as the tensor's.
     pub(super) data_type: DType,
-    /// `[first, one past the last]` index touched in each dimension of the tensor's region space.
+    /// `[first, one past the last]` accessed index in each dimension of the tensor's region space.
     pub(super) region: Vec<[u32; 2]>,
-    /// What the region stands for, where the bytes are known at run time only.
+    /// What the region stands for, if the bytes are known only at run time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) trust: Option<Trust>,
-    /// Rank whose memory is meant, or `"all"`; absent: this rank's own.
+    /// The rank whose memory it is in, or `"all"`. Absent: this rank's own memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) place: Option<FilePlace>,
-    /// What the kernel sees, where that is more than it touches: which rows are a slot's is known at run time, so
-    /// its tasks see all rows, and the rows above are the share that stands for the slot's.
+    /// The kernel's view, if it is larger than the accessed part. The rows of a slot are known only at run time, so its tasks see
+    /// all rows, and the rows above are the share that stands for the slot's rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) view: Option<FileView>,
 }
@@ -151,7 +151,7 @@ pub(super) struct FileOperand<'a> {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileView {
-    /// Bytes from the tensor's start.
+    /// Offset in bytes from the start of the tensor.
     pub(super) offset: u64,
     /// Dimensions.
     pub(super) dims: Vec<u32>,
@@ -163,9 +163,9 @@ pub(super) struct FileView {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FilePlace {
-    /// That rank's.
+    /// The memory of that rank.
     Peer(u16),
-    /// Every rank's, the own included.
+    /// The memory of every rank, including its own.
     All,
 }
 
@@ -177,7 +177,7 @@ pub(super) struct FileTask<'a> {
     pub(super) task_type: Cow<'a, str>,
     /// Index in `variants`.
     pub(super) variant_id: u16,
-    /// Index in `ops` of the operator it came from.
+    /// Index in `ops` of its operator.
     pub(super) op_id: u32,
     /// What it reads.
     #[serde(borrow)]
@@ -185,25 +185,25 @@ pub(super) struct FileTask<'a> {
     /// What it writes.
     #[serde(borrow)]
     pub(super) outputs: Vec<FileOperand<'a>>,
-    /// Place of its first operand in the builder's list of all operands, where that is not the order of the tasks.
+    /// Index of its first operand in the builder's list of all operands, if that list is not in the order of the tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) operand_id: Option<u32>,
-    /// EventId that it triggers: tag in bits 63..48 (1: NVSHMEM), owner in 47..32, index in 31..0; all ones: none.
+    /// EventId that it triggers: tag in bits 63..48 (1: NVSHMEM), owner in 47..32, index in 31..0. All ones: none.
     pub(super) trigger_event: u64,
     /// The first EventId that it waits for, of the same iteration.
     #[schemars(required, extend("type" = ["integer", "null"]))]
     #[serde(deserialize_with = "present")]
     pub(super) dependent_event: Option<u64>,
-    /// All of them, in order, where there is more than one.
+    /// All events of this iteration that it waits for, in order, if there is more than one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) dependent_events: Vec<u64>,
-    /// EventIds of earlier iterations that it waits for, each with how many epochs back.
+    /// Events of earlier iterations that it waits for: pairs of EventId and number of epochs back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) carried_events: Vec<(u64, u32)>,
-    /// Static placement: its worker.
+    /// Static placement: the worker that runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) worker: Option<u32>,
-    /// Constants of this one task; absent: all zero.
+    /// Constants of this particular task. Absent: all zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) args: Option<[i32; 8]>,
 }
@@ -217,15 +217,15 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileEvent {
-    /// What it does.
+    /// What happens when it is ready.
     pub(super) event_type: EventType,
-    /// Triggers of one iteration, from all ranks.
+    /// Number of triggers per iteration, from all ranks.
     pub(super) num_triggers: u32,
-    /// First of the tasks that it launches.
+    /// First task that it launches.
     pub(super) first_task_id: u32,
-    /// One past the last.
+    /// One past the last task that it launches.
     pub(super) last_task_id: u32,
-    /// Other ranks trigger it.
+    /// True if other ranks trigger it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) remote: bool,
 }

@@ -1,4 +1,4 @@
-//! Cuts operators into tasks. Operators that look the same (the layers of a model) are cut once for each rank.
+//! Cuts operators into tasks. Operators that look the same, such as the layers of a model, are cut once per rank.
 
 use super::layouts::Layouts;
 use super::local::local_op;
@@ -24,7 +24,7 @@ pub(crate) struct Step {
     pub suffix: &'static str,
     pub inputs: Vec<ExpansionOperand>,
     pub outputs: Vec<ExpansionOperand>,
-    /// Index in the parts, or [`NONE`] where there is nothing to do.
+    /// Index in the parts, or [`NONE`] if there is nothing to do.
     pub part: u32,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct LocalClass {
     pub steps: Vec<Step>,
 }
 
-/// Cuts operators, and remembers what it has cut.
+/// Cuts operators, and remembers the results.
 pub(crate) struct Classes<'a> {
     graph: &'a OpGraph,
     registry: &'a Registry,
@@ -56,8 +56,8 @@ impl<'a> Classes<'a> {
         Classes { graph, registry, target, world, layouts, by_key: HashMap::new() }
     }
 
-    /// The operator on each rank; `push` where its pushable output goes to every rank as flagged words, `dealt` where an
-    /// output is dealt to the ranks in blocks of a dimension ([`crate::collective::Lowered::dealt`]).
+    /// Cuts the operator on each rank. `push` is set if its pushable output goes to every rank as flagged words. `dealt` is set
+    /// if an output is split over the ranks in blocks of a dimension ([`crate::collective::Lowered::dealt`]).
     pub fn cut(
         &mut self,
         op: &Op,
@@ -89,7 +89,7 @@ impl<'a> Classes<'a> {
             Failure::Message(message) => BuildError::op(&op.name, message),
             Failure::Unknown(op_type) => BuildError::op(
                 &op.name,
-                format!("is carried out by `{op_type}`, which is not registered; register it"),
+                format!("needs the task type `{op_type}`, which is not registered; register it"),
             ),
         })?;
         let class = Arc::new(class);
@@ -105,7 +105,7 @@ impl<'a> Classes<'a> {
         parts: &mut Vec<Part>,
     ) -> Result<Vec<LocalClass>, Failure> {
         let mut ranks: Vec<LocalClass> = Vec::with_capacity(self.world as usize);
-        // A rank that is cut like an earlier one of the same share has its parts, so that analyses are shared too.
+        // A rank that is cut like an earlier one with the same share uses its parts, so that analyses are shared too.
         let mut done: HashMap<Vec<u64>, usize> = HashMap::new();
         for rank in 0..self.world {
             let mut local = local_op(view, rank, self.world);
@@ -191,7 +191,7 @@ impl<'a> Classes<'a> {
                         .collect::<Option<Vec<_>>>()
                         .ok_or_else(|| {
                             Failure::Message(format!(
-                                "its step `{}` names an operand that it lacks",
+                                "its step `{}` uses an operand that does not exist",
                                 expanded.suffix
                             ))
                         })
@@ -256,7 +256,7 @@ impl<'a> Classes<'a> {
                 Some(word) => *word = 1,
                 None => return Err(Failure::Message(format!("has no parameter word {param} for `push`"))),
             }
-            // In the receive buffer [world, rows, columns]: the same tile of every rank's.
+            // In the receive buffer [world, rows, columns], the same tile of every rank.
             for access in partition.tasks.iter_mut().flat_map(|t| &mut t.writes) {
                 if access.operand as usize == output {
                     let [r0, c0, ..] = access.region.lo;
@@ -283,8 +283,9 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// The same tasks on each rank in an order of its own: what goes to the next rank comes first, the rank's own block last. So
-/// task i of one rank is that of another, blocks turned. As it is where the tasks of one block have no match in another.
+/// Reorders the tasks of each rank: those for the next rank come first, those for the rank's own block last. So task i of one
+/// rank corresponds to task i of another, with the blocks rotated. Leaves the order unchanged if the tasks of one block have no
+/// match in another.
 fn begin_with_peers(
     mut class: Vec<LocalClass>,
     output: usize,
@@ -313,8 +314,8 @@ fn begin_with_peers(
     class
 }
 
-/// The tasks in an order such that each writes what the task in its place did, `by` further on along `dim`, which has
-/// `size` indices and is a ring.
+/// Reorders the tasks so that each writes what the task at its place wrote, moved by `by` along `dim`, which has `size` indices
+/// and wraps around.
 fn turned(tasks: &[TaskSpec], operand: usize, dim: usize, size: u32, by: u32) -> Option<Vec<TaskSpec>> {
     let written = |task: &TaskSpec| -> Option<Region> {
         let mut writes = task.writes.iter().filter(|w| usize::from(w.operand) == operand);
@@ -352,7 +353,7 @@ fn same_shape(a: &LocalClass, b: &LocalClass) -> bool {
         })
 }
 
-/// A partition must stay inside its operands, and its writes must cover each output exactly once.
+/// Checks that a partition stays inside its operands, and that its writes cover each output exactly once.
 fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
     let space = |view: &OperandView<'_>, ty: &TensorType| match view.role {
         Role::Persistent { region_dims: Some(dims) } => (Dims::new(dims), true),
@@ -368,7 +369,7 @@ fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
             for access in accesses {
                 let Some((dims, named)) = spaces.get(access.operand as usize) else {
                     return Err(Failure::Message(format!(
-                        "a task {what}s operand {}, the operator has {}",
+                        "a task {what}s operand {}, but the operator has only {}",
                         access.operand,
                         spaces.len()
                     )));

@@ -1,4 +1,4 @@
-//! Collectives of a plan: the tables of their sends, cut into copies and arrivals.
+//! Collectives of a plan: cuts the tables of their sends into copies and arrivals.
 
 use super::local::local_op;
 use super::types::{NONE, Part, Table};
@@ -15,11 +15,11 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// A collective with its parts.
+/// A collective and its parts.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub lowered: Lowered,
-    /// One for each step of it.
+    /// One entry per step.
     pub steps: Vec<CutStep>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum CutStep {
     Tasks { part: Vec<u32> },
 }
 
-/// Lowers the collectives of `graph`; those that look the same are lowered once. `None` for other operators.
+/// Lowers the collectives of `graph`. Those that look the same are lowered once. `None` for other operators.
 pub(crate) fn cut_collectives(
     graph: &OpGraph,
     registry: &Registry,
@@ -56,7 +56,7 @@ pub(crate) fn cut_collectives(
                     let lowered = collective.lower(&lower).and_then(|l| check(l, &view, options.world));
                     let lowered = lowered.map_err(|e| BuildError::op(&op.name, e.0))?;
                     let cut = Arc::new(cut(lowered, options.world, parts));
-                    // Its notes name the operator.
+                    // A note contains the operator's name.
                     if cut.lowered.notes.is_empty() {
                         by_key.insert(key, cut.clone());
                     }
@@ -81,8 +81,8 @@ fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool) -> String {
     key
 }
 
-/// Adds signals so that every rank hears from every other one: ranks then stay within one iteration of each other, and
-/// no counter that several of them trigger can mix two iterations.
+/// Adds signals so that every rank hears from every other rank. Ranks then stay within one iteration of each other, so no counter
+/// that several of them trigger can mix two iterations.
 fn hear_from_all(exchange: &mut Exchange, world: u32) {
     for (rank, sends) in exchange.sends.iter_mut().enumerate() {
         for to in (1..world).map(|step| (rank as u32 + step) % world) {
@@ -124,7 +124,7 @@ fn cut(mut lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
     Cut { lowered, steps }
 }
 
-/// Adds the ranks' parts of a step; equal ones are one. A part without tasks is none.
+/// Adds the ranks' parts of a step. Equal parts are stored once. A part without tasks is [`NONE`].
 fn add(ranks: Vec<Part>, parts: &mut Vec<Part>) -> Vec<u32> {
     let first = parts.len();
     let mut numbers = Vec::with_capacity(ranks.len());
@@ -153,7 +153,7 @@ fn task_part(step: &TaskStep, rank: usize, tasks: &[TaskSpec]) -> Part {
     }
 }
 
-/// The copies of `rank`, one for each send. Where a rank has nothing to send, the task signals.
+/// The copies of `rank`, one per send. If a send has no data, the task signals.
 fn copy_part(exchange: &Exchange, rank: u32) -> Part {
     let first_row = |send: &Send| send.source.filter(|_| exchange.row_blocks).map_or(0, |r| r.lo[0] as i32);
     let tasks = exchange.sends[rank as usize].iter().map(|send| TaskSpec {
@@ -172,8 +172,8 @@ fn copy_part(exchange: &Exchange, rank: u32) -> Part {
     }
 }
 
-/// What arrives on `rank`: one "task" for each event that peers trigger. Of a buffer that has a slot for each sender
-/// (`slots` of them) all slots are meant at once, so that ranks are alike.
+/// The arrivals on `rank`: one "task" per event that peers trigger. If the buffer has a slot per sender (`slots` of them), all
+/// slots are written at once, so that ranks are alike.
 fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: Option<u32>) -> Part {
     let mut tasks = vec![TaskSpec::default(); table.triggers[rank as usize].len()];
     for send in exchange.sends.iter().flatten().filter(|s| s.to == rank && s.source.is_some()) {
@@ -197,7 +197,7 @@ fn table(exchange: &Exchange, world: u32) -> Table {
     let n = world as usize;
     let sends = &exchange.sends;
     let mut triggers: Vec<Vec<u32>> = vec![Vec::new(); n];
-    // For each receiver and event, who sends.
+    // The senders for each receiver and event.
     let mut senders: Vec<Vec<HashSet<usize>>> = vec![Vec::new(); n];
     for (rank, list) in sends.iter().enumerate() {
         for send in list {
@@ -224,10 +224,10 @@ fn table(exchange: &Exchange, world: u32) -> Table {
     Table { sends: sends.clone(), triggers, from_all, to_all, one_event }
 }
 
-/// That the steps make sense: ranks, operands and events that exist. Whether they are right the verifier says.
+/// Checks that ranks, operands and events of the steps exist. The verifier checks whether the steps are right.
 fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, crate::task_type::OpError> {
     let wrong = |what: String| {
-        Err(crate::task_type::OpError(format!("the collective lowers it to steps that cannot be: {what}")))
+        Err(crate::task_type::OpError(format!("the collective lowers it to invalid steps: {what}")))
     };
     let exists = |operand: &Operand| match *operand {
         Operand::Input(i) => i < view.inputs.len(),
@@ -237,13 +237,13 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
     let placed = [&lowered.input_in_output, &lowered.output_in_input];
     let placed = placed.into_iter().flatten().chain(lowered.output_in_buffer.as_ref().map(|(_, p)| p));
     if placed.into_iter().any(|p| p.first.len() != world as usize || p.dim >= MAX_DIMS) {
-        return wrong("a place does not name one index for each rank".into());
+        return wrong("a place must have one index for each rank".into());
     }
     for step in &lowered.steps {
         match step {
             Step::Exchange(exchange) => {
                 if !exists(&exchange.source) || !exists(&exchange.target) {
-                    return wrong(format!("there is no {:?} or {:?}", exchange.source, exchange.target));
+                    return wrong(format!("{:?} or {:?} does not exist", exchange.source, exchange.target));
                 }
                 if matches!(exchange.target, Operand::Input(_)) {
                     return wrong("ranks send into an input".into());
@@ -268,7 +268,7 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
                 if !step.inputs.iter().chain(&step.outputs).all(exists) || step.tasks.len() != world as usize
                 {
                     return wrong(format!(
-                        "tasks of `{}` with operands or ranks that are not there",
+                        "tasks of `{}` have operands or ranks that do not exist",
                         step.task_type
                     ));
                 }
@@ -280,7 +280,7 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
                     .any(|t| !fits(&t.reads, step.inputs.len()) || !fits(&t.writes, step.outputs.len()))
                 {
                     return wrong(format!(
-                        "a task of `{}` has an operand that the step lacks",
+                        "a task of `{}` has an operand that its step does not have",
                         step.task_type
                     ));
                 }
@@ -296,7 +296,7 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
     Ok(lowered)
 }
 
-/// Whether an operator's tasks, on every rank, can push its output `tensor`.
+/// True if the operator's tasks can push its output `tensor` on every rank.
 fn pushes(graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op, tensor: u32) -> bool {
     let can = |task_type: &dyn TaskType| Some(task_type.pushable_output()?).zip(task_type.push_param());
     let Some(task_type) = registry.get(&op.op_type) else { return false };
@@ -304,7 +304,7 @@ fn pushes(graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op,
     if op.outputs.get(output) != Some(&tensor) {
         return false;
     }
-    // What it expands into is the same on all ranks. An error comes up when it is cut.
+    // It expands the same way on all ranks. An error is reported when it is cut.
     let view = op_view(graph, op);
     match task_type.expand(&local_op(&view, 0, options.world), &options.target) {
         Ok(Some(expansion)) => expansion.ops.iter().all(|step| {
@@ -316,7 +316,7 @@ fn pushes(graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op,
     }
 }
 
-/// Who writes and reads each tensor of an op graph.
+/// The writers and readers of each tensor of an op graph.
 pub(crate) struct Uses {
     writer: Vec<Option<usize>>,
     readers: Vec<u32>,
@@ -342,13 +342,13 @@ impl Uses {
         self.writer[tensor as usize]
     }
 
-    /// The writer and the only reader of a tensor that has one of each, once.
+    /// The writer and the only reader of a tensor, if it has one of each and is read once.
     pub fn only_link(&self, tensor: u32) -> Option<(usize, usize)> {
         let tensor = tensor as usize;
         (self.readers[tensor] == 1).then_some((self.writer[tensor]?, self.only_reader[tensor]?))
     }
 
-    /// The output of operator `index` that a collective wants pushed: (output, the collective).
+    /// The output of operator `index` that a collective wants to be pushed: (output, the collective).
     pub fn pushed_by(&self, graph: &OpGraph, index: usize, cuts: &[Option<Arc<Cut>>]) -> Option<(u8, usize)> {
         graph.ops[index].outputs.iter().enumerate().find_map(|(output, &tensor)| {
             let reader = self.only_reader[tensor as usize]?;
@@ -357,7 +357,7 @@ impl Uses {
         })
     }
 
-    /// The output of operator `index` that a collective deals to the ranks: (output, dimension of the blocks).
+    /// The output of operator `index` that a collective splits over the ranks: (output, dimension of the blocks).
     pub fn dealt_by(
         &self,
         graph: &OpGraph,
@@ -371,7 +371,7 @@ impl Uses {
         })
     }
 
-    /// The tasks that make the first input can push it, and nobody else needs it.
+    /// True if the tasks that produce the first input can push it, and it has no other reader.
     fn can_push(&self, graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op) -> bool {
         let input = op.inputs[0];
         let source = &graph.tensors[input as usize];
@@ -381,7 +381,7 @@ impl Uses {
             && source.role == Role::Activation
     }
 
-    /// A task type's tasks write the first input, and its memory is nobody's business.
+    /// True if the tasks of a task type write the first input, and its memory may be placed freely.
     fn can_place(&self, graph: &OpGraph, registry: &Registry, op: &Op) -> bool {
         let source = &graph.tensors[op.inputs[0] as usize];
         let computed = self.writer[op.inputs[0] as usize]

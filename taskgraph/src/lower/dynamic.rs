@@ -5,8 +5,8 @@ use crate::task_graph::{Event, EventType, Task, TaskGraph};
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 
-/// Fans in what waits for several events, through `empty` tasks, then orders tasks so that those of one event are
-/// contiguous, and fills in what each event launches.
+/// Adds `empty` tasks for tasks that wait for several events. Then orders tasks so that those of one event are contiguous, and
+/// sets what each event launches.
 pub(crate) fn launch_by_one_event(graph: &mut TaskGraph, empty_variant: u16, empty_type: u16) {
     let rank = graph.rank as u16;
     let mut joined: HashMap<SmallVec<[u32; 2]>, u32> = HashMap::new();

@@ -1,4 +1,4 @@
-//! One rank's finished task graph.
+//! Emits the finished task graph of one rank.
 
 use super::dynamic::{empty_task, launch_by_one_event};
 use super::entries::{Entries, TILE_ROWS, entries};
@@ -29,9 +29,9 @@ const SIGNAL: u16 = 4;
 enum View {
     Region,
     Whole,
-    /// Without the first dimension, of which the region has one index.
+    /// Without the first dimension, in which the region has one index.
     Inner,
-    /// With a first dimension of one index.
+    /// With an additional first dimension of size 1.
     Stacked,
 }
 
@@ -41,11 +41,11 @@ impl View {
     }
 }
 
-/// Who gets the operands of each task as it is made, in their order.
+/// Receives the operands of each task as it is made, in their order.
 pub(crate) type Made<'m> = &'m mut (dyn FnMut(&[Operand]) + 'm);
 
-/// `spare`: a graph that is not needed any more, whose memory the new one takes. `made`: gets the operands, which the graph
-/// then lacks.
+/// `spare` is a graph that is not needed any more; the new graph reuses its memory. `made` receives the operands, and the graph
+/// is then without them.
 pub(crate) fn emit(
     plan: &Plan,
     analysis: &Analysis,
@@ -74,14 +74,14 @@ pub(crate) fn emit(
     emitter.finish(analysis, memory.closing)
 }
 
-/// Room for tasks that no slot has: the first two and those that end the iteration.
+/// Room for tasks outside of slots: the first two, and those that end the iteration.
 const SPARE_TASKS: usize = 512;
 
-/// Tasks and operands of all slots.
+/// Number of tasks and operands of all slots.
 fn sizes(plan: &Plan, rank: u32) -> (usize, usize) {
     let parts = (0..plan.slots.len()).filter_map(|slot| plan.part(rank, slot));
     let of_part = |part: &Part| {
-        // A copy writes one operand, which its part does not name.
+        // A copy writes one operand, which its part does not contain.
         let operands = part.tasks.iter().map(|t| t.reads.len() + t.writes.len().max(1));
         (part.tasks.len(), operands.sum::<usize>())
     };
@@ -92,25 +92,25 @@ struct Emitter<'a, 'm> {
     plan: &'a Plan,
     rank: u32,
     entries: Entries,
-    /// Whose memory each tensor of the plan takes.
+    /// For each tensor of the plan, the tensor whose memory it uses.
     home: &'a [u32],
     graph: TaskGraph,
     variants: HashMap<Variant, u16>,
     made: Option<Made<'m>>,
-    /// Operands that `made` has got.
+    /// Number of operands that `made` has received.
     gone: u32,
 }
 
-/// What all tasks of a slot have in common of one of its tensors.
+/// Shared facts of all tasks of a slot about one of its tensors.
 #[derive(Clone, Copy)]
 struct SlotTensor {
     tensor: u32,
-    /// Its number in the graph.
+    /// Its index in the graph.
     number: u32,
     size: u64,
     strides: [u32; MAX_DIMS],
     dims: Dims,
-    /// Where it starts in the memory that it takes.
+    /// Where it starts in the memory that it uses.
     shift: Shift,
     tiled: bool,
     ndim: usize,
@@ -261,7 +261,7 @@ impl<'a, 'm> Emitter<'a, 'm> {
                 num_inputs: spec.reads.len() as u16,
                 num_outputs: spec.writes.len() as u16,
                 trigger: None,
-                // Copied as a whole; `clone` goes one by one.
+                // Copied as a whole; `clone` would copy one by one.
                 dependencies: SmallVec::from_slice(&analysis.dependencies[first + i]),
                 carried: SmallVec::new(),
                 worker: workers.get(i).copied(),
@@ -366,7 +366,7 @@ impl<'a, 'm> Emitter<'a, 'm> {
                 return Err(BuildError::tensor(
                     &self.plan.tensors[tensor.tensor as usize].name,
                     format!(
-                        "is packed in tiles of {TILE_ROWS} rows, a task reads {region}; cut its rows at multiples of {TILE_ROWS} and leave its columns whole"
+                        "is packed in tiles of {TILE_ROWS} rows, but a task reads {region}; cut its rows at multiples of {TILE_ROWS} and do not cut its columns"
                     ),
                 ));
             }
@@ -410,8 +410,8 @@ impl<'a, 'm> Emitter<'a, 'm> {
         Ok(())
     }
 
-    /// Static placement: a worker's list is an order, so of its tasks that nobody waits for only the last one tells the end.
-    /// On a GPU a trigger is a release, for which the worker's next task waits too.
+    /// Static placement: a worker's list is an order. So among its tasks without dependents, only the last one triggers the end.
+    /// On a GPU a trigger is a release, which would also delay the worker's next task.
     fn drop_implied_ends(&mut self, end: EventId) {
         let tasks = &mut self.graph.tasks;
         for list in &self.graph.worker_lists {
@@ -425,7 +425,7 @@ impl<'a, 'm> Emitter<'a, 'm> {
         }
     }
 
-    /// The end of the iteration: what nobody waits for triggers event 2.
+    /// The end of the iteration: tasks without dependents trigger event 2.
     fn finish(mut self, analysis: &Analysis, closing: bool) -> Result<TaskGraph, BuildError> {
         let rank = self.rank as u16;
         let empty_variant = self.variant(EMPTY, Vec::new(), 0);
@@ -440,7 +440,7 @@ impl<'a, 'm> Emitter<'a, 'm> {
             self.add_task(empty_task(EMPTY, empty_variant, smallvec![event], end, worker, op));
         }
         if closing {
-            // Ranks tell each other that they are through; each ends when all are.
+            // Ranks tell each other when they are done. Each ends after all are done.
             self.drop_implied_ends(end);
             self.graph.ops.push("end_of_iteration".into());
             let (world, own) = (self.plan.options.world, self.rank);
@@ -466,7 +466,7 @@ impl<'a, 'm> Emitter<'a, 'm> {
             self.add_task(empty_task(EMPTY, empty_variant, wait, end, on(0), last_op));
             last_op += 1;
         }
-        // A copy or signal triggers nothing here: an empty task after it in its worker's list does.
+        // A copy or signal triggers nothing on this rank. An empty task after it in its worker's list does.
         let mut open: Vec<u32> = Vec::new();
         for (worker, list) in self.graph.worker_lists.iter().enumerate() {
             let remote = list.last().and_then(|&t| self.graph.tasks[t as usize].trigger);

@@ -1,4 +1,4 @@
-//! Tensors of the finished graph: layout, size and origin of each piece of memory.
+//! Tensors of the finished graph: layout, size and origin of each block of memory.
 
 use super::memory::Memory;
 use super::plan::Plan;
@@ -10,13 +10,13 @@ use crate::split::Sharding;
 use crate::task_graph::{LocalPart, Overlay, Space, TensorEntry};
 use std::collections::HashSet;
 
-/// Entries of one rank, and for each tensor of the plan its entry ([`NONE`]: none).
+/// The entries of one rank, and the entry of each tensor of the plan ([`NONE`] if it has none).
 pub(crate) struct Entries {
     pub list: Vec<TensorEntry>,
     pub of: Vec<u32>,
-    /// For each entry the strides, filled to four dimensions.
+    /// The strides of each entry, padded to four dimensions.
     pub strides: Vec<[u32; MAX_DIMS]>,
-    /// Depth that a packed matrix is padded to a multiple of.
+    /// Packed matrices are padded to a multiple of this depth.
     tile_k: u32,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
         strides: Vec::new(),
         tile_k: plan.options.target.backend.tile_k(),
     };
-    // A temporary may be named like a tensor of the user's.
+    // A temporary may have the same name as a tensor of the user's.
     let mut names: HashSet<String> = HashSet::new();
     for (index, tensor) in plan.tensors.iter().enumerate() {
         if !memory.used[index] || tensor.alias.is_some() {
@@ -109,10 +109,10 @@ impl Entries {
     }
 }
 
-/// Rows of a tile of a packed matrix.
+/// Rows per tile of a packed matrix.
 pub(crate) const TILE_ROWS: u32 = 16;
 
-/// What of each part of a weight `rank` holds, in the order of its own rows.
+/// The part of each piece of a weight that `rank` holds, in the order of its own rows.
 fn local_parts(tensor: &Tensor, rank: u32, world: u32) -> Vec<LocalPart> {
     let Role::Weight { parts } = &tensor.role else { return Vec::new() };
     match &tensor.sharding {

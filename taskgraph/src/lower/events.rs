@@ -1,8 +1,8 @@
-//! Dependencies of one rank, from the regions that tasks touch.
+//! Dependencies of one rank, derived from the regions that tasks access.
 //!
-//! A task triggers one event, so the tasks of a slot are divided by it: two tasks share an event where some task
-//! of another slot needs both. What comes out is the coarsest-needed partition, for two regular grids that of
-//! their greatest common divisor.
+//! A task triggers one event, so events partition the tasks of a slot: two tasks share an event if some task of another slot needs
+//! both. The result is the coarsest partition that is fine enough. For two regular grids, it is that of their greatest common
+//! divisor.
 
 use super::overlap::{Overlap, Shift, Side, overlap};
 use super::plan::Plan;
@@ -20,10 +20,10 @@ use std::rc::Rc;
 pub(crate) const ALL: u8 = 1;
 /// Every task of the later slot waits for some task of the earlier one.
 pub(crate) const SOME: u8 = 2;
-/// For every task of the earlier slot some task of the later one waits.
+/// For every task of the earlier slot, a task of the later one waits.
 pub(crate) const COVERED: u8 = 4;
 
-/// Two slots that touch the same tensor, the later one after the earlier one, with at least one of them writing.
+/// Two slots that access the same tensor, the later one after the earlier one. At least one of them writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub from: u32,
@@ -32,11 +32,11 @@ pub(crate) struct Link {
     to_side: Side,
     from_tensor: u32,
     to_tensor: u32,
-    /// The words carry their epoch: an order without event, from every rank's writer.
+    /// The words carry their epoch: an order without an event, from the writer on every rank.
     pub flagged: bool,
 }
 
-/// Links of a plan, by their earlier slot.
+/// The links of a plan, by their earlier slot.
 #[derive(Debug)]
 pub(crate) struct Links {
     pub all: Vec<Link>,
@@ -67,7 +67,7 @@ impl Links {
                 }
             }
             for (side, tensor) in reads.chain(writes) {
-                // What nobody writes can't conflict; weights would only grow the lists.
+                // A tensor that nobody writes cannot cause conflicts; weights would only make the lists longer.
                 let known = &plan.tensors[root(tensor) as usize];
                 if known.activation || plan.is_persistent(root(tensor)) {
                     touched[root(tensor) as usize].push((to, side, tensor));
@@ -88,22 +88,22 @@ impl Links {
     }
 }
 
-/// Dependencies and events of one rank. Tasks are counted from 0 in slot order; arrivals have none.
+/// Dependencies and events of one rank. Tasks are counted from 0 in slot order. Arrivals have no tasks.
 #[derive(Debug)]
 pub(crate) struct Analysis {
-    /// First task of each slot, and the number of tasks in the end.
+    /// First task of each slot, then the number of tasks.
     pub first_task: Vec<u32>,
-    /// Events that each task waits for; empty: nothing but the begin.
+    /// Events that each task waits for. If empty, it waits only for the begin.
     pub dependencies: Vec<SmallVec<[u32; 2]>>,
     /// The event that each task triggers; [`NONE`] for copies.
     pub trigger: Vec<u32>,
-    /// Triggers of each event; those of event 2 are counted at the end.
+    /// Number of triggers of each event. Those of event 2 are counted at the end.
     pub num_triggers: Vec<u32>,
-    /// Events below are triggered by peers (from 3 on).
+    /// Peers trigger the events from 3 up to this one.
     pub first_local_event: u32,
-    /// Remote events that no task waits for, with their slot.
+    /// Remote events that no task waits for, with their slots.
     pub unwatched: Vec<(u32, u32)>,
-    /// For each link [`ALL`], [`SOME`], [`COVERED`].
+    /// [`ALL`], [`SOME`] and [`COVERED`] for each link.
     pub flags: Vec<u8>,
 }
 
@@ -123,7 +123,7 @@ impl Analysis {
     }
 }
 
-/// Works out the dependencies of one rank.
+/// Derives the dependencies of one rank.
 pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
     let num_slots = plan.slots.len();
     let mut first_task = Vec::with_capacity(num_slots + 1);
@@ -236,10 +236,10 @@ impl Builder {
         }
     }
 
-    /// Events of a slot whose tasks are this rank's own.
+    /// Events of a slot whose tasks run on this rank.
     fn slot(&mut self, plan: &Plan, links: &Links, overlaps: &[(usize, Rc<Overlap>)], slot: usize, n: usize) {
-        // What ranks sum in shares has one event, whatever its readers need: who has seen it and the others' shares knows that all
-        // that was before them is done (`order::after_both_halves`).
+        // A sum that ranks compute in shares has one event, whatever its readers need. A task that has seen this event and the
+        // other ranks' shares knows that everything before them is done (`order::after_both_halves`).
         let is_share = matches!(plan.slots.get(slot + 1).map(|s| s.kind), Some(SlotKind::Copy { exchange })
             if plan.exchanges[exchange as usize].completes.is_some());
         let mut groups = Groups::new(n);
@@ -303,8 +303,8 @@ impl Builder {
         }
     }
 
-    /// Who polls flagged words is launched along with its rank's own tasks that write them: launched by what came before, it
-    /// would poll in vain until then.
+    /// A task that polls flagged words is launched together with its rank's own tasks that write them. If it were launched by
+    /// earlier events, it would poll in vain until then.
     fn launch_with_producers(
         &mut self,
         consumers: std::ops::Range<usize>,
@@ -323,7 +323,7 @@ impl Builder {
         }
     }
 
-    /// What waits for events that peers trigger; task `i` of the arrival is event `first + i`.
+    /// The dependents of events that peers trigger. Task `i` of the arrival is event `first + i`.
     fn arrivals(
         &mut self,
         links: &Links,
@@ -351,8 +351,8 @@ impl Builder {
         self.unwatched.extend((0..n).filter(|&i| !watched[i]).map(|i| (first + i as u32, slot as u32)));
     }
 
-    /// Drops a dependency that another one implies: some task that triggers the other waits for it, or for one
-    /// that does, and so on.
+    /// Removes a dependency that another one implies: a task that triggers the other event waits for it, or for an event that
+    /// does, and so on.
     fn drop_implied(&mut self) {
         let mut before: Vec<SmallVec<[u32; 4]>> = vec![SmallVec::new(); self.num_triggers.len()];
         for (dependencies, &trigger) in self.dependencies.iter().zip(&self.trigger) {
@@ -388,7 +388,7 @@ impl Builder {
     }
 }
 
-/// Bounds of the search for implied dependencies: predecessors kept of an event, events looked at.
+/// Limits of the search for implied dependencies: predecessors kept per event, and events checked.
 const MOST_KNOWN: usize = 16;
 const MOST_VISITED: usize = 48;
 
@@ -419,8 +419,8 @@ fn reaches(
     false
 }
 
-/// The reads of flagged words that a part waits for in every iteration: of the rows of tokens the first is always in
-/// use, of samples there may be none. Whoever writes other rows may have nothing to write, and orders nothing then.
+/// The reads of flagged words that a part waits for in every iteration. Of token rows, the first is always in use; of sample rows,
+/// there may be none. A writer of other rows may have nothing to write, and then orders nothing.
 fn always_read(part: &Part, side: Side) -> Part {
     const ROWS: usize = 1;
     let tokens = part.params.get(2) == Some(&rows_kind(Rows::Tokens));

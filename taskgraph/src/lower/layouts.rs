@@ -1,4 +1,4 @@
-//! Activations that are written as their readers want them, so that nobody lays them out anew in between.
+//! Activations that are written in the layout that their readers prefer, so that no copy changes the layout in between.
 
 use super::collectives::Uses;
 use super::local::local_op;
@@ -9,12 +9,12 @@ use crate::registry::Registry;
 use crate::task_type::{LocalOp, TensorType};
 use std::collections::HashMap;
 
-/// Each rank's local type of those tensors that have another than their sharding says.
+/// The local type on each rank, for tensors whose type differs from their sharding's.
 #[derive(Debug, Default)]
 pub(crate) struct Layouts(HashMap<u32, Vec<TensorType>>);
 
 impl Layouts {
-    /// Of a graph that has been sharded and fused.
+    /// For a graph that has been sharded and fused.
     pub fn new(graph: &OpGraph, registry: &Registry, options: &BuildOptions, uses: &Uses) -> Self {
         let mut layouts = Layouts::default();
         let mut readers: HashMap<u32, Vec<(&Op, usize)>> = HashMap::new();
@@ -39,7 +39,7 @@ impl Layouts {
                         let local = local_op(&view, rank, options.world);
                         registry.get(&reader.op_type)?.reads_as(&local, *input, &options.target)
                     });
-                    // All readers want the same.
+                    // All readers must prefer the same type.
                     let ty = wanted.next()??;
                     let alike = wanted.all(|other| other.as_ref() == Some(&ty));
                     let local = local_op(&of_writer, rank, options.world);
@@ -53,12 +53,12 @@ impl Layouts {
         layouts
     }
 
-    /// The local types of `tensor`, if they are not what its sharding says.
+    /// The local types of `tensor`, if they differ from its sharding's.
     pub fn of(&self, tensor: u32) -> Option<&[TensorType]> {
         self.0.get(&tensor).map(Vec::as_slice)
     }
 
-    /// Gives `local`, an operator with these inputs and outputs, the types that its operands have.
+    /// Sets the types of the operands of `local`, an operator with these inputs and outputs.
     pub fn apply(&self, inputs: &[u32], outputs: &[u32], local: &mut LocalOp<'_>) {
         let rank = local.rank as usize;
         let types = local.inputs.iter_mut().zip(inputs).chain(local.outputs.iter_mut().zip(outputs));

@@ -1,9 +1,9 @@
-//! Memory: where activations lie over each other, and whether ranks must tell each other that they are through.
+//! Memory: which activations overlap, and whether ranks must tell each other that they are done.
 //!
-//! Two tensors may have bytes in common where everything that touches the one is done before anything writes the
-//! other. Between iterations of any graphs, areas settle it ([`Area`]): a rank's own memory by the rank's own end;
-//! of the symmetric tensors one area has those that are done with before any rank ends, the other those that peers
-//! write only after all ranks have begun.
+//! Two tensors may share bytes if all accesses to the one are done before any write to the other. Between iterations of any
+//! graphs, areas ensure this ([`Area`]). For a rank's own memory, the rank's own end is enough. Symmetric tensors are in two
+//! areas: one for tensors that are no longer used when any rank ends, the other for tensors that peers write only after all ranks
+//! have begun.
 
 use super::order::Order;
 use super::plan::Plan;
@@ -11,19 +11,19 @@ use super::types::{PlanTensor, SlotKind};
 use crate::dtype::DType;
 use crate::task_graph::{Area, Overlay, Placement, Space};
 
-/// Alignment of tensors in an area, bytes.
+/// Alignment of tensors in an area, in bytes.
 const ALIGN: u64 = 256;
 
-/// Where activations lie. The same on all ranks.
+/// The places of activations, the same on all ranks.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// For each tensor its place among others, where it shares memory.
+    /// The place of each tensor that shares memory.
     pub overlay: Vec<Option<Overlay>>,
-    /// For each tensor: some slot touches it.
+    /// True for each tensor that some slot accesses.
     pub used: Vec<bool>,
-    /// For each tensor the one whose memory it takes, itself where it has its own.
+    /// For each tensor, the tensor whose memory it uses; itself if it has its own memory.
     pub home: Vec<u32>,
-    /// Order alone does not make the next iteration safe: ranks end it together.
+    /// The order alone does not make the next iteration safe, so ranks end the iteration together.
     pub closing: bool,
 }
 
@@ -44,8 +44,8 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     let used: Vec<bool> = accesses.iter().map(|a| !a.slots.is_empty()).collect();
     let all = || (0..plan.tensors.len()).filter(|&t| used[t]);
     let unsafe_reuse = all().any(|t| !awaited(order, &accesses[t]) && !settled(plan, order, &accesses[t]));
-    // A copy is known to be done once its arrival is. Where that is not before this rank's end, the copy and whoever
-    // writes its source must wait in the next iteration until the peers have begun it.
+    // A copy is known to be done once its arrival is. If that is not before this rank's end, then in the next iteration the copy,
+    // and the writers of its source, must wait until the peers have begun it.
     let open_copies = || {
         let slots = plan.slots.iter().enumerate();
         slots.filter(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1))
@@ -61,7 +61,7 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
             || !slot.inputs.iter().all(|&source| waits(source))
     });
     let closing = plan.options.world > 1 && (unsafe_reuse || open_copy);
-    // The sources of such copies share no memory: another tensor's writers would have to wait too.
+    // The sources of such copies share no memory, because the writers of another tensor would have to wait too.
     let mut in_flight = vec![false; plan.tensors.len()];
     if !closing {
         for (_, slot) in open_copies() {
@@ -84,7 +84,7 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     }
     let mut overlay = vec![None; plan.tensors.len()];
     for (area, tensors) in Area::ALL.into_iter().zip(of_area) {
-        // Between iterations: by the area, but for flagged words by the two tensors.
+        // Between iterations, the area decides. For flagged words, the two tensors decide.
         let next_is_safe = |a: usize, b: usize| {
             area != Area::Flagged
                 || closing
@@ -101,8 +101,8 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     Memory { overlay, used, home, closing }
 }
 
-/// Results that take the memory of an operand, as the graph allows: what else touches the operand is done before,
-/// and each task writes what it alone reads. The operand's accesses then include those of the result.
+/// Results that reuse the memory of an operand, as far as the graph allows: other accesses to the operand are done before, and
+/// each task writes only what it alone reads. The operand's accesses then include those of the result.
 fn in_place(plan: &Plan, order: &Order, accesses: &mut [Access]) -> Vec<u32> {
     let mut home: Vec<u32> = (0..plan.tensors.len() as u32).collect();
     let mut pairs: Vec<(u32, u32)> = plan.graph.overwrites.iter().map(|(&to, &from)| (from, to)).collect();
@@ -135,7 +135,7 @@ fn in_place(plan: &Plan, order: &Order, accesses: &mut [Access]) -> Vec<u32> {
     home
 }
 
-/// Every task of the slot reads of one tensor just the region that it writes of the other.
+/// True if every task of the slot reads exactly the region of one tensor that it writes of the other.
 fn writes_what_it_reads(plan: &Plan, slot: u32, from: u32, to: u32) -> bool {
     let operands = &plan.slots[slot as usize];
     (0..plan.options.world).filter_map(|rank| plan.part(rank, slot as usize)).all(|part| {
@@ -151,15 +151,15 @@ fn writes_what_it_reads(plan: &Plan, slot: u32, from: u32, to: u32) -> bool {
     })
 }
 
-/// A tensor that is to get a place.
+/// A tensor that needs a place.
 struct Sized {
     tensor: usize,
     bytes: u64,
     first_writer: u32,
 }
 
-/// Gives each tensor an offset, the largest first, at the lowest place where it meets none that it may not lie over.
-/// `free(a, b)`: a, which is written first, is done with before b is written.
+/// Assigns an offset to each tensor, the largest first: the lowest place without a tensor that it must not overlap. `free(a, b)`
+/// means that a, which is written first, is no longer used when b is written.
 fn pack(mut tensors: Vec<Sized>, free: impl Fn(usize, usize) -> bool) -> Vec<(usize, u64)> {
     tensors.sort_by_key(|t| (std::cmp::Reverse(t.bytes), t.first_writer, t.tensor));
     let mut placed: Vec<(u64, Sized)> = Vec::with_capacity(tensors.len());
@@ -224,10 +224,10 @@ fn is_copy(plan: &Plan, slot: u32) -> bool {
     matches!(plan.slots[slot as usize].kind, SlotKind::Copy { .. })
 }
 
-/// All that touches the one is done, here, before anything writes the other. A copy is known to be done once its
-/// arrival is.
+/// True if all accesses to the one tensor are done, on this rank, before any write to the other. A copy is known to be done once
+/// its arrival is.
 fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bool {
-    // The latest access first: it is the one that is most often not done.
+    // The latest access comes first, because it is the one that is most often not done.
     before.slots.iter().rev().all(|&a| {
         let (copy, arrival) = (is_copy(plan, a), a as usize + 1);
         after
@@ -244,12 +244,12 @@ fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bo
     })
 }
 
-/// A peer that is an iteration ahead writes this memory only after this rank has begun that iteration.
+/// True if a peer that is one iteration ahead writes this memory only after this rank has begun that iteration.
 fn awaited(order: &Order, access: &Access) -> bool {
     access.remote_writers.iter().all(|&w| order.begin_elsewhere(w as usize))
 }
 
-/// No rank can end the iteration before this rank is through with this memory.
+/// True if no rank can end the iteration before this rank has finished with this memory.
 fn settled(plan: &Plan, order: &Order, access: &Access) -> bool {
     access.slots.iter().all(|&a| order.before_end(if is_copy(plan, a) { a as usize + 1 } else { a as usize }))
 }

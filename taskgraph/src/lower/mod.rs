@@ -1,9 +1,8 @@
-//! From a sharded op graph to each rank's tasks and events.
+//! From a sharded op graph to the tasks and events of each rank.
 //!
-//! `plan` is what all ranks share: the sequence of **slots** (an operator's tasks, a collective's copies, arrivals
-//! and sums), the tensors they touch, and for each rank how each slot is cut into tasks. From it `events` derives a
-//! rank's dependencies, `order` what is ordered before what over all ranks, `memory` the buffers, and `emit` the
-//! finished [`TaskGraph`](crate::TaskGraph).
+//! `plan` is shared by all ranks: the sequence of **slots** (an operator's tasks, a collective's copies, arrivals and sums), the
+//! tensors that they access, and for each rank how each slot is cut into tasks. From the plan, `events` derives a rank's
+//! dependencies, `order` the order over all ranks, `memory` the buffers, and `emit` the finished [`TaskGraph`](crate::TaskGraph).
 
 mod classes;
 mod collectives;

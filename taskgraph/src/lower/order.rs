@@ -1,8 +1,8 @@
-//! What happens before what, over all ranks, slot by slot: the proof that buffers may be shared.
+//! The order of slots over all ranks: the proof that buffers may be shared.
 //!
-//! For two slots, "before" means that every task of the one is done before any task of the other starts. It is
-//! derived for the slots' own rank and for the other ranks; the latter comes about through copies and flagged
-//! words only. Everything here holds on all ranks, so that all ranks draw the same conclusions.
+//! For two slots, "before" means that every task of the one is done before any task of the other starts. It is derived for the
+//! slots' own rank and for the other ranks; the latter only follows from copies and flagged words. Everything here holds on all
+//! ranks, so that all ranks draw the same conclusions.
 
 use super::events::{ALL, Analysis, COVERED, Links, SOME};
 use super::plan::Plan;
@@ -33,9 +33,9 @@ struct Known {
     own: Set,
     /// Slots that are before this one on every other rank.
     other: Set,
-    /// Slots of the same rank of which every task is before some task of this one.
+    /// Slots of the same rank whose tasks are each before some task of this one.
     own_covered: Set,
-    /// The same of every other rank.
+    /// The same for every other rank.
     other_covered: Set,
 }
 
@@ -97,19 +97,19 @@ impl Order {
         Order { known, end, begin }
     }
 
-    /// `earlier` is before `later` on the same rank.
+    /// True if `earlier` is before `later` on the same rank.
     pub fn own(&self, earlier: usize, later: usize) -> bool {
         self.known[later].own.contains(earlier)
     }
-    /// `earlier` is on every other rank before `later` on this one.
+    /// True if `earlier` on every other rank is before `later` on this one.
     pub fn other(&self, earlier: usize, later: usize) -> bool {
         self.known[later].other.contains(earlier)
     }
-    /// Every other rank has begun the iteration before `later` on this one.
+    /// True if every other rank has begun the iteration before `later` on this one.
     pub fn begin_elsewhere(&self, later: usize) -> bool {
         self.known[later].other.contains(self.begin)
     }
-    /// `earlier` is on every other rank before the end of the iteration on this one.
+    /// True if `earlier` on every other rank is before the end of the iteration on this one.
     pub fn before_end(&self, earlier: usize) -> bool {
         self.end.contains(earlier)
     }
@@ -121,9 +121,9 @@ fn completes(plan: &Plan, slot: u32) -> Option<usize> {
     plan.exchanges[exchange as usize].completes.map(|first_copy| first_copy as usize)
 }
 
-/// What follows from all sums of a two-shot allreduce, the own and those that arrived (slot `arrival`). Each tile was
-/// summed from all ranks' partial ones: so on every rank whatever wrote a partial tile is done, and all copies of
-/// the first half have arrived. No single slot tells: the tiles are dealt to the ranks.
+/// The consequences of all sums of a two-shot allreduce: the rank's own, and those that arrived (slot `arrival`). Each tile was
+/// summed from the partial tiles of all ranks. So on every rank, the tasks that wrote partial tiles are done, and all copies of
+/// the first half have arrived. No single slot shows this, because the tiles are distributed over the ranks.
 fn after_both_halves(k: &mut Known, plan: &Plan, known: &[Known], first_copy: usize, arrival: usize) {
     for of_first in first_copy..=arrival - 2 {
         k.own.insert(of_first);
@@ -170,8 +170,8 @@ fn follow(k: &mut Known, from: usize, p: &Known, flagged: bool, flags: u8) {
     }
 }
 
-/// What an arrival knows from the peers' copies `c`. What a peer's copy follows on the ranks other than its own
-/// includes this rank, and, with three ranks or more, every other one.
+/// What an arrival learns from the peers' copies `c`. If a peer's copy follows something on all ranks other than its own, that
+/// includes this rank and, with three ranks or more, every other rank.
 fn arrive(k: &mut Known, c: &Known, table: &Table, world: u32) {
     if !table.from_all {
         return; // of some peer an event may know nothing

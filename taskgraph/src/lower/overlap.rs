@@ -1,10 +1,10 @@
-//! Which tasks of one slot touch what which tasks of another touch.
+//! Which tasks of one slot access the same elements as which tasks of another.
 
 use super::types::Part;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_type::{Access, TaskSpec};
 
-/// Whether a slot's reads or writes are meant.
+/// The reads or the writes of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
     Read(u8),
@@ -14,14 +14,14 @@ pub(crate) enum Side {
 /// For each task of the later slot, the tasks of the earlier one that it overlaps.
 #[derive(Debug)]
 pub(crate) struct Overlap {
-    /// All overlap all; the lists are left out.
+    /// True if all tasks overlap all others. The lists are then left out.
     pub every: bool,
     offsets: Vec<u32>,
     items: Vec<u32>,
 }
 
 impl Overlap {
-    /// Producers of a consumer, where not [`Overlap::every`].
+    /// The producers of a consumer, if not [`Overlap::every`].
     pub fn row(&self, consumer: usize) -> &[u32] {
         &self.items[self.offsets[consumer] as usize..self.offsets[consumer + 1] as usize]
     }
@@ -30,7 +30,7 @@ impl Overlap {
 /// A shift of regions along one dimension.
 pub(crate) type Shift = (usize, u32);
 
-/// The boxes of one operand of a part. `any_row`: rows stand for those of any slot where no slot is named.
+/// The boxes of one operand of a part. With `any_row`, rows of a task without a slot stand for those of any slot.
 fn boxes(part: &Part, side: Side, shift: Shift, any_row: bool) -> Vec<(Region, u32)> {
     let mut all = Vec::with_capacity(part.tasks.len());
     for (index, task) in part.tasks.iter().enumerate() {
@@ -58,7 +58,7 @@ fn touching(task: &TaskSpec, side: Side) -> impl Iterator<Item = &Access> {
     list.iter().filter(move |a| a.operand == wanted)
 }
 
-/// The tasks name rows by slot.
+/// True if the tasks access rows by slot.
 fn by_slot(part: &Part, side: Side) -> bool {
     let of_slot = |a: &Access| a.trust.is_some_and(|t| t.of_rows());
     part.tasks.iter().any(|task| touching(task, side).any(of_slot))
@@ -92,7 +92,7 @@ pub(crate) fn overlap(
     }
     let dim = widest_dimension(&producers);
     producers.sort_by_key(|(r, task)| (r.lo[dim], *task));
-    // The largest end among this and all before: scanning backwards can stop where it is too small.
+    // The largest end among this one and all before it. A backward scan can stop where this is too small.
     let mut reach = Vec::with_capacity(producers.len());
     let mut furthest = 0;
     for (region, _) in &producers {

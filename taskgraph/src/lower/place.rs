@@ -2,12 +2,12 @@
 
 use super::types::Part;
 
-/// Deals the tasks of slots to workers. Lists are in slot order, which is one topological order for all ranks, so
-/// a worker never waits for a task that comes later in its list.
+/// Assigns the tasks of slots to workers. Lists are in slot order, which is a topological order for all ranks. So a worker never
+/// waits for a task that comes later in its list.
 #[derive(Debug)]
 pub(crate) struct Dealer {
     workers: u32,
-    /// Where the last slot that left workers without a task stopped.
+    /// Where the last slot that left workers without tasks stopped.
     next: u32,
 }
 
@@ -16,8 +16,8 @@ impl Dealer {
         Dealer { workers: workers.max(1), next: 0 }
     }
 
-    /// Workers of the tasks of one slot. `follow`: task `t` of `n` goes where the same share of the slot before
-    /// went (copies and sums follow the tile that they handle).
+    /// Workers of the tasks of one slot. With `follow`, task `t` of `n` goes to the worker that has the same share of the
+    /// previous slot: copies and sums follow the tile that they handle.
     pub fn deal(&mut self, part: &Part, follow: bool) -> Vec<u32> {
         let n = part.tasks.len();
         let w = self.workers as usize;
@@ -37,7 +37,7 @@ impl Dealer {
             .collect()
     }
 
-    /// Largest first, each to the worker that has least of this slot.
+    /// Largest first, each to the worker with the least work in this slot.
     fn by_cost(&mut self, part: &Part) -> Vec<u32> {
         let mut order: Vec<u32> = (0..part.tasks.len() as u32).collect();
         order.sort_by_key(|&t| (std::cmp::Reverse(part.tasks[t as usize].cost), t));

@@ -15,7 +15,7 @@ use crate::task_type::ExpansionOperand;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What all ranks share; see the module's page.
+/// The plan that all ranks share; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub graph: OpGraph,
@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub slots: Vec<Slot>,
     pub exchanges: Vec<PlanExchange>,
     pub parts: Vec<Part>,
-    /// For each rank and slot, the part, or [`NONE`].
+    /// The part of each rank and slot, or [`NONE`].
     pub part_of: Vec<Vec<u32>>,
     pub op_names: Vec<String>,
     pub notes: Vec<String>,
@@ -56,7 +56,7 @@ impl Plan {
             }
         }
         let mut classes = Classes::new(&graph, registry, &options.target, world, &layouts);
-        // Buffers of collectives whose input is pushed: they exist before the operator that pushes.
+        // Buffers of collectives whose input is pushed. They must exist before the operator that pushes.
         let mut pushed_into: HashMap<usize, Vec<u32>> = HashMap::new();
         for (index, op) in graph.ops.iter().enumerate() {
             if let Some(cut) = &cuts[index] {
@@ -83,7 +83,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The tensor that holds the memory of `tensor`, and where in it `tensor` starts on `rank`.
+    /// The tensor that owns the memory of `tensor`, and the start of `tensor` in it on `rank`.
     pub fn root(&self, tensor: u32, rank: u32) -> (u32, super::overlap::Shift) {
         match &self.tensors[tensor as usize].alias {
             Some((root, dim, first)) => (*root, (*dim, first[rank as usize])),
@@ -96,14 +96,14 @@ impl Plan {
         self.parts.get(self.part_of[rank as usize][slot] as usize)
     }
 
-    /// The tensor lives across iterations, and may be written.
+    /// True if the tensor persists across iterations and may be written.
     pub fn is_persistent(&self, tensor: u32) -> bool {
         self.tensors[tensor as usize]
             .source
             .is_some_and(|s| matches!(self.graph.tensors[s as usize].role, Role::Persistent { .. }))
     }
 
-    /// Both ranks are cut into the same tasks, and what they touch lies at the same places.
+    /// True if both ranks are cut into the same tasks, and these access the same places.
     pub fn same_cut(&self, a: u32, b: u32) -> bool {
         let placed = |(_, _, first): &(u32, usize, Vec<u32>)| first[a as usize] == first[b as usize];
         self.part_of[a as usize] == self.part_of[b as usize]
@@ -128,7 +128,7 @@ impl Plan {
         }
     }
 
-    /// `push` makes the buffer that an output goes to, where it is pushed: (output, buffer).
+    /// `push` creates the buffer for an output that is pushed: (output, buffer).
     fn add_compute(
         &mut self,
         graph: &OpGraph,
@@ -166,7 +166,7 @@ impl Plan {
                     .collect()
             };
             let mut outputs = resolve(&step.outputs);
-            // Of several steps the one that writes the operator's output pushes.
+            // If there are several steps, the one that writes the operator's output pushes.
             let push = pushed.and_then(|(pushed, buffer)| {
                 let output = ExpansionOperand::Output(usize::from(pushed));
                 let at = step.outputs.iter().position(|&operand| operand == output)?;
@@ -178,7 +178,7 @@ impl Plan {
         }
     }
 
-    /// Memory in the symmetric heap for a collective whose first input is `of`.
+    /// Memory in the symmetric heap for a collective with first input `of`.
     fn add_buffers(&mut self, of: &Tensor, buffers: &[Buffer]) -> Vec<u32> {
         let world = self.options.world;
         buffers
@@ -214,7 +214,7 @@ impl Plan {
         let buffers = buffers.unwrap_or_else(|| self.add_buffers(source, &lowered.buffers));
         let arrives =
             |operand| lowered.steps.iter().any(|s| matches!(s, Step::Exchange(e) if e.target == operand));
-        // Peers write into the symmetric heap only: what lives elsewhere gets its value from there.
+        // Peers only write to the symmetric heap. A tensor elsewhere gets its value from there.
         let staged = output.role != Role::Activation
             && (arrives(Operand::Output)
                 || lowered.output_in_input.is_some()
@@ -281,7 +281,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Each rank copies all that it holds of `like` from one tensor to another.
+    /// Each rank copies its whole part of `like` from one tensor to another.
     fn add_copy(&mut self, like: &Tensor, from: u32, to: u32) {
         let world = self.options.world;
         let kind = if like.dims.len() == 2 { like.rows } else { Rows::Fixed };

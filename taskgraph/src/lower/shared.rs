@@ -1,4 +1,4 @@
-//! What ranks share, and the ranks themselves, built on as many threads as there are cores.
+//! Builds the parts that ranks share, and the ranks themselves, on as many threads as there are cores.
 
 use super::emit::{Made, emit};
 use super::events::{Analysis, Links, analyse};
@@ -14,7 +14,7 @@ use crate::task_graph::TaskGraph;
 use crate::verify::{Alike, Class, Comparing};
 use std::sync::{Mutex, PoisonError};
 
-/// Graphs that are not needed any more. The next ones take their memory: fresh memory costs more than what is written there.
+/// Graphs that are not needed any more. New graphs reuse their memory, because fresh memory costs more than the writes to it.
 #[derive(Debug, Default)]
 pub struct Spares(Mutex<Vec<TaskGraph>>);
 
@@ -37,7 +37,7 @@ impl Spares {
 pub(crate) struct Shared {
     plan: Plan,
     analyses: Vec<Analysis>,
-    /// For each rank its analysis; ranks that are cut alike share one.
+    /// The analysis of each rank. Ranks that are cut alike share one.
     analysis_of: Vec<usize>,
     memory: Memory,
 }
@@ -74,14 +74,14 @@ impl Shared {
     ) -> Result<TaskGraph, BuildError> {
         let Some(&analysis) = self.analysis_of.get(rank as usize) else {
             return Err(BuildError::Options(format!(
-                "rank {rank} is not below the number of ranks, {}",
+                "rank {rank} does not exist; there are {} ranks",
                 self.analysis_of.len()
             )));
         };
         emit(&self.plan, &self.analyses[analysis], &self.memory, rank, spare, made)
     }
 
-    /// The ranks' graphs, of which rank 0's is kept alone if the others are alike. No other one is ever there as a whole.
+    /// The ranks' graphs. If the ranks are alike, only rank 0's graph is kept, and no other graph ever exists as a whole.
     pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
         let first = self.rank(0, spares.take(), None)?;
         let graph = |rank: u32, comparing: &mut Comparing<'_>| {
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// The same, where `look` sees each graph.
+    /// Like [`Shared::class`], but `look` sees each graph.
     pub fn class_seen<T: Send>(
         &self,
         spares: &Spares,

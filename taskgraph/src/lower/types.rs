@@ -1,4 +1,4 @@
-//! What the steps of lowering hand to each other.
+//! Types that the steps of lowering share.
 
 use crate::collective::Send;
 use crate::dtype::DType;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// No part: the slot has no tasks on this rank.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Events below are the same in every graph: termination, begin, end.
+/// Events below this are the same in every graph: termination, begin, end.
 pub(crate) const FIRST_EVENT: u32 = 3;
-/// Where ranks end the iteration together: the event that peers trigger when they are through.
+/// If ranks end the iteration together, the event that peers trigger when they are done.
 pub(crate) const CLOSING_EVENT: u32 = FIRST_EVENT;
 
 /// Local dimensions of a tensor.
@@ -45,80 +45,80 @@ pub(crate) struct PlanTensor {
     pub name: String,
     pub dtype: DType,
     pub rows: Rows,
-    /// Number in the op graph, where it is one of its tensors.
+    /// Its index in the op graph, if it is one of its tensors.
     pub source: Option<u32>,
-    /// Written by slots of this graph and free to share memory with others.
+    /// Written by slots of this graph, and may share memory with other tensors.
     pub activation: bool,
     pub space: Space,
     pub output: bool,
-    /// It is this rank's block of another tensor: (tensor, dimension, first index for each rank).
+    /// Present if it is this rank's block of another tensor: (tensor, dimension, first index for each rank).
     pub alias: Option<(u32, usize, Vec<u32>)>,
-    /// Local dimensions for each rank.
+    /// Local dimensions on each rank.
     pub dims: Vec<Dims>,
-    /// Index space of regions, where it differs from the dimensions.
+    /// Index space of regions, if it differs from the dimensions.
     pub region_dims: Option<Dims>,
 }
 
-/// Sends between ranks, of one operator.
+/// The sends of one operator between ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct PlanExchange {
-    /// The table, which operators that look the same share.
+    /// The table. Operators that look the same share it.
     pub table: Arc<Table>,
-    /// Where the peers' copies arrive.
+    /// The tensor in which the peers' copies arrive.
     pub target: u32,
     /// For each rank, the index of the first event that peers trigger there for this exchange.
     pub first_event: Vec<u32>,
-    /// The slot of the copies of an earlier exchange, where the slot before this one's copies and its arrival
-    /// together tell that all of those are done.
+    /// The slot of the copies of an earlier exchange, if the slot before this exchange's copies, together with its arrival, shows
+    /// that all those copies are done.
     pub completes: Option<u32>,
 }
 
-/// Who sends what to whom.
+/// Which rank sends what to which.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// For each rank its sends, in the order of its copy tasks.
+    /// The sends of each rank, in the order of its copy tasks.
     pub sends: Vec<Vec<Send>>,
-    /// For each rank the triggers of each of its events.
+    /// The numbers of triggers of each rank's events.
     pub triggers: Vec<Vec<u32>>,
-    /// Every rank has an event, and each of them gets a send from every other rank.
+    /// True if every rank has an event, and every event gets a send from every other rank.
     pub from_all: bool,
-    /// What a rank sends to one peer, it sends to all.
+    /// True if a rank sends the same data to all peers.
     pub to_all: bool,
-    /// Every rank has one event.
+    /// True if every rank has one event.
     pub one_event: bool,
 }
 
-/// What a slot is.
+/// The kind of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotKind {
-    /// Tasks of a registered type; where it pushes, the output that goes to every rank.
+    /// Tasks of a registered type. `push` is the output that is pushed to every rank, if there is one.
     Compute { push: Option<u8> },
     /// Tasks of a collective on its own rank (sums, local copies).
     Collective,
     /// Copies to peers. The next slot is their arrival.
     Copy { exchange: u32 },
-    /// No tasks: what peers' copies write here. Its "tasks" are the events that they trigger.
+    /// The data that peers' copies write on this rank, without tasks. Its "tasks" are the events that the copies trigger.
     Arrive { exchange: u32 },
 }
 
 /// One step of every rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
-    /// Index of its operator's name.
+    /// Index of the name of its operator.
     pub op: u32,
     pub kind: SlotKind,
     pub inputs: Vec<u32>,
     pub outputs: Vec<u32>,
 }
 
-/// How a slot is cut into tasks on some rank.
+/// The tasks of a slot on some rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
     pub type_name: String,
     pub params: Vec<u32>,
-    /// The parameter that becomes the rank's own number, so that ranks share the part.
+    /// The parameter that becomes the rank's own number, so that ranks can share the part.
     pub rank_param: Option<usize>,
-    /// The input whose views get a first dimension of one index.
+    /// The input whose views get an additional first dimension of size 1.
     pub stacked: Option<u8>,
     pub scratch_bytes: u32,
     pub tasks: Vec<TaskSpec>,

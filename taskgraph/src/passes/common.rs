@@ -5,8 +5,8 @@ use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
 use std::collections::{HashMap, HashSet};
 
-/// Does equal work once: an operator of the type, inputs and attributes of an earlier one gives way to it. Where both
-/// results are wanted under their own names, both stay.
+/// Removes duplicate work: an operator with the same type, inputs and attributes as an earlier one is replaced by it. If both
+/// results are outputs, both operators stay.
 #[derive(Clone, Copy, Debug)]
 pub struct CommonSubexpressions;
 
@@ -34,7 +34,7 @@ impl Pass for CommonSubexpressions {
             }
             let plain = op.outputs.iter().all(|&t| graph.tensors[t as usize].role == Role::Activation)
                 && !context.registry.get(&op.op_type).is_some_and(|t| t.has_effects())
-                // What lives across iterations may be another value at another place.
+                // A persistent tensor may have another value at another place in the order.
                 && !op.inputs.iter().any(|t| {
                     matches!(graph.tensors[*t as usize].role, Role::Persistent { .. }) && written.contains(t)
                 });
@@ -58,7 +58,7 @@ impl Pass for CommonSubexpressions {
                 kept.push(op);
                 continue;
             }
-            // Both are outputs, so both are computed, but readers of the second may read the first.
+            // Both are outputs, so both are computed. But readers of the second may read the first.
             let both = pairs().any(|(a, b)| graph.tensors[a].output && graph.tensors[b].output);
             let pairs: Vec<(usize, usize)> = pairs().collect();
             if both {
@@ -66,7 +66,7 @@ impl Pass for CommonSubexpressions {
             }
             for (a, b) in pairs {
                 if graph.tensors[b].output && !both {
-                    // The wanted name goes to the tensor that stays.
+                    // The tensor that stays gets the name of the output.
                     let name = std::mem::take(&mut graph.tensors[b].name);
                     graph.tensors[b].name = std::mem::replace(&mut graph.tensors[a].name, name);
                     (graph.tensors[a].output, graph.tensors[b].output) = (true, false);

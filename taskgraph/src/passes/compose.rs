@@ -9,11 +9,11 @@ use crate::split::Sharding;
 use crate::task_type::{Expansion, ExpansionOperand};
 use std::collections::HashSet;
 
-/// Most compositions within compositions.
+/// Maximum nesting depth of compositions.
 const MOST_NESTED: usize = 16;
 
-/// Replaces operators by those that they compose ([`crate::TaskType::compose`]), until none is left, and checks the
-/// parts. It runs before sharding and fusion, so that the parts are sharded and fused like any others.
+/// Replaces operators by the operators that they compose ([`crate::TaskType::compose`]) until none is left, and checks the parts.
+/// It runs before sharding and fusion, so that the parts are sharded and fused like any other operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Compose;
 
@@ -42,7 +42,7 @@ impl Pass for Compose {
             infer(graph, context.registry)?;
         }
         Err(BuildError::Graph(format!(
-            "operators compose each other more than {MOST_NESTED} levels deep; one seems to compose itself"
+            "compositions are nested more than {MOST_NESTED} levels deep; an operator probably composes itself"
         )))
     }
 }
@@ -103,7 +103,7 @@ fn replace(
         let (Some(inputs), Some(outputs)) = (pick(&part.inputs), pick(&part.outputs)) else {
             return Err(BuildError::op(
                 &op.name,
-                format!("its part `{}` names an operand that it lacks", part.suffix),
+                format!("its part `{}` uses an operand that does not exist", part.suffix),
             ));
         };
         ops.push(Op {
@@ -117,7 +117,7 @@ fn replace(
     Ok(())
 }
 
-/// A name that is not taken, and takes it.
+/// Finds a name that is not in use, and reserves it.
 pub(super) fn fresh(taken: &mut HashSet<String>, wanted: String) -> String {
     let mut name = wanted.clone();
     let mut number = 1;

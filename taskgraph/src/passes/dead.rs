@@ -4,8 +4,8 @@ use super::pass::{Context, Pass, Property};
 use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role};
 
-/// Drops operators whose results nobody wants: no wanted tensor, no tensor that lives across iterations and no effect
-/// follows from them. A graph that wants nothing at all is left as it is: it is run for its time.
+/// Removes operators whose results are not used: no output, no persistent tensor and no effect depends on them. A graph without
+/// any of these stays as it is: it is run to be timed.
 #[derive(Clone, Copy, Debug)]
 pub struct DeadOperators;
 

@@ -7,21 +7,21 @@ use crate::task_type::OpError;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Who knows the values of constants, and can compute with them.
+/// Knows the values of constants and computes with them.
 pub trait Evaluate: Debug + Send + Sync {
-    /// Computes the outputs of an operator all of whose inputs are constant, and keeps their values under the names
-    /// of the output tensors. False where it cannot: the operator then stays.
+    /// Computes the outputs of an operator whose inputs are all constant, and stores their values under the names of the output
+    /// tensors. Returns false if it cannot; the operator then stays.
     ///
     /// # Errors
-    /// What is wrong with the values.
+    /// The values are invalid.
     fn evaluate(&self, graph: &OpGraph, op: &Op) -> Result<bool, OpError>;
 }
 
-/// Computes operators of constants once, when the graph is built: their results become constants. It takes operators
-/// that depend on nothing but their inputs ([`crate::TaskType::is_pure`]).
+/// Computes operators with constant inputs once, when the graph is built. Their results become constants. It applies to operators
+/// that depend only on their inputs ([`crate::TaskType::is_pure`]).
 ///
-/// This crate knows no values and no kernels, so the default list lacks the pass; who has both inserts it before
-/// `shard`.
+/// This crate has no values and no kernels, so the default list does not contain this pass. A caller that has both inserts it
+/// before `shard`.
 #[derive(Clone, Debug)]
 pub struct FoldConstants(pub Arc<dyn Evaluate>);
 

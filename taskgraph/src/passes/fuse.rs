@@ -11,10 +11,10 @@ use crate::target::Target;
 use crate::task_type::Fusion;
 use std::collections::HashMap;
 
-/// Fuses operators by [`crate::TaskType::fusions`] where [`crate::TaskType::fuses`], and lets collectives take on what
-/// they can ([`crate::Collective::absorb`]: a residual that is added to an allreduce), until nothing more fits. A
-/// tensor that is wanted or has several users keeps its operator. The fused operator has the name and place of the
-/// absorbing one.
+/// Fuses operators by [`crate::TaskType::fusions`] if [`crate::TaskType::fuses`] agrees, and lets collectives include other
+/// operators ([`crate::Collective::absorb`]: a residual that is added to an allreduce), until nothing more fits. The operator of
+/// an output, or of a tensor with several readers, is not absorbed. The fused operator has the name and place of the absorbing
+/// one.
 #[derive(Clone, Copy, Debug)]
 pub struct Fuse;
 
@@ -72,7 +72,7 @@ fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Target) -
                 .then_some(index)
         };
     for index in 0..graph.ops.len() {
-        // A fused operator may be absorbed in turn; its producers come before it, so one sweep sees all.
+        // A fused operator may be absorbed in turn. Its producers come before it, so one sweep finds everything.
         while let Some((absorbed, fused)) = find(graph, registry, &rules, &alive, index, &absorbable) {
             let view = op_view(graph, &fused);
             if registry.get(&fused.op_type).is_some_and(|t| !t.fuses(&view, world, target)) {
@@ -90,7 +90,7 @@ fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Target) -
             if !same {
                 return Err(BuildError::op(
                     &fused.name,
-                    format!("fused into `{}` it would write other types than before", fused.op_type),
+                    format!("fused into `{}`, it would write other types than before", fused.op_type),
                 ));
             }
             alive[absorbed] = false;

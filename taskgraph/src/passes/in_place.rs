@@ -1,12 +1,12 @@
-//! Results that take the memory of an operand.
+//! Results that reuse the memory of an operand.
 
 use super::pass::{Context, Pass, Property};
 use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role};
 use std::collections::HashSet;
 
-/// Marks results that may take the memory of an operand that nobody reads afterwards
-/// ([`crate::TaskType::may_overwrite`]). The memory plan then shares it where the order of tasks allows.
+/// Marks results that may reuse the memory of an operand that has no later reader ([`crate::TaskType::may_overwrite`]). The
+/// memory plan then shares the memory if the order of tasks allows it.
 #[derive(Clone, Copy, Debug)]
 pub struct InPlace;
 

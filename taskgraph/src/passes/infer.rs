@@ -11,9 +11,9 @@ use crate::split::{Sharding, Split};
 use crate::task_type::{OpError, OpView, TensorType};
 use std::collections::HashSet;
 
-/// Checks the graph (names, order, single assignment, attributes, sizes) and fills in the types of activations.
+/// Checks the graph (names, order, single assignment, attributes, sizes) and sets the types of activations.
 ///
-/// An activation whose dimensions are declared must agree with what its operator infers.
+/// The declared dimensions of an activation must agree with those that its operator infers.
 #[derive(Clone, Copy, Debug)]
 pub struct Infer;
 
@@ -35,7 +35,7 @@ impl Pass for Infer {
     }
 }
 
-/// Types of the outputs of an operator; `None` where its type is not registered.
+/// Types of the outputs of an operator; `None` if its type is not registered.
 pub(super) fn infer_op(
     registry: &Registry,
     op_type: &str,
@@ -71,7 +71,12 @@ pub(super) fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), Buil
         if inferred.len() != op.outputs.len() {
             return Err(BuildError::op(
                 &op.name,
-                format!("`{}` has {} outputs, {} are given", op.op_type, inferred.len(), op.outputs.len()),
+                format!(
+                    "`{}` has {} outputs, but {} are given",
+                    op.op_type,
+                    inferred.len(),
+                    op.outputs.len()
+                ),
             ));
         }
         check_in_place(graph, op, registry)?;
@@ -84,7 +89,7 @@ pub(super) fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), Buil
                 return Err(BuildError::op(
                     &name,
                     format!(
-                        "output `{}` is declared as {} {:?}, the operator writes {} {:?}",
+                        "output `{}` is declared as {} {:?}, but the operator writes {} {:?}",
                         tensor.name, tensor.dtype, tensor.dims, ty.dtype, ty.dims
                     ),
                 ));
@@ -95,7 +100,7 @@ pub(super) fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), Buil
     Ok(())
 }
 
-/// What the type writes in place is the tensor that it reads; nothing else is both.
+/// An output that the type writes in place must be the tensor that it reads. No other tensor may be both input and output.
 fn check_in_place(graph: &OpGraph, op: &Op, registry: &Registry) -> Result<(), BuildError> {
     let pairs = registry.get(&op.op_type).map_or(&[][..], |t| t.in_place());
     let name = |t: u32| graph.tensors[t as usize].name.as_str();
@@ -121,7 +126,7 @@ fn check_in_place(graph: &OpGraph, op: &Op, registry: &Registry) -> Result<(), B
             return Err(BuildError::op(
                 &op.name,
                 format!(
-                    "reads and writes `{}`, but `{}` does not work in place; write a tensor of its own",
+                    "reads and writes `{}`, but `{}` does not work in place; write to another tensor",
                     name(*read),
                     op.op_type
                 ),
@@ -143,7 +148,9 @@ fn check_names(graph: &OpGraph) -> Result<(), BuildError> {
     let mut seen = HashSet::new();
     for tensor in &graph.tensors {
         if tensor.name.is_empty() {
-            return Err(BuildError::Graph("a tensor has an empty name; give each a name of its own".into()));
+            return Err(BuildError::Graph(
+                "a tensor has an empty name; give each tensor a unique name".into(),
+            ));
         }
         if !seen.insert(tensor.name.as_str()) {
             return Err(BuildError::tensor(&tensor.name, "two tensors have this name; rename one"));
@@ -153,7 +160,7 @@ fn check_names(graph: &OpGraph) -> Result<(), BuildError> {
     for op in &graph.ops {
         if op.name.is_empty() {
             return Err(BuildError::Graph(format!(
-                "an operator of type `{}` has an empty name; give each a name of its own",
+                "an operator of type `{}` has an empty name; give each operator a unique name",
                 op.op_type
             )));
         }
@@ -171,7 +178,10 @@ fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
             if tensor as usize >= graph.tensors.len() {
                 return Err(BuildError::op(
                     &op.name,
-                    format!("refers to tensor number {tensor}, the graph has {}", graph.tensors.len()),
+                    format!(
+                        "refers to tensor number {tensor}, but the graph has {} tensors",
+                        graph.tensors.len()
+                    ),
                 ));
             }
         }
@@ -196,7 +206,7 @@ fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
                 return Err(BuildError::op(
                     &op.name,
                     format!(
-                        "writes `{}`, which is constant or an input; write a tensor of its own",
+                        "writes `{}`, which is constant or an input; write to another tensor",
                         tensor.name
                     ),
                 ));
@@ -205,7 +215,7 @@ fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
                 return Err(BuildError::op(
                     &op.name,
                     format!(
-                        "writes `{}`, which `{}` writes already; each tensor has one writer",
+                        "writes `{}`, which `{}` already writes; each tensor must have one writer",
                         tensor.name, graph.ops[first].name
                     ),
                 ));
@@ -214,7 +224,10 @@ fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
     }
     for (index, tensor) in graph.tensors.iter().enumerate() {
         if tensor.role == Role::Activation && tensor.output && writer[index].is_none() {
-            return Err(BuildError::tensor(&tensor.name, "is wanted, but no operator writes it"));
+            return Err(BuildError::tensor(
+                &tensor.name,
+                "is listed as an output, but no operator writes it",
+            ));
         }
     }
     Ok(())
@@ -223,14 +236,14 @@ fn check_order(graph: &OpGraph) -> Result<(), BuildError> {
 fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
     let error = |message: String| Err(BuildError::tensor(&tensor.name, message));
     if tensor.dims.is_empty() || tensor.dims.len() > MAX_DIMS {
-        return error(format!("has {} dimensions; 1 to {MAX_DIMS} are possible", tensor.dims.len()));
+        return error(format!("has {} dimensions; expected 1 to {MAX_DIMS}", tensor.dims.len()));
     }
     if let Some(&dim) = tensor.dims.iter().find(|&&d| d == 0 || d > u64::from(u32::MAX >> 1)) {
-        return error(format!("has a dimension of {dim}; 1 to {} are possible", u32::MAX >> 1));
+        return error(format!("has a dimension of {dim}; expected 1 to {}", u32::MAX >> 1));
     }
     let mut bytes = tensor.dtype.size();
     for &dim in &tensor.dims {
-        // Room for padding to tiles of 16 rows and an even depth.
+        // Leaves room for padding to tiles of 16 rows and an even depth.
         match bytes.checked_mul(dim.next_multiple_of(16)) {
             Some(product) if product <= 1 << 48 => bytes = product,
             _ => return error(format!("{:?} takes more than 2^48 bytes; make it smaller", tensor.dims)),
@@ -247,7 +260,7 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
         let total = parts.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len));
         if total != Some(tensor.dims[*dim]) {
             return error(format!(
-                "the parts of its split add up to {total:?}, dimension {dim} is {}",
+                "the parts of its split add up to {total:?}, but dimension {dim} is {}",
                 tensor.dims[*dim]
             ));
         }
@@ -280,7 +293,9 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
             || dims.len() > MAX_DIMS
             || dims.iter().any(|&d| d == 0 || d > u64::from(u32::MAX >> 1)))
     {
-        return error(format!("has region dimensions {dims:?}; 1 to {MAX_DIMS} that are not 0 are possible"));
+        return error(format!(
+            "has region dimensions {dims:?}; expected 1 to {MAX_DIMS} dimensions, none of them 0"
+        ));
     }
     Ok(())
 }

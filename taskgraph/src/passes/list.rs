@@ -14,10 +14,10 @@ use crate::options::BuildOptions;
 use crate::registry::Registry;
 use std::sync::Arc;
 
-/// What lowering to tasks needs.
+/// The properties that lowering to tasks needs.
 const FINAL: &[Property] = &[Property::Typed, Property::Composed, Property::Sharded];
 
-/// The passes that a graph goes through, in order. The default is what this crate does by itself.
+/// The passes that a graph goes through, in order. The default is this crate's own list.
 ///
 /// ```
 /// use taskgraph::{BuildError, OpGraph, Pass, Passes};
@@ -64,7 +64,7 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// No pass.
+    /// An empty list.
     pub fn empty() -> Self {
         Passes { list: Vec::new() }
     }
@@ -87,7 +87,7 @@ impl Passes {
     /// Adds a pass before the one named `place`.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// The list has no pass of that name.
     pub fn insert_before(&mut self, place: &str, pass: impl Pass + 'static) -> Result<(), BuildError> {
         let at = self.position(place)?;
         self.list.insert(at, Arc::new(pass));
@@ -97,17 +97,17 @@ impl Passes {
     /// Adds a pass after the one named `place`.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// The list has no pass of that name.
     pub fn insert_after(&mut self, place: &str, pass: impl Pass + 'static) -> Result<(), BuildError> {
         let at = self.position(place)?;
         self.list.insert(at + 1, Arc::new(pass));
         Ok(())
     }
 
-    /// Takes out the pass named `name`; it may be inserted again elsewhere.
+    /// Removes the pass named `name` and returns it, so that it may be inserted again elsewhere.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// The list has no pass of that name.
     pub fn remove(&mut self, name: &str) -> Result<Arc<dyn Pass>, BuildError> {
         let at = self.position(name)?;
         Ok(self.list.remove(at))
@@ -116,7 +116,7 @@ impl Passes {
     /// Moves the pass named `name` to just before the one named `place`.
     ///
     /// # Errors
-    /// There is none of one of the names.
+    /// The list has no pass of one of the names.
     pub fn move_before(&mut self, name: &str, place: &str) -> Result<(), BuildError> {
         self.position(place)?;
         let pass = self.remove(name)?;
@@ -135,8 +135,8 @@ impl Passes {
     /// Runs the passes on `graph`.
     ///
     /// # Errors
-    /// What a pass says; a pass that needs what does not hold where it stands; a list after which the graph cannot be
-    /// lowered.
+    /// The error of a pass; a pass that needs a property which does not hold at its place; or a list after which the graph cannot
+    /// be lowered.
     pub fn run(
         &self,
         graph: &mut OpGraph,
@@ -146,10 +146,10 @@ impl Passes {
         self.run_observed(graph, registry, options, |_, _| {})
     }
 
-    /// The same; `after` sees each pass's name and the graph after it.
+    /// Like [`Passes::run`]. `after` gets the name of each pass and the graph after it.
     ///
     /// # Errors
-    /// As [`Passes::run`].
+    /// Those of [`Passes::run`].
     pub fn run_observed(
         &self,
         graph: &mut OpGraph,
@@ -166,10 +166,10 @@ impl Passes {
         Ok(())
     }
 
-    /// That each pass gets what it needs, and the lowering too.
+    /// Checks that each pass, and the lowering, gets the properties that it needs.
     ///
     /// # Errors
-    /// Names the first pass that does not.
+    /// The first pass that does not.
     pub fn check(&self) -> Result<(), BuildError> {
         let mut holds: Vec<Property> = Vec::new();
         for pass in &self.list {
@@ -197,7 +197,7 @@ impl Passes {
             .map(|p| p.name())
             .collect();
         format!(
-            "{user} needs a graph that is {property}, and here it is not; put {} before it, after the last pass that does not keep `{property}`",
+            "{user} needs a graph that is {property}, which does not hold here; put {} before it, after the last pass that does not keep `{property}`",
             givers.first().map_or("a pass that gives it".to_string(), |g| format!("`{g}`"))
         )
     }

@@ -1,7 +1,7 @@
-//! Passes over an op graph, before it is spread over ranks. An open set: each is a [`Pass`], and [`Passes`] is the
-//! list that a user of the library can read, extend and reorder.
+//! Passes over an op graph, before it is split over ranks. The set is open: each pass is a [`Pass`], and [`Passes`] is the list,
+//! which users of the library can read, extend and reorder.
 //!
-//! What follows (`crate::lower`) works on tasks.
+//! The next stage (`crate::lower`) works on tasks.
 
 mod common;
 mod compose;

@@ -1,4 +1,4 @@
-//! What a pass is.
+//! The trait of a pass.
 
 use crate::error::BuildError;
 use crate::op_graph::OpGraph;
@@ -6,18 +6,18 @@ use crate::options::BuildOptions;
 use crate::registry::Registry;
 use std::fmt;
 
-/// Something that holds for an op graph, which passes need, give and keep.
+/// A property of an op graph that passes need, give and keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
     /// Names, order and attributes are checked, and every tensor has its type.
     Typed,
     /// No operator is left that only composes others.
     Composed,
-    /// Every tensor has its sharding, and collectives stand where a value changes it.
+    /// Every tensor has its sharding, and collectives are inserted where a value changes its sharding.
     Sharded,
-    /// No operator does what nobody wants.
+    /// No operator computes an unused result.
     Live,
-    /// What is fused stays so: further fusion finds nothing.
+    /// Fusion is complete: running it again finds nothing.
     Fused,
 }
 
@@ -33,36 +33,36 @@ impl fmt::Display for Property {
     }
 }
 
-/// What a pass may ask, besides the graph.
+/// The inputs of a pass besides the graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// Operators by name.
     pub registry: &'a Registry,
-    /// What the graph is built for.
+    /// The options that the graph is built with.
     pub options: &'a BuildOptions,
 }
 
-/// A pass: takes an op graph and changes it in place. It must not change what the graph computes.
+/// A pass: changes an op graph in place. It must not change what the graph computes.
 pub trait Pass: fmt::Debug + Send + Sync {
     /// Its name, unique in a list.
     fn name(&self) -> &'static str;
 
-    /// What must hold before.
+    /// The properties that must hold before.
     fn needs(&self) -> &'static [Property] {
         &[]
     }
 
-    /// What holds afterwards, whatever was before.
+    /// The properties that hold afterwards in any case.
     fn gives(&self) -> &'static [Property] {
         &[]
     }
 
-    /// What still holds afterwards, if it did before. All else is taken for lost.
+    /// The properties that hold afterwards if they held before. All others count as lost.
     fn keeps(&self) -> &'static [Property];
 
     /// Changes the graph.
     ///
     /// # Errors
-    /// What of the graph is wrong, with the name of the operator or tensor.
+    /// The graph is invalid. The error names the operator or tensor.
     fn run(&self, graph: &mut OpGraph, context: &Context<'_>) -> Result<(), BuildError>;
 }

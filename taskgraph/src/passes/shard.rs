@@ -1,4 +1,4 @@
-//! Sharding: what of each tensor lives where, and the collectives that follow from it.
+//! Sharding: which part of each tensor is on which rank, and the collectives that follow from it.
 
 use super::compose::fresh;
 use super::pass::{Context, Pass, Property};
@@ -11,11 +11,10 @@ use crate::split::{Sharding, Split};
 use crate::task_type::{Need, OpView, ShardRule};
 use std::collections::{HashMap, HashSet};
 
-/// Fills in the sharding of activations, and inserts a collective where an operator needs a tensor in another
-/// sharding: `allreduce` (partial to replicated), `allgather` (split to replicated), `slice` (replicated to split),
-/// `all_to_all` (one split to another), `reduce_scatter` (partial to split), or one that a user registered; once for
-/// each tensor and sharding, shared by all users. A wanted output is made whole too, under its own name. With one
-/// rank collectives disappear.
+/// Sets the sharding of activations, and inserts a collective where an operator needs a tensor with another sharding: `allreduce`
+/// (partial to replicated), `allgather` (split to replicated), `slice` (replicated to split), `all_to_all` (split to another
+/// split), `reduce_scatter` (partial to split), or one that a user registered. There is one collective per tensor and sharding,
+/// shared by all readers. An output is made complete too, under its own name. With one rank, collectives disappear.
 #[derive(Clone, Copy, Debug)]
 pub struct Shard;
 
@@ -44,7 +43,7 @@ impl Pass for Shard {
 fn shard(graph: &mut OpGraph, registry: &Registry, world: u32) -> Result<(), BuildError> {
     check_splits(graph, world)?;
     if world == 1 {
-        // A split over one rank, and a sum over one rank, are the whole. Weights keep theirs: a contract may
+        // A split over one rank, and a sum over one rank, are the whole tensor. Weights keep their split, because a contract may
         // derive the type of an output from it.
         for tensor in graph.tensors.iter_mut().filter(|t| !matches!(t.role, Role::Weight { .. })) {
             tensor.sharding = Sharding::Replicated;
@@ -72,7 +71,7 @@ struct Sharder<'a> {
     registry: &'a Registry,
     names: HashSet<String>,
     op_names: HashSet<String>,
-    /// What a tensor has become in another sharding.
+    /// The tensor with another sharding that was made from a tensor.
     resharded: HashMap<(u32, Sharding), u32>,
     ops: Vec<Op>,
 }
@@ -89,7 +88,7 @@ impl Sharder<'_> {
             return Err(BuildError::op(
                 &op.name,
                 format!(
-                    "the contract of `{}` answers for {} inputs and {} outputs, the operator has {} and {}",
+                    "the contract of `{}` returns shardings for {} inputs and {} outputs, but the operator has {} and {}",
                     op.op_type,
                     rule.inputs.len(),
                     rule.outputs.len(),
@@ -129,7 +128,8 @@ impl Sharder<'_> {
                 tensor.sharding = sharding;
                 check_split(tensor, self.world)?;
             } else if self.world > 1 && tensor.sharding != sharding {
-                // It gets there by way of an activation. Not so what the operator reads too, or knows by pages.
+                // The value reaches it through an activation. This is not possible for a tensor that the operator also reads, or
+                // that it knows by pages.
                 let plain = tensor.role == (Role::Persistent { region_dims: None });
                 if !plain || op.inputs.contains(&output) || self.registry.collective(&op.op_type).is_some() {
                     return Err(BuildError::op(
@@ -165,7 +165,7 @@ impl Sharder<'_> {
         into.into_iter().try_for_each(|(from, to)| self.reshard_into(graph, from, to))
     }
 
-    /// Inserts the collective that writes `tensor` into `to`, another tensor.
+    /// Inserts the collective that writes `tensor` with the sharding of `to`, another tensor.
     fn reshard_into(&mut self, graph: &mut OpGraph, tensor: u32, to: u32) -> Result<(), BuildError> {
         let (op_type, attrs) = self.collective(graph, tensor, &graph.tensors[to as usize].sharding)?;
         let name = fresh(&mut self.op_names, format!("{}.{op_type}", graph.tensors[to as usize].name));
@@ -174,7 +174,7 @@ impl Sharder<'_> {
         Ok(())
     }
 
-    /// The first collective that makes `to` of the sharding of `tensor`.
+    /// The first collective that can change the sharding of `tensor` to `to`.
     fn collective(
         &self,
         graph: &OpGraph,
@@ -195,7 +195,7 @@ impl Sharder<'_> {
         found.ok_or_else(|| BuildError::tensor(&source.name, no_way(source, to)))
     }
 
-    /// `tensor` in another sharding, by the first collective that can do it.
+    /// `tensor` with another sharding, made by the first collective that can do it.
     fn reshard(&mut self, graph: &mut OpGraph, tensor: u32, to: &Sharding) -> Result<u32, BuildError> {
         if let Some(&known) = self.resharded.get(&(tensor, to.clone())) {
             return Ok(known);
@@ -219,7 +219,7 @@ impl Sharder<'_> {
         Ok(id)
     }
 
-    /// A wanted tensor that no rank has all of is made whole; the whole one takes its name.
+    /// Completes outputs that no rank holds as a whole. The complete tensor takes over the name.
     fn wanted_outputs(&mut self, graph: &mut OpGraph) -> Result<(), BuildError> {
         for id in 0..graph.tensors.len() {
             let tensor = &graph.tensors[id];
@@ -259,9 +259,11 @@ fn no_way(tensor: &Tensor, to: &Sharding) -> String {
             tensor.dtype, tensor.dims
         ),
         (_, Role::Weight { .. }) => {
-            format!("is needed {place}, but is loaded as its `shard` says; change that to {to:?}")
+            format!("is needed {place}, but its `shard` says otherwise; change that to {to:?}")
         }
-        _ => format!("is needed {place} ({to:?}), and no collective makes that of {:?}", tensor.sharding),
+        _ => {
+            format!("is needed {place} ({to:?}), but no collective can convert {:?} to that", tensor.sharding)
+        }
     }
 }
 
@@ -280,7 +282,7 @@ fn check_split(tensor: &Tensor, world: u32) -> Result<(), BuildError> {
             return Err(BuildError::tensor(
                 &tensor.name,
                 format!(
-                    "{world} ranks do not divide {heads} query heads; possible are {}",
+                    "{world} ranks do not divide {heads} query heads; possible numbers of ranks are {}",
                     possible.join(", ")
                 ),
             ));
@@ -289,7 +291,7 @@ fn check_split(tensor: &Tensor, world: u32) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// With one rank most collectives are their input: users read that instead, where names allow it.
+/// With one rank, most collectives equal their input. Readers use the input instead, if names allow it.
 fn remove_collectives(graph: &mut OpGraph, registry: &Registry) {
     let mut replaced: HashMap<u32, u32> = HashMap::new();
     let mut kept = Vec::with_capacity(graph.ops.len());

@@ -1,4 +1,4 @@
-//! Operators as their contracts see them.
+//! Operators in the form that their contracts use.
 
 use crate::op_graph::{Op, OpGraph, Tensor};
 use crate::task_type::{OpView, OperandView, TensorType};

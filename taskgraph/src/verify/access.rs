@@ -1,4 +1,4 @@
-//! Who touches which bytes of a rank's memory: the rank's own tasks, and the tasks of others that write there.
+//! Accesses to the bytes of a rank's memory: by the rank's own tasks, and by tasks of other ranks that write there.
 
 use super::boxes::{Scattered, boxes, hole, without};
 use super::ranks::Ranks;
@@ -6,13 +6,13 @@ use super::structure::is_put;
 use crate::region::Region;
 use crate::task_graph::{Operand, Place, Space};
 
-/// The symmetric tensors of each rank, in the order in which they lie in the heap.
+/// The symmetric tensors of each rank, in the order of the heap.
 pub(super) struct Symmetric {
-    /// Indices of the symmetric tensors, for each held rank.
+    /// Indices of the symmetric tensors of each held rank.
     list: Vec<Vec<u32>>,
-    /// For each held rank and tensor, its place in that list.
+    /// For each held rank and tensor, its index in that list.
     ordinal: Vec<Vec<u32>>,
-    /// For each held rank, the operands of other ranks that lie in its memory.
+    /// For each held rank, the operands of other ranks in its memory.
     remote: Vec<Vec<RemoteOperand>>,
     world: usize,
 }
@@ -26,11 +26,11 @@ struct RemoteOperand {
 }
 
 impl Symmetric {
-    /// For graphs whose peers exist and whose remote operands are symmetric.
+    /// The peers must exist, and the remote operands must be symmetric.
     pub(super) fn new(graphs: Ranks<'_>) -> Self {
         let world = graphs.len();
         let alike = graphs.symmetry().is_some();
-        // Of alike ranks, those of rank 0 for each rank whose memory they lie in.
+        // If ranks are alike: the operands of rank 0, by the rank whose memory they are in.
         let mut remote: Vec<Vec<RemoteOperand>> = vec![Vec::new(); world];
         let mut found = Symmetric { list: Vec::new(), ordinal: Vec::new(), remote: Vec::new(), world };
         for (rank, graph) in graphs.held().iter().enumerate() {
@@ -67,7 +67,7 @@ impl Symmetric {
             }
         }
         found.remote = if alike {
-            // Rank r is for rank 0 what rank 0 is for rank -r.
+            // Rank r is to rank 0 what rank 0 is to rank -r.
             let of_rank = |rank: usize| {
                 let list = &remote[(world - rank) % world];
                 list.iter().map(move |entry| RemoteOperand { rank: rank as u16, ..*entry })
@@ -88,7 +88,7 @@ impl Symmetric {
         self.list[owner][self.ordinal[rank][tensor as usize] as usize] as usize
     }
 
-    /// The operands of other ranks that lie in the memory of `owner`.
+    /// The operands of other ranks in the memory of `owner`.
     fn remote(&self, owner: usize) -> impl Iterator<Item = RemoteOperand> + '_ {
         let held = self.held(owner);
         let (by, world) = (owner - held, self.world);
@@ -102,40 +102,40 @@ impl Symmetric {
 /// One access to a tensor.
 #[derive(Clone, Copy)]
 pub(super) struct Access {
-    /// What it touches.
+    /// The accessed region.
     pub(super) region: Region,
     /// Rank of the task.
     pub(super) rank: u16,
-    /// It writes.
+    /// True if it writes.
     pub(super) write: bool,
     /// Index of the task on its rank.
     pub(super) task: u32,
 }
 
 impl Access {
-    /// The task, as messages name it.
+    /// The task, for messages.
     pub(super) fn place(&self) -> (u16, u32) {
         (self.rank, self.task)
     }
 }
 
-/// All accesses to the tensors of one rank's memory.
+/// All accesses to the tensors in one rank's memory.
 pub(super) struct Memory<'g> {
     pub(super) owner: usize,
     graphs: Ranks<'g>,
     offsets: Vec<u32>,
     accesses: Vec<Access>,
-    /// For each tensor: something happens to it at a time that this rank's barrier does not bound.
+    /// For each tensor, true if it has an access that this rank's barrier does not bound.
     remote: Vec<bool>,
-    /// For each tensor: some task takes its rows by slot.
+    /// For each tensor, true if a task accesses its rows by slot.
     by_slot: Vec<bool>,
     wanted: Vec<bool>,
     found: Vec<(u32, Access)>,
 }
 
 impl<'g> Memory<'g> {
-    /// Accesses to the wanted tensors of `owner`: those of its own tasks in the order given, then those of
-    /// other ranks.
+    /// The accesses to the selected tensors of `owner`: first those of its own tasks in the given order, then those of other
+    /// ranks.
     pub(super) fn new(
         graphs: Ranks<'g>,
         symmetric: &Symmetric,
@@ -165,7 +165,7 @@ impl<'g> Memory<'g> {
                 memory.by_slot[symmetric.tensor_at(owner, entry.rank as usize, operand.tensor)] = true;
             }
         }
-        // A rank's own graph names peers as rank 0 does where that stands for it.
+        // A rank's own graph names peers as rank 0 does, if rank 0's graph stands for it.
         let self_rank = own.rank as usize;
         for &index in own_order {
             let task = &own.tasks[index as usize];
@@ -180,7 +180,7 @@ impl<'g> Memory<'g> {
                     continue;
                 }
                 let hole = (i < inputs).then(|| hole(own, task, i)).flatten();
-                // What a sum leaves out is its rank's own slot.
+                // A sum leaves out the slot of its own rank.
                 let turn = |slot: u32| ((slot as usize + owner - self_rank) % graphs.len()) as u32;
                 let hole = hole.map(turn);
                 memory.add(tensor, operand, hole, (owner as u16, index, i >= inputs));
@@ -209,7 +209,7 @@ impl<'g> Memory<'g> {
         let entry = &self.graphs[self.owner].tensors[tensor];
         let (graphs, by_slot) = (self.graphs, self.by_slot[tensor]);
         let mut add = |operand: &Operand| {
-            // All slots but one's own are all slots for each rank, and the hole has been turned.
+            // All slots except a rank's own look like all slots on each rank, and the hole has been turned.
             let found = match hole {
                 Some(_) => boxes(entry, operand, by_slot)?,
                 None => graphs.boxes(rank.into(), entry, operand, by_slot)?,
@@ -223,11 +223,11 @@ impl<'g> Memory<'g> {
             None => add(operand),
             Some(hole) => without(operand, entry.dtype.size(), hole).iter().try_for_each(add),
         };
-        // The structure has been checked: no view is scattered.
+        // The structure has been checked, so no view is scattered.
         debug_assert!(added.is_ok());
     }
 
-    /// Puts what was found in order of the tensors.
+    /// Sorts the found accesses by tensor.
     fn sort(&mut self, tensors: usize) {
         for (tensor, _) in &self.found {
             self.offsets[*tensor as usize + 1] += 1;
@@ -245,12 +245,12 @@ impl<'g> Memory<'g> {
         }
     }
 
-    /// Accesses to a tensor.
+    /// The accesses to a tensor.
     pub(super) fn accesses(&self, tensor: usize) -> &[Access] {
         &self.accesses[self.offsets[tensor] as usize..self.offsets[tensor + 1] as usize]
     }
 
-    /// Sorts the accesses of the tensors that other ranks touch too.
+    /// Sorts the accesses to the tensors that other ranks access too.
     pub(super) fn sort_remote(&mut self, mut position: impl FnMut(&Access) -> u32) {
         for tensor in 0..self.remote.len() {
             if self.remote[tensor] {
@@ -260,7 +260,7 @@ impl<'g> Memory<'g> {
         }
     }
 
-    /// True where tasks of other ranks touch the tensor, or a put of this one.
+    /// True if tasks of other ranks access the tensor, or a put of this rank does.
     pub(super) fn is_remote(&self, tensor: usize) -> bool {
         self.remote[tensor]
     }

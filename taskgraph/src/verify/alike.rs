@@ -1,4 +1,4 @@
-//! Graph classes whose ranks are alike, of which rank 0's graph is kept and the others are looked at once.
+//! Graph classes whose ranks are alike. Only rank 0's graph is kept; the others are checked once.
 
 use super::comparing::Comparing;
 use super::ranks::Ranks;
@@ -8,7 +8,7 @@ use crate::parallel;
 use crate::task_graph::{TaskGraph, TensorEntry};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The symmetry of graphs whose ranks are alike. Their first is sound by itself.
+/// The symmetry of graphs whose ranks are alike. The first graph must be sound by itself.
 pub(super) fn symmetry(graphs: &[TaskGraph]) -> Option<Symmetry> {
     let (first, world) = (graphs.first()?, graphs.len());
     if world < 2 || !structure::check_first(first, world).is_empty() {
@@ -22,12 +22,12 @@ pub(super) fn symmetry(graphs: &[TaskGraph]) -> Option<Symmetry> {
 pub enum Class {
     /// All graphs.
     All(Vec<TaskGraph>),
-    /// Rank 0's, since the others are alike.
+    /// Rank 0's graph, because the other ranks are alike.
     Alike(Box<Alike>),
 }
 
 impl Class {
-    /// The graphs that there are: rank 0's first.
+    /// The graphs that are kept, rank 0's first.
     pub fn graphs(&self) -> &[TaskGraph] {
         match self {
             Class::All(graphs) => graphs,
@@ -44,19 +44,19 @@ impl Class {
     }
 }
 
-/// Rank 0's graph, which stands for others that were compared with it.
+/// Rank 0's graph, which stands for the others that were compared with it.
 #[derive(Debug)]
 pub struct Alike {
     first: TaskGraph,
-    /// Tensors of the other ranks: their values come from elsewhere.
+    /// Tensors of the other ranks, which differ in the source of their values.
     others: Vec<Vec<TensorEntry>>,
     symmetry: Symmetry,
 }
 
 impl Alike {
-    /// Rank 0's graph for all ranks, if the others are alike. `graph` gives the operands of a rank's graph to be compared, then
-    /// the graph itself, which may be without them. It goes to `done`, without its tensors, which are kept. The first is given
-    /// back if one is not alike; no more are asked for then.
+    /// Rank 0's graph for all ranks, if the others are alike. `graph` passes on the operands of a rank's graph to be compared,
+    /// then returns the graph itself, which may be without them. The graph then goes to `done`, without its tensors, which are
+    /// kept. If a graph is not alike, the first graph is returned and no more are requested.
     ///
     /// # Errors
     /// Those of `graph`.
@@ -66,7 +66,7 @@ impl Alike {
         done: impl Fn(TaskGraph) + Sync,
     ) -> Result<Result<Alike, Box<TaskGraph>>, E> {
         let world = first.world as usize;
-        // What is compared with the first takes it as sound by itself.
+        // The comparison assumes that the first graph is sound by itself.
         if world < 2 || !structure::check_first(&first, world).is_empty() {
             return Ok(Err(Box::new(first)));
         }

@@ -1,8 +1,8 @@
-//! The bytes that an operand touches, as boxes in the index space of its tensor.
+//! The bytes that an operand accesses, as boxes in the index space of its tensor.
 //!
-//! An element index of a tensor whose strides nest has one position in each dimension, so a set of elements is a set
-//! of positions and two boxes share bytes exactly where they overlap. A view has strides of its own; it becomes one
-//! box where they are the tensor's, and several where it takes elements otherwise.
+//! If the strides of a tensor nest, each element has one position in each dimension. So a set of elements is a set of positions,
+//! and two boxes share bytes exactly where they overlap. A view has its own strides. If they are the tensor's strides, the view
+//! is one box; otherwise it may be several.
 
 use crate::dtype::DType;
 use crate::op_graph::Role;
@@ -10,22 +10,22 @@ use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Operand, Task, TaskGraph, TensorEntry, core_types};
 use smallvec::SmallVec;
 
-/// Most boxes that one view is cut into.
+/// Maximum number of boxes of one view.
 const MOST_BOXES: usize = 1024;
 
 /// The bytes of one operand.
 pub(super) type Boxes = SmallVec<[Region; 2]>;
 
-/// The view takes its elements in a way that makes too many boxes.
+/// The view would consist of too many boxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scattered;
 
-/// The regions of this tensor stand for bytes that are known at run time only.
+/// True if the tensor's regions stand for bytes that are known only at run time.
 pub(super) fn is_symbolic(tensor: &TensorEntry) -> bool {
     matches!(tensor.role, Role::Persistent { .. }) && tensor.region_dims != tensor.dims
 }
 
-/// Bytes from the tensor's start to the end of a view's last element; `offset` for a view without elements.
+/// Offset of the end of a view's last element; `offset` for a view without elements.
 pub(super) fn last_byte(offset: u64, dims: &[u32], strides: &[u32], dtype: DType) -> u64 {
     if dims.contains(&0) {
         return offset;
@@ -37,7 +37,7 @@ pub(super) fn last_byte(offset: u64, dims: &[u32], strides: &[u32], dtype: DType
     last.saturating_add(1).saturating_mul(dtype.size()).saturating_add(offset)
 }
 
-/// Strides such that no two positions are the same element, in every dimension that counts.
+/// True if no two positions are the same element.
 pub(super) fn strides_nest(dims: &[u32], strides: &[u32]) -> bool {
     let mut by_stride: SmallVec<[(u64, u64); MAX_DIMS]> =
         dims.iter().zip(strides).filter(|(d, _)| **d > 1).map(|(&d, &s)| (s.into(), d.into())).collect();
@@ -50,8 +50,8 @@ pub(super) fn strides_nest(dims: &[u32], strides: &[u32]) -> bool {
     })
 }
 
-/// Boxes that `operand` touches in `tensor`, whose strides nest. `by_slot`: some task takes this tensor's rows by
-/// slot, so that any row named otherwise may be any slot's.
+/// The boxes that `operand` accesses in `tensor`, whose strides nest. With `by_slot`, some task accesses this tensor's rows by
+/// slot, so that other accesses to rows may conflict with any slot.
 pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> Result<Boxes, Scattered> {
     let mut found = Boxes::new();
     if is_symbolic(tensor) {
@@ -80,7 +80,7 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
     Ok(found)
 }
 
-/// The view has elements and takes just those of its region: the common case, seen at a glance.
+/// True if the view has elements and covers exactly its region. This is the common case and quick to check.
 pub(super) fn is_region(tensor: &TensorEntry, operand: &Operand) -> bool {
     let region = &operand.region;
     let (mut at, mut start) = (0, 0);
@@ -117,12 +117,12 @@ fn cut_view(tensor: &TensorEntry, operand: &Operand, found: &mut Boxes) -> Resul
     cut(tensor, operand.offset / tensor.dtype.size(), &dims, found)
 }
 
-/// A rank's own slot of the receive buffer is a hole in what its `reduce` reads: nobody writes it.
+/// A rank's own slot of the receive buffer is a hole in what its `reduce` reads, because nobody writes it.
 pub(super) fn hole(graph: &TaskGraph, task: &Task, input: usize) -> Option<u32> {
     if input != 1 { None } else { own_slot(graph, task, graph.inputs(task).get(1)?) }
 }
 
-/// The same where its second input is as `operand`.
+/// The same for a second input like `operand`.
 pub(super) fn own_slot(graph: &TaskGraph, task: &Task, operand: &Operand) -> Option<u32> {
     const FLAGGED: u32 = 1;
     if graph.type_names.get(usize::from(task.task_type))? != core_types::REDUCE {
@@ -156,10 +156,10 @@ pub(super) fn without(operand: &Operand, size: u64, hole: u32) -> SmallVec<[Oper
     pieces
 }
 
-/// The dimensions of a view that have more than one index, widest stride first: (indices, stride).
+/// The dimensions of a view with more than one index, widest stride first: (indices, stride).
 type ViewDims = SmallVec<[(u64, u64); MAX_DIMS]>;
 
-/// Adds the boxes of the elements that start at `start` and lie along `dims`.
+/// Adds the boxes of the elements that begin at `start` and extend along `dims`.
 fn cut(tensor: &TensorEntry, start: u64, dims: &[(u64, u64)], found: &mut Boxes) -> Result<(), Scattered> {
     if let Some(whole) = one_box(tensor, start, dims) {
         if found.len() >= MOST_BOXES {
@@ -174,7 +174,7 @@ fn cut(tensor: &TensorEntry, start: u64, dims: &[(u64, u64)], found: &mut Boxes)
         all.extend_from_slice(inner);
         cut(tensor, start + first * stride, &all, found)
     };
-    // A run that goes on from one row into the next is cut where rows begin.
+    // A run that continues from one row into the next is cut at the beginnings of rows.
     let strides =
         (0..tensor.dims.len()).filter(|&d| tensor.dims[d] > 1).map(|d| u64::from(tensor.strides[d]));
     if let Some(row) = strides.filter(|&s| s > stride && s % stride == 0).min() {
@@ -234,7 +234,7 @@ mod tests {
     use crate::op_graph::Rows;
     use crate::task_graph::{Place, Space};
 
-    /// What is seen at a glance is what the general way finds.
+    /// The quick check and the general way give the same result.
     #[test]
     fn views_that_are_their_region_are_cut_into_it() {
         let (dims, strides) = (vec![3u32, 4, 1, 5], vec![20u32, 5, 5, 1]);

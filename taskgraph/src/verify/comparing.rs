@@ -1,7 +1,6 @@
-//! One rank's graph beside rank 0's: are they alike, and how do they differ?
+//! Compares one rank's graph with rank 0's: whether they are alike, and how they differ.
 //!
-//! A graph's operands are compared as they come, so whoever makes them need not keep them. What else a graph has is compared
-//! in the end.
+//! A graph's operands are compared as they are made, so they need not be kept. The rest of the graph is compared at the end.
 
 use super::boxes::{boxes, is_region, is_symbolic, last_byte, own_slot};
 use super::turn::{Turn, turned, turned_region};
@@ -10,15 +9,15 @@ use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant, core_types};
 
-/// A rank that is compared with the first.
+/// A rank that is compared with the first rank.
 pub struct Comparing<'a> {
-    /// It is sound by itself.
+    /// The first rank's graph, which is sound by itself.
     first: &'a TaskGraph,
     rank: usize,
     turns: Vec<Turn>,
-    /// Operands that have been compared.
+    /// Number of compared operands.
     seen: usize,
-    /// Those that touch other bytes than the first's, of tensors that are no constants.
+    /// Operands that access other bytes than the first rank's, in tensors that are not constants.
     differing: Vec<u32>,
     alike: bool,
 }
@@ -29,7 +28,7 @@ impl<'a> Comparing<'a> {
         Comparing { first, rank, turns, seen: 0, differing: Vec::new(), alike: true }
     }
 
-    /// The next operands of the rank, in the order of its graph.
+    /// Compares the next operands of the rank, in the order of its graph.
     pub fn operands(&mut self, operands: &[Operand]) {
         let first = self.first;
         let Some(like) = first.operands.get(self.seen..self.seen + operands.len()) else {
@@ -42,7 +41,7 @@ impl<'a> Comparing<'a> {
         }
     }
 
-    /// Whether an operand is as the first's. Where it takes other bytes, they must be the first's, turned.
+    /// True if an operand is like the first rank's. If it accesses other bytes, they must be the first rank's, turned.
     fn operand(&mut self, x: &Operand, y: &Operand) -> bool {
         let Some(tensor) = self.first.tensors.get(x.tensor as usize) else { return false };
         let places = match (x.place, y.place) {
@@ -56,7 +55,7 @@ impl<'a> Comparing<'a> {
         if (x.offset, &x.region) == (y.offset, &y.region) {
             return true;
         }
-        // Nobody writes a constant, so which of its bytes are read matters to no order. They must be there.
+        // Nobody writes a constant, so the order does not depend on which of its bytes are read. They only must exist.
         if matches!(tensor.role, Role::Weight { .. } | Role::Constant) {
             return fits(tensor, y);
         }
@@ -66,12 +65,12 @@ impl<'a> Comparing<'a> {
         self.is_turned(tensor, d, x, y)
     }
 
-    /// Of a rank that the first reaches the one that this rank reaches.
+    /// The peer that is to the first rank what this peer is to this rank.
     fn peer(&self, of_first: u16) -> usize {
         (usize::from(of_first) + self.rank) % self.first.world as usize
     }
 
-    /// The tensor has slots along this dimension.
+    /// Records that the tensor has slots along this dimension.
     fn turn(&mut self, tensor: u32, d: usize) {
         let turn = &mut self.turns[tensor as usize];
         *turn = match *turn {
@@ -81,7 +80,7 @@ impl<'a> Comparing<'a> {
         };
     }
 
-    /// Of a tensor with slots `y` touches what `x` does, turned.
+    /// True if, in a tensor with slots, `y` accesses the same as `x`, turned.
     fn is_turned(&self, tensor: &TensorEntry, d: usize, x: &Operand, y: &Operand) -> bool {
         let (world, rank, size) = (self.first.world, self.rank as u32, tensor.dtype.size());
         let dim = tensor.dims.get(d).copied().unwrap_or(0);
@@ -92,7 +91,7 @@ impl<'a> Comparing<'a> {
         if turned_region(&x.region, d, dim, world, rank) != Some(y.region) {
             return false;
         }
-        // The common case: views that touch just their regions.
+        // The common case: views that cover exactly their regions.
         if is_region(tensor, x) && is_region(tensor, y) {
             return true;
         }
@@ -102,8 +101,8 @@ impl<'a> Comparing<'a> {
         turned(&touched, d, dim, world, rank).is_some_and(|turned| turned == there)
     }
 
-    /// For each tensor how the ranks differ; `None` where they are not alike. `other` is the rank's graph, whose operands
-    /// have come before: those that it still has are not looked at.
+    /// How the ranks differ, for each tensor; `None` if they are not alike. `other` is the rank's graph. Its operands have been
+    /// compared already, so those that it still has are ignored.
     pub(super) fn finish(mut self, other: &TaskGraph) -> Option<Vec<Turn>> {
         let first = self.first;
         let all = self.alike && self.seen == first.operands.len();
@@ -121,7 +120,7 @@ impl<'a> Comparing<'a> {
             Turn::Slots(d) => {
                 let dim = tensor.dims.get(usize::from(d)).copied().unwrap_or(0);
                 let plain = !tensor.tiled && !is_symbolic(tensor) && tensor.region_dims == tensor.dims;
-                // Of a flagged tensor the second dimension is rows, of which the first is always in use.
+                // The second dimension of a flagged tensor is rows, and the first row is always in use.
                 let sound = d == 0 || tensor.dtype != DType::F32Flagged;
                 plain && sound && dim > 0 && dim.is_multiple_of(first.world)
             }
@@ -129,7 +128,7 @@ impl<'a> Comparing<'a> {
         (first.tensors.iter().zip(&self.turns).all(fits) && self.others_stay()).then_some(self.turns)
     }
 
-    /// What takes the same bytes of a tensor with slots takes all of its slots.
+    /// Accesses to the same bytes of a tensor with slots must access all of its slots.
     fn others_stay(&self) -> bool {
         if self.turns.iter().all(|t| *t == Turn::Still) {
             return true;
@@ -144,11 +143,11 @@ impl<'a> Comparing<'a> {
         })
     }
 
-    /// Everything but tasks and operands.
+    /// Compares everything except tasks and operands.
     fn same_frame(&self, b: &TaskGraph) -> bool {
         let a = self.first;
         let reduce = sum_type(a);
-        // Of a sum's parameters the proof knows the ranks, the rows and the flags; the other is its own number.
+        // Of a sum's parameters, the proof uses the ranks, the rows and the flags. The remaining one is its own rank.
         let same_variant = |x: &Variant, y: &Variant| {
             let known = |v: &Variant| [0, 2, 3].map(|word| v.params.get(word).copied());
             x.task_type == y.task_type && (Some(usize::from(x.task_type)) != reduce || known(x) == known(y))
@@ -188,7 +187,7 @@ impl<'a> Comparing<'a> {
             && x.op == y.op
     }
 
-    /// What a sum leaves out of the received slots is its own, which turns too.
+    /// A sum leaves out its own slot of the received ones, which turns too.
     fn sums(&mut self, other: &TaskGraph) -> Option<()> {
         let (a, world) = (self.first, self.first.world as usize);
         let reduce = sum_type(a);
@@ -201,7 +200,7 @@ impl<'a> Comparing<'a> {
                 (None, None) => {}
                 (Some(x_hole), Some(y_hole)) if (x_hole as usize + self.rank) % world == y_hole as usize => {
                     let tensor = a.tensors.get(operand.tensor as usize)?;
-                    // The slots that the operand counts are those of the tensor's first dimension, one for each rank.
+                    // The slots of the operand are the indices of the tensor's first dimension, one per rank.
                     let slots = tensor.dims.len() == 3
                         && tensor.dims[0] as usize == world
                         && operand.dims[0] as usize == world
@@ -222,7 +221,7 @@ fn sum_type(graph: &TaskGraph) -> Option<usize> {
     graph.type_names.iter().position(|n| n == core_types::REDUCE)
 }
 
-/// The view lies in its tensor. The rest of it is as rank 0's, which has been looked at.
+/// True if the view is inside its tensor. Everything else is like rank 0's, which has been checked.
 fn fits(tensor: &TensorEntry, operand: &Operand) -> bool {
     let ndim = usize::from(operand.ndim);
     let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
@@ -233,7 +232,7 @@ fn fits(tensor: &TensorEntry, operand: &Operand) -> bool {
     end <= tensor.bytes && operand.offset.is_multiple_of(tensor.dtype.size()) && (0..MAX_DIMS).all(inside)
 }
 
-/// The same but for where a weight's values come from.
+/// True if the tensors are the same except for the source of a weight's values.
 fn same_tensor(a: &TensorEntry, b: &TensorEntry) -> bool {
     a.name == b.name
         && a.dtype == b.dtype

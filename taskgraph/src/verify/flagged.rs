@@ -1,16 +1,15 @@
 //! Edges from flagged writes to their reads, on every rank: each word that is read must have exactly one writer.
 //!
-//! Flagged tensors of a graph may lie over each other, so that a word holds one tensor's value after another's. A word's
-//! tag is epoch x flagged tensors + number of the tensor ([`TaskGraph::flag_numbers`]): with one writer for each word
-//! of a tensor, no two writes of a word have the same tag. A reader takes the tag that it waits for, no other. So it
-//! is enough that a word is not written again before its reader has read it, and that is proven like any other reuse
-//! (see `overlay`): a flagged edge orders, for reuse, what follows its read. Tags have 32 bits and come round; rows that
-//! are out of use keep old ones. All words are refreshed every 2^14 epochs, and a graph has at most 2^16 flagged
-//! tensors, so that no tag gets as old as 2^32 writes.
+//! Flagged tensors of a graph may overlap, so that a word holds values of several tensors in turn. A word's tag is epoch x
+//! flagged tensors + number of the tensor ([`TaskGraph::flag_numbers`]). With one writer per word of a tensor, no two writes of a
+//! word have the same tag. A reader accepts only the tag that it waits for. So it is enough that a word is not written again
+//! before its reader has read it. This is proven like any other reuse (see `overlay`): for reuse, a flagged edge orders what
+//! follows its read. Tags have 32 bits and wrap around, and rows that are not in use keep old tags. All words are refreshed every
+//! 2^14 epochs, and a graph has at most 2^16 flagged tensors, so no tag gets as old as 2^32 writes.
 //!
-//! A reader waits for the rows in use only. Which those are is known at run time, but the first row of an iteration
-//! always is one. So only writers of the first row that a reader names come before it in every iteration
-//! ([`FlagEdges::next`]): what another writer does, and what comes before that in its list, may still go on.
+//! A reader waits only for rows in use. Which rows these are is known only at run time, but the first row of an iteration is
+//! always one of them. So only the writers of the first row of a reader come before it in every iteration ([`FlagEdges::next`]).
+//! The work of another writer, and of the tasks before that in its list, may still be running.
 
 use super::access::{Access, Memory, Symmetric};
 use super::grid::{Grid, uncovered};
@@ -22,26 +21,26 @@ use crate::region::Region;
 use crate::task_graph::{TaskGraph, core_types};
 use std::collections::HashSet;
 
-/// Most flagged tensors of a graph: see the module's page.
+/// Maximum number of flagged tensors of a graph; see the module's documentation.
 const MOST: usize = 1 << 16;
 
-/// Flagged edges between tasks, numbered over all ranks. Where ranks are alike, those of rank 0's tasks alone.
+/// Flagged edges between tasks, numbered over all ranks. If ranks are alike, only the edges of rank 0's tasks.
 #[derive(Default)]
 pub(super) struct FlagEdges {
-    /// Readers that wait for what a task writes in every iteration.
+    /// Readers that wait for a task's writes in every iteration.
     pub(super) next: Lists,
-    /// Writers for which a task waits in every iteration.
+    /// Writers that a task waits for in every iteration.
     pub(super) previous: Lists,
-    /// Readers that wait for what a task writes if its rows are in use.
+    /// Readers that wait for a task's writes if its rows are in use.
     pub(super) readers: Lists,
-    /// Writers for which a task waits if their rows are in use.
+    /// Writers that a task waits for if their rows are in use.
     pub(super) writers: Lists,
-    /// Tensors, by rank and number, of which all words that are written are read.
+    /// Tensors (rank, number) whose written words are all read.
     pub(super) all_read: HashSet<(u32, u32)>,
 }
 
 impl FlagEdges {
-    /// Some words are flagged and read.
+    /// True if flagged words are read.
     pub(super) fn any(&self) -> bool {
         self.readers.any()
     }
@@ -50,7 +49,7 @@ impl FlagEdges {
 /// A writer, a reader, and whether the reader waits for the writer in every iteration.
 type Pair = (u32, u32, bool);
 
-/// What of `region` a reader waits for in every iteration: of the rows of tokens the first. Samples may be none.
+/// The part of `region` that a reader waits for in every iteration: the first row of tokens. There may be no samples.
 fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> {
     const TOKENS: u32 = 0;
     const FIXED: u32 = 2;
@@ -60,7 +59,7 @@ fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> 
         return None;
     }
     match graph.variants.get(usize::from(task.variant))?.params.get(2).copied() {
-        // Of [sender, row, column].
+        // Dimensions [sender, row, column].
         Some(TOKENS) if graph.inputs(task).first()?.ndim == 3 => {
             Some(region.with(ROWS, region.lo[ROWS], region.lo[ROWS] + 1))
         }
@@ -69,7 +68,7 @@ fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> 
     }
 }
 
-/// All flagged edges. `ranks`: all of them, or 1 where they are alike.
+/// All flagged edges. `ranks`: all of them, or 1 if they are alike.
 pub(super) fn edges(
     graphs: Ranks<'_>,
     symmetric: &Symmetric,
@@ -86,7 +85,10 @@ pub(super) fn edges(
             violations.push(Violation::new(
                 ViolationKind::Structure,
                 &[],
-                format!("rank {} has {count} flagged tensors; tags tell {MOST} apart", graph.rank),
+                format!(
+                    "rank {} has {count} flagged tensors, but tags can distinguish only {MOST}",
+                    graph.rank
+                ),
             ));
         }
     }
@@ -120,7 +122,7 @@ pub(super) fn edges(
         let turned = |rank| read.iter().map(move |&(_, tensor)| (rank, tensor));
         all_read.extend((0..graphs.len() as u32).flat_map(turned));
     }
-    // Readers are of the memory's own rank. Of alike ranks the writer is turned to rank 0, and its reader with it.
+    // Readers are on the memory's own rank. If ranks are alike, the writer is turned to rank 0, and its reader with it.
     let by_writer = |&(writer, reader, _): &Pair| match alike {
         true => (writer % of_rank, (reader + all - writer / of_rank * of_rank) % all),
         false => (writer, reader),
@@ -137,7 +139,7 @@ pub(super) fn edges(
     }
 }
 
-/// Edges of one tensor of one rank's memory, as (writer, reader). True where all words that are written are read.
+/// The edges of one tensor in one rank's memory, as (writer, reader). Returns true if all written words are read.
 fn tensor_edges(
     graphs: Ranks<'_>,
     memory: &Memory<'_>,
@@ -178,7 +180,7 @@ fn tensor_edges(
         )
     };
     if !grid.build(accesses.iter().map(|a| &a.region)) {
-        // Too many cells: pair by pair.
+        // Too many cells, so compare pair by pair.
         for (i, reader) in accesses.iter().enumerate() {
             let region = &reader.region;
             let over = |a: &&Access| a.write && a.region.overlaps(region);

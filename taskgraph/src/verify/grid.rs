@@ -1,8 +1,8 @@
-//! The index space of one tensor cut at every face of a set of boxes, so that each box is a set of whole cells.
+//! The index space of a tensor, cut at every face of a set of boxes, so that each box consists of whole cells.
 
 use crate::region::{MAX_DIMS, Region};
 
-/// Boxes cut the space into at most this many cells for each box; beyond, callers compare boxes pair by pair.
+/// Maximum number of cells per box. If there are more, callers compare boxes pair by pair.
 const CELLS_PER_BOX: usize = 64;
 
 #[derive(Default)]
@@ -21,7 +21,7 @@ pub(super) struct Cells {
 }
 
 impl Grid {
-    /// Cuts the space by `boxes`; false where that makes too many cells.
+    /// Cuts the space by `boxes`. Returns false if there would be too many cells.
     pub(super) fn build<'a>(&mut self, boxes: impl Iterator<Item = &'a Region>) -> bool {
         self.cuts.iter_mut().for_each(Vec::clear);
         let mut count = 0;
@@ -51,7 +51,7 @@ impl Grid {
         self.cells.iter().product()
     }
 
-    /// Cells of a box that `build` was given.
+    /// The cells of a box that `build` was given.
     pub(super) fn cells(&self, region: &Region) -> Cells {
         let mut found = Cells { lo: [0; MAX_DIMS], hi: [1; MAX_DIMS] };
         for d in 0..MAX_DIMS {
@@ -80,7 +80,7 @@ impl Grid {
     }
 }
 
-/// What of `region` lies in none of `covers`: one such box, or `None` where they cover it.
+/// A box of `region` that is in none of `covers`; `None` if they cover it.
 pub(super) fn uncovered(region: &Region, covers: &[Region]) -> Option<Region> {
     let Some((first, rest)) = covers.split_first() else {
         return (!region.is_empty()).then_some(*region);

@@ -1,11 +1,10 @@
-//! Accesses to one tensor of one rank's memory: every pair of which at least one writes is ordered, within an
-//! iteration and between one and the next, and what is read has been written.
+//! Checks accesses to each tensor of one rank's memory: every pair with at least one write is ordered, within an iteration and
+//! between one and the next, and everything that is read has been written.
 //!
-//! The accesses are visited in an order that respects happens-before. Each cell of the tensor's grid remembers
-//! its last writer and those that have read it since: a later access that comes after these also comes after
-//! everything before them. Tasks that read the same box stand in its cells as one group, so that many readers of many
-//! cells cost their sum, not their product. Between iterations it is enough to compare what is left at the end with what comes
-//! first.
+//! The accesses are processed in an order that respects happens-before. Each cell of the tensor's grid remembers its last writer
+//! and its readers since then. A later access that comes after these also comes after everything before them. Tasks that read the
+//! same box are one group in its cells, so that many readers of many cells cost their sum, not their product. Between iterations,
+//! it is enough to compare the final state with the first accesses.
 
 use super::access::{Access, Memory};
 use super::grid::{Grid, uncovered};
@@ -16,40 +15,40 @@ use crate::op_graph::Role;
 use crate::region::Region;
 use std::collections::HashMap;
 
-/// Violations kept of each rank's memory.
+/// Maximum number of violations kept for each rank's memory.
 const KEEP: usize = 16;
 
 #[derive(Clone, Copy)]
 struct Cell {
     writer: u32,
     first_writer: u32,
-    /// The last link of the list of those that have read it since, or [`NONE`].
+    /// The last link in the list of readers since then, or [`NONE`].
     readers: u32,
 }
 
 const EMPTY_CELL: Cell = Cell { writer: NONE, first_writer: NONE, readers: NONE };
 
-/// What the sweep keeps of one tensor.
+/// The state of the sweep for one tensor.
 #[derive(Default)]
 struct Cells {
     all: Vec<Cell>,
     groups: Vec<Readers>,
     /// Lists of groups: (group, next link).
     links: Vec<(u32, u32)>,
-    /// The groups that may still grow, by what they read.
+    /// The groups that may still grow, by the box that they read.
     growing: HashMap<Region, u32>,
     /// Reads before the first write: (cell, task).
     early: Vec<(u32, u32)>,
 }
 
-/// Tasks that read the same box with no write of any of its bytes in between: they stand in the lists of the box's
-/// cells as one.
+/// Tasks that read the same box without a write to any of its bytes in between. They are one entry in the lists of the box's
+/// cells.
 struct Readers {
     tasks: Vec<u32>,
     bound: Bound,
     /// No part of the box has been written since the first of them.
     whole: bool,
-    /// The last write that has been compared with them: an index of accesses.
+    /// The last write that has been compared with them: an index into the accesses.
     compared: u32,
 }
 
@@ -63,7 +62,7 @@ impl Cells {
         self.early.clear();
     }
 
-    /// The groups of readers of a cell since its last write.
+    /// The groups that have read a cell since its last write.
     fn readers(&self, cell: &Cell) -> impl Iterator<Item = &Readers> {
         let mut link = cell.readers;
         std::iter::from_fn(move || {
@@ -74,7 +73,7 @@ impl Cells {
     }
 }
 
-/// Verifies one rank's memory; one tensor after another.
+/// Verifies one rank's memory, one tensor after the other.
 pub(super) struct Sweep<'a, 'g> {
     order: &'a Order<'g>,
     memory: &'a Memory<'g>,
@@ -83,7 +82,7 @@ pub(super) struct Sweep<'a, 'g> {
     cells: Cells,
     /// Counts searches.
     pub(super) search: Search,
-    /// What was found.
+    /// The violations found.
     pub(super) violations: Vec<Violation>,
 }
 
@@ -104,7 +103,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         self.order.task_number(usize::from(access.rank), access.task)
     }
 
-    /// All pairs of accesses to a tensor.
+    /// Checks all pairs of accesses to a tensor.
     pub(super) fn tensor(&mut self, tensor: usize) {
         let memory = self.memory;
         let accesses = memory.accesses(tensor);
@@ -126,7 +125,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         self.keep_causes(said);
     }
 
-    /// Of the violations from `said` on, drops unwritten reads whose writer was found, but unordered.
+    /// Of the violations from `said` on, removes unwritten reads whose writer was found but is not ordered.
     fn keep_causes(&mut self, said: usize) {
         let tensor = self.violations.split_off(said);
         let unordered: Vec<(u32, u32)> = tensor
@@ -146,7 +145,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         cells.clear(grid.len());
         let remote = self.memory.is_remote(tensor);
         let flagged = self.is_flagged(tensor);
-        // The last read whose order was known from events alone: others like it need no check.
+        // The last read whose order followed from events alone. Others like it need no check.
         let mut proven: Option<u32> = None;
         let mut proven_region: Option<&Region> = None;
         for (index, access) in accesses.iter().enumerate() {
@@ -158,7 +157,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
             let mut last_trigger = NONE;
             let mut by_events = true;
             let mut conflict = None;
-            // Whether `earlier` comes before this access; `last_trigger` holds for all tasks that trigger it.
+            // Whether `earlier` comes before this access. `last_trigger` holds for all tasks that trigger it.
             let search = &mut self.search;
             let mut ordered = |earlier: u32, kind: Kind| {
                 let trigger = order.trigger(earlier);
@@ -184,7 +183,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
                     });
                 let grown = cells.growing.get(region).copied();
                 let grown = grown.filter(|&group| cells.groups[group as usize].whole);
-                // Who reads the same bytes in the same state reads nothing that is unwritten, as those before it.
+                // A reader of the same bytes in the same state reads nothing unwritten, like the readers before it.
                 if let (true, Some(group)) = (known, grown) {
                     let group = &mut cells.groups[group as usize];
                     group.tasks.push(task);
@@ -265,7 +264,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         self.cells = cells;
     }
 
-    /// What is left at the end of an iteration against what comes first in the next.
+    /// Compares the state at the end of an iteration with the first accesses of the next.
     fn next_iteration(&mut self, tensor: usize, accesses: &[Access], cells: &Cells) {
         let order = self.order;
         let flagged = self.is_flagged(tensor);
@@ -287,7 +286,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         for (number, cell) in cells.all.iter().enumerate().filter(|(_, c)| c.writer != NONE) {
             let readers = cells.readers(cell).flat_map(|group| &group.tasks);
             let readers = readers.map(|&r| (r, cell.first_writer, Kind::Reuse));
-            // Who has read a flagged word has seen its write: what comes after the read comes after both.
+            // A reader of a flagged word has seen its write, so whatever comes after the read comes after both.
             let read = flagged && cell.readers != NONE;
             let writer = (!read).then_some((cell.writer, cell.first_writer, Kind::Overwrite));
             let early = early.get(&(number as u32)).into_iter().flatten();
@@ -308,7 +307,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         self.order.graphs[self.memory.owner].tensors[tensor].dtype == DType::F32Flagged
     }
 
-    /// The same by comparing boxes, for tensors whose boxes cut them into too many cells.
+    /// Compares boxes pair by pair, for tensors with too many cells.
     fn pair_by_pair(&mut self, tensor: usize, accesses: &[Access], activation: bool) {
         let flagged = self.is_flagged(tensor);
         let mut live: Vec<usize> = Vec::new();
@@ -377,7 +376,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         (place, self.names.task(place))
     }
 
-    /// A conflicting access of `task`, and where it meets `region`.
+    /// A conflicting access of `task`, and its overlap with `region`.
     fn meets(&self, accesses: &[Access], task: u32, region: &Region, write: Option<bool>) -> (bool, Region) {
         let mine = accesses.iter().filter(|a| self.number(a) == task && write.is_none_or(|w| a.write == w));
         let mut found = (false, *region);
@@ -403,7 +402,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         let covers: Vec<Region> = writers.map(|a| a.region).collect();
         let rest = uncovered(region, &covers).unwrap_or(*region);
         let message = format!(
-            "{} reads {}, which nobody writes before it in the iteration",
+            "{} reads {}, which no task writes before it in the iteration",
             self.names.task(access.place()),
             self.names.region(self.memory.owner, tensor, &rest)
         );
@@ -450,7 +449,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
     }
 }
 
-/// Why two tasks of successive iterations are not ordered.
+/// Explains why two tasks of successive iterations are not ordered.
 pub(super) fn across_message(
     order: &Order<'_>,
     next: &Order<'_>,

@@ -1,27 +1,26 @@
 //! Proof that a set of task graphs is safe to launch, over all ranks at once.
 //!
-//! What is proven of one graph class ([`verify`]):
-//! 1. *Structure*: every index is in range; operands lie in their tensors; symmetric tensors agree on all ranks;
-//!    only copies and signals reach another rank, and a copy's output lies with its trigger's owner; every task
-//!    is in one worker's list, or launched by exactly one event, which is the one it depends on.
-//! 2. *Triggers*: those of all ranks' tasks add up to what each event waits for.
-//! 3. *Reach*: every task comes after the begin event and before the end event of its rank. With dynamic placement
-//!    a signal, which reads nothing of the iteration, may come later: the last message between two ranks has
-//!    no answer.
+//! What is proven for one graph class ([`verify`]):
+//! 1. *Structure*: every index is in range; operands are inside their tensors; symmetric tensors agree on all ranks; only copies
+//! and signals reach another rank, and a copy's output is on the rank of its trigger's owner; every task is in one worker's list,
+//! or is launched by exactly one event, which is the one it depends on.
+//! 2. *Triggers*: the triggers of all ranks' tasks add up to what each event waits for.
+//! 3. *Reach*: every task comes after the begin event and before the end event of its rank. With dynamic placement a signal,
+//! which reads nothing of the iteration, may come later: the last message between two ranks has no answer.
 //! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
-//! 5. *Memory*: no two accesses of one byte of any rank's memory, of which one writes, are unordered, in one
-//!    iteration or between an iteration and the next, and what lies over another tensor's bytes is written only after
-//!    all accesses to that tensor; nothing is read that nobody wrote; a flagged word has exactly one writer. Bytes are
-//!    computed from the views that the kernels get; where they are known at run time only, [`crate::trust`] says what is
-//!    assumed. A flagged word orders itself and reuse, no more; a put is done when the event that it triggers is.
-//! 6. *Counters*: no trigger of the next iteration can be counted before all of this one's are in.
+//! 5. *Memory*: any two accesses to the same byte are ordered if at least one of them writes, within an iteration and between an
+//! iteration and the next. A tensor that overlaps another is written only after all accesses to the other one. Everything that is
+//! read has been written. A flagged word has exactly one writer. Bytes are computed from the kernels' views; where they are known
+//! only at run time, [`crate::trust`] lists the assumptions. A flagged word orders itself and reuse, no more; a put is done when
+//! the event that it triggers is.
+//! 6. *Counters*: no trigger of the next iteration can be counted before all triggers of this one.
 //!
 //! Ranks that are the same up to their numbers are proven once (`symmetry`).
 //!
-//! Iterations of one rank are separated by its end event, the batch step and the next begin event; ranks are
-//! ordered by NVSHMEM events, flagged words and carried events only. If an iteration and the next are safe then
-//! any number is: a conflict with a later one is ordered through the same task in between.
-//! [`verify_succession`] adds that any graph of a model may follow any other.
+//! Iterations of one rank are separated by its end event, the batch step and the next begin event. Ranks are ordered only by
+//! NVSHMEM events, flagged words and carried events. If an iteration and the next are safe, then any number is: a conflict with a
+//! later one is ordered through the same task in between. [`verify_succession`] also proves that any graph of a model may follow
+//! any other.
 
 mod access;
 mod alike;
@@ -56,35 +55,34 @@ use report::Names;
 use succession::{Summary, Verified};
 use symmetry::Symmetry;
 
-/// Verifies one graph class: `graphs[r]` is rank r's.
+/// Verifies one graph class; `graphs[r]` is the graph of rank r.
 ///
 /// # Errors
-/// What is broken, structural faults first: the other properties are looked at only in sound graphs, memory
-/// only where there is an order. The list is cut short when there is much of the same.
+/// The violations, structural ones first. The other properties are only checked in structurally sound graphs, and memory only if
+/// there is an order. Long lists of similar violations are shortened.
 pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
     let symmetry = alike::symmetry(graphs);
     class(&OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) })
         .map(|verified| verified.report)
 }
 
-/// [`verify_succession`] rank by rank, also where ranks are alike: to test that this makes no difference.
+/// Like [`verify_succession`], but checks each rank even if ranks are alike. For tests that this makes no difference.
 #[doc(hidden)]
 pub fn verify_every_rank(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
     all_classes(&classes.iter().map(|graphs| of_all(graphs)).collect::<Vec<_>>())
 }
 
-/// Whether ranks are alike, so that one stands for all: to test that they are where it matters.
+/// True if ranks are alike, so that one stands for all. For tests that they are where it matters.
 #[doc(hidden)]
 pub fn ranks_are_alike(graphs: &[TaskGraph]) -> bool {
     alike::symmetry(graphs).is_some()
 }
 
-/// Verifies all graph classes of a model, `classes[c][r]` being rank r's graph of class c, and that any of them
-/// may follow any other. Graphs share weights, constants, persistent tensors and symmetric tensors of the
-/// same name.
+/// Verifies all graph classes of a model (`classes[c][r]` is the graph of rank r and class c), and that any of them may follow
+/// any other. Graphs share weights, constants, persistent tensors and symmetric tensors with the same name.
 ///
 /// # Errors
-/// As [`verify`]; a violation of a class names it.
+/// Those of [`verify`]. A violation in a class names the class.
 pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
     let symmetries = parallel::map(classes.len(), |c| alike::symmetry(&classes[c]));
     let mut list = Vec::with_capacity(classes.len());
@@ -94,11 +92,11 @@ pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
     all_classes(&list)
 }
 
-/// The same of classes of which some have rank 0's graph alone, since their ranks are alike.
+/// Like [`verify_succession`], for classes of which some have only rank 0's graph because their ranks are alike.
 ///
 /// # Errors
-/// As [`verify_succession`]. What it says of ranks that are alike is said of rank 0; build all of them and verify those for
-/// the whole list.
+/// Those of [`verify_succession`]. If ranks are alike, violations are reported for rank 0 only; for the whole list, build and
+/// verify all ranks.
 pub fn verify_classes(classes: &[Class]) -> Result<Report, Vec<Violation>> {
     let symmetries = parallel::map(classes.len(), |c| match &classes[c] {
         Class::All(graphs) => alike::symmetry(graphs),
@@ -114,7 +112,7 @@ pub fn verify_classes(classes: &[Class]) -> Result<Report, Vec<Violation>> {
     all_classes(&list)
 }
 
-/// What is known of a class: its ranks, and all of their graphs, if they are there.
+/// What is known about a class: its ranks, and all of their graphs if they are kept.
 struct OfClass<'g> {
     all: Option<&'g [TaskGraph]>,
     ranks: Ranks<'g>,
@@ -160,7 +158,7 @@ fn all_classes(classes: &[OfClass<'_>]) -> Result<Report, Vec<Violation>> {
     if violations.is_empty() { Ok(total) } else { Err(violations) }
 }
 
-/// Ranks that are alike are proven once. What is wrong is said of every rank all the same, where all graphs are there.
+/// Ranks that are alike are proven once. Violations are reported for every rank nevertheless, if all graphs are kept.
 fn class<'g>(of: &OfClass<'g>) -> Result<Verified<'g>, Vec<Violation>> {
     let pass = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
     match (proof(of.ranks, &pass), of.all) {
@@ -178,7 +176,7 @@ fn proof<'g>(
     graphs: Ranks<'g>,
     pass: &dyn Fn(Vec<Violation>) -> Result<(), Vec<Violation>>,
 ) -> Result<Proof<'g>, Vec<Violation>> {
-    // Where ranks are alike rank 0 has been looked at, and stands for the others.
+    // If ranks are alike, rank 0 has been checked and stands for the others.
     if graphs.symmetry().is_none() {
         pass(structure::check(graphs))?;
     }
@@ -236,15 +234,15 @@ fn late_signal(graphs: Ranks<'_>, rank: usize, task: u32) -> bool {
         && graph.type_name(&graph.tasks[task as usize]) == core_types::NVSHMEM_SIGNAL
 }
 
-/// The task is done before its rank's iteration ends, and what it wrote there can be seen by the next one. What a put
-/// does at another rank may end later: reuse decides about that.
+/// True if the task is done before its rank's iteration ends, so that the next iteration can see what it wrote there. The effect
+/// of a put on another rank may end later; the rules for reuse cover that.
 fn ends(order: &Order<'_>, task: u32, rank: usize) -> bool {
     let writes = order.task(task).num_outputs > 0 && !structure::is_put(order.task(task));
     order.reaches_end(task, rank, !writes)
 }
 
-/// Every task of the first `ranks` waits for something that leads back to the begin event, and leads to its rank's end
-/// event.
+/// Checks that every task of the first `ranks` ranks waits for something that leads back to the begin event, and leads to its
+/// rank's end event.
 fn reach(order: &Order<'_>, ranks: usize) -> Vec<Violation> {
     let names = Names { graphs: order.graphs };
     let mut violations = Vec::new();
@@ -307,8 +305,8 @@ fn cycle_violation(order: &Order<'_>, cycle: &[u32]) -> Violation {
     Violation::new(ViolationKind::Cycle, &tasks, message)
 }
 
-/// Counters only grow, and an event is ready at triggers x epoch: so no trigger of the next iteration may
-/// arrive before all of this one's have. Local triggers are separated by the rank's own barrier.
+/// Counters only grow, and an event is ready at triggers x epoch. So no trigger of the next iteration may arrive before all
+/// triggers of this one. The rank's own barrier separates local triggers.
 fn counters(order: &Order<'_>, rank: usize, search: &mut Search) -> Vec<Violation> {
     let names = Names { graphs: order.graphs };
     let mut violations = Vec::new();

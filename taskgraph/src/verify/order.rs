@@ -1,26 +1,26 @@
 //! Happens-before over the tasks and events of all ranks.
 //!
-//! Nodes are events and tasks. Edges: a task to the event it triggers (on any rank), an event to the tasks that
-//! depend on it, each task of a worker's list to the next, and a flagged write to its reads. The begin event of
-//! a rank comes before all of that rank's tasks: no worker takes a task of an iteration before its own rank's
-//! batch step has published it.
+//! Nodes are events and tasks. Edges lead from a task to the event that it triggers (on any rank), from an event to the tasks
+//! that depend on it, from each task of a worker's list to the next, and from a flagged write to its reads. The begin event of a
+//! rank comes before all of that rank's tasks: no worker starts a task of an iteration before its own rank's batch step has
+//! published the iteration.
 //!
-//! There are two orders. The *strong* one has no flagged edges: events release and acquire, and the tasks of a list
-//! share a worker, so what was written before is seen after. The *weak* one has them too: the pushes and polls of
-//! flagged words are relaxed, so whoever has read the word knows that the writer came as far as that, not that its
-//! other writes can be seen. It has those flagged edges that hold in every iteration; the others, of rows that may be
-//! out of use, count for cycles alone. See [`Kind`] for which is asked when. What a put (a copy or signal) does is done at a time
-//! of its own: it comes before what follows the event that it triggers, not before the next task of its list.
+//! There are two orders. The *strong* one has no flagged edges: events release and acquire, and the tasks of a list share a
+//! worker, so earlier writes are visible later. The *weak* one also has flagged edges. Pushes and polls of flagged words are
+//! relaxed. So a reader of the word knows that the writer has come this far, but cannot rely on seeing its other writes. The weak
+//! order contains those flagged edges that hold in every iteration. The others, of rows that may not be in use, count only for
+//! cycles. [`Kind`] says which order is used when. A put (a copy or signal) completes at its own time: it comes before what
+//! follows the event that it triggers, not before the next task of its list.
 //!
-//! Most questions are answered in constant time by *clocks*: on each rank one chain of nodes, each before the
-//! next, is chosen (a longest path from begin to end, which passes through every event that separates two
-//! operators). For each node the clocks hold the first element of each rank's chain that comes after it, and
-//! the last one that comes before it. `b` comes before `a` if, on some rank, the first element after `b` is not
-//! later than the last before `a`. That is sufficient, not necessary, so where it fails a search decides.
+//! *Clocks* answer most questions in constant time. On each rank, one chain of nodes is chosen in which each node comes before
+//! the next: a longest path from begin to end, which passes through every event that separates two operators. For each node, the
+//! clocks hold the first element of each rank's chain that comes after it, and the last one that comes before it. `b` comes
+//! before `a` if, on some rank, the first element after `b` is not later than the last one before `a`. This condition is
+//! sufficient but not necessary, so if it fails, a search decides.
 //!
-//! Where ranks are alike (see `symmetry`) only rank 0's nodes are *held*, with their edges, places and clocks: a node of
-//! rank r is that of rank 0 turned on by r, and so is all that is known of it. A cycle over all ranks is one of the held nodes
-//! with ranks left out, and the other way round: going round it often enough comes back to the first rank.
+//! If ranks are alike (see `symmetry`), only rank 0's nodes are *held*, with their edges, places and clocks. A node of rank r is
+//! that of rank 0 turned by r, and so is everything known about it. A cycle over all ranks gives a cycle of held nodes if rank
+//! numbers are left out, and the other way round: going round it often enough leads back to the first rank.
 
 mod clocks;
 mod lanes;
@@ -37,49 +37,49 @@ use lanes::Clocks;
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Which edges by flagged words are meant.
+/// A choice of edges by flagged words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flagged {
     /// None: the strong order.
     None,
     /// Those of rows that are always in use: the weak order.
     Always,
-    /// All, since a task may wait for them.
+    /// All, because a task may wait for them.
     All,
 }
 
 impl Flagged {
-    /// Of the weak order or the strong one.
+    /// Those of the weak or of the strong order.
     fn of(weak: bool) -> Flagged {
         if weak { Flagged::Always } else { Flagged::None }
     }
 }
 
-/// How it is known that one task comes before another.
+/// How one task is known to come before another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Proof {
-    /// The event that the earlier triggers comes before one that the later depends on; so it holds for all
-    /// tasks with that trigger and all with those dependencies.
+    /// The event that the earlier task triggers comes before one that the later task depends on. So this holds for all tasks with
+    /// that trigger and all with those dependencies.
     Events,
-    /// For these two tasks only.
+    /// Known for these two tasks only.
     Tasks,
     /// They are not ordered.
     Missing,
 }
 
-/// What two accesses to the same bytes are, and so which order they need.
+/// The kinds of two accesses to the same bytes, which determine the order that they need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// A read of what was written: the strong order, since the value must be seen. Of a flagged word its own edge.
+    /// A read of what was written. Needs the strong order, because the value must be visible. For a flagged word, its own edge.
     Data,
-    /// A write after a read: the weak order.
+    /// A write after a read. Needs the weak order.
     Reuse,
-    /// A write after a write: the earlier one is released by an event first; after that the weak order.
+    /// A write after a write. An event must release the earlier one; after that, the weak order is enough.
     Overwrite,
 }
 
 impl Kind {
-    /// Of an access that writes or not, and of one after it. Two reads need no order.
+    /// The kind of a pair of accesses, from whether each one writes. Two reads need no order.
     pub(super) fn of(first_writes: bool, second_writes: bool) -> Kind {
         match (first_writes, second_writes) {
             (true, false) => Kind::Data,
@@ -89,39 +89,38 @@ impl Kind {
     }
 }
 
-/// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`. What is kept for
-/// each node or task is kept for the held ones, by their own numbers, and names others by their numbers over all ranks.
+/// The order of all nodes. Tasks are numbered over all ranks from 0; the node of task `t` is `events + t`. Data per node or task
+/// is kept for held ones, under their own numbers, and refers to others by their numbers over all ranks.
 pub(super) struct Order<'g> {
     pub(super) graphs: Ranks<'g>,
     event_base: Vec<u32>,
     task_base: Vec<u32>,
-    /// Ranks are alike, so that rank 0's nodes alone are held.
+    /// True if ranks are alike, so that only rank 0's nodes are held.
     alike: bool,
     task_rank: Vec<u16>,
-    /// Node of the event that each task triggers.
+    /// The node of the event that each task triggers.
     trigger: Vec<u32>,
     worker_previous: Vec<u32>,
     worker_next: Vec<u32>,
     dependents: Lists,
     triggerers: Lists,
     flags: FlagEdges,
-    /// All held nodes, each after those that come before it.
+    /// All held nodes in topological order.
     sequence: Vec<u32>,
     /// Index in `sequence` of each held node.
     position: Vec<u32>,
-    /// Tasks that are puts.
+    /// The tasks that are puts.
     puts: Vec<bool>,
     strong: Clocks,
-    /// `None` where no words are flagged: then the strong one.
+    /// `None` if no words are flagged; then it equals the strong order.
     weak: Option<Clocks>,
     blocks: usize,
     has_carried: bool,
 }
 
 impl<'g> Order<'g> {
-    /// The order of structurally sound graphs; where there is none, the nodes of a cycle, each before the next
-    /// and the last before the first (then only names may be asked of the order). Where ranks are alike a
-    /// cycle is not named.
+    /// The order of structurally sound graphs. If there is none, also the nodes of a cycle, each before the next and the last
+    /// before the first; then only names may be requested from the order. If ranks are alike, a cycle is not named.
     pub(super) fn new(graphs: Ranks<'g>, flags: FlagEdges) -> (Order<'g>, Option<Vec<u32>>) {
         let alike = graphs.symmetry().is_some();
         let (event_base, task_base) = bases(graphs);
@@ -136,7 +135,7 @@ impl<'g> Order<'g> {
         let mut worker_next = vec![NONE; tasks];
         let mut puts = Vec::with_capacity(tasks);
         let mut has_carried = false;
-        // (held event, task that triggers it).
+        // Pairs (held event, task that triggers it).
         let mut triggers = Vec::with_capacity(tasks);
         for (rank, graph) in held.iter().enumerate() {
             let base = task_base[rank];
@@ -148,7 +147,7 @@ impl<'g> Order<'g> {
                 if let Some(event) = task.trigger {
                     let (owner, number) = (usize::from(event.owner()), base + index as u32);
                     let pair = if alike {
-                        // Rank 0's event is triggered by the rank for which it is as far on as the owner is for rank 0.
+                        // Rank 0's event is triggered by the rank that is as far ahead of it as the owner is ahead of rank 0.
                         (event.index(), task_base[(world - owner) % world] + index as u32)
                     } else {
                         (event_base[owner] + event.index(), number)
@@ -253,13 +252,13 @@ impl<'g> Order<'g> {
         let (held, by) = self.held_task(task);
         self.turned(self.trigger[held as usize], by)
     }
-    /// A number for each node that grows from each to those after it.
+    /// A number that grows from each node to those after it.
     pub(super) fn position(&self, node: u32) -> u32 {
         let (held, by) = self.held(node);
         let ranks = if self.alike { self.graphs.len() as u32 } else { 1 };
         self.position[held as usize] * ranks + by
     }
-    /// The tasks of each of the first `ranks` ranks, each after those that come before it.
+    /// The tasks of each of the first `ranks` ranks, in topological order.
     pub(super) fn in_order(&self, ranks: usize) -> Vec<Vec<u32>> {
         let tasks = |g: &TaskGraph| Vec::with_capacity(g.tasks.len());
         let mut own: Vec<Vec<u32>> = self.graphs.iter().take(ranks).map(tasks).collect();
@@ -281,7 +280,7 @@ impl<'g> Order<'g> {
     fn nodes(&self) -> usize {
         (self.events() + self.tasks()) as usize
     }
-    /// The held node of which a node is the turned one, and by how many ranks.
+    /// The held node from which a node is turned, and by how many ranks.
     fn held(&self, node: u32) -> (u32, u32) {
         let of_rank = self.event_base[1];
         match node.checked_sub(self.events()) {
@@ -297,7 +296,7 @@ impl<'g> Order<'g> {
         let of_rank = self.task_base[1];
         if !self.alike || task < of_rank { (task, 0) } else { (task % of_rank, task / of_rank) }
     }
-    /// The node `by` ranks further on. [`NONE`] stays.
+    /// The node that is `by` ranks ahead. [`NONE`] stays.
     fn turned(&self, node: u32, by: u32) -> u32 {
         match node.checked_sub(self.events()) {
             _ if by == 0 || node == NONE => node,
@@ -370,7 +369,7 @@ impl<'g> Order<'g> {
         self.sequence = sequence;
     }
 
-    /// A cycle among the nodes that `sort` could not place; all are held.
+    /// A cycle among the nodes that `sort` could not place. All of them are held.
     fn cycle(&self) -> Vec<u32> {
         let open = |n: u32| self.position[n as usize] == NONE;
         let Some(start) = (0..self.position.len() as u32).find(|&n| open(n)) else { return Vec::new() };
@@ -399,15 +398,15 @@ impl<'g> Order<'g> {
     }
 }
 
-/// Working memory of a search; one for each thread.
+/// The working memory of a search; one per thread.
 #[derive(Default)]
 pub(super) struct Search {
     seen: Vec<u32>,
     generation: u32,
     stack: Vec<u32>,
-    /// Nodes that were reached by the weak order: the second half of a search goes on from them.
+    /// Nodes reached in the weak order. The second half of a search continues from them.
     events: Vec<u32>,
-    /// Searches made: a figure for the report.
+    /// Number of searches, for the report.
     pub(super) searches: u64,
 }
 

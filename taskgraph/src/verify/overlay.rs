@@ -1,10 +1,10 @@
-//! Tensors that lie over each other: whatever touches the one is done before anything writes the other.
+//! Tensors that overlap: all accesses to the one must be done before any write to the other.
 //!
-//! Decided for whole tensors, in one rank's memory. Where several tensors have a byte in common, the order of their
-//! first writes is the only one in which they can take turns. It is enough to look at neighbours: each tensor is
-//! written, so what comes before its writes comes before everything that follows. The last one before the first
-//! of the next iteration closes the ring. What a tensor's readers read has been written in the iteration (see
-//! `memory`), so they come after its own writes.
+//! This is decided for whole tensors in one rank's memory. Where several tensors share a byte, the order of their first writes is
+//! the only order in which they can take turns. It is enough to compare neighbours: each tensor is written, so whatever comes
+//! before its writes comes before everything that follows. The last tensor must come before the first one of the next iteration,
+//! which closes the ring. Readers of a tensor read what was written in the same iteration (see `memory`), so they come after the
+//! tensor's own writes.
 
 use super::access::{Access, Memory};
 use super::memory::across_message;
@@ -14,14 +14,14 @@ use super::report::{Names, Violation, ViolationKind};
 use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
 use std::collections::HashSet;
 
-/// Violations kept of each rank's memory.
+/// Maximum number of violations kept for each rank's memory.
 const KEEP: usize = 16;
 
 fn end(tensor: &TensorEntry, overlay: Overlay) -> u64 {
     overlay.offset + tensor.bytes
 }
 
-/// Tensors of one graph that share memory with others: number, bytes.
+/// Tensors of one graph that share memory: number, bytes.
 fn overlaid(graph: &TaskGraph, area: Area) -> impl Iterator<Item = (usize, u64, u64)> + '_ {
     graph.tensors.iter().enumerate().filter_map(move |(number, tensor)| {
         let overlay = tensor.overlay.filter(|o| o.area == area && tensor.bytes > 0)?;
@@ -29,7 +29,7 @@ fn overlaid(graph: &TaskGraph, area: Area) -> impl Iterator<Item = (usize, u64, 
     })
 }
 
-/// One graph, one rank's memory: in an iteration, and from one to the next.
+/// Checks one graph and one rank's memory, within an iteration and from one to the next.
 pub(super) fn check(order: &Order<'_>, memory: &Memory<'_>, search: &mut Search) -> Vec<Violation> {
     let mut violations = Vec::new();
     for area in Area::ALL {
@@ -49,17 +49,17 @@ pub(super) fn check(order: &Order<'_>, memory: &Memory<'_>, search: &mut Search)
     violations
 }
 
-/// Who follows whom at some byte of an area.
+/// Which tensor follows which at some byte of an area.
 struct Turns {
     neighbours: Vec<(usize, usize)>,
-    /// Last and first.
+    /// Pairs of the last and the first tensor.
     rings: Vec<(usize, usize)>,
 }
 
 impl Turns {
     fn new(order: &Order<'_>, memory: &Memory<'_>, area: Area) -> Turns {
         let graph = &order.graphs[memory.owner];
-        // By their first writes; what nobody writes is nobody's to read either.
+        // Ordered by their first writes. A tensor without writes must not be read either.
         let mut tensors: Vec<(u32, usize, u64, u64)> = overlaid(graph, area)
             .filter_map(|(tensor, start, end)| {
                 let writes = memory.accesses(tensor).iter().filter(|a| a.write);
@@ -71,7 +71,7 @@ impl Turns {
         let mut cuts: Vec<u64> = tensors.iter().flat_map(|t| [t.2, t.3]).collect();
         cuts.sort_unstable();
         cuts.dedup();
-        // At each piece between two cuts, who came last and who came first.
+        // For each piece between two cuts, the last and the first tensor so far.
         let mut last: Vec<Option<usize>> = vec![None; cuts.len()];
         let mut first: Vec<Option<usize>> = vec![None; cuts.len()];
         let mut neighbours = HashSet::new();
@@ -99,7 +99,7 @@ fn number(order: &Order<'_>, access: &Access) -> u32 {
     order.task_number(usize::from(access.rank), access.task)
 }
 
-/// Adds what the access does to what must be done before others write.
+/// Adds the access to those that must be done before others write.
 fn add(order: &Order<'_>, bound: &mut Bound, access: &Access) {
     if access.write {
         order.add_written(bound, number(order, access));
@@ -108,12 +108,12 @@ fn add(order: &Order<'_>, bound: &mut Bound, access: &Access) {
     }
 }
 
-/// The access itself must be done. Not so a push of flagged words that are all read: their readers have seen it.
+/// True if the access itself must be done. A push of flagged words that are all read need not be: their readers have seen it.
 fn counts(order: &Order<'_>, memory: &Memory<'_>, tensor: usize, access: &Access) -> bool {
     !(access.write && order.all_read(memory.owner, tensor))
 }
 
-/// Accesses that must be done before others write, those with the same trigger side by side.
+/// Accesses that must be done before others write. Those with the same trigger are adjacent.
 fn by_trigger<'m>(order: &Order<'_>, memory: &'m Memory<'_>, tensor: usize) -> Vec<&'m Access> {
     let mut found: Vec<&Access> =
         memory.accesses(tensor).iter().filter(|a| counts(order, memory, tensor, a)).collect();
@@ -132,7 +132,7 @@ fn turns_in_iteration(
     let mut all = order.no_tasks(true);
     before.iter().filter(|a| counts(order, memory, first, a)).for_each(|a| add(order, &mut all, a));
     let mut groups: Option<Vec<&Access>> = None;
-    // The last write whose order was known from events alone: others that wait for the same need no check.
+    // The last write whose order followed from events alone. Others that wait for the same need no check.
     let mut proven: Option<u32> = None;
     for write in memory.accesses(second).iter().filter(|a| a.write) {
         let later = number(order, write);
@@ -217,9 +217,9 @@ fn both(order: &Order<'_>, memory: &Memory<'_>, pair: (usize, usize), access: &A
     )
 }
 
-/// Accesses of a graph to an area of one rank's memory.
+/// A graph's accesses to an area of one rank's memory.
 pub(super) struct Use {
-    /// Of each rank's tasks, where it has any.
+    /// Those of each rank's tasks, if there are any.
     all: Vec<Option<Bound>>,
     writes: Vec<Option<Bound>>,
 }
@@ -251,7 +251,7 @@ impl Use {
         (Use::new(order, memory, remote), Use::new(order, memory, tensors()))
     }
 
-    /// The same of the memory of a rank that is `by` further on of `world` alike ones.
+    /// The same for the memory of a rank that is `by` ahead, of `world` ranks that are alike.
     pub(super) fn turned(&self, by: usize, world: usize) -> Use {
         let turn = |list: &[Option<Bound>]| -> Vec<Option<Bound>> {
             list.iter().map(|bound| bound.as_ref().map(|b| b.turned(by, world))).collect()
@@ -259,7 +259,7 @@ impl Use {
         Use { all: turn(&self.all), writes: turn(&self.writes) }
     }
 
-    /// All of this is done before the graph that follows writes.
+    /// True if all of these accesses are done before the following graph writes.
     pub(super) fn before(&self, next: &Use) -> bool {
         self.all
             .iter()
@@ -268,8 +268,8 @@ impl Use {
     }
 }
 
-/// Graphs that follow each other, one rank's memory (`memories` has one for each graph). Of the rank's own memory only
-/// the sources of puts need a look: its barrier separates the rest.
+/// Checks graphs that follow each other, in one rank's memory (`memories` has one per graph). In the rank's own memory, only the
+/// sources of puts must be checked, because its barrier separates everything else.
 pub(super) fn across(orders: &[&Order<'_>], memories: &[Memory<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for area in Area::ALL.into_iter().filter(|area| area.is_shared()) {
@@ -296,7 +296,7 @@ pub(super) fn across(orders: &[&Order<'_>], memories: &[Memory<'_>]) -> Vec<Viol
     violations
 }
 
-/// The rank's barrier does not bound the accesses to this tensor.
+/// True if the rank's barrier does not bound the accesses to this tensor.
 fn looked_at(area: Area, memory: &Memory<'_>, tensor: usize) -> bool {
     area != Area::Device || memory.is_remote(tensor)
 }

@@ -1,9 +1,9 @@
-//! The ranks of a graph class, as the verifier sees them: all graphs, or rank 0's, which the others are turned.
+//! The ranks of a graph class as the verifier sees them: all graphs, or rank 0's graph, from which the others are turned.
 //!
-//! Of alike ranks (see `symmetry`) rank 0's graph is the only one that is kept, so what is asked of another rank is one of
-//! these: what all ranks have in common (tasks and their operators, events, tensors but for where their values come from),
-//! which is rank 0's; whom it reaches, which is turned by `order` and `access`; or which bytes it touches, which
-//! [`Ranks::boxes`] turns. The verifier never looks at places or regions of another rank otherwise.
+//! If ranks are alike (see `symmetry`), only rank 0's graph is kept. So a question about another rank must be one of these: about
+//! something that all ranks share (tasks and their operators, events, tensors except for the source of their values), which is
+//! rank 0's; about the ranks that it reaches, which `order` and `access` turn; or about the bytes that it accesses, which
+//! [`Ranks::boxes`] turns. The verifier does not use places or regions of another rank in any other way.
 
 use super::boxes::{Boxes, Scattered, boxes};
 use super::symmetry::Symmetry;
@@ -13,7 +13,7 @@ use std::ops::Index;
 /// All ranks of a class.
 #[derive(Clone, Copy)]
 pub(super) struct Ranks<'g> {
-    /// Those of all ranks, or rank 0's.
+    /// The graphs of all ranks, or only rank 0's.
     graphs: &'g [TaskGraph],
     world: usize,
     view: Option<View<'g>>,
@@ -28,25 +28,25 @@ struct View<'g> {
 
 #[derive(Clone, Copy)]
 enum Others<'g> {
-    /// Of their graphs.
+    /// In their graphs.
     Graphs(&'g [TaskGraph]),
-    /// Kept.
+    /// Kept separately.
     Tensors(&'g [Vec<TensorEntry>]),
 }
 
 impl<'g> Ranks<'g> {
-    /// Each by itself.
+    /// Each rank by itself.
     pub(super) fn all(graphs: &'g [TaskGraph]) -> Ranks<'g> {
         Ranks { graphs, world: graphs.len(), view: None }
     }
 
-    /// The graphs' ranks are alike: rank 0 stands for all.
+    /// The graphs' ranks are alike, so rank 0 stands for all.
     pub(super) fn alike(graphs: &'g [TaskGraph], symmetry: &'g Symmetry) -> Ranks<'g> {
         let view = View { symmetry, others: Others::Graphs(graphs) };
         Ranks { graphs: &graphs[..1], world: graphs.len(), view: Some(view) }
     }
 
-    /// The same of ranks of which the first's graph and the others' tensors were kept.
+    /// The same for ranks of which only the first's graph and the others' tensors were kept.
     pub(super) fn kept(
         first: &'g TaskGraph,
         others: &'g [Vec<TensorEntry>],
@@ -56,7 +56,7 @@ impl<'g> Ranks<'g> {
         Ranks { graphs: std::slice::from_ref(first), world: others.len() + 1, view: Some(view) }
     }
 
-    /// `world` ranks that are taken to be as the first: for what is checked of the first before they are compared.
+    /// `world` ranks that are assumed to be like the first. For checks of the first before they are compared.
     pub(super) fn like(first: &'g TaskGraph, world: usize) -> Ranks<'g> {
         Ranks { graphs: std::slice::from_ref(first), world, view: None }
     }
@@ -66,7 +66,7 @@ impl<'g> Ranks<'g> {
         self.world
     }
 
-    /// The graphs that are looked at.
+    /// The graphs that are checked.
     pub(super) fn held(&self) -> &'g [TaskGraph] {
         self.graphs
     }
@@ -76,7 +76,7 @@ impl<'g> Ranks<'g> {
         self.view.map(|view| view.symmetry)
     }
 
-    /// A rank's graph, or that of which it is the turned one.
+    /// A rank's graph, or the graph from which it is turned.
     pub(super) fn of(&self, rank: usize) -> &'g TaskGraph {
         if self.graphs.len() < self.world && rank < self.world { &self.graphs[0] } else { &self.graphs[rank] }
     }
@@ -86,13 +86,13 @@ impl<'g> Ranks<'g> {
         (rank < self.world).then(|| self.of(rank))
     }
 
-    /// Each rank's.
+    /// The graphs of all ranks.
     pub(super) fn iter(&self) -> impl Iterator<Item = &'g TaskGraph> + use<'g> {
         let ranks = *self;
         (0..self.world).map(move |rank| ranks.of(rank))
     }
 
-    /// A rank's own tensors, with where their values come from.
+    /// A rank's own tensors, with the source of their values.
     pub(super) fn tensors(&self, rank: usize) -> &'g [TensorEntry] {
         match self.view {
             Some(View { others: Others::Graphs(graphs), .. }) => &graphs[rank].tensors,
@@ -101,8 +101,8 @@ impl<'g> Ranks<'g> {
         }
     }
 
-    /// What of `rank` touches: boxes of `operand`, which is of the graph that [`Ranks::of`] gives. Constants are not asked
-    /// for: which of their bytes a rank reads is its own.
+    /// The boxes that `rank` accesses through `operand`, which belongs to the graph that [`Ranks::of`] returns. Not for
+    /// constants: each rank reads its own bytes of these.
     pub(super) fn boxes(
         &self,
         rank: usize,

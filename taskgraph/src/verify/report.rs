@@ -1,14 +1,14 @@
-//! What the verifier says.
+//! The verifier's results.
 
 use super::ranks::Ranks;
 use crate::region::Region;
 
-/// Which promise a graph breaks.
+/// The property that a graph violates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ViolationKind {
-    /// An index, a range, an operand or a placement that makes no sense by itself.
+    /// An index, a range, an operand or a placement that is invalid by itself.
     Structure,
-    /// The triggers of an event don't add up to what it waits for.
+    /// The triggers of an event do not add up to what it waits for.
     Triggers,
     /// A task that the begin event does not reach.
     Unreachable,
@@ -22,23 +22,23 @@ pub enum ViolationKind {
     UnorderedAcrossEpochs,
     /// A trigger of the next iteration may be counted before all of this one's are in.
     CounterAcrossEpochs,
-    /// An activation is read where nothing has written it.
+    /// An activation is read before anything has written it.
     Unwritten,
     /// A flagged word that is read without exactly one writer.
     FlaggedCoverage,
     /// A task writes a weight or a constant.
     WritesConstant,
-    /// Graphs of one model that disagree about a tensor that they share.
+    /// Graphs of one model disagree about a tensor that they share.
     Shared,
 }
 
-/// A promise that a set of graphs breaks.
+/// A property that a set of graphs violates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Violation {
-    /// Which promise.
+    /// The property.
     pub kind: ViolationKind,
-    /// The tasks that it is about: (rank, index).
+    /// The tasks concerned: (rank, index).
     pub tasks: Vec<(u32, u32)>,
     /// What is wrong, between which tasks, where, and what is missing.
     pub message: String,
@@ -51,7 +51,7 @@ impl Violation {
     }
 }
 
-/// What was verified.
+/// Statistics of a verification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Ranks.
@@ -60,7 +60,7 @@ pub struct Report {
     pub tasks: usize,
     /// Events of all ranks.
     pub events: usize,
-    /// Accesses to tensors that some task writes.
+    /// Accesses to tensors that are written by some task.
     pub accesses: usize,
     /// Pairs whose order needed a search.
     pub searches: u64,
@@ -76,7 +76,7 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Words for messages.
+/// Formats names for messages.
 #[derive(Clone, Copy)]
 pub(super) struct Names<'g> {
     pub(super) graphs: Ranks<'g>,

@@ -1,4 +1,4 @@
-//! What can be said of a graph without following its edges: indices, operands, placement; and trigger counts.
+//! Checks that need no edges: indices, operands, placement; and the numbers of triggers.
 
 mod operands;
 mod placement;
@@ -12,7 +12,7 @@ use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{Area, EventType, Placement, Space, Task, TaskGraph, TensorEntry, core_types};
 
-/// Violations kept of each rank: more would not help anybody.
+/// Maximum number of violations kept per rank. More would not help.
 pub(super) const KEEP: usize = 16;
 
 /// Indices in [`core_types::ALL`], and so in [`TaskGraph::type_names`].
@@ -21,12 +21,12 @@ const BEGIN: u16 = 1;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
 
-/// A copy or a signal: done at a time of its own, which only the event that it triggers tells.
+/// True for a copy or a signal. It completes at its own time, and only the event that it triggers shows that.
 pub(super) fn is_put(task: &Task) -> bool {
     matches!(task.task_type, COPY | SIGNAL)
 }
 
-/// Checks every rank by itself, then that the ranks fit together.
+/// Checks every rank by itself, then that the ranks are consistent.
 pub(super) fn check(graphs: Ranks<'_>) -> Vec<Violation> {
     let mut violations = check_ranks(graphs);
     if violations.is_empty() {
@@ -44,7 +44,7 @@ fn check_ranks(graphs: Ranks<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let say = |message: String| Violation::new(ViolationKind::Structure, &[], message);
     if graphs.len() == 0 || graphs.len() > usize::from(u16::MAX) {
-        return vec![say(format!("{} ranks: between 1 and {} are possible", graphs.len(), u16::MAX))];
+        return vec![say(format!("{} ranks; expected 1 to {}", graphs.len(), u16::MAX))];
     }
     let mut nodes = 0usize;
     let stands_for = if graphs.held().len() == 1 { graphs.len() } else { 1 };
@@ -67,7 +67,7 @@ fn check_ranks(graphs: Ranks<'_>) -> Vec<Violation> {
         }
     }
     if nodes >= (u32::MAX / 2) as usize {
-        violations.push(say(format!("{nodes} tasks and events are more than 31 bits count")));
+        violations.push(say(format!("{nodes} tasks and events are too many: the limit is 31 bits")));
     }
     if violations.is_empty() {
         let each = crate::parallel::map(graphs.held().len(), |rank| {
@@ -80,7 +80,7 @@ fn check_ranks(graphs: Ranks<'_>) -> Vec<Violation> {
     violations
 }
 
-/// Every rank has the same symmetric tensors in the same order, so that an offset means the same everywhere.
+/// Every rank must have the same symmetric tensors in the same order, so that an offset means the same everywhere.
 fn symmetric_tensors(graphs: Ranks<'_>, violations: &mut Vec<Violation>) {
     let list = |g: &'_ TaskGraph| -> Vec<usize> {
         (0..g.tensors.len()).filter(|&t| g.tensors[t].space == Space::Symmetric).collect()
@@ -92,7 +92,7 @@ fn symmetric_tensors(graphs: Ranks<'_>, violations: &mut Vec<Violation>) {
             violations.push(Violation::new(
                 ViolationKind::Structure,
                 &[],
-                format!("rank {rank} has {} symmetric tensors, rank 0 has {}", other.len(), first.len()),
+                format!("rank {rank} has {} symmetric tensors, but rank 0 has {}", other.len(), first.len()),
             ));
         }
         for (&a, &b) in first.iter().zip(&other) {
@@ -122,11 +122,11 @@ fn symmetric_tensors(graphs: Ranks<'_>, violations: &mut Vec<Violation>) {
     }
 }
 
-/// Why a tensor can't lie where it says.
+/// The reason why a tensor cannot be at its place.
 fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
     let overlay = tensor.overlay?;
     if (overlay.area == Area::Flagged) != (tensor.dtype == DType::F32Flagged) {
-        return Some("is flagged, but does not lie among flagged words, or the other way round".into());
+        return Some("is flagged but not in the area of flagged words, or the other way round".into());
     }
     if overlay.area.space() != tensor.space {
         return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
@@ -135,7 +135,10 @@ fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
         return Some("shares memory, but its value is wanted beyond the tasks that use it".into());
     }
     if overlay.offset % 16 != 0 || overlay.offset.checked_add(tensor.bytes).is_none() {
-        return Some(format!("lies at byte {}, which is no multiple of 16 or too far", overlay.offset));
+        return Some(format!(
+            "lies at byte {}, which is not a multiple of 16, or is too large",
+            overlay.offset
+        ));
     }
     None
 }
@@ -209,7 +212,7 @@ impl RankCheck<'_> {
             } else if let Some(problem) = overlay_problem(tensor) {
                 self.say(format!("tensor '{}' {problem}", tensor.name));
             } else if tensor.strides.len() != tensor.dims.len() {
-                self.say(format!("tensor '{}' has not one stride for each dimension", tensor.name));
+                self.say(format!("tensor '{}' must have one stride for each dimension", tensor.name));
             } else if !tensor.dims.contains(&0) && !strides_nest(&tensor.dims, &tensor.strides) {
                 self.say(format!(
                     "tensor '{}' {:?} with strides {:?} has elements in more than one place",
@@ -267,7 +270,7 @@ impl RankCheck<'_> {
         let graph = self.graph();
         let operands = task.first_operand as usize + task.num_inputs as usize + task.num_outputs as usize;
         if operands > graph.operands.len() {
-            return self.say_task(index, "names operands that don't exist");
+            return self.say_task(index, "uses operands that do not exist");
         }
         if usize::from(task.task_type) >= graph.type_names.len() {
             return self.say_task(index, "has an unknown type");
@@ -283,11 +286,11 @@ impl RankCheck<'_> {
             return self.say_task(index, &format!("has variant {}, which is not of its type", task.variant));
         }
         if !graph.ops.is_empty() && task.op as usize >= graph.ops.len() && !fixed {
-            return self.say_task(index, "names an operator that doesn't exist");
+            return self.say_task(index, "refers to an operator that does not exist");
         }
         let events = graph.events.len() as u32;
         if task.dependencies.iter().any(|&e| e >= events || e == EventId::TERMINATION) && !fixed {
-            return self.say_task(index, "depends on an event that doesn't exist or never happens");
+            return self.say_task(index, "depends on an event that does not exist or never happens");
         }
         if fixed && !task.dependencies.is_empty() {
             return self.say_task(index, "must not depend on an event");
@@ -295,7 +298,7 @@ impl RankCheck<'_> {
         if task.carried.iter().any(|&(e, back)| e >= events || e < 3 || back == 0) {
             return self.say_task(
                 index,
-                "carries an event that doesn't exist, is fixed, or is not of an earlier epoch",
+                "carries an event that does not exist, is fixed, or is not of an earlier epoch",
             );
         }
         if let Some(message) = self.trigger(index, task) {
@@ -333,15 +336,16 @@ impl RankCheck<'_> {
 
     fn trigger(&self, index: u32, task: &Task) -> Option<String> {
         let Some(event) = task.trigger else {
-            return matches!(task.task_type, COPY | SIGNAL)
-                .then(|| "must trigger an event: nobody could know that it is done".to_string());
+            return matches!(task.task_type, COPY | SIGNAL).then(|| {
+                "must trigger an event, because otherwise no task could know that it is done".to_string()
+            });
         };
         let owner = usize::from(event.owner());
         let Some(target) = self.graphs.get(owner) else {
-            return Some(format!("triggers an event of rank {owner}, which doesn't exist"));
+            return Some(format!("triggers an event of rank {owner}, which does not exist"));
         };
         if event.index() as usize >= target.events.len() {
-            return Some(format!("triggers event {} of rank {owner}, which doesn't exist", event.index()));
+            return Some(format!("triggers event {} of rank {owner}, which does not exist", event.index()));
         }
         match event.tag() {
             EventId::TAG_LOCAL if owner == self.rank => {}

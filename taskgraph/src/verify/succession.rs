@@ -1,5 +1,5 @@
-//! Graphs of one model that follow each other: what they share is the same everywhere, and what one touches
-//! at its end is ordered before what another touches at its start.
+//! Graphs of one model that follow each other: what they share must be the same everywhere, and accesses at the end of one are
+//! ordered before accesses at the start of another.
 
 use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
@@ -12,7 +12,7 @@ use crate::op_graph::Role;
 use crate::task_graph::{Area, Space, TensorEntry};
 use std::collections::{HashMap, HashSet};
 
-/// The tensor is the same memory in every graph that has one of its name.
+/// True if the tensor is the same memory in every graph that has a tensor of this name.
 fn keeps(tensor: &TensorEntry) -> bool {
     matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Persistent { .. })
 }
@@ -22,17 +22,17 @@ pub(super) struct Verified<'g> {
     pub(super) report: Report,
     pub(super) order: Order<'g>,
     pub(super) symmetric: Symmetric,
-    /// For each held rank.
+    /// One summary per held rank.
     pub(super) summaries: Vec<Summary<'g>>,
 }
 
-/// What a class does to the memory of one rank that it shares with other graphs, in brief: enough to see that all is in
-/// order, if it is.
+/// A summary of a class's accesses to the memory of one rank that it shares with other graphs: enough to see that everything is
+/// ordered, if it is.
 pub(super) struct Summary<'g> {
-    /// Of each tensor with a name of its own: bounds of all accesses, whether any writes, and whether the rank's barrier
-    /// does not bound them.
+    /// For each tensor with its own name: bounds of all accesses, whether any writes, and whether there are accesses that the
+    /// rank's barrier does not bound.
     named: HashMap<&'g str, (Bound, bool, bool)>,
-    /// Of each area that graphs share.
+    /// For each area that graphs share.
     areas: Vec<(Use, Use)>,
 }
 
@@ -40,13 +40,13 @@ fn shared_areas() -> impl Iterator<Item = Area> {
     Area::ALL.into_iter().filter(|area| area.is_shared())
 }
 
-/// The tensor's value or memory is shared with other graphs, and may change.
+/// True if the tensor's value or memory is shared with other graphs, and may change.
 fn is_shared(tensor: &TensorEntry) -> bool {
     (keeps(tensor) || tensor.space == Space::Symmetric || tensor.overlay.is_some())
         && !matches!(tensor.role, Role::Weight { .. } | Role::Constant)
 }
 
-/// What lies over other tensors is compared by its bytes.
+/// True if the tensor is compared by name. Tensors that overlap others are compared by their bytes.
 fn by_name(tensor: &TensorEntry) -> bool {
     tensor.overlay.is_none()
 }
@@ -61,7 +61,7 @@ fn bound(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> Bound {
 }
 
 impl<'g> Summary<'g> {
-    /// Of a class and one rank's memory, of which at least all shared tensors are in `memory`.
+    /// For a class and one rank's memory. `memory` must contain at least all shared tensors.
     pub(super) fn new(order: &Order<'g>, memory: &Memory<'_>) -> Summary<'g> {
         let mut named = HashMap::new();
         for (t, tensor) in order.graphs.of(memory.owner).tensors.iter().enumerate() {
@@ -74,7 +74,7 @@ impl<'g> Summary<'g> {
         Summary { named, areas }
     }
 
-    /// The same of a rank that is `by` further on of `world` alike ones.
+    /// The same for a rank that is `by` ahead, of `world` ranks that are alike.
     fn turned(&self, by: usize, world: usize) -> Summary<'g> {
         let turn = |(name, (bound, writes, remote)): (&&'g str, &(Bound, bool, bool))| {
             (*name, (bound.turned(by, world), *writes, *remote))
@@ -86,7 +86,7 @@ impl<'g> Summary<'g> {
         }
     }
 
-    /// Notes what is not seen at once to be done by this one before the one that follows does anything that meets it.
+    /// Records what is not obviously done by this class before conflicting accesses of the one that follows.
     fn before(&self, next: &Summary<'g>, unseen: &mut Unseen<'g>) {
         for (name, (bound, writes, remote)) in &self.named {
             let Some((other, also_writes, also_remote)) = next.named.get(name) else { continue };
@@ -102,7 +102,7 @@ impl<'g> Summary<'g> {
     }
 }
 
-/// What summaries are not enough for.
+/// What the summaries cannot show.
 #[derive(Default)]
 struct Unseen<'g> {
     names: HashSet<&'g str>,
@@ -119,7 +119,7 @@ impl Unseen<'_> {
     }
 }
 
-/// Accesses of one class to a shared tensor of one rank that other ranks touch in some class.
+/// Accesses of one class to a shared tensor of one rank that other ranks access in some class.
 struct Shared<'g> {
     memory: &'g Memory<'g>,
     tensor: usize,
@@ -143,7 +143,7 @@ pub(super) fn check(classes: &[Verified<'_>]) -> Vec<Violation> {
     violations
 }
 
-/// What the classes' summaries do not show to be in order in the memory of `rank`.
+/// What the classes' summaries do not show to be ordered in the memory of `rank`.
 fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     let world = classes[0].order.graphs.len();
     let turned: Vec<Option<Summary<'g>>> = classes
@@ -160,7 +160,7 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     for (from, a) in classes.iter().enumerate() {
         for (to, b) in classes.iter().enumerate().filter(|(to, _)| *to != from) {
             let alike = match (a.order.graphs.symmetry(), b.order.graphs.symmetry()) {
-                // What holds of rank 0 holds of all.
+                // What holds for rank 0 holds for all.
                 (Some(own), Some(other)) => {
                     rank > 0 && own.agrees(&a.order.graphs[0], other, &b.order.graphs[0])
                 }
@@ -174,10 +174,10 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     unseen
 }
 
-/// What is unseen of one rank's memory, access by access.
+/// Checks what is unseen in one rank's memory, access by access.
 fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
-    // Within one rank its barrier orders everything; only what other ranks write needs a look.
+    // Within one rank, its barrier orders everything. Only the writes of other ranks must be checked.
     let mut remote: HashSet<&str> = HashSet::new();
     let memories: Vec<Memory<'_>> = classes
         .iter()
@@ -246,7 +246,7 @@ fn pairs(
     let overlap = |b: &Access, a: &Access| !comparable || b.region.overlaps(&a.region);
     let accesses = first.memory.accesses(first.tensor);
     for b in accesses {
-        // Who has read a flagged word has seen its write: what comes after the read comes after both.
+        // A reader of a flagged word has seen its write, so whatever comes after the read comes after both.
         let read = flagged && accesses.iter().any(|r| !r.write && overlap(b, r));
         for a in second.memory.accesses(second.tensor) {
             if !(a.write || b.write) || !overlap(b, a) {
@@ -275,7 +275,7 @@ fn pairs(
     None
 }
 
-/// Tensors that live across graphs are the same in all of them.
+/// Checks that tensors that persist across graphs are the same in all of them.
 fn same_tensors(classes: &[Verified<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let say = |message: String| Violation::new(ViolationKind::Shared, &[], message);

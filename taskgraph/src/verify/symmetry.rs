@@ -1,17 +1,16 @@
-//! Ranks that are the same up to their numbers: what is proven of one then holds for all.
+//! Ranks that are the same up to their numbers: what is proven for one of them holds for all.
 //!
-//! The ranks are alike if rank r's graph is rank 0's with every rank number turned on by r: task i of the one is task i
-//! of the other, in the same place of the same list, waits for the same events, and where task i of rank 0 reaches rank
-//! p, that of rank r reaches p + r. Turning all numbers on by one is then a symmetry of the whole set: it maps tasks to
-//! tasks, events to events and every edge to an edge. So it maps the order to itself, and the accesses to rank 0's memory
-//! to those to any other rank's.
+//! The ranks are alike if rank r's graph is rank 0's graph with every rank number turned by r. Task i of the one is task i of the
+//! other, at the same place of the same list, waiting for the same events; where task i of rank 0 reaches rank p, task i of rank
+//! r reaches rank p + r. Turning all numbers by one is then a symmetry of the whole set: it maps tasks to tasks, events to events
+//! and every edge to an edge. So it maps the order to itself, and the accesses to rank 0's memory to those to any other rank's.
 //!
-//! Bytes must go along. Most tensors are touched at the same bytes on all ranks. The others have a *slot* for each rank
-//! along one dimension, which turns too: an access takes the slot of one rank, that is turned, or all of them. This maps
-//! bytes to bytes one to one, so accesses share bytes on rank 0 exactly where they do on rank r. Of constants, which nobody
-//! writes, a task of rank r may read other bytes than rank 0's.
+//! Bytes must be mapped too. Most tensors are accessed at the same bytes on all ranks. The others have a *slot* per rank along
+//! one dimension, which turns too: an access covers either the slot of one rank, which is turned, or all slots. This maps bytes
+//! to bytes one to one, so accesses share bytes on rank 0 exactly where they do on rank r. Of constants, which nobody writes, a
+//! task of rank r may read other bytes than rank 0's.
 //!
-//! This is checked of the graphs themselves; nothing is taken from the builder's word.
+//! This is checked on the graphs themselves, without trusting the builder.
 
 use super::boxes::Boxes;
 use super::comparing::Comparing;
@@ -27,8 +26,7 @@ pub(super) struct Symmetry {
 }
 
 impl Symmetry {
-    /// The symmetry of these graphs; `None` where ranks are not alike, or there is one only. Rank 0's graph is sound by
-    /// itself.
+    /// The symmetry of these graphs; `None` if ranks are not alike or there is only one. Rank 0's graph must be sound by itself.
     pub(super) fn of(graphs: &[TaskGraph]) -> Option<Symmetry> {
         let compared = parallel::map(graphs.len().saturating_sub(1), |i| {
             let mut comparing = Comparing::new(&graphs[0], i + 1);
@@ -38,20 +36,20 @@ impl Symmetry {
         Symmetry::of_all(&compared)
     }
 
-    /// How a rank differs from the first, if it is alike as far as these two tell.
+    /// How a rank differs from the first, if these two are alike.
     pub(super) fn of_compared(comparing: Comparing<'_>, other: &TaskGraph) -> Option<Symmetry> {
         comparing.finish(other).map(|turns| Symmetry { turns })
     }
 
-    /// The symmetry of all ranks, each of which has been compared with the first. All differ from it by the same slots: a
-    /// rank that touches a tensor just as the first does, while another's slots turn, is not alike.
+    /// The symmetry of all ranks, each of which has been compared with the first. All must differ from it by the same slots: a
+    /// rank that accesses a tensor exactly as the first does, while another rank's slots turn, is not alike.
     pub(super) fn of_all(compared: &[Option<Symmetry>]) -> Option<Symmetry> {
         let first = compared.first()?.as_ref()?;
         let same = |other: &Option<Symmetry>| other.as_ref().is_some_and(|s| s.turns == first.turns);
         compared.iter().all(same).then(|| Symmetry { turns: first.turns.clone() })
     }
 
-    /// Both graphs' ranks turn in the same way in what the graphs share.
+    /// True if both graphs' ranks turn in the same way in what the graphs share.
     pub(super) fn agrees(&self, own: &TaskGraph, other: &Symmetry, others: &TaskGraph) -> bool {
         let turning = |s: &Symmetry, g: &TaskGraph| -> Vec<(String, Turn)> {
             let shared = g.tensors.iter().zip(&s.turns).filter(|(t, _)| t.overlay.is_none());
@@ -69,7 +67,7 @@ impl Symmetry {
         agree(turning(self, own), other, others) && agree(turning(other, others), self, own)
     }
 
-    /// Boxes that rank 0 touches of a tensor, as `rank` does.
+    /// The boxes that rank 0 accesses in a tensor, turned to `rank`.
     pub(super) fn turned(
         &self,
         index: u32,
@@ -81,7 +79,7 @@ impl Symmetry {
         let Turn::Slots(d) = self.turns[index as usize] else { return found };
         let d = usize::from(d);
         turned(&found, d, tensor.dims[d], world as u32, rank as u32).unwrap_or_else(|| {
-            // It was looked at: each box is of one slot or of all. All of the tensor is never too little.
+            // This has been checked: each box covers one slot or all. Returning the whole tensor is always safe.
             debug_assert!(false, "{found:?}");
             Boxes::from_slice(&[Region::whole(&tensor.dims)])
         })

@@ -1,15 +1,15 @@
-//! Counts of triggers over all ranks.
+//! Counts the triggers over all ranks.
 
 use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use super::structure::KEEP;
 use crate::ids::EventId;
 
-/// Every event gets exactly the triggers it waits for, and from the side it says.
+/// Checks that every event gets exactly the triggers that it waits for, from the side that it declares.
 pub(super) fn triggers(graphs: Ranks<'_>) -> Vec<Violation> {
     let held = graphs.held();
     let mut counts: Vec<Vec<(u32, u32)>> = held.iter().map(|g| vec![(0, 0); g.events.len()]).collect();
-    // What rank 0 triggers on a rank that is as it is, another such rank triggers on rank 0.
+    // What rank 0 triggers on a rank that is like it, another such rank triggers on rank 0.
     let alike = graphs.symmetry().is_some();
     for graph in held {
         for event in graph.tasks.iter().filter_map(|t| t.trigger) {

@@ -237,7 +237,7 @@ fn out_of_range() {
         let at = operand(&g[0]);
         g[0].operands[at].region.hi[1] += 1;
     });
-    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["input 0 of 'l0.y' touches", "outside"]);
+    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["input 0 of 'l0.y' accesses", "outside"]);
     let found = broken(2, 2, Lowering::Copy, |g| {
         let at = operand(&g[0]);
         g[0].operands[at].offset += 4;
@@ -260,11 +260,11 @@ fn out_of_range() {
         let at = operand(&g[0]);
         g[0].operands[at].tensor = 99;
     });
-    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["doesn't exist"]);
+    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["does not exist"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[0].tasks[reduce as usize].first_operand = u32::MAX);
-    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["operands that don't exist"]);
+    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["operands that do not exist"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[0].tasks[reduce as usize].dependencies[0] = 1000);
-    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["event that doesn't exist"]);
+    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["event that does not exist"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[0].tasks[reduce as usize].variant = 1000);
     expect(&found, ViolationKind::Structure, &[(0, reduce)], &["variant 1000"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[0].events.truncate(2));
@@ -307,7 +307,7 @@ fn who_reaches_other_ranks() {
         let input = at(&g[0], linear, 0);
         g[0].operands[input].place = Place::Peer(1);
     });
-    expect(&found, ViolationKind::Structure, &[(0, linear)], &["no task loads from a peer"]);
+    expect(&found, ViolationKind::Structure, &[(0, linear)], &["no task may load from a peer"]);
     let found = broken(3, 2, Lowering::Copy, |g| {
         let receive = g[0].tensors.iter().position(|t| t.name == "l0.receive").unwrap();
         g[0].tensors[receive].space = Space::Device;
@@ -346,7 +346,7 @@ fn reading_what_nobody_wrote() {
         &found,
         ViolationKind::Unwritten,
         &[(1, reduce)],
-        &["'l0.receive' [1..2, 0..2, 0..4]", "nobody writes"],
+        &["'l0.receive' [1..2, 0..2, 0..4]", "no task writes"],
     );
 }
 
@@ -390,7 +390,7 @@ fn worker_lists() {
     let found = broken(2, 2, Lowering::Copy, |g| g[0].worker_lists[1].push(reduce));
     expect(&found, ViolationKind::Structure, &[(0, reduce)], &["more than one place"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[0].tasks[reduce as usize].worker = Some(1));
-    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["says otherwise"]);
+    expect(&found, ViolationKind::Structure, &[(0, reduce)], &["names another worker"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[0].worker_lists[1].push(12345));
     expect(&found, ViolationKind::Structure, &[], &["12345"]);
     let found = broken(2, 2, Lowering::Copy, |g| g[1].placement = Placement::Dynamic);

@@ -34,7 +34,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     gpu_rows_contiguous(site.inputs.iter().chain([out]))?;
     for operand in others.iter().chain([out]) {
         if gpu_float(operand)? != "MPK_F32" {
-            return Err("all summands but the first, and the output, must be f32".to_string());
+            return Err("all summands except the first, and the output, must be f32".to_string());
         }
     }
     Ok(match others.len() {
@@ -43,7 +43,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     })
 }
 
-/// Most inputs: the products whose k several tasks share have as many parts.
+/// Maximum number of inputs. If several tasks share the k of a product, it has at most this many parts.
 pub const MOST_SUMMANDS: usize = 4;
 
 /// Contract of `add`.

@@ -1,4 +1,4 @@
-// One column tile of the logits: for each sample the highest values with their tokens, and the sum of exp.
+// For one column tile of the logits: each sample's highest values with their tokens, and its sum of exp.
 #pragma once
 
 #include "cpu/simd.h"
@@ -7,9 +7,9 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
-constexpr uint32_t CHUNK = 1024; // columns that are summed in f32 before the sum goes on in f64
+constexpr uint32_t CHUNK = 1024; // columns summed in f32; the sum of these sums is in f64
 
 MPK_INLINE float word_to_f32(uint32_t word) {
   float value;
@@ -22,7 +22,7 @@ MPK_INLINE uint32_t f32_to_word(float value) {
   return word;
 }
 
-// Pairs (value, token), best first. Tokens come in ascending order, so an equal value goes after it.
+// Pairs (value, token), best first. Tokens come in ascending order, so a new pair goes after those of equal value.
 class Candidates {
  public:
   Candidates(uint32_t* pairs, uint32_t kept) : pairs_(pairs), kept_(kept) {
@@ -31,7 +31,7 @@ class Candidates {
       pairs_[2 * i + 1] = MPK_ARGMAX_NO_TOKEN;
     }
   }
-  // Whether a further value `v` (not NaN) would be kept.
+  // Whether one more value `v` (not NaN) would be kept.
   bool takes(float v) const { return held_ < kept_ || v > word_to_f32(pairs_[2 * (kept_ - 1)]); }
   void insert(float v, uint32_t token) {
     uint32_t at = held_ < kept_ ? held_++ : kept_ - 1;
@@ -48,7 +48,7 @@ class Candidates {
   uint32_t kept_, held_ = 0;
 };
 
-// The value at which the comparison takes it: what is not a number counts as the lowest.
+// The value to compare: NaN counts as the lowest.
 MPK_INLINE float ordered(float v) { return v == v ? v : -INFINITY; }
 
 void partial_of(const float* x, uint32_t n, uint32_t first_token, uint32_t kept, uint32_t* record) {

@@ -1,18 +1,19 @@
 //! `argmax_partial`: for each sample and column tile of the logits, the highest values with their tokens and the
 //! sum of exponentials.
 //!
-//! Input: `logits` [samples, vocabulary] f32; split on its columns on several ranks, or replicated, and then each
-//! rank takes its share of the columns. Output: `partials` u32 [slices, tiles, samples, words], split on
-//! dimension 0: rank r writes slice r. A record of `words` words holds the hash of the batch state (low word,
-//! high word), the maximum (f32), the sum of exp(x - maximum) (f32), and K pairs of value (f32) and global token
-//! (u32), highest value first, lowest token first among equals; K = max(1, top_k), words = 4 + 2 K. What a tile
-//! lacks to K is filled with (-infinity, 0xFFFFFFFF). NaN counts as -infinity.
+//! Input: `logits` [samples, vocabulary] f32. On several ranks it is split on its columns, or replicated; then each
+//! rank takes its share of the columns. Output: `partials` u32 [slices, tiles, samples, words], split on dimension 0:
+//! rank r writes slice r. A record of `words` words holds the hash of the batch state (low word, high word), the
+//! maximum (f32), the sum of exp(x - maximum) (f32), and K pairs of value (f32) and global token (u32), highest value
+//! first, and among equal values lowest token first. K = max(1, top_k), words = 4 + 2 K. A tile with fewer than K
+//! candidates is filled up with (-infinity, 0xFFFFFFFF). NaN counts as -infinity.
 //!
-//! Attributes: `top_k` (default 0), `slices` (the number of ranks; default 1), `tiles` (column tiles of each rank,
-//! the same on all; [`tiles`] gives it; default 1), `vocab_size` (columns from there on are padding; default all).
+//! Attributes: `top_k` (default 0), `slices` (the number of ranks; default 1), `tiles` (column tiles per rank, the same
+//! number on all ranks; [`tiles`] computes it; default 1), `vocab_size` (columns from there on are padding; default:
+//! all columns).
 //!
-//! One task for each tile: arguments `[tile, first global token, columns, 0..]`. A tile without columns has no
-//! input and writes records without candidates.
+//! One task per tile: arguments `[tile, first global token, columns, 0..]`. A tile without columns has no input and
+//! writes records without candidates.
 
 use crate::abi::{MPK_ARGMAX_PAIRS, mpk_argmax_partial_params, mpk_task_argmax_partial, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -35,7 +36,7 @@ pub const REGISTRATION: Registration = Registration {
     gpu: Some(gpu),
 };
 
-/// Most candidates of a record that the GPU code has room for.
+/// Maximum number of candidates per record that the GPU code has room for.
 pub(crate) const GPU_MAX_KEPT: u32 = 256;
 
 /// The GPU code.
@@ -46,17 +47,18 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     }
 }
 
-/// Candidates of a record: max(1, `top_k`).
+/// Number of candidates per record: max(1, `top_k`).
 pub fn kept(top_k: u32) -> u32 {
     top_k.max(1)
 }
 
-/// Words of a record.
+/// Number of words per record.
 pub fn words(top_k: u32) -> u64 {
     u64::from(MPK_ARGMAX_PAIRS) + 2 * u64::from(kept(top_k))
 }
 
-/// The attribute `tiles`: as many column tiles as the target makes of the largest share of `vocabulary` columns.
+/// The attribute `tiles`: the number of column tiles that the target makes of the largest share of `vocabulary`
+/// columns.
 pub fn tiles(vocabulary: u64, world: u32, target: &Target) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1))).min(u64::from(u32::MAX));
     (target.column_tiles(share as u32, 1).len() as u32).max(1)
@@ -150,7 +152,7 @@ impl TaskType for ArgmaxPartial {
             Some(size) => u64::from(size),
             None => global_columns,
         };
-        // The columns of the local tensor that this rank looks at, and the token of the tensor's first column.
+        // The columns of the local tensor that this rank processes, and the token of the tensor's first column.
         let (columns, first_token) = match op.input_ranges(0)[..] {
             [ref range] => (0..local, range.start),
             [] if numbers.slices > 1 => {

@@ -49,7 +49,7 @@ extern "C" int mpk_task_argmax_reduce(const mpk_kernel_args* args) {
         const Pair pair = {value_of(record[MPK_ARGMAX_PAIRS + 2 * i]), record[MPK_ARGMAX_PAIRS + 2 * i + 1]};
         uint32_t at = params.kept;
         while (at > 0 && pair.before(best[at - 1])) --at;
-        if (at == params.kept) break; // the record's others are worse still
+        if (at == params.kept) break; // the rest of the record is lower still
         std::memmove(best + at + 1, best + at, (params.kept - 1 - at) * sizeof(Pair));
         best[at] = pair;
       }

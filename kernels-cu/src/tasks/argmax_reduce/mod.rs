@@ -1,16 +1,16 @@
-//! `argmax_reduce`: the next token of each sample, and the log-probabilities of the highest tokens, from the
+//! `argmax_reduce`: the next token of each sample, and the log-probabilities of the highest tokens, computed from the
 //! records of all tiles of all ranks.
 //!
 //! Input: `partials` u32 [slices, tiles, samples, words], replicated (see [`super::argmax_partial`]). Outputs, which
-//! the builder declares as `Role::Persistent` tensors whose memory `mpk_batch` points to:
+//! the builder declares as `Role::Persistent` tensors, and `mpk_batch` points to:
 //! 0. `next_token` i32 `[max_batch]`; with `top_k` > 0 also 1. `top_token` i32 `[max_batch, top_k]` and
 //! 2. `top_logprob` f32 `[max_batch, top_k]`: natural logarithms of the softmax over the whole vocabulary, highest
 //! first; where there are fewer tokens, token -1 and -infinity.
 //!
-//! Attribute: `top_k` (default 0), the same as of `argmax_partial`.
+//! Attribute: `top_k` (default 0), the same as for `argmax_partial`.
 //!
-//! One task for each sample: arguments `[sample, 0..]`. A record whose hash of the batch state is not this rank's
-//! ends the run (`MPK_ABORT_DIVERGED`).
+//! One task per sample: arguments `[sample, 0..]`. A record whose hash of the batch state differs from this rank's ends
+//! the run (`MPK_ABORT_DIVERGED`).
 
 use super::argmax_partial::{GPU_MAX_KEPT, kept, words};
 use crate::abi::{mpk_argmax_reduce_params, mpk_task_argmax_reduce, params_words};

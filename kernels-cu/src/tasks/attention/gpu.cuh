@@ -1,16 +1,16 @@
 /* Attention of an active slot, one or more local key-value heads, and a split.
  *
- * Queries, the slot's new rows times the query heads, go in passes. In a pass the 8 warps form groups: a group has a tile
- * of queries, its warps share out the units of keys and join their results in shared memory. A decode row is one group of
- * 8 warps, long prompts are 8 groups of one.
+ * The queries (the slot's new rows times the query heads) are handled in passes. In a pass the 8 warps form groups. Each
+ * group has one tile of queries; its warps share the units of keys and join their results in shared memory. A decode row
+ * is one group of 8 warps; a long prompt is 8 groups of one warp.
  *
- * A task may have several heads. Where keys and values are streamed, each head has the same number of warps; otherwise one head
- * follows the other. Beside its keys and values a task takes about 8 us (H200), in which the compute warps take nothing from the
- * ring. Two heads share that time.
+ * A task may have several heads. Where keys and values are streamed, each head has the same number of warps; otherwise the
+ * heads are computed one after the other. Besides its keys and values, a task takes about 8 us (H200), during which the
+ * compute warps take nothing from the ring. Two heads share that time.
  *
- * Keys and values of earlier iterations are no other task's work any more: tasks of this rank wrote them before this
- * iteration was published. So a warp's first unit is loaded before the task's events are waited for, and the page table, the
- * batch's numbers, rope and norm weights are read or hinted at. The iteration's own new keys come from this task alone. */
+ * Keys and values of earlier iterations are final: tasks of this rank wrote them before this iteration was published. So
+ * before the task waits for its events, each warp loads its first unit and reads or prefetches the page table, the
+ * batch's numbers, rope and norm weights. Only this task makes the iteration's own new keys. */
 #pragma once
 
 #include "tasks/attention/gpu_fma.cuh"

@@ -5,15 +5,15 @@
  *
  *   scores [16 queries x 8 keys] = Q K^T, twice,      output^T [head_dim x 8 queries] += V^T [head_dim x 16 keys] P^T,
  *
- * and the order of dimensions is permuted to what a 16-byte load brings:
+ * and dimensions are permuted to the order in which a 16-byte load brings them:
  * - K, dimensions in chunks of 32: lane (g, t) loads dimensions 8t .. 8t+7 of keys g and 8+g. Words 2s and 2s+1 of a load
  *   are, side by side, a right side of step s: k = 2t, 2t+1 and k = 2t+8, 2t+9. Q lies in shared memory as fragments of
  *   the left side in this order (query_index).
  * - V, dimensions in chunks of 64: lane (g, t) loads dimensions 8g .. 8g+7 of keys 2t, 2t+1, 2t+8, 2t+9. Row g of
  *   tile j is dimension 8g + 2j, row g+8 is 8g + 2j + 1; pairs of keys come from byte permutations. So a lane ends
  *   with 8 outputs side by side.
- * The scores' accumulators hold keys 2t, 2t+1 of queries g and g+8, which is what the second product's right side wants.
- * Probabilities go into it as a sum of two numbers of the 2-byte type, so their rounding does not count. */
+ * The scores' accumulators hold keys 2t, 2t+1 of queries g and g+8, exactly the layout of the second product's right side.
+ * Each probability enters it as a sum of two numbers of the 2-byte type, so that its rounding does not matter. */
 #pragma once
 
 #include <utility>

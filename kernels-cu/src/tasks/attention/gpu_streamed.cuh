@@ -1,12 +1,12 @@
 /* Attention of a warp on keys and values that the loader has brought into the ring of stages: a tile of 8 queries.
  *
- * A stage holds a piece of a page: a head's keys of some positions, and the stage after it their values. After the piece of a head
+ * A stage holds a piece of a page: one head's keys at some positions. The next stage holds their values. After one head's piece
  * comes the same piece of the task's next head. The loader runs ahead of the task's events, as it does with weights: it brings
- * positions of earlier iterations only, which nobody writes any more. New positions come from the kept rows. All warps take all
- * stages in order. Each head has as many warps, which compute its units of 16 keys in turn.
+ * only positions of earlier iterations, which no task writes any more. New positions come from the kept rows. All warps take all
+ * stages in order. Each head has the same number of warps, which take its units of 16 keys in turn.
  *
- * So as many bytes are under way as for a product of weights, also while a task before this one ends, and no registers hold
- * what is on its way. Values are read in 4-way bank conflicts, keys in 2-way ones: by estimate half of what shared memory can do. */
+ * So as many bytes are in flight as for a product of weights, even while the task before this one ends, and they occupy no
+ * registers. Reading values has 4-way bank conflicts, reading keys 2-way ones: an estimated half of shared memory's speed. */
 #pragma once
 
 #include "tasks/attention/gpu_mma.cuh"

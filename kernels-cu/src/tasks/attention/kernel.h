@@ -1,4 +1,4 @@
-// Attention of an active slot, one or more local key-value heads one after the other, and a split.
+// Attention of one active slot and one split, for one or more local key-value heads, one after the other.
 #pragma once
 
 #include "tasks/attention/params.h"
@@ -6,7 +6,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 template <typename T>
 class Attention : SlotAttention<T> {
@@ -72,7 +72,7 @@ class Attention : SlotAttention<T> {
     this->prepare(src, params_.qk_norm ? &args_->inputs[norm_operand] : nullptr, params_.eps, args_->inputs[4], position);
   }
 
-  // Writes those new keys and values that fall into the share.
+  // Writes the new keys and values whose positions lie in the share.
   void append() {
     const uint32_t first = share_first_ > context_ ? share_first_ : context_;
     for (uint32_t position = first; position < share_last_; ++position) {
@@ -105,7 +105,7 @@ class Attention : SlotAttention<T> {
 
   const mpk_attention_params params_;
   uint32_t split_, first_head_;
-  uint32_t in_views_; // number of the head among those of the task
+  uint32_t in_views_; // the head's number within the task
 };
 
 } // namespace

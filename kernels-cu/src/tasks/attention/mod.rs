@@ -1,5 +1,5 @@
-//! `attention`: causal attention of the iteration's rows over a paged key-value cache, with rope and, where the
-//! model has it, an rmsnorm of each query and key. It appends the new keys and values to the cache itself.
+//! `attention`: causal attention of the iteration's rows over a paged key-value cache, with rope and, if the model has it, an
+//! rmsnorm of each query and key. It appends the new keys and values to the cache itself.
 //!
 //! Inputs, with global dimensions (local ones follow from the shardings):
 //! 0. `qkv` [rows, (heads + 2 kv_heads) head_dim], act dtype: queries, keys, values. On several ranks
@@ -18,21 +18,21 @@
 //! (default head_dim^-0.5), `splits` and `prefill` (default by the target).
 //!
 //! # Tasks and regions
-//! One task for each active slot a, local key-value head h (or, on GPUs, that and the next ones, `attention.kv_heads`)
-//! and split i; arguments `[a, h, i, splits, first local query head, query heads of each key-value head, 0, 0]`. A slot's
-//! positions (context and new tokens) are cut by whole pages into `splits` shares. Which rows an active slot has is known at run time only; those of
-//! different slots are disjoint. The region that stands for "the rows of active slot a" is its *row share*
-//! ([`row_share`]): the rows R a/A .. R (a+1)/A of R, for A active slots. Writers of a slot's rows name the row
-//! share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor; rows that another operator names may be any
-//! slot's. The region of the cache that a task reads and writes is `[a, h, i]` in `kv_region_dims`.
+//! There is one task per active slot a, local key-value head h and split i. On GPUs a task may also cover the heads after h
+//! (`attention.kv_heads`). Arguments: `[a, h, i, splits, first local query head, query heads of each key-value head, 0, 0]`. A
+//! slot's positions (context and new tokens) are cut into `splits` shares of whole pages. The rows of an active slot are known
+//! only at run time; those of different slots are disjoint. In regions, "the rows of active slot a" are represented by the
+//! slot's *row share* ([`row_share`]): the rows R a/A .. R (a+1)/A of R rows, for A active slots. Writers of a slot's rows name
+//! the row share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor. Rows that another operator names may belong to
+//! any slot. A task reads and writes the region `[a, h, i]` of the cache, in `kv_region_dims`.
 //!
-//! With more than one split the operator expands into `attention`, which writes f32 partial results
-//! [rows, local heads, splits, head_dim] and [rows, local heads, splits, 2] (maximum, sum), and
-//! `attention_merge`. A share in which a row sees no key has maximum -infinity and sum 0.
+//! With more than one split, the operator expands into two. `attention` writes f32 partial results [rows, local heads, splits,
+//! head_dim] and [rows, local heads, splits, 2] (maximum, sum), and `attention_merge` combines them. A share in which a row
+//! sees no key has maximum -infinity and sum 0.
 //!
 //! In graphs of many rows it expands into `attention_append`, `attention_prefill` and `attention_prefill_merge`
-//! instead ([`super::attention_prefill`]), where the target has wide products and the GPU code takes the heads;
-//! the attribute `prefill` (true or false) overrides that choice.
+//! ([`super::attention_prefill`]), if the target has wide products and the GPU code supports the heads. The attribute `prefill`
+//! (true or false) overrides that choice.
 //!
 //! Queries and keys are rounded to the act dtype after norm and rope; softmax and accumulation are f32.
 
@@ -112,37 +112,38 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}{streamed}>"))
 }
 
-/// Positions of the longest sequence that a split has at least, by default: a unit of 16 keys for each of a GPU worker's
-/// 8 compute warps. Shorter ones leave warps idle and the merge more to do.
+/// Default minimum number of positions per split, for the longest sequence: a unit of 16 keys for each of a GPU worker's 8
+/// compute warps. With fewer positions, warps are idle and the merge has more work.
 const SPLIT_POSITIONS: Knob = Knob {
     name: "attention.split_positions",
     default: 128,
     candidates: &[64, 128, 256, 512, 1024],
-    about: "positions of the longest sequence that each of several tasks of a head has at least",
+    about: "minimum number of positions per task if several tasks share a head, for the longest sequence",
 };
 
-/// Slots of a graph from which on, on GPUs, the loader brings keys and values of earlier iterations through the ring of stages,
-/// ahead of a task's events. By default of every graph: no batch size was slower (`docs/results/log.md`).
+/// On GPUs, in graphs with at least this many slots, the loader brings keys and values of earlier iterations through the ring
+/// of stages, ahead of a task's events. By default in every graph: no batch size was slower (`docs/results/log.md`).
 const STREAMED_SLOTS: Knob = Knob {
     name: "attention.streamed_slots",
     default: 1,
     candidates: &[1, 9, 17, 33, 65, 1 << 16],
-    about: "slots of a graph from which on keys and values come through the ring of stages",
+    about: "minimum number of slots of a graph for which keys and values come through the ring of stages",
 };
 
-/// Most key-value heads of a task on GPUs. Beside its keys and values a task takes about 8 us, which its heads share.
+/// Maximum number of key-value heads per task on GPUs. Apart from its keys and values, a task takes about 8 us, which its heads
+/// share.
 const KV_HEADS: Knob = Knob {
     name: "attention.kv_heads",
     default: 2,
     candidates: &[1, 2, 4],
-    about: "most key-value heads of an attention task, where there are more tasks than workers",
+    about: "maximum number of key-value heads per attention task, used if there are more tasks than workers",
 };
 
-/// Each has a compute warp or more.
+/// Each head has at least one compute warp.
 const MAX_KV_HEADS: u32 = 8;
 
-/// Most bytes of a rank's partial results, by default: of many rows each split writes and reads that much more, which is
-/// soon worse than idle workers, and they decide how much memory the activations take.
+/// Default limit for the bytes of a rank's partial results. With many rows, each split writes and reads that much more, which
+/// soon costs more than idle workers. They also determine how much memory the activations need.
 const PARTIAL_BYTES: u64 = 256 << 20;
 
 const ATTRIBUTES: &[Attribute] = &[
@@ -161,7 +162,7 @@ const ATTRIBUTES: &[Attribute] = &[
 pub struct Attention;
 
 impl Attention {
-    /// Splits of this operator on every rank of the world.
+    /// The number of splits of this operator, the same on every rank of the world.
     fn splits(op: &LocalOp<'_>, target: &Target) -> Result<u32, OpError> {
         if let Some(splits) = contract::attr_u32(op.global.attrs, "splits")? {
             if splits == 0 || splits > MAX_SPLITS {
@@ -182,11 +183,12 @@ impl Attention {
             .div_ceil(page_size.max(target.tuned(&SPLIT_POSITIONS)))
             .clamp(1, u64::from(MAX_SPLITS));
         let most = most.min(PARTIAL_BYTES / most_partial).max(1);
-        // No more tasks than workers: a second round would take as long as the first.
+        // No more tasks than workers, because a second round would take as long as the first.
         Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)
     }
 
-    /// Key-value heads of a task: on GPUs as many as workers have tasks of a head one after the other, up to a limit.
+    /// Number of key-value heads per task. On GPUs, as many as a worker would have single-head tasks one after the other, up to
+    /// a limit.
     fn kv_heads_of_task(heads: &Heads, active: u32, splits: u32, target: &Target) -> u32 {
         let all = heads.num_key_values();
         let alike = (1..all).all(|h| heads.readers(h).count() == heads.readers(0).count());

@@ -13,11 +13,11 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 constexpr uint32_t BLOCK = 64;         // keys of a block
 constexpr uint32_t QUERIES = 64;       // (row, head) pairs that share a block's conversion to f32
-constexpr uint32_t DIRECT_QUERIES = 8; // up to so many, keys and values are read from the pages as they are
+constexpr uint32_t DIRECT_QUERIES = 8; // up to this number, keys and values are read from the pages without conversion
 
 struct Bf16 {
   using Element = uint16_t;
@@ -71,7 +71,7 @@ class SlotAttention {
     page_size_ = cache.dims[2];
   }
 
-  // Rows, context and pages of active slot `active`. False: its positions are more than it has pages.
+  // Reads rows, context and pages of active slot `active`. False: its positions exceed its pages.
   bool take_slot(uint32_t active) {
     const mpk_batch* batch = args_->batch;
     first_row_ = static_cast<uint32_t>(batch->active_first_row[active]);
@@ -81,14 +81,14 @@ class SlotAttention {
     page_table_ = batch->page_table + static_cast<uint64_t>(batch->active_slot[active]) * pages_per_slot;
     return (context_ + rows_ + page_size_ - 1) / page_size_ <= pages_per_slot;
   }
-  // Whether the pages of positions [first, last) are pages.
+  // Whether the page numbers of positions [first, last) are valid.
   bool has_pages(uint32_t first, uint32_t last) const {
     for (uint32_t page = first / page_size_; page * page_size_ < last; ++page)
       if (static_cast<uint32_t>(page_table_[page]) >= num_pages_) return false;
     return true;
   }
 
-  // Gives what lies after it.
+  // Returns the memory after it.
   uint8_t* lay_out_scratch() {
     float* at = reinterpret_cast<float*>(args_->scratch);
     const auto take = [&at](uint64_t floats) {
@@ -208,7 +208,7 @@ class SlotAttention {
     }
   }
 
-  // How many of the keys at [begin, end) a query sees; those of later queries are never fewer.
+  // How many of the keys at [begin, end) a query sees. A later query never sees fewer.
   uint32_t keys_of(uint64_t query, uint32_t begin, uint32_t end) const {
     const uint32_t limit = position_of(query) + 1;
     return (limit < end ? limit : end) - begin;
@@ -224,7 +224,7 @@ class SlotAttention {
     }
   }
 
-  // Scores to exp(score - maximum so far); rescales what was summed under the old maximum.
+  // Turns scores into exp(score - maximum so far), and rescales the sums made under the old maximum.
   void probabilities(uint32_t i, uint32_t n) {
     float* s = scores_ + uint64_t{i} * BLOCK;
     const uint32_t whole = (n + 15) / 16 * 16;

@@ -1,5 +1,5 @@
-// The two products of attention in register tiles. Every result is computed by the same operations in the same
-// order whatever the tile: a score is 16 lane sums over head_dim, then added pairwise; an output element is one
+// The two products of attention in register tiles. The same operations in the same order compute every result,
+// whatever the tile: a score is 16 lane sums over head_dim, then added pairwise; an output element is one
 // chain of multiply-adds over the keys.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 #if defined(MPK_SIMD_512)
 constexpr uint32_t QUERY_TILE = 4, VALUE_TILE = 4, DOT_TILE = 16;
@@ -62,7 +62,7 @@ MPK_INLINE void dot_tile(const float* q, uint32_t dim, const typename T::Element
   constexpr uint32_t NK = DOT_TILE / NQ;
   F32x16 sums[DOT_TILE];
   if constexpr (QUERY_TILE >= 4 && NQ <= 2) {
-    // Few queries: reading the keys takes longest, which is fastest from the first byte to the last.
+    // Few queries: reading the keys takes longest, and reading in address order is fastest.
 #pragma GCC unroll 16
     for (uint32_t j = 0; j < NK; ++j) {
       F32x16 sum[NQ];

@@ -1,4 +1,4 @@
-// Norm and rope of the queries and keys of some rows and one key-value head; keys and values go to their pages.
+// Applies norm and rope to the queries and keys of some rows and one key-value head; writes keys and values to their pages.
 #pragma once
 
 #include "tasks/attention/slot.h"
@@ -6,7 +6,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 template <typename T>
 class AttentionAppend : SlotAttention<T> {

@@ -1,13 +1,13 @@
-//! `attention_append`: the first step of attention over many rows. Norm and rope of the queries and keys; keys and
-//! values go to their pages, queries to a tensor of their own. `attention`'s expansion makes it.
+//! `attention_append`: the first step of attention over many rows. Applies norm and rope to queries and keys, writes
+//! keys and values to their pages, and queries to a separate tensor. Created by `attention`'s expansion.
 //!
-//! Inputs: 0. `qkv`, 1. `rope`, 2. and 3. with `qk_norm` the norms' weights, all as `attention` has them. Outputs:
-//! 0. [rows, local heads head_dim], act dtype; on GPUs each 32 elements of a head lie in the order in which the
-//! products' fragments want them. 1. the cache.
+//! Inputs: 0. `qkv`, 1. `rope`, 2. and 3. with `qk_norm` the weights of the norms, all as for `attention`. Outputs: 0.
+//! [rows, local heads head_dim], act dtype; on GPUs, each 32 elements of a head are in the order that the fragments of
+//! the products need. 1. the cache.
 //!
-//! One task for each block of rows b and local key-value head h: arguments `[first row, h, 0..]`. Blocks are the
-//! graph's rows, so what a task writes of the queries is known. Which pages its rows belong to is not: a position
-//! has one row in an iteration, so the tasks write different positions; the region that stands for those of (b, h)
+//! One task per block of rows b and local key-value head h: arguments `[first row, h, 0..]`. Blocks consist of the
+//! graph's rows, so it is known which query rows a task writes. The pages of its rows are known only at run time. Since
+//! a position has one row in an iteration, the tasks write different positions. The region for the positions of (b, h)
 //! is one index of `kv_region_dims`.
 
 use crate::abi::{mpk_attention_append_params, mpk_task_attention_append, params_words};

@@ -1,8 +1,8 @@
 /* Combines the partial results of attention's splits, for all rows of one active slot and the query heads of one
  * key-value head. Splits are taken in order; those without keys are left out.
  *
- * A warp has one piece of a query's values, and its lanes first have one split's state each: code as short as this is there
- * before the values are. */
+ * Each warp has one piece of a query's values. First each of its lanes reads the state of one split.
+ * Code this short is fetched before the values arrive. */
 #pragma once
 
 #include "gpu/task.cuh"

@@ -8,7 +8,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 MPK_INLINE void store_as(uint32_t dtype, uint8_t* p, F32x16 a) {
   if (dtype == MPK_BF16) to_bf16(reinterpret_cast<uint16_t*>(p), a);

@@ -27,7 +27,7 @@ extern "C" int mpk_task_embedding(const mpk_kernel_args* args) {
   const uint32_t first_column = static_cast<uint32_t>(args->task->args[0]);
   constexpr uint32_t BLOCK = 256;
   for (uint32_t row = 0; row < rows; ++row) {
-    // of another rank's tokens, and of none, this rank's summand is 0
+    // this rank adds 0 for a token of another rank, and for no token
     const int64_t token = int64_t{args->batch->row_token[row]} - params->first_token;
     const bool here = token >= 0 && token < params->num_tokens;
     for (uint32_t column = 0; column < out.dims[1]; column += BLOCK) {

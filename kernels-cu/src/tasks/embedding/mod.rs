@@ -1,7 +1,7 @@
-//! `embedding`: the rows of table `[vocabulary, k]` (tiled) that belong to the iteration's tokens.
+//! `embedding`: the rows of the table `[vocabulary, k]` (tiled) for the iteration's tokens.
 //!
-//! Output `[token rows, k]` f32. With a table split over the vocabulary, a rank gives 0 for tokens of others, and
-//! the output is partial.
+//! Output `[token rows, k]` f32. With a table that is split over the vocabulary, a rank writes 0 for tokens of other
+//! ranks, and the output is partial.
 
 use crate::abi::{self, mpk_embedding_params, mpk_task_embedding, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -85,7 +85,7 @@ impl TaskType for Embedding {
         let (tokens, k) = contract::local_matrix(&op.inputs[0])?;
         let first_token = op.input_ranges(0).first().map_or(0, |range| range.start) as u32;
         let params = mpk_embedding_params { push: 0, first_token, num_tokens: tokens };
-        // On several ranks the sum may be dealt to them in blocks of columns: no tile then lies in two.
+        // On several ranks, the sum may be split over them in blocks of columns; then no tile spans two blocks.
         let blocks = (op.world > 1).then(|| target.column_tiles_of_blocks(columns, op.world)).flatten();
         let tasks = blocks
             .unwrap_or_else(|| target.column_tiles(columns, 1))

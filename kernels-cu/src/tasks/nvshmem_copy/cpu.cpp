@@ -1,5 +1,5 @@
-// Writes the rows in use of a view into the same view of a peer, or of the rank's own memory. The signal is the worker
-// loop's, after this.
+// Writes the rows in use of a view into the same view of a peer, or of the rank's own memory. The worker loop sends the
+// signal afterwards.
 #include <cstring>
 
 #include "cpu/task.h"

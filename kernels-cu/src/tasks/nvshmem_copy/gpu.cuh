@@ -1,11 +1,11 @@
 /* Writes the rows in use of a view into the same view of a peer; the caller then signals the task's trigger event.
  *
- * Where the peer's memory has an address here, by plain stores: the signal's release at system scope, after the caller's
- * barrier, orders them. Otherwise by NVSHMEM's non-blocking puts, a warp each: block-wide ones meet in a barrier of the
- * whole block, which the other warps never reach. nvshmem_fence orders all that the PE has put to a peer before it, not
- * only what its thread has put, and the barrier between these puts and thread 0's fence (platform::signal_add) makes them
- * come before it; so no fence is needed here. The source may not change until the data has left; what overwrites it
- * follows from the peer's use of the signal, which comes after the data.
+ * If the peer's memory has an address here, plain stores copy the data. The signal's release at system scope, after the
+ * caller's barrier, orders them. Otherwise NVSHMEM's non-blocking puts copy it, one for each warp: block-wide puts would
+ * wait in a barrier of the whole block, which the other warps never reach. nvshmem_fence orders all earlier puts of the
+ * PE to a peer, not only those of its thread. The barrier between these puts and thread 0's fence (platform::signal_add)
+ * makes them earlier, so no fence is needed here. The source must not change until the data has left. That holds: a task
+ * overwrites it only after the peer has used the signal, which arrives after the data.
  *
  * The source of a put over a network must lie in the symmetric heap or in memory given to nvshmemx_buffer_register. */
 #pragma once

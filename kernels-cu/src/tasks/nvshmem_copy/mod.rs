@@ -1,11 +1,10 @@
-//! `nvshmem_copy`: writes the rows in use of a view into the same view of a peer, or of the rank's own memory; the worker
-//! loop then signals the task's trigger event. A core task type: taskgraph makes its tasks.
+//! `nvshmem_copy`: writes the rows in use of a view into the same view on a peer, or in the rank's own memory. The worker
+//! loop then signals the task's trigger event. A core task type: taskgraph creates its tasks.
 //!
-//! Parameters (`mpk_nvshmem_copy_params`): rows_kind (0 tokens, 1 samples, 2 all): how many of the second last
-//! dimension are in use. Input: the source view, one to four dimensions. Output: the destination view of the same
-//! dimensions and dtype, in the symmetric heap, `pe` the peer, `addr` as at this rank; or, with `pe` -1, anywhere in
-//! the rank's own memory. The last dimension lies side
-//! by side in both.
+//! Parameters (`mpk_nvshmem_copy_params`): rows_kind (0 tokens, 1 samples, 2 all) says how many indices of the second
+//! last dimension are in use. Input: the source view, with one to four dimensions. Output: the destination view with the
+//! same dimensions and dtype. It is in the symmetric heap, with the peer in `pe` and `addr` as on this rank; or, with
+//! `pe` -1, anywhere in the rank's own memory. The last dimension is contiguous in both.
 
 use crate::abi::{MPK_TASK_TYPE_NVSHMEM_COPY, mpk_task_nvshmem_copy};
 use crate::registry::{GpuSite, Registration};

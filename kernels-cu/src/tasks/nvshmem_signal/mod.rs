@@ -1,5 +1,5 @@
-//! `nvshmem_signal`: signals a peer's event without data, such as "buffer free". The worker loop does it; the
-//! kernel has nothing to compute, and no operands. A core task type: taskgraph makes its tasks.
+//! `nvshmem_signal`: signals a peer's event without data, such as "buffer free". The worker loop sends the signal. The
+//! kernel computes nothing and has no operands. A core task type: taskgraph creates its tasks.
 
 use crate::abi::{MPK_TASK_TYPE_NVSHMEM_SIGNAL, mpk_task_nvshmem_signal};
 use crate::registry::Registration;

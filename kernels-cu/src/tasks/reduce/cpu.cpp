@@ -20,7 +20,7 @@ extern "C" int mpk_task_reduce_ready(const mpk_kernel_args* args) {
   if ((params.flags & MPK_REDUCE_FLAGGED) == 0) return 1;
   const mpk_operand& receive = args->inputs[0];
   const uint32_t rows = mpk::rows_in_use(args, params.rows_kind, receive.dims[1]);
-  // The last rank's words and the last rows tend to come last.
+  // The words of the last rank and of the last rows usually arrive last.
   for (uint32_t rank = params.world; rank-- > 0;)
     for (uint32_t row = rows; row-- > 0;) {
       const auto* words = reinterpret_cast<const uint64_t*>(receive.addr) +

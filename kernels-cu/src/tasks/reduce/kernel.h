@@ -1,17 +1,17 @@
-// Sum of the ranks' partial tiles in rank order, plus the residual once. In the flagged form every word is
-// waited for.
+// Sums the ranks' partial tiles in rank order and adds the residual once. In the flagged form it waits for every
+// word.
 #pragma once
 
 #include "cpu/simd.h"
 #include "cpu/task.h"
 #include "tasks/reduce/params.h"
 
-// Compiled once, for the baseline: inline functions of the protocol must not be compiled for a level.
+// Compiled once, for the baseline: the protocol's inline functions must not use a level's vector instructions.
 extern "C" int mpk_reduce_wait(const mpk_kernel_args* args, const uint64_t* words, uint32_t count);
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 MPK_INLINE void store_as(uint32_t dtype, uint8_t* p, F32x16 a) {
   if (dtype == MPK_BF16) to_bf16(reinterpret_cast<uint16_t*>(p), a);
@@ -26,8 +26,8 @@ MPK_INLINE float value_of(uint64_t word) {
   return value;
 }
 
-// The values of 16 flagged words; false where one has not the tag `tag`, which the caller then waits for.
-// Each 8-byte lane of a vector load is read whole, so a lane that has the tag has its value too.
+// The values of 16 flagged words; false if one lacks the tag `tag`, so that the caller has to wait for it.
+// A vector load reads each 8-byte lane whole, so a lane with the tag also has its value.
 MPK_INLINE bool flagged16(const uint64_t* words, uint32_t tag, F32x16& values) {
 #if defined(MPK_SIMD_512) && !defined(__SANITIZE_THREAD__)
   const __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 8);
@@ -61,7 +61,7 @@ struct Tile {
     rank_stride = receive.strides[0];
     row_stride = receive.strides[1];
   }
-  // Where rank `rank`'s partial values of a row start.
+  // The start of rank `rank`'s partial values of a row.
   const float* partial(uint32_t rank, uint32_t row) const {
     if (rank == params.rank) return reinterpret_cast<const float*>(row_address(args->inputs[0], row));
     return reinterpret_cast<const float*>(received) + rank * rank_stride + row * row_stride;

@@ -1,11 +1,11 @@
 //! `reduce`: the sum of the ranks' partial tiles in rank order, in f32, plus the residual once. A core task type:
-//! taskgraph makes its tasks when it lowers an allreduce.
+//! taskgraph creates its tasks when it lowers an allreduce.
 //!
 //! Parameters (`mpk_reduce_params`): world, rank, rows_kind (0 tokens, 1 samples, 2 all), flags (1 flagged, 2 has a
-//! residual). Not flagged: inputs are the own partial tile f32 [rows, columns], the receive view f32
-//! [world, rows, columns], whose own slot is not read, and the residual f32 [rows, columns]. Flagged: inputs are the
-//! receive view f32_flagged [world, rows, columns], of which all slots are read, and the residual. Output:
-//! [rows, columns], f32 or the act dtype. Any strides, but columns lie side by side.
+//! residual). Not flagged: the inputs are the rank's own partial tile f32 [rows, columns], the receive view f32 [world,
+//! rows, columns], whose own slot is not read, and the residual f32 [rows, columns]. Flagged: the inputs are the
+//! receive view f32_flagged [world, rows, columns], whose slots are all read, and the residual. Output: [rows,
+//! columns], f32 or the act dtype. Strides are arbitrary, but columns are contiguous.
 
 use crate::abi::{
     MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_TASK_TYPE_REDUCE, mpk_reduce_params, mpk_task_reduce,
@@ -24,7 +24,7 @@ pub const REGISTRATION: Registration = Registration {
     gpu: Some(gpu),
 };
 
-/// Most ranks whose parts a thread of the GPU code holds at a time.
+/// Maximum number of ranks whose parts a thread of the GPU code holds at a time.
 const GPU_MAX_WORLD: u32 = 16;
 
 /// The GPU code.
@@ -37,7 +37,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let count = if flagged { 1 } else { 2 } + usize::from(residual);
     let [out] = site.outputs else { return Err("it must have one output".to_string()) };
     if site.inputs.len() != count {
-        return Err(format!("its parameters tell of {count} inputs, not {}", site.inputs.len()));
+        return Err(format!("its parameters describe {count} inputs, not {}", site.inputs.len()));
     }
     if params.world == 0 || params.world > GPU_MAX_WORLD {
         return Err(format!("{} ranks; the GPU code sums those of 1 to {GPU_MAX_WORLD}", params.world));

@@ -1,7 +1,7 @@
 //! `rmsnorm`: x `[rows, k]` (f32, f16 or bf16) / sqrt(mean(x^2) + eps) * weight `[k]`, computed in f32, rounded once.
 //!
-//! Output `[rows, k]` of `norm_dtype`, by default the weight's type. A task takes whole rows.
-//! Attributes: `eps` (1e-6), `norm_dtype`.
+//! Output `[rows, k]` of `norm_dtype`, by default the weight's type. A task processes whole rows. Attributes: `eps`
+//! (1e-6), `norm_dtype`.
 
 use crate::abi::{mpk_rmsnorm_params, mpk_task_rmsnorm, params_words};
 use crate::registry::{GpuSite, Registration};

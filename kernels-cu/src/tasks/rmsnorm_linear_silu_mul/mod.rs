@@ -1,6 +1,6 @@
 //! `rmsnorm_linear_silu_mul`: x `[rows, k]` (f32 or the act dtype) normed with the norm weight `[k]`, times weight
 //! `[2n, k]` = gate above up, and an optional bias `[2n]`; then silu(gate) * up. Output `[rows, n]`. Gate and up are
-//! rounded to the output's type first, so that the bits are those of `rmsnorm_linear` and `silu_mul` apart.
+//! rounded to the output's type first, so the bits are the same as those of separate `rmsnorm_linear` and `silu_mul`.
 //! See `src/tasks/linear_family.rs`.
 
 use crate::tasks::linear_family::{Family, Source, member};

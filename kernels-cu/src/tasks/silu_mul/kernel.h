@@ -1,4 +1,5 @@
-// activation(gate) * up of a column tile, computed in f32 and rounded once. cpu_LEVEL.cpp compiles it for a level.
+// activation(gate) * up of a column tile, computed in f32 and rounded once. cpu_LEVEL.cpp compiles it for one level of
+// vector instructions.
 #pragma once
 
 #include "cpu/rows.h"
@@ -6,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // else the linker could take another file's code of the same name
 
 int silu_mul(const mpk_kernel_args* args) {
   const auto& params = *reinterpret_cast<const mpk_silu_mul_params*>(args->params);

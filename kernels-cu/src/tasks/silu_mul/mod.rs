@@ -1,5 +1,5 @@
-//! `silu_mul`: gate_up `[rows, 2n]` = `[gate | up]` to activation(gate) * up `[rows, n]` of the same type, computed in f32
-//! and rounded once. On a rank that holds parts of gate and up, it holds the same part of both.
+//! `silu_mul`: converts gate_up `[rows, 2n]` = `[gate | up]` to activation(gate) * up `[rows, n]` of the same type,
+//! computed in f32 and rounded once. A rank that holds parts of gate and up must hold the same part of both.
 //!
 //! Attribute `activation`: `silu` (the default), `gelu-tanh` or `gelu`.
 

@@ -1,4 +1,4 @@
-// Counts the tokens that an iteration feeds to the model, for the penalties of the requests that have some.
+// Counts the tokens that an iteration feeds to the model, for requests with penalties.
 #include <cstring>
 
 #include "cpu/task.h"
@@ -15,12 +15,12 @@ extern "C" int mpk_task_token_counts(const mpk_kernel_args* args) {
     if ((sampling.flags & MPK_SAMPLING_PENALTIES) == 0) continue;
     if (slot >= counts.dims[0]) return MPK_ABORT_KERNEL;
     uint32_t* row = reinterpret_cast<uint32_t*>(mpk::row_address(counts, slot));
-    // A request begins at position 0, also one that begins again: what an earlier one left goes.
+    // A request starts at position 0, also when it restarts: clear the counts of the request before it.
     if (batch->active_context[a] == 0) memset(row, 0, columns * sizeof(uint32_t));
     const uint32_t first = static_cast<uint32_t>(batch->active_first_row[a]);
     for (uint32_t r = first; r < first + static_cast<uint32_t>(batch->active_num_rows[a]); ++r) {
       const uint32_t column = static_cast<uint32_t>(batch->row_token[r]) - first_token;
-      if (column >= columns) continue; // another task's
+      if (column >= columns) continue; // belongs to another task
       if (static_cast<uint32_t>(batch->row_position[r]) < sampling.num_prompt_tokens) row[column] |= MPK_COUNT_IN_PROMPT;
       else row[column] += 1;
     }

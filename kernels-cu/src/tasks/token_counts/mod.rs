@@ -1,16 +1,16 @@
-//! `token_counts`: how often each token stands in the sequence of a slot, for penalties.
+//! `token_counts`: how often each token occurs in the sequence of a slot, for penalties.
 //!
 //! Input and output, in place: `counts` u32 [slots, vocabulary], `Role::Persistent`, split on its columns or
-//! replicated. A word has bit 31 set where the token is in the prompt, and counts in the other bits how often it came
-//! as a new token. Attribute: `tiles`, the column tiles of a rank.
+//! replicated. A word has bit 31 set if the token is in the prompt. The other bits count how often it occurred as a new
+//! token. Attribute: `tiles`, the column tiles of a rank.
 //!
-//! The tokens are those of the iteration's rows, so a sequence is counted while it goes through the model, and each
-//! sampled token in the iteration after. Where a slot begins at position 0 its counts are cleared first. So they are
-//! right after a slot has changed hands, and after a request has been preempted and is computed anew. Slots whose
-//! request has no penalties (`MPK_SAMPLING_PENALTIES`) are left alone; one that has some must feed its whole sequence,
-//! from position 0 on.
+//! The tokens are those of the iteration's rows. So a sequence is counted while it passes through the model, and each
+//! sampled token in the next iteration. If a slot begins at position 0, its counts are cleared first. So they are right
+//! after a slot has changed hands, and after a preempted request is computed again. Slots whose request has no
+//! penalties (`MPK_SAMPLING_PENALTIES`) are skipped. A request with penalties must process its whole sequence, from
+//! position 0 on.
 //!
-//! One task for each tile: arguments `[first global token, 0..]`.
+//! One task per tile: arguments `[first global token, 0..]`.
 
 use crate::abi::{mpk_task_token_counts, mpk_token_counts_params, params_words};
 use crate::registry::{GpuSite, Registration};

@@ -1,8 +1,10 @@
-//! The allreduce inside the running kernel: from the last value of the task that produces a part to the first task that reads the sum.
+//! The allreduce inside the running kernel: from the last task that writes a partial sum to the first task that reads
+//! the sum.
 //!
-//! A graph is a chain of links: a linear that is split by columns, one that is split by rows, whose f32 sums are reduced, and so on. The
-//! weights are powers of two such that each sum is exact, depends on every rank's part, and differs from the sums of the two links before:
-//! those are what a buffer might still hold. The times are read from a timeline, on each rank by its own clock.
+//! The graph is a chain of links. A link is a linear that is split by columns, then a linear that is split by rows,
+//! whose f32 partial sums are reduced. The weights are powers of two, chosen so that each sum is exact, depends on every
+//! rank's part, and differs from the sums of the two links before: a buffer might still hold those. The times come from
+//! a timeline; each rank uses its own clock.
 
 use crate::cli::bench::own_graph::{all_equal, model, tensor, time};
 use crate::cli::bench::program::{Scratch, finish};
@@ -19,11 +21,11 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-/// Links of a chain, a multiple of the number of factors.
+/// Number of links of a chain, a multiple of the number of factors.
 const LINKS: usize = 24;
-/// What the links multiply by, in turn; together 1.
+/// The factors of the links, in turn. Their product is 1.
 const FACTORS: [f64; 3] = [2.0, 2.0, 0.25];
-/// Inner columns of each rank.
+/// Inner columns per rank.
 const INNER: usize = 16;
 /// Columns of a row of the sum.
 const COLUMNS: usize = 2048;
@@ -33,10 +35,10 @@ const TRACED: u32 = 20;
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// Bytes of the f32 sums: at most 8,192, or a multiple of that.
+    /// Size of the sum in bytes (f32): a multiple of 64 up to 8,192, or a multiple of 8,192.
     #[arg(long, default_value_t = 8192)]
     pub bytes: usize,
-    /// Number of repetitions; the median, minimum and maximum are reported.
+    /// Number of repetitions. The median, minimum and maximum are reported.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
     #[command(flatten)]
@@ -61,7 +63,7 @@ impl Case {
     }
 }
 
-/// The value that every element of `x` has, and after all links again.
+/// The value of every element of `x`, and again after all links.
 const VALUE: f64 = 1.5;
 
 /// model.json of the chain.
@@ -71,7 +73,7 @@ fn chain(ranks: usize, rows: usize, columns: usize) -> String {
         tensor["shard"] = json!({"dim": dim, "kind": "even", "unit": INNER});
         tensor
     };
-    // A rank's share of the sum: a half, a quarter, ... and what is left. Each is a power of two.
+    // A rank's share of the sum: a half, a quarter, ..., and the rest for the last rank. Each is a power of two.
     let share = |rank: usize| 0.5f64.powi((rank + 1).min(ranks - 1) as i32);
     let mut tensors = vec![
         tensor("x", "input", "f32", [rows, columns], |_, _| VALUE),
@@ -93,14 +95,14 @@ fn chain(ranks: usize, rows: usize, columns: usize) -> String {
     model(rows as u32, tensors, (0..LINKS).flat_map(link).collect(), &format!("y{}", LINKS - 1))
 }
 
-/// Runs it and prints one JSON object, on rank 0; gives the exit status.
+/// Runs the benchmark and prints one JSON object, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
     let ranks = launched_ranks().unwrap_or(1) as usize;
     let prepared = case.runtime.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
     let prepared = prepared.and_then(|()| {
         let (rows, columns) = case.sizes()?;
         if ranks < 2 {
-            let what = "an allreduce takes several ranks: `mpirun -n 2 mpk-bench allreduce`";
+            let what = "an allreduce needs several ranks: `mpirun -n 2 mpk-bench allreduce`";
             return Err(AppError::input(what));
         }
         prepare(&case.runtime)?;
@@ -115,13 +117,13 @@ pub fn run(case: &Case) -> i32 {
     let config = RunConfig {
         trace: Some(timeline.clone()),
         trace_iterations: Some(TRACED),
-        // The timeline's path is each process's own.
+        // Each process has its own path for the timeline, so the configurations differ.
         in_common: vec![("the options".into(), format!("{case:?}"))],
         ..case.runtime.run_config()
     };
     let engine = match Engine::load(spec, with_console(config)) {
         Ok(engine) => engine,
-        // It has been told.
+        // The engine has reported the error.
         Err(error) => return error.exit_status(),
     };
     if engine.info().rank > 0 {
@@ -147,7 +149,7 @@ fn measure(case: &Case, engine: &Engine) -> Result<Value, Failure> {
         "backend": info.backend,
         "tp": info.ranks,
         "links": LINKS,
-        // Two small products and the allreduce, with the timeline on.
+        // Time of a link: two small products and the allreduce, with the timeline on.
         "link_us": link,
         "verdict": {"right": true, "outputs": format!("all {VALUE}"), "ranks": "the same bits"},
     }))
@@ -169,12 +171,12 @@ struct Arguments {
     iteration: Option<u32>,
 }
 
-/// Microseconds from the last end of a link's second linear to the first begin of the next link's first one, on each rank, over all links and
-/// iterations of the timeline.
+/// Microseconds from the last end of a link's second linear to the first begin of the next link's first linear, over all
+/// ranks, links and iterations of the timeline.
 fn hops(timeline: &Path) -> Result<Samples, AppError> {
     let failed = |error: &dyn std::fmt::Display| AppError::failed(format!("{}: {error}", timeline.display()));
     let file = std::fs::File::open(timeline).map_err(|e| failed(&e))?;
-    // By rank, iteration and link: the last end of the one, the first begin of the other.
+    // By rank, iteration and link: the last end of the second linear, and the first begin of the next first linear.
     let mut ends: BTreeMap<(u32, u32, usize), f64> = BTreeMap::new();
     let mut begins: BTreeMap<(u32, u32, usize), f64> = BTreeMap::new();
     for line in BufReader::new(file).lines() {
@@ -197,8 +199,8 @@ fn hops(timeline: &Path) -> Result<Samples, AppError> {
         }
     }
     let hops = begins.iter().filter_map(|(key, begin)| Some(begin - ends.get(key)?));
-    let mut hops = Samples::of(hops.collect()).ok_or_else(|| failed(&"no link on the timeline"))?;
-    // Thousands.
+    let mut hops = Samples::of(hops.collect()).ok_or_else(|| failed(&"the timeline holds no link"))?;
+    // There are thousands of samples, too many to print.
     hops.samples.clear();
     Ok(hops)
 }

@@ -1,8 +1,9 @@
 //! Where the microseconds of an iteration go, from a timeline (`--trace`).
 //!
-//! The operators of an iteration follow each other by their first tasks. An operator's *hop* is the time from the last end of all operators
-//! before it to its first begin, below 0 where it begins earlier; its *span* is the time from then to its last end. Hops and spans add up to
-//! the iteration. The time from its last end to the first begin of the next iteration is the step between them.
+//! The operators of an iteration are ordered by their first tasks. The *hop* of an operator is the time from the last end of all earlier
+//! operators to its first begin; it is negative if the operator begins before that. The *span* is the time from its first begin to its last
+//! end. Hops and spans add up to the iteration. The time from the last end of an iteration to the first begin of the next is the step
+//! between the two.
 
 use crate::model::app_error::AppError;
 use serde::{Deserialize, Serialize};
@@ -12,16 +13,17 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-/// The iterations that are looked at.
+/// Which iterations are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Those in which every request yields a token. Only what another one follows: the step between two is part of it.
+    /// Iterations in which every request yields a token. Each one must be followed by another, because it includes the step between the
+    /// two.
     Decode,
-    /// Those that hold prompt tokens, each by itself.
+    /// Iterations with prompt tokens, each evaluated separately.
     Prefill,
 }
 
-/// A line of the file.
+/// A line of the timeline file.
 #[derive(Deserialize)]
 struct Line {
     name: String,
@@ -57,14 +59,14 @@ struct Task {
     page: f64,
 }
 
-/// What one operator takes, the same operator of all layers together: means of one of them, microseconds.
+/// Times of one operator in microseconds: means over all layers and iterations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operator {
-    /// Name without its layer.
+    /// Name of the operator without its layer.
     pub op: String,
     /// Task type.
     pub task_type: String,
-    /// Operators of that name in an iteration.
+    /// How many operators have this name in one iteration.
     pub count: f64,
     /// From the last end before it to its first begin.
     pub hop_us: f64,
@@ -72,45 +74,45 @@ pub struct Operator {
     pub span_us: f64,
     /// From its first begin to its last one.
     pub begins_us: f64,
-    /// The median of its tasks' times.
+    /// Median run time of its tasks.
     pub run_us: f64,
-    /// GPU: the mean time in which its tasks wait for streamed weights.
+    /// GPU: mean time that its tasks wait for streamed weights.
     pub page_us: f64,
-    /// Tasks.
+    /// Number of tasks.
     pub tasks: f64,
-    /// Most tasks of a worker.
+    /// Largest number of its tasks on one worker.
     pub most_of_a_worker: f64,
-    /// Of an iteration: hops and spans of all of them.
+    /// Hops and spans of all operators with this name in one iteration.
     pub total_us: f64,
 }
 
 /// A rank's budget.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Budget {
-    /// Iterations that were looked at.
+    /// Number of evaluated iterations.
     pub iterations: usize,
-    /// Graph that they ran.
+    /// The graph that they ran.
     pub graph: String,
-    /// From first begin to first begin, the median.
+    /// Median time from first begin to first begin.
     pub iteration_us: f64,
-    /// The same, the mean: what operators and steps add up to.
+    /// Mean of the same; operators and steps add up to it.
     pub mean_us: f64,
-    /// From the last end to the next first begin, the median.
+    /// Median time from the last end to the next first begin.
     pub between_us: f64,
-    /// Of that, the batch step up to its publication.
+    /// The part of it that the batch step takes until it publishes its result.
     pub batch_step_us: f64,
-    /// After it, beside the next iteration: results for the host.
+    /// Time after that, beside the next iteration, in which results go to the host.
     pub hand_out_us: f64,
-    /// In the order of the iteration.
+    /// In the order in which they run.
     pub operators: Vec<Operator>,
-    /// What each rank's workers did, as shares of their time.
+    /// How each rank's workers spent their time, as shares.
     pub workers: Vec<BTreeMap<String, f64>>,
 }
 
 /// Reads a timeline and sums it up.
 ///
 /// # Errors
-/// It can't be read, or has no iterations of that phase: of decoding, two in a row.
+/// The file cannot be read, or has no iterations of this phase. Decoding needs two iterations in a row.
 pub fn of_file(path: &Path, phase: Phase) -> Result<Budget, AppError> {
     let failed = |e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
     let file = File::open(path).map_err(|e| failed(&e))?;
@@ -118,7 +120,7 @@ pub fn of_file(path: &Path, phase: Phase) -> Result<Budget, AppError> {
     for line in BufReader::new(file).lines() {
         let line = line.map_err(|e| failed(&e))?;
         let text = line.trim_end().trim_end_matches(',');
-        // All others are the brackets around them, and names.
+        // All other lines are names, and the brackets around the events.
         if text.starts_with(r#"{"ph":"X""#) {
             lines.push(serde_json::from_str(text).map_err(|e| failed(&e))?);
         }
@@ -126,10 +128,10 @@ pub fn of_file(path: &Path, phase: Phase) -> Result<Budget, AppError> {
     sum_up(lines, phase).map_err(|problem| failed(&problem))
 }
 
-/// Sums up the decode iterations of a timeline that is in memory.
+/// Sums up the decode iterations of a timeline in memory.
 ///
 /// # Errors
-/// It has fewer than two decode iterations in a row, or is no timeline.
+/// The text is no timeline, or has fewer than two decode iterations in a row.
 pub(crate) fn of_text(text: &[u8]) -> Result<Budget, String> {
     let mut lines = Vec::new();
     for line in text.split(|&byte| byte == b'\n').filter(|line| line.starts_with(br#"{"ph":"X""#)) {
@@ -172,13 +174,13 @@ fn sum_up(lines: Vec<Line>, phase: Phase) -> Result<Budget, &'static str> {
         }
     }
     let prefill = phase == Phase::Prefill;
-    // The graph that most iterations of the phase ran.
+    // The graph that most iterations of this phase ran.
     let mut graphs: HashMap<&str, usize> = HashMap::new();
     for (graph, _) in iterations.values().filter(|(graph, _)| graph.starts_with("prefill") == prefill) {
         *graphs.entry(graph).or_default() += 1;
     }
     let graph = graphs.into_iter().max_by_key(|&(name, count)| (count, name.to_string()));
-    let graph = graph.ok_or("no such iteration in it")?.0.to_string();
+    let graph = graph.ok_or("the timeline has no iteration of this phase")?.0.to_string();
     let begin = |tasks: &[Task]| tasks.iter().map(|t| t.begin).fold(f64::INFINITY, f64::min);
     let end = |tasks: &[Task]| tasks.iter().map(|t| t.end).fold(0.0, f64::max);
     let (mut periods, mut between, mut kept) = (Vec::new(), Vec::new(), Vec::new());
@@ -195,7 +197,7 @@ fn sum_up(lines: Vec<Line>, phase: Phase) -> Result<Budget, &'static str> {
         kept.push((number, tasks));
     }
     if kept.is_empty() {
-        return Err("no two decode iterations in a row in it; take a longer --trace-iterations");
+        return Err("the timeline has no two decode iterations in a row; use a larger --trace-iterations");
     }
     let numbers: BTreeSet<u32> = kept.iter().map(|&(number, _)| number + 1).collect();
     steps.retain(|(number, _)| numbers.contains(number));
@@ -278,7 +280,7 @@ fn operators(iterations: &[(u32, &Vec<Task>)]) -> Vec<Operator> {
     sums.into_iter().map(operator).collect()
 }
 
-/// `layer12.qkv` and `layers.12.qkv` are `qkv`.
+/// `layer12.qkv` and `layers.12.qkv` become `qkv`.
 fn without_layer(op: &str) -> &str {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let Some((head, rest)) = op.split_once('.') else { return op };
@@ -289,7 +291,7 @@ fn without_layer(op: &str) -> &str {
     }
 }
 
-/// What a rank's workers did within a time, as shares of it.
+/// How a rank's workers spent the time window, as shares.
 fn shares(slices: &[(f64, f64, String)], window: (f64, f64), workers: usize) -> BTreeMap<String, f64> {
     let all = (window.1 - window.0) * workers as f64;
     let mut shares: BTreeMap<String, f64> = BTreeMap::new();
@@ -304,14 +306,14 @@ fn shares(slices: &[(f64, f64, String)], window: (f64, f64), workers: usize) -> 
     shares
 }
 
-/// 0 of none.
+/// The median; 0 if there are no values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 impl Budget {
-    /// As a table for people.
+    /// The budget as a table for people.
     pub fn table(&self) -> String {
         let mut out = String::new();
         // Writing to memory does not fail.

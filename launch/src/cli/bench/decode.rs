@@ -1,5 +1,5 @@
-//! Time of a decode step at a context length, on any backend and number of ranks. Only steps count in which every request decodes one
-//! token (`full_batch`).
+//! Time per decode step at a context length, on any backend and number of ranks. A step counts only if every request
+//! decodes one token in it (`full_batch`).
 
 use crate::cli::bench::budget::{self, Budget, Phase};
 use crate::cli::bench::floor::{Bytes, floor};
@@ -16,37 +16,39 @@ use crate::model::model_json::Overrides;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Iterations that a budget is made from, and one more for the last step between two.
+/// Iterations on the timeline of a budget. The last one only ends the step before it.
 const BUDGET_ITERATIONS: u32 = 9;
 
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// A model.json (`mpk-bench model` prints one), a Hugging Face folder, a hub name, or the name of a shape.
+    /// A model.json (`mpk-bench model` prints one), a Hugging Face folder, a hub name, or the name of a shape such as
+    /// qwen3-8b.
     #[arg(long)]
     pub model: PathBuf,
-    /// Number of tokens of each request before the first step that counts.
+    /// Number of tokens that each request holds before the first step that counts.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub context: u32,
     /// Number of requests that run at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// Number of decode steps in each repetition.
+    /// Number of decode steps per repetition.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub steps: u32,
-    /// Number of repetitions; the median, minimum and maximum are reported.
+    /// Number of repetitions. The median, minimum and maximum are reported.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
-    /// Memory read rate of a rank in bytes per second, for the floor. On the CPU it is measured if it is not given.
+    /// Memory read rate of a rank in bytes per second, for the floor. On the CPU the default is a measurement.
     #[arg(long, value_name = "BYTES")]
     pub read_rate: Option<f64>,
-    /// Expected tokens: the output of `mpk-run --json`, or of this program with `--tokens`, for the same requests.
+    /// Expected tokens: output of `mpk-run --json`, or of this command with `--tokens`, for the same requests.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
-    /// Include the tokens in the JSON object.
+    /// Add the tokens to the JSON object.
     #[arg(long)]
     pub tokens: bool,
-    /// Trace the end of the last repetition and report where its time goes: in a table on standard error and in the JSON object.
+    /// Trace the end of the last repetition and report where its time goes, in a table on standard error and in the JSON
+    /// object.
     #[arg(long)]
     pub budget: bool,
     #[command(flatten)]
@@ -55,10 +57,10 @@ pub struct Case {
 }
 
 impl Case {
-    /// What is run, with its sizes.
+    /// The model to run, with its sizes.
     ///
     /// # Errors
-    /// There is no such shape.
+    /// The name is no shape.
     pub fn spec(&self) -> Result<ModelSpec, AppError> {
         let mut spec = crate::cli::bench::program::model(&self.model)?;
         spec.overrides = Overrides {
@@ -69,7 +71,7 @@ impl Case {
         Ok(spec)
     }
 
-    /// Requests of which all decode in the same `steps` iterations, each at `context` tokens before the first of these.
+    /// Requests that all decode in the same `steps` iterations, each with `context` tokens before the first of them.
     pub(super) fn requests(&self, engine: &Engine) -> Result<Vec<Request>, AppError> {
         let (chunk, beside) = engine.info().prefill_rows.unwrap_or((self.context, self.context));
         let early = full_batch::early_tokens(self.batch, self.context, chunk, beside).ok_or_else(|| {
@@ -86,14 +88,14 @@ impl Case {
     pub(super) fn contradiction(&self) -> Option<String> {
         match self.read_rate {
             Some(rate) if !rate.is_finite() || rate <= 0.0 => {
-                Some(format!("--read-rate {rate} is not a positive number of bytes a second"))
+                Some(format!("--read-rate {rate}: expected a positive number of bytes per second"))
             }
             _ => self.runtime.contradiction(),
         }
     }
 }
 
-/// Runs it and prints one JSON object, on rank 0; gives the exit status.
+/// Runs the benchmark and prints one JSON object, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
     let prepared = case.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
     let prepared = prepared.and_then(|()| {
@@ -109,7 +111,7 @@ pub fn run(case: &Case) -> i32 {
         sampling: false,
         trace: scratch.as_ref().map(|scratch| scratch.path("timeline.json")),
         trace_iterations: Some(BUDGET_ITERATIONS),
-        // The timeline's path is each process's own.
+        // Each process has its own path for the timeline, so the configurations differ.
         in_common: vec![("the options".into(), format!("{case:?}"))],
         ..case.runtime.run_config()
     };
@@ -142,7 +144,7 @@ fn cores() -> u32 {
     distributed::World::single().cores().own.len().max(1) as u32
 }
 
-/// All repetitions, then the floor; an error instead of figures unless every token is as it must be.
+/// Measures all repetitions, then the floor. A wrong token is an error, and no figures are returned.
 fn measure(
     case: &Case,
     engine: &Engine,
@@ -158,7 +160,7 @@ fn measure(
         steps = after.full_batch_steps - before.full_batch_steps;
         if steps == 0 || steps * 2 < u64::from(case.steps) {
             return Err(AppError::failed(format!(
-                "no figures: all {} requests decoded together in {steps} steps, {} are wanted; the KV cache may be too small for them",
+                "no figures: all {} requests decoded together in only {steps} of {} steps; the KV cache may be too small for them",
                 case.batch, case.steps
             ))
             .into());

@@ -1,4 +1,4 @@
-//! What a step must read at least, and how long that takes.
+//! The bytes that a step must read at least, and how long that takes.
 
 use crate::cli::bench::memory::{Rate, read_rates};
 use crate::model::app_error::AppError;
@@ -8,14 +8,14 @@ use serde::Serialize;
 /// Bytes that one rank must read in a decode step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Bytes {
-    /// Weights, without an embedding table that only rows are taken from.
+    /// Weights, without an embedding table from which only single rows are read.
     pub weights: u64,
-    /// Keys and values of the tokens before.
+    /// Keys and values of earlier tokens.
     pub cache: u64,
 }
 
 impl Bytes {
-    /// Of a step of `batch` requests with `context` tokens each on `ranks` ranks.
+    /// The bytes of a step of `batch` requests with `context` tokens each on `ranks` ranks.
     pub fn of_step(config: &ModelConfig, ranks: u32, batch: u32, context: u32) -> Bytes {
         let [ranks, batch, context] = [ranks, batch, context].map(u64::from);
         let [hidden, layers, heads, kv_heads, size, inner, vocabulary] = [
@@ -39,7 +39,7 @@ impl Bytes {
         }
     }
 
-    /// Both.
+    /// Weights and cache together.
     pub fn total(&self) -> u64 {
         self.weights + self.cache
     }
@@ -50,13 +50,13 @@ impl Bytes {
 pub struct Floor {
     /// Milliseconds.
     pub ms: f64,
-    /// What a rank reads.
+    /// The bytes that a rank reads.
     pub bytes: Bytes,
-    /// How fast it can.
+    /// The read rate.
     pub bytes_per_second: f64,
-    /// Where that is known from: `measured` in this run, or `given`.
+    /// The origin of the rate: `measured` in this run, or `given`.
     pub source: &'static str,
-    /// All that was measured.
+    /// All measured rates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub patterns: Vec<Rate>,
 }
@@ -65,11 +65,11 @@ pub struct Floor {
 const MEASURED_BYTES: usize = 512 << 20;
 const PASSES: usize = 3;
 
-/// The floor of a step. On the CPU the rate is measured with as many threads as there are workers, all ranks' together: they share the
-/// memory. On a GPU there is a floor only where its rate is given.
+/// The floor of a step. On the CPU the rate is measured with as many threads as all ranks have workers together, because they share
+/// the memory. On a GPU there is a floor only if the rate is given.
 ///
 /// # Errors
-/// No memory for the measurement.
+/// There is no memory for the measurement.
 pub fn floor(
     bytes: Bytes,
     backend: &str,
@@ -110,7 +110,7 @@ mod tests {
         let four = Bytes::of_step(&shape("qwen3-8b"), 4, 8, 512);
         assert!((four.weights as f64 / bytes.weights as f64 - 0.25).abs() < 0.01, "{four:?}");
         assert_eq!(four.cache, 2 * bytes.cache);
-        // A KV head for each rank at least.
+        // Each rank has at least one KV head.
         let many = Bytes::of_step(&shape("qwen3-8b"), 16, 1, 512);
         assert_eq!(many.cache, bytes.cache / 8);
     }

@@ -1,13 +1,14 @@
 //! Steps in which all requests of a batch decode.
 //!
-//! Prompts enter over several iterations. A request whose prompt is complete generates while the others' prompts still enter. Here each
-//! request gets as many tokens fewer in its prompt, and as many more to generate, as it is early. Then all of them have the same number
-//! of tokens when the last prompt is complete, and all end in the same iteration.
+//! Prompts enter over several iterations. A request whose prompt is complete generates while the other prompts still enter. So a
+//! request that is early gets a shorter prompt and more tokens to generate, by as many tokens as it is early. Then all requests have
+//! the same number of tokens when the last prompt is complete, and all end in the same iteration.
 
-/// New tokens of each request before the iteration from which on all requests decode, its first one not counted. `chunk`: rows of an
-/// iteration with prompts; `beside`: most of them that are prompts' while others generate. `None` if a prompt would have no token left.
+/// The number of tokens that each request generates before the iteration from which all requests decode, not counting its first.
+/// `chunk` is the number of rows in an iteration with prompts. `beside` is how many of them prompts may use while other requests
+/// generate. `None` if a prompt would have no token left.
 pub fn early_tokens(batch: u32, context: u32, chunk: u32, beside: u32) -> Option<Vec<u32>> {
-    /// Shorter prompts enter in fewer iterations, which makes them longer again: this settles within a few rounds.
+    /// Shorter prompts enter in fewer iterations, which makes them longer again. This settles within a few rounds.
     const ROUNDS: usize = 64;
     let mut early = vec![0; batch as usize];
     for _ in 0..ROUNDS {
@@ -24,12 +25,12 @@ pub fn early_tokens(batch: u32, context: u32, chunk: u32, beside: u32) -> Option
     early.iter().all(|early| *early < context).then_some(early)
 }
 
-/// The iteration in which each request gets its first token, as the batch step deals rows: one to each request that generates, the rest
-/// to prompts in their order.
+/// The iteration in which each request gets its first token. Follows the batch step: one row for each request that generates, the rest
+/// for prompts in their order.
 fn first_tokens(prompts: &[u32], chunk: u32, beside: u32) -> Vec<u32> {
     let chunk = chunk.max(prompts.len() as u32);
     let mut first = Vec::new();
-    let mut entered = 0; // tokens of the prompt that is next
+    let mut entered = 0; // tokens of the current prompt
     for iteration in 0.. {
         let generating = first.len() as u32;
         let mut rows = chunk - generating;
@@ -65,7 +66,7 @@ mod tests {
 
     #[test]
     fn rows_are_dealt_as_the_batch_step_does() {
-        // 8 rows, then 8 less those that generate; of 12 tokens each.
+        // 8 rows, then 8 minus the generating requests; prompts of 12 tokens.
         assert_eq!(first_tokens(&[12, 12, 12], 8, 8), [1, 3, 4]);
         assert_eq!(first_tokens(&[12, 12, 12], 8, 2), [1, 5, 11]);
     }

@@ -1,4 +1,4 @@
-//! How long all ranks' graphs of a model take to build and verify.
+//! The time to build and verify all ranks' graphs of a model.
 
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
@@ -18,21 +18,22 @@ pub struct GraphTiming {
     pub model: String,
     /// Ranks.
     pub ranks: u32,
-    /// Workers of a rank.
+    /// Workers per rank.
     pub workers: u32,
     /// Tasks of all ranks.
     pub tasks: usize,
     /// Events of all ranks.
     pub events: usize,
-    /// Op graph to task graphs, seconds.
+    /// Seconds from op graph to task graphs.
     pub build_s: f64,
-    /// Proof over all ranks, seconds.
+    /// Seconds for the proof over all ranks.
     pub verify_s: f64,
-    /// Both, for each task.
+    /// Build and proof together, per task.
     pub microseconds_per_task: f64,
 }
 
-/// Builds and verifies the decode graph of batch `batch` for `ranks` ranks; the best of `repeats`.
+/// Builds and verifies the decode graph of batch size `batch` for `ranks` ranks. Returns the fastest of `repeats`
+/// repetitions.
 pub fn measure(
     model: &str,
     ranks: u32,
@@ -43,7 +44,10 @@ pub fn measure(
     repeats: u32,
 ) -> Result<GraphTiming, AppError> {
     let config = shapes::config(model).ok_or_else(|| {
-        AppError::input(format!("no shape {model}; there are {}", shapes::NAMES.join(", ")))
+        AppError::input(format!(
+            "--model {model}: unknown shape; the shapes are {}",
+            shapes::NAMES.join(", ")
+        ))
     })?;
     let fields = config.as_object().ok_or_else(|| AppError::input("a shape is an object"))?;
     let config = families::parse_config(model, "", fields, || Ok(WeightDtype::Bf16))?;

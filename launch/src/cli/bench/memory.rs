@@ -1,4 +1,4 @@
-//! The floor of decode on the CPU: how fast threads read memory.
+//! How fast threads read memory. This sets the floor of decode on the CPU.
 
 use distributed::World;
 use distributed::affinity::bind;
@@ -7,22 +7,22 @@ use kernels_cu::isa::{ReadPattern, read_memory};
 use serde::Serialize;
 use std::time::Instant;
 
-/// What one pattern reads.
+/// The result for one read pattern.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rate {
-    /// In which order each thread reads its share.
+    /// The order in which each thread reads its share.
     pub pattern: &'static str,
-    /// What pages the memory lies on.
+    /// The size of the pages that hold the memory.
     pub pages: &'static str,
-    /// The best of the passes.
+    /// The fastest of the passes.
     pub bytes_per_second: f64,
 }
 
-/// Read rates of `threads` threads over `bytes` bytes on huge and on small pages, for each pattern the best of `repeats` passes, the
-/// fastest pattern first. Each thread has a core of this machine to itself while there are enough.
+/// Read rates of `threads` threads over `bytes` bytes, on huge and on small pages. Each pattern reports the best of `repeats`
+/// passes; the fastest pattern comes first. Each thread has its own core while there are enough cores.
 ///
 /// # Errors
-/// There is no memory for it, or no thread can be started.
+/// The memory cannot be allocated, or a thread cannot be started.
 pub fn read_rates(threads: usize, bytes: usize, repeats: usize) -> distributed::Result<Vec<Rate>> {
     let threads = threads.max(1);
     let piece = bytes.div_ceil(threads).next_multiple_of(4096);
@@ -31,7 +31,7 @@ pub fn read_rates(threads: usize, bytes: usize, repeats: usize) -> distributed::
     let mut rates = Vec::new();
     for (pages, name) in [(Pages::Huge, "huge"), (Pages::Small, "small")] {
         let mut buffer = HugeBuffer::on(pages, 0, "the memory benchmark", bytes)?;
-        // Each thread touches its share first, so that it lies near its core.
+        // Each thread touches its share first, so that the pages lie near its core.
         scoped(buffer.as_mut_slice().chunks_mut(piece), core, |part| part.fill(1))?;
         for pattern in ReadPattern::ALL {
             let mut seconds = f64::INFINITY;
@@ -49,7 +49,7 @@ pub fn read_rates(threads: usize, bytes: usize, repeats: usize) -> distributed::
     Ok(rates)
 }
 
-/// `work` on each part, in a thread of its own on a core of its own.
+/// Runs `work` on each part, in one thread per part, each on its own core.
 fn scoped<T: Send>(
     parts: impl Iterator<Item = T>,
     core: impl Fn(usize) -> Option<usize> + Sync,

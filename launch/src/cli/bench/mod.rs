@@ -1,5 +1,5 @@
-//! What mpk-bench measures: whole models (`decode`, `prefill`, with `budget`), parts of the running kernel (`allreduce`, `tasks`), graph
-//! building (`graphs`), the machine (`memory`), and what of a run should be chosen for both (`tune`).
+//! The benchmarks of mpk-bench: whole models (`decode`, `prefill`, `stream`, with `budget`), parts of the running kernel (`allreduce`,
+//! `tasks`), graph building (`graphs`), the machine (`memory`), and the search for tuning values (`tune`).
 
 pub mod allreduce;
 pub mod budget;

@@ -1,4 +1,4 @@
-//! What the benchmarks of graphs of their own have in common: how long one iteration takes inside the running kernel.
+//! Shared parts of the benchmarks that build their own graphs: the time of one iteration inside the running kernel.
 
 use crate::cli::bench::samples::Samples;
 use crate::cli::program::Failure;
@@ -7,22 +7,22 @@ use crate::engine::user_graph::GraphRun;
 use crate::model::app_error::AppError;
 use serde_json::{Value, json};
 
-/// Time that a launch of many iterations takes at least, roughly.
+/// Minimum time of a launch with many iterations, roughly.
 const LONG: f64 = 0.3;
-/// Iterations of the short launch, and bounds of the long one.
+/// Iterations of the short launch, and bounds for the long one.
 const FEW: u32 = 20;
 const MOST: u32 = 20_000;
 
-/// Nanoseconds of an iteration.
+/// Nanoseconds per iteration.
 pub struct Timed {
-    /// Of each repetition.
+    /// One sample per repetition.
     pub ns: Samples,
-    /// Iterations of a long launch.
+    /// Iterations of the long launch.
     pub iterations: u32,
 }
 
-/// Runs the graph in launches of few and of many iterations. The difference of their times is that of the iterations between: the launch
-/// itself does not count. Each launch's outputs go to `check`.
+/// Runs the graph in launches of few and of many iterations. The difference of the two times is the time of the additional iterations,
+/// so the launch itself does not count. `check` gets each launch's outputs.
 ///
 /// # Errors
 /// A launch fails, or its outputs are wrong.
@@ -39,7 +39,7 @@ pub fn time(
         check(&run)?;
         Ok(run.took.as_secs_f64())
     };
-    run(FEW)?; // the first one also maps memory
+    run(FEW)?; // the first launch also maps memory
     let few = run(FEW)?;
     let more = run(6 * FEW)?;
     let one = ((more - few) / f64::from(5 * FEW)).max(1e-7);
@@ -53,22 +53,22 @@ pub fn time(
     Ok(Timed { ns, iterations })
 }
 
-/// Refuses outputs that are not `expected` everywhere: the inputs are such that the sums are exact.
+/// Refuses outputs that are not `expected` everywhere. The inputs are chosen so that the sums are exact.
 ///
 /// # Errors
-/// They are not.
+/// An output differs.
 pub fn all_equal(run: &GraphRun, expected: f64) -> Result<(), AppError> {
     let wrong = run.outputs.iter().flat_map(|output| output.values.iter().map(move |v| (&output.name, *v)));
     match wrong.into_iter().find(|&(_, value)| value != expected) {
         None if run.outputs.is_empty() => Err(AppError::failed("no figures: the graph gave no output")),
         None => Ok(()),
         Some((name, value)) => {
-            Err(AppError::failed(format!("no figures: `{name}` holds {value}, but {expected} is right")))
+            Err(AppError::failed(format!("no figures: `{name}` holds {value}, expected {expected}")))
         }
     }
 }
 
-/// model.json of a graph.
+/// The model.json of a graph.
 pub fn model(rows: u32, tensors: Vec<Value>, ops: Vec<Value>, output: &str) -> String {
     let graph =
         json!({"name": "benchmark", "rows": rows, "tensors": tensors, "ops": ops, "outputs": [output]});

@@ -1,4 +1,4 @@
-//! Time of prompts up to their first new token, on any backend and number of ranks.
+//! Time from prompts to their first new tokens, on any backend and number of ranks.
 
 use crate::cli::bench::budget::{self, Budget, Phase};
 use crate::cli::bench::program::{Scratch, finish, load, model, requests};
@@ -17,7 +17,8 @@ use std::path::PathBuf;
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// A model.json (`mpk-bench model` prints one), a Hugging Face folder, a hub name, or the name of a shape.
+    /// A model.json (`mpk-bench model` prints one), a Hugging Face folder, a hub name, or the name of a shape such as
+    /// qwen3-8b.
     #[arg(long)]
     pub model: PathBuf,
     /// Number of tokens in each prompt.
@@ -26,19 +27,19 @@ pub struct Case {
     /// Number of prompts that are processed at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// Maximum number of prompt tokens in one prefill iteration; by default the model's prefill_chunk.
+    /// Maximum number of prompt tokens in one prefill iteration. Default: the model's prefill_chunk.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
     pub chunk: Option<u32>,
-    /// Number of repetitions; the median, minimum and maximum are reported.
+    /// Number of repetitions. The median, minimum and maximum are reported.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
-    /// Expected tokens: the output of `mpk-run --json`, or of this program with `--tokens`, for the same requests.
+    /// Expected tokens: output of `mpk-run --json`, or of this command with `--tokens`, for the same requests.
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
-    /// Include the tokens in the JSON object.
+    /// Add the tokens to the JSON object.
     #[arg(long)]
     pub tokens: bool,
-    /// Keep a timeline of the last iteration, and sum up where its microseconds go: a table on standard error, and in the object.
+    /// Trace the last iteration and report where its time goes, in a table on standard error and in the JSON object.
     #[arg(long)]
     pub budget: bool,
     #[command(flatten)]
@@ -47,10 +48,10 @@ pub struct Case {
 }
 
 impl Case {
-    /// What is run, with its sizes.
+    /// The model to run, with its sizes.
     ///
     /// # Errors
-    /// There is no such shape.
+    /// The name is no shape.
     pub fn spec(&self) -> Result<ModelSpec, AppError> {
         let mut spec = model(&self.model)?;
         spec.overrides = Overrides {
@@ -63,7 +64,7 @@ impl Case {
     }
 }
 
-/// Runs it and prints one JSON object, on rank 0; gives the exit status.
+/// Runs the benchmark and prints one JSON object, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
     let prepared = case.runtime.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
     let prepared = prepared.and_then(|()| {
@@ -79,7 +80,7 @@ pub fn run(case: &Case) -> i32 {
         sampling: false,
         trace: scratch.as_ref().map(|scratch| scratch.path("timeline.json")),
         trace_iterations: Some(1),
-        // The timeline's path is each process's own.
+        // Each process has its own path for the timeline, so the configurations differ.
         in_common: vec![("the options".into(), format!("{case:?}"))],
         ..case.runtime.run_config()
     };
@@ -144,7 +145,8 @@ fn measure(
     Ok(object)
 }
 
-/// Floating-point operations of all ranks: products of every token, causal attention, the head of each last token.
+/// Floating-point operations of all ranks: the products of every token, causal attention, and the output head for
+/// each last token.
 fn operations(config: &ModelConfig, batch: u32, prompt: u32) -> f64 {
     let [batch, prompt, hidden, layers, heads, kv_heads, size, inner, vocabulary] = [
         batch,
@@ -159,7 +161,7 @@ fn operations(config: &ModelConfig, batch: u32, prompt: u32) -> f64 {
     ]
     .map(f64::from);
     let layer = hidden * size * (2.0 * heads + 2.0 * kv_heads) + 3.0 * hidden * inner;
-    // Of each token's products with those before it the half is masked.
+    // The causal mask leaves half of the products.
     let attention = 2.0 * prompt * prompt / 2.0 * heads * size;
     2.0 * batch * (layers * (prompt * layer + attention) + vocabulary * hidden)
 }

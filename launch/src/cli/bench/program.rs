@@ -1,4 +1,4 @@
-//! What the benchmarks of a model have in common: naming it, loading it, ending.
+//! Shared parts of the benchmarks of models: finding the model, loading it, ending.
 
 use crate::cli::program::{Failure, prepare, tell_once, with_console};
 use crate::cli::run;
@@ -11,18 +11,19 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// model.json of a real shape with random weights.
+/// The model.json of a shape with random weights.
 ///
 /// # Errors
-/// There is no such shape.
+/// The name is no shape.
 pub fn shape_model(
     name: &str,
     max_batch: u32,
     max_seq_len: u32,
     prefill_chunk: u32,
 ) -> Result<Value, AppError> {
-    let config = shapes::config(name)
-        .ok_or_else(|| AppError::input(format!("no shape {name}; there are {}", shapes::NAMES.join(", "))))?;
+    let config = shapes::config(name).ok_or_else(|| {
+        AppError::input(format!("unknown shape {name}; the shapes are {}", shapes::NAMES.join(", ")))
+    })?;
     Ok(json!({
         "schema": "mpk-model/1",
         "name": name,
@@ -38,27 +39,33 @@ pub fn shape_model(
 /// What `--model` names: a file, a folder or a hub name, or a shape with random weights.
 ///
 /// # Errors
-/// A shape can't be written.
+/// There is neither a file nor a shape of this name; or the shape cannot be written as JSON.
 pub fn model(named: &Path) -> Result<ModelSpec, AppError> {
     let shape = named.to_str().filter(|name| shapes::NAMES.contains(name) && !named.exists());
+    let is_single_word = named.components().count() == 1 && named.extension().is_none_or(|end| end != "json");
     match shape {
         Some(name) => ModelSpec::json(&shape_model(name, 1, 1024, 512)?.to_string()),
+        None if is_single_word && !named.exists() => Err(AppError::input(format!(
+            "{}: no such file or folder, and no shape of this name; the shapes are {}",
+            named.display(),
+            shapes::NAMES.join(", ")
+        ))),
         None => Ok(ModelSpec::path(named)),
     }
 }
 
-/// `count` requests of `length` tokens, which every vocabulary has, not the same for all.
+/// `count` requests of `length` tokens each. They use low token ids, which every vocabulary has, and differ from each other.
 pub fn requests(count: u32, length: u32, new_tokens: u32) -> Vec<Request> {
     (0..count).map(|number| request(number, length, new_tokens)).collect()
 }
 
-/// One of them.
+/// One of these requests.
 pub fn request(number: u32, length: u32, new_tokens: u32) -> Request {
     let prompt: Vec<u32> = (0..length).map(|i| (i * 7 + number) % 31).collect();
     Request { ignore_eos: true, ..Request::tokens(prompt, new_tokens) }
 }
 
-/// Loads the engine, on all ranks, and gives the model's configuration if it has one. Otherwise what is wrong has been told, and this is
+/// Loads the engine on all ranks. Returns it with the model's configuration, if it has one. On an error, which has been reported, returns
 /// the exit status.
 ///
 /// # Errors
@@ -75,13 +82,14 @@ pub fn load(
         *of_engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened.source.config.clone());
         Ok(())
     });
-    // What went wrong has been told.
+    // The engine has reported the error.
     let engine = engine.map_err(|error| error.exit_status())?;
     let config = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
     Ok((engine, config))
 }
 
-/// Ends the engine on all ranks, then has `print` print what was measured; gives the exit status. A timeline is there only after the end.
+/// Ends the engine on all ranks, then calls `print` with the results. Returns the exit status. A timeline is complete only after the
+/// engine has ended.
 pub fn finish(
     engine: &Engine,
     done: Result<Value, Failure>,
@@ -97,14 +105,14 @@ pub fn finish(
     }
 }
 
-/// A folder of this process that is removed with its files.
+/// A temporary folder of this process, removed with its files on drop.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// In the folder for temporary files.
+    /// Creates it in the folder for temporary files.
     ///
     /// # Errors
-    /// It can't be made.
+    /// The folder cannot be created.
     pub fn new() -> Result<Scratch, AppError> {
         let folder = std::env::temp_dir().join(format!("mpk-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(|error| {
@@ -114,7 +122,7 @@ impl Scratch {
         Ok(Scratch(folder))
     }
 
-    /// A file in it.
+    /// The path of a file in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -122,7 +130,21 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left costs disk only.
+        // A leftover folder only costs disk space.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_neither_file_nor_shape_is_refused_with_the_shapes() {
+        let error = model(Path::new("qwen9")).unwrap_err();
+        assert!(error.status == 2 && error.message.contains("qwen3-8b"), "{error}");
+        for known in ["qwen3-8b", "no/such-model", "no-such-model.json"] {
+            assert!(model(Path::new(known)).is_ok(), "{known} is opened later");
+        }
     }
 }

@@ -1,22 +1,22 @@
-//! Repeated measurements of one thing.
+//! Repeated measurements of the same thing.
 
 use serde::Serialize;
 
-/// Median, least and most, with all of them in order.
+/// Median, minimum and maximum, and all samples in order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Samples {
-    /// The middle one; of an even number the larger of the two.
+    /// The median; for an even number of samples, the larger of the two in the middle.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub least: f64,
-    /// The most.
+    /// The maximum.
     pub most: f64,
-    /// All, as they came.
+    /// All samples in the order in which they were measured.
     pub samples: Vec<f64>,
 }
 
 impl Samples {
-    /// `None` of none.
+    /// `None` if there are no samples.
     pub fn of(samples: Vec<f64>) -> Option<Samples> {
         let mut sorted = samples.clone();
         sorted.sort_by(f64::total_cmp);

@@ -1,8 +1,8 @@
-//! Where a decode step's time goes: the real graph with a part of its work left out, beside a plain read of as many bytes.
+//! Where a decode step's time goes: the real graph without a part of its work, beside a plain read of the same number of bytes.
 //!
-//! On a GPU each selection of parts is a kernel of its own, and a launch runs one of them (`distributed::probe`). The ordinary kernel's tokens are
-//! checked first, and again at the end. The others' tokens mean nothing: of them the kernel counts the bytes of weights that it streams,
-//! which must be the task graph's in every step.
+//! On a GPU each selection of parts is a separate kernel, and each launch runs one of them (`distributed::probe`). The
+//! tokens of the ordinary kernel are checked first, and again at the end. The tokens of the other kernels mean nothing.
+//! Those kernels count the bytes of weights that they stream instead; each step must stream what the task graph says.
 
 use crate::cli::bench::decode;
 use crate::cli::bench::floor::{Bytes, floor};
@@ -21,14 +21,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rows of the products that can be left out; beyond, others take their place.
+/// Largest batch whose products can be left out. Larger batches use other products.
 const MOST_BATCH: u32 = 16;
-/// The kernel ends so soon after its work: then the next launch may be of another one.
+/// The kernel ends this soon after its work, so that the next launch can run another kernel.
 const IDLE_EXIT: Duration = Duration::from_millis(2);
-/// Its host says so within this.
+/// The host must report the end of the kernel within this time.
 const ENDED: Duration = Duration::from_secs(20);
 
-/// A part of the work.
+/// A part of the work that can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// Weights are streamed, but not multiplied.
@@ -40,7 +40,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// As kernels-cu/src/gpu/config.cuh has it.
+    /// The bit in kernels-cu/src/gpu/config.cuh.
     fn bit(self) -> LeftOut {
         match self {
             Part::Products => 1,
@@ -63,14 +63,14 @@ impl Part {
 pub struct Selection(Vec<Part>);
 
 impl Selection {
-    /// Parts with `+` between them.
+    /// Parses parts that are separated by `+`.
     fn parse(text: &str) -> Result<Selection, String> {
         let mut parts: Vec<Part> = Vec::new();
         for name in text.split('+') {
             let part = Part::from_str(name, false)
                 .map_err(|_| format!("`{name}` is not one of products, waits and allreduces"))?;
             if parts.contains(&part) {
-                return Err(format!("`{name}` is there twice"));
+                return Err(format!("`{name}` is given twice"));
             }
             parts.push(part);
         }
@@ -81,7 +81,7 @@ impl Selection {
         self.0.iter().map(|part| part.bit()).sum()
     }
 
-    /// What is measured if nothing is asked for.
+    /// The default selections.
     fn usual(ranks: u32) -> Vec<Selection> {
         use Part::{Allreduces, Products, Waits};
         let mut all = vec![vec![Products], vec![Waits], vec![Products, Waits]];
@@ -95,8 +95,8 @@ impl Selection {
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// GPU: what is left out, such as `products`, `waits`, `allreduces` or `products+waits`; may be given several times. By default the first two
-    /// alone and together; with several ranks also allreduces, alone and with both.
+    /// GPU: work to leave out: `products`, `waits`, `allreduces`, or several such as `products+waits`. May be given
+    /// several times. Default: products, waits, and both; with several ranks also allreduces, alone and with both.
     #[arg(long, value_name = "PARTS", value_parser = Selection::parse)]
     pub without: Vec<Selection>,
     #[command(flatten)]
@@ -108,23 +108,23 @@ impl Case {
     fn contradiction(&self) -> Option<String> {
         let decode = &self.decode;
         if decode.batch > MOST_BATCH {
-            return Some(format!("--batch {}: at most {MOST_BATCH}", decode.batch));
+            return Some(format!("--batch {}: expected at most {MOST_BATCH}", decode.batch));
         }
         if decode.budget {
             return Some(
-                "--budget: only the ordinary kernel has a budget (mpk-bench decode --budget)".into(),
+                "--budget works with the ordinary kernel only; use `mpk-bench decode --budget`".into(),
             );
         }
         if decode.runtime.placement.is_some_and(|placement| placement != Placement::Static) {
             return Some(
-                "--placement: schedulers can't leave out waits; only static placement is measured".into(),
+                "--placement dynamic: schedulers cannot leave out waits; use --placement static".into(),
             );
         }
         decode.contradiction()
     }
 }
 
-/// Runs it and prints one JSON object, on rank 0; gives the exit status.
+/// Runs the benchmark and prints one JSON object, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
     let prepared = case.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
     let mut spec = match prepared.and_then(|()| case.decode.spec()) {
@@ -157,13 +157,13 @@ pub fn run(case: &Case) -> i32 {
     } else if case.without.is_empty() {
         measure_cpu(case, &engine, model.as_ref())
     } else {
-        let what = "--without: the CPU target has no kernels that leave work out; without it the whole step and a plain read are measured";
+        let what = "--without needs a GPU: the CPU target cannot leave out work. Without this option, the whole step and a plain read are measured";
         Err(AppError::input(what).into())
     };
     finish(&engine, done, |object| print_line(&object.to_string()))
 }
 
-/// Milliseconds of a step in one repetition, and the number of its steps.
+/// Milliseconds per step in one repetition, and the number of its steps.
 fn once(case: &Case, engine: &Engine, answers: &mut Answers) -> Result<(f64, u64), Failure> {
     let before = engine.stats();
     answers.take(engine, case.decode.requests(engine)?)?;
@@ -175,7 +175,7 @@ fn once(case: &Case, engine: &Engine, answers: &mut Answers) -> Result<(f64, u64
     Ok((1e3 * (after.full_batch - before.full_batch).as_secs_f64() / steps as f64, steps))
 }
 
-/// The same, in a launch of its own, and the bytes that it has streamed.
+/// The same in a separate launch, and the bytes that it streamed.
 fn launch(
     case: &Case,
     engine: &Engine,
@@ -196,7 +196,7 @@ fn launch(
             return Ok((ms, steps, streamed));
         }
         if begin.elapsed() > ENDED {
-            return Err(AppError::failed("no figures: the kernel goes on without requests").into());
+            return Err(AppError::failed("no figures: the kernel did not end without requests").into());
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -241,7 +241,7 @@ fn measure(case: &Case, engine: &Engine, selections: &[Selection], probe: &Probe
         "batch": case.decode.batch,
         "context": case.decode.context,
         "allreduce": info.model.runtime.allreduce,
-        // Of rank 0.
+        // Rank 0's figures.
         "step_bytes": found.step_bytes,
         "read": {"bytes": found.read_bytes, "ms": read, "bytes_per_second": rate},
         "ordinary": {"ms": ordinary, "ms_at_the_end": again},
@@ -250,8 +250,8 @@ fn measure(case: &Case, engine: &Engine, selections: &[Selection], probe: &Probe
     }))
 }
 
-/// A kernel has streamed what the graph says in each step. While prompts enter, a step may have a full batch and still count as one of
-/// prompts: one for each of them at most.
+/// Checks that the kernel streamed what the graph says in each step. While prompts enter, a step with a full batch may
+/// still count as a prefill step. That happens at most once per prompt.
 fn check_bytes(
     selection: &Selection,
     step: u64,
@@ -267,12 +267,12 @@ fn check_bytes(
         return Ok(());
     }
     Err(AppError::failed(format!(
-        "no figures: without {:?} {streamed} bytes were streamed in {steps} steps, {step} in each are right",
+        "no figures: without {:?}, the kernel streamed {streamed} bytes in {steps} steps, but the graph has {step} bytes per step",
         selection.0
     )))
 }
 
-/// The whole step, and a plain read of its weights by as many threads.
+/// Measures the whole step, and a plain read of its weights by as many threads.
 fn measure_cpu(case: &Case, engine: &Engine, model: Option<&ModelConfig>) -> Result<Value, Failure> {
     let mut answers = Answers::default();
     let mut times = Vec::new();

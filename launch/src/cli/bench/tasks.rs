@@ -1,4 +1,5 @@
-//! What a task costs that does next to nothing: chains of dependent tasks, and one task that releases many which release one.
+//! The cost of a task that does almost no work: in a chain of dependent tasks, and in a fan, where one task releases
+//! many and these release one again.
 
 use crate::cli::bench::own_graph::{all_equal, model, tensor, time};
 use crate::cli::bench::program::finish;
@@ -13,31 +14,31 @@ use crate::model::model_json;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-/// Dependent additions of a chain.
+/// Number of dependent additions in a chain.
 const ADDITIONS: u32 = 256;
-/// Elements of each.
+/// Elements per addition.
 const ELEMENTS: usize = 16;
-/// One task, many, one again: so often.
+/// Number of fans in the graph.
 const FANS: u32 = 32;
-/// Columns that the many share.
+/// Columns that the many tasks of a fan share.
 const COLUMNS: usize = 2048;
 
 /// How the tasks depend on each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Shape {
-    /// Each on the one before.
+    /// Each task depends on the one before.
     Chain,
-    /// Many on one, then one on all of them.
+    /// Many tasks depend on one, then one depends on all of them.
     Fan,
 }
 
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// How the tasks depend on each other; by default both shapes are measured.
+    /// How the tasks depend on each other. Default: both shapes are measured.
     #[arg(long, value_enum)]
     pub shape: Vec<Shape>,
-    /// Number of repetitions; the median, minimum and maximum are reported.
+    /// Number of repetitions. The median, minimum and maximum are reported.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
     #[command(flatten)]
@@ -64,7 +65,7 @@ impl Shape {
                 )
             }
             Shape::Fan => {
-                // Each of the many copies one of the elements; the one adds its copies up and divides by their number.
+                // Each of the many tasks copies one element. The last task adds up the copies and divides by their number.
                 let share = ELEMENTS as f64 / COLUMNS as f64;
                 let tensors = vec![
                     tensor("x", "input", "f32", [1, ELEMENTS], |_, _| 1.5),
@@ -95,7 +96,7 @@ impl Shape {
     }
 }
 
-/// Runs all cases and prints one JSON object each, on rank 0; gives the exit status.
+/// Runs all cases and prints one JSON object for each, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
     if let Some(problem) = case.runtime.contradiction() {
         return tell_once(&AppError::input(problem));
@@ -109,8 +110,7 @@ pub fn run(case: &Case) -> i32 {
         None => vec![Placement::Static, Placement::Dynamic],
     };
     if distributed::launcher::launched_by_mpi() && shapes.len() * placements.len() > 1 {
-        let what =
-            "under a launcher a process has one engine in its life; give one --shape and one --placement";
+        let what = "under mpirun a process can load only one engine; give one --shape and one --placement";
         return tell_once(&AppError::input(what));
     }
     for shape in shapes {
@@ -136,7 +136,7 @@ fn one(case: &Case, shape: Shape, placement: Placement) -> i32 {
     let config = RunConfig { in_common, ..case.runtime.run_config() };
     let engine = match Engine::load(spec, with_console(config)) {
         Ok(engine) => engine,
-        // It has been told.
+        // The engine has reported the error.
         Err(error) => return error.exit_status(),
     };
     if engine.info().rank > 0 {
@@ -164,7 +164,7 @@ fn measure(
         "placement": placement,
         "backend": info.backend,
         "tp": info.ranks,
-        // Of a chain: from task to task. Of a fan: from one task to many and back to one.
+        // Chain: from task to task. Fan: from one task to many and back to one.
         "us": us,
         "steps": shape.steps(),
         "iterations": timed.iterations,

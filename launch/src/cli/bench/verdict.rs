@@ -1,7 +1,7 @@
-//! Whether what was timed was right. No figure is printed without it.
+//! Checks whether the timed results were right. Without this check no figure is printed.
 //!
-//! The engine itself ends a run whose ranks do not compute the same bits. Here every repetition must give the same tokens, as many as were
-//! asked for, and those of a reference where one is given.
+//! The engine itself ends a run whose ranks do not compute the same bits. Here every repetition must give the same tokens, as many as
+//! requested, and equal to the reference if one is given.
 
 use crate::cli::program::Failure;
 use crate::engine::{Engine, Request};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Tokens that must come out.
+/// The expected tokens.
 #[derive(Debug)]
 pub struct Reference {
     path: PathBuf,
@@ -31,10 +31,10 @@ struct Tokens {
 }
 
 impl Reference {
-    /// Reads an object with `requests`, each with `tokens`.
+    /// Reads a JSON object with `requests`, each with `tokens`.
     ///
     /// # Errors
-    /// It can't be read, or is something else.
+    /// The file cannot be read, or has another format.
     pub fn read(path: &Path) -> Result<Reference, AppError> {
         let bytes = files::read(path)?;
         let file: File = serde_json::from_slice(&bytes).map_err(|error| {
@@ -45,7 +45,7 @@ impl Reference {
     }
 }
 
-/// The tokens of all repetitions so far: those of the first, which the others must equal.
+/// The tokens of the first repetition. All later repetitions must give the same.
 #[derive(Debug, Default)]
 pub struct Answers {
     repetitions: u32,
@@ -53,10 +53,10 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Runs the requests and takes their tokens.
+    /// Runs the requests and checks their tokens.
     ///
     /// # Errors
-    /// A request fails, has not as many tokens as it should, or other ones than in an earlier repetition.
+    /// A request fails, has the wrong number of tokens, or has other tokens than in an earlier repetition.
     pub fn take(&mut self, engine: &Engine, requests: Vec<Request>) -> Result<(), Failure> {
         let wanted: Vec<u32> = requests.iter().map(|request| request.max_new_tokens).collect();
         let mut tokens = Vec::new();
@@ -68,7 +68,7 @@ impl Answers {
             tokens.push(answer.tokens);
         }
         engine.wait_idle();
-        // The kernel hands out its figures after the last token, a word at a time.
+        // The kernel publishes its figures after the last token, one word at a time.
         std::thread::sleep(Duration::from_millis(5));
         Ok(self.add(tokens, &wanted)?)
     }
@@ -90,10 +90,10 @@ impl Answers {
         Ok(())
     }
 
-    /// What is known to be right; an error where it is not.
+    /// The checks that passed, for the JSON object.
     ///
     /// # Errors
-    /// The tokens are not those of the reference.
+    /// The tokens differ from the reference.
     pub fn verdict(&self, reference: Option<&Reference>) -> Result<Value, AppError> {
         if let Some(reference) = reference {
             differ(&self.tokens, &reference.requests, &reference.path.display().to_string())?;
@@ -109,13 +109,13 @@ impl Answers {
         }))
     }
 
-    /// For another run's [`Reference`].
+    /// The requests with their tokens, which another run can read as [`Reference`].
     pub fn requests(&self) -> Value {
         self.tokens.iter().map(|tokens| json!({"tokens": tokens})).collect()
     }
 }
 
-/// An error that names the first difference.
+/// Returns an error that names the first difference, if there is one.
 fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), AppError> {
     if found.len() != expected.len() {
         return Err(AppError::failed(format!(

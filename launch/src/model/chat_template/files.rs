@@ -1,4 +1,4 @@
-//! Where a checkpoint keeps its chat template.
+//! Finds a checkpoint's chat template.
 
 use crate::model::error::InputError;
 use crate::model::files;
@@ -6,18 +6,18 @@ use crate::model::json;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// A template as found.
+/// A template and its file.
 pub struct Found {
-    /// The file that it is in.
+    /// The file that holds it.
     pub path: PathBuf,
     /// Its text.
     pub text: String,
-    /// `bos_token` and its kin.
+    /// `bos_token` and the like.
     pub special_tokens: Map<String, Value>,
 }
 
-/// `chat_template.jinja`, else `chat_template` of `chat_template.json` or `tokenizer_config.json`, as transformers
-/// looks for it.
+/// `chat_template.jinja`, otherwise `chat_template` of `chat_template.json` or `tokenizer_config.json`. transformers
+/// uses the same order.
 pub fn find(folder: &Path) -> Result<Option<Found>, InputError> {
     let config_path = folder.join("tokenizer_config.json");
     let config = object(&config_path)?.unwrap_or_default();
@@ -39,7 +39,7 @@ pub fn find(folder: &Path) -> Result<Option<Found>, InputError> {
     Ok(None)
 }
 
-/// A template, or of a list of named ones `default`.
+/// The template, or from a list of named templates the one named `default`.
 fn choose(path: &Path, value: &Value) -> Result<String, InputError> {
     match value {
         Value::String(text) => Ok(text.clone()),
@@ -49,7 +49,7 @@ fn choose(path: &Path, value: &Value) -> Result<String, InputError> {
             default.map(String::from).ok_or_else(|| {
                 let names: Vec<&str> = list.iter().filter_map(|entry| entry["name"].as_str()).collect();
                 let problem =
-                    format!("`chat_template` has no template named default, only {}", names.join(", "));
+                    format!("`chat_template` has no template named \"default\", only {}", names.join(", "));
                 InputError::chat_template(path, problem)
             })
         }
@@ -63,7 +63,8 @@ fn choose(path: &Path, value: &Value) -> Result<String, InputError> {
     }
 }
 
-/// What `NAME_token` is in tokenizer_config.json, else in special_tokens_map.json: text, or an object with `content`.
+/// The special tokens: each `NAME_token` of tokenizer_config.json, otherwise of special_tokens_map.json. A token is
+/// text, or an object with `content`.
 fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<String, Value>, InputError> {
     let map = object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
     let mut tokens = Map::new();
@@ -79,7 +80,7 @@ fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<Stri
     Ok(tokens)
 }
 
-/// The object in `path`; `None` where there is no such file.
+/// The JSON object in `path`; `None` if the file does not exist.
 fn object(path: &Path) -> Result<Option<Map<String, Value>>, InputError> {
     let bytes = files::read_if_there(path)?;
     bytes.map(|bytes| json::parse_object(&path.display().to_string(), &bytes)).transpose()

@@ -1,8 +1,8 @@
-//! A checkpoint's chat template: messages to the text that the model was trained on.
+//! A checkpoint's chat template. It turns messages into the text format that the model was trained on.
 //!
-//! The template is the checkpoint's own (`chat_template.jinja`, or `chat_template` in `tokenizer_config.json`),
-//! written in Jinja for Python. It is rendered as Hugging Face transformers renders it: the same white-space rules,
-//! the same extra functions, and Python's way to print values and JSON.
+//! The template is the checkpoint's own (`chat_template.jinja`, or `chat_template` in `tokenizer_config.json`), written in
+//! Jinja for Python. It is rendered as Hugging Face transformers renders it: with the same white-space rules, the same extra
+//! functions, and Python's formatting of values and JSON.
 //!
 //! ```
 //! use launch::model::chat_template::{ChatTemplate, Rendering};
@@ -36,9 +36,9 @@ use serde_json::{Map, Value as Json};
 
 use std::path::{Path, PathBuf};
 
-/// Name of the template inside its environment; no extension, so that nothing is escaped.
+/// The template's name in its environment. It has no extension, so nothing is escaped.
 const NAME: &str = "chat";
-/// Steps after which a rendering is given up: no template needs as many, and a loop without end reaches it in seconds.
+/// Maximum number of steps of a rendering. No template needs as many, and an endless loop reaches it within seconds.
 const MOST_STEPS: u64 = 20_000_000;
 
 /// A compiled chat template.
@@ -46,20 +46,20 @@ const MOST_STEPS: u64 = 20_000_000;
 pub struct ChatTemplate {
     path: PathBuf,
     environment: Environment<'static>,
-    /// `bos_token`, `eos_token` and so on, as the tokenizer's configuration has them.
+    /// `bos_token`, `eos_token` and so on, from the tokenizer's configuration.
     special_tokens: Map<String, Json>,
 }
 
-/// What a rendering is given besides the messages.
+/// The inputs of a rendering besides the messages.
 #[derive(Debug, Clone)]
 pub struct Rendering {
     /// End with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Descriptions of tools that the model may call; `None` where there are none.
+    /// Descriptions of tools that the model may call, if any.
     pub tools: Option<Json>,
     /// The template's own arguments, such as `enable_thinking`.
     pub arguments: Map<String, Json>,
-    /// The time that `strftime_now` tells; `None` for the clock's.
+    /// The time for `strftime_now`; `None` uses the clock.
     pub now: Option<Zoned>,
 }
 
@@ -70,11 +70,11 @@ impl Default for Rendering {
 }
 
 impl ChatTemplate {
-    /// The chat template of the checkpoint in `folder`; `None` where it has none. Where there are several, `default`
-    /// is taken.
+    /// The chat template of the checkpoint in `folder`; `None` if it has none. If there are several, the one named `default`
+    /// is used.
     ///
     /// # Errors
-    /// A file that is unreadable or not valid.
+    /// A file cannot be read or is invalid.
     pub fn open(folder: &Path) -> Result<Option<Self>, InputError> {
         let Some(found) = files::find(folder)? else { return Ok(None) };
         let mut template = Self::parse(&found.path, &found.text)?;
@@ -82,10 +82,10 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// Compiles `text`; `path` is for messages.
+    /// Compiles `text`. `path` is used in messages.
     ///
     /// # Errors
-    /// The text is not a template.
+    /// The text is not a valid template.
     pub fn parse(path: &Path, text: &str) -> Result<Self, InputError> {
         let mut environment = Environment::new();
         environment.set_syntax(white_space_of_transformers());
@@ -105,10 +105,10 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        // Jinja reads every line end as this one.
+        // Jinja treats every line end as `\n`.
         let template = tags::adapted(&text.replace("\r\n", "\n"));
         environment.add_template_owned(NAME, template).map_err(|e| {
-            InputError::chat_template(path, format!("not a template that can be read: {}", describe(&e)))
+            InputError::chat_template(path, format!("not a valid chat template: {}", describe(&e)))
         })?;
         Ok(Self { path: path.into(), environment, special_tokens: Map::new() })
     }
@@ -116,7 +116,7 @@ impl ChatTemplate {
     /// The text for `messages`, each an object with `role` and `content` as OpenAI's API has them.
     ///
     /// # Errors
-    /// The template refuses the messages (with its own words), or fails.
+    /// The template refuses the messages, with its own message, or fails.
     pub fn render(&self, messages: &[Json], rendering: &Rendering) -> Result<String, InputError> {
         let mut context = self.special_tokens.clone();
         context.insert("messages".into(), Json::Array(messages.to_vec()));
@@ -142,12 +142,12 @@ impl ChatTemplate {
     }
 }
 
-/// A line that holds only a block leaves nothing behind.
+/// As in transformers, a line with only a block produces no output.
 fn white_space_of_transformers() -> SyntaxConfig {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
 }
 
-/// The error's own words and its line.
+/// The error's own message and its line.
 fn describe(error: &Error) -> String {
     let what = match (error.kind(), error.detail()) {
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_string(),

@@ -1,4 +1,4 @@
-//! Values as Python prints them.
+//! Formats values as Python does.
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -43,7 +43,7 @@ fn repr(value: &Value) -> String {
     }
 }
 
-/// A string literal: in single quotes, or in double quotes where it holds single ones only.
+/// A string literal: in single quotes, or in double quotes if it contains single quotes and no double quotes.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -62,7 +62,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// The shortest digits that give the number back; an exponent from 1e16 up and below 1e-4, as Python writes it.
+/// The shortest digits that read back as the same number. As in Python, with an exponent from 1e16 up and below 1e-4.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -127,7 +127,7 @@ struct Dumps {
     indent: Option<String>,
     ensure_ascii: bool,
     depth: usize,
-    /// Of each open list or object, whether it holds something.
+    /// For each open list or object, whether it has an element.
     filled: Vec<bool>,
 }
 

@@ -1,9 +1,9 @@
-//! Changes to a template's tags, so that minijinja renders what Jinja renders with transformers' extensions.
+//! Adapts a template's tags, so that minijinja renders what Jinja with transformers' extensions renders.
 
-/// `{% generation %}` and `{% endgeneration %}` mark the assistant's part for training. They print nothing, but take
-/// part in the white-space rules, so a block that prints its content stands for them.
+/// `{% generation %}` and `{% endgeneration %}` mark the assistant's part for training. They print nothing, but the
+/// white-space rules apply to them. So they are replaced by a block that prints its content.
 ///
-/// `a ~ b` prints numbers in minijinja's way; `a|string ~ b|string` prints them in Python's.
+/// `a ~ b` formats numbers minijinja's way; `a|string ~ b|string` formats them Python's way.
 pub fn adapted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -43,7 +43,7 @@ pub fn adapted(text: &str) -> String {
     out
 }
 
-/// Bytes of the tag at the begin of `text`, which `close` ends outside of string literals.
+/// Length in bytes of the tag at the beginning of `text`. It ends at `close` outside of string literals.
 fn length_of(text: &str, close: &str) -> Option<usize> {
     let mut at = 2;
     while at < text.len() {
@@ -55,7 +55,7 @@ fn length_of(text: &str, close: &str) -> Option<usize> {
     None
 }
 
-/// Bytes of the token at the begin of `text`: a string literal, a word, or one character.
+/// Length in bytes of the token at the beginning of `text`: a string literal, a word, or one character.
 fn token(text: &str) -> usize {
     let mut characters = text.char_indices();
     let Some((_, first)) = characters.next() else { return 0 };
@@ -69,7 +69,7 @@ fn token(text: &str) -> usize {
                 _ => {}
             }
         }
-        // A string that does not end: minijinja says so.
+        // The string does not end; minijinja reports that.
         return 1;
     }
     let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
@@ -79,19 +79,19 @@ fn token(text: &str) -> usize {
     }
 }
 
-/// What stands between two operators, in one pair of brackets.
+/// The tokens between two operators, in one pair of brackets.
 #[derive(Default)]
 struct Operand {
-    /// Where it ends; 0: there is none yet.
+    /// Where it ends; 0 if it has no token yet.
     end: usize,
     tokens: usize,
-    /// It begins after a `~`.
+    /// It follows a `~`.
     concatenated: bool,
-    /// A filter after it would not be applied to all of it, or need not be applied.
+    /// A filter after it would not apply to all of it, or is not needed.
     skipped: bool,
 }
 
-/// Pushes a tag in which operands of `~` are turned into text by the filter `string`.
+/// Appends a tag in which the filter `string` turns the operands of `~` into text.
 fn push_with_texts(out: &mut String, tag: &str) {
     let mut places = Vec::new();
     let mut open = vec![Operand::default()];
@@ -132,7 +132,7 @@ fn push_with_texts(out: &mut String, tag: &str) {
             }
             "*" | "/" | "%" | "is" => operand.skipped = true,
             _ => {
-                // A string literal alone is text.
+                // A string literal alone is already text.
                 operand.skipped |= operand.tokens == 0 && word.starts_with(['"', '\'']);
                 operand.end = at;
                 operand.tokens += 1;

@@ -1,23 +1,23 @@
 use super::*;
 use serde_json::json;
 
-/// Made by launch/testdata/chat/make.py with transformers.
+/// Written by launch/testdata/chat/make.py with transformers.
 const EXPECTED: &str = include_str!("../../../testdata/chat/expected.json");
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chat")
 }
 
-/// Of all cases: those in which both give the same text, those that both refuse, and the others.
+/// The results of all cases: those where both give the same text, those where both refuse, and the others.
 struct Comparison {
     texts: usize,
     refusals: usize,
-    /// Rendered by us where Python fails, for example in a loop over None.
+    /// Rendered by us although Python fails, for example because of a loop over None.
     lenient: Vec<String>,
     differences: Vec<String>,
 }
 
-/// Renders every case of `expected`, whose templates `text_of` gives.
+/// Renders every case of `expected`. `text_of` returns a template's text.
 fn compare(expected: &Json, text_of: impl Fn(&str) -> String) -> Comparison {
     let now: jiff::civil::DateTime = expected["now"].as_str().unwrap().parse().unwrap();
     let now = now.to_zoned(jiff::tz::TimeZone::UTC).unwrap();
@@ -59,7 +59,7 @@ fn renders_what_transformers_renders() {
     assert!(all.texts > 300 && all.refusals > 40, "{} texts, {} refusals", all.texts, all.refusals);
 }
 
-/// For templates that are not ours to keep: MPK_CHAT_CASES names a file that make.py has written for them.
+/// For templates that cannot be part of this repository: MPK_CHAT_CASES names a file that make.py has written for them.
 #[test]
 fn renders_what_transformers_renders_of_other_templates() {
     let Some(path) = std::env::var_os("MPK_CHAT_CASES") else { return };
@@ -88,7 +88,7 @@ fn refusals_carry_the_templates_words_and_line() {
     assert_eq!(refusal.to_string(), "x/t.jinja: the messages cannot be rendered: no critic (line 2)");
     let broken = ChatTemplate::parse(Path::new("x/t.jinja"), "{% for %}").unwrap_err().to_string();
     assert!(
-        broken.starts_with("x/t.jinja: not a template that can be read: ") && broken.ends_with("(line 1)"),
+        broken.starts_with("x/t.jinja: not a valid chat template: ") && broken.ends_with("(line 1)"),
         "{broken}"
     );
 }

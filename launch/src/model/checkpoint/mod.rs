@@ -1,8 +1,8 @@
 //! Checkpoints as Hugging Face publishes them: `model.safetensors`, or `model.safetensors.index.json` and shards.
 //!
-//! Files are memory-mapped and read by ranges, so that only the ranges that a rank asks for are touched. All headers
-//! are checked when the checkpoint is opened, all tensors that a model needs by [`Checkpoint::validate`], both before
-//! anything is launched.
+//! Files are memory-mapped and read by ranges, so a rank touches only the ranges that it asks for. All headers are checked
+//! when the checkpoint is opened, and all tensors that a model needs are checked by [`Checkpoint::validate`]. Both happen
+//! before anything is launched.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,7 +35,7 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 pub struct Checkpoint {
     folder: PathBuf,
     shards: Vec<Shard>,
-    /// Tensor name to index in `shards`.
+    /// Maps tensor names to indices in `shards`.
     tensors: HashMap<String, usize>,
 }
 
@@ -43,10 +43,10 @@ impl Checkpoint {
     /// Maps the files of `folder` and checks their headers.
     ///
     /// # Errors
-    /// No checkpoint in the folder; a shard that is missing, lies outside the folder, is truncated or inconsistent,
-    /// or lacks a tensor that the index places in it.
+    /// The folder holds no checkpoint; or a shard is missing, outside the folder, truncated or inconsistent, or lacks a
+    /// tensor that the index says it has.
     pub fn open(folder: &Path) -> Result<Self, InputError> {
-        // Distinguishes a missing folder from one without a checkpoint.
+        // Distinguishes a missing folder from a folder without a checkpoint.
         std::fs::read_dir(folder).map_err(|e| InputError::unreadable(folder, e))?;
         let single = folder.join(SINGLE_FILE);
         let index = folder.join(INDEX_FILE);
@@ -62,7 +62,7 @@ impl Checkpoint {
                     return Err(InputError::Tensor {
                         path: shard.path.clone(),
                         tensor,
-                        problem: format!("missing, although {INDEX_FILE} places it here"),
+                        problem: format!("this file is missing, although {INDEX_FILE} lists it"),
                     });
                 }
                 checkpoint.tensors.insert(tensor, checkpoint.shards.len());
@@ -77,7 +77,7 @@ impl Checkpoint {
             return Err(InputError::Checkpoint {
                 path: folder.into(),
                 problem: format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
-                fix: "give the folder of a Hugging Face checkpoint in safetensors format".into(),
+                fix: "use a folder with a Hugging Face checkpoint in safetensors format".into(),
             });
         }
         let shard = Shard::open(path)?;
@@ -111,7 +111,7 @@ impl Checkpoint {
         }
     }
 
-    /// The dtype that most bytes of the checkpoint have, among f32, f16 and bf16: for a config.json without dtype.
+    /// The most common dtype by bytes, among f32, f16 and bf16. Used if config.json names no dtype.
     ///
     /// # Errors
     /// The checkpoint has no tensor of these dtypes.
@@ -127,15 +127,15 @@ impl Checkpoint {
         most.filter(|&d| bytes[d as usize] > 0).ok_or_else(|| InputError::Checkpoint {
             path: self.folder.clone(),
             problem: "holds no tensor of dtype f32, f16 or bf16".into(),
-            fix: "take a checkpoint that is not quantised".into(),
+            fix: "use a checkpoint that is not quantised".into(),
         })
     }
 
-    /// Checks that all tensors of `config`'s model, which `expected` lists with their shapes, are there with the right shape
-    /// and a supported dtype.
+    /// Checks that all tensors of `config`'s model exist with the right shape and a supported dtype. `expected` lists them
+    /// with their shapes.
     ///
-    /// Tensors that the model does not need (such as `lm_head.weight` of a model with tied embeddings) are ignored;
-    /// a warning names them.
+    /// Tensors that the model does not need are ignored, such as `lm_head.weight` of a model with tied embeddings. A warning
+    /// names them.
     ///
     /// # Errors
     /// The first tensor that is missing or differs, with both shapes.
@@ -157,7 +157,7 @@ impl Checkpoint {
                 return Err(InputError::Tensor {
                     path: tensor.path().into(),
                     tensor: name.clone(),
-                    problem: format!("has shape {:?}, but config.json makes it {shape:?}", tensor.shape),
+                    problem: format!("has shape {:?}, but config.json implies {shape:?}", tensor.shape),
                 });
             }
         }
@@ -170,7 +170,7 @@ impl Checkpoint {
         if !unused.is_empty() {
             unused.sort_unstable();
             tracing::warn!(
-                "{}: {} tensors are not part of a {} and are ignored: {}{}",
+                "{}: ignoring {} tensors that {} does not use: {}{}",
                 self.folder.display(),
                 unused.len(),
                 config.architecture(),

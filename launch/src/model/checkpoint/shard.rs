@@ -15,7 +15,7 @@ use safetensors::{
 
 use crate::model::{error::InputError, files};
 
-/// Bytes before a page that a fault on it may map with it, at most (Linux: 64 KB by default, a folio where larger).
+/// A page fault may also map up to this many bytes before the page. Linux maps 64 KB by default, or a larger folio.
 const MAPPED_WITH_A_FAULT: usize = 2 << 20;
 
 /// A mapped file whose header has been checked: offsets are contiguous, match shapes and dtypes, and cover the file.
@@ -24,7 +24,7 @@ pub(super) struct Shard {
     pub(super) path: PathBuf,
     file: File,
     map: Mmap,
-    /// Where the tensors' bytes start.
+    /// Offset of the tensors' bytes.
     data: usize,
     metadata: Metadata,
 }
@@ -36,8 +36,8 @@ impl Shard {
         if length.len() == 0 {
             return Err(inconsistent(path, "is empty".into()));
         }
-        // SAFETY: the map is read-only and private to this process. That nobody shortens or rewrites a checkpoint
-        // while it is loaded is asked of the user; a change could be seen as different bytes, or as SIGBUS.
+        // SAFETY: the map is read-only and private to this process. The user must not shorten or rewrite a checkpoint
+        // while it is loaded. A change could show up as different bytes, or as SIGBUS.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| InputError::unreadable(path, e))?;
         let (header, metadata) =
             SafeTensors::read_metadata(&map).map_err(|error| inconsistent(path, describe(&error, &map)))?;
@@ -52,34 +52,34 @@ impl Shard {
         self.metadata.info(name)
     }
 
-    /// Where the data of tensor `name` lies in the file, if it is there.
+    /// The range of tensor `name` in the file, if it exists.
     pub(super) fn range(&self, info: &TensorInfo) -> Option<Range<usize>> {
         let (begin, end) = info.data_offsets;
         let (begin, end) = (self.data + begin, self.data + end);
         self.map.get(begin..end).map(|_| begin..end)
     }
 
-    /// The bytes [begin, end) of the file; the range is within it.
+    /// The bytes [begin, end) of the file. The range must be inside it.
     pub(super) fn bytes(&self, begin: usize, end: usize) -> &[u8] {
         &self.map[begin..end]
     }
 
-    /// Reads the bytes from `begin` on without mapping them; false where the system refuses.
+    /// Reads bytes starting at `begin` without mapping them. Returns false if the system refuses.
     pub(super) fn read(&self, begin: usize, out: &mut [u8]) -> bool {
         self.file.read_exact_at(out, begin as u64).is_ok()
     }
 
-    /// Gives back the memory of all pages that [begin, end) touches; reading them again maps the file again.
+    /// Releases the memory of all pages that [begin, end) touches. Reading them again maps the file again.
     pub(super) fn release(&self, begin: usize, end: usize) {
         let page = rustix::param::page_size();
-        // Outward, so that ranges released one after the other leave no page between them; and further back, since
-        // a page fault also maps those of its neighbours that are in memory, released ones among them.
+        // Rounded outward, so that ranges that are released one after the other leave no page between them. The begin
+        // moves further back, because a page fault also maps neighbours that are still in memory, even released ones.
         let begin = begin.saturating_sub(MAPPED_WITH_A_FAULT) / page * page;
         let end = end.next_multiple_of(page).min(self.map.len());
         if begin < end {
-            // SAFETY: the pages are those of a file mapping that is never written, so dropping them loses nothing,
-            // also for those who read the rest of the first and last page: the next access maps the file's page
-            // again. Failing only costs memory.
+            // SAFETY: the pages belong to a file mapping that is never written, so dropping them loses nothing, even
+            // for readers of the rest of the first and last page. The next access maps the file's page again. A failure
+            // only costs memory.
             let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, end - begin) };
         }
     }
@@ -97,7 +97,7 @@ fn describe(error: &SafeTensorError, file: &[u8]) -> String {
     let length = file.len();
     match error {
         SafeTensorError::HeaderTooSmall => {
-            format!("is truncated: {length} bytes are less than the 8 of a safetensors file's start")
+            format!("is truncated: it has only {length} bytes, and a safetensors file starts with 8 bytes")
         }
         SafeTensorError::InvalidHeaderLength | SafeTensorError::HeaderTooLarge => {
             let header = file.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));

@@ -9,15 +9,15 @@ use safetensors::Dtype;
 /// Bytes of the file that are mapped at a time while a range is copied.
 const COPY_BLOCK: usize = 4 << 20;
 
-/// Parts of rows from this many bytes on are read by a system call each; shorter ones cost less when they are mapped.
+/// Row parts of at least this many bytes are read by one system call each. Shorter parts are cheaper to map.
 const READ_ROW: usize = 1024;
 
-/// A tensor in a mapped file. A tensor of one dimension counts as a matrix of one row.
+/// A tensor in a mapped file. A tensor with one dimension counts as a matrix with one row.
 #[derive(Debug, Clone)]
 pub struct TensorView<'a> {
     /// Element type in the file.
     pub dtype: WeightDtype,
-    /// Dimensions, as config.json implies them.
+    /// Dimensions as the file has them.
     pub shape: Vec<usize>,
     pub(super) shard: &'a Shard,
     pub(super) begin: usize,
@@ -65,7 +65,7 @@ impl<'a> TensorView<'a> {
         self.shard.bytes(begin, end)
     }
 
-    /// Gives back the memory that reading `rows` took; they can be read again.
+    /// Releases the memory that reading `rows` took. They can be read again.
     pub fn release(&self, rows: Range<usize>) {
         let (begin, end) = self.row_range(rows);
         self.shard.release(begin, end);
@@ -79,8 +79,8 @@ impl<'a> TensorView<'a> {
         (self.begin + first * pitch, self.begin + last * pitch)
     }
 
-    /// Reads elements as they are, without mapping the file: whole rows at once, else row by row where a row is long
-    /// enough for that. False where the bytes must be had otherwise.
+    /// Reads elements without conversion and without mapping the file: whole rows at once, otherwise row by row if the
+    /// rows are long enough. Returns false if the bytes must be read another way.
     fn read(&self, rows: &Range<usize>, columns: &Range<usize>, pitch: usize, out: &mut [u8]) -> bool {
         let element = self.dtype.size();
         let first = self.begin + rows.start * pitch + columns.start * element;
@@ -95,13 +95,13 @@ impl<'a> TensorView<'a> {
                 .all(|(row, out)| self.shard.read(first + row * pitch, out))
     }
 
-    /// Copies the elements [rows, columns] as `dtype` to `out`, row-major without gaps, and gives back the file's
-    /// memory on the way, so that at most a few megabytes of the file are mapped at a time.
+    /// Copies the elements [rows, columns] to `out` as `dtype`, row-major without gaps. Releases the file's memory on
+    /// the way, so that at most a few megabytes of the file are mapped at a time.
     ///
     /// Conversions round to nearest even.
     ///
     /// # Panics
-    /// The ranges do not lie in the tensor, or `out` has not exactly their size.
+    /// The ranges are outside the tensor, or the size of `out` differs from theirs.
     pub fn copy(&self, rows: Range<usize>, columns: Range<usize>, dtype: WeightDtype, out: &mut [u8]) {
         let (row_count, column_count) = self.matrix();
         assert!(rows.start <= rows.end && rows.end <= row_count, "rows {rows:?} of {row_count}");

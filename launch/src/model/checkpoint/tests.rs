@@ -6,7 +6,7 @@ use super::*;
 use crate::model::families::{parse_config, tensors};
 use crate::model::hf_config::WeightDtype::{Bf16, F16, F32};
 
-/// A safetensors file of these entries (dtype, shape, offsets) and data bytes.
+/// A safetensors file with these entries (dtype, shape, offsets) and data bytes.
 fn file(header: &Value, data: &[u8]) -> Vec<u8> {
     let header = header.to_string();
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -264,7 +264,7 @@ fn copying_leaves_no_pages_behind() {
     }
     let after_copy = resident(&path);
     assert!(after_copy < 1 << 20, "{after_copy} bytes still mapped");
-    // In pieces that no page boundary fits, as a loader asks for them.
+    // In pieces that do not match page boundaries, as a loader reads them.
     let mut piece = vec![0; 33 * columns * 2];
     for row in (0..rows - 33).step_by(33) {
         view.copy(row..row + 33, 0..columns, Bf16, &mut piece);
@@ -280,7 +280,7 @@ fn copying_leaves_no_pages_behind() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..Default::default() })]
-    /// No bytes make the reader panic, and what it accepts can be read whole.
+    /// No input makes the reader panic, and every accepted file can be read completely.
     #[test]
     fn mutated_files_never_panic(
         cut in 0usize..260, edits in prop::collection::vec((0usize..260, any::<u8>()), 0..4),

@@ -10,10 +10,10 @@ use taskgraph::op_graph::{Attrs, Role, Tensor, WeightPart};
 use taskgraph::split::Part;
 use taskgraph::{Capacity, DType, OpGraph, Rows, Sharding, Split, TensorId};
 
-/// Indices of the intermediate dimension that stay together on a rank, where there are enough.
+/// Indices of the intermediate dimension that stay together on a rank, if there are enough.
 const INTERMEDIATE_UNIT: u64 = 16;
 
-/// The op graph of one iteration with room for `capacity`.
+/// The op graph of one iteration for `capacity`.
 pub fn op_graph(
     config: &ModelConfig,
     sizes: &Sizes,
@@ -32,10 +32,10 @@ struct Builder<'a> {
     dtype: DType,
 }
 
-/// One piece of a concatenated weight: its name in the checkpoint, rows, and how they are dealt to the ranks.
+/// One piece of a concatenated weight: its name in the checkpoint, its rows, and how they are split over the ranks.
 type Piece = (String, u64, Split);
 
-/// What the steps of sampling after the first need.
+/// Tensors that the later steps of sampling need.
 struct Drawn {
     logits: TensorId,
     counts: TensorId,
@@ -146,7 +146,8 @@ impl Builder<'_> {
         let normed = self.rmsnorm("final_norm", x, "model.norm.weight");
         let head = match (c.tie_word_embeddings, parallel) {
             (true, true) => table,
-            // The table is replicated, but the head is dealt by vocabulary: a second tensor of the same values.
+            // The table is replicated, but the head is split by vocabulary. So it is a second tensor with the same
+            // values.
             (true, false) => self.concatenated(
                 "lm_head.tied",
                 vec![("model.embed_tokens.weight".into(), vocabulary, of_vocabulary)],
@@ -157,7 +158,8 @@ impl Builder<'_> {
                 self.graph.weight("lm_head.weight", self.dtype, &[vocabulary, hidden], split)
             }
         };
-        // A worker does its tasks in this order, so what is not needed sooner stands where it would wait.
+        // A worker runs its tasks in this order. A task that is not needed earlier is placed where the worker would
+        // wait.
         let counts = options.sampling.then(|| self.token_counts(sizes, options));
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
@@ -182,7 +184,7 @@ impl Builder<'_> {
         }
     }
 
-    /// How often each token stands in each sequence, for the penalties of sampled requests.
+    /// How often each token occurs in each sequence, for the penalties of sampled requests.
     fn token_counts(&mut self, sizes: &Sizes, options: &GraphOptions) -> TensorId {
         let vocabulary = u64::from(self.config.vocab_size);
         let counts = self.graph.add_tensor(Tensor {
@@ -191,7 +193,7 @@ impl Builder<'_> {
             dims: vec![u64::from(sizes.max_batch), vocabulary],
             rows: Rows::Fixed,
             role: Role::Persistent { region_dims: None },
-            // As the head's weight, and so the logits.
+            // Split like the head's weight, and so like the logits.
             sharding: Sharding::split(1, vocabulary, Split::Even { unit: 16 }),
             output: false,
         });
@@ -207,7 +209,7 @@ impl Builder<'_> {
         attrs(json!({"slices": options.ranks, "parts": parts, "kept": sample_partial::kept(vocabulary)}))
     }
 
-    /// The first step towards the tokens of requests that are not greedy (`kernels_cu::tasks::sample_partial`).
+    /// The first sampling step for requests that are not greedy (`kernels_cu::tasks::sample_partial`).
     fn sample_partial(&mut self, options: &GraphOptions, logits: TensorId, counts: TensorId) -> Drawn {
         let [records, lists] = ["sample_partial", "sample_partial.lists"].map(|name| self.activation(name));
         let attrs = self.sampling_attrs(options);
@@ -215,7 +217,7 @@ impl Builder<'_> {
         Drawn { logits, counts, records, lists }
     }
 
-    /// The others. The tokens of greedy requests are taken from `greedy`.
+    /// The other sampling steps. Greedy requests take their tokens from `greedy`.
     fn sample_rest(&mut self, options: &GraphOptions, drawn: Drawn, greedy: TensorId, next_token: TensorId) {
         let attrs = self.sampling_attrs(options);
         let Drawn { logits, counts, records, lists } = drawn;
@@ -231,7 +233,7 @@ impl Builder<'_> {
         self.graph.op(name, "rmsnorm", &[x, weight], attrs(json!({"eps": self.config.rms_norm_eps})))
     }
 
-    /// A weight (or, without `columns`, a bias) that is the concatenation of several tensors of the checkpoint.
+    /// A weight (without `columns`: a bias) that concatenates several tensors of the checkpoint.
     fn concatenated(&mut self, name: &str, pieces: Vec<Piece>, columns: Option<u64>) -> TensorId {
         let dims = |rows: u64| std::iter::once(rows).chain(columns).collect::<Vec<_>>();
         let split = pieces.iter().map(|&(_, len, split)| Part { len, split }).collect();
@@ -251,7 +253,7 @@ impl Builder<'_> {
         })
     }
 
-    /// Its type and dimensions follow from the operator that writes it.
+    /// The operator that writes it determines its type and dimensions.
     fn activation(&mut self, name: &str) -> TensorId {
         self.graph.add_tensor(Tensor {
             name: name.into(),
@@ -285,7 +287,7 @@ impl Builder<'_> {
             dtype: self.dtype,
             dims: kv_dims(pages, kv_heads, page_size, u64::from(c.head_dim)),
             rows: Rows::Fixed,
-            // The same in all graphs, whatever number of slots takes part.
+            // The same in all graphs, whatever their number of slots.
             role: Role::Persistent { region_dims: Some(kv_region_dims(sizes.max_batch, kv_heads)) },
             sharding: kv_sharding(heads, kv_heads),
             output: false,

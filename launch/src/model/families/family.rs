@@ -1,4 +1,4 @@
-//! What a model family is.
+//! The trait of a model family.
 
 use super::decoder;
 use super::options::GraphOptions;
@@ -6,12 +6,12 @@ use crate::model::hf_config::{Architecture, ModelConfig};
 use crate::model::model_json::Sizes;
 use taskgraph::{Capacity, OpGraph};
 
-/// A model family: how its configurations are read, and what they compute.
+/// A model family: how to read its configurations, and what they compute.
 pub trait Family: Architecture {
-    /// The op graph of one iteration with room for `capacity`.
+    /// The op graph of one iteration for `capacity`.
     ///
-    /// Its weights name the tensors of the checkpoint. It reads the batch and writes the tensor `batch.next_token`, as
-    /// [`decoder::op_graph`] does, which serves where a family overrides nothing.
+    /// Its weights name the tensors of the checkpoint. It reads the batch and writes the tensor `batch.next_token`,
+    /// like [`decoder::op_graph`], which is the default.
     fn op_graph(
         &self,
         config: &ModelConfig,

@@ -1,11 +1,11 @@
-//! Llama 2 and 3, and what follows their architecture.
+//! Llama 2 and 3, and models with the same architecture.
 
 use super::family::Family;
 use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits, some_layer_slides};
 use crate::model::json::Fields;
 
-/// Llama: no q/k norm, biases of the attention where the configuration says so, no sliding window.
+/// Llama: no q/k norm, attention biases if the configuration says so, no sliding window.
 #[derive(Debug)]
 pub struct Llama;
 
@@ -35,7 +35,7 @@ impl Architecture for Llama {
     fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError> {
         if some_layer_slides(fields, num_layers)? == Some(true) {
             let what = "sliding_attention in a Llama model";
-            return Err(fields.unsupported("layer_types", what, "only full_attention is"));
+            return Err(fields.unsupported("layer_types", what, "only full_attention is supported"));
         }
         let bias = fields.bool("attention_bias")?.unwrap_or(false);
         Ok(Traits { attention_bias: bias, output_bias: bias, ..Traits::default() })

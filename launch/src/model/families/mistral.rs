@@ -6,7 +6,8 @@ use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};
 use crate::model::json::Fields;
 
-/// Mistral: Llama with a sliding window in all layers, 4096 where the configuration is silent, none where it says null.
+/// Mistral: Llama with a sliding window in all layers. The window is 4096 if the configuration does not set it, and
+/// absent if it says null.
 #[derive(Debug)]
 pub struct Mistral;
 

@@ -1,8 +1,8 @@
-//! Model families: from a checkpoint's configuration to op graphs. An open set: a family is one file that implements
-//! [`Family`], and a line in `registry.rs`, or a call of [`add`] from another crate.
+//! Model families: from a checkpoint's configuration to op graphs. The set is open: a family is one file that implements
+//! [`Family`], and one line in `registry.rs`, or a call of [`add`] from another crate.
 //!
-//! All families so far are pre-norm decoders that differ in what [`ModelConfig`] says (biases, q/k norm, rope, tied
-//! embeddings), so one builder serves them.
+//! All families so far are pre-norm decoders. They differ only in what [`ModelConfig`] describes (biases, q/k norm, rope,
+//! tied embeddings), so one builder serves them all.
 
 pub mod decoder;
 mod family;
@@ -26,11 +26,11 @@ use std::path::Path;
 use taskgraph::op_graph::Role;
 use taskgraph::{Capacity, OpGraph};
 
-/// Reads config.json, and generation_config.json where it exists, from a checkpoint's folder. `fallback_dtype` is asked
-/// where config.json names no dtype.
+/// Reads config.json from a checkpoint's folder, and generation_config.json if it exists. `fallback_dtype` is called if
+/// config.json names no dtype.
 ///
 /// # Errors
-/// A file is unreadable or not JSON; a field is missing, wrong, contradictory or not supported.
+/// A file cannot be read or is not JSON, or a field is missing, wrong, contradictory or not supported.
 pub fn read_config(
     folder: &Path,
     fallback_dtype: impl FnOnce() -> Result<WeightDtype, InputError>,
@@ -38,10 +38,10 @@ pub fn read_config(
     ModelConfig::read_folder(folder, architecture, fallback_dtype)
 }
 
-/// Reads a configuration that is the object at `place` of `file` (`""`: the file itself).
+/// Reads a configuration from the object at `place` of `file` (`""` is the whole file).
 ///
 /// # Errors
-/// As [`read_config`].
+/// Those of [`read_config`].
 pub fn parse_config(
     file: &str,
     place: &str,
@@ -55,7 +55,7 @@ fn architecture(fields: &Fields<'_>) -> Result<&'static dyn Architecture, InputE
     registry::of(fields).map(|family| family as &dyn Architecture)
 }
 
-/// The op graph of one iteration with room for `capacity`.
+/// The op graph of one iteration for `capacity`.
 pub fn op_graph(
     config: &ModelConfig,
     sizes: &Sizes,
@@ -66,8 +66,8 @@ pub fn op_graph(
     registry::of_config(config).op_graph(config, sizes, options, name, capacity)
 }
 
-/// Names and shapes of all tensors that a model of this configuration reads of its checkpoint, in the order of their use:
-/// what the weights of its graph consist of.
+/// Names and shapes of all tensors that a model with this configuration reads from its checkpoint, in the order of their
+/// use. The weights of its graph consist of these tensors.
 pub fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let sizes = Sizes {
         max_batch: 1,
@@ -98,12 +98,12 @@ pub fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         .collect()
 }
 
-/// Rows of the prefill graphs for prompts, or rests of prompts, shorter than the largest chunk: an iteration takes about the
-/// time of its graph's rows.
+/// Rows of the smaller prefill graphs, for prompts or ends of prompts that are shorter than the largest chunk. The time of
+/// an iteration grows with the rows of its graph.
 const SMALLER_CHUNKS: [u32; 3] = [256, 512, 1024];
 
-/// The graphs that a run needs, smallest first: decode by batch class (powers of two up to `max_batch`, and
-/// `max_batch`), then prefill by chunk: `SMALLER_CHUNKS` and the largest.
+/// The graphs that a run needs, smallest first: decode graphs by batch class (powers of two up to `max_batch`, and
+/// `max_batch`), then prefill graphs by chunk (`SMALLER_CHUNKS` and the largest).
 pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
     let max = sizes.max_batch;
     let mut classes: Vec<u32> =
@@ -125,12 +125,12 @@ pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) ->
     graphs
 }
 
-/// Name of the decode graph of `max_batch`, which `--emit-graph` writes as `rank-R.task_graph.json`.
+/// Name of the decode graph of `max_batch`. `--emit-graph` writes it as `rank-R.task_graph.json`.
 pub fn main_graph_name(sizes: &Sizes) -> String {
     format!("decode-{}", sizes.max_batch)
 }
 
-/// Rank counts that divide the query heads.
+/// The numbers of ranks that divide the query heads.
 pub fn possible_ranks(config: &ModelConfig) -> Vec<u32> {
     (1..=config.num_heads).filter(|&n| config.num_heads.is_multiple_of(n)).collect()
 }

@@ -5,7 +5,7 @@ use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};
 use crate::model::json::Fields;
 
-/// Qwen2: biases of the q, k and v projections.
+/// Qwen2: the q, k and v projections have biases.
 #[derive(Debug)]
 pub struct Qwen2;
 
@@ -39,8 +39,8 @@ impl Architecture for Qwen2 {
 
 impl Family for Qwen2 {}
 
-/// Only with `use_sliding_window`, for the layers that `layer_types` names or, without it, those from `max_window_layers`
-/// on.
+/// The window exists only with `use_sliding_window`. It applies to the layers that `layer_types` names, or without it to
+/// those from `max_window_layers` on.
 pub(super) fn window(fields: &Fields<'_>, num_layers: u32) -> Result<Option<u32>, InputError> {
     let some_slide = some_layer_slides(fields, num_layers)?;
     let used = fields.bool("use_sliding_window")?.unwrap_or(false);

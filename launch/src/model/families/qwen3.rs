@@ -6,7 +6,8 @@ use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, Defaults, Traits};
 use crate::model::json::Fields;
 
-/// Qwen3: query and key heads are normalised, the size of a head is given, biases where the configuration says so.
+/// Qwen3: query and key heads are normalised, the head size is explicit, and there are biases if the configuration says
+/// so.
 #[derive(Debug)]
 pub struct Qwen3;
 

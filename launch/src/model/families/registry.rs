@@ -1,4 +1,4 @@
-//! The list of model families, which other crates may add to.
+//! The list of model families. Other crates can add to it.
 
 use super::family::Family;
 use crate::model::error::InputError;
@@ -6,17 +6,17 @@ use crate::model::hf_config::ModelConfig;
 use crate::model::json::Fields;
 use std::sync::{PoisonError, RwLock};
 
-/// Those of this crate: a line each.
+/// The families of this crate, one per line.
 const BUILT_IN: [&dyn Family; 4] =
     [&super::llama::Llama, &super::qwen2::Qwen2, &super::qwen3::Qwen3, &super::mistral::Mistral];
 
-/// Those of other crates, in the order in which they were added.
+/// The families of other crates, in the order in which they were added.
 static ADDED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 
-/// Adds a family of another crate, for all models that this process opens from now on.
+/// Adds a family from another crate, for all models that this process opens from now on.
 ///
 /// # Errors
-/// There is one with this name or model type already.
+/// A family with this name or model type exists already.
 pub fn add(family: &'static dyn Family) -> Result<(), String> {
     let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
     let taken =
@@ -34,7 +34,7 @@ pub fn all() -> Vec<&'static dyn Family> {
     BUILT_IN.into_iter().chain(added.iter().copied()).collect()
 }
 
-/// The family of a configuration: by `architectures`, or by `model_type` where that is absent.
+/// The family of a configuration: found by `architectures`, or by `model_type` if that is absent.
 pub(super) fn of(fields: &Fields<'_>) -> Result<&'static dyn Family, InputError> {
     let all = all();
     let names: Vec<&str> = all.iter().map(|family| family.name()).collect();
@@ -58,7 +58,7 @@ pub(super) fn of(fields: &Fields<'_>) -> Result<&'static dyn Family, InputError>
 /// The family that `config` was read for.
 ///
 /// # Panics
-/// Never: a configuration is only read for a family of this list, and none leaves it.
+/// Never: a configuration is only read for a family of this list, and families are never removed.
 pub(super) fn of_config(config: &ModelConfig) -> &'static dyn Family {
     let of_this_name = |family: &&'static dyn Family| family.name() == config.architecture();
     all().into_iter().find(of_this_name).expect("a configuration is read for a family of the list")

@@ -6,13 +6,13 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The longest file that is read as a whole. Weights are mapped instead, so this is for text.
+/// Maximum size of a file that is read as a whole. Weights are mapped instead, so this applies to text.
 const LONGEST: u64 = 1 << 30;
 
-/// Opens a regular file for reading; links are followed.
+/// Opens a regular file for reading. Links are followed.
 ///
 /// # Errors
-/// It is missing, unreadable or no regular file. Nothing else is opened, so a FIFO does not block.
+/// It is missing, unreadable or not a regular file. Nothing else is opened, so a FIFO does not block.
 pub fn open(path: &Path) -> Result<File, InputError> {
     open_regular(path).map_err(|error| InputError::unreadable(path, error))
 }
@@ -20,15 +20,15 @@ pub fn open(path: &Path) -> Result<File, InputError> {
 /// The bytes of a regular file.
 ///
 /// # Errors
-/// As [`open`]; or it is longer than a gigabyte.
+/// Those of [`open`], or the file is larger than a gigabyte.
 pub fn read(path: &Path) -> Result<Vec<u8>, InputError> {
     read_regular(path).map_err(|error| InputError::unreadable(path, error))
 }
 
-/// As [`read`]; `None` where there is no file.
+/// Like [`read`]; `None` if the file does not exist.
 ///
 /// # Errors
-/// As [`read`].
+/// Those of [`read`].
 pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, InputError> {
     match read_regular(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -43,7 +43,7 @@ fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if length <= LONGEST {
         bytes.try_reserve_exact(length as usize)?;
-        // One more, to notice a file that grows meanwhile.
+        // One byte more, to notice a file that grows meanwhile.
         file.take(LONGEST + 1).read_to_end(&mut bytes)?;
     }
     if length.max(bytes.len() as u64) > LONGEST {
@@ -55,7 +55,7 @@ fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
 
 fn open_regular(path: &Path) -> io::Result<File> {
     refuse_others(&fs::metadata(path)?)?;
-    // Another file may have taken its place since: neither wait for its writer nor make it our terminal.
+    // Another file may have taken its place since. These flags neither wait for its writer nor make it our terminal.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     refuse_others(&file.metadata()?)?;

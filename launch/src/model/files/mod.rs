@@ -1,8 +1,8 @@
 //! How the programs read and write files that the user names.
 //!
-//! [`read()`] and [`open`] take regular files only, and look before they open: a FIFO would block, a device might act.
-//! [`write()`] replaces a file as a whole or leaves it as it was; what is no regular file is written to.
-//! [`failed`] gives an output's error its exit status, the same for every output.
+//! [`read()`] and [`open`] accept only regular files, and check before they open: a FIFO would block, and a device
+//! might act. [`write()`] replaces a regular file as a whole or leaves it as it was; anything else is written to
+//! directly. [`failed`] gives all output errors the same exit statuses.
 
 mod input;
 mod output;

@@ -1,8 +1,8 @@
 //! Output files.
 //!
-//! A regular file is written under another name in the same folder and renamed: a reader finds the old one or the new
-//! one, and an error leaves the old one. Renaming over anything else would destroy it (`/dev/null`, a FIFO, a link), so
-//! links are followed to the file that they name, and what is no regular file is opened and written to.
+//! A regular file is written under a temporary name in the same folder and renamed. So a reader finds either the old or
+//! the new file, and an error leaves the old one. A rename would destroy anything else (`/dev/null`, a FIFO, a link).
+//! So links are followed to their target, and anything that is not a regular file is opened and written to.
 
 use crate::model::app_error::AppError;
 use crate::model::lack::fix;
@@ -16,25 +16,25 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest that a FIFO may be without a reader, and that its reader may not read.
+/// How long a FIFO may have no reader, and how long its reader may pause.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// As many links in a row as Linux follows.
+/// Maximum length of a chain of links, as in Linux.
 const MOST_LINKS: usize = 40;
-/// The start of temporary names.
+/// Prefix of temporary names.
 const PREFIX: &str = ".mpk-";
 
-/// A file that is too large for the limit of file sizes is an error from now on (EFBIG), not the end of the process
-/// (SIGXFSZ). For programs: it is a setting of the whole process.
+/// From now on, exceeding the limit of file sizes is an error (EFBIG) instead of the end of the process (SIGXFSZ). For
+/// programs only, because this setting applies to the whole process.
 pub fn report_size_limits() {
     // SAFETY: ignoring a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Writes what `content` writes to `path`. A regular file, or one that is not there, appears whole or not at all; its
-/// permissions stay. Anything else is written to as it is.
+/// Writes the output of `content` to `path`. A regular or new file appears complete or not at all, and keeps its
+/// permissions. Anything else is written to directly.
 ///
 /// # Errors
-/// Those of the system; nothing half-written stays where a regular file was asked for.
+/// The system's errors. No partial file is left where a regular file was asked for.
 pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     match place(path)? {
         Place::File { path, old } => replace(&path, old.as_ref(), content),
@@ -46,24 +46,24 @@ pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>
     }
 }
 
-/// Finds out before the work whether [`write()`] could write to `path`. Nothing is changed or left behind.
+/// Checks in advance whether [`write()`] could write to `path`. Nothing is changed or left behind.
 ///
 /// # Errors
-/// Those that [`write()`] would meet.
+/// The errors that [`write()`] would meet.
 pub fn check(path: &Path) -> io::Result<()> {
     match place(path)? {
         Place::File { path, old } => {
             writable(&path, old.as_ref())?;
             Temporary::beside(&path, old.as_ref()).map(drop)
         }
-        // Opening a FIFO and closing it again would be the end of the file to its reader.
+        // Opening and closing a FIFO would look like the end of the file to its reader.
         Place::Stream(metadata) if metadata.file_type().is_fifo() => Ok(()),
         Place::Stream(metadata) => open_stream(path, &metadata, Duration::ZERO).map(drop),
     }
 }
 
-/// The error of an output, with the status that its cause means: 3 where the disk is full, a limit is met or the
-/// environment lacks something else, 2 where the place can't be written, 4 where writing failed.
+/// The error of an output, with an exit status by cause: 3 if the disk is full, a limit is reached or the environment
+/// lacks something else; 2 if the place cannot be written to; 4 if writing failed.
 pub fn failed(output: impl Display, error: &io::Error) -> AppError {
     let message = format!("cannot write to {output}: {error}");
     if let Some(fix) = fix(error) {
@@ -83,11 +83,11 @@ pub fn failed(output: impl Display, error: &io::Error) -> AppError {
     }
 }
 
-/// Where an output goes.
+/// The destination of an output.
 enum Place {
-    /// To a regular file at `path`, which is no link; `old` is what is there now.
+    /// A regular file at `path`, which is not a link. `old` is the existing file.
     File { path: PathBuf, old: Option<Metadata> },
-    /// Into what is there.
+    /// Something else that exists already.
     Stream(Metadata),
 }
 
@@ -103,7 +103,8 @@ fn place(path: &Path) -> io::Result<Place> {
     for _ in 0..=MOST_LINKS {
         let Ok(target) = fs::read_link(&path) else { return Ok(Place::File { path, old }) };
         let folder = folder_of(&path);
-        // A link of /proc stands for an open file (/dev/stdout): its other users would keep the old one.
+        // A link in /proc stands for an open file, such as /dev/stdout. After a rename, its other users would keep the
+        // old file.
         if let Some(metadata) = old.clone().filter(|_| is_in_proc(folder)) {
             return Ok(Place::Stream(metadata));
         }
@@ -120,7 +121,7 @@ fn is_in_proc(folder: &Path) -> bool {
     folder.canonicalize().is_ok_and(|folder| folder.starts_with("/proc"))
 }
 
-/// A rename would also replace a file that its owner has made read-only.
+/// Renaming could replace a file that its owner has made read-only, so this is checked first.
 fn writable(path: &Path, old: Option<&Metadata>) -> io::Result<()> {
     if old.is_some() {
         OpenOptions::new().append(true).open(path)?;
@@ -139,7 +140,7 @@ fn replace(
     content(&mut out)?;
     out.flush()?;
     drop(out);
-    // Some file systems only now find that the disk is full.
+    // Some file systems notice only now that the disk is full.
     match temporary.file.sync_data() {
         Err(error) if error.kind() != ErrorKind::Unsupported && error.kind() != ErrorKind::InvalidInput => {
             return Err(error);
@@ -149,14 +150,14 @@ fn replace(
     temporary.rename(path)
 }
 
-/// A file of a name that nobody else has, removed unless it is renamed.
+/// A file with a unique name. It is removed unless it is renamed.
 struct Temporary {
     path: PathBuf,
     file: File,
 }
 
 impl Temporary {
-    /// An empty one in the folder of `path`, with the owner and permissions of `old`.
+    /// Creates an empty file in the folder of `path`, with the owner and permissions of `old`.
     fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<Temporary> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -172,7 +173,7 @@ impl Temporary {
                     }
                     return Ok(temporary);
                 }
-                // One that a killed process of the same number has left, or one of another machine's.
+                // A file left by a killed process with the same number, or by another machine.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -182,7 +183,7 @@ impl Temporary {
     fn take_after(&self, old: &Metadata) -> io::Result<()> {
         let own = self.file.metadata()?;
         if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
-            // Only root may give a file away; to others it is theirs from now on.
+            // Only root can change the owner. Otherwise the file belongs to this user from now on.
             let _ = fchown(&self.file, Some(old.uid()), Some(old.gid()));
         }
         self.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
@@ -198,13 +199,13 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Opens what is no file of its own, without waiting for its other end for longer than `patience`.
+/// Opens something that is not a regular file. Waits no longer than `patience` for its other end.
 fn open_stream(path: &Path, found: &Metadata, patience: Duration) -> io::Result<File> {
     let begin = Instant::now();
     loop {
@@ -213,7 +214,8 @@ fn open_stream(path: &Path, found: &Metadata, patience: Duration) -> io::Result<
         match options.open(path) {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) && found.file_type().is_fifo() => {
                 if begin.elapsed() >= patience {
-                    let problem = format!("nobody has opened it for reading for {} s", patience.as_secs());
+                    let problem =
+                        format!("no process has opened it for reading for {} s", patience.as_secs());
                     return Err(io::Error::new(ErrorKind::TimedOut, problem));
                 }
                 std::thread::sleep(Duration::from_millis(20));
@@ -223,7 +225,7 @@ fn open_stream(path: &Path, found: &Metadata, patience: Duration) -> io::Result<
     }
 }
 
-/// A file that may make its writer wait, but not without end.
+/// A file whose writer may have to wait, but only for a limited time.
 struct Stream {
     file: File,
 }

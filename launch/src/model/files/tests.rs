@@ -50,7 +50,7 @@ fn a_file_is_replaced_as_a_whole_and_keeps_its_permissions() {
 fn nobodys_files_are_touched() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.json");
-    // Names that a temporary file of this process could have.
+    // Names that temporary files of this process could have.
     let mut others = vec!["out.json.part".to_string()];
     others.extend((0..200).map(|number| format!(".mpk-{}-{number}", std::process::id())));
     for name in &others {
@@ -71,7 +71,7 @@ fn links_are_followed_and_stay() {
     fs::create_dir_all(at("real/deep")).unwrap();
     symlink("real/deep", at("folder")).unwrap();
     fs::write(at("real/there"), "old").unwrap();
-    // Relative to where the link lies, not to where its folder's link does.
+    // A link is relative to its own folder, not to where a link to that folder is.
     symlink("../there", at("real/deep/existing")).unwrap();
     symlink("../absent", at("real/deep/dangling")).unwrap();
     symlink(at("folder/existing"), at("twice")).unwrap();
@@ -117,7 +117,7 @@ fn devices_and_fifos_are_written_to() {
     assert!(fs::metadata(&path).unwrap().file_type().is_fifo());
 }
 
-/// What a shell has opened with `> file` keeps its content and its readers.
+/// A file that a shell opened with `> file` keeps its content and its readers.
 #[test]
 fn an_open_file_is_appended_to() {
     use std::os::fd::AsRawFd;

@@ -1,13 +1,13 @@
-//! What the configurations of an architecture have of their own, and what transformers assumes where they are silent.
+//! The differences between architectures' configurations, and transformers' defaults for missing fields.
 
 use serde_json::Value;
 
 use crate::model::{error::InputError, json::Fields};
 
-/// transformers' defaults for fields that are absent.
+/// transformers' defaults for missing fields.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub vocab_size: u32,
     /// Width of the residual stream.
     pub hidden_size: u32,
@@ -17,9 +17,9 @@ pub struct Defaults {
     pub num_layers: u32,
     /// Query heads.
     pub num_heads: u32,
-    /// Key/value heads; `None`: as many as query heads.
+    /// Key/value heads; `None` means as many as query heads.
     pub num_kv_heads: Option<u32>,
-    /// Elements of a head; `None`: hidden size / query heads.
+    /// Elements per head; `None` means hidden size / query heads.
     pub head_dim: Option<u32>,
     /// The longest sequence.
     pub max_position_embeddings: u32,
@@ -27,7 +27,7 @@ pub struct Defaults {
     pub eos: Option<u32>,
 }
 
-/// What decoders differ in.
+/// The differences between decoders.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traits {
     /// q, k and v projections have a bias.
@@ -36,11 +36,11 @@ pub struct Traits {
     pub output_bias: bool,
     /// Query and key heads are normalised.
     pub qk_norm: bool,
-    /// A query sees its own and the `sliding_window - 1` positions before it, in some or all layers.
+    /// In some or all layers, a query sees only its own position and the `sliding_window - 1` positions before it.
     pub sliding_window: Option<u32>,
 }
 
-/// An architecture, as far as reading its config.json goes.
+/// An architecture, as far as reading config.json is concerned.
 pub trait Architecture: std::fmt::Debug + Sync {
     /// Its value of `architectures`, such as `LlamaForCausalLM`.
     fn name(&self) -> &'static str;
@@ -51,77 +51,77 @@ pub trait Architecture: std::fmt::Debug + Sync {
     /// transformers' defaults.
     fn defaults(&self) -> Defaults;
 
-    /// What this model has of that in which decoders differ.
+    /// The traits of this model.
     ///
     /// # Errors
-    /// A field has a wrong value, or one that is not implemented.
+    /// A field has an invalid or unsupported value.
     fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError>;
 
-    /// Refuses fields that change the arithmetic and are not implemented.
+    /// Refuses fields that change the arithmetic but are not implemented.
     ///
     /// # Errors
-    /// There is one.
+    /// The configuration has such a field.
     fn refuse(&self, fields: &Fields<'_>) -> Result<(), InputError> {
         let act = fields.str("hidden_act")?.unwrap_or("silu");
-        // transformers' names for the same function.
+        // transformers uses both names for this function.
         if !matches!(act, "silu" | "swish") {
             return Err(fields.unsupported(
                 "hidden_act",
                 format!("the activation \"{act}\""),
-                "only \"silu\" is",
+                "only \"silu\" is supported",
             ));
         }
         refuse_in_any(fields)
     }
 }
 
-/// Refuses what no architecture has implemented: quantised checkpoints, biases of the MLP, soft-capping.
+/// Refuses what is not implemented for any architecture: quantised checkpoints, MLP biases, soft-capping.
 ///
 /// # Errors
-/// The configuration has one of them.
+/// The configuration asks for one of them.
 pub fn refuse_in_any(fields: &Fields<'_>) -> Result<(), InputError> {
     if fields.get("quantization_config").is_some() {
         return Err(fields.unsupported(
             "quantization_config",
             "a quantised checkpoint",
-            "take one with bf16, f16 or f32 weights",
+            "use a checkpoint with bf16, f16 or f32 weights",
         ));
     }
     if fields.bool("mlp_bias")? == Some(true) {
-        return Err(fields.unsupported("mlp_bias", "an MLP with biases", "only false is"));
+        return Err(fields.unsupported("mlp_bias", "an MLP with biases", "only false is supported"));
     }
     for name in ["attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"] {
         if fields.get(name).is_some() {
-            return Err(fields.unsupported(name, "soft-capping of logits", "only null is"));
+            return Err(fields.unsupported(name, "soft-capping of logits", "only null is supported"));
         }
     }
     Ok(())
 }
 
-/// Whether `layer_types`, where it is given, names a layer with a sliding window.
+/// True if `layer_types` is given and names a layer with a sliding window.
 ///
 /// # Errors
-/// It names another type of layer, or has not one entry for each layer.
+/// It names another layer type, or does not have one entry per layer.
 pub fn some_layer_slides(fields: &Fields<'_>, num_layers: u32) -> Result<Option<bool>, InputError> {
     let Some(types) = fields.strings("layer_types")? else { return Ok(None) };
     if let Some(i) = types.iter().position(|t| !matches!(*t, "full_attention" | "sliding_attention")) {
         return Err(fields.unsupported(
             &format!("layer_types[{i}]"),
             format!("the layer type \"{}\"", types[i]),
-            "only full_attention is",
+            "only full_attention is supported",
         ));
     }
     if types.len() != num_layers as usize {
-        let problem = format!("has {} entries, num_hidden_layers = {num_layers}", types.len());
+        let problem = format!("has {} entries, but num_hidden_layers is {num_layers}", types.len());
         return Err(fields.error("layer_types", problem));
     }
     Ok(Some(types.contains(&"sliding_attention")))
 }
 
-/// `sliding_window`: `default` where the field is absent, none where it is null.
+/// Reads `sliding_window`: `default` if the field is absent, no window if it is null.
 ///
 /// # Errors
-/// It is no positive number.
+/// It is not a positive number.
 pub fn sliding_window(fields: &Fields<'_>, default: u32) -> Result<Option<u32>, InputError> {
     match fields.raw("sliding_window") {
         None => Ok(Some(default)),

@@ -1,8 +1,7 @@
 //! Hugging Face configurations, as transformers 4 and 5 write them, read into one [`ModelConfig`].
 //!
-//! Fields that are not used are ignored. Fields that change the arithmetic and are not implemented are refused. What
-//! a configuration leaves out takes transformers' default for that architecture
-//! (`transformers/models/*/configuration_*.py`, version 5.23).
+//! Unused fields are ignored. Fields that change the arithmetic but are not implemented are refused. A missing field
+//! has transformers' default for that architecture (`transformers/models/*/configuration_*.py`, version 5.23).
 
 use std::path::Path;
 
@@ -43,7 +42,7 @@ impl WeightDtype {
         }
     }
 
-    /// The same type among those of tensors.
+    /// The corresponding tensor element type.
     pub const fn dtype(self) -> taskgraph::DType {
         match self {
             Self::F32 => taskgraph::DType::F32,
@@ -68,19 +67,19 @@ impl std::fmt::Display for WeightDtype {
     }
 }
 
-/// The largest `num_hidden_layers` that is taken.
+/// The largest accepted `num_hidden_layers`.
 pub const LARGEST_NUM_LAYERS: u32 = 1 << 14;
 
-/// What the arithmetic of a model depends on.
+/// The values that a model's arithmetic depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Which architecture it is, and so which family's.
+    /// The name of the architecture, which determines the family.
     architecture: &'static str,
-    /// The object as it was read, for what only one family needs.
+    /// The object as it was read, for fields that only one family needs.
     pub fields: Map<String, Value>,
-    /// Dtype of the weights (as the configuration or, failing that, the checkpoint says).
+    /// Dtype of the weights, from the configuration or otherwise from the checkpoint.
     pub dtype: WeightDtype,
-    /// Tokens of the vocabulary: rows of the embedding table.
+    /// Size of the vocabulary: the rows of the embedding table.
     pub vocab_size: u32,
     /// Width of the residual stream.
     pub hidden_size: u32,
@@ -88,15 +87,15 @@ pub struct ModelConfig {
     pub num_layers: u32,
     /// Query heads.
     pub num_heads: u32,
-    /// Key/value heads; divides `num_heads`.
+    /// Key/value heads. Divides `num_heads`.
     pub num_kv_heads: u32,
-    /// Elements of a head; even.
+    /// Elements per head. Even.
     pub head_dim: u32,
     /// Width of the MLP.
     pub intermediate_size: u32,
     /// Added to the mean square in each RMS norm.
     pub rms_norm_eps: f32,
-    /// The LM head is the embedding table.
+    /// The LM head uses the embedding table.
     pub tie_word_embeddings: bool,
     /// q, k and v projections have a bias.
     pub attention_bias: bool,
@@ -106,24 +105,25 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// The longest sequence that the model was made for.
+    /// The longest sequence that the model was trained for.
     pub max_position_embeddings: u32,
-    /// A query sees its own and the `sliding_window - 1` positions before it, in some or all layers. Not implemented
-    /// beyond that length: [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) refuses it.
+    /// In some or all layers, a query sees only its own position and the `sliding_window - 1` positions before it.
+    /// Longer sequences are not implemented: [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) refuses
+    /// them.
     pub sliding_window: Option<u32>,
-    /// End-of-sequence tokens, ascending; ids outside the vocabulary can't occur and are left out.
+    /// End-of-sequence tokens, ascending. Ids outside the vocabulary cannot occur and are left out.
     pub eos: Vec<u32>,
-    /// What generation_config.json says about sampling.
+    /// The sampling values of generation_config.json.
     pub generation: GenerationConfig,
 }
 
 impl ModelConfig {
-    /// Its value of `architectures`.
+    /// The name in `architectures`.
     pub fn architecture(&self) -> &'static str {
         self.architecture
     }
 
-    /// What [`read_config`](crate::model::families::read_config) does, once `architecture` has found the family.
+    /// The work of [`read_config`](crate::model::families::read_config), once `architecture` has found the family.
     pub(crate) fn read_folder(
         folder: &Path,
         architecture: impl FnOnce(&Fields<'_>) -> Result<&'static dyn Architecture, InputError>,
@@ -145,7 +145,7 @@ impl ModelConfig {
         Ok(model)
     }
 
-    /// What [`parse_config`](crate::model::families::parse_config) does, once `architecture` has found the family.
+    /// The work of [`parse_config`](crate::model::families::parse_config), once `architecture` has found the family.
     pub(crate) fn parse(
         file: &str,
         place: &str,
@@ -177,7 +177,7 @@ impl ModelConfig {
             }
         }
         let num_heads = size("num_attention_heads", defaults.num_heads)?;
-        // An explicit null means "as many as query heads" in every family, an absent field the family's default.
+        // An explicit null means "as many as query heads" in every family. A missing field means the family's default.
         let num_kv_heads = match config.get("num_key_value_heads") {
             None => defaults.num_kv_heads.unwrap_or(num_heads),
             Some(_) => size("num_key_value_heads", num_heads)?,
@@ -205,7 +205,7 @@ impl ModelConfig {
             return Err(fields.error("head_dim", problem));
         }
         for (name, heads) in [("num_attention_heads", num_heads), ("num_key_value_heads", num_kv_heads)] {
-            // q, k and v rows lie in one matrix, so three times the width has to fit.
+            // The q, k and v rows form one matrix, so three times the width must fit.
             if heads.checked_mul(head_dim).and_then(|v| v.checked_mul(3)).is_none() {
                 let problem = format!("{name} = {heads} x head_dim = {head_dim} overflows");
                 return Err(fields.error(name, problem));
@@ -245,7 +245,7 @@ impl ModelConfig {
             sliding_window: traits.sliding_window,
             eos: match end_of_sequence(&fields, vocab_size)? {
                 Some(eos) => eos,
-                // Null says that there is none, an absent field that the default holds.
+                // Null means that there is none. A missing field means the default.
                 None if config.contains_key("eos_token_id") => Vec::new(),
                 None => defaults.eos.into_iter().filter(|&id| id < vocab_size).collect(),
             },
@@ -263,7 +263,7 @@ impl ModelConfig {
         qkv.max(gate_up).max(self.hidden_size.into()).max(self.vocab_size.into())
     }
 
-    /// No matrix, and no sum of all of them, may overflow what memory can address.
+    /// Checks that no matrix, and not the sum of all of them, overflows the address space.
     fn check_weight_sizes(&self, fields: &Fields<'_>) -> Result<(), InputError> {
         let hidden = u128::from(self.hidden_size);
         let heads = u128::from(self.num_heads) + u128::from(self.num_kv_heads);
@@ -291,7 +291,7 @@ fn dtype_field(fields: &Fields<'_>) -> Result<Option<WeightDtype>, InputError> {
             "float32" | "float" => Ok(Some(WeightDtype::F32)),
             "float16" | "half" => Ok(Some(WeightDtype::F16)),
             "bfloat16" => Ok(Some(WeightDtype::Bf16)),
-            // "auto" leaves the choice to the checkpoint.
+            // "auto" means the checkpoint's dtype.
             "auto" => Ok(None),
             other => Err(fields.unsupported(
                 name,
@@ -303,7 +303,7 @@ fn dtype_field(fields: &Fields<'_>) -> Result<Option<WeightDtype>, InputError> {
     Ok(None)
 }
 
-/// `eos_token_id`: one, a list, or absent.
+/// Reads `eos_token_id`: one id, a list, or absent.
 fn end_of_sequence(fields: &Fields<'_>, vocab_size: u32) -> Result<Option<Vec<u32>>, InputError> {
     const NAME: &str = "eos_token_id";
     let values = match fields.get(NAME) {

@@ -1,9 +1,9 @@
 //! Rotary position embedding: its configuration and its table.
 //!
-//! Frequencies follow `transformers/modeling_rope_utils.py` (5.23) step by step in f32, each step correctly rounded,
-//! and the angle is the f32 product of position and frequency, as there; its cosine and sine are computed in f64 and
-//! rounded. What remains to transformers' own table is the last bit of its power function, that is at most about
-//! 6e-8 x position in the angle.
+//! Frequencies follow `transformers/modeling_rope_utils.py` (5.23) step by step in f32, with each step correctly
+//! rounded. As there, the angle is the f32 product of position and frequency. Its cosine and sine are computed in f64
+//! and rounded. The only difference from transformers' own table is the last bit of its power function, which is at
+//! most about 6e-8 x position in the angle.
 
 use crate::model::{
     error::InputError,
@@ -24,12 +24,12 @@ pub struct RopeConfig {
 pub enum RopeScaling {
     /// `rope_type` "default".
     None,
-    /// `rope_type` "linear": all frequencies divided.
+    /// `rope_type` "linear": all frequencies are divided.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// `rope_type` "llama3": long wavelengths divided, short ones kept, those between blended.
+    /// `rope_type` "llama3": long wavelengths are divided, short ones kept, and those between blended.
     Llama3 {
         /// The divisor of long wavelengths.
         factor: f64,
@@ -43,16 +43,16 @@ pub enum RopeScaling {
 }
 
 impl RopeConfig {
-    /// Reads `rope_parameters` (transformers 5; flat, or one for each layer type) or `rope_theta` and `rope_scaling`
+    /// Reads `rope_parameters` (transformers 5, flat or one per layer type), or `rope_theta` and `rope_scaling`
     /// (transformers 4).
     pub(crate) fn read(fields: &Fields<'_>, max_positions: u32) -> Result<Self, InputError> {
-        // As in transformers, a `rope_scaling` wins over `rope_parameters`.
+        // As in transformers, `rope_scaling` takes precedence over `rope_parameters`.
         let (name, parameters) = match fields.object("rope_scaling")? {
             Some(scaling) if !scaling.is_empty() => ("rope_scaling", Some(scaling)),
             _ => ("rope_parameters", fields.object("rope_parameters")?),
         };
         let parameters = match parameters {
-            // Nested by layer type: only full attention is supported, so its entry counts.
+            // Nested by layer type. Only full attention is supported, so its entry is used.
             Some(p) if p.get("full_attention").is_some() => p.object("full_attention")?,
             Some(p) if p.get("sliding_attention").is_some() => {
                 return Err(p.error("full_attention", "missing"));
@@ -81,7 +81,7 @@ impl RopeConfig {
                 return Err(from.unsupported(
                     "partial_rotary_factor",
                     format!("rotating {factor} of each head"),
-                    "only 1.0 is",
+                    "only 1.0 is supported",
                 ));
             }
         }
@@ -99,7 +99,8 @@ impl RopeConfig {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: factor("factor")? },
             "llama3" => {
-                // As transformers does, the field outside `name` wins, and the longest context is the default.
+                // As in transformers, the field outside `name` takes precedence, and the longest context is the
+                // default.
                 const ORIGINAL: &str = "original_max_position_embeddings";
                 let original = match (fields.u32(ORIGINAL)?, own.u32(ORIGINAL)?) {
                     (Some(v), _) | (None, Some(v)) => v,
@@ -137,7 +138,7 @@ impl RopeConfig {
     }
 }
 
-/// Radians a position for each of the `head_dim / 2` pairs of a head.
+/// Radians per position for each of the `head_dim / 2` pairs of a head.
 pub fn inverse_frequencies(rope: &RopeConfig, head_dim: u32) -> Vec<f32> {
     let theta = f64::from(rope.theta as f32);
     let mut frequencies: Vec<f32> = (0..head_dim / 2)
@@ -175,10 +176,10 @@ pub fn inverse_frequencies(rope: &RopeConfig, head_dim: u32) -> Vec<f32> {
     frequencies
 }
 
-/// The table [positions, head_dim] whose row p is the cosines, then the sines, of p x each frequency.
+/// The table [positions, head_dim]. Row p holds the cosines, then the sines, of p x each frequency.
 ///
-/// Element i and element i + head_dim/2 of a head form the pair that turns by frequency i. Its size must fit memory:
-/// [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) checks that it can be computed.
+/// Elements i and i + head_dim/2 of a head form the pair that rotates by frequency i. The table must fit in memory:
+/// [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) checks its size.
 pub fn rope_table(rope: &RopeConfig, head_dim: u32, positions: u32) -> Vec<f32> {
     let frequencies = inverse_frequencies(rope, head_dim);
     let mut table = Vec::with_capacity(positions as usize * 2 * frequencies.len());

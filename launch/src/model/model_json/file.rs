@@ -13,25 +13,25 @@ use crate::model::{error::InputError, files, json};
 
 /// The schema that this program reads.
 pub const SCHEMA: &str = "mpk-model/1";
-/// `generate.max_new_tokens` where it is not given.
+/// The default of `generate.max_new_tokens`.
 pub const DEFAULT_MAX_NEW_TOKENS: u32 = 64;
-/// `max_batch` where it is not given.
+/// The default of `max_batch`.
 pub const DEFAULT_MAX_BATCH: u32 = 8;
-/// The largest `max_batch` that is taken.
+/// The largest accepted `max_batch`.
 pub const LARGEST_MAX_BATCH: u32 = 4096;
-/// The largest `runtime.workers` that is taken.
+/// The largest accepted `runtime.workers`.
 pub const LARGEST_WORKERS: u32 = 4096;
-/// The most stop strings of a request.
+/// Maximum number of stop strings per request.
 pub const MOST_STOPS: usize = 32;
-/// The most bytes of a stop string.
+/// Maximum length of a stop string in bytes.
 pub const LONGEST_STOP: usize = 1024;
-/// `page_size` where it is not given.
+/// The default of `page_size`.
 pub const DEFAULT_PAGE_SIZE: u32 = 64;
-/// `max_seq_len` where it is not given, unless the model's own limit is smaller.
+/// The default of `max_seq_len`, unless the model's own limit is smaller.
 pub const DEFAULT_MAX_SEQ_LEN: u32 = 4096;
-/// `runtime.prefill_chunk` where it is not given (but more than `max_batch`).
+/// The default of `runtime.prefill_chunk`, if that is more than `max_batch`.
 pub const DEFAULT_PREFILL_CHUNK: u32 = 256;
-/// The same on a GPU whose tensor cores take wide tiles (Hopper): enough of them for whole waves.
+/// The default on a GPU whose tensor cores use wide tiles (Hopper): enough rows for whole waves.
 pub const DEFAULT_WIDE_PREFILL_CHUNK: u32 = 2048;
 
 /// A model.json file.
@@ -45,27 +45,28 @@ pub struct ModelJson {
     /// A name for logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A folder as Hugging Face publishes it, absolute or relative to model.json.
+    /// A folder with a Hugging Face checkpoint. A relative path starts at the folder of model.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<PathBuf>,
     /// Instead of `checkpoint`: a Hugging Face config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Map<String, Value>>,
-    /// The weights of `config` or `graph`.
+    /// The weights for `config` or `graph`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Weights>,
-    /// Instead of `checkpoint` and `config`: an op graph.
+    /// Instead of `checkpoint` and `config`: an op graph of your own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<Value>,
-    /// Most requests that run at once; 8 if absent.
+    /// Maximum number of requests that run at once. Default: 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_batch: Option<u32>,
-    /// Most tokens of one request, prompt and new; if absent the smaller of 4096 and the model's own limit.
+    /// Maximum number of tokens of one request, prompt and answer together. Default: 4096, or the model's own limit if
+    /// that is smaller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_seq_len: Option<u32>,
-    /// Positions in one page of the KV cache, a power of two; 64 if absent.
+    /// Number of positions in one page of the KV cache, a power of two. Default: 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub page_size: Option<u32>,
@@ -75,13 +76,13 @@ pub struct ModelJson {
     /// What to generate.
     #[serde(default)]
     pub generate: Generate,
-    /// The file that this was read from, for messages and relative paths.
+    /// The path of this file, for messages and relative paths.
     #[serde(skip)]
     #[schemars(skip)]
     pub path: PathBuf,
 }
 
-/// Where weights come from if not from a checkpoint.
+/// The source of the weights if there is no checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
@@ -101,58 +102,58 @@ pub struct RandomSeed {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Generate {
-    /// Prompts as text; they come before `prompt_tokens`.
+    /// Prompts as text. They come before `prompt_tokens`.
     pub prompts: Vec<String>,
     /// Prompts as lists of token ids.
     pub prompt_tokens: Vec<Vec<u32>>,
-    /// Most new tokens of a request; 64 if absent.
+    /// Maximum number of new tokens of a request. Default: 64.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_new_tokens: Option<u32>,
-    /// Go on after an end-of-sequence token.
+    /// Continue after an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Texts that end an answer; they are not part of it. At most 32.
+    /// An answer ends before the first of these texts. At most 32 texts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub stop: Vec<String>,
-    /// Take the highest logit, whatever the checkpoint's generation_config.json says.
+    /// Always take the highest logit, whatever the checkpoint's generation_config.json says.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub greedy: bool,
-    /// Logits are divided by it; 0 takes the highest one. If absent, generation_config.json decides.
+    /// Divides the logits. 0 takes the highest logit. Default: the value of generation_config.json.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100))]
     pub temperature: Option<f64>,
-    /// Draw from the k highest logits only; 0: from all. At most 1024 together with `top_p`.
+    /// Sample from the k highest logits only. 0 means all. At most 1024 together with `top_p`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<u32>,
-    /// Draw from the fewest tokens whose probability is at least this.
+    /// Sample from the smallest set of most likely tokens whose probabilities add up to this.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1))]
     pub top_p: Option<f64>,
-    /// Draw only tokens that have at least this share of the highest probability.
+    /// Sample only tokens that have at least this share of the highest probability.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1))]
     pub min_p: Option<f64>,
-    /// Divides the logits of tokens of the prompt and of new ones, or multiplies them where below 0.
+    /// For each token that is already in the prompt or the answer, divides a positive logit and multiplies a negative one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.01, max = 100))]
     pub repetition_penalty: Option<f64>,
-    /// Subtracted from the logit of every new token that has come.
+    /// Subtracted from the logit of every token that is already in the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -2, max = 2))]
     pub presence_penalty: Option<f64>,
-    /// Subtracted from the logit of a new token for each time that it has come.
+    /// Subtracted from a token's logit for each time that the token is already in the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -2, max = 2))]
     pub frequency_penalty: Option<f64>,
-    /// Key of the random numbers: the same seed gives the same tokens on any number of ranks. If absent, each run has
-    /// another one.
+    /// Seed of the random numbers. The same seed gives the same tokens on any number of ranks. By default each run uses
+    /// another seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
 }
 
 impl Generate {
-    /// What it says about how tokens are chosen.
+    /// The sampling values.
     pub fn sampling(&self) -> SamplingOptions {
         SamplingOptions {
             greedy: self.greedy,
@@ -172,26 +173,27 @@ impl ModelJson {
     /// Reads and checks `path`.
     ///
     /// # Errors
-    /// The file is missing or unreadable, not JSON (with line and column), or a field is unknown, missing, of the
-    /// wrong type or out of range (with its path).
+    /// The file is missing, unreadable or not JSON (the error names line and column); or a field is unknown, missing, of
+    /// the wrong type or out of range (the error names its path).
     pub fn read(path: &Path) -> Result<Self, InputError> {
         Self::parse(path, &files::read(path)?)
     }
 
-    /// As [`ModelJson::read`], but whether the fields fit each other is left to [`ModelJson::with`]: some may be replaced.
+    /// Like [`ModelJson::read`], but without the check that fields are consistent, because some may be replaced.
+    /// [`ModelJson::with`] makes that check.
     ///
     /// # Errors
-    /// As [`ModelJson::read`].
+    /// Those of [`ModelJson::read`].
     pub fn read_unchecked(path: &Path) -> Result<Self, InputError> {
         Self::parse_unchecked(path, &files::read(path)?)
     }
 
-    /// The model of a Hugging Face folder, with the defaults of all other fields.
+    /// The model in a Hugging Face folder, with the defaults of all other fields.
     pub fn of_checkpoint(folder: &Path) -> Self {
         ModelJson {
             schema: SCHEMA.into(),
             name: folder.file_name().map(|name| name.to_string_lossy().into_owned()),
-            // Absolute, so that it is not looked for beside the folder.
+            // Absolute, because a relative path would start at that folder.
             checkpoint: Some(std::path::absolute(folder).unwrap_or_else(|_| folder.into())),
             config: None,
             weights: None,
@@ -205,18 +207,18 @@ impl ModelJson {
         }
     }
 
-    /// Checks the text of a model.json; `path` is for messages and relative paths.
+    /// Checks the text of a model.json. `path` is used in messages and for relative paths.
     ///
     /// # Errors
-    /// As [`ModelJson::read`].
+    /// Those of [`ModelJson::read`].
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
         Self::parse_unchecked(path, bytes)?.with(&Overrides::default())
     }
 
-    /// As [`ModelJson::parse`], but whether the fields fit each other is left to [`ModelJson::with`].
+    /// Like [`ModelJson::parse`], but without the check that fields are consistent. [`ModelJson::with`] makes that check.
     ///
     /// # Errors
-    /// As [`ModelJson::parse`].
+    /// Those of [`ModelJson::parse`].
     pub fn parse_unchecked(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
         let file = path.display().to_string();
         let object = json::parse_object(&file, bytes)?;
@@ -235,22 +237,22 @@ impl ModelJson {
         let mut model: Self = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
             let place = e.path().to_string();
             let inner = e.into_inner();
-            let problem = format!(
-                "{} (line {}, column {})",
-                json::without_position(&inner),
-                inner.line(),
-                inner.column()
-            );
+            // serde names Rust's types, which users need not know.
+            let words = json::without_position(&inner);
+            let words = words.replace("expected u32", "expected a whole number from 0 to 4294967295");
+            let words = words.replace("expected u64", "expected a whole number, 0 or more");
+            let words = words.replace("expected f64", "expected a number");
+            let problem = format!("{words} (line {}, column {})", inner.line(), inner.column());
             InputError::field(&file, place, problem)
         })?;
         model.path = path.to_path_buf();
         Ok(model)
     }
 
-    /// The same with these values in the place of its own, checked as a whole.
+    /// Replaces values by `overrides`, and checks the result as a whole.
     ///
     /// # Errors
-    /// Fields do not fit each other or their limits.
+    /// Fields are out of range or inconsistent.
     pub fn with(mut self, overrides: &Overrides) -> Result<ModelJson, InputError> {
         let put = |field: &mut Option<u32>, value: Option<u32>| *field = value.or(*field);
         put(&mut self.max_batch, overrides.max_batch);
@@ -271,8 +273,8 @@ impl ModelJson {
         Ok(self)
     }
 
-    /// Checks that the fields fit each other and their limits. Messages name the fields that `overrides` has replaced by
-    /// their options.
+    /// Checks the ranges and the consistency of the fields. Messages call a field that `overrides` replaced by its
+    /// command-line option.
     fn check(&self, overrides: &Overrides) -> Result<(), InputError> {
         let file = self.file();
         let error = |place: &str, problem: String| {
@@ -298,7 +300,7 @@ impl ModelJson {
             [] => {
                 return error(
                     ".",
-                    "no model: give \"checkpoint\" (a folder), \"config\" with \"weights\", or \"graph\""
+                    "no model: add \"checkpoint\" (a folder), \"config\" with \"weights\", or \"graph\""
                         .into(),
                 );
             }
@@ -318,7 +320,7 @@ impl ModelJson {
             return error("weights", "a checkpoint has its own weights; remove this field".into());
         }
         if self.graph.is_some() && self.runtime.placements().of_all().is_none() {
-            let problem = "a graph of your own is one graph; give \"static\" or \"dynamic\"";
+            let problem = "a graph of your own is one graph; use \"static\" or \"dynamic\"";
             return error("runtime.placement", problem.into());
         }
         for (place, value) in [
@@ -344,11 +346,11 @@ impl ModelJson {
         }
         let stops = &self.generate.stop;
         if stops.len() > MOST_STOPS {
-            let problem = format!("at most {MOST_STOPS} texts are taken, found {}", stops.len());
+            let problem = format!("at most {MOST_STOPS} texts are possible, found {}", stops.len());
             return error("generate.stop", problem);
         }
         if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > LONGEST_STOP) {
-            let problem = format!("a text has 1 to {LONGEST_STOP} bytes, found {}", stop.len());
+            let problem = format!("a text must have 1 to {LONGEST_STOP} bytes, found {}", stop.len());
             return error("generate.stop", problem);
         }
         if let Some(page_size) = self.page_size.filter(|v| !v.is_power_of_two()) {
@@ -363,7 +365,7 @@ impl ModelJson {
         Ok(())
     }
 
-    /// The file that this was read from, as shown in messages.
+    /// The path of this file, as shown in messages.
     pub fn file(&self) -> String {
         self.path.display().to_string()
     }

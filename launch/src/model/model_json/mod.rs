@@ -1,4 +1,4 @@
-//! model.json, schema `mpk-model/1`: what to run, and how.
+//! model.json (schema `mpk-model/1`): which model to run, and how.
 
 mod file;
 mod overrides;

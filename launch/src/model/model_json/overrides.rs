@@ -1,16 +1,16 @@
-//! What a program puts in the place of values of model.json, such as the options of its command line.
+//! Values that a program uses in place of those of model.json, such as its command-line options.
 
 use super::placements::Placement;
 use super::runtime::{Allreduce, Kv, PrefixCache};
 
-/// Values that replace those of model.json, where they are given.
+/// Values that replace those of model.json, if given.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     /// `max_batch`.
     pub max_batch: Option<u32>,
     /// `max_seq_len`.
     pub max_seq_len: Option<u32>,
-    /// `runtime.placement`, of all graphs.
+    /// `runtime.placement`, for all graphs.
     pub placement: Option<Placement>,
     /// `runtime.allreduce`.
     pub allreduce: Option<Allreduce>,
@@ -33,7 +33,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// How messages name a field that has been replaced: by the option of the programs.
+    /// The command-line option that replaces a field, for messages.
     pub(super) fn option(&self, field: &str) -> Option<&'static str> {
         let (given, option) = match field {
             "max_batch" => (self.max_batch.is_some(), "--max-batch"),

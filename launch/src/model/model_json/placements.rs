@@ -1,4 +1,4 @@
-//! `runtime.placement`: one for all graphs, or one for each class of them.
+//! `runtime.placement`: one placement for all graphs, or one per class of graphs.
 
 use schemars::JsonSchema;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
@@ -6,27 +6,27 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
-/// How tasks get to workers.
+/// How tasks are assigned to workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// Each worker has its list.
+    /// Each worker has a fixed list of tasks.
     #[default]
     Static,
-    /// Events launch tasks through schedulers.
+    /// Schedulers assign tasks when their events complete.
     Dynamic,
 }
 
-/// How tasks get to workers, for each class of graphs. In model.json it is a name for both, or an object.
+/// How tasks are assigned to workers, per class of graphs. In model.json it is one name for all classes, or an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Placements {
-    /// Of the graphs in which every row is sampled.
+    /// For graphs in which every row is sampled.
     pub decode: Placement,
-    /// Of the graphs with room for prompts.
+    /// For graphs with rows for prompts.
     pub prefill: Placement,
 }
 
-/// As model.json has it.
+/// The form in model.json.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(rename = "Placements")]
@@ -37,19 +37,19 @@ pub(super) enum Form {
     ByClass(ByClass),
 }
 
-/// Which graphs are placed how.
+/// One placement per class of graphs.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[derive(Default)]
 pub(super) struct ByClass {
-    /// Graphs of iterations in which every request yields a token.
+    /// Placement of graphs of iterations in which every request yields a token.
     decode: Placement,
-    /// Graphs of iterations with rows of prompts.
+    /// Placement of graphs of iterations with prompt rows.
     prefill: Placement,
 }
 
 impl Placements {
-    /// The one placement of all graphs; `None` where they differ.
+    /// The placement of all graphs; `None` if they differ.
     pub fn of_all(self) -> Option<Placement> {
         (self.decode == self.prefill).then_some(self.decode)
     }
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Placements {
     }
 }
 
-/// Reads either form. An untagged enum would not say what is wrong.
+/// Reads both forms. The errors of an untagged enum would not say what is wrong.
 struct Forms;
 
 impl<'de> Visitor<'de> for Forms {

@@ -4,20 +4,20 @@ use super::placements::{self, Placements};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How an allreduce is lowered.
+/// How an allreduce is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allreduce {
-    /// By size: one-shot for few rows, otherwise two-shot (on GPUs) or copies.
+    /// By size: one-shot for few rows, otherwise two-shot on GPUs and copy-reduce on CPUs.
     #[default]
     Auto,
-    /// Copies with signal, then a reduce.
+    /// Each rank copies its part to every peer with a signal, then reduces.
     CopyReduce,
-    /// Flagged words pushed to all ranks: quickest for few rows. Prompts take much memory.
+    /// Each rank pushes flagged words to every peer. Fastest for few rows; prompts need much memory.
     OneShot,
     /// Reduce-scatter, then broadcast.
     TwoShot,
-    /// Over nodes: a sum within each node, an exchange between nodes, the result spread within each node.
+    /// For several nodes: reduce within each node, exchange between nodes, broadcast within each node.
     Hierarchical,
 }
 
@@ -25,29 +25,30 @@ pub enum Allreduce {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kv {
-    /// All that it can need, when it begins.
+    /// When it starts, it gets all the pages that it may need.
     #[default]
     Reserved,
-    /// As it needs them. Where none is left, the youngest request gives its own back and goes on later, with the same tokens.
+    /// It gets pages as it needs them. If none is left, the youngest request gives its pages back and continues later with the same
+    /// tokens.
     OnDemand,
 }
 
-/// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+/// Whether the KV cache of prompts is kept for later prompts that begin with the same tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrefixCache {
-    /// Every prompt is computed.
+    /// Compute every prompt in full.
     Off,
-    /// What an earlier prompt has in common is not computed again, as long as there is room for it.
+    /// Do not compute again what an earlier prompt has in common, as long as there is room to keep it.
     #[default]
     On,
 }
 
-/// How the embedding table is shared out among ranks.
+/// How the embedding table is split over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Embedding {
-    /// Each rank has a range of the vocabulary; an allreduce adds the ranks' rows.
+    /// Each rank has a range of the vocabulary. An allreduce adds up the ranks' rows.
     #[default]
     VocabularyParallel,
     /// Each rank has the whole table.
@@ -58,43 +59,43 @@ pub enum Embedding {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
-    /// How tasks get to workers: of all graphs, or of each class of them, such as `{"decode": "static", "prefill": "dynamic"}`; static if
-    /// absent, unless `mpk-bench tune` found otherwise.
+    /// How tasks are assigned to workers: one placement for all graphs, or one per class of graphs, such as `{"decode": "static",
+    /// "prefill": "dynamic"}`. Default: static, unless `mpk-bench tune` found otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<placements::Form>")]
     pub placement: Option<Placements>,
-    /// How an allreduce is lowered.
+    /// How an allreduce is carried out.
     pub allreduce: Allreduce,
-    /// How the embedding table is shared out among ranks.
+    /// How the embedding table is split over the ranks.
     pub embedding: Embedding,
-    /// Most rows (tokens) of one iteration that holds prompt tokens; at least `max_batch`; if absent 256, on Hopper up to 2,048.
+    /// Maximum number of rows (tokens) of an iteration with prompt tokens. At least `max_batch`. Default: 256, on Hopper up to 2,048.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub prefill_chunk: Option<u32>,
-    /// Share of `prefill_chunk` that prompts may take of an iteration in which other requests generate; all of it if absent. A small
-    /// share keeps a long prompt from holding up the others.
+    /// Share of `prefill_chunk` that prompts may use in an iteration in which other requests generate. Default: all of it. With a small
+    /// share, a long prompt delays the other requests less.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1))]
     pub prefill_share: Option<f64>,
     /// When a request gets pages of the KV cache.
     pub kv: Kv,
-    /// Whether full pages of prompts are kept for later prompts that begin with the same tokens.
+    /// Whether the KV cache of prompts is kept for later prompts that begin with the same tokens.
     pub prefix_cache: PrefixCache,
-    /// Pages of the KV cache; enough for `max_batch` requests of `max_seq_len` if absent.
+    /// Number of pages of the KV cache. Default: enough for `max_batch` requests of `max_seq_len` tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub kv_pages: Option<u32>,
-    /// Workers of a rank; the rank's share of the cores, or of the device, if absent.
+    /// Number of workers per rank. Default: the rank's share of the cores, or of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub workers: Option<u32>,
-    /// Each rank's node, counted from 0, for the allreduce over nodes; if absent, where the launcher has put the ranks.
+    /// The node of each rank, counted from 0, for the allreduce over nodes. Default: the nodes on which the launcher started the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Vec<u32>>,
 }
 
 impl Runtime {
-    /// Where tasks are placed if nothing else decides: as the file says, or static.
+    /// The placements of the file, otherwise static. Used if nothing else decides.
     pub fn placements(&self) -> Placements {
         self.placement.unwrap_or_default()
     }

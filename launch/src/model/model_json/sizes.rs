@@ -1,4 +1,4 @@
-//! The sizes that model.json and the model's configuration give together.
+//! The sizes that follow from model.json and the model's configuration together.
 
 use super::file::{
     DEFAULT_MAX_SEQ_LEN, DEFAULT_PAGE_SIZE, DEFAULT_PREFILL_CHUNK, DEFAULT_WIDE_PREFILL_CHUNK, ModelJson,
@@ -6,32 +6,31 @@ use super::file::{
 use crate::model::{error::InputError, hf_config::ModelConfig};
 use taskgraph::Target;
 
-/// Batch, sequence and KV cache sizes of a run. All products that the runtime computes from them have been checked
-/// to fit their integers.
+/// Sizes of batch, sequence and KV cache of a run. All products that the runtime computes from them are known not to overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Slots: most requests that run at once.
+    /// Number of slots: the maximum number of requests that run at once.
     pub max_batch: u32,
-    /// Most tokens of a request, prompt and new.
+    /// Maximum number of tokens of a request, prompt and answer together.
     pub max_seq_len: u32,
     /// Positions in a page of the KV cache, a power of two.
     pub page_size: u32,
-    /// Pages that a request of `max_seq_len` tokens takes.
+    /// Number of pages for a request of `max_seq_len` tokens.
     pub pages_per_slot: u32,
     /// Pages of the KV cache, shared by all slots.
     pub num_pages: u32,
-    /// Most rows of an iteration that holds prompt tokens.
+    /// Maximum number of rows of an iteration with prompt tokens.
     pub prefill_chunk: u32,
 }
 
 impl Sizes {
-    /// Most tokens of one request that the KV cache can hold: the smaller of `max_seq_len` and all pages.
+    /// Maximum number of tokens of one request that the KV cache can hold: the smaller of `max_seq_len` and all pages.
     pub fn longest_request(&self) -> u32 {
         let pages = u64::from(self.num_pages) * u64::from(self.page_size);
         u64::from(self.max_seq_len).min(pages) as u32
     }
 
-    /// Prompt rows of an iteration in which other requests generate, by `runtime.prefill_share`; 0: as many as there is room for.
+    /// Prompt rows of an iteration in which other requests generate, according to `runtime.prefill_share`. 0 means no limit.
     pub fn prompt_rows(&self, share: Option<f64>) -> u32 {
         match share {
             Some(share) if share < 1.0 => (f64::from(self.prefill_chunk) * share).ceil().max(1.0) as u32,
@@ -41,11 +40,11 @@ impl Sizes {
 }
 
 impl ModelJson {
-    /// The sizes of a run of `config`, defaults filled in.
+    /// The sizes for a run of `config`, with defaults filled in.
     ///
     /// # Errors
-    /// A product overflows, or `max_seq_len` is longer than the model's sliding window (which is not implemented;
-    /// up to its length it changes nothing).
+    /// A product overflows, or `max_seq_len` is longer than the model's sliding window. Such a window is not implemented; up to
+    /// its length it changes nothing.
     pub fn sizes(&self, config: &ModelConfig) -> Result<Sizes, InputError> {
         let file = self.file();
         let window = config.sliding_window.unwrap_or(u32::MAX);
@@ -70,11 +69,11 @@ impl ModelJson {
         Ok(sizes)
     }
 
-    /// [`ModelJson::sizes`] on `target`: where products of many rows run in wide tiles, a chunk is longer by default, but
-    /// not longer than all requests together.
+    /// [`ModelJson::sizes`] on `target`. If products of many rows use wide tiles, the default chunk is longer, but not longer
+    /// than all requests together.
     ///
     /// # Errors
-    /// As [`ModelJson::sizes`].
+    /// Those of [`ModelJson::sizes`].
     pub fn sizes_on(&self, config: &ModelConfig, target: &Target) -> Result<Sizes, InputError> {
         let mut sizes = self.sizes(config)?;
         if target.wide && self.runtime.prefill_chunk.is_none() {
@@ -86,7 +85,7 @@ impl ModelJson {
         Ok(sizes)
     }
 
-    /// The sizes where there is no model configuration (an op graph of the user's own) or its limits do not matter.
+    /// The sizes without a model configuration (for a user graph), or if its limits do not matter.
     ///
     /// # Errors
     /// A product overflows.
@@ -94,7 +93,7 @@ impl ModelJson {
         let max_batch = self.max_batch();
         let page_size = self.page_size.unwrap_or(DEFAULT_PAGE_SIZE);
         let pages_per_slot = max_seq_len.div_ceil(page_size);
-        // Positions of all slots must fit u32 whatever kv_pages says: regions are counted in them.
+        // The positions of all slots must fit in u32 whatever kv_pages is, because regions are counted in them.
         let computation = format!("max_batch = {max_batch} x max_seq_len = {max_seq_len} tokens");
         self.fits_u32(
             "the number of tokens of a full batch",
@@ -113,7 +112,7 @@ impl ModelJson {
             }
         };
         let prefill_chunk = self.runtime.prefill_chunk.unwrap_or_else(|| {
-            // More than the decode graph of max_batch has, or prompts would have no graph of their own.
+            // More rows than the decode graph of max_batch has. Otherwise prompts would have no graph of their own.
             max_batch.saturating_add(1).next_power_of_two().max(DEFAULT_PREFILL_CHUNK)
         });
         Ok(Sizes { max_batch, max_seq_len, page_size, pages_per_slot, num_pages, prefill_chunk })

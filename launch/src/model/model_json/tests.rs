@@ -41,7 +41,9 @@ fn stop_strings_have_limits_and_an_option() {
     };
     let model = with(json!(["\n\n", "END"])).unwrap();
     assert_eq!(model.generate.stop, ["\n\n", "END"]);
-    assert!(with(json!([""])).unwrap_err().contains("`generate.stop`: a text has 1 to 1024 bytes, found 0"));
+    assert!(
+        with(json!([""])).unwrap_err().contains("`generate.stop`: a text must have 1 to 1024 bytes, found 0")
+    );
     assert!(with(json!(["x".repeat(1025)])).is_err() && with(json!("END")).is_err());
     assert!(with(json!(vec!["x"; 33])).unwrap_err().contains("at most 32"));
     let given = |stop: &str| Overrides { stop: Some(vec![stop.into()]), ..Overrides::default() };
@@ -132,6 +134,10 @@ fn mistakes_are_named() {
         ("{\n  \"schema\": \"mpk-model/1\",\n  oops\n}", &["dir/model.json:3:3", "not valid JSON"][..]),
         ("", &["dir/model.json:1:0", "EOF"]),
         ("[]", &["expected an object", "a list"]),
+        (
+            r#"{"schema": "mpk-model/1", "max_batch": "8"}"#,
+            &["`max_batch`", "expected a whole number from 0"],
+        ),
         (r#"{"checkpoint": "x"}"#, &["`schema`", "missing"]),
         (r#"{"schema": "mpk-model/2", "checkpoint": "x"}"#, &["`schema`", "mpk-model/1", "mpk-model/2"]),
         (r#"{"schema": 1, "checkpoint": "x"}"#, &["`schema`", "the number 1"]),
@@ -269,7 +275,7 @@ fn the_published_schema_is_current() {
 }
 
 proptest! {
-    /// No text makes the reader panic; what it accepts also gives sizes or an error.
+    /// No text makes the reader panic. Accepted text gives sizes or an error.
     #[test]
     fn mutated_text_never_panics(cut in 0usize..400, at in 0usize..400, byte: u8, digits in "[0-9]{1,12}") {
         let text = format!(r#"{{"schema": "mpk-model/1", "config": {{"architectures": ["Qwen3ForCausalLM"],
@@ -303,7 +309,7 @@ fn chunks_are_longer_where_products_are_wide_but_not_longer_than_all_requests() 
     assert_eq!(chunk(r#", "runtime": {"prefill_chunk": 100}"#, true), 100);
 }
 
-/// Options and model.json are merged first and checked once: limits are the same wherever a value comes from.
+/// Options and model.json are merged first and checked once, so the limits are the same wherever a value comes from.
 #[test]
 fn values_that_are_replaced_are_checked_in_their_place() {
     let file = |more: &str| {
@@ -312,11 +318,11 @@ fn values_that_are_replaced_are_checked_in_their_place() {
     };
     let batch = |slots| Overrides { max_batch: Some(slots), ..Overrides::default() };
     let refused = |model: ModelJson, overrides: &Overrides| model.with(overrides).unwrap_err().to_string();
-    // What the file says wrong does not matter where it is replaced.
+    // A wrong value in the file does not matter if it is replaced.
     assert_eq!(file(r#", "max_batch": 5000"#).with(&batch(4)).unwrap().max_batch(), 4);
     let chunk = r#", "max_batch": 32, "runtime": {"prefill_chunk": 16}"#;
     assert_eq!(file(chunk).with(&batch(8)).unwrap().max_batch(), 8);
-    // The other way round too: the same limits, and the option is named.
+    // The other way round: the same limits apply, and the message names the option.
     let message = refused(file(chunk), &batch(17));
     assert!(message.contains("runtime.prefill_chunk") && message.contains("max_batch = 17"), "{message}");
     for (overrides, option) in [
@@ -332,7 +338,7 @@ fn values_that_are_replaced_are_checked_in_their_place() {
     assert!(refused(file(r#", "max_batch": 5000"#), &Overrides::default()).contains("m.json: `max_batch`"));
 }
 
-/// However many slots there are, a chunk that is not asked for has more rows than the decode graphs.
+/// However many slots there are, the default chunk has more rows than the decode graphs.
 #[test]
 fn prompts_have_a_graph_of_their_own_by_default() {
     for slots in [1, 8, 255, 256, 300, 4096] {

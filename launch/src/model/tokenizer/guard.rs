@@ -1,5 +1,5 @@
-//! Calls of the tokenizers library, which takes a file's word for much: what a file breaks there is a panic, and its
-//! regular expressions may take longer than anyone waits.
+//! Guards calls of the tokenizers library. It trusts its input files, so a bad file can make it panic, and a regular
+//! expression can take practically for ever.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 thread_local! {
-    /// This thread's panics become errors: nobody is told twice.
+    /// Turns this thread's panics into errors, so that they are not printed as well.
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The result of `call`; the message of its panic if it does, which is not printed.
+/// Returns the result of `call`, or the message of its panic, which is not printed.
 pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     static SILENCE: Once = Once::new();
     SILENCE.call_once(|| {
@@ -24,7 +24,7 @@ pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
         }));
     });
     let before = CAUGHT.replace(true);
-    // What the library leaves half-done is not used again: the caller gives up on the whole tokenizer.
+    // The library's possibly inconsistent state is not used again, because the caller gives up the whole tokenizer.
     let result = panic::catch_unwind(AssertUnwindSafe(call));
     CAUGHT.set(before);
     result.map_err(|payload| {
@@ -34,8 +34,8 @@ pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// [`caught`], for no longer than `limit`. The library can't be interrupted: a call that takes longer goes on on a
-/// thread of its own until the process ends.
+/// Like [`caught`], but waits no longer than `limit`. The library cannot be interrupted: a call that takes longer
+/// continues on its own thread until the process ends.
 pub(super) fn bounded<T: Send + 'static>(
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
@@ -55,13 +55,13 @@ pub(super) fn bounded<T: Send + 'static>(
     });
     let result = match thread {
         Ok(_) => receiver.recv_timeout(limit),
-        // Without a thread it is only not bounded.
+        // Without a thread, the call only has no time limit.
         Err(_) => Ok(run()),
     };
     match result {
         Ok(Some(result)) => result,
         Err(RecvTimeoutError::Timeout) => Err(format!(
-            "it takes longer than {} s; does one of its regular expressions explode?",
+            "it takes longer than {} s; probably one of its regular expressions takes exponential time",
             limit.as_secs_f32()
         )),
         Ok(None) | Err(RecvTimeoutError::Disconnected) => Err("its thread ended early".into()),
@@ -82,7 +82,7 @@ mod tests {
                 .is_err_and(|text: String| text.ends_with(": why"))
         );
         assert_eq!(bounded(Duration::from_secs(9), || 7), Ok(7));
-        // Panics of others are theirs.
+        // Panics of other threads are not affected.
         assert!(!CAUGHT.get());
     }
 

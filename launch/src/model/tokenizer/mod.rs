@@ -1,4 +1,4 @@
-//! Text to token ids and back, by a checkpoint's tokenizer.json.
+//! Converts text to token ids and back with a checkpoint's tokenizer.json.
 
 use std::{
     collections::HashSet,
@@ -18,18 +18,18 @@ mod guard;
 mod tests;
 mod vocabulary;
 
-/// Longest that the tokenizers library may take to load a file, or to encode or decode a text. It does a megabyte a
-/// second.
+/// Time limit for the tokenizers library to load a file, or to encode or decode a text. It handles about a megabyte per second.
 const LONGEST_CALL: Duration = Duration::from_secs(60);
-/// Characters of a text that a message quotes.
+/// Number of characters of a text that a message quotes.
 const QUOTED: usize = 40;
 
-/// Bytes of a text that is encoded at once where no regular expression can explode: starting a thread would take longer than that.
+/// Texts up to this size are encoded directly if no regular expression can take exponential time, because starting a thread would take
+/// longer.
 const SHORT_TEXT: usize = 4096;
 
-/// Ids that are decoded again at each step of a [`TextStream`] before older ones are dropped.
+/// Number of ids that a [`TextStream`] decodes again at each step, before it drops older ones.
 const LONGEST_WINDOW: usize = 16;
-/// Ids that stay as context when older ones are dropped.
+/// Number of ids that are kept as context when older ones are dropped.
 const KEPT_CONTEXT: usize = 6;
 
 /// A tokenizer.json.
@@ -39,16 +39,16 @@ pub struct Tokenizer {
     tokenizer: Arc<tokenizers::Tokenizer>,
     special: Arc<HashSet<u32>>,
     byte_fallback: bool,
-    /// The decoder joins the bytes of tokens and does nothing else: what follows whole characters decodes as it does alone.
+    /// The decoder only joins the bytes of tokens. So the text after a whole character decodes the same on its own.
     joins_bytes: bool,
-    /// The decoder applies regular expressions, so that decoding may take long.
+    /// The decoder applies regular expressions, so decoding may take long.
     decodes_by_regex: bool,
-    /// An expression repeats a group, so that encoding a short text may take for ever.
+    /// A regular expression repeats a group, so encoding even a short text may take for ever.
     may_explode: bool,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` in `folder`; `None` where there is none.
+    /// Reads `tokenizer.json` in `folder`; `None` if there is none.
     ///
     /// # Errors
     /// The file is unreadable or not a tokenizer.
@@ -57,34 +57,34 @@ impl Tokenizer {
         crate::model::files::read_if_there(&path)?.map(|bytes| Self::parse(&path, &bytes)).transpose()
     }
 
-    /// Reads the text of a tokenizer.json; `path` is for messages.
+    /// Reads the text of a tokenizer.json. `path` is used in messages.
     ///
     /// # Errors
     /// The text is not a tokenizer.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
-        // For a syntax error's line and column.
+        // To report a syntax error with its line and column.
         crate::model::json::parse_object(&path.display().to_string(), bytes)?;
         let (own_path, own_bytes) = (path.to_path_buf(), bytes.to_vec());
         let loaded = bounded(LONGEST_CALL, move || Self::load(own_path, &own_bytes));
         loaded.and_then(|loaded| loaded).map_err(|problem| InputError::Tokenizer {
             path: path.into(),
-            problem: format!("not a tokenizer.json of this version of tokenizers (0.22): {problem}"),
+            problem: format!("the tokenizers library (0.22) cannot read this file: {problem}"),
         })
     }
 
     fn load(path: PathBuf, bytes: &[u8]) -> Result<Self, String> {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // The file may carry the last training run's truncation and padding; `tokenizer(text)` uses neither.
+        // The file may contain the truncation and padding of the last training run. `tokenizer(text)` uses neither.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
-        // Dropout makes each call give other tokens, so every rank would run another prompt.
+        // With dropout, each call would give other tokens, so every rank would run another prompt.
         if let ModelWrapper::BPE(model) = tokenizer.get_model()
             && model.dropout.is_some()
         {
             let mut model = model.clone();
             model.dropout = None;
             tokenizer.with_model(model);
-            tracing::warn!("{}: `model.dropout` is not applied: it is for training", path.display());
+            tracing::warn!("{}: ignoring `model.dropout`, which is for training only", path.display());
         }
         let special: HashSet<u32> = tokenizer
             .get_added_tokens_decoder()
@@ -114,15 +114,15 @@ impl Tokenizer {
     /// and without a chat template.
     ///
     /// # Errors
-    /// The tokenizer can't encode the text.
+    /// The tokenizer cannot encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, InputError> {
         self.encode_with(text, true)
     }
 
-    /// The ids of a text that a chat template has rendered: it holds its special tokens already, so none are added.
+    /// The ids of a text that a chat template rendered. It already contains its special tokens, so none are added.
     ///
     /// # Errors
-    /// The tokenizer can't encode the text.
+    /// The tokenizer cannot encode the text.
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, InputError> {
         self.encode_with(text, false)
     }
@@ -142,16 +142,16 @@ impl Tokenizer {
         })
     }
 
-    /// The text of `ids`, special tokens left out. Ids that the vocabulary lacks have no text.
+    /// The text of `ids` without special tokens. Ids that are not in the vocabulary have no text.
     ///
     /// # Errors
-    /// The tokenizer can't decode the ids.
+    /// The tokenizer cannot decode the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String, InputError> {
         let decoded = if self.decodes_by_regex {
             let (tokenizer, ids) = (Arc::clone(&self.tokenizer), ids.to_vec());
             bounded(LONGEST_CALL, move || tokenizer.decode(&ids, true))
         } else {
-            // A thread for every token would cost more than the token.
+            // A thread for every token would cost more than the token itself.
             caught(|| self.tokenizer.decode(ids, true))
         };
         decoded
@@ -159,7 +159,7 @@ impl Tokenizer {
             .map_err(|problem| self.error(format!("cannot decode: {problem}")))
     }
 
-    /// A decoder that is fed one id at a time.
+    /// A decoder that takes one id at a time.
     pub fn stream(&self) -> TextStream {
         TextStream { tokenizer: self.clone(), window: Vec::new(), emitted: 0, all: Vec::new(), total: 0 }
     }
@@ -172,7 +172,7 @@ impl Tokenizer {
         self.tokenizer.id_to_token(id).is_some()
     }
 
-    /// Whether `id` stands for a single byte that a `ByteFallback` decoder joins with its neighbours.
+    /// True if `id` stands for a single byte that a `ByteFallback` decoder joins with its neighbours.
     fn is_byte(&self, id: u32) -> bool {
         self.byte_fallback
             && self
@@ -182,22 +182,22 @@ impl Tokenizer {
     }
 }
 
-/// Whether some regular expression in `json` repeats a group, as `(a+)+` does. Only then can matching take time that grows exponentially
-/// with the text. An expression that only looks like that costs a thread for each text.
+/// True if a regular expression in `json` repeats a group, as `(a+)+` does. Only then can the time to match grow exponentially with the
+/// text. If an expression only looks like that, each text costs a thread.
 fn repeats_a_group(json: &str) -> bool {
     json.contains("\"Regex\"") && [")*", ")+", "){"].iter().any(|repeat| json.contains(repeat))
 }
 
 /// Decodes a growing sequence of ids into pieces of text.
 ///
-/// The pieces, with that of [`TextStream::finish`], add up to [`Tokenizer::decode`] of all ids, and none ends within a
+/// The pieces, with the last one from [`TextStream::finish`], add up to [`Tokenizer::decode`] of all ids. No piece ends within a
 /// character: text that the next id may still change is held back.
 #[derive(Debug)]
 pub struct TextStream {
     tokenizer: Tokenizer,
-    /// The ids that are decoded together: some context, and those whose text is not all emitted.
+    /// The ids that are decoded together: some context, and those whose text has not been emitted completely.
     window: Vec<u32>,
-    /// Bytes of the window's text that were emitted.
+    /// Bytes of the window's text that have been emitted.
     emitted: usize,
     all: Vec<u32>,
     /// Bytes emitted in total.
@@ -205,25 +205,25 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Takes the next id; returns the text that is now certain, often empty.
+    /// Adds the next id. Returns the text that has become final, which is often empty.
     ///
-    /// The end-of-sequence token, if it is not to be seen, is left out by not passing it.
+    /// To leave out the end-of-sequence token, do not pass it.
     ///
     /// # Errors
-    /// The tokenizer can't decode the ids.
+    /// The tokenizer cannot decode the ids.
     pub fn push(&mut self, id: u32) -> Result<String, InputError> {
         self.all.push(id);
-        // Neither takes part in the text, so neither ends a run of byte tokens.
+        // Neither kind has text, so neither ends a run of byte tokens.
         if self.tokenizer.special.contains(&id) || !self.tokenizer.knows(id) {
             return Ok(String::new());
         }
         self.window.push(id);
-        // A run of byte tokens is one unit: if it is not UTF-8 as a whole, none of it is.
+        // A run of byte tokens is one unit: if the run as a whole is not UTF-8, no part of it is.
         if self.tokenizer.is_byte(id) {
             return Ok(String::new());
         }
         let text = self.tokenizer.decode(&self.window)?;
-        // An incomplete character decodes as one U+FFFD at the end, until the rest of it comes.
+        // An incomplete character decodes as one U+FFFD at the end, until the rest of it arrives.
         let certain = text.strip_suffix('\u{FFFD}').unwrap_or(&text);
         let piece = certain.get(self.emitted..).unwrap_or("").to_string();
         self.emitted += piece.len();
@@ -239,16 +239,16 @@ impl TextStream {
         Ok(piece)
     }
 
-    /// Ends the sequence; returns the text that was held back.
+    /// Ends the sequence. Returns the text that was held back.
     ///
     /// # Errors
-    /// The tokenizer can't decode the ids.
+    /// The tokenizer cannot decode the ids.
     pub fn finish(self) -> Result<String, InputError> {
         let text = self.tokenizer.decode(&self.all)?;
         Ok(text.get(self.total..).unwrap_or("").to_string())
     }
 
-    /// Drops old ids from the window, whose whole text is emitted, where the rest decodes to the end of `text`.
+    /// Drops old ids from the window once its whole text is emitted, if the remaining ids decode to the end of `text`.
     fn shorten(&mut self, text: &str) -> Result<(), InputError> {
         let kept = &self.window[self.window.len() - KEPT_CONTEXT..];
         let kept_text = self.tokenizer.decode(kept)?;

@@ -1,4 +1,4 @@
-//! Single tokens, and texts with their special tokens: what a client sees that asks for tokens.
+//! Single tokens, and texts with their special tokens, for clients that ask for tokens.
 
 use super::Tokenizer;
 use super::guard::caught;
@@ -6,10 +6,10 @@ use crate::model::error::InputError;
 use tokenizers::DecoderWrapper;
 
 impl Tokenizer {
-    /// The text of `ids` with special tokens. Ids that the vocabulary lacks have no text.
+    /// The text of `ids` with special tokens. Ids that are not in the vocabulary have no text.
     ///
     /// # Errors
-    /// The tokenizer can't decode the ids.
+    /// The tokenizer cannot decode the ids.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, InputError> {
         caught(|| self.tokenizer.decode(ids, false))
             .and_then(|decoded| decoded.map_err(|e| e.to_string()))
@@ -21,7 +21,7 @@ impl Tokenizer {
         self.tokenizer.id_to_token(id)
     }
 
-    /// The bytes that `id` adds to a text; they may be part of a character. Special tokens are their names.
+    /// The bytes that `id` adds to a text. They may be a part of a character. A special token adds its name.
     pub fn bytes_of(&self, id: u32) -> Vec<u8> {
         let Some(written) = self.written(id) else { return Vec::new() };
         if self.special.contains(&id) {
@@ -47,8 +47,8 @@ fn is_byte_level(decoder: &DecoderWrapper) -> bool {
     }
 }
 
-/// The byte for which `letter` stands in a byte-level vocabulary: bytes that can be printed stand for themselves, the
-/// others follow from 256 on.
+/// The byte that `letter` stands for in a byte-level vocabulary. Printable bytes stand for themselves; the others are
+/// numbered from 256.
 fn byte_of(letter: char) -> Option<u8> {
     let number = letter as u32;
     match number {

@@ -1,4 +1,4 @@
-//! Works out the clocks of all held nodes.
+//! Computes the clocks of all held nodes.
 
 use super::lanes::{Clocks, LANES, Lanes, lower, raise, turned_lanes};
 use super::{Flagged, NONE, Order};
@@ -6,7 +6,7 @@ use crate::ids::EventId;
 use smallvec::SmallVec;
 
 impl Order<'_> {
-    /// For each held rank a chain of nodes, each before the next, from its begin event to its end event.
+    /// A chain of nodes for each held rank, each node before the next, from its begin event to its end event.
     fn chains(&self, flagged: Flagged) -> Vec<Vec<u32>> {
         let events = self.held_events();
         let held = self.graphs.held();
@@ -81,7 +81,7 @@ impl Order<'_> {
                 let own: SmallVec<[Lanes; 1]> = SmallVec::from_slice(&last[at..at + blocks]);
                 this.held_successors(node, flagged, |next| {
                     let (next, by) = this.held(next);
-                    // Seen from the held one, ranks are turned back.
+                    // Relative to the held node, ranks are turned back.
                     let own = turned_lanes(&own, (world - by as usize) % world, world);
                     raise(&mut last[next as usize * blocks..][..blocks], &own);
                 });
@@ -110,7 +110,7 @@ impl Order<'_> {
         let (last, first) = std::thread::scope(|scope| {
             let first = std::thread::Builder::new().spawn_scoped(scope, backward);
             let last = forward();
-            // Where the system gives no thread, this one does both.
+            // If the system refuses a thread, this thread does both.
             (last, first.map_or_else(|_| backward(), |thread| thread.join().unwrap_or_default()))
         });
         Clocks { first, last }

@@ -1,25 +1,25 @@
-//! What is known by rank: an element of each rank's chain.
+//! Knowledge per rank: an element of each rank's chain.
 
 use smallvec::SmallVec;
 
 pub(super) const LANES: usize = 8;
 pub(super) type Lanes = [u16; LANES];
 
-/// Clocks of one order; see the module's page.
+/// Clocks of one order; see the module's documentation.
 #[derive(Default)]
 pub(super) struct Clocks {
-    /// `blocks` lane groups for each node: first chain element after it (`u16::MAX`: none).
+    /// `blocks` lane groups per node: the first chain element after it (`u16::MAX`: none).
     pub(super) first: Vec<Lanes>,
-    /// Last chain element before it (0: none); elements count from 1, the begin event.
+    /// The last chain element before it (0: none). Elements are counted from 1, the begin event.
     pub(super) last: Vec<Lanes>,
 }
 
-/// What is known of a node by rank, of the node `by` ranks further on.
+/// Turns the knowledge about a node to that about the node `by` ranks ahead.
 #[inline]
 pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec<[Lanes; 1]> {
     match (lanes, by) {
         ([lanes], 0) => SmallVec::from_buf([*lanes]),
-        // The common case, without a copy of a length that is known at run time only.
+        // The common case, without a copy whose length is known only at run time.
         ([lanes], by) if by < world && world == LANES => {
             let mut twice = [0; 2 * LANES];
             twice[..LANES].copy_from_slice(lanes);
@@ -64,8 +64,8 @@ pub(super) fn lower(lanes: &mut [Lanes], most: &[Lanes]) {
     }
 }
 
-/// Clocks of a set of tasks: of each rank's chain, the last of the first elements after them, and the first of
-/// the last elements before them.
+/// The clocks of a set of tasks. For each rank's chain: the last of the first elements after them, and the first of the last
+/// elements before them.
 pub struct Bound {
     pub(super) weak: bool,
     pub(super) first: SmallVec<[Lanes; 1]>,
@@ -73,13 +73,14 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The same of the ranks that are `by` further on of `world` alike ones.
+    /// The same for the ranks that are `by` ahead, of `world` ranks that are alike.
     pub fn turned(&self, by: usize, world: usize) -> Bound {
         let turn = |lanes: &[Lanes]| turned_lanes(lanes, by, world);
         Bound { weak: self.weak, first: turn(&self.first), last: turn(&self.last) }
     }
 
-    /// All of these tasks of one iteration come before all of `next`'s of the next one, by one rank's barrier.
+    /// True if all of these tasks of one iteration come before all of `next`'s tasks of the next one, because of one rank's
+    /// barrier.
     pub fn all_cross_barrier(&self, next: &Bound) -> bool {
         self.first.iter().zip(&next.last).any(|(first, last)| {
             (0..LANES).any(|lane| {

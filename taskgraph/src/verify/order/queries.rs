@@ -1,10 +1,10 @@
-//! Questions to an order.
+//! Queries of an order.
 
 use super::lanes::{Bound, Clocks, LANES, Lanes, lower, raise, turned_lanes};
 use super::{Flagged, Kind, NONE, Order, Proof, Search};
 use smallvec::{SmallVec, smallvec};
 
-/// Some rank has it.
+/// True if `has` holds on some rank.
 fn some_lane(first: &[Lanes], last: &[Lanes], has: impl Fn(u16, u16) -> bool) -> bool {
     first.iter().zip(last).any(|(a, b)| (0..LANES).fold(false, |any, lane| any | has(a[lane], b[lane])))
 }
@@ -17,7 +17,7 @@ impl<'g> Order<'g> {
         }
     }
 
-    /// Of each rank's chain the first element after the node.
+    /// The first element of each rank's chain after the node.
     fn first_after(&self, clocks: &Clocks, node: u32) -> SmallVec<[Lanes; 1]> {
         let (held, by) = self.held(node);
         turned_lanes(
@@ -27,7 +27,7 @@ impl<'g> Order<'g> {
         )
     }
 
-    /// Of each rank's chain the last element before the node.
+    /// The last element of each rank's chain before the node.
     fn last_before(&self, clocks: &Clocks, node: u32) -> SmallVec<[Lanes; 1]> {
         let (held, by) = self.held(node);
         turned_lanes(
@@ -44,7 +44,7 @@ impl<'g> Order<'g> {
         some_lane(&first, &last, |first, last| first <= last)
     }
 
-    /// The node after which all that a task does is done.
+    /// The node after which everything that a task does is done.
     fn done(&self, task: u32) -> u32 {
         let (held, _) = self.held_task(task);
         if self.puts[held as usize] && self.trigger[held as usize] != NONE {
@@ -54,23 +54,23 @@ impl<'g> Order<'g> {
         }
     }
 
-    /// True where task `task` comes before the end event of `rank`, as far as its worker is concerned.
+    /// True if task `task` comes before the end event of `rank`, as far as its worker is concerned.
     pub(in crate::verify) fn reaches_end(&self, task: u32, rank: usize, weak: bool) -> bool {
         let first = self.first_after(self.clock(weak), self.events() + task);
         first[rank / LANES][rank % LANES] != u16::MAX
     }
 
-    /// True where all that the task does is done before the end event of `rank`.
+    /// True if everything that the task does is done before the end event of `rank`.
     pub(in crate::verify) fn done_at_end(&self, task: u32, rank: usize) -> bool {
         self.first_after(self.clock(true), self.done(task))[rank / LANES][rank % LANES] != u16::MAX
     }
 
-    /// True where the task comes after the begin event of `rank`.
+    /// True if the task comes after the begin event of `rank`.
     pub(in crate::verify) fn after_begin(&self, task: u32, rank: usize) -> bool {
         self.last_before(self.clock(true), self.events() + task)[rank / LANES][rank % LANES] != 0
     }
 
-    /// Whether task `earlier` comes before task `later` in the same iteration.
+    /// How task `earlier` is known to come before task `later` in the same iteration.
     pub(in crate::verify) fn before(
         &self,
         earlier: u32,
@@ -100,19 +100,18 @@ impl<'g> Order<'g> {
         if found { Proof::Tasks } else { Proof::Missing }
     }
 
-    /// Task `later` polls flagged words of `earlier`.
+    /// True if task `later` polls flagged words of `earlier`.
     pub(in crate::verify) fn polls(&self, earlier: u32, later: u32) -> bool {
         let (held, by) = self.held_task(later);
         self.flags.writers.get(held).iter().any(|&writer| self.turned_task(writer, by) == earlier)
     }
 
-    /// All words of this flagged tensor of `owner`'s memory that are written are read.
+    /// True if all written words of this flagged tensor in `owner`'s memory are read.
     pub(in crate::verify) fn all_read(&self, owner: usize, tensor: usize) -> bool {
         self.flags.all_read.contains(&(owner as u32, tensor as u32))
     }
 
-    /// True where nothing that a rank's tasks wait for leads to the task: no event, no place in a list after
-    /// another task, no flagged word.
+    /// True if nothing that a rank's tasks wait for leads to the task: no event, no earlier task of a list, no flagged word.
     pub(in crate::verify) fn waits_for_nothing(&self, task: u32) -> bool {
         let (held, _) = self.held_task(task);
         self.task(task).dependencies.is_empty()
@@ -125,7 +124,7 @@ impl<'g> Order<'g> {
         self.task_place(task).0
     }
 
-    /// What holds for all of a set of earlier tasks, to compare with many later ones; by the weak order or the strong.
+    /// An empty set of earlier tasks, to be compared with many later ones, in the weak or the strong order.
     pub(in crate::verify) fn no_tasks(&self, weak: bool) -> Bound {
         Bound {
             weak,
@@ -141,7 +140,7 @@ impl<'g> Order<'g> {
         lower(&mut bound.last, &self.last_before(clocks, self.events() + task));
     }
 
-    /// Adds what a task wrote: it is released by the event that the task triggers. Without one the set is before nothing.
+    /// Adds the writes of a task, which the event that it triggers releases. Without such an event, the set comes before nothing.
     pub(in crate::verify) fn add_written(&self, bound: &mut Bound, task: u32) {
         self.add(bound, task);
         match self.trigger(task) {
@@ -156,7 +155,7 @@ impl<'g> Order<'g> {
         some_lane(&bound.first, &last, |first, last| first <= last)
     }
 
-    /// Whether a node comes before another, in the same iteration.
+    /// True if a node comes before another in the same iteration.
     fn node_before(&self, weak: bool, earlier: u32, later: u32, search: &mut Search) -> bool {
         if earlier == later {
             return earlier < self.events();
@@ -185,7 +184,7 @@ impl<'g> Order<'g> {
         false
     }
 
-    /// Whether what task `earlier` wrote is released by an event, or seen by `later` itself, before node `later`.
+    /// True if the writes of task `earlier` are released by an event, or seen by `later` itself, before node `later`.
     fn released_before(&self, earlier: u32, later: u32, search: &mut Search) -> bool {
         let trigger = self.trigger(earlier);
         if trigger != NONE && self.node_before(true, trigger, later, search) {
@@ -201,7 +200,7 @@ impl<'g> Order<'g> {
         if self.weak.is_none() {
             return false;
         }
-        // A later task of the same list may have triggered an event, and that one leads on by the weak order.
+        // A later task of the same list may have triggered an event, which leads on in the weak order.
         let floor = self.position(start);
         search.start(self.nodes());
         search.push(later);
@@ -222,7 +221,7 @@ impl<'g> Order<'g> {
         found
     }
 
-    /// Whether task `earlier` of one iteration comes before task `later` of the next one; of the same graph, so that
+    /// How task `earlier` of one iteration is known to come before task `later` of the next, both of the same graph, so that
     /// carried events count.
     pub(in crate::verify) fn before_in_next(
         &self,
@@ -244,8 +243,8 @@ impl<'g> Order<'g> {
             })
     }
 
-    /// Whether task `earlier` of this graph comes before task `later` of the graph that follows, by the
-    /// barrier between a rank's end event and its next begin event.
+    /// True if task `earlier` of this graph comes before task `later` of the following graph, because of the barrier between a
+    /// rank's end event and its next begin event.
     pub(in crate::verify) fn crosses_barrier(
         &self,
         earlier: u32,
@@ -261,7 +260,7 @@ impl<'g> Order<'g> {
         match (kind, self.trigger(earlier)) {
             (Kind::Data, _) => crosses(&self.strong, &next.strong, done),
             (Kind::Reuse, _) => crosses(self.clock(true), next.clock(true), done),
-            // What was written is released by the event that the task triggers, or by a later one of its list.
+            // A write is released by the event that the task triggers, or by a later one of its list.
             (Kind::Overwrite, trigger) => {
                 trigger != NONE && crosses(self.clock(true), next.clock(true), trigger)
                     || crosses(&self.strong, next.clock(true), done)
@@ -269,8 +268,7 @@ impl<'g> Order<'g> {
         }
     }
 
-    /// Events of the previous iteration that a task waits for through carried events, its own or those of tasks
-    /// before it.
+    /// Events of the previous iteration that a task waits for through carried events, either its own or those of tasks before it.
     fn carried_into(&self, task: u32, kind: Kind, search: &mut Search) -> Vec<u32> {
         let events = self.events();
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! What an operand says of its tensor: bytes that are there, a region that covers them, memory that the task may reach.
+//! Checks an operand against its tensor: the bytes exist, the region covers them, and the task may access that memory.
 
 use super::{COPY, RankCheck};
 use crate::dtype::DType;
@@ -8,7 +8,7 @@ use crate::task_graph::{Operand, Place, Space, Task, TensorEntry};
 use crate::trust::Trust;
 use crate::verify::boxes::{Scattered, boxes, is_symbolic, last_byte};
 
-/// Why a trust does not fit its operand.
+/// The reason why a trust does not fit its operand.
 fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<String> {
     let name = &tensor.name;
     let dims = &tensor.dims[..];
@@ -16,7 +16,7 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
         None => None,
         Some(Trust::PagesOfSlot | Trust::PagesOfRows) => (!is_symbolic(tensor)).then(|| {
             format!(
-                "of '{name}' names pages of a slot, but the tensor is no cache with an index space of its own"
+                "of '{name}' declares pages of a slot, but the tensor is not a cache with its own index space"
             )
         }),
         Some(trust @ (Trust::RowsOfSlot { slot, of } | Trust::RowsOfUnits { task: slot, of })) => {
@@ -49,7 +49,7 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
 }
 
 impl RankCheck<'_> {
-    /// A copy takes as much as it gives: one source and one target of the same type and dimensions.
+    /// Checks that a copy has one source and one target with the same type and dimensions.
     pub(super) fn copy_shape(&self, task: &Task) -> Option<String> {
         let graph = self.graph();
         let ([source], [target]) = (graph.inputs(task), graph.outputs(task)) else {
@@ -75,7 +75,7 @@ impl RankCheck<'_> {
     pub(super) fn operand(&self, task: &Task, operand: &Operand, input: bool) -> Option<String> {
         let graph = self.graph();
         let Some(tensor) = graph.tensors.get(operand.tensor as usize) else {
-            return Some("names a tensor that doesn't exist".into());
+            return Some("refers to a tensor that does not exist".into());
         };
         let name = &tensor.name;
         let ndim = usize::from(operand.ndim);
@@ -87,13 +87,13 @@ impl RankCheck<'_> {
             let limit = tensor.region_dims.get(d).copied().unwrap_or(1);
             if region.lo[d] > region.hi[d] || region.hi[d] > limit {
                 return Some(format!(
-                    "of '{name}' touches {region}, outside its index space {:?}",
+                    "of '{name}' accesses {region}, outside its index space {:?}",
                     tensor.region_dims
                 ));
             }
         }
         let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
-        // Of a share without elements the offset says nothing.
+        // The offset of a share without elements means nothing.
         let empty = operand.dims[..ndim].contains(&0);
         if !empty && end > tensor.bytes {
             return Some(format!(
@@ -139,18 +139,18 @@ impl RankCheck<'_> {
                 Some(format!("of '{name}' lies in its own memory, but the trigger's owner is a peer"))
             }
             Place::Own => None,
-            _ if input => Some(format!("of '{name}' lies at another rank: no task loads from a peer")),
+            _ if input => Some(format!("of '{name}' is on another rank, but no task may load from a peer")),
             _ if tensor.space != Space::Symmetric => {
-                Some(format!("of '{name}' lies at another rank, but the tensor is not symmetric"))
+                Some(format!("of '{name}' is on another rank, but the tensor is not symmetric"))
             }
             Place::Peer(peer) if usize::from(peer) >= self.graphs.len() => {
-                Some(format!("of '{name}' lies at rank {peer}, which doesn't exist"))
+                Some(format!("of '{name}' is on rank {peer}, which does not exist"))
             }
             Place::Peer(_) if !is_copy => {
-                Some(format!("of '{name}' lies at another rank: only nvshmem_copy writes there"))
+                Some(format!("of '{name}' is on another rank, but only nvshmem_copy may write there"))
             }
             Place::Peer(peer) if task.trigger.is_none_or(|e| e.owner() != peer) => Some(format!(
-                "of '{name}' lies at rank {peer}, which is not the owner of the event that it triggers"
+                "of '{name}' is on rank {peer}, which is not the owner of the event that the task triggers"
             )),
             Place::Peer(_) => None,
             Place::All if tensor.dtype != DType::F32Flagged => {

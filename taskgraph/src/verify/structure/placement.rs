@@ -1,4 +1,4 @@
-//! Each task has one place: in one worker's list, or with the one event that launches it.
+//! Each task has exactly one place: in one worker's list, or with the one event that launches it.
 
 use super::RankCheck;
 use crate::ids::TaskId;
@@ -19,9 +19,8 @@ impl RankCheck<'_> {
         for (worker, list) in graph.worker_lists.iter().enumerate() {
             for &index in list {
                 match placed.get_mut(index as usize) {
-                    None => {
-                        self.say(format!("worker {worker}'s list names task {index}, which doesn't exist"))
-                    }
+                    None => self
+                        .say(format!("worker {worker}'s list contains task {index}, which does not exist")),
                     Some(true) => self.say_task(index, "is in more than one place of the workers' lists"),
                     Some(place) => {
                         *place = true;
@@ -30,7 +29,7 @@ impl RankCheck<'_> {
                         } else if graph.tasks[index as usize].worker != Some(worker as u32) {
                             self.say_task(
                                 index,
-                                &format!("is in worker {worker}'s list, but says otherwise"),
+                                &format!("is in worker {worker}'s list, but names another worker"),
                             );
                         }
                     }

@@ -1,4 +1,5 @@
-//! Kernels of all candidates, compiled before any is timed and side by side: one after the other they would take most of a GPU's time.
+//! Compiles the kernels of all candidates in parallel before any is timed. Compiled one after the other, they would take most of the
+//! GPU's time.
 
 use super::case::Case;
 use super::child::Workload;
@@ -18,7 +19,7 @@ use std::time::Instant;
 use taskgraph::target::Device;
 use taskgraph::{Knob, TaskGraph, Tuning};
 
-/// A measurement's own command line, as its process reads it.
+/// The command line of one measurement, parsed as its process will parse it.
 #[derive(Parser)]
 enum Run {
     Decode(Box<decode::Case>),
@@ -40,7 +41,7 @@ impl Run {
     }
 }
 
-/// The defaults, and each candidate of each knob beside them.
+/// The defaults, and the defaults with each candidate of each knob.
 fn choices(knobs: &[&'static Knob]) -> Vec<Tuning> {
     let with = |knob: &Knob, value: u64| {
         let mut tuning = Tuning::default();
@@ -53,11 +54,11 @@ fn choices(knobs: &[&'static Knob]) -> Vec<Tuning> {
     std::iter::once(Tuning::default()).chain(one).collect()
 }
 
-/// Compiles what the candidates need on `row`, as many at once as there are cores, until the time is over. Gives the number of
-/// kernels that are in the cache now, and what went wrong with others, which their own measurement will tell too.
+/// Compiles the kernels that the candidates need on `row`, as many at once as there are cores, until the time is over. Returns how
+/// many kernels are in the cache now, and the errors of the others. Their own measurements will report these errors too.
 ///
 /// # Errors
-/// The options of the measurements.
+/// The options of the measurements are invalid.
 pub fn compile(
     case: &Case,
     workloads: &[Workload],

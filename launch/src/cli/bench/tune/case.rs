@@ -2,58 +2,58 @@
 
 use std::path::PathBuf;
 
-/// What is measured.
+/// What to tune.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// A model.json, a Hugging Face folder, a hub name, or the name of a shape.
-    #[arg(required_unless_present = "list", default_value = "")]
+    /// A model.json, a Hugging Face folder, a hub name, or the name of a shape such as qwen3-8b.
+    #[arg(required_unless_present = "list", default_value = "", hide_default_value = true)]
     pub model: PathBuf,
-    /// Number of ranks. The measurements are jobs of --launcher, so this program runs without it.
+    /// Number of ranks. This command starts its measurements with --launcher, so run it without mpirun.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
     pub tp: u32,
-    /// Batch sizes whose decode steps are timed.
+    /// Batch sizes whose decode steps are timed, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,8")]
     pub batch: Vec<u32>,
-    /// Number of tokens of each request before the first step that counts.
+    /// Number of tokens that each request holds before the first step that counts.
     #[arg(long, default_value_t = 512)]
     pub context: u32,
-    /// Lengths of prompts that are timed too.
+    /// Lengths of prompts whose prefill is timed too, separated by commas.
     #[arg(long, value_delimiter = ',')]
     pub prompt: Vec<u32>,
-    /// Number of decode steps in each repetition.
+    /// Number of decode steps per repetition.
     #[arg(long, default_value_t = 64)]
     pub steps: u32,
-    /// Number of repetitions of each measurement; the median counts.
+    /// Number of repetitions of each measurement. The median counts.
     #[arg(long, default_value_t = 3)]
     pub repeats: u32,
-    /// Names of knobs, or beginnings of names; by default all that the machine has.
+    /// Knobs to tune: names or beginnings of names, separated by commas. Default: all knobs of this machine.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub only: Vec<String>,
-    /// How much faster a candidate must be, percent of the time.
+    /// How much faster a candidate must be to win, in percent.
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
     pub gain: f64,
-    /// Seconds for everything; then the best values so far are kept.
+    /// Time limit of the search. When it is over, the best values so far are kept.
     #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
     pub limit: u32,
-    /// Seconds for one measurement, compiling included.
+    /// Time limit of one measurement, including compilation.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub run_limit: u32,
-    /// How several ranks are started.
+    /// Command that starts several ranks; {N} stands for their number.
     #[arg(long, default_value = "mpirun -n {N} --bind-to none")]
     pub launcher: String,
-    /// Compile the kernels of all candidates, for a later run of the same command, and time nothing; needs no GPU.
+    /// Only compile the kernels of all candidates, so that a later run of the same command starts faster. Needs no GPU.
     #[arg(long)]
     pub compile_only: bool,
-    /// The GPU that --compile-only is for, a row of the hardware table.
+    /// Device for --compile-only: a100, h100, h200 or b200.
     #[arg(long, value_name = "NAME", default_value = "h200")]
     pub device: String,
-    /// Print what would be kept, and keep nothing.
+    /// Print the values that would be kept, but do not keep them.
     #[arg(long)]
     pub dry_run: bool,
-    /// Print the knobs, their defaults and candidates, and measure nothing.
+    /// Print the knobs with their defaults and candidates, and exit.
     #[arg(long)]
     pub list: bool,
-    /// Options of every measurement, as `mpk-bench decode` has them, after `--`.
+    /// Options for every measurement, after `--`: those of `mpk-bench decode`.
     #[arg(last = true)]
     pub options: Vec<String>,
 }

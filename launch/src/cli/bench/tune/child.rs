@@ -1,5 +1,5 @@
-//! One measurement of `tune`: a process (or a job of mpirun) of its own, since a candidate may fail, hang or need another kernel, and
-//! MPI starts once a process.
+//! One measurement of `tune`, in its own process or mpirun job. A candidate may fail, hang or need another kernel, and MPI can start
+//! only once per process.
 
 use super::case::Case;
 use crate::model::app_error::AppError;
@@ -10,9 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use taskgraph::Tuning;
 
-/// How often a running job is looked at.
+/// How often a running job is checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// What a job that is told to end has left to do so.
+/// How long a job has to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// What is timed.
@@ -21,12 +21,12 @@ const GRACE: Duration = Duration::from_secs(5);
 pub enum Workload {
     /// A decode step of a batch.
     Decode(u32),
-    /// A prompt of so many tokens.
+    /// A prompt with this many tokens.
     Prefill(u32),
 }
 
 impl Workload {
-    /// Its name in tables.
+    /// The name in tables.
     pub fn name(self) -> String {
         match self {
             Workload::Decode(batch) => format!("decode-{batch}"),
@@ -34,7 +34,7 @@ impl Workload {
         }
     }
 
-    /// The command line of its measurement.
+    /// The command line of the measurement.
     pub fn arguments(self, case: &Case) -> Vec<String> {
         let (what, options) = match self {
             Workload::Decode(batch) => {
@@ -46,7 +46,7 @@ impl Workload {
         for (name, value) in options.into_iter().chain([("--repeats", case.repeats)]) {
             arguments.extend([name.to_string(), value.to_string()]);
         }
-        // The floor is not asked for: measuring the memory would take longer than all else.
+        // The floor is not needed, and measuring the memory would take longer than everything else.
         if what == "decode" {
             arguments.extend(["--read-rate".to_string(), "1e12".into()]);
         }
@@ -54,19 +54,19 @@ impl Workload {
     }
 }
 
-/// What a run printed.
+/// The output of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Median, milliseconds.
+    /// Median in milliseconds.
     pub ms: f64,
-    /// The whole object.
+    /// The whole JSON object.
     pub object: Value,
 }
 
-/// Runs `workload` with these values and nothing of a kept table.
+/// Runs `workload` with these values, without a kept tuning table.
 ///
 /// # Errors
-/// Why there is no figure: the run failed, took too long, or can't be started.
+/// There is no figure: the run failed, took too long, or could not be started.
 pub fn run(case: &Case, workload: Workload, values: &Tuning, until: Instant) -> Result<Measured, AppError> {
     let until = until.min(Instant::now() + Duration::from_secs(u64::from(case.run_limit)));
     let own = std::env::current_exe().map_err(|error| AppError::failed(format!("this program: {error}")))?;
@@ -93,20 +93,20 @@ pub fn run(case: &Case, workload: Workload, values: &Tuning, until: Instant) -> 
     })?;
     let (status, output, log) = wait(child, until)?;
     let last =
-        log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_string();
+        log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing").to_string();
     match status {
         Some(0) => {}
         Some(status) => return Err(AppError { status, ..AppError::failed(last) }),
-        None => return Err(AppError::failed("no end within the limit")),
+        None => return Err(AppError::failed("it did not end within the time limit")),
     }
     let object: Value = serde_json::from_str(output.trim())
-        .map_err(|error| AppError::failed(format!("its output is no JSON object: {error}")))?;
+        .map_err(|error| AppError::failed(format!("its output is not a JSON object: {error}")))?;
     let ms = object["ms"]["median"].as_f64().filter(|ms| *ms > 0.0);
     let ms = ms.ok_or_else(|| AppError::failed("its output has no figure"))?;
     Ok(Measured { ms, object })
 }
 
-/// The exit status (`None`: it was ended at `until`), what it printed and what it logged.
+/// The exit status (`None` if the job was ended at `until`), its output and its log.
 fn wait(mut child: Child, until: Instant) -> Result<(Option<i32>, String, String), AppError> {
     let failed = |error: std::io::Error| AppError::failed(format!("a run of mpk-bench: {error}"));
     let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
@@ -129,12 +129,12 @@ fn wait(mut child: Child, until: Instant) -> Result<(Option<i32>, String, String
 
 fn read(from: Option<&mut impl Read>) -> String {
     let mut bytes = Vec::new();
-    // What was read before an error is shown.
+    // Whatever was read before an error is kept.
     let _ = from.map(|from| from.read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Asks the job to end, so that mpirun ends its ranks; then makes it.
+/// Asks the job to end, so that mpirun ends its ranks. Kills it if it does not.
 fn end(child: &mut Child) {
     use rustix::process::{Pid, Signal, kill_process};
     if let Some(pid) = Pid::from_raw(child.id() as i32) {

@@ -1,7 +1,9 @@
-//! Measures what can't be known from a table: how long tasks' pieces, rings and lowerings should be for one model on one machine. Each
-//! candidate of each knob is timed inside the running kernel; what wins is kept, and later runs of the model take it.
+//! Measures what no table can tell: how large the pieces of tasks should be, how long rings, and which lowerings to use, for one model
+//! on one machine. Each candidate of each knob is timed inside the running kernel. The winners are kept, and later runs of the model
+//! use them.
 //!
-//! One knob after the other, each from the best values so far. A candidate must win twice, so that a quiet moment decides nothing.
+//! Knobs are tried one after the other, each starting from the best values so far. A candidate must win twice, so that a quiet moment
+//! on the machine decides nothing.
 
 mod ahead;
 mod case;
@@ -27,20 +29,20 @@ use taskgraph::{Backend, Knob, Tuning};
 struct Trial {
     knob: &'static str,
     value: u64,
-    /// Milliseconds by workload.
+    /// Milliseconds per workload.
     ms: BTreeMap<String, f64>,
-    /// Mean over the workloads of its time beside that of the best values before it.
+    /// Its time divided by the time of the best values before it, averaged over the workloads.
     ratio: Option<f64>,
     kept: bool,
-    /// The tokens are those of the defaults.
+    /// True if the tokens equal those of the defaults.
     same_tokens: bool,
-    /// The graphs are those of the best values before it.
+    /// True if the graphs equal those of the best values before it.
     same_graphs: bool,
-    /// Why it has no figure.
+    /// The reason if there is no figure.
     failed: Option<String>,
 }
 
-/// Times by workload.
+/// Times per workload.
 #[derive(Clone, Debug, Default)]
 struct Times {
     ms: BTreeMap<String, f64>,
@@ -57,14 +59,14 @@ impl Times {
         self.graphs.push(measured.object["graphs_digest"].clone());
     }
 
-    /// The mean of how long these take beside the others.
+    /// The mean ratio of these times to the others.
     fn beside(&self, other: &Times) -> f64 {
         let ratios: Vec<f64> = self.ms.iter().map(|(name, ms)| ms / other.ms[name]).collect();
         ratios.iter().sum::<f64>() / ratios.len().max(1) as f64
     }
 }
 
-/// Runs it and prints one JSON object; gives the exit status.
+/// Runs the search and prints one JSON object. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
     if case.list {
         return list().map_or_else(|error| tell_once(&error), |()| 0);
@@ -89,10 +91,10 @@ fn list() -> Result<(), AppError> {
 
 fn checked(case: &Case) -> Result<Vec<Workload>, AppError> {
     if distributed::launcher::launched_ranks().is_some() {
-        return Err(AppError::input("tune starts the ranks itself; run it without mpirun, with --tp N"));
+        return Err(AppError::input("tune starts the ranks itself; run it without mpirun and use --tp N"));
     }
     if !(0.0..100.0).contains(&case.gain) {
-        return Err(AppError::input(format!("--gain {}: expected 0 to 100 percent", case.gain)));
+        return Err(AppError::input(format!("--gain {}: expected a percentage from 0 to 100", case.gain)));
     }
     let decode = case.batch.iter().map(|&batch| Workload::Decode(batch));
     let workloads: Vec<Workload> = decode.chain(case.prompt.iter().map(|&n| Workload::Prefill(n))).collect();
@@ -114,7 +116,10 @@ fn compile_only(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> 
 fn row(name: &str) -> Result<&'static Device, AppError> {
     target::device(name).ok_or_else(|| {
         let known: Vec<&str> = target::DEVICES.iter().map(|row| row.name).collect();
-        AppError::input(format!("--device {name}: not in the hardware table; it has {}", known.join(", ")))
+        AppError::input(format!(
+            "--device {name}: unknown device; the hardware table has {}",
+            known.join(", ")
+        ))
     })
 }
 
@@ -134,7 +139,10 @@ fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
         let from = search.best.of(knob);
         for &value in knob.candidates.iter().filter(|&&value| value != from) {
             if Instant::now() >= until {
-                tell(format_args!("tune: --limit {} s is over; what was found so far counts", case.limit));
+                tell(format_args!(
+                    "tune: the time limit (--limit {}) is over; the best values so far are kept",
+                    case.limit
+                ));
                 break 'knobs;
             }
             let trial = search.attempt(knob, value);
@@ -162,7 +170,7 @@ fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
     }))
 }
 
-/// The defaults' times, and what they were measured on.
+/// The times with the defaults, and the place that they were measured in.
 fn base(case: &Case, workloads: &[Workload], until: Instant) -> Result<(Times, Place, Backend), AppError> {
     let mut times = Times::default();
     let mut object = Value::Null;
@@ -188,7 +196,10 @@ fn choose(case: &Case, backend: Backend) -> Result<Vec<&'static Knob>, AppError>
         case.only.iter().find(|name| !all.iter().any(|knob| knob.name.starts_with(name.as_str())))
     {
         let names: Vec<&str> = all.iter().map(|knob| knob.name).collect();
-        return Err(AppError::input(format!("--only {wrong}: there are {}", names.join(", "))));
+        return Err(AppError::input(format!(
+            "--only {wrong}: no such knob; the knobs are {}",
+            names.join(", ")
+        )));
     }
     let wanted = |knob: &&&Knob| {
         case.only.is_empty() || case.only.iter().any(|name| knob.name.starts_with(name.as_str()))
@@ -196,15 +207,15 @@ fn choose(case: &Case, backend: Backend) -> Result<Vec<&'static Knob>, AppError>
     Ok(all.iter().filter(wanted).copied().collect())
 }
 
-/// Where the search is.
+/// The state of the search.
 struct Search<'a> {
     case: &'a Case,
     workloads: &'a [Workload],
     until: Instant,
-    /// Of the defaults.
+    /// Times with the defaults.
     base: Times,
     best: Tuning,
-    /// Of the best values, when they were last timed.
+    /// Times with the best values, from their latest measurement.
     times: Times,
 }
 
@@ -218,7 +229,8 @@ impl Search<'_> {
         Ok(times)
     }
 
-    /// Times a candidate. If it wins, it and the best values are timed again, side by side; if it wins again, it is the best.
+    /// Times a candidate. If it wins, the candidate and the best values are timed again, side by side. If it wins again, it becomes
+    /// the best.
     fn attempt(&mut self, knob: &'static Knob, value: u64) -> Trial {
         let mut trial = Trial { knob: knob.name, value, ..Trial::default() };
         let mut values = self.best.clone();
@@ -240,8 +252,8 @@ impl Search<'_> {
         trial
     }
 
-    /// The candidate's times, those that it is compared with, and whether it won. Where it is not a value of the kernel and changes no
-    /// graph, a difference is chance.
+    /// Returns the candidate's times, the times that it is compared with, and whether it won. If the knob is not compiled into the
+    /// kernel and the graphs stay the same, a difference is chance.
     fn compare(&mut self, values: &Tuning, in_kernel: bool) -> Result<(Times, Times, bool), AppError> {
         let enough = 1.0 - self.case.gain / 100.0;
         let first = self.measure(values)?;
@@ -256,7 +268,7 @@ impl Search<'_> {
     }
 }
 
-/// A trial for the reader.
+/// One line of output for a trial.
 fn line(trial: &Trial) -> String {
     let times: Vec<String> = trial.ms.iter().map(|(name, ms)| format!("{name} {ms:.4} ms")).collect();
     let verdict = match (&trial.failed, trial.kept) {
