@@ -2,10 +2,13 @@
 
 use super::bell::Bell;
 use super::prefix::PageKeys;
-use crate::plan::{BatchPlan, Figures, Finish, Mode, Request};
+use super::results::Results;
+use super::sink::{End, Sink};
+use crate::plan::{BatchPlan, Figures, Mode, Request};
 use kernels_cu::abi;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,40 +38,6 @@ pub enum SubmitError {
     /// The run has failed.
     #[error("the engine has failed: {0}")]
     Lost(String),
-}
-
-/// A new token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// Its id.
-    pub id: i32,
-    /// The best tokens at this place with their log-probabilities, highest first; as many as the plan wants.
-    pub logprobs: Vec<(i32, f32)>,
-}
-
-/// The end of a request.
-#[derive(Clone, Debug, PartialEq)]
-pub enum End {
-    /// It has come to its end.
-    Finished(Finish),
-    /// The run has failed.
-    Lost(String),
-}
-
-/// Where the tokens of a request go. It is called on the host's thread, which serves all requests: it must not wait.
-pub trait Sink: Send {
-    /// Before the first token: so many tokens of the prompt were not computed, since the prefix cache had them.
-    fn cached(&mut self, tokens: u32);
-
-    /// The next token. False: no more are wanted, and the request is cancelled.
-    fn token(&mut self, token: Token) -> bool;
-
-    /// After the new tokens of all requests: readers may be woken. One that is woken at each token of an iteration takes the core from this
-    /// thread, or from a worker, as often.
-    fn tell(&mut self) {}
-
-    /// The end: nothing follows.
-    fn end(self: Box<Self>, end: End);
 }
 
 /// A request with its sink.
@@ -102,7 +71,7 @@ pub struct Stats {
 
 /// Rank 0's end for submitting requests; a copy is the same end.
 #[derive(Clone)]
-pub struct Client(Arc<Shared>);
+pub struct Client(pub(super) Arc<Shared>);
 
 /// The place of requests between the threads of rank 0's process.
 pub(super) struct Shared {
@@ -112,6 +81,10 @@ pub(super) struct Shared {
     plan: BatchPlan,
     /// `None` without a prefix cache.
     keys: Option<PageKeys>,
+    /// Never locked by a thread that holds the lock of `state`.
+    results: Mutex<Results>,
+    /// A reader's, from the first one on.
+    pub event: OnceLock<Arc<OwnedFd>>,
 }
 
 pub(super) struct State {
@@ -160,7 +133,7 @@ impl Waiting {
 }
 
 impl State {
-    fn ring(&self) {
+    pub fn ring(&self) {
         if let Some(bell) = self.bell {
             bell.ring();
         }
@@ -187,7 +160,14 @@ impl Shared {
             bell: None,
         };
         let keys = serve.prefix_cache.then(|| PageKeys::new(plan.page_size.max(1)));
-        Some(Arc::new(Shared { state: Mutex::new(state), idle: Condvar::new(), plan: plan.clone(), keys }))
+        Some(Arc::new(Shared {
+            state: Mutex::new(state),
+            idle: Condvar::new(),
+            plan: plan.clone(),
+            keys,
+            results: Mutex::default(),
+            event: OnceLock::new(),
+        }))
     }
 
     pub fn client(self: &Arc<Self>) -> Client {
@@ -196,6 +176,10 @@ impl Shared {
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn results(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The sinks of so many requests have heard of the end.
@@ -209,6 +193,7 @@ impl Shared {
 
     /// Nothing more is served. Requests that wait hear of it.
     pub fn close(&self, reason: &str) {
+        self.results().close();
         let mut state = self.lock();
         let reason = state.lost.get_or_insert_with(|| reason.to_string()).clone();
         state.bell = None;
@@ -289,10 +274,11 @@ impl Client {
 
     /// How things stand.
     pub fn stats(&self) -> Stats {
+        let tokens = self.0.results().tokens;
         let state = self.0.lock();
         let running = state.in_kernel.min(state.stats.figures.running as usize);
         let waiting = state.waiting.len() + state.in_kernel - running;
-        Stats { waiting, running, ..state.stats.clone() }
+        Stats { waiting, running, tokens, ..state.stats.clone() }
     }
 
     /// Waits until all requests have ended. Then the figures are those of all of them.

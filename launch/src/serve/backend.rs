@@ -1,5 +1,6 @@
 //! What the HTTP layer needs of an engine, and nothing more.
 
+use crate::engine::Reader;
 use futures_util::Stream;
 use std::pin::Pin;
 
@@ -13,6 +14,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What goes on at this moment.
     fn stats(&self) -> Stats;
+
+    /// A way to take tokens from the engine in the thread that sends them to clients. Without one the engine hands them over.
+    fn reader(&self) -> Option<Reader> {
+        None
+    }
 }
 
 /// The tokens of one request as they come; [`Event::End`] is the last.
