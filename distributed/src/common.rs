@@ -2,6 +2,7 @@
 
 use crate::outputs::Outputs;
 use crate::tensors::Slot;
+use std::sync::Arc;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
@@ -9,7 +10,7 @@ use taskgraph::task_graph::{TaskGraph, TensorEntry};
 pub struct Common {
     pub(crate) graphs: Vec<TaskGraph>,
     pub(crate) slots: Vec<Vec<Slot>>,
-    pub(crate) outputs: Outputs,
+    pub(crate) outputs: Arc<Outputs>,
     pub(crate) constant_bytes: u64,
 }
 

@@ -6,7 +6,7 @@ use crate::memory::Layout;
 use crate::plan::{BatchPlan, Figures, Finish, Mode};
 use kernels_cu::abi;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `mpk_batch_output` and the arrays that it points to, in memory that both host and kernel see.
@@ -74,8 +74,15 @@ impl Outputs {
         NonNull::new(self.image.host::<u32>(self.bell_at, 1)).unwrap_or(NonNull::dangling())
     }
 
-    /// Publishes entries of the admission ring to the kernel, with everything that they refer to. `entries` is their total number so
-    /// far, modulo 2^30.
+    /// The event that the kernel of a CPU target tells of new tokens; `None`: it rings the bell for them.
+    pub fn set_reader(&self, event: Option<std::os::fd::RawFd>) {
+        let header = self.image.host::<abi::mpk_batch_output>(0, 1);
+        // SAFETY: a live word, accessed atomically only. Relaxed: nothing is read on the strength of it.
+        unsafe { AtomicI32::from_ptr(&raw mut (*header).reader) }
+            .store(event.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^30), with all that they name.
     pub fn count_entries(&self, entries: u32) {
         let word = self.image.host::<u32>(self.num_admissions_at, 1);
         // SAFETY: a live word that host and kernel only access atomically. Release: pairs with the batch step's acquire

@@ -50,12 +50,14 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   const BatchArrays arrays = batch_arrays(rank);
   const mpk_batch_output* output = &state->output;
   const uint32_t top_k = config->top_k;
-  bool news = state->told != state->finished || state->output.entries_taken != state->next_admission;
+  /* The host gives numbers back, and writes further entries. */
+  const bool for_host = state->told != state->finished || state->output.entries_taken != state->next_admission;
+  bool for_reader = false;
   for (uint32_t i = 0; i < state->pending; ++i) {
     const PendingToken pending = arrays.pending[i];
     const mpk_request* request = &config->requests[pending.request];
     const uint64_t place = static_cast<uint64_t>(request->first_output) + pending.number;
-    news = news || pending.number == 0 || request->quiet == 0;
+    for_reader = for_reader || pending.number == 0 || request->quiet == 0;
     output->tokens[place] = pending.token;
     for (uint32_t k = 0; k < top_k; ++k) {
       output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(pending.sample) * top_k + k];
@@ -94,9 +96,11 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     state->output.entries_taken = state->next_admission;
     platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
   }
-  /* Other hosts look on their own while they wait for their kernel. A host that is woken takes a core from a worker, so tokens that nobody
-   * waits for do not wake it: it takes them with the next ones, or in a few milliseconds. */
-  if (news && rank->rank == 0) platform::ring(&rank->control->bell);
+  if (rank->rank != 0) return; /* other hosts look on their own while they wait for their kernel */
+  /* A thread that is woken takes a core from a worker. So tokens that nobody waits for wake none (the host takes them with the next ones, or
+   * in a few milliseconds), and the others only the one that passes them on. */
+  const bool told = for_reader && platform::tell(&figures->reader);
+  if (for_host || (for_reader && !told)) platform::ring(&rank->control->bell);
 }
 
 /* Takes over what the iteration that has just ended did. Of a slot's samples a prefix holds: each of them says that the row

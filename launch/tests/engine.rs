@@ -7,6 +7,7 @@ use launch::engine::config::BackendChoice;
 use launch::engine::{Engine, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig, SamplingParams};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::task::Poll;
 use std::time::Duration;
 
 fn fixture(name: &str) -> PathBuf {
@@ -160,6 +161,45 @@ fn a_cancelled_request_ends_at_once_and_disturbs_nobody() {
     drop(engine.submit(Request::text(prompt, 40)).unwrap());
     engine.wait_idle();
     assert_eq!(engine.stats().finished.cancelled, 2);
+}
+
+#[test]
+fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
+    let engine = load("qwen3", config());
+    let (prompt, tokens, _) =
+        expected("qwen3").into_iter().max_by_key(|(_, tokens, _)| tokens.len()).unwrap();
+    let request = || Request::tokens(prompt.clone(), tokens.len() as u32);
+    let reader = engine.reader().expect("the first reader");
+    assert!(engine.reader().is_none(), "a second one");
+    let handle = engine.submit(request()).unwrap();
+    let (mut told, mut got, mut over) = (0, Vec::new(), false);
+    while !over {
+        // Ends come from the engine's thread.
+        let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        let mut event = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
+        if rustix::event::poll(&mut event, Some(&limit)).unwrap() == 1 {
+            let mut times = [0u8; 8];
+            rustix::io::read(&reader, &mut times).unwrap();
+            told += u64::from_ne_bytes(times);
+            reader.take();
+        }
+        while let Poll::Ready(event) = handle.try_recv() {
+            match event {
+                Some(Event::Token(token)) => got.push(token.id),
+                _ => over = true,
+            }
+            if over {
+                break;
+            }
+        }
+    }
+    assert_eq!((told, &got), (tokens.len() as u64, &tokens));
+    // Without it the engine's thread does it again, and there may be another one.
+    drop(reader);
+    assert_eq!(engine.submit(request()).unwrap().wait().tokens, tokens);
+    assert!(engine.reader().is_some());
+    // This one is gone, too.
+    assert_eq!(engine.submit(request()).unwrap().wait().tokens, tokens);
 }
 
 #[test]

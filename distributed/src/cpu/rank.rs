@@ -19,6 +19,7 @@ use crate::world::World;
 use kernels_cu::abi;
 use std::mem::offset_of;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
 
@@ -180,7 +181,7 @@ impl CpuRank {
         };
         let (outputs, control) = lasting.launch(&graphs, &slots, &plan, &heap)?;
         Ok(CpuRank {
-            common: Common { graphs, slots, outputs, constant_bytes: layout.constants },
+            common: Common { graphs, slots, outputs: Arc::new(outputs), constant_bytes: layout.constants },
             cores,
             control,
             trace,
@@ -203,7 +204,7 @@ impl CpuRank {
         }
         let Common { graphs, slots, .. } = &self.common;
         let (outputs, control) = self.lasting.launch(graphs, slots, plan, &self.heap)?;
-        self.common.outputs = outputs;
+        self.common.outputs = Arc::new(outputs);
         self.control = control;
         Ok(())
     }

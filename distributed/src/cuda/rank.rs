@@ -309,7 +309,7 @@ impl CudaRank {
         let took = begin.elapsed().as_secs_f64();
         tracing::info!("memory and task graphs ({}): {took:.2} s", gibibytes(control.written));
         Ok(CudaRank {
-            common: Common { graphs, slots, outputs, constant_bytes: layout.constants },
+            common: Common { graphs, slots, outputs: Arc::new(outputs), constant_bytes: layout.constants },
             control,
             launcher,
             kernel,
@@ -356,7 +356,7 @@ impl CudaRank {
         let Common { graphs, slots, .. } = &self.common;
         let made = self.lasting.launch(context, stream, graphs, slots, plan, self.heap.bases())?;
         let (outputs, control, control_memory) = made;
-        self.common.outputs = outputs;
+        self.common.outputs = Arc::new(outputs);
         self.control = control;
         self.control_memory = control_memory;
         Ok(())

@@ -2,10 +2,13 @@
 
 use super::bell::Bell;
 use super::prefix::PageKeys;
-use crate::plan::{BatchPlan, Figures, Finish, Mode, Request};
+use super::results::Results;
+use super::sink::{End, Sink};
+use crate::plan::{BatchPlan, Figures, Mode, Request};
 use kernels_cu::abi;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,40 +38,6 @@ pub enum SubmitError {
     /// The run has failed.
     #[error("the engine has failed: {0}")]
     Lost(String),
-}
-
-/// A new token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// Its id.
-    pub id: i32,
-    /// The best tokens at this place with their log-probabilities, highest first, as many as the plan asks for.
-    pub logprobs: Vec<(i32, f32)>,
-}
-
-/// The end of a request.
-#[derive(Clone, Debug, PartialEq)]
-pub enum End {
-    /// The request finished.
-    Finished(Finish),
-    /// The run failed.
-    Lost(String),
-}
-
-/// The destination of a request's tokens. It is called on the host's thread, which serves all requests, so it must not wait.
-pub trait Sink: Send {
-    /// Called before the first token: this many tokens of the prompt were not computed because the prefix cache had them.
-    fn cached(&mut self, tokens: u32);
-
-    /// The next token. Returns false if no more are wanted; the request is then cancelled.
-    fn token(&mut self, token: Token) -> bool;
-
-    /// Called after the new tokens of all requests: now readers may be woken. A reader that is woken at each token of an iteration would
-    /// take the core from this thread, or from a worker, that often.
-    fn tell(&mut self) {}
-
-    /// The end. No call follows.
-    fn end(self: Box<Self>, end: End);
 }
 
 /// A request with its sink.
@@ -102,7 +71,7 @@ pub struct Stats {
 
 /// Rank 0's handle for submitting requests. A clone is the same handle.
 #[derive(Clone)]
-pub struct Client(Arc<Shared>);
+pub struct Client(pub(super) Arc<Shared>);
 
 /// Requests that are shared between the threads of rank 0's process.
 pub(super) struct Shared {
@@ -112,6 +81,10 @@ pub(super) struct Shared {
     plan: BatchPlan,
     /// `None` without a prefix cache.
     keys: Option<PageKeys>,
+    /// Never locked by a thread that holds the lock of `state`.
+    results: Mutex<Results>,
+    /// A reader's, from the first one on.
+    pub event: OnceLock<Arc<OwnedFd>>,
 }
 
 pub(super) struct State {
@@ -160,7 +133,7 @@ impl Waiting {
 }
 
 impl State {
-    fn ring(&self) {
+    pub fn ring(&self) {
         if let Some(bell) = self.bell {
             bell.ring();
         }
@@ -187,7 +160,14 @@ impl Shared {
             bell: None,
         };
         let keys = serve.prefix_cache.then(|| PageKeys::new(plan.page_size.max(1)));
-        Some(Arc::new(Shared { state: Mutex::new(state), idle: Condvar::new(), plan: plan.clone(), keys }))
+        Some(Arc::new(Shared {
+            state: Mutex::new(state),
+            idle: Condvar::new(),
+            plan: plan.clone(),
+            keys,
+            results: Mutex::default(),
+            event: OnceLock::new(),
+        }))
     }
 
     pub fn client(self: &Arc<Self>) -> Client {
@@ -198,7 +178,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the sinks of `count` requests have received the end.
+    pub fn results(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sinks of so many requests have heard of the end.
     pub fn settle(&self, count: usize) {
         let mut state = self.lock();
         state.unsettled -= count;
@@ -209,6 +193,7 @@ impl Shared {
 
     /// Ends serving. Waiting requests get this reason.
     pub fn close(&self, reason: &str) {
+        self.results().close();
         let mut state = self.lock();
         let reason = state.lost.get_or_insert_with(|| reason.to_string()).clone();
         state.bell = None;
@@ -289,10 +274,11 @@ impl Client {
 
     /// The current statistics.
     pub fn stats(&self) -> Stats {
+        let tokens = self.0.results().tokens;
         let state = self.0.lock();
         let running = state.in_kernel.min(state.stats.figures.running as usize);
         let waiting = state.waiting.len() + state.in_kernel - running;
-        Stats { waiting, running, ..state.stats.clone() }
+        Stats { waiting, running, tokens, ..state.stats.clone() }
     }
 
     /// Waits until all requests have ended. After that, the statistics include all of them.

@@ -2,12 +2,15 @@
 
 use super::arena::Arena;
 use super::bell::{Bell, bells_to_ring};
-use super::client::{End, Shared, Sink, Token, Waiting};
+use super::client::{Shared, Waiting};
+use super::results::Active;
 use super::serve::{Host, Owed, Wish};
+use super::sink::End;
 use super::table::Table;
 use super::target::Target;
 use super::wire::{Entry, Message, Payload, Wire};
 use crate::error::{Error, Result};
+use crate::outputs::Outputs;
 use crate::plan::Finish;
 use crate::world::World;
 use kernels_cu::abi;
@@ -42,9 +45,9 @@ pub(super) struct Leader {
     complete: u64,
     /// For each other rank, the number of entries that it has confirmed, and whether its kernel has ended.
     others: Vec<Other>,
-    /// By number.
-    active: Vec<Option<Active>>,
-    /// Number of requests that have ended so far.
+    /// Tokens that have been taken, ever, as the host has seen it.
+    tokens: u64,
+    /// Requests that have ended, ever.
     ended: u64,
     /// The ones among them whose end has not been counted yet.
     ending: Vec<(u32, Active, Finish)>,
@@ -57,23 +60,8 @@ struct Other {
     left: bool,
 }
 
-struct Active {
-    id: u64,
-    sink: Box<dyn Sink>,
-    /// True if the sink wants more tokens.
-    wanted: bool,
-    /// True if the entry is in this rank's ring. Before that, the results' words are those of the previous holder of the number.
-    written: bool,
-    cancelled: bool,
-    /// First place of its tokens, and their number. The prompt's tokens come first.
-    first: u32,
-    room: u32,
-    first_output: usize,
-    taken: usize,
-}
-
 impl Leader {
-    pub fn new(service: Service, world: &World, bell: Bell) -> Leader {
+    pub fn new(service: Service, world: &World, bell: Bell, outputs: &Arc<Outputs>) -> Leader {
         let others = (1..world.size()).map(|_| Other { confirmed: 0, left: true }).collect();
         let shared = service.0;
         let limits = {
@@ -81,6 +69,7 @@ impl Leader {
             state.bell = Some(bell);
             state.limits
         };
+        shared.results().begin(outputs, limits.requests);
         Leader {
             shared,
             bell,
@@ -94,7 +83,7 @@ impl Leader {
             groups: VecDeque::new(),
             complete: 0,
             others,
-            active: (0..limits.requests).map(|_| None).collect(),
+            tokens: 0,
             ended: 0,
             ending: Vec::new(),
             stop_sent: false,
@@ -135,29 +124,18 @@ impl Leader {
             min_new_tokens: add.request.min_new_tokens,
             quiet: add.request.quiet.into(),
         };
-        self.active[number as usize] = Some(Active {
-            id: add.id,
-            sink: add.sink,
-            wanted: true,
-            written: false,
-            cancelled: false,
-            first,
-            room,
-            first_output: (first + prompt) as usize,
-            taken: 0,
-        });
+        self.shared.results().put(number, Active::new(add.id, add.sink, first, prompt, room));
         tracing::debug!("request {} goes to all hosts", add.id);
         let payload = Some(Payload { request, prompt: add.request.prompt, keys: add.keys });
         self.enter(Entry { kind: abi::MPK_ADMIT, number, after_finished, payload })
     }
 
-    fn cancel(&mut self, number: usize) -> Result<()> {
-        let Some(active) = &mut self.active[number] else { return Ok(()) };
-        if std::mem::replace(&mut active.cancelled, true) {
+    fn cancel(&mut self, number: u32) -> Result<()> {
+        if !self.shared.results().cancel(number) {
             return Ok(());
         }
-        // Only an entry after this one can assign the number again.
-        self.enter(Entry { kind: abi::MPK_CANCEL, number: number as u32, after_finished: 0, payload: None })
+        // The number may get another holder only by an entry after this one.
+        self.enter(Entry { kind: abi::MPK_CANCEL, number, after_finished: 0, payload: None })
     }
 
     /// Handles requests for which there is room, and requests that must end.
@@ -195,10 +173,9 @@ impl Leader {
         for (number, first, add) in adds {
             self.add(number, first, add, finished)?;
         }
-        for number in 0..self.active.len() {
-            if all || self.active[number].as_ref().is_some_and(|active| cancels.contains(&active.id)) {
-                self.cancel(number)?;
-            }
+        if all || !cancels.is_empty() {
+            let numbers = self.shared.results().numbers(|active| all || cancels.contains(&active.id));
+            numbers.into_iter().try_for_each(|number| self.cancel(number))?;
         }
         if self.sent != before {
             self.close_group(target);
@@ -233,9 +210,8 @@ impl Leader {
             if !self.table.write(entry, target.outputs(), target.control(), &target.writer())? {
                 break;
             }
-            if let (abi::MPK_ADMIT, Some(active)) = (entry.kind, &mut self.active[entry.number as usize]) {
-                tracing::debug!("request {} is written for the kernel", active.id);
-                active.written = true;
+            if entry.kind == abi::MPK_ADMIT {
+                self.shared.results().written(entry.number);
             }
             self.log.pop_front();
             any = true;
@@ -264,35 +240,15 @@ impl Leader {
     /// Passes everything that the kernel has handed out to the sinks. The kernel never waits for them.
     fn take_results(&mut self, target: &impl Target) -> Result<bool> {
         let outputs = target.outputs();
-        let (mut tokens, mut ended, mut unwanted) = (0, 0, Vec::new());
-        for number in 0..self.active.len() {
-            let Some(active) = self.active[number].as_mut().filter(|active| active.written) else { continue };
-            let (count, finish) = outputs.progress(number as u32);
-            if active.taken == 0 && count > 0 {
-                tracing::debug!("the kernel has a first token of request {}", active.id);
-                active.sink.cached(outputs.cached_tokens(number as u32));
-            }
-            for place in active.first_output + active.taken..active.first_output + count {
-                if active.wanted {
-                    let (id, logprobs) = outputs.token(place);
-                    active.wanted = active.sink.token(Token { id, logprobs });
-                }
-            }
-            tokens += (count - active.taken) as u64;
-            active.taken = count;
-            if let Some(finish) = finish {
-                self.ending.extend(self.active[number].take().map(|active| (number as u32, active, finish)));
-                ended += 1;
-            } else if !active.wanted && !active.cancelled {
-                unwanted.push(number);
-            }
-        }
-        if tokens != 0 {
-            self.active.iter_mut().flatten().for_each(|active| active.sink.tell());
-            self.ending.iter_mut().for_each(|(_, active, _)| active.sink.tell());
-        }
-        self.ended += ended as u64;
-        let any = tokens != 0 || ended != 0;
+        let (tokens, ended, unwanted) = {
+            let mut results = self.shared.results();
+            results.take();
+            (results.tokens, results.take_ended(), results.unwanted())
+        };
+        let any = tokens != self.tokens || !ended.is_empty();
+        self.tokens = tokens;
+        self.ended += ended.len() as u64;
+        self.ending.extend(ended);
         let has_cancelled = !unwanted.is_empty();
         unwanted.into_iter().try_for_each(|number| self.cancel(number))?;
         if has_cancelled {
@@ -303,7 +259,6 @@ impl Leader {
         let over = if counted { std::mem::take(&mut self.ending) } else { Vec::new() };
         if any || counted {
             let mut state = self.shared.lock();
-            state.stats.tokens += tokens;
             state.stats.figures = outputs.figures();
             state.in_kernel -= over.len();
         }
@@ -321,7 +276,7 @@ impl Leader {
 
     /// True if no request is in the kernel or on its way there.
     fn is_empty(&self) -> bool {
-        self.active.iter().all(Option::is_none) && self.ending.is_empty()
+        self.shared.results().is_empty() && self.ending.is_empty()
     }
 
     /// Limits the wait for other hosts to the deadline: for the confirmation of an entry and, once this rank's kernel has ended,
@@ -396,9 +351,9 @@ impl<T: Target> Host<T> for Leader {
         let reason = error.whole();
         self.shared.close(&reason);
         let _ = self.wire.send_all(&Message::Failed(error.exit_status(), reason.clone()));
-        let active = self.active.iter_mut().filter_map(Option::take);
-        active.for_each(|active| active.sink.end(End::Lost(reason.clone())));
-        // These requests have finished.
+        let active: Vec<Active> = self.shared.results().drain().collect();
+        active.into_iter().for_each(|active| active.sink.end(End::Lost(reason.clone())));
+        // These have come to their end.
         self.ending.drain(..).for_each(|(_, active, finish)| active.sink.end(End::Finished(finish)));
     }
 

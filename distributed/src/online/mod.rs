@@ -18,13 +18,18 @@ mod client;
 mod follower;
 mod leader;
 mod prefix;
+mod reader;
+mod results;
 mod serve;
+mod sink;
 mod table;
 mod target;
 mod wire;
 
-pub use client::{Client, End, Sink, Stats, Submission, SubmitError, Token};
+pub use client::{Client, Stats, Submission, SubmitError};
 pub use leader::Service;
+pub use reader::Reader;
+pub use sink::{End, Sink, Token};
 
 use crate::error::{Error, Result};
 use crate::plan::BatchPlan;
@@ -59,11 +64,11 @@ impl Rank {
     pub fn lead(&mut self, world: &World, service: Service) -> Result<()> {
         match self {
             Rank::Cpu(rank) => {
-                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()));
+                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()), rank.outputs());
                 serve(rank.as_mut(), world, &mut leader)
             }
             Rank::Cuda(rank) => {
-                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()));
+                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()), rank.outputs());
                 serve(rank.as_mut(), world, &mut leader)
             }
         }

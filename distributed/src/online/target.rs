@@ -9,10 +9,11 @@ use crate::error::Result;
 use crate::outputs::Outputs;
 use crate::world::World;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) trait Target {
-    fn outputs(&self) -> &Outputs;
+    fn outputs(&self) -> &Arc<Outputs>;
     fn control(&self) -> &Control;
     fn writer(&self) -> impl ControlWriter;
     /// A wait for another rank without progress for this long ends the run.
@@ -29,7 +30,7 @@ pub(super) trait Target {
 }
 
 impl Target for CpuRank {
-    fn outputs(&self) -> &Outputs {
+    fn outputs(&self) -> &Arc<Outputs> {
         &self.common.outputs
     }
 
@@ -74,7 +75,7 @@ impl Target for CpuRank {
 }
 
 impl Target for CudaRank {
-    fn outputs(&self) -> &Outputs {
+    fn outputs(&self) -> &Arc<Outputs> {
         &self.common.outputs
     }
 

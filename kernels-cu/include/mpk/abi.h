@@ -290,6 +290,9 @@ typedef struct mpk_batch_output {
   uint64_t prefix_queries;  /* prompt tokens of requests that were looked up in the prefix cache, */
   uint64_t prefix_hits;     /* those found there, */
   uint64_t evictions;       /* and pages that were given up for others */
+  /* CPU target, written by the host at any time: an event (eventfd) of rank 0's process. New tokens are told to it and not to
+   * mpk_control.bell, so that the thread that passes them on is the one that wakes. 0: there is none. */
+  int32_t reader;
 } mpk_batch_output;
 
 /* What one iteration works on: written by the batch step only, constant while the iteration runs.

@@ -77,6 +77,7 @@ inline void sleep_ns(uint64_t) {}
 inline void park(const uint32_t*, uint32_t, uint64_t) { model::wait_turn(0xFFFFFFFFu); }
 inline void wake(uint32_t*) {}
 inline void ring(uint32_t*) {}
+inline bool tell(const int32_t*) { return false; }
 
 inline void copy_bytes(void* to, const void* from, size_t bytes) { model::copy(to, from, bytes); }
 

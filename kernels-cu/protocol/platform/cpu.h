@@ -147,6 +147,20 @@ inline void ring(uint32_t* word) {
   wake(word);
 }
 
+/* Tells whoever sleeps on the event that `event` names that there is something new; false if it names none. The event belongs to
+ * this process. */
+inline bool tell(const int32_t* event) {
+#if defined(__linux__)
+  /* Relaxed: an event is open before it is named, and as long as this runs. */
+  const int32_t file = load<Scope::kSystem>(event, kRelaxed);
+  const uint64_t one = 1;
+  return file > 0 && write(file, &one, sizeof(one)) == sizeof(one);
+#else
+  (void)event;
+  return false;
+#endif
+}
+
 /* Plain memory. */
 inline void copy_bytes(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
 

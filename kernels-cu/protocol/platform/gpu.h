@@ -189,6 +189,7 @@ __device__ inline void sleep_ns(uint64_t ns) { __nanosleep(ns < 1000000 ? static
 __device__ inline void park(const uint32_t*, uint32_t, uint64_t) { __nanosleep(500); }
 __device__ inline void wake(uint32_t*) {}
 __device__ inline void ring(uint32_t*) {} /* the host of a GPU polls */
+__device__ inline bool tell(const int32_t*) { return false; }
 __device__ inline uint32_t float_bits(float value) { return __float_as_uint(value); }
 __device__ inline float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
 

@@ -2,9 +2,17 @@
  * short admission ring that are used again and again, idle times, kernels that end and begin again. The hosts are threads of
  * their own, as slow as they like. Every token is checked on every rank; the batches are compared between ranks in each iteration.
  * MPK_SOAK_REQUESTS: requests of each job. */
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
 
 #include "pages_check.h"
 #include "graph_fixture.h"
@@ -120,6 +128,20 @@ class Hosts {
   /* Entries that no kernel has taken: a kernel that has ended has to begin again. */
   bool pending() const {
     return !queue_.empty() || !hosts_[0].all_taken();
+  }
+  /* Another thread's look at rank 0's tokens while the kernel runs, as a server's that passes them on: the tokens of each request so far are
+   * right. Not during a turn. */
+  void read() {
+    for (uint32_t number = 0; number < job_->options.table; ++number) {
+      if (holders_[0][number] == kNobody) continue;
+      Rank& rank = *job_->ranks[0];
+      const Request& request = requests_[holders_[0][number]];
+      const uint32_t tokens = acquire(&rank.request_outputs[number].num_tokens);
+      CHECK(tokens <= request.tokens.size(), "request %u: %u tokens", holders_[0][number], tokens);
+      for (uint32_t i = 0; i < tokens; ++i) {
+        CHECK(rank.tokens[rank.requests[number].first_output + i] == request.tokens[i], "read: request %u token %u", holders_[0][number], i);
+      }
+    }
   }
   bool quiet() const { return queue_.empty() && requests_.size() == ended_; }
   uint32_t ended() const { return ended_; }
@@ -251,7 +273,37 @@ struct Case {
   uint32_t world;
   bool dynamic, on_demand, prefix_cache;
   uint64_t idle_exit_ns;
-  bool mixed = false;
+  bool mixed = false, reader = false;
+};
+
+/* A thread that sleeps on the event which rank 0's kernel tells of tokens, and looks at them. */
+class Reader {
+ public:
+  Reader(Job* job, Hosts* hosts, std::mutex* turns) : event_(eventfd(0, EFD_NONBLOCK)) {
+    CHECK(event_ > 0, "an event");
+    __atomic_store_n(&job->ranks[0]->output.reader, event_, __ATOMIC_RELAXED);
+    thread_ = std::thread([this, hosts, turns] {
+      while (!over_.load(std::memory_order_relaxed)) {
+        pollfd wanted{event_, POLLIN, 0};
+        uint64_t times = 0;
+        if (poll(&wanted, 1, 5) != 1 || ::read(event_, &times, sizeof(times)) != sizeof(times)) continue;
+        told += times;
+        std::lock_guard<std::mutex> lock(*turns);
+        hosts->read();
+      }
+    });
+  }
+  ~Reader() { close(event_); }
+  void join() {
+    over_.store(true, std::memory_order_relaxed);
+    thread_.join();
+  }
+  uint64_t told = 0;
+
+ private:
+  const int event_;
+  std::atomic<bool> over_{false};
+  std::thread thread_;
 };
 
 struct Seen {
@@ -278,6 +330,9 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
   options.seed = seed * 100 + one.world * 10 + one.dynamic;
   Job job(options);
   Hosts hosts(&job, requests, options.seed);
+  std::mutex turns;
+  std::optional<Reader> reader;
+  if (one.reader) reader.emplace(&job, &hosts, &turns);
   Random random(options.seed + 99);
   const auto start = std::chrono::steady_clock::now();
   uint32_t launches = 0, parks = 0;
@@ -291,7 +346,10 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
     }
     const uint32_t heard = acquire(&job.ranks[0]->rank.control->bell);
     const uint32_t before = hosts.ended();
-    more = hosts.turn(burst > 0);
+    {
+      std::lock_guard<std::mutex> lock(turns);
+      more = hosts.turn(burst > 0);
+    }
     burst -= std::min(burst, hosts.ended() - before);
     bool all_left = running;
     for (auto& rank : job.ranks) all_left = all_left && (acquire(&rank->rank.control->launch) & MPK_LAUNCH_STOP) && acquire(&rank->rank.control->running) == 0;
@@ -308,6 +366,12 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
     }
     /* Its kernel rings; other hosts are not rung here, so they are looked after now and then. */
     mpk_cpu_sleep(&job.ranks[0]->rank.control->bell, heard, random.between(0, 9) ? 20000 : 1000000);
+  }
+  if (reader) {
+    reader->join();
+    /* The bell is for entries that are in effect and for ends. */
+    const uint32_t rings = acquire(&job.ranks[0]->rank.control->bell), most = 2 * requests + hosts.cancels + launches + 1;
+    CHECK(reader->told > requests && rings <= most, "%s: %lu times told, %u rings, at most %u expected", one.name, reader->told, rings, most);
   }
   for (uint32_t r = 0; r < one.world; ++r) {
     const mpk_batch_output& output = job.ranks[r]->output;
@@ -370,7 +434,8 @@ int main() {
   };
   /* How often each thing happens depends on how fast the machine is: where something was rare, once more with other requests. */
   for (uint64_t seed = 0; seed < 20 && !enough(); ++seed) {
-    for (const Case& one : {Case{"1 rank, static, prefix cache", 1, false, false, true, 0}, Case{"2 ranks, static, idle exit", 2, false, false, false, 2000000},
+    for (const Case& one : {Case{"1 rank, static, prefix cache", 1, false, false, true, 0},
+                            Case{"2 ranks, static, prefix cache, a reader", 2, false, false, true, 0, false, true}, Case{"2 ranks, static, idle exit", 2, false, false, false, 2000000},
                             Case{"2 ranks, dynamic, idle exit, pages on demand, prefix cache", 2, true, true, true, 2000000},
                             Case{"2 ranks, mixed, idle exit, prefix cache", 2, false, false, true, 2000000, true},
                             Case{"4 ranks, static, pages on demand, prefix cache", 4, false, true, true, 0}})

@@ -96,7 +96,8 @@ fn listen(args: &ServeArgs) -> Result<Server, AppError> {
         }
         ErrorKind::AddrNotAvailable => AppError::environment(format!("{place}: {error}"))
             .with_help("choose a --host of this machine, such as 127.0.0.1"),
-        _ => AppError::input(format!("cannot listen at {place}: {error}")),
+        _ => AppError::input(format!("cannot listen at {place}: {error}"))
+            .with_help("give --host a name or an address of this machine, such as 127.0.0.1 or ::1"),
     })
 }
 

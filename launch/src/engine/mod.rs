@@ -29,6 +29,7 @@ pub mod tuning;
 pub mod user_graph;
 
 pub use config::RunConfig;
+pub use distributed::online::Reader;
 pub use error::{Error, ErrorKind};
 pub use handle::{Completion, End, Event, FinishReason, Handle, Token};
 pub use loaded::{Info, Opened};

@@ -15,7 +15,7 @@ use crate::model::app_error::AppError;
 use crate::model::prompts::{Limits, PromptSource, resolve};
 use distributed::cuda::Transport;
 use distributed::cuda::WarmUp;
-use distributed::online::{Client, Submission, SubmitError};
+use distributed::online::{Client, Reader, Submission, SubmitError};
 use distributed::plan;
 use distributed::{WatchOptions, World};
 use std::sync::mpsc::{self, Sender};
@@ -226,7 +226,13 @@ impl Engine {
         self.client.as_ref().map(|client| Stats::new(&client.stats(), &self.ended)).unwrap_or_default()
     }
 
-    /// Waits until all requests have ended. After that, [`Engine::stats`] includes the times of all of them.
+    /// A way to take tokens in another thread than the engine's: see [`Reader`]. `None` where there is one already, on other ranks than
+    /// 0, and for user graphs.
+    pub fn reader(&self) -> Option<Reader> {
+        self.client.as_ref()?.reader()
+    }
+
+    /// Waits until all requests have ended. Then [`Engine::stats`] holds the times of all of them.
     pub fn wait_idle(&self) {
         if let Some(client) = &self.client {
             client.wait_idle();

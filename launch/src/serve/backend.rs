@@ -1,5 +1,6 @@
 //! The interface between the HTTP layer and an engine.
 
+use crate::engine::Reader;
 use futures_util::Stream;
 use std::pin::Pin;
 
@@ -13,6 +14,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The engine's current statistics.
     fn stats(&self) -> Stats;
+
+    /// A way to take tokens from the engine in the thread that sends them to clients. Without one the engine hands them over.
+    fn reader(&self) -> Option<Reader> {
+        None
+    }
 }
 
 /// The tokens of one request as they arrive. [`Event::End`] is the last event.

@@ -147,16 +147,17 @@ fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> 
 
 /// The sampling values of the request, with `defaults` for missing ones.
 fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Result<Sampling, ApiError> {
-    let temperature = fields.number("temperature", "from 0", |n| n >= 0.0)?;
+    let temperature = fields.number("temperature", "from 0 to 100", |n| (0.0..=100.0).contains(&n))?;
     let top_p = fields.number("top_p", "above 0 and at most 1", |n| n > 0.0 && n <= 1.0)?;
     // -1 keeps all, as in other servers.
     let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.map(|k| k.max(0) as u32);
     let min_p = fields.number("min_p", "from 0 to 1", |n| (0.0..=1.0).contains(&n))?;
     let seed = fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64);
-    let two = |n: f64| (-2.0..=2.0).contains(&n);
+    let two = |n: f32| (-2.0..=2.0).contains(&n);
     let presence = fields.number("presence_penalty", "from -2 to 2", two)?;
     let frequency = fields.number("frequency_penalty", "from -2 to 2", two)?;
-    let repetition = fields.number("repetition_penalty", "above 0", |n| n > 0.0)?;
+    let repetition =
+        fields.number("repetition_penalty", "from 0.01 to 100", |n| (0.01..=100.0).contains(&n))?;
     let mut sampling = Sampling {
         temperature: temperature.unwrap_or(defaults.temperature),
         top_p: top_p.unwrap_or(defaults.top_p),
@@ -240,8 +241,8 @@ mod tests {
     #[test]
     fn wrong_values_name_their_field() {
         for (name, values) in [
-            ("temperature", vec![json!(-1), json!("1"), json!(1e308), json!([]), json!(true)]),
-            ("top_p", vec![json!(0), json!(1.1), json!({})]),
+            ("temperature", vec![json!(-1), json!("1"), json!(100.1), json!(1e308), json!([]), json!(true)]),
+            ("top_p", vec![json!(0), json!(1e-300), json!(1.1), json!({})]),
             ("top_k", vec![json!(-2), json!(1.5), json!(1e30)]),
             ("min_p", vec![json!(-0.1), json!(2)]),
             ("seed", vec![json!("a"), json!(0.5)]),
@@ -251,7 +252,7 @@ mod tests {
             ("min_tokens", vec![json!(-1)]),
             ("presence_penalty", vec![json!(3), json!("x")]),
             ("frequency_penalty", vec![json!(-2.1)]),
-            ("repetition_penalty", vec![json!(0), json!(-1)]),
+            ("repetition_penalty", vec![json!(0), json!(-1), json!(0.009), json!(101), json!(1e300)]),
             ("stop", vec![json!(1), json!([1]), json!(""), json!(vec!["x"; 100]), json!("x".repeat(5000))]),
             ("stop_token_ids", vec![json!("1"), json!(vec![1; 100])]),
             ("stop_token_ids[0]", vec![]),
@@ -305,6 +306,9 @@ mod tests {
         assert_eq!(sampling(json!({"top_p": 0.9})).temperature, 1.0);
         assert_eq!(sampling(json!({"top_p": 0.9, "temperature": 0})).temperature, 0.0);
         assert_eq!(sampling(json!({"seed": -1})).seed, Some(u64::MAX));
+        // The ends of the ranges are the engine's.
+        let ends = json!({"repetition_penalty": 0.01, "temperature": 100});
+        assert_eq!((sampling(ends.clone()).repetition_penalty, sampling(ends).temperature), (0.01, 100.0));
         let generation = read_with(json!({"max_tokens": 3, "max_completion_tokens": 5}), ALL).unwrap();
         assert_eq!(generation.max_tokens, Some(5));
     }

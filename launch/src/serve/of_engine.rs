@@ -4,7 +4,9 @@ use super::backend::{
     Backend, Capabilities, Event, Events, Finish, ModelInfo, Refusal, Sampling, Stats, Submission, Token,
 };
 use super::state::Loaded;
-use crate::engine::{self, End, Engine, Error, ErrorKind, FinishReason, Handle, Request, SamplingParams};
+use crate::engine::{
+    self, End, Engine, Error, ErrorKind, FinishReason, Handle, Reader, Request, SamplingParams,
+};
 use crate::model::chat_template::ChatTemplate;
 use crate::model::prompts::Prompt;
 use futures_util::StreamExt;
@@ -66,6 +68,10 @@ impl Backend for OfEngine {
         let shown: Vec<Option<u32>> = requests.iter().map(|request| request.logprobs).collect();
         let handles = self.0.submit_all(requests.into_iter().map(request).collect()).map_err(refusal)?;
         Ok(handles.into_iter().zip(shown).map(|(handle, shown)| events(handle, shown)).collect())
+    }
+
+    fn reader(&self) -> Option<Reader> {
+        self.0.reader()
     }
 
     fn stats(&self) -> Stats {

@@ -5,11 +5,14 @@ use super::connections;
 use super::limits::Limits;
 use super::router::router;
 use super::state::{App, Loaded, Phase, Shared};
+use crate::engine::Reader;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -91,6 +94,9 @@ impl Server {
 
     /// Accepts requests from now on.
     pub fn set_ready(&self, loaded: Loaded) {
+        if let Some(reader) = loaded.backend.reader() {
+            self.runtime.spawn(pass_on(reader));
+        }
         self.app.set_ready(loaded);
     }
 
@@ -112,6 +118,20 @@ impl Server {
         });
         runtime.shutdown_timeout(last_words);
         outcome
+    }
+}
+
+/// Takes tokens as they come. The thread that the kernel wakes is then the one that sends them: with the engine's thread in between, a token
+/// would wake two.
+async fn pass_on(reader: Reader) {
+    // SAFETY: a reader has the same event all its life, and it stays open.
+    let registered = unsafe { AsyncFd::register_with_interest(reader, Interest::READABLE) };
+    // Without it the engine hands tokens over.
+    let Ok(reader) = registered else { return };
+    while let Ok(mut ready) = reader.readable().await {
+        // Before the look: what comes during it is looked for again.
+        ready.clear_ready();
+        reader.get_ref().take();
     }
 }
 

@@ -1,0 +1,74 @@
+//! Tokens that another thread than the host's takes.
+
+use super::client::{Client, Shared};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+/// A thread's way to take tokens itself, in place of rank 0's host: on the CPU target the kernel wakes it without a detour, through an event
+/// ([`AsFd`]) that becomes readable with each new token. The event is never read, so it is to be waited for edge by edge. Who has a reader
+/// calls [`Reader::take`] after each edge. Where the kernel can't tell the event (a GPU's), the host takes the tokens as it
+/// would without a reader.
+pub struct Reader {
+    shared: Arc<Shared>,
+    event: Arc<OwnedFd>,
+}
+
+impl Reader {
+    /// Gives new tokens to their sinks. Never waits.
+    pub fn take(&self) {
+        if self.shared.results().take() {
+            // The host cancels.
+            self.shared.lock().ring();
+        }
+    }
+}
+
+impl AsFd for Reader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl AsRawFd for Reader {
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.results().set_event(None);
+        // What the event was told of last, the host takes.
+        self.shared.lock().ring();
+    }
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A way to take tokens in another thread than the host's. `None` where there is one already, or the system has no event to give.
+    pub fn reader(&self) -> Option<Reader> {
+        let shared = &self.0;
+        let mut results = shared.results();
+        if results.has_event() {
+            return None;
+        }
+        let event = match shared.event.get() {
+            Some(event) => Arc::clone(event),
+            None => {
+                let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?);
+                // It stays open as long as a kernel may write to it: to the end of the service, not of the reader.
+                shared.event.set(Arc::clone(&event)).ok()?;
+                event
+            }
+        };
+        results.set_event(Some(event.as_raw_fd()));
+        drop(results);
+        Some(Reader { shared: Arc::clone(shared), event })
+    }
+}
