@@ -2,8 +2,7 @@
 //! values go to their pages, queries to a tensor of their own. `attention`'s expansion makes it.
 //!
 //! Inputs: 0. `qkv`, 1. `rope`, 2. and 3. with `qk_norm` the norms' weights, all as `attention` has them. Outputs:
-//! 0. [rows, local heads head_dim], act dtype; on GPUs each 32 elements of a head lie in the order in which the
-//! products' fragments want them. 1. the cache.
+//! 0. [rows, local heads head_dim], act dtype; 1. the cache.
 //!
 //! One task for each block of rows b and local key-value head h: arguments `[first row, h, 0..]`. Blocks are the
 //! graph's rows, so what a task writes of the queries is known. Which pages its rows belong to is not: a position
