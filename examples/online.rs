@@ -1,7 +1,7 @@
 //! Requests that come and go while the kernels run: `mpirun -n 2 target/release/examples/online MODEL [REQUESTS] [static|dynamic] [cpu|cuda]`.
 //!
-//! Rank 0 first runs each of a few dozen requests alone. Then it submits so many of them from several threads, with pauses,
-//! cancels and handles that are dropped, and compares all tokens. In the end no page is in use, and memory has not grown.
+//! Rank 0 first runs a few dozen requests, each alone. Then several threads submit REQUESTS of them, with pauses, cancelled
+//! requests and dropped handles, and compare all tokens. At the end no page is in use, and memory has not grown.
 
 use launch::engine::config::BackendChoice;
 use launch::engine::{Engine, Error, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig};
@@ -11,13 +11,13 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The kernels end after so long without work.
+/// Time without work after which the kernels end.
 const IDLE_EXIT: Duration = Duration::from_millis(60);
 /// Different requests.
 const DIFFERENT: usize = 40;
 /// Threads that submit.
 const CALLERS: u64 = 4;
-/// Requests that a thread has open at most.
+/// Maximum number of requests that a thread has open.
 const OPEN: usize = 30;
 
 fn main() -> ExitCode {
@@ -77,7 +77,7 @@ fn run() -> Result<(), Failure> {
     compared
 }
 
-/// Numbers from a seed.
+/// Random numbers from a seed.
 struct Random(u64);
 
 impl Random {
@@ -171,7 +171,7 @@ fn compare(engine: &Engine, count: u64) -> Result<(), Failure> {
     if stats.kv_pages_used != 0 || stats.running != 0 || stats.waiting != 0 || stats.finished.total() != all {
         return wrong(format!("something is left or lost: {all} requests, {stats:?}"));
     }
-    // What a leak of a hundred bytes a request would be.
+    // The growth that a leak of a hundred bytes per request would cause.
     if late > early + 4096 + count / 10 {
         return wrong(format!("memory has grown from {early} to {late} KiB"));
     }
@@ -199,7 +199,7 @@ fn call(
                     submitted += 1;
                     match random.below(10) {
                         0 => handle.cancel(),
-                        // A client that goes away, at once or in the middle.
+                        // A client that leaves, at once or in the middle.
                         1 => {
                             if random.below(2) == 0 {
                                 handle.recv();
@@ -253,7 +253,7 @@ fn done(counts: &Counts, all: u64) {
     }
 }
 
-/// KiB of memory that the process has in use.
+/// Memory that the process uses, in KiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
