@@ -2,7 +2,7 @@
 //! compilation to a cubin, which is kept in a folder.
 //!
 //! 1. [`task_codes`]: the C++ type of each task, from its folder. Equal types are one kernel variant. Ranks that share
-//! a cubin merge their lists with [`merge`].
+//!    a cubin merge their lists with [`merge`].
 //! 2. [`source`]: one file with a jump table (a dense switch) over these kernel variants.
 //! 3. [`compile`]: nvcc, or the result of an earlier run in the [`Cache`].
 

@@ -1,9 +1,9 @@
 //! Graphs as JSON files.
 //!
 //! * `task_graph.json` (`mpk-task-graph/1`): the tasks that one rank executes, written by [`write_json`] and read back without
-//! loss by [`from_json`]. Its schema is `schema/task_graph.schema.json`.
+//!   loss by [`from_json`]. Its schema is `schema/task_graph.schema.json`.
 //! * A user graph, the `"graph"` of model.json: [`op_graph_from_value`] and [`op_graph_to_value`]. Its schema is
-//! `schema/op_graph.schema.json`.
+//!   `schema/op_graph.schema.json`.
 
 mod error;
 mod op_graph;

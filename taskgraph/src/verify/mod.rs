@@ -2,17 +2,17 @@
 //!
 //! What is proven for one graph class ([`verify`]):
 //! 1. *Structure*: every index is in range; operands are inside their tensors; symmetric tensors agree on all ranks; only copies
-//! and signals reach another rank, and a copy's output is on the rank of its trigger's owner; every task is in one worker's list,
-//! or is launched by exactly one event, which is the one it depends on.
+//!    and signals reach another rank, and a copy's output is on the rank of its trigger's owner; every task is in one worker's list,
+//!    or is launched by exactly one event, which is the one it depends on.
 //! 2. *Triggers*: the triggers of all ranks' tasks add up to what each event waits for.
 //! 3. *Reach*: every task comes after the begin event and before the end event of its rank. With dynamic placement a signal,
-//! which reads nothing of the iteration, may come later: the last message between two ranks has no answer.
+//!    which reads nothing of the iteration, may come later: the last message between two ranks has no answer.
 //! 4. *No cycle*, with the order of the workers' lists and the flagged words as edges.
 //! 5. *Memory*: any two accesses to the same byte are ordered if at least one of them writes, within an iteration and between an
-//! iteration and the next. A tensor that overlaps another is written only after all accesses to the other one. Everything that is
-//! read has been written. A flagged word has exactly one writer. Bytes are computed from the kernels' views; where they are known
-//! only at run time, [`crate::trust`] lists the assumptions. A flagged word orders itself and reuse, no more; a put is done when
-//! the event that it triggers is.
+//!    iteration and the next. A tensor that overlaps another is written only after all accesses to the other one. Everything that is
+//!    read has been written. A flagged word has exactly one writer. Bytes are computed from the kernels' views; where they are known
+//!    only at run time, [`crate::trust`] lists the assumptions. A flagged word orders itself and reuse, no more; a put is done when
+//!    the event that it triggers is.
 //! 6. *Counters*: no trigger of the next iteration can be counted before all triggers of this one.
 //!
 //! Ranks that are the same up to their numbers are proven once (`symmetry`).
