@@ -169,7 +169,7 @@ fn a_full_queue_is_429_and_everything_or_nothing() {
     // More than ever fit is no matter of time.
     let message =
         post(server.address, "/v1/completions", &json!({"prompt": "x", "n": 5})).expect_error(400, Some("n"));
-    assert!(message.contains("4 answers"), "{message}");
+    assert!(message.contains("more than 4, the maximum number of answers"), "{message}");
     // Places come back.
     drop(first);
     eventually("the first is gone", || server.seen.open.load(Ordering::SeqCst) == 1);
