@@ -1,6 +1,6 @@
 //! What the sampling operators share: `sample_partial`, `sample_merge`, `sample_weigh` and `sample_reduce`.
 //!
-//! They find the token of each sample, also of greedy requests, whose token is the highest logit. Each rank looks at its columns of the logits only.
+//! They find the token of each sample whose request is not greedy. Each rank looks at its columns of the logits only.
 //! The order is: penalties, temperature, min-p, top-k, top-p, noise.
 //!
 //! 1. `sample_partial`, for each sample and part of the columns: the processed logits, their noise, and of these the
@@ -8,9 +8,9 @@
 //!    among equals) and in noisy value. All three filters keep the first tokens in order, however many, and the
 //!    highest noisy value among the first so many tokens is one of the frontier, which has about ten entries. Where a
 //!    request has both top-k and top-p it gives the `top_k` highest logits instead.
-//! 2. On several ranks `sample_weigh`, the second pass: it joins all ranks' frontiers, and gives for each entry the number and the
+//! 2. `sample_weigh`, the second pass: it joins all ranks' frontiers, and gives for each entry the number and the
 //!    weight of the part's tokens before it. `sample_merge` joins the lists of a rank's parts.
-//! 3. `sample_reduce`: adds up (on one rank it makes the second pass itself, where it needs it), and takes the last entry of the frontier that the filters keep.
+//! 3. `sample_reduce`: adds up, and takes the last entry of the frontier that the filters keep.
 //!
 //! So two small exchanges decide exactly, whatever the logits and however many tokens a filter keeps. Weights are whole
 //! numbers, so their sums are the same in any order: the token does not depend on the number of ranks, nor on how the
@@ -26,10 +26,8 @@ use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split};
 /// Room of a list of the highest logits: the largest `top_k` that may come together with a `top_p` below 1.
 pub const MOST_LISTED: u32 = MPK_SAMPLE_MOST_LISTED;
 
-/// Most columns of a part: the GPU code keeps each in shared memory.
-pub(crate) const MOST_COLUMNS: u32 = 10_240;
-/// The same where there is a second pass: its code keeps 8 bytes of each.
-pub(crate) const MOST_WEIGHED_COLUMNS: u32 = 7168;
+/// Most columns of a part: the GPU code keeps 8 bytes of each in shared memory.
+pub(crate) const MOST_COLUMNS: u32 = 7168;
 /// Fewest columns of a part, where a rank has that many: below that, more parts only mean more to exchange.
 const FEWEST_COLUMNS: u64 = 2048;
 
@@ -74,8 +72,7 @@ impl Numbers {
 /// all `workers` of a rank busy to the end.
 pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
-    let most_columns = if world > 1 { MOST_WEIGHED_COLUMNS } else { MOST_COLUMNS };
-    let least = share.div_ceil(u64::from(most_columns - 16)).max(1); // parts differ by one unit of 16 columns
+    let least = share.div_ceil(u64::from(MOST_COLUMNS - 16)).max(1); // parts differ by one unit of 16 columns
     let most = share.div_ceil(FEWEST_COLUMNS).max(least);
     let (workers, samples) = (u64::from(workers.max(1)), u64::from(samples.max(1)));
     let rounds = (least * samples).div_ceil(workers);

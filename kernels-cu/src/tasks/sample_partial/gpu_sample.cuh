@@ -14,11 +14,11 @@ struct SampleRow {
 
   __device__ __forceinline__ SampleRow(const Context& context, uint32_t sample, uint32_t kept) : sampling{}, mode(sampling::kOff), position(0), slot(0) {
     const mpk_batch* batch = context.batch();
-    if (sample >= context.slot->num_samples) return;
+    if (sample >= context.slot->num_samples || batch->sampling == nullptr) return;
     const Context::Active active = Context::active(static_cast<uint32_t>(batch->sample_active[sample]));
     slot = active.slot;
     position = active.context + active.num_rows;
-    sampling = sampling::taken(batch->sampling == nullptr ? mpk_sampling{} : batch->sampling[slot], kept);
+    sampling = sampling::taken(batch->sampling[slot], kept);
     mode = sampling::mode_of(sampling, kept);
   }
 };

@@ -83,8 +83,6 @@ int sample_partial(const mpk_kernel_args* args) {
   record[MPK_SAMPLE_HIGHEST] = bits_of(columns.count == 0 ? -INFINITY : value_of_key(highest));
   record[MPK_SAMPLE_HIGHEST_TOKEN] = columns.count == 0 ? MPK_SAMPLE_NO_TOKEN : token_of_key(highest);
   record[MPK_SAMPLE_COUNT] = 0;
-  record[MPK_SAMPLE_HASH_LOW] = static_cast<uint32_t>(args->batch->hash);
-  record[MPK_SAMPLE_HASH_HIGH] = static_cast<uint32_t>(args->batch->hash >> 32);
   if (row.mode == kList) {
     list_highest(columns, row.sampling, reinterpret_cast<uint64_t*>(args->scratch), reinterpret_cast<uint32_t*>(args->outputs[1].addr));
   } else if (row.mode != kHighest && columns.count > 0) {

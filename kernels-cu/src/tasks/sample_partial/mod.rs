@@ -3,14 +3,11 @@
 //! Inputs: 0. `logits` f32 [samples, vocabulary], 1. `counts` u32 [slots, vocabulary] (see [`super::token_counts`]),
 //! split alike on their columns on several ranks. Outputs, split on dimension 0: 0. `records` u32 [slices, parts,
 //! samples, words] (`params.h` says what of), 1. `lists` u32 [slices, parts, samples, 2 kept]: pairs (logit, token) of
-//! the highest processed logits, as many as the request's `top_k`, in no order, filled with (-infinity, no token),
-//! 2. `masses` u32 [slices, parts, samples, bins]: on the GPU, about what the part's tokens weigh, by bins of their logits.
+//! the highest processed logits, as many as the request's `top_k`, in no order, filled with (-infinity, no token).
 //!
-//! A greedy request's record has its highest logit. One task for each sample and part; `sample_family.rs` says which arguments.
+//! A greedy request's are not written. One task for each sample and part; `sample_family.rs` says which arguments.
 
-use crate::abi::{
-    MPK_SAMPLE_BINS, MPK_SAMPLE_WORDS, mpk_sample_partial_params, mpk_task_sample_partial, params_words,
-};
+use crate::abi::{MPK_SAMPLE_WORDS, mpk_sample_partial_params, mpk_task_sample_partial, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::sample_family::{ATTRIBUTES, MOST_COLUMNS, Numbers, logits_need, part_tasks, samples};
@@ -62,16 +59,13 @@ impl TaskType for SamplePartial {
             dims: vec![u64::from(numbers.slices), u64::from(numbers.parts), samples, u64::from(words)],
             rows: Rows::Fixed,
         };
-        Ok(vec![of(MPK_SAMPLE_WORDS), of(2 * numbers.kept), of(MPK_SAMPLE_BINS)])
+        Ok(vec![of(MPK_SAMPLE_WORDS), of(2 * numbers.kept)])
     }
 
     fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
         let slices = Numbers::new(op.attrs)?.slices_of(world)?;
         let need = logits_need(&op.inputs[1], world)?;
-        Ok(ShardRule {
-            inputs: vec![need, Need::AsIs],
-            outputs: vec![slices.clone(), slices.clone(), slices],
-        })
+        Ok(ShardRule { inputs: vec![need, Need::AsIs], outputs: vec![slices.clone(), slices] })
     }
 
     fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
@@ -81,7 +75,7 @@ impl TaskType for SamplePartial {
         for task in &mut tasks {
             let [part, _, columns, sample, ..] = task.args.map(|a| a as u32);
             most = most.max(columns);
-            for (output, words) in [(0, MPK_SAMPLE_WORDS), (1, 2 * numbers.kept), (2, MPK_SAMPLE_BINS)] {
+            for (output, words) in [(0, MPK_SAMPLE_WORDS), (1, 2 * numbers.kept)] {
                 let region = Region::whole(&[1, numbers.parts, samples, words]);
                 let region = region.with(1, part, part + 1).with(2, sample, sample + 1);
                 task.writes.push(Access::new(output, region));

@@ -94,11 +94,10 @@ MPK_SAMPLE_FN float gumbel(uint32_t random) {
 /* No noise is above this: the highest is gumbel(0), 22.87. */
 constexpr float kMostNoise = 23.0f;
 
-/* The random bits of a token at a position of its sequence, and the noise. */
-MPK_SAMPLE_FN uint32_t random_word(uint64_t seed, uint32_t position, uint32_t token) {
-  return philox(position, token, 0, 0, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)).word[0];
+/* The noise of a token at a position of its sequence. */
+MPK_SAMPLE_FN float noise(uint64_t seed, uint32_t position, uint32_t token) {
+  return gumbel(philox(position, token, 0, 0, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)).word[0]);
 }
-MPK_SAMPLE_FN float noise(uint64_t seed, uint32_t position, uint32_t token) { return gumbel(random_word(seed, position, token)); }
 
 /* A logit after penalties and temperature. What is not a number counts as the lowest. `count`: the token's word of
  * `token_counts`. */
@@ -155,26 +154,22 @@ MPK_SAMPLE_FN bool passes_top_p(uint64_t before, uint64_t all, const mpk_samplin
 
 /* How a request's token is found. */
 enum Mode : uint32_t {
-  kOff = 0,     /* no sample */
-  kHighest = 1, /* the highest processed logit: greedy requests too, which process nothing */
+  kOff = 0,     /* the greedy one */
+  kHighest = 1, /* the highest processed logit */
   kDraw = 2,    /* the highest noisy value */
   kList = 3,    /* top-k with top-p: the top_k highest logits are listed, and the rest follows from the list */
   kFrontier = 4 /* other filters: the frontier, and the weight of all tokens before each of its entries */
 };
 constexpr uint32_t kImpossible = 5; /* the host has let pass what it should refuse */
 
-/* A request as it is taken: a greedy one has no penalties and no temperature, a top_k of more tokens than there are keeps all of
- * them. */
+/* A request as it is taken: a top_k of more tokens than there are keeps all of them. */
 MPK_SAMPLE_FN mpk_sampling taken(mpk_sampling s, uint32_t kept) {
-  if ((s.flags & MPK_SAMPLING_ON) == 0) {
-    s = mpk_sampling{};
-    s.inverse_temperature = s.top_p = 1.0f;
-  }
   if (kept < MPK_SAMPLE_MOST_LISTED && s.top_k > kept) s.top_k = kept;
   return s;
 }
 
 MPK_SAMPLE_FN uint32_t mode_of(const mpk_sampling& s, uint32_t kept) {
+  if ((s.flags & MPK_SAMPLING_ON) == 0) return kOff;
   if ((s.flags & MPK_SAMPLING_NOISE) == 0) return kHighest;
   if (s.top_k == 0 && s.top_p >= 1.0f && !(s.log_min_p > -INFINITY)) return kDraw;
   if (s.top_k == 0 || s.top_p >= 1.0f) return kFrontier;

@@ -20,22 +20,15 @@ typedef struct mpk_sample_partial_params {
  * 10^22 draws. */
 #define MPK_SAMPLE_FRONTIER 64u
 
-/* A record: the highest logit with its token, the number of entries, its bin (GPU), the hash of the batch state (low, high word),
- * then entries (logit, noisy value, token) of the part's frontier, the highest noisy value first, so the lowest logit first. */
+/* A record: the highest logit with its token, the number of entries, a word without meaning, then entries (logit, noisy
+ * value, token) of the part's frontier, the highest noisy value first, so the lowest logit first. */
 enum mpk_sample_record {
   MPK_SAMPLE_HIGHEST = 0,
   MPK_SAMPLE_HIGHEST_TOKEN = 1,
   MPK_SAMPLE_COUNT = 2,
-  MPK_SAMPLE_TOP_BIN = 3,
-  MPK_SAMPLE_HASH_LOW = 4,
-  MPK_SAMPLE_HASH_HIGH = 5,
-  MPK_SAMPLE_ENTRIES = 6,
+  MPK_SAMPLE_ENTRIES = 4,
   MPK_SAMPLE_ENTRY_WORDS = 3,
-  MPK_SAMPLE_WORDS = 6 + 3 * 64,
+  MPK_SAMPLE_WORDS = 4 + 3 * 64,
 };
-
-/* Bins of logits, of a sixteenth of a factor two in weight each, the same for all parts: 32 factors of two below a part's highest
- * logit. What is below weighs nothing. The GPU writes for each bin about what its tokens weigh (`gpu_bins.cuh`). */
-#define MPK_SAMPLE_BINS 512u
 
 #endif

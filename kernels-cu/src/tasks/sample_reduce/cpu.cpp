@@ -1,8 +1,9 @@
 // The token of one sample, from what all ranks have found.
 #include <algorithm>
 
+#include "tasks/sample_partial/cpu_row.h"
 #include "tasks/sample_reduce/params.h"
-#include "tasks/sample_weigh/cpu_weigh.h"
+#include "tasks/sample_weigh/params.h"
 
 namespace {
 
@@ -43,13 +44,11 @@ uint32_t highest_noisy(const mpk_operand& records) {
   return token_of_key(best);
 }
 
-// `lists`: of the ranks, [ranks, 1, words], or of one rank's parts, [1, parts, 1, words].
-uint32_t from_list(const mpk_operand& lists, bool direct, const Row& row, uint64_t* keys) {
+uint32_t from_list(const mpk_operand& lists, const Row& row, uint64_t* keys) {
   const mpk_sampling& s = row.sampling;
   uint32_t count = 0;
-  const uint32_t dim = direct ? 1 : 0;
-  for (uint32_t l = 0; l < lists.dims[dim]; ++l) {
-    const uint32_t* list = reinterpret_cast<const uint32_t*>(lists.addr) + uint64_t{l} * lists.strides[dim];
+  for (uint32_t slice = 0; slice < lists.dims[0]; ++slice) {
+    const uint32_t* list = reinterpret_cast<const uint32_t*>(lists.addr) + uint64_t{slice} * lists.strides[0];
     for (uint32_t i = 0; i < s.top_k && list[2 * i + 1] != MPK_SAMPLE_NO_TOKEN; ++i)
       keys[count++] = key_of(float_of(list[2 * i]), list[2 * i + 1]);
   }
@@ -77,7 +76,6 @@ uint32_t from_list(const mpk_operand& lists, bool direct, const Row& row, uint64
   return best;
 }
 
-// `weighed`: records of `sample_weigh`.
 uint32_t from_frontier(const mpk_operand& records, const mpk_operand& weighed, const mpk_sampling& s) {
   const uint32_t* first = reinterpret_cast<const uint32_t*>(weighed.addr); // the entries are the same in every record
   const float highest = float_of(first[MPK_WEIGH_HIGHEST]);
@@ -97,34 +95,20 @@ uint32_t from_frontier(const mpk_operand& records, const mpk_operand& weighed, c
   return highest_token(records); // which every filter keeps
 }
 
-// One rank has all logits: the second pass is made here.
-uint32_t from_logits(const mpk_kernel_args* args, const Row& row) {
-  uint32_t* record = reinterpret_cast<uint32_t*>(args->scratch);
-  auto* frontier = reinterpret_cast<FrontierEntry*>(record + MPK_WEIGH_WORDS);
-  weigh_columns(args->inputs[0], Columns(args, row, 3), row, frontier, record);
-  mpk_operand weighed = args->inputs[0];
-  weighed.addr = reinterpret_cast<decltype(weighed.addr)>(record);
-  weighed.dims[0] = weighed.dims[1] = 1;
-  return from_frontier(args->inputs[0], weighed, row.sampling);
-}
-
 } // namespace
 
 extern "C" int mpk_task_sample_reduce(const mpk_kernel_args* args) {
-  const auto& params = *reinterpret_cast<const mpk_sample_reduce_params*>(args->params);
-  const Row row = row_of(args, static_cast<uint32_t>(args->task->args[3]), params.kept);
-  if (row.mode == kOff) return MPK_OK;
-  bool diverged = false;
-  each_record(args->inputs[0], [&](const uint32_t* record) {
-    diverged |= (uint64_t{record[MPK_SAMPLE_HASH_HIGH]} << 32 | record[MPK_SAMPLE_HASH_LOW]) != args->batch->hash;
-  });
-  if (diverged) return MPK_ABORT_DIVERGED;
+  const uint32_t kept = reinterpret_cast<const mpk_sample_reduce_params*>(args->params)->kept;
+  const uint32_t sample = static_cast<uint32_t>(args->task->args[3]);
+  if (sample >= args->batch->num_samples) return MPK_OK;
+  const Row row = row_of(args, sample, kept);
   uint32_t token = MPK_SAMPLE_NO_TOKEN;
   switch (row.mode) {
+    case kOff: token = *reinterpret_cast<const uint32_t*>(args->inputs[3].addr); break;
     case kHighest: token = highest_token(args->inputs[0]); break;
     case kDraw: token = highest_noisy(args->inputs[0]); break;
-    case kList: token = from_list(args->inputs[2], params.direct != 0, row, reinterpret_cast<uint64_t*>(args->scratch)); break;
-    case kFrontier: token = params.direct != 0 ? from_logits(args, row) : from_frontier(args->inputs[0], args->inputs[1], row.sampling); break;
+    case kList: token = from_list(args->inputs[2], row, reinterpret_cast<uint64_t*>(args->scratch)); break;
+    case kFrontier: token = from_frontier(args->inputs[0], args->inputs[1], row.sampling); break;
     default: return MPK_ABORT_KERNEL;
   }
   if (token == MPK_SAMPLE_NO_TOKEN) return MPK_ABORT_KERNEL;

@@ -1,36 +1,27 @@
 /* The token of one sample, from what all ranks have found. */
 #pragma once
 
-#include "tasks/sample_reduce/gpu_decide.cuh"
+#include "tasks/sample_partial/gpu_sample.cuh"
 #include "tasks/sample_reduce/params.h"
 #include "tasks/sample_weigh/params.h"
 
 namespace mpk {
 namespace gpu {
 
-/* `Direct`: on one rank, with the logits and the lists of all parts; otherwise with the records of the second pass and a list of each
- * rank. */
-template <bool Direct>
 struct SampleReduce : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     const uint32_t kept = context.params<mpk_sample_reduce_params>().kept;
     const uint32_t sample = static_cast<uint32_t>(context.slot->task.args[3]);
     const SampleRow row(context, sample, kept);
     if (row.mode == sampling::kImpossible) context.fail(MPK_ABORT_KERNEL);
-    const int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
-    if (code != MPK_OK || row.mode == sampling::kOff) return code;
+    const int code = context.wait_inputs();
+    if (code != MPK_OK || sample >= context.slot->num_samples) return code;
 
     Work* work = reinterpret_cast<Work*>(context.work());
     uint32_t token = MPK_SAMPLE_NO_TOKEN;
-    check_hashes(context);
-    if (row.mode == sampling::kList) {
-      token = from_list(context, row, work);
-    } else if (Direct && row.mode == sampling::kFrontier) {
-      const SampleColumns columns(context, row, 3);
-      token = Decision(context, row, &work->decide).token(context, columns);
-    } else {
-      token = from_records(context, row, work);
-    }
+    if (row.mode == sampling::kOff) token = *reinterpret_cast<const uint32_t*>(context.input(3).addr);
+    else if (row.mode == sampling::kList) token = from_list(context, row, work);
+    else token = from_records(context, row, work);
     if (context.thread == 0) {
       if (token == MPK_SAMPLE_NO_TOKEN) context.fail(MPK_ABORT_KERNEL);
       *reinterpret_cast<uint32_t*>(context.output(0).addr) = token;
@@ -44,7 +35,6 @@ struct SampleReduce : TaskCode {
   struct Work {
     union {
       uint64_t keys[kMostListed];
-      DecideRoom decide;
       struct {
         uint64_t before[kShares][MPK_SAMPLE_FRONTIER];
         uint32_t tokens[kShares][MPK_SAMPLE_FRONTIER];
@@ -58,21 +48,11 @@ struct SampleReduce : TaskCode {
   };
   static_assert(sizeof(Work) <= kWorkBytes, "the work area is too small");
 
-  /* All ranks must be in the same state. */
-  static __device__ __forceinline__ void check_hashes(Context& context) {
-    const SampleRecords records(context.input(0));
-    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
-      const uint32_t* record = records.at(r);
-      const uint64_t hash = static_cast<uint64_t>(record[MPK_SAMPLE_HASH_HIGH]) << 32 | record[MPK_SAMPLE_HASH_LOW];
-      if (hash != context.slot->batch_hash) context.fail(MPK_ABORT_DIVERGED);
-    }
-  }
-
   /* The highest logit, the highest noisy value, or the last entry of the frontier that the filters keep. The same in thread 0
    * only. */
   static __device__ __forceinline__ uint32_t from_records(Context& context, const SampleRow& row, Work* work) {
-    const SampleRecords records(context.input(0)), weighed(context.input(1)); /* Direct: not read */
-    const bool frontier = !Direct && row.mode == sampling::kFrontier;
+    const SampleRecords records(context.input(0)), weighed(context.input(1));
+    const bool frontier = row.mode == sampling::kFrontier;
     NoisyToken best = {0, 0.0f};
     uint64_t all = 0;
 #pragma unroll 1
@@ -141,10 +121,9 @@ struct SampleReduce : TaskCode {
   /* From the top_k highest logits of all ranks. The same in all threads. */
   static __device__ __forceinline__ uint32_t from_list(Context& context, const SampleRow& row, Work* work) {
     const mpk_sampling& s = row.sampling;
-    const mpk_operand& lists = context.input(2); /* [ranks, 1, words]; Direct: [1, parts, 1, words] */
+    const mpk_operand& lists = context.input(2); /* [ranks, 1, words] */
     const uint32_t* first = reinterpret_cast<const uint32_t*>(lists.addr);
-    const uint64_t stride = lists.strides[Direct ? 1 : 0];
-    const uint32_t count = lists.dims[Direct ? 1 : 0];
+    const uint64_t stride = lists.strides[0];
     uint64_t* keys = work->keys;
     uint32_t size = 2; /* of what is sorted */
     while (size < s.top_k) size *= 2;
@@ -154,7 +133,7 @@ struct SampleReduce : TaskCode {
       const uint32_t rank = quotient(i, s.top_k);
       return pair_key(first + rank * stride, i - rank * s.top_k);
     };
-    select_keys(context, count * s.top_k, s.top_k, &work->select, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; });
+    select_keys(context, lists.dims[0] * s.top_k, s.top_k, &work->select, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; });
     sort(context, keys, size);
 
     const uint64_t top = keys[0];

@@ -5,8 +5,7 @@
 #include <stdint.h>
 
 typedef struct mpk_sample_reduce_params {
-  uint32_t kept;   /* room of a list of the highest logits */
-  uint32_t direct; /* 1: one rank, so the logits are there; 0: the second pass has been made */
+  uint32_t kept; /* room of a list of the highest logits */
 } mpk_sample_reduce_params;
 
 #endif

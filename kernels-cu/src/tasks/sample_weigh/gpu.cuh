@@ -1,7 +1,7 @@
 /* How many of a part's tokens come before each entry of the sample's frontier, and what they weigh. */
 #pragma once
 
-#include "tasks/sample_weigh/gpu_frontier.cuh"
+#include "tasks/sample_partial/gpu_sample.cuh"
 #include "tasks/sample_weigh/params.h"
 
 namespace mpk {
@@ -17,8 +17,8 @@ struct SampleWeigh : TaskCode {
     if (code != MPK_OK || row.mode != sampling::kFrontier) return code;
 
     Work* work = reinterpret_cast<Work*>(context.work());
-    const float highest = join_frontiers(context, SampleRecords(context.input(0)), &work->found, work->entries, kEntries);
-    const uint32_t count = work->found.joined;
+    const float highest = join_frontiers(context, SampleRecords(context.input(0)), work);
+    const uint32_t count = work->joined;
     /* Each thread reads what it has written itself, until the sums of the warps are joined. */
     columns.bring(work->columns.value, context.thread);
     uint64_t all = 0;
@@ -39,7 +39,7 @@ struct SampleWeigh : TaskCode {
       uint64_t key[kTogether], before[kTogether] = {};
       uint32_t tokens[kTogether] = {};
 #pragma unroll
-      for (uint32_t e = 0; e < kTogether; ++e) key[e] = first + e < count ? work->found.frontier[first + e].key : ~uint64_t{0};
+      for (uint32_t e = 0; e < kTogether; ++e) key[e] = first + e < count ? work->frontier[first + e].key : ~uint64_t{0};
 #pragma unroll 2
       for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {
         const uint64_t own = sampling::key_of(work->columns.value[i], columns.first_token + i);
@@ -73,7 +73,7 @@ struct SampleWeigh : TaskCode {
         before += work->before[context.thread][w];
         tokens += work->tokens[context.thread][w];
       }
-      const NoisyToken own = work->found.frontier[context.thread];
+      const NoisyToken own = work->frontier[context.thread];
       uint32_t* entry = record + MPK_WEIGH_ENTRIES + context.thread * MPK_WEIGH_ENTRY_WORDS;
       entry[0] = sampling::bits_of(sampling::value_of_key(own.key));
       entry[1] = sampling::bits_of(own.noisy);
@@ -95,9 +95,10 @@ struct SampleWeigh : TaskCode {
   }
 
  private:
-  static constexpr uint32_t kColumns = 7168; /* MOST_WEIGHED_COLUMNS in sample_family.rs */
+  static constexpr uint32_t kColumns = 7168; /* MOST_COLUMNS in sample_family.rs */
   /* Entries of all parts that the entry with the highest noisy value does not beat: as a rule a few dozen. */
   static constexpr uint32_t kEntries = 3584;
+  static constexpr uint32_t kCounts = 1024;
   struct Columns {
     float value[kColumns];
     uint32_t weight[kColumns];
@@ -107,11 +108,82 @@ struct SampleWeigh : TaskCode {
       Columns columns;
       NoisyToken entries[kEntries]; /* before the columns */
     };
-    FrontierRoom found;
+    NoisyToken frontier[MPK_SAMPLE_FRONTIER];
+    NoisyToken warps[2][kComputeWarps];
     uint64_t all[kComputeWarps], before[MPK_SAMPLE_FRONTIER][kComputeWarps];
     uint32_t tokens[MPK_SAMPLE_FRONTIER][kComputeWarps];
+    uint32_t found, joined, most; /* most: entries of a record */
+    uint8_t counts[kCounts];      /* of the first records */
   };
+  static_assert(MPK_SAMPLE_FRONTIER <= 255, "a count is a byte");
   static_assert(sizeof(NoisyToken) == 16 && sizeof(Work) <= kWorkBytes, "too many columns for the work area");
+
+  /* The frontier of all parts' entries to work->frontier, the first in order first; gives the sample's highest logit. */
+  static __device__ __forceinline__ float join_frontiers(Context& context, const SampleRecords& records, Work* work) {
+    NoisyToken best = {0, 0.0f}, top = {0, 0.0f};
+    if (context.thread == 0) work->found = work->joined = work->most = 0;
+    context.sync();
+#pragma unroll 1
+    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
+      const uint32_t* record = records.at(r);
+      /* The first entry is there also where it has no meaning: loads that do not wait for each other. */
+      const uint32_t bits = record[MPK_SAMPLE_HIGHEST], token = record[MPK_SAMPLE_HIGHEST_TOKEN], entries = record[MPK_SAMPLE_COUNT];
+      const NoisyToken first = entry_of(record, 0);
+      const float value = sampling::float_of(bits);
+      const NoisyToken own = {sampling::key_of(value, token), value};
+      if (token != MPK_SAMPLE_NO_TOKEN && own.beats(top)) top = own;
+      if (entries != 0 && first.beats(best)) best = first;
+      if (r < kCounts) work->counts[r] = static_cast<uint8_t>(entries);
+      atomicMax(&work->most, entries);
+    }
+    top = best_of_block(context, top, work->warps[0]);
+    best = best_of_block(context, best, work->warps[1]);
+    /* The best beats all that come after it in this order. All records' first entries, then all second ones, and so on. */
+    const uint32_t pairs = records.count * min(work->most, MPK_SAMPLE_FRONTIER);
+#pragma unroll 1
+    for (uint32_t i = context.thread; i < pairs; i += kComputeThreads) {
+      const uint32_t e = i / records.count, r = i - e * records.count;
+      const uint32_t* record = records.at(r);
+      if (e >= (r < kCounts ? work->counts[r] : record[MPK_SAMPLE_COUNT])) continue;
+      const NoisyToken entry = entry_of(record, e);
+      if (entry.key < best.key) continue;
+      const uint32_t place = atomicAdd(&work->found, 1u);
+      if (place < kEntries) work->entries[place] = entry;
+    }
+    if (context.sync() != MPK_OK) return 0.0f;
+    const uint32_t found = work->found < kEntries ? work->found : kEntries;
+    if (work->found > kEntries) context.fail(MPK_ABORT_KERNEL);
+    /* An entry that none beats stays. Its place is the number of entries before it that stay: those are found first. */
+#pragma unroll 1
+    for (uint32_t i = context.thread; i < found; i += kComputeThreads) {
+      const NoisyToken own = work->entries[i];
+      bool stays = true;
+#pragma unroll 1
+      for (uint32_t j = 0; j < found && stays; j += 4) {
+#pragma unroll
+        for (uint32_t u = 0; u < 4; ++u) {
+          const NoisyToken other = work->entries[min(j + u, found - 1)];
+          if (other.key > own.key && other.noisy >= own.noisy) stays = false;
+        }
+      }
+      if (!stays) continue;
+      const uint32_t place = atomicAdd(&work->joined, 1u);
+      if (place < MPK_SAMPLE_FRONTIER) work->frontier[place] = own;
+    }
+    if (context.sync() != MPK_OK) return 0.0f;
+    if (work->joined > MPK_SAMPLE_FRONTIER) context.fail(MPK_ABORT_KERNEL);
+    const uint32_t joined = work->joined < MPK_SAMPLE_FRONTIER ? work->joined : MPK_SAMPLE_FRONTIER;
+    NoisyToken own = {0, 0.0f};
+    uint32_t place = 0;
+    if (context.thread < joined) {
+      own = work->frontier[context.thread];
+      for (uint32_t j = 0; j < joined; ++j) place += work->frontier[j].key > own.key;
+    }
+    context.sync();
+    if (context.thread < joined) work->frontier[place] = own;
+    context.sync();
+    return sampling::value_of_key(top.key);
+  }
 };
 
 }  // namespace gpu

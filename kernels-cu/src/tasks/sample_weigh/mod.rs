@@ -11,7 +11,7 @@ use crate::abi::{
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::sample_family::{
-    ATTRIBUTES, MOST_WEIGHED_COLUMNS, Numbers, logits_need, part_tasks, records_of, samples,
+    ATTRIBUTES, MOST_COLUMNS, Numbers, logits_need, part_tasks, records_of, samples,
 };
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TensorType};
@@ -30,10 +30,9 @@ pub const REGISTRATION: Registration = Registration {
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     match site.inputs.get(1) {
-        Some(logits) if logits.dims[1] > MOST_WEIGHED_COLUMNS => Err(format!(
-            "a part has {} columns; the GPU code takes up to {MOST_WEIGHED_COLUMNS}",
-            logits.dims[1]
-        )),
+        Some(logits) if logits.dims[1] > MOST_COLUMNS => {
+            Err(format!("a part has {} columns; the GPU code takes up to {MOST_COLUMNS}", logits.dims[1]))
+        }
         _ => Ok("mpk::gpu::SampleWeigh".to_string()),
     }
 }

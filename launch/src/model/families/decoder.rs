@@ -41,7 +41,6 @@ struct Drawn {
     counts: TensorId,
     records: TensorId,
     lists: TensorId,
-    masses: TensorId,
 }
 
 impl Builder<'_> {
@@ -165,27 +164,23 @@ impl Builder<'_> {
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
         let drawn = counts.map(|counts| self.sample_partial(options, logits, counts));
+        let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
+        let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
         let next_token = self.persistent("batch.next_token", DType::I32, vec![batch]);
-        // Sampling finds the tokens of greedy requests too.
-        if drawn.is_none() || options.top_k > 0 {
-            let records =
-                json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
-            let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records));
-            let best_token = match options.sampling {
-                true => self.persistent("argmax.token", DType::I32, vec![batch]),
-                false => next_token,
-            };
-            let mut outputs = vec![best_token];
-            if options.top_k > 0 {
-                outputs.push(self.persistent("batch.top_token", DType::I32, vec![batch, top]));
-                outputs.push(self.persistent("batch.top_logprob", DType::F32, vec![batch, top]));
-            }
-            let best = json!({"top_k": options.top_k});
-            self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
+        let best_token = match options.sampling {
+            true => self.persistent("argmax.token", DType::I32, vec![batch]),
+            false => next_token,
+        };
+        let mut outputs = vec![best_token];
+        if options.top_k > 0 {
+            outputs.push(self.persistent("batch.top_token", DType::I32, vec![batch, top]));
+            outputs.push(self.persistent("batch.top_logprob", DType::F32, vec![batch, top]));
         }
+        let best = json!({"top_k": options.top_k});
+        self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
         if let Some(drawn) = drawn {
-            self.sample_rest(options, drawn, next_token);
+            self.sample_rest(options, drawn, best_token, next_token);
         }
     }
 
@@ -214,35 +209,23 @@ impl Builder<'_> {
         attrs(json!({"slices": options.ranks, "parts": parts, "kept": sample_partial::kept(vocabulary)}))
     }
 
-    /// The first step towards the tokens (`kernels_cu::tasks::sample_partial`).
+    /// The first sampling step for requests that are not greedy (`kernels_cu::tasks::sample_partial`).
     fn sample_partial(&mut self, options: &GraphOptions, logits: TensorId, counts: TensorId) -> Drawn {
-        let [records, lists, masses] = ["sample_partial", "sample_partial.lists", "sample_partial.masses"]
-            .map(|name| self.activation(name));
+        let [records, lists] = ["sample_partial", "sample_partial.lists"].map(|name| self.activation(name));
         let attrs = self.sampling_attrs(options);
-        let outputs = [records, lists, masses];
-        self.graph.op_into("sample_partial", "sample_partial", &[logits, counts], &outputs, attrs);
-        Drawn { logits, counts, records, lists, masses }
+        self.graph.op_into("sample_partial", "sample_partial", &[logits, counts], &[records, lists], attrs);
+        Drawn { logits, counts, records, lists }
     }
 
-    /// The others: on one rank one step, on several a second pass and what it sends.
-    fn sample_rest(&mut self, options: &GraphOptions, drawn: Drawn, next_token: TensorId) {
+    /// The other sampling steps. Greedy requests take their tokens from `greedy`.
+    fn sample_rest(&mut self, options: &GraphOptions, drawn: Drawn, greedy: TensorId, next_token: TensorId) {
         let attrs = self.sampling_attrs(options);
-        let Drawn { logits, counts, records, lists, masses } = drawn;
-        if options.ranks == 1 {
-            let inputs = [records, masses, lists, logits, counts];
-            self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
-            return;
-        }
+        let Drawn { logits, counts, records, lists } = drawn;
         let lists = self.graph.op("sample_merge", "sample_merge", &[lists], attrs.clone());
         let weighed =
             self.graph.op("sample_weigh", "sample_weigh", &[records, logits, counts], attrs.clone());
-        self.graph.op_into(
-            "sample_reduce",
-            "sample_reduce",
-            &[records, weighed, lists],
-            &[next_token],
-            attrs,
-        );
+        let inputs = [records, weighed, lists, greedy];
+        self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
     }
 
     fn rmsnorm(&mut self, name: &str, x: TensorId, weight: &str) -> TensorId {
