@@ -20,7 +20,9 @@ pub enum End {
     Lost(String),
 }
 
-/// Where the tokens of a request go. It is called on the host's thread, which serves all requests: it must not wait.
+/// Where the tokens of a request go. It is called on the thread that takes the tokens of all requests, so it must not wait: the
+/// host's, or the [`Reader`](super::Reader)'s where there is one. [`Sink::end`] is always called on the host's. The caller holds the lock of
+/// the results: a sink must not ask the client for its numbers or for a reader.
 pub trait Sink: Send {
     /// Before the first token: so many tokens of the prompt were not computed, since the prefix cache had them.
     fn cached(&mut self, tokens: u32);

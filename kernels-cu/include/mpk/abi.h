@@ -224,7 +224,7 @@ typedef struct mpk_request {
   uint32_t first_output; /* in mpk_batch_output.tokens; it has room for max_new_tokens */
   mpk_sampling sampling;
   uint32_t min_new_tokens; /* an end-of-sequence token ends the request only after so many new ones; all ones: never */
-  uint32_t quiet;          /* 1: nobody reads its tokens before its end, so only the first one and its end ring the host's bell */
+  uint32_t quiet;          /* 1: nobody reads its tokens before its end, so only the first one and its end ring the host's bell, or tell its reader */
 } mpk_request;
 
 /* Entries are counted modulo this. */

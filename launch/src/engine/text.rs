@@ -9,8 +9,8 @@ use distributed::online::{self, End, Sink};
 use distributed::plan::Finish;
 use std::sync::Arc;
 
-/// The sink of a request. It runs on the thread that serves all requests. A token takes microseconds, and the kernel does not
-/// wait for that.
+/// The sink of a request. It runs on the thread that takes the tokens of all requests: the host's, or the reader's. A token takes
+/// microseconds, and the kernel does not wait for that.
 pub(crate) struct RequestText {
     channel: Arc<Channel>,
     stream: Option<TextStream>,
