@@ -124,7 +124,7 @@ fn what_is_wrong_is_told_before_anything_is_loaded() {
     let port = taken.local_addr().unwrap().port().to_string();
     let job = || Job::alone().of("mpk-serve").args(["--backend", "cpu"]);
     let finished = job().arg(example()).args(["--port", &port]).run().expect(3);
-    assert!(finished.stderr.contains("is taken"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("is already in use"), "{}", finished.stderr);
     for host in ["nosuch.invalid", "[::1]", ""] {
         let finished = job().arg(example()).args(["--port", "0", "--host", host]).run().expect(2);
         assert!(finished.stderr.contains("an address of this machine"), "{host}: {}", finished.stderr);
