@@ -6,9 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// A thread's way to take tokens itself, in place of rank 0's host: on the CPU target the kernel wakes it without a detour, through an event
-/// ([`AsFd`]) that becomes readable with each new token. The event is never read, so it is to be waited for edge by edge. Who has a reader
-/// calls [`Reader::take`] after each edge. Where the kernel can't tell the event (a GPU's), the host takes the tokens as it
-/// would without a reader.
+/// ([`AsFd`]) that becomes readable with each new token. The event need not be read: wait for its edges, and call [`Reader::take`]
+/// after each. A GPU's kernel cannot write to the event; there the host takes the tokens, as without a reader.
 pub struct Reader {
     shared: Arc<Shared>,
     event: Arc<OwnedFd>,

@@ -68,7 +68,8 @@ struct WideSums {
 };
 
 /* Four blocks of 16 k of a warp's 16 rows, the first `valid` of them; the others become zeros, so that a short step needs no loop of its
- * own. A branch, because selecting each word cost a step 70 of 740 cycles, and only a product's last step is short. */
+ * own. A branch, because only a product's last step is short: with a select for each word a prompt of 480 tokens took 14.28 ms
+ * instead of 13.95 (8B, H200). */
 __device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uint32_t valid) {
 #pragma unroll
   for (uint32_t block = 0; block < 4; ++block) a[block] = load_shared16(address + block * kWideBlockBytes);
