@@ -192,6 +192,7 @@ fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
                 break;
             }
         }
+        assert!(got.len() as u64 >= told, "told of {told} tokens, and {} are here", got.len());
     }
     // The end may come before the kernel's word of the last tokens.
     while told < tokens.len() as u64 {
