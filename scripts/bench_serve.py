@@ -264,7 +264,7 @@ def measure_token_path(options):
     """Measures one stream at a time; returns the figures, and whether they are as expected."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        server = ours(options, "--idle-exit", "0", "--backend", "cpu", "--trace", str(trace))
+        server = ours(options, "--idle-exit", "0", "--backend", options.backend, "--trace", str(trace))
         try:
             ways, firsts, beyond, admissions = token_path.measure(server, server.url, trace)
         finally:
@@ -292,8 +292,10 @@ def measure_fixed_batch(options):
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 traces = [Path(folder) / f"{name}.json" for name in ("fixed", "online", "streams")]
-                more = ["--backend", "cpu", "--trace"]
+                more = ["--backend", options.backend, "--trace"]
                 command = [run, options.model, "--json", "--max-new-tokens", str(options.tokens), "--ignore-eos", "--greedy", *more, traces[0]]
+                if options.max_batch:
+                    command += ["--max-batch", str(options.max_batch)]
                 for number in range(batch):
                     command += ["--prompt-tokens", ",".join(map(str, fixed_batch.ids(number)))]
                 if options.workers:
@@ -400,8 +402,9 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="workers of each rank (default: one per core)")
     parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="prefix cache of mpk-serve; only the mix shared-prefix repeats pages (default %(default)s)")
-    parser.add_argument("--fixed-batch", action="store_true", help="measure iterations of mpk-serve against those of mpk-run, on the CPU target, "
-                        "and nothing else")
+    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="with --fixed-batch and --token-path: what runs the model "
+                        "(default %(default)s)")
+    parser.add_argument("--fixed-batch", action="store_true", help="measure iterations of mpk-serve against those of mpk-run, and nothing else")
     parser.add_argument("--rounds", type=int, default=5, help="with --fixed-batch: number of rounds of both in turn (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=400, help="with --fixed-batch: new tokens of each request (default %(default)s)")
     parser.add_argument("--flood", action="store_true", help="measure only how a flood of requests affects a running stream, on the CPU target")

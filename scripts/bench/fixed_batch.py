@@ -45,7 +45,7 @@ def online(url, batch, tokens, stream):
     threads = [threading.Thread(target=ask, args=(url, number, tokens, stream)) for number in range(batch)]
     for thread in threads:
         thread.start()
-        time.sleep(0.01)
+        time.sleep(0.003)
     for thread in threads:
         thread.join()
 
