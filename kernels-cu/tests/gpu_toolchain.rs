@@ -68,11 +68,11 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 2, 128>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 32>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 64>".to_string()),
-        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 32, false>")),
-        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16>")),
-        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 32, false>")),
-        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 32, true>")),
-        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16>")),
+        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 2, 32, false>")),
+        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 2>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4, 32, false>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4, 32, true>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4>")),
     ]
     .into_iter()
     .map(|(task_type, code)| Expression { task_type: task_type.to_string(), code })

@@ -1,10 +1,11 @@
-/* Rows in MPK_LAYOUT_WIDE: as they are, normed, or silu(gate) * up; computed in f32 and rounded once. A warp makes a row, or
- * several share one. A lane takes 16 bytes of x at a time, and a warp's loads lie side by side: with shared memory in use as it
- * is, the first-level cache has no room for lines that several loads share.
+/* Rows in MPK_LAYOUT_WIDE: as they are, normed, or silu(gate) * up; computed in f32 and rounded once.
  *
- * A task runs this code once, and after the products before it little of it is left in the instruction cache: a profile of batch
- * 128 shows warps that wait for instructions in half of the time. So what seldom happens, rows that are not aligned, has a loop of
- * its own, which is not unrolled. */
+ * All warps share a row. A thread has 16 bytes of it at a time, some times over, and only it reads what it has copied. What bounds a task
+ * of many rows is how many bytes are on their way, so the next rows are copied to shared memory, 64 KB of them, while one is in work.
+ * With loads into registers and a row a warp, 2,048 rows of 4,096 columns took 40 us (H200); more registers spill.
+ *
+ * A task runs this code once, and after the products before it little of it is left in the instruction cache: so it is short. Rows that
+ * are not aligned, which are rare, have a loop of their own. */
 #pragma once
 
 #include "gpu/linear_rows.cuh"
@@ -16,20 +17,16 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Source: how the rows are made. X, Norm, Out: enum mpk_dtype of x, the norm weight and the output. Columns: of a column tile. Stacked: x
- * is two summands. */
-template <uint32_t Source, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Columns = MPK_WIDE_COLUMNS, bool Stacked = false>
+/* Source: how the rows are made. X, Norm, Out: enum mpk_dtype of x, the norm weight and the output. Pieces: of 16 bytes of x that a thread
+ * has of a row. Columns: of a column tile. Stacked: x is two summands. */
+template <uint32_t Source, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Pieces, uint32_t Columns = MPK_WIDE_COLUMNS, bool Stacked = false>
 struct WideRows : TaskCode {
-  static __device__ int run(Context& context) {
-    if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-    const mpk_operand& x = context.input(0);
-    const uint32_t columns = context.params<mpk_wide_rows_params>().columns;
-    const uint64_t row_bytes = static_cast<uint64_t>(x.strides[Stacked ? 1 : 0]) * sizeof(typename Number<X>::Type);
-    const uint64_t apart = Stacked ? static_cast<uint64_t>(x.strides[0]) * sizeof(typename Number<X>::Type) : 0;
-    const uint64_t norm = Source == kRmsNorm ? context.input(1).addr : 0;
+  static __device__ __forceinline__ int run(Context& context) {
+    const Row row(context);
     /* Then a piece is in the row as a whole, or not at all. */
-    const bool aligned = columns % kColumns == 0 && ((x.addr | row_bytes | apart | norm | (Source == kSiluMul ? columns * 2 : 0)) & 15) == 0;
-    return aligned ? make<true>(context, row_bytes, apart, norm, columns) : make<false>(context, row_bytes, apart, norm, columns);
+    const uint64_t addresses = context.input(0).addr | row.bytes | row.apart | row.norm;
+    const bool aligned = row.columns % kColumns == 0 && addresses % 16 == 0;
+    return aligned && row.pieces <= Pieces * kComputeThreads ? make(context, row) : make_piecewise(context);
   }
 
  private:
@@ -37,9 +34,34 @@ struct WideRows : TaskCode {
   static constexpr uint32_t kColumns = 16 / sizeof(typename Number<X>::Type);
   /* Of 16 columns in a column tile. */
   static constexpr uint32_t kUnits = Columns / 16;
-  /* Pieces under way in a lane. */
-  template <bool Aligned>
-  static constexpr uint32_t kBatch = !Aligned ? 1 : Stacked ? 4 : 8;
+  /* What a row is made of: two summands, or gates and ups. */
+  static constexpr uint32_t kParts = Stacked || Source == kSiluMul ? 2 : 1;
+  /* Bytes of a row in shared memory, and rows that are on their way or in work. */
+  static constexpr uint32_t kRowBytes = kParts * Pieces * kComputeThreads * 16, kMost = 64 * 1024 / kRowBytes;
+  static constexpr uint32_t kAhead = kMost > 1 ? kMost : 1, kSumsAt = kAhead * kRowBytes;
+  static_assert(kSumsAt + 2 * kComputeWarps * 4 <= kWorkBytes, "the work area is too small for a row");
+
+  struct Row {
+    uint64_t bytes, apart, norm; /* from a row of x to the next, from its first part to the other; address of the norm weight */
+    uint32_t columns, pieces;    /* pieces: of whole column tiles */
+    uint32_t inside, padded;     /* pieces of the thread that are in the row, and in its column tiles */
+
+    __device__ __forceinline__ explicit Row(const Context& context) {
+      constexpr uint32_t kBytes = sizeof(typename Number<X>::Type);
+      const mpk_operand& x = context.input(0);
+      bytes = static_cast<uint64_t>(x.strides[Stacked ? 1 : 0]) * kBytes;
+      columns = context.params<mpk_wide_rows_params>().columns;
+      apart = Stacked ? static_cast<uint64_t>(x.strides[0]) * kBytes : Source == kSiluMul ? columns * kBytes : 0;
+      norm = Source == kRmsNorm ? context.input(1).addr : 0;
+      pieces = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * (MPK_WIDE_COLUMNS / kColumns);
+      inside = of_thread(columns / kColumns);
+      padded = of_thread(pieces);
+    }
+  };
+
+  static __device__ __forceinline__ uint32_t of_thread(uint32_t pieces) {
+    return pieces > threadIdx.x ? (pieces - threadIdx.x + kComputeThreads - 1) / kComputeThreads : 0;
+  }
 
   /* Numbers of a piece; 0 beyond the row. */
   template <uint32_t Dtype>
@@ -47,27 +69,40 @@ struct WideRows : TaskCode {
     static constexpr uint32_t kBytes = sizeof(typename Number<Dtype>::Type), kWords = kColumns * kBytes / 4;
     uint32_t words[kWords];
 
-    template <bool Aligned>
-    __device__ __forceinline__ void load(uint64_t row, uint32_t piece, uint32_t columns) {
+    __device__ __forceinline__ void load(uint64_t from, bool valid) {
+      if constexpr (kWords == 2) load_global8_if(words[0], words[1], from, valid);
+      else load_global16_if<0>(words[0], words[1], words[2], words[3], from, valid);
+      if constexpr (kWords == 8) load_global16_if<16>(words[4], words[5], words[6], words[7], from, valid);
+    }
+    /* From shared memory, of x. */
+    __device__ __forceinline__ void read(uint32_t from) {
+      const uint4 v = load_shared16(from);
+      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    }
+    /* From global memory, number by number: of a row that is not aligned. */
+    __device__ __forceinline__ void load_numbers(uint64_t row, uint32_t piece, uint32_t columns) {
       const uint32_t first = piece * kColumns;
       const uint64_t from = row + first * kBytes;
-      if constexpr (Aligned) {
-        const bool valid = first < columns;
-        if constexpr (kWords == 2) load_global8_if(words[0], words[1], from, valid);
-        else load_global16_if<0>(words[0], words[1], words[2], words[3], from, valid);
-        if constexpr (kWords == 8) load_global16_if<16>(words[4], words[5], words[6], words[7], from, valid);
-      } else {
 #pragma unroll
-        for (uint32_t c = 0; c < kColumns; ++c) {
-          const bool valid = first + c < columns;
-          if constexpr (kBytes == 4) {
-            words[c] = valid ? reinterpret_cast<const uint32_t*>(from)[c] : 0u;
-          } else {
-            const uint32_t half = valid ? reinterpret_cast<const uint16_t*>(from)[c] : 0u;
-            words[c / 2] = c % 2 == 0 ? half : words[c / 2] | half << 16;
-          }
+      for (uint32_t c = 0; c < kColumns; ++c) {
+        const bool valid = first + c < columns;
+        if constexpr (kBytes == 4) {
+          words[c] = valid ? reinterpret_cast<const uint32_t*>(from)[c] : 0u;
+        } else {
+          const uint32_t half = valid ? reinterpret_cast<const uint16_t*>(from)[c] : 0u;
+          words[c / 2] = c % 2 == 0 ? half : words[c / 2] | half << 16;
         }
       }
+    }
+    __device__ __forceinline__ void add(const Piece& other) {
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c) words[c] = __float_as_uint(at(c) + other.at(c));
+    }
+    __device__ __forceinline__ float squares() const {
+      float sum = 0.0f;
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c) sum = fmaf(at(c), at(c), sum);
+      return sum;
     }
     __device__ __forceinline__ float at(uint32_t c) const {
       if constexpr (kBytes == 4) return __uint_as_float(words[c]);
@@ -76,122 +111,179 @@ struct WideRows : TaskCode {
       else return __half2float(__ushort_as_half(half));
     }
   };
+  static_assert(!Stacked || X == MPK_F32, "sums are of f32");
 
   /* What multiplies, or stands beside, x: the norm weight or the ups. */
   static constexpr uint32_t kOther = Source == kRmsNorm ? Norm : X;
-
-  template <bool Aligned>
-  static __device__ __forceinline__ int make(Context& context, uint64_t row_bytes, uint64_t apart, uint64_t norm, uint32_t columns) {
-    constexpr uint32_t kMany = kBatch<Aligned>;
+  /* Rows of the task, of those that are in use. */
+  static __device__ __forceinline__ uint32_t count(const Context& context) {
     const mpk_wide_rows_params& params = context.params<mpk_wide_rows_params>();
-    const mpk_operand& out = context.output(0);
     const int32_t* const args = context.slot->task.args;
     const uint32_t used = context.rows_in_use(params.rows_kind, params.rows), first = static_cast<uint32_t>(args[0]);
-    const uint32_t rows = used > first ? min(used - first, static_cast<uint32_t>(args[2])) : 0;
-    const uint32_t pieces = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * (MPK_WIDE_COLUMNS / kColumns);
-    /* A block of few rows: several warps to a row, and each row has its warps. */
-    const uint32_t block = static_cast<uint32_t>(args[2]), of_row = block > 4 ? 1 : block > 2 ? 2 : block > 1 ? 4 : 8;
-    const uint32_t part = context.warp % of_row, step = 32 * of_row, at = part * 32 + context.lane;
-    /* A step's pieces are whole column tiles. */
-    const uint64_t out_step = static_cast<uint64_t>(step * kColumns / Columns) * out.strides[1] * 2;
+    return used > first ? min(used - first, static_cast<uint32_t>(args[2])) : 0;
+  }
+  /* Address of row `number` of the task in x. */
+  static __device__ __forceinline__ uint64_t address(const Context& context, const Row& row, uint32_t number) {
+    const int32_t* const args = context.slot->task.args;
+    const bool gathers = context.params<mpk_wide_rows_params>().gather != 0;
+    const uint32_t in_x = gathers ? static_cast<uint32_t>(context.batch()->sample_row[args[0] + number]) : static_cast<uint32_t>(args[1]) + number;
+    return context.input(0).addr + in_x * row.bytes;
+  }
+
+  static __device__ __forceinline__ int make(Context& context, const Row& row) {
+    Piece<kOther> others[Pieces];
+    /* The norm weight never changes. */
+    if constexpr (Source == kRmsNorm) {
+      const uint64_t from = row.norm + context.thread * (Piece<Norm>::kWords * 4);
+#pragma unroll
+      for (uint32_t p = 0; p < Pieces; ++p) others[p].load(from + p * (kComputeThreads * Piece<Norm>::kWords * 4), p < row.inside);
+    }
+    if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+    const uint32_t rows = count(context), buffer = shared_address(context.work()) + context.thread * 16;
 #pragma unroll 1
-    for (uint32_t row = context.warp / of_row; row < rows || of_row != 1; row += kComputeWarps / of_row) {
-      const bool valid = row < rows;
-      const uint32_t in_x = params.gather == 0 ? static_cast<uint32_t>(args[1]) + row : valid ? static_cast<uint32_t>(context.batch()->sample_row[first + row]) : 0;
-      const uint64_t from = context.input(0).addr + in_x * row_bytes;
-      const uint32_t end = valid ? pieces : 0;
-      Piece<X> values[kMany];
+    for (uint32_t number = 0; number < kAhead; ++number) fetch(context, row, buffer, number, rows);
+    int code = MPK_OK;
+#pragma unroll 1
+    for (uint32_t number = 0; number < rows; ++number) {
+      /* Of this row. */
+      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+      const uint32_t from = buffer + number % kAhead * kRowBytes;
+      Piece<X> values[Pieces];
+#pragma unroll
+      for (uint32_t p = 0; p < Pieces; ++p) {
+        values[p].read(from + p * (kComputeThreads * 16));
+        if constexpr (Stacked) {
+          Piece<X> second;
+          second.read(from + (Pieces + p) * (kComputeThreads * 16));
+          values[p].add(second);
+        }
+        if constexpr (Source == kSiluMul) others[p].read(from + (Pieces + p) * (kComputeThreads * 16));
+      }
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;
-#pragma unroll 1
-        for (uint32_t piece = at; piece < end; piece += step * kMany) {
-          load_x<Aligned>(values, from, apart, piece, step, columns);
 #pragma unroll
-          for (uint32_t i = 0; i < kMany; ++i)
-#pragma unroll
-            for (uint32_t c = 0; c < kColumns; ++c) squares = fmaf(values[i].at(c), values[i].at(c), squares);
-        }
-#pragma unroll
-        for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
-        if (of_row != 1) {
-          float* const shared = reinterpret_cast<float*>(context.work());
-          if (context.lane == 0) shared[context.warp] = squares;
-          if (const int code = context.sync(); code != MPK_OK) return code;
-          squares = 0.0f;
-#pragma unroll 1
-          for (uint32_t warp = context.warp - part; warp < context.warp - part + of_row; ++warp) squares += shared[warp];
-        }
-        scale = rsqrtf(fmaf(squares, reciprocal(static_cast<float>(columns)), params.eps));
+        for (uint32_t p = 0; p < Pieces; ++p) squares += values[p].squares();
+        code = find_scale(context, row, squares, scale, number % 2);
+        if (code != MPK_OK) break;
       }
-      /* Values that the sum of squares has left in the registers are the whole row. */
-      const bool held = Source == kRmsNorm && pieces <= step * kMany;
-      uint64_t to = place(out, first + row, row, at);
-#pragma unroll 1
-      for (uint32_t piece = at; piece < end; piece += step * kMany) {
-        Piece<kOther> others[kMany];
-        if constexpr (Source != kPlain) {
-          const uint64_t others_from = Source == kRmsNorm ? norm : from + columns * 2;
+      const Place place(context, number);
+      /* A thread's pieces lie whole column tiles from each other. */
+      static_assert(kComputeThreads * kColumns % Columns == 0, "column tiles");
+      uint64_t to = place.of(context.thread);
 #pragma unroll
-          for (uint32_t i = 0; i < kMany; ++i) others[i].template load<Aligned>(others_from, piece + i * step, columns);
-        }
-        if (!held) load_x<Aligned>(values, from, apart, piece, step, columns);
-#pragma unroll
-        for (uint32_t i = 0; i < kMany; ++i, to += out_step) {
-          uint32_t words[kColumns / 2];
-#pragma unroll
-          for (uint32_t pair = 0; pair < kColumns / 2; ++pair) {
-            float v[2];
-#pragma unroll
-            for (uint32_t c = 0; c < 2; ++c) {
-              v[c] = values[i].at(pair * 2 + c);
-              if constexpr (Source == kRmsNorm) v[c] = v[c] * scale * others[i].at(pair * 2 + c);
-              if constexpr (Source == kSiluMul) v[c] = silu(v[c]) * others[i].at(pair * 2 + c);
-            }
-            words[pair] = pair_of<Out>(v[0], v[1]);
-          }
-          store_if(to, words, piece + i * step < end);
-        }
-      }
-      if (of_row != 1) break;
+      for (uint32_t p = 0; p < Pieces; ++p, to += kComputeThreads * kColumns / Columns * place.tile_bytes)
+        store(to, p < row.padded, values[p], others[p], scale);
+      fetch(context, row, buffer, number + kAhead, rows);
     }
+    /* Nothing is on its way when others use the memory. */
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    return code;
+  }
+
+  /* The thread's pieces of a row, 0 beyond its columns. A group of copies, which is empty behind the last row. */
+  static __device__ __forceinline__ void fetch(const Context& context, const Row& row, uint32_t buffer, uint32_t number, uint32_t rows) {
+    if (number < rows) {
+      const uint64_t from = address(context, row, number) + context.thread * 16;
+      const uint32_t to = buffer + number % kAhead * kRowBytes;
+#pragma unroll
+      for (uint32_t part = 0; part < kParts; ++part)
+#pragma unroll
+        for (uint32_t p = 0; p < Pieces; ++p)
+          asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to + (part * Pieces + p) * (kComputeThreads * 16)),
+                       "l"(from + part * row.apart + p * (kComputeThreads * 16)), "r"(p < row.inside ? 16u : 0u)
+                       : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  /* From each thread's sum of squares what the row is multiplied by. `turn` alternates: who is late still reads the sums of the turn
+   * before. */
+  static __device__ __forceinline__ int find_scale(Context& context, const Row& row, float squares, float& scale, uint32_t turn) {
+#pragma unroll
+    for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
+    float* const sums = reinterpret_cast<float*>(context.work() + kSumsAt) + turn * kComputeWarps;
+    if (context.lane == 0) sums[context.warp] = squares;
+    if (const int code = context.sync(); code != MPK_OK) return code;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t warp = 0; warp < kComputeWarps; ++warp) sum += sums[warp];
+    scale = rsqrtf(fmaf(sum, reciprocal(static_cast<float>(row.columns)), context.params<mpk_wide_rows_params>().eps));
     return MPK_OK;
   }
 
-  /* The pieces `piece`, `piece` + `step`, ... of a row of x; of two summands their sum. */
-  template <bool Aligned>
-  static __device__ __forceinline__ void load_x(Piece<X> (&values)[kBatch<Aligned>], uint64_t row, uint64_t apart, uint32_t piece, uint32_t step,
-                                                uint32_t columns) {
-#pragma unroll
-    for (uint32_t i = 0; i < kBatch<Aligned>; ++i) values[i].template load<Aligned>(row, piece + i * step, columns);
-    if constexpr (Stacked) {
-      static_assert(X == MPK_F32, "sums are of f32");
-      Piece<X> second[kBatch<Aligned>];
-#pragma unroll
-      for (uint32_t i = 0; i < kBatch<Aligned>; ++i) second[i].template load<Aligned>(row + apart, piece + i * step, columns);
-#pragma unroll
-      for (uint32_t i = 0; i < kBatch<Aligned>; ++i)
-#pragma unroll
-        for (uint32_t c = 0; c < kColumns; ++c) values[i].words[c] = __float_as_uint(values[i].at(c) + second[i].at(c));
+  /* Piece by piece, and with a norm each of them twice. It has a copy of the context and works out the row itself: had they addresses in
+   * the caller, each use there would be a load from local memory. */
+  static __device__ __noinline__ int make_piecewise(Context context) {
+    const Row row(context);
+    if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+    const uint32_t rows = count(context);
+#pragma unroll 1
+    for (uint32_t number = 0; number < rows; ++number) {
+      const uint64_t from = address(context, row, number);
+      float squares = 0.0f, scale = 1.0f;
+      if constexpr (Source == kRmsNorm) {
+#pragma unroll 1
+        for (uint32_t piece = context.thread; piece < row.pieces; piece += kComputeThreads) squares += numbers_of(row, from, piece).squares();
+        if (const int code = find_scale(context, row, squares, scale, number % 2); code != MPK_OK) return code;
+      }
+      const Place place(context, number);
+#pragma unroll 1
+      for (uint32_t piece = context.thread; piece < row.pieces; piece += kComputeThreads) {
+        Piece<kOther> other;
+        if constexpr (Source != kPlain) other.load_numbers(Source == kRmsNorm ? row.norm : from + row.apart, piece, row.columns);
+        store(place.of(piece), true, numbers_of(row, from, piece), other, scale);
+      }
     }
+    return MPK_OK;
+  }
+  static __device__ __forceinline__ Piece<X> numbers_of(const Row& row, uint64_t from, uint32_t piece) {
+    Piece<X> first, second;
+    first.load_numbers(from, piece, row.columns);
+    if constexpr (Stacked) {
+      second.load_numbers(from + row.apart, piece, row.columns);
+      first.add(second);
+    }
+    return first;
   }
 
-  /* Where a piece's columns go: of 16 neighbouring columns the even pairs lie together, and the odd ones, `kHalves` bytes from them by the
-   * exclusive or of their addresses. `number`: the row's in its tensor; `row`: in the view. */
-  static __device__ __forceinline__ uint64_t place(const mpk_operand& out, uint32_t number, uint32_t row, uint32_t piece) {
-    const uint32_t column = piece * kColumns, unit = column / 16, word = column % 16 / 4;
-    const uint32_t in_row = Columns == MPK_WIDE_NARROW ? narrow_piece(number, unit % kUnits, 0) : wide_piece(number, unit % kUnits, 0);
-    return out.addr + static_cast<uint64_t>(unit / kUnits) * out.strides[1] * 2 + row * (Columns * 2) + in_row + word * 4;
-  }
+  /* Where a row of the output lies. */
+  struct Place {
+    uint64_t address, tile_bytes; /* of its first column tile, from one to the next */
+    uint32_t number;              /* in its tensor */
+    __device__ __forceinline__ Place(const Context& context, uint32_t row)
+        : address(context.output(0).addr + row * (Columns * 2)), tile_bytes(static_cast<uint64_t>(context.output(0).strides[1]) * 2),
+          number(static_cast<uint32_t>(context.slot->task.args[0]) + row) {}
+    __device__ __forceinline__ uint64_t of(uint32_t piece) const {
+      const uint32_t column = piece * kColumns, unit = column / 16, word = column % 16 / 4;
+      const uint32_t in_row = Columns == MPK_WIDE_NARROW ? narrow_piece(number, unit % kUnits, 0) : wide_piece(number, unit % kUnits, 0);
+      return address + unit / kUnits * tile_bytes + in_row + word * 4;
+    }
+  };
+
+  /* Of 16 neighbouring columns the even pairs lie together, and the odd ones, `kHalves` bytes from them by the exclusive or of their
+   * addresses. */
   static constexpr uint32_t kHalves = 16;
-  static __device__ __forceinline__ void store_if(uint64_t to, const uint32_t (&words)[kColumns / 2], bool valid) {
-    const uint64_t other = to ^ kHalves;
+  static __device__ __forceinline__ void store(uint64_t to, bool valid, const Piece<X>& x, const Piece<kOther>& other, float scale) {
+    uint32_t words[kColumns / 2];
+#pragma unroll
+    for (uint32_t pair = 0; pair < kColumns / 2; ++pair) {
+      float v[2];
+#pragma unroll
+      for (uint32_t c = 0; c < 2; ++c) {
+        v[c] = x.at(pair * 2 + c);
+        if constexpr (Source == kRmsNorm) v[c] = v[c] * scale * other.at(pair * 2 + c);
+        if constexpr (Source == kSiluMul) v[c] = silu(v[c]) * other.at(pair * 2 + c);
+      }
+      words[pair] = pair_of<Out>(v[0], v[1]);
+    }
+    const uint64_t to_odd = to ^ kHalves;
     const uint32_t wanted = valid;
     if constexpr (kColumns == 4)
-      asm volatile("{.reg .pred p; setp.ne.u32 p,%4,0; @p st.global.u32 [%0],%2; @p st.global.u32 [%1],%3;}" ::"l"(to), "l"(other), "r"(words[0]),
+      asm volatile("{.reg .pred p; setp.ne.u32 p,%4,0; @p st.global.u32 [%0],%2; @p st.global.u32 [%1],%3;}" ::"l"(to), "l"(to_odd), "r"(words[0]),
                    "r"(words[1]), "r"(wanted) : "memory");
     else
-      asm volatile("{.reg .pred p; setp.ne.u32 p,%6,0; @p st.global.v2.u32 [%0],{%2,%3}; @p st.global.v2.u32 [%1],{%4,%5};}" ::"l"(to), "l"(other),
+      asm volatile("{.reg .pred p; setp.ne.u32 p,%6,0; @p st.global.v2.u32 [%0],{%2,%3}; @p st.global.v2.u32 [%1],{%4,%5};}" ::"l"(to), "l"(to_odd),
                    "r"(words[0]), "r"(words[2]), "r"(words[1]), "r"(words[3]), "r"(wanted) : "memory");
   }
 };

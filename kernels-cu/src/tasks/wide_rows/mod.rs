@@ -47,12 +47,25 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         abi::MPK_WIDE_NARROW => format!(", {}, {}", abi::MPK_WIDE_NARROW, x.ndim == 3),
         _ => String::new(),
     };
+    let words = size_of::<mpk_wide_rows_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let params: mpk_wide_rows_params = bytemuck::pod_read_unaligned(bytes);
+    // The threads of a block have pieces of 16 bytes of a row in turn.
+    let piece = if u32::from(x.dtype) == abi::MPK_F32 { 4 } else { 8 };
+    let parts = if x.ndim == 3 || source == "kSiluMul" { 2 } else { 1 };
+    let pieces = params.columns.div_ceil(piece * COMPUTE_THREADS).clamp(1, MOST_PIECES / parts);
     Ok(format!(
-        "mpk::gpu::WideRows<mpk::gpu::{source}, {}, {norm}, {}{more}>",
+        "mpk::gpu::WideRows<mpk::gpu::{source}, {}, {norm}, {}, {pieces}{more}>",
         gpu_float(x)?,
         gpu_float(out)?
     ))
 }
+
+/// Threads that compute in a block of the kernel (`gpu/config.cuh`).
+const COMPUTE_THREADS: u32 = 256;
+
+/// Pieces that a thread has of a row or of its two parts: 64 KB of shared memory. A longer row is read piece by piece.
+const MOST_PIECES: u32 = 16;
 
 /// How the rows are made: the attribute's value and the params word.
 fn source(op: &OpView<'_>) -> Result<u32, OpError> {
