@@ -140,16 +140,8 @@ const PREFETCH_CYCLES: Knob = Knob {
     about: "cycles from one of these pieces to the next",
 };
 
-/// How a wide product's products follow each other.
-const WIDE_GROUPS: Knob = Knob {
-    name: "wide.groups",
-    default: 1,
-    candidates: &[1, 2],
-    about: "groups of products of a step of a wide tile: of 2 groups one is under way while the weights of the other are read",
-};
-
 /// What is measured of the kernel itself.
-pub const KNOBS: [&Knob; 8] = [
+pub const KNOBS: [&Knob; 7] = [
     &STAGES_IN_FLIGHT,
     &STAGES_AHEAD,
     &STAGES_WAITING,
@@ -157,7 +149,6 @@ pub const KNOBS: [&Knob; 8] = [
     &PREFETCH_WHEN,
     &PREFETCH_STAGES,
     &PREFETCH_CYCLES,
-    &WIDE_GROUPS,
 ];
 
 /// What is prefetched is at most this, a multiprocessor: of all together under the L2 cache.
@@ -192,8 +183,6 @@ pub struct KernelConfig {
     pub prefetch_stages: u32,
     /// `MPK_PREFETCH_CYCLES`: its pace.
     pub prefetch_cycles: u32,
-    /// `MPK_WIDE_GROUPS`: groups of products of a step of a wide tile (`gpu/wide_product.cuh`).
-    pub wide_groups: u32,
     /// `MPK_WORK_BYTES`: shared memory that the tasks' code may use.
     pub work_bytes: u32,
     /// `MPK_SHARED_BYTES`: dynamic shared memory of the launch: stages, work, barriers and task slots.
@@ -220,7 +209,6 @@ impl KernelConfig {
             prefetch_when: 0,
             prefetch_stages: PREFETCH_BYTES / stage_bytes,
             prefetch_cycles: stage_bytes / BYTES_PER_CYCLE,
-            wide_groups: 1,
             work_bytes: shared_bytes.saturating_sub(stages * stage_bytes + RESERVED_BYTES),
             shared_bytes,
         }
@@ -241,7 +229,6 @@ impl KernelConfig {
             prefetch_when: measured(&PREFETCH_WHEN, self.prefetch_when),
             prefetch_stages: measured(&PREFETCH_STAGES, self.prefetch_stages),
             prefetch_cycles: measured(&PREFETCH_CYCLES, self.prefetch_cycles),
-            wide_groups: measured(&WIDE_GROUPS, self.wide_groups),
             ..self
         }
     }

@@ -38,7 +38,6 @@ impl CompileOptions {
             prefetch_when,
             prefetch_stages,
             prefetch_cycles,
-            wide_groups,
             work_bytes,
             shared_bytes,
         } = self.config;
@@ -54,7 +53,6 @@ impl CompileOptions {
             ("MPK_PREFETCH_WHEN", prefetch_when),
             ("MPK_PREFETCH_STAGES", prefetch_stages),
             ("MPK_PREFETCH_CYCLES", prefetch_cycles),
-            ("MPK_WIDE_GROUPS", wide_groups),
             ("MPK_WORK_BYTES", work_bytes),
             ("MPK_SHARED_BYTES", shared_bytes),
         ];

@@ -67,34 +67,18 @@ struct WideSums {
   }
 };
 
-/* Some blocks of 16 k of a warp's 16 rows, the first `valid` of them; the others are zeros, so that products of blocks that are not
+/* Four blocks of 16 k of a warp's 16 rows, the first `valid` of them; the others are zeros, so that products of blocks that are not
  * there need no loop of their own. */
-template <uint32_t Count>
-__device__ __forceinline__ void load_blocks(uint4 (&a)[Count], uint32_t address, uint32_t valid) {
+__device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uint32_t valid) {
 #pragma unroll
-  for (uint32_t block = 0; block < Count; ++block) {
+  for (uint32_t block = 0; block < 4; ++block) {
     const uint4 v = load_shared16(address + block * kWideBlockBytes);
     a[block] = block < valid ? v : uint4{0, 0, 0, 0};
   }
 }
 
-/* As below. */
-constexpr bool kHalves = MPK_WIDE_GROUPS == 2;
-
-/* Half of a step's products, which the next wait may leave under way. */
-template <uint32_t Weight, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void multiply_half(WideSums<Nt, N>& sums, const uint4 (&a)[2], const uint64_t (&b)[Nt], uint32_t first) {
-  wgmma_fence();
-#pragma unroll
-  for (uint32_t block = 0; block < 2; ++block)
-#pragma unroll
-    for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block], b[t] + (first + block) * 2);
-  wgmma_commit();
-}
-
 /* The products of a step are one group, and a warpgroup waits for them before it loads the next step's weights: meanwhile the other
- * warpgroup has the tensor cores. With a group for each block of 16 k, a prompt of 2,048 tokens took 57.5 ms instead of 55.4 (8B, H200).
- * kHalves: two groups, of which one is under way while the weights of the next are loaded. */
+ * warpgroup has the tensor cores. With a group for each block of 16 k, a prompt of 2,048 tokens took 57.5 ms instead of 55.4 (8B, H200). */
 
 /* `blocks` times 16 k into `sums`. A step is 64 k, as far as there are so many: a stage (128 rows of the weight, of which each
  * warp supplies 16), a place with the first N tokens and, where `Nt` is 2, a stage with the others, so that both rings are four
@@ -103,65 +87,39 @@ template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                               bool arrives) {
   sums.clear();
-  uint4 low[2], high[2];
-  uint32_t of_tokens[Nt]; /* barriers of the last step's tokens */
+  uint4 a[4];
 #pragma unroll 1
   for (uint32_t left = blocks; left != 0;) {
     const uint32_t here = min(left, 4u);
     stages.wait();
-    const uint32_t of_stage = stages.empty_barrier(), weights = stages.address() + warp * (here * kWideBlockBytes) + lane * 16;
-    const auto load_high = [&] { load_blocks(high, weights + 2 * kWideBlockBytes, here > 2 ? here - 2 : 0); };
-    if constexpr (!kHalves) {
-      load_blocks(low, weights, here);
-      load_high();
-    }
+    const uint32_t of_stage = stages.empty_barrier();
+    load_blocks(a, stages.address() + warp * (here * kWideBlockBytes) + lane * 16, here);
     stages.next();
     uint64_t b[Nt];
-    uint32_t of_these[Nt];
+    uint32_t of_tokens[Nt];
     places.wait();
     b[0] = wide_descriptor(places.address());
-    of_these[0] = places.empty_barrier();
+    of_tokens[0] = places.empty_barrier();
     places.next();
     if constexpr (Nt == 2) {
       stages.wait();
       b[1] = wide_descriptor(stages.address());
-      of_these[1] = stages.empty_barrier();
+      of_tokens[1] = stages.empty_barrier();
       stages.next();
     }
-    if constexpr (kHalves) {
-      wgmma_wait<1>(); /* the first half of the last step */
-      load_blocks(low, weights, here);
-      multiply_half<Weight>(sums, low, b, 0);
-      wgmma_wait<1>(); /* the second half of the last step */
+    wgmma_fence();
 #pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) {
-        if (arrives && left != blocks) mbarrier_arrive(of_tokens[t]);
-        of_tokens[t] = of_these[t];
-      }
-      load_high();
-      multiply_half<Weight>(sums, high, b, 2);
-      if (arrives) mbarrier_arrive(of_stage);
-    } else {
-      wgmma_fence();
+    for (uint32_t block = 0; block < 4; ++block)
 #pragma unroll
-      for (uint32_t block = 0; block < 4; ++block)
-#pragma unroll
-        for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], block < 2 ? low[block] : high[block - 2], b[t] + block * 2);
-      wgmma_commit();
-      /* The warp's weights are in registers: all lanes were at the products. */
-      if (arrives) mbarrier_arrive(of_stage);
-      wgmma_wait<0>();
-#pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t)
-        if (arrives) mbarrier_arrive(of_these[t]);
-    }
-    left -= here;
-  }
-  if constexpr (kHalves) {
+      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block], b[t] + block * 2);
+    wgmma_commit();
+    /* The warp's weights are in registers: all lanes were at the products. */
+    if (arrives) mbarrier_arrive(of_stage);
     wgmma_wait<0>();
 #pragma unroll
     for (uint32_t t = 0; t < Nt; ++t)
-      if (arrives && blocks != 0) mbarrier_arrive(of_tokens[t]);
+      if (arrives) mbarrier_arrive(of_tokens[t]);
+    left -= here;
   }
   sums.keep_order();
 }
