@@ -42,12 +42,8 @@ class WideLoader {
     poke(shared_state().streamed, loader_.count_);
   }
 
-  /* Whether the stage after the next `further` ones is free, and so these. */
-  __device__ __forceinline__ bool may_stream(uint32_t further = 0) const {
-    RingPlace at = loader_.place_;
-    if (further != 0) at.next<kStages>();
-    return mbarrier_look(barrier<kStageEmpty>(at), at.parity ^ 1);
-  }
+  /* Whether the next stage is free. */
+  __device__ __forceinline__ bool may_stream() const { return mbarrier_look(barrier<kStageEmpty>(loader_.place_), loader_.place_.parity ^ 1); }
   /* The same before the task's events, when others poll and trigger: of weights that are read once few copies are under way then. */
   template <bool Once>
   __device__ __forceinline__ bool may_run_ahead() {
@@ -178,14 +174,12 @@ class WideLoader {
         ++placed;
         idle = false;
       }
-      if (staged < all) {
-        const bool second = Tokens && staged % 2 != 0; /* once at most, where its weights have run ahead */
-        if (may_stream(Tokens && !second ? 1 : 0)) {
-          if (!second) weights();
-          if (Tokens) tokens();
-          staged += Tokens && !second ? 2 : 1;
-          idle = false;
-        }
+      /* Weights do not wait for the stage after theirs, which is given back later. */
+      if (staged < all && may_stream()) {
+        if (Tokens && staged % 2 != 0) tokens();
+        else weights();
+        ++staged;
+        idle = false;
       }
       if (idle && peek(shared_state().left) != 0) return leave(false);
     }
