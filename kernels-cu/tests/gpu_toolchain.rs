@@ -51,6 +51,7 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     let linear = "mpk::gpu::Linear<MPK_BF16, mpk::gpu";
     let rows = "mpk::gpu::WideRows<mpk::gpu";
     let codes: Vec<Expression> = [
+        ("add", "mpk::gpu::Add<MPK_F32>".to_string()),
         ("add", "mpk::gpu::Add<MPK_F32, 4>".to_string()),
         ("argmax_partial", "mpk::gpu::ArgmaxPartial<1>".to_string()),
         ("argmax_reduce", "mpk::gpu::ArgmaxReduce<1, 0>".to_string()),

@@ -43,18 +43,18 @@ __device__ inline bool WideFew<Weight, N>::load(Loader& loader) {
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<2> rows(slot, blocks, 8);
+  wide::RowStages<2, 8> rows(slot, blocks);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
   uint64_t from_x = x.addr + blocks.first / 4 * x_step;
   uint32_t left = blocks.count;
-  const auto stage = [&] { rows.template stream<true>(wide); };
+  const auto weights = [&] { rows.template stream<true>(wide); };
   const auto place = [&] {
     wide.stream_place<2>(from_x, N * 128, left > 4 ? 2 : 1, x_step);
     from_x += 2 * x_step;
     left -= min(left, 8u);
   };
-  return wide.run<true, 1>(steps, steps, stage, place);
+  return wide.run<true, false>(steps, steps, weights, [] {}, place);
 }
 
 template <uint32_t Weight, uint32_t N>

@@ -47,49 +47,53 @@ struct Blocks {
 __device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
 
 /* The rows of a task's weight, stage by stage. A stage has two groups of `Group` tiles of 16 rows: of a gated product gates and ups,
- * otherwise neighbours. `High` stages, with other rows each, have the same k; after them comes the next `step` blocks of k. */
-template <uint32_t Group>
+ * otherwise neighbours. `High` stages, with other rows each, have the same k; after them comes the next `Step` blocks of k. */
+template <uint32_t Group, uint32_t Step>
 class RowStages {
  public:
-  __device__ __forceinline__ RowStages(const TaskSlot& slot, const Blocks& blocks, uint32_t step, uint32_t high = 1)
-      : pitch_(blocks.all * kWideBlockBytes), step_(step), left_(blocks.count), high_(high) {
+  __device__ __forceinline__ RowStages(const TaskSlot& slot, const Blocks& blocks, uint32_t high = 1)
+      : pitch_(blocks.all * kWideBlockBytes), left_(blocks.count), high_(high) {
     const bool gated = params_of(slot).gated != 0;
     const mpk_operand &first = slot.operands[kWeight], &second = slot.operands[kWeight + (gated ? 1 : 0)];
     const uint32_t start = blocks.first * kWideBlockBytes;
     tiles_ = (first.dims[0] + 15) / 16;
     second_ = gated ? 0 : Group;
     next_ = gated ? Group : 2 * Group;
-    rows_.from[0] = first.addr + start;
-    rows_.from[1] = second.addr + start + static_cast<uint64_t>(second_) * pitch_;
-    count();
+    whole_ = tiles_ >= high * next_;
+    forth_ = next_ * pitch_;
+    from_[0] = first.addr + start;
+    from_[1] = second.addr + start + second_ * pitch_;
   }
   /* Into the next stage, which is free. */
   template <bool Once>
   __device__ __forceinline__ void stream(WideLoader& loader) {
-    loader.stream_rows<Group, Once>(rows_, pitch_, min(left_, step_) * kWideBlockBytes);
-    uint64_t further = static_cast<uint64_t>(next_) * pitch_;
-    begin_ += next_;
-    if (++number_ == high_) {
-      further -= static_cast<uint64_t>(begin_) * pitch_;
-      further += step_ * kWideBlockBytes;
-      left_ -= min(left_, step_);
-      number_ = begin_ = 0;
+    if (whole_ && left_ >= Step) {
+      loader.stream_whole<Group, Step * kWideBlockBytes, Once>(from_, pitch_);
+    } else {
+      const uint32_t begin = number_ * next_, second = begin + second_;
+      const uint32_t count[2] = {tiles_ > begin ? min(tiles_ - begin, Group) : 0, tiles_ > second ? min(tiles_ - second, Group) : 0};
+      loader.stream_rest<Group, Once>(from_, count, pitch_, min(left_, Step) * kWideBlockBytes);
     }
-    rows_.from[0] += further;
-    rows_.from[1] += further;
-    if (high_ > 1) count();
+    int64_t further = Step * kWideBlockBytes;
+    if (high_ == 1) {
+      left_ -= min(left_, Step);
+    } else if (++number_ == high_) {
+      further -= static_cast<int64_t>(high_ - 1) * forth_;
+      left_ -= min(left_, Step);
+      number_ = 0;
+    } else {
+      further = forth_;
+    }
+    from_[0] += further;
+    from_[1] += further;
   }
 
  private:
-  __device__ __forceinline__ void count() {
-    rows_.count[0] = tiles_ > begin_ ? min(tiles_ - begin_, Group) : 0;
-    rows_.count[1] = tiles_ > begin_ + second_ ? min(tiles_ - begin_ - second_, Group) : 0;
-  }
-
-  StageRows rows_;
-  uint32_t pitch_, step_, left_, high_; /* bytes from a tile to the next; blocks of 16 k of a step, and left */
-  uint32_t tiles_, second_, next_;      /* of 16 rows: all, from a group to the other, from a stage to the next */
-  uint32_t begin_ = 0, number_ = 0;     /* the stage's first tile, and the stage among those of the same k */
+  uint64_t from_[2];             /* the first tile of each group */
+  uint32_t pitch_, left_, high_; /* bytes from a tile to the next; blocks of 16 k that are left */
+  uint32_t tiles_, second_, next_, forth_; /* of 16 rows: all, from a group to the other, from a stage to the next; that in bytes */
+  uint32_t number_ = 0;          /* the stage's, among those of the same k */
+  bool whole_;                   /* no tile is missing */
 };
 
 /* The bias of the rows lane / 4 and lane / 4 + 8 of the warp's 16, which are `column` and on of the tile; `up`: of the ups. */
@@ -143,25 +147,20 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<4> rows(slot, blocks, 4);
+  wide::RowStages<4, 4> rows(slot, blocks);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
   uint64_t first = x.addr + blocks.first / 4 * x_step, second = first + (x.dims[0] > 1 ? static_cast<uint64_t>(x.strides[0]) * 2 : 0);
-  bool is_weight = true;
-  const auto stage = [&] {
-    if (Nt == 1 || is_weight) {
-      rows.template stream<false>(wide);
-    } else {
-      wide.stream_stage(second, N * 128);
-      second += x_step;
-    }
-    is_weight = !is_weight;
+  const auto weights = [&] { rows.template stream<false>(wide); };
+  const auto tokens = [&] {
+    wide.stream_stage(second, N * 128);
+    second += x_step;
   };
   const auto place = [&] {
     wide.stream_place(first, N * 128);
     first += x_step;
   };
-  return wide.run<false, Nt>(steps * Nt, steps, stage, place);
+  return wide.run<false, Nt == 2>(steps, steps, weights, tokens, place);
 }
 
 template <uint32_t Weight, uint32_t Nt, uint32_t N>

@@ -17,12 +17,6 @@ namespace gpu {
 
 #if __CUDA_ARCH__ >= 900
 
-/* Rows of a weight for a stage: of two groups of tiles of 16 rows the address of the first, and how many there are. */
-struct StageRows {
-  uint64_t from[2];
-  uint32_t count[2];
-};
-
 class WideLoader {
  public:
   __device__ __forceinline__ explicit WideLoader(Loader& loader)
@@ -38,58 +32,60 @@ class WideLoader {
     if (!loads || Once) return;
     while (loader_.in_flight_ != 0) loader_.wait_for_oldest(shared);
   }
-  /* At last, where something was loaded. */
-  template <bool Once>
-  __device__ __forceinline__ void end() {
-    if (!Once) loader_.oldest_ = loader_.place_;
+  /* At last, after so many stages and places. What is still under way is not counted as in flight: the next task may add to it. */
+  __device__ __forceinline__ void end(uint32_t stages, uint32_t places) {
+    loader_.oldest_ = loader_.place_;
+    loader_.in_flight_ = 0;
+    loader_.count_ += stages;
+    loader_.used_ = min(loader_.used_ + stages, kStages);
+    loader_.places_used_ = min(loader_.places_used_ + places, kPlaces);
     poke(shared_state().streamed, loader_.count_);
   }
 
-  /* Whether the next stage's copies may begin now. Before the task's events few of them: then other workers poll and trigger. */
+  /* Whether the next stage is free. */
+  __device__ __forceinline__ bool may_stream() const { return mbarrier_look(barrier<kStageEmpty>(loader_.place_), loader_.place_.parity ^ 1); }
+  /* The same before the task's events, when others poll and trigger: of weights that are read once few copies are under way then. */
   template <bool Once>
-  __device__ __forceinline__ bool may_stream(bool ready) {
-    if (Once && !ready) {
+  __device__ __forceinline__ bool may_run_ahead() {
+    if (Once) {
       while (loader_.in_flight_ >= kStagesAhead) {
         if (!mbarrier_look(barrier<kStageFull>(loader_.oldest_), loader_.oldest_.parity)) return false;
         loader_.oldest_.next<kStages>();
         --loader_.in_flight_;
       }
     }
-    return mbarrier_look(barrier<kStageEmpty>(loader_.place_), loader_.place_.parity ^ 1);
+    return may_stream();
   }
-  /* Two groups of at most `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `bytes`, into the next
-   * stage, which is free. One thread begins all copies, and what it takes for that bounds the speed of a tile: no test between the
-   * copies of a whole group, and the addresses are sums. */
-  template <uint32_t Group, bool Once>
-  __device__ __forceinline__ void stream_rows(const StageRows& rows, uint32_t pitch, uint32_t bytes) {
+  /* What has run ahead. */
+  __device__ __forceinline__ void count_in_flight() {
+    /* A stage that is free has come: it is no longer in flight. */
+    if (loader_.in_flight_ == kStages) loader_.oldest_.next<kStages>();
+    else ++loader_.in_flight_;
+  }
+
+  /* Two groups of `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `Bytes`, into the next stage, which
+   * is free. One thread begins all copies, and what it takes for that bounds the speed of a tile: no test here, sizes and places in
+   * the stage are constants, addresses are sums. */
+  template <uint32_t Group, uint32_t Bytes, bool Once>
+  __device__ __forceinline__ void stream_whole(const uint64_t (&from)[2], uint32_t pitch) {
     RingPlace& at = loader_.place_;
-    ++loader_.count_;
-    if (Once) {
-      /* A stage that is free has come: it is no longer in flight. */
-      if (loader_.in_flight_ == kStages) loader_.oldest_.next<kStages>();
-      else ++loader_.in_flight_;
-      poke(shared_state().streamed, loader_.count_);
-    }
     const uint32_t full = barrier<kStageFull>(at), to = stages_ + at.index * kStageBytes;
-    mbarrier_arrive_expect(full, (rows.count[0] + rows.count[1]) * bytes);
-    const auto copy = [&](uint32_t place, uint64_t from) {
-      if (Once) bulk_copy(place, from, bytes, full, loader_.policy_);
-      else bulk_copy(place, from, bytes, full);
-    };
+    mbarrier_arrive_expect(full, 2 * Group * Bytes);
 #pragma unroll
-    for (uint32_t g = 0; g < 2; ++g) {
-      uint32_t place = to + g * Group * bytes;
-      uint64_t from = rows.from[g];
-      if (rows.count[g] == Group) {
-#pragma unroll
-        for (uint32_t row = 0; row < Group; ++row, from += pitch, place += bytes) copy(place, from);
-      } else {
-#pragma unroll 1
-        for (uint32_t row = 0; row < rows.count[g]; ++row, from += pitch, place += bytes) copy(place, from);
-      }
-    }
+    for (uint32_t i = 0; i < 2 * Group; ++i) copy<Once>(to + i * Bytes, from[i / Group] + i % Group * pitch, Bytes, full);
     at.next<kStages>();
-    loader_.used_ = loader_.used_ < kStages ? loader_.used_ + 1 : kStages;
+  }
+  /* The same where tiles are missing or shorter: `bytes` of so many of each group. */
+  template <uint32_t Group, bool Once>
+  __device__ __forceinline__ void stream_rest(const uint64_t (&from)[2], const uint32_t (&count)[2], uint32_t pitch, uint32_t bytes) {
+    RingPlace& at = loader_.place_;
+    const uint32_t full = barrier<kStageFull>(at), to = stages_ + at.index * kStageBytes;
+    mbarrier_arrive_expect(full, (count[0] + count[1]) * bytes);
+#pragma unroll
+    for (uint32_t group = 0; group < 2; ++group)
+#pragma unroll 1
+      for (uint32_t i = 0; i < count[group]; ++i) copy<Once>(to + (group * Group + i) * bytes, from[group] + i * pitch, bytes, full);
+    at.next<kStages>();
   }
 
   /* Whether the events that the task waits for have happened. */
@@ -122,12 +118,10 @@ class WideLoader {
   /* `bytes` of activations into the next stage, which is free. */
   __device__ __forceinline__ void stream_stage(uint64_t source, uint32_t bytes) {
     RingPlace& at = loader_.place_;
-    ++loader_.count_;
     const uint32_t full = barrier<kStageFull>(at);
     mbarrier_arrive_expect(full, bytes);
     bulk_copy(stages_ + at.index * kStageBytes, source, bytes, full);
     at.next<kStages>();
-    loader_.used_ = loader_.used_ < kStages ? loader_.used_ + 1 : kStages;
   }
 
   /* Whether the next place is free. */
@@ -139,45 +133,66 @@ class WideLoader {
     RingPlace& at = loader_.wide_place_;
     const uint32_t full = barrier<kPlaceFull>(at);
     mbarrier_arrive_expect(full, bytes * count);
-    uint32_t to = places_ + at.index * kPlaceBytes;
+    const uint32_t to = places_ + at.index * kPlaceBytes;
+    if (Count == 1 || count == Count) {
 #pragma unroll
-    for (uint32_t i = 0; i < Count; ++i, to += bytes, source += apart)
-      if (Count == 1 || i < count) bulk_copy(to, source, bytes, full);
+      for (uint32_t i = 0; i < Count; ++i) bulk_copy(to + i * bytes, source + i * apart, bytes, full);
+    } else {
+#pragma unroll 1
+      for (uint32_t i = 0; i < count; ++i) bulk_copy(to + i * bytes, source + i * apart, bytes, full);
+    }
     at.next<kPlaces>();
-    loader_.places_used_ = loader_.places_used_ < kPlaces ? loader_.places_used_ + 1 : kPlaces;
   }
 
-  /* A task's loads: so many places, each of which `place` fills, and `stages` stages, which `stage` does. Every `Stages`-th of them
-   * has weights, which run ahead of the events, the others activations. Both run ahead of each other as far as the rings reach.
-   * False when the compute warps have left. */
-  template <bool Once, uint32_t Stages, class Stage, class Place>
-  __device__ __forceinline__ bool run(uint32_t stages, uint32_t places, Stage stage, Place place) {
+  /* A task's loads: `stages` of weights, which run ahead of the events, each filled by `weights`; `Tokens`: after each of them another
+   * stage, which `tokens` fills with activations; and so many places, which `place` fills. Stages and places run ahead of each other
+   * as far as the rings reach. False when the compute warps have left. */
+  template <bool Once, bool Tokens, class Weights, class Stage, class Place>
+  __device__ __forceinline__ bool run(uint32_t stages, uint32_t places, Weights weights, Stage tokens, Place place) {
     begin<Once>(stages != 0);
-    bool ready = false;
+    if (stages == 0) return true;
     uint32_t staged = 0, placed = 0;
-    while (staged < stages || placed < places) {
-      if (!ready) {
-        ready = inputs_ready();
-        if (ready && !acquire_inputs()) return false;
+    const auto leave = [&](bool all) {
+      end(staged, placed);
+      return all;
+    };
+    while (!inputs_ready()) {
+      if (staged < (Tokens ? 1 : stages) && may_run_ahead<Once>()) {
+        weights();
+        count_in_flight();
+        ++staged;
+      } else if (peek(shared_state().left) != 0) {
+        return leave(false);
       }
+    }
+    if (!acquire_inputs()) return leave(false);
+    const uint32_t all = Tokens ? 2 * stages : stages;
+    while (staged < all || placed < places) {
       bool idle = true;
-      if (ready && placed < places && may_place()) {
+      if (placed < places && may_place()) {
         place();
         ++placed;
         idle = false;
       }
-      if (staged < stages && (ready || staged % Stages == 0) && may_stream<Once>(ready)) {
-        stage();
+      /* Weights do not wait for the stage after theirs, which is given back later. */
+      if (staged < all && may_stream()) {
+        if (Tokens && staged % 2 != 0) tokens();
+        else weights();
         ++staged;
         idle = false;
       }
-      if (idle && peek(shared_state().left) != 0) return false;
+      if (idle && peek(shared_state().left) != 0) return leave(false);
     }
-    if (stages != 0) end<Once>();
-    return true;
+    return leave(true);
   }
 
  private:
+  template <bool Once>
+  __device__ __forceinline__ void copy(uint32_t to, uint64_t from, uint32_t bytes, uint32_t full) const {
+    if (Once) bulk_copy(to, from, bytes, full, loader_.policy_);
+    else bulk_copy(to, from, bytes, full);
+  }
+
   static __device__ __forceinline__ uint32_t load_acquire(const uint32_t& word) {
     uint32_t value;
     asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(&word)) : "memory");

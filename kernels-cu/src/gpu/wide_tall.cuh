@@ -101,18 +101,18 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<2> rows(slot, blocks, 8, high);
+  wide::RowStages<2, 8> rows(slot, blocks, high);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* of 32 columns */
   uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
   uint32_t left = blocks.count;
-  const auto stage = [&] { rows.template stream<true>(wide); };
+  const auto weights = [&] { rows.template stream<true>(wide); };
   const auto place = [&] {
     wide.stream_place<4>(from_x, N * kNarrowBytes, left > 4 ? 4 : 2, x_tile);
     from_x += 4 * x_tile;
     left -= min(left, 8u);
   };
-  return wide.run<true, 1>(steps * high, steps, stage, place);
+  return wide.run<true, false>(steps * high, steps, weights, [] {}, place);
 }
 
 template <uint32_t Weight, uint32_t N>

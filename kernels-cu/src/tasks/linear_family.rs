@@ -69,6 +69,9 @@ pub const KNOBS: &[&Knob] = &[
     wide::KNOBS[4],
     wide::KNOBS[5],
     wide::KNOBS[6],
+    wide::KNOBS[7],
+    wide::KNOBS[8],
+    wide::KNOBS[9],
 ];
 
 /// The attributes of all members. `eps` is that of the norm.

@@ -9,10 +9,12 @@ extern "C" int mpk_task_add(const mpk_kernel_args* args) {
   const mpk::VectorOps& ops = mpk::vector_ops();
   const uint32_t rows = mpk::rows_in_use(args, params->rows_kind, out.dims[0]);
   for (uint32_t row = 0; row < rows; ++row) {
-    float* const sum = reinterpret_cast<float*>(mpk::row_address(out, row));
+    void* const to = mpk::row_address(out, row);
+    float* const sum = static_cast<float*>(out.dtype == MPK_F32 ? to : args->scratch);
     ops.add(sum, mpk::row_address(a, row), a.dtype, reinterpret_cast<const float*>(mpk::row_address(residual, row)), out.dims[1]);
     for (uint32_t i = 2; i < args->task->num_inputs; ++i)
       ops.add(sum, mpk::row_address(args->inputs[i], row), args->inputs[i].dtype, sum, out.dims[1]);
+    if (out.dtype != MPK_F32) ops.from_f32(to, out.dtype, sum, out.dims[1]);
   }
   return MPK_OK;
 }

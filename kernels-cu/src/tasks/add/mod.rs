@@ -1,7 +1,7 @@
 //! `add`: the sum of an activation `a` `[rows, n]` (f32 or the act dtype), the residual stream `[rows, n]` (f32) and up to two
 //! more summands `[rows, n]` (f32): `((residual + a) + c) + d`.
 //!
-//! Output `[rows, n]` f32. One task for each column tile.
+//! Output `[rows, n]` f32, or the act dtype where it adds up the parts of a product. One task for each column tile.
 
 use crate::abi::{mpk_add_params, mpk_task_add, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -32,9 +32,10 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err(format!("it must have 2 to {MOST_SUMMANDS} inputs"));
     }
     gpu_rows_contiguous(site.inputs.iter().chain([out]))?;
-    for operand in others.iter().chain([out]) {
+    gpu_float(out)?;
+    for operand in others {
         if gpu_float(operand)? != "MPK_F32" {
-            return Err("all summands except the first, and the output, must be f32".to_string());
+            return Err("all summands except the first must be f32".to_string());
         }
     }
     Ok(match others.len() {
@@ -112,7 +113,10 @@ impl TaskType for Add {
                 }
             })
             .collect();
-        Ok(Partition { params: params_words(&params), scratch_bytes: 0, tasks })
+        // On the CPU target, a row before it is rounded.
+        let rounded = op.outputs[0].dtype != DType::F32;
+        let scratch_bytes = if rounded { (4 * u64::from(columns)).next_multiple_of(64) } else { 0 };
+        Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 }
 

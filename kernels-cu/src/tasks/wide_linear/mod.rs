@@ -134,8 +134,7 @@ impl TaskType for WideLinear {
         if stacked && !(parts == 2 && narrow) {
             return Err(OpError(format!("a product of tile {tile:?} has no two summands")));
         }
-        let one_by_one = tile.tokens == 1 && rows <= tile.width;
-        if parts > 1 && (gated || to_wide || !one_by_one || cut(parts - 1) >= blocks) {
+        if parts > 1 && (gated || to_wide || cut(parts - 1) >= blocks) {
             return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no {parts} parts")));
         }
         let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();

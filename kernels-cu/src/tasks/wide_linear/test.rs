@@ -72,6 +72,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                 (65, 528),
                 (100, 6208),
                 (300, 520),
+                (200, 6208),
                 (2048, 528),
             ] {
                 for allreduce in [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot] {
@@ -212,6 +213,7 @@ fn parts_add_up_to_the_product() {
     parts_add_up::<2>(40, 37, 4);
     parts_add_up::<2>(100, 97, 2);
     parts_add_up::<4>(100, 97, 4);
+    parts_add_up::<2>(300, 290, 6);
 }
 
 fn parts_add_up<const PARTS: usize>(rows: u32, used: u32, tasks: usize) {
