@@ -14,8 +14,8 @@ namespace mpk {
 template <typename Team, typename Step, typename AtPoll>
 MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step& step, const AtPoll& at_poll) {
   const mpk_rank* rank = scheduler->rank;
-  /* Mixed: in a static iteration a worker knows the cause, in a dynamic one this loop does. So its deadline lies
-   * between those of the two. */
+  /* Mixed: in a static iteration a worker knows the cause, in a dynamic one this loop does. So its deadline
+   * lies between that of such a worker and that of a follower. */
   const bool mixed = platform::kMixedPlacement && rank->placement == MPK_MIXED;
   Wait wait(rank, scheduler->status, mixed ? rank->deadline_ns + rank->deadline_ns / 8 : rank->deadline_ns);
   for (uint32_t idle = 0;;) {
