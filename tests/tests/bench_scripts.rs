@@ -1,4 +1,4 @@
-//! The benchmark scripts on the CPU target: `scripts/bench_tp.py` makes a table, a report and charts in which losses are called so;
+//! The benchmark scripts on the CPU target: `scripts/bench_tp.py` makes a table, a report and charts in which losses are marked;
 //! `scripts/gpu_session.sh` runs its parts.
 
 use mpk_tests::job::{Turn, binary};

@@ -1,5 +1,5 @@
-//! Proves that `mpk-serve` stays well under load and faults: cancel storms, floods, idle times, lost and stopped ranks, answers
-//! that are cut off.
+//! Proves that `mpk-serve` keeps working under load and faults: cancel storms, floods, idle times, lost and stopped ranks,
+//! answers that are cut off.
 
 use mpk_tests::http::Answer;
 use mpk_tests::server::{Server, example};
@@ -27,7 +27,7 @@ fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
         }
         assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
         let finished = server.running.wait();
-        // mpirun ends with the signal's status where a rank was killed.
+        // mpirun ends with the signal's status if a rank was killed.
         assert!(matches!(finished.status, Some(4 | 137)), "{:?}: {}", finished.status, finished.stderr);
         finished.expect_nothing_left();
     }
@@ -36,7 +36,7 @@ fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
 #[test]
 fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_end() {
     for ends in [false, true] {
-        // Parked, and without a kernel.
+        // While parked, and while there is no kernel.
         for idle_exit in ["0", "0.1"] {
             let server = Server::start(2, &example(), &["--deadline", "1", "--idle-exit", idle_exit]);
             server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).json();
@@ -58,11 +58,11 @@ fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_e
 
 #[test]
 fn an_idle_server_ends_within_the_deadline_when_a_rank_stops() {
-    // Parked, and without a kernel; rank 0, whose host is the server, and another one.
+    // While parked, and while there is no kernel; for rank 0, whose host is the server, and for another rank.
     for (idle_exit, stopped) in [("0", 1), ("0.1", 1), ("0", 0)] {
         let server = Server::start(2, &example(), &["--deadline", "1", "--idle-exit", idle_exit]);
         server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).json();
-        // An idle job of which every rank lives goes on.
+        // An idle job whose ranks are all alive continues.
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(Answer::get(&server.address, "/health").status, 200);
         let begin = Instant::now();
@@ -96,7 +96,7 @@ fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
         let word = |i: u64| ["lord ", "king ", "people ", "and ", "the "][((i * i + seed * i) % 5) as usize];
         (0..150).map(word).collect::<String>()
     };
-    // The second begins as the first does, the third is the first again.
+    // The second prompt begins with the first; the third is the first again.
     let prompts = [words(1), format!("{} Then he said", words(1)), words(1), words(2)];
     for ranks in [1, 2, 4] {
         let mut tokens = Vec::new();
@@ -116,7 +116,7 @@ fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
             if cache.is_none() {
                 assert!(found[0] == 0 && found[1] > 0 && found[2] > 0 && found[3] == 0, "{found:?}");
                 assert_eq!(server.metric("prefix_cache_hits"), found.iter().sum::<u64>() as f64);
-                // The same in a stream's last event.
+                // A stream's last event has the same number.
                 let body = json!({"prompt": prompts[0], "max_tokens": 2, "stream": true,
                     "stream_options": {"include_usage": true}});
                 let usage = server.post("/v1/completions", &body).last_event()["usage"].clone();
