@@ -100,7 +100,7 @@ fn a_lost_engine_ends_every_stream_with_an_error() {
     assert_eq!(health.answer().unwrap().status, 200);
     let begin = Instant::now();
     server.app.go_on(Phase::Lost("rank 1 has ended".into()));
-    // It stays lost, whatever else is told.
+    // It stays lost, whatever phase comes next.
     server.app.go_on(Phase::Draining);
     for stream in &mut streams {
         let error = last_event(stream)["error"].clone();
@@ -117,7 +117,7 @@ fn a_lost_engine_ends_every_stream_with_an_error() {
 fn health_tells_that_the_engine_is_lost() {
     let server = usual(Behaviour::default());
     let mut connection = Connection::open(server.address);
-    // A head that is not complete keeps the connection open while the server ends.
+    // An incomplete head keeps the connection open while the server ends.
     connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n");
     std::thread::sleep(Duration::from_millis(50));
     server.app.go_on(Phase::Lost("rank 1 has ended".into()));
