@@ -37,7 +37,7 @@ fn expected(name: &str) -> Vec<(Vec<u32>, Vec<u32>, bool)> {
 }
 
 #[test]
-fn requests_have_the_tokens_of_transformers_whatever_runs_beside_them() {
+fn requests_have_the_tokens_of_transformers_whatever_else_runs() {
     let engine = load("qwen3", config());
     let expected = expected("qwen3");
     assert!(expected.len() > 1);
@@ -108,7 +108,7 @@ fn text_ends_before_a_stop_string() {
 }
 
 #[test]
-fn log_probabilities_are_as_many_as_asked_for() {
+fn the_requested_number_of_log_probabilities_is_returned() {
     let engine = load("qwen3", RunConfig { logprobs: 4, ..config() });
     let (prompt, ..) = expected("qwen3").swap_remove(0);
     for wanted in [0, 1, 4] {
@@ -126,7 +126,7 @@ fn log_probabilities_are_as_many_as_asked_for() {
 }
 
 #[test]
-fn what_can_never_run_is_refused_with_help() {
+fn requests_that_can_never_run_are_refused_with_help() {
     let engine = load("qwen3", RunConfig { max_waiting: 2, ..config() });
     let refused = |request: Request, kind, word: &str| {
         let error = engine.submit(request).unwrap_err();
@@ -164,7 +164,7 @@ fn a_cancelled_request_ends_at_once_and_disturbs_nobody() {
 }
 
 #[test]
-fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
+fn a_reader_passes_tokens_on_and_the_kernel_announces_each() {
     let engine = load("qwen3", config());
     let (prompt, tokens, _) =
         expected("qwen3").into_iter().max_by_key(|(_, tokens, _)| tokens.len()).unwrap();
@@ -233,7 +233,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_request_joins_those_that_run_and_leaves_before_them() {
+fn a_request_joins_running_ones_and_ends_before_them() {
     let engine = load("tiny", config());
     let long = Request { ignore_eos: true, ..Request::text("In the beginning", 400) };
     let long = engine.submit(long).unwrap();
@@ -284,7 +284,7 @@ fn an_idle_kernel_ends_and_the_next_request_starts_it_again() {
 }
 
 #[test]
-fn requests_that_are_cut_off_are_cancelled_and_the_engine_ends_well() {
+fn requests_that_are_cut_off_are_cancelled_and_the_engine_ends_normally() {
     let engine = load("tiny", config());
     let request = || Request { ignore_eos: true, ..Request::text("In the beginning", 400) };
     // More than there are slots.

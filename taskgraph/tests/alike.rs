@@ -75,7 +75,7 @@ fn rank_0_stands_for_all() {
 /// Any property of a rank's tasks that the proof uses makes the rank differ from the others, if it is changed on that
 /// rank alone.
 #[test]
-fn a_change_of_one_rank_ends_the_likeness() {
+fn a_change_on_one_rank_makes_it_differ() {
     type Change = fn(&mut TaskGraph, usize) -> bool;
     fn task_change(
         graph: &mut TaskGraph,

@@ -32,7 +32,7 @@ fn grids_of_four_and_six_meet_in_two_events() {
 }
 
 #[test]
-fn a_workers_list_tells_the_end_once() {
+fn a_workers_list_triggers_the_end_once() {
     let graph = decoder(2, 64, 40, 50, "linear", 2);
     for placement in [Placement::Static, Placement::Dynamic] {
         let o = BuildOptions { allreduce: Allreduce::OneShot, placement, ..options(2, 3) };
@@ -135,7 +135,7 @@ fn large_sums_are_not_pushed_even_if_that_is_asked_for() {
 }
 
 #[test]
-fn who_polls_flagged_words_is_launched_with_who_writes_them() {
+fn readers_of_flagged_words_are_launched_with_their_writers() {
     for linear in ["linear", "linear_plain"] {
         let graph = decoder(2, 64, 40, 50, linear, 2);
         let o =
@@ -218,7 +218,7 @@ fn fan_in_goes_through_empty_tasks() {
 }
 
 #[test]
-fn the_launch_of_a_wide_operator_may_be_shared_out() {
+fn the_launch_of_a_wide_operator_may_be_split() {
     let mut g = OpGraph::new("wide", capacity());
     let x = g.input("x", DType::F32, &[4, 64]);
     let w = g.weight("w", DType::F32, &[64, 64], None);
@@ -331,7 +331,7 @@ fn buffers_are_shared_where_the_order_allows() {
 /// Tensors of many shapes, moved at random: what the verifier accepts has no race by the transitive closure of all
 /// edges over three iterations.
 #[test]
-fn what_is_accepted_after_a_move_has_no_race() {
+fn graphs_accepted_after_a_move_have_no_race() {
     let mut seed = 1u64;
     let mut random = |n: usize| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

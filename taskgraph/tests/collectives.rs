@@ -112,7 +112,7 @@ fn a_wanted_tensor_of_two_parts_is_gathered() {
 }
 
 #[test]
-fn a_split_input_is_made_whole_for_who_needs_it() {
+fn a_split_input_is_gathered_for_its_reader() {
     for dim in [0, 1] {
         let mut g = OpGraph::new("input", capacity());
         let x = g.input("x", DType::F32, &[4, 16]);

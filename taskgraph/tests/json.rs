@@ -99,7 +99,7 @@ fn refused(from: &str, to: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_is_wrong_in_a_task_graph_is_named() {
+fn errors_in_a_task_graph_name_the_place() {
     refused("mpk-task-graph/1", "mpk-task-graph/2", &["schema", "mpk-task-graph/2"]);
     refused("\"rank\":1", "\"rank\":3", &["rank 3 of 3"]);
     refused("\"rank\":1", "\"rank\":-1", &["line 4"]);
@@ -182,7 +182,7 @@ fn an_op_graph_from_json() {
 }
 
 #[test]
-fn what_is_wrong_in_an_op_graph_is_named() {
+fn errors_in_an_op_graph_name_the_place() {
     for (from, to, words) in [
         (r#""rows": 4"#, r#""rows": 0"#, &["graph.rows"][..]),
         (r#""rows": 4, "#, "", &["graph", "missing field `rows`"]),

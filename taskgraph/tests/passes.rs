@@ -80,7 +80,7 @@ impl TaskType for Block {
 
 /// The parts of a composition are sharded and fused like any other operators.
 #[test]
-fn compositions_expand_before_they_could_miss_a_fusion() {
+fn compositions_expand_before_fusion() {
     let mut registry = registry();
     registry.register(Arc::new(Block));
     for (world, dim, wanted) in

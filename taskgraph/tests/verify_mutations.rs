@@ -315,7 +315,7 @@ const KINDS: [&str; 16] = [
 ];
 
 #[test]
-fn what_is_accepted_of_hostile_graphs_is_harmless() {
+fn accepted_hostile_graphs_are_harmless() {
     let wanted = number("MPK_MUTATIONS", 400);
     let states = number("MPK_STATES", if wanted > 1000 { 3000 } else { 500 }) as usize;
     // By kind: refused, accepted, and how many of the accepted were explored completely.
@@ -443,7 +443,7 @@ fn alike_ranks_are_proven_once_with_the_same_result() {
 }
 
 #[test]
-fn valid_graphs_are_accepted_and_give_what_a_sequential_run_gives() {
+fn valid_graphs_are_accepted_and_match_a_sequential_run() {
     let wanted = number("MPK_VALID_GRAPHS", 100);
     let mut seed = number("MPK_SEED", 1) << 32;
     let mut done = 0;

@@ -25,7 +25,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_crash_in_the_clean_up_is_told_from_others() {
+    fn a_crash_in_the_clean_up_is_recognised() {
         let text =
             "  Process name: [[6799,1],1]\n  Exit code:    4\n--\n[vm:1] PMIx_server_finalize(+0xb08)\n";
         assert_eq!(status_before_crash(Some(libc::SIGSEGV), text), Some(4));

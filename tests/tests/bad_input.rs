@@ -411,7 +411,7 @@ fn nothing_is_emitted_for_a_bad_model() {
 
 /// A missing device is a fault of the environment.
 #[test]
-fn what_the_environment_lacks_is_status_3() {
+fn a_lacking_environment_is_status_3() {
     let model = ModelFile::of_fixture("mistral");
     if Path::new("/dev/nvidiactl").exists() {
         println!("skipped: there is a GPU");

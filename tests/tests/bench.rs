@@ -132,7 +132,7 @@ fn wrong_tokens_have_no_figures() {
 }
 
 #[test]
-fn a_step_stands_beside_a_plain_read_of_its_weights() {
+fn a_step_is_compared_with_a_plain_read_of_its_weights() {
     let model = tiny();
     let options = ["stream", "--model", &model, "--context", "8", "--steps", "4", "--repeats", "2"];
     for ranks in [1, 2] {
@@ -182,7 +182,7 @@ fn tasks_in_both_shapes_and_placements() {
 }
 
 #[test]
-fn a_timeline_of_mpk_run_is_summed_up() {
+fn a_timeline_of_mpk_run_is_summarised() {
     let fixture = Fixture::open("qwen3");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("trace.json");
@@ -200,7 +200,7 @@ fn a_timeline_of_mpk_run_is_summed_up() {
 }
 
 #[test]
-fn wrong_input_is_told_with_status_2() {
+fn wrong_input_is_status_2() {
     let model = tiny();
     for (options, words) in [
         (&["decode", "--model", &model, "--read-rate=-1"][..], "--read-rate"),

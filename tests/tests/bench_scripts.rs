@@ -26,7 +26,7 @@ fn model() -> String {
 
 /// One peer is far faster, the other far slower.
 #[test]
-fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
+fn rows_are_compared_with_peers_and_floor_and_a_loss_is_marked() {
     let _turn = Turn::take();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let peers = folder.path().join("peers.json");
@@ -103,7 +103,7 @@ fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
 }
 
 #[test]
-fn bad_options_of_the_benchmark_are_told() {
+fn bad_options_of_the_benchmark_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let model = model();
     for (arguments, status, words) in [

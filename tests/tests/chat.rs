@@ -84,7 +84,7 @@ fn a_signal_stops_an_answer_and_not_the_conversation() {
 }
 
 #[test]
-fn a_conversation_goes_on_where_it_no_longer_fits() {
+fn a_conversation_continues_when_it_no_longer_fits() {
     let folder = folder_with_template(TRANSCRIPT);
     let conversation = Job::alone().arg(folder.path());
     let options = ["--chat", "--max-seq-len", "96", "--max-new-tokens", "24", "--ignore-eos"];
@@ -111,7 +111,7 @@ fn a_refusal_of_the_template_is_bad_input() {
 }
 
 #[test]
-fn a_name_of_the_hub_is_looked_up_in_the_cache() {
+fn a_hub_name_is_looked_up_in_the_cache() {
     let folder = folder_with_template("{{ messages[0].content }}");
     let home = tempfile::tempdir().unwrap();
     let home_path = home.path().to_str().unwrap();

@@ -316,7 +316,7 @@ fn a_shim_that_cant_be_built_is_tried_once() {
 
 /// Errors of NVSHMEM end all ranks with status 3, even if only one rank has found them.
 #[test]
-fn what_is_wrong_with_nvshmem_is_named() {
+fn errors_of_nvshmem_are_named() {
     let model = ModelFile::of_fixture("mistral");
     for (variable, value, arguments, words) in [
         ("FAKE_NVSHMEM_VERSION", "3.6.1", &[][..], &["3.6.1", "3.4.5", "NVSHMEM_HOME"][..]),
@@ -409,7 +409,7 @@ fn what_the_machine_lacks_is_named_with_its_fix() {
 
 /// A library with the driver's name but without its functions.
 #[test]
-fn a_driver_without_functions_is_no_panic() {
+fn a_driver_without_functions_does_not_panic() {
     let model = ModelFile::of_fixture("mistral");
     let hidden = FAKE.libraries("hidden");
     for run in [job(&model), two(&model, "nvshmem")] {

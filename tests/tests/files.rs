@@ -119,7 +119,7 @@ fn a_limit_of_the_file_size_leaves_nothing_half_written() {
 }
 
 #[test]
-fn inputs_that_are_no_files_are_refused_unread() {
+fn inputs_that_are_not_files_are_refused_without_reading() {
     let words = ["a FIFO, not a regular file"];
     let soon = |job: Job| job.timeout(Duration::from_secs(20)).run();
     let folder = tempfile::tempdir().expect("a folder");
@@ -145,7 +145,7 @@ fn inputs_that_are_no_files_are_refused_unread() {
 
 /// Too few open files or too little address space: it says what is lacking and the fix, and never aborts or panics.
 #[test]
-fn what_the_machine_lacks_is_said() {
+fn lacking_resources_are_named() {
     let model = ModelFile::of_fixture("mistral");
     for files in [4, 8] {
         refused(short(&model).limit(libc::RLIMIT_NOFILE, files).run(), 3, &["ulimit -n"]);
@@ -180,7 +180,7 @@ fn options_and_fields_have_the_same_limits() {
 }
 
 #[test]
-fn more_workers_than_cores_are_warned_of() {
+fn more_workers_than_cores_give_a_warning() {
     let model = ModelFile::of_fixture("mistral");
     let cores = std::thread::available_parallelism().expect("the number of cores").get();
     let warning = "share";
@@ -207,7 +207,7 @@ fn a_thousand_workers_come_to_the_end() {
 
 /// A warning names the tensor of NaN and infinity in a checkpoint, whichever rank finds them.
 #[test]
-fn weights_that_are_not_numbers_are_warned_of() {
+fn weights_that_are_not_numbers_give_a_warning() {
     let damaged = |tensor: &str, from_end: bool, value: f32| {
         ModelFile::copy_of_fixture("mistral").edit_bytes("model.safetensors", |bytes| {
             let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;

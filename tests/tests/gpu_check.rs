@@ -24,7 +24,7 @@ fn refused(numpy: &str, arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_named() {
+fn the_reason_why_it_cannot_start_is_named() {
     refused("raise ImportError('No module named numpy')", &[], &["numpy", "MPK_PYTHON"]);
     refused("", &["--gpus", "-1"], &["--gpus", "at least 1"]);
     refused("", &["--out", "/dev/null/reports"], &["/dev/null/reports", "--out"]);

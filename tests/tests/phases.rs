@@ -150,7 +150,7 @@ fn a_killed_rank_is_reported_as_lost() {
 
 /// Ranks with different command lines, models or requests: status 2, before any rank waits.
 #[test]
-fn ranks_that_are_to_do_different_things_do_not_begin() {
+fn ranks_with_different_jobs_do_not_start() {
     let model = ModelFile::of_fixture("tiny");
     let path = model.path().display().to_string();
     let trace = model.folder().join("t.json").display().to_string();
@@ -213,7 +213,7 @@ fn a_small_shared_memory_is_an_error_that_says_so() {
 
 /// A read error: a part of a mapped checkpoint is gone when it is read.
 #[test]
-fn a_checkpoint_that_can_not_be_read_any_more_ends_the_job() {
+fn a_checkpoint_that_becomes_unreadable_ends_the_job() {
     let model = ModelFile::copy_of_fixture("tiny");
     let weights = model.checkpoint().join("model.safetensors");
     // Rank 1 stops before it creates its memory, so no rank reads weights yet.

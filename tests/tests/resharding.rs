@@ -86,7 +86,7 @@ fn both_halves_of_a_gate_are_wanted() {
 
 /// A row-parallel product accepts any x: replicated, split by rows, or split differently by columns.
 #[test]
-fn x_is_spread_as_the_weight_needs_it() {
+fn x_is_resharded_as_the_weight_needs_it() {
     let (k, n) = (21, 10);
     let (x, w) = (exact(4, ROWS * k), exact(5, n * k));
     let expected = reference::linear(&x, &w, k, None);

@@ -175,7 +175,7 @@ fn draws_depend_on_the_request_alone() {
 
 /// `do_sample: true` turns sampling on without an option; an option, or model.json, overrides it.
 #[test]
-fn generation_config_is_followed_unless_something_else_is_said() {
+fn generation_config_applies_unless_overridden() {
     let prompt = ["--prompt-tokens", "5,6,7", "--max-new-tokens", "12", "--ignore-eos"];
     let fixture = || ModelFile::copy_of_fixture("qwen3");
     let greedy = Job::new(1).arg(fixture().path()).args(prompt).run_json().tokens();
@@ -198,7 +198,7 @@ fn generation_config_is_followed_unless_something_else_is_said() {
 }
 
 #[test]
-fn what_cannot_be_in_force_is_refused_by_name() {
+fn options_that_cannot_take_effect_are_refused_by_name() {
     let model = model();
     let refused = |job: Job, words: &[&str]| {
         let finished = job.run().expect(2);

@@ -119,7 +119,7 @@ fn a_lost_rank_ends_every_stream_with_an_error() {
 }
 
 #[test]
-fn what_is_wrong_is_told_before_anything_is_loaded() {
+fn errors_are_reported_before_anything_is_loaded() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let job = || Job::alone().of("mpk-serve").args(["--backend", "cpu"]);

@@ -34,7 +34,7 @@ fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
 }
 
 #[test]
-fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_end() {
+fn the_next_request_and_the_end_notice_a_rank_that_stopped_while_idle() {
     for ends in [false, true] {
         // While parked, and while there is no kernel.
         for idle_exit in ["0", "0.1"] {
@@ -91,7 +91,7 @@ fn an_idle_server_ends_within_the_deadline_when_a_rank_stops() {
 }
 
 #[test]
-fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
+fn tokens_do_not_depend_on_the_prefix_cache_and_its_hits_are_reported() {
     let words = |seed: u64| {
         let word = |i: u64| ["lord ", "king ", "people ", "and ", "the "][((i * i + seed * i) % 5) as usize];
         (0..150).map(word).collect::<String>()
@@ -158,7 +158,7 @@ fn clients_that_go_away_leave_nothing_behind() {
 }
 
 #[test]
-fn a_flood_is_refused_and_what_is_taken_is_answered() {
+fn a_flood_is_refused_and_accepted_requests_are_answered() {
     let server = Server::start(2, &example(), &["--max-queued-requests", "4", "--max-batch", "4"]);
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let ask =
@@ -214,7 +214,7 @@ fn an_idle_server_sleeps_and_wakes() {
 }
 
 #[test]
-fn answers_that_are_cut_off_end_the_job_well() {
+fn the_job_ends_normally_after_answers_are_cut_off() {
     let options = ["--shutdown-timeout", "0.2", "--debug-stall", "0:4:10"];
     let server = Server::start(2, &example(), &options);
     let mut streams: Vec<_> = (0..12).map(|_| server.post("/v1/completions", &long(400))).collect();
@@ -227,7 +227,7 @@ fn answers_that_are_cut_off_end_the_job_well() {
 }
 
 #[test]
-fn a_request_that_says_nothing_is_sampled_as_mpk_run_samples() {
+fn a_request_without_options_is_sampled_as_by_mpk_run() {
     let model = ModelFile::of_fixture("tiny").set("generate.temperature", 0.9).set("generate.seed", 5);
     let job = Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20"]);
     let run = job.args(["--prompt", "In the beginning"]).run_json();

@@ -57,7 +57,7 @@ fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
 }
 
 #[test]
-fn a_run_takes_what_was_kept_for_it_and_says_so() {
+fn a_run_uses_the_tuning_kept_for_it_and_says_so() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let told = |job: Job| {
         job.run().expect(0).stderr.lines().find(|line| line.contains("tuned for")).map(String::from)
@@ -85,7 +85,7 @@ fn a_run_takes_what_was_kept_for_it_and_says_so() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused_with_what_does() {
+fn unknown_names_are_refused_with_a_list_of_known_ones() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (job, words) in [
         (run(folder.path(), &["--tune", "attention.splits=4"]), "attention.split_positions"),

@@ -167,7 +167,7 @@ fn a_warpgroups_product() {
 }
 
 #[test]
-fn sums_that_are_not_waited_for_are_not_numbers() {
+fn sums_are_nan_until_they_are_waited_for() {
     let (found, _) = wide(64, false, false, 1);
     assert!(found.iter().all(|bits| f32::from_bits(*bits).is_nan()));
 }

@@ -13,7 +13,7 @@ fn of_threads(body: &str, threads: u32) -> Vec<u32> {
 }
 
 #[test]
-fn lanes_loop_as_often_as_each_wants_and_calls_return_to_each() {
+fn lanes_loop_independently_and_calls_return_per_lane() {
     let found = of_threads(
         "mov.u32 %r3, 0; mov.u32 %r4, %r0; $loop: setp.eq.u32 %p1, %r4, 0; @%p1 bra $end;\n\
                             add.u32 %r3, %r3, %r4; sub.u32 %r4, %r4, 1; bra.uni $loop; $end:",
@@ -68,7 +68,7 @@ fn votes_and_matches() {
 
 /// Lanes arrive at a shuffle in two groups.
 #[test]
-fn lanes_that_come_apart_wait_for_each_other() {
+fn diverged_lanes_wait_for_each_other() {
     let body = "mov.u32 %r1, %r0; setp.lt.u32 %p1, %r0, 5; @%p1 bra $few; add.u32 %r1, %r1, 1000; $few: mov.u32 %r4, -1;\n\
                 shfl.sync.idx.b32 %r3|%p2, %r1, 31, 31, %r4;";
     assert_eq!(of_threads(body, 32), [1031; 32]);
@@ -135,7 +135,7 @@ fn atomics_of_all_blocks_add_up() {
 }
 
 #[test]
-fn a_kernel_that_goes_wrong_is_told_where() {
+fn errors_of_a_kernel_name_the_place() {
     let problem = |body: &str| run(program("", body), 1, 32, &[1, 2, 3, 4], 4).unwrap_err();
     for (body, words) in [
         ("st.global.u32 [%rd1+16], %r0;", "4 bytes at"),

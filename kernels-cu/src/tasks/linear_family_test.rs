@@ -243,7 +243,7 @@ fn gpu_operand(dtype: u32, rows: u32, columns: u32, packed: bool) -> abi::mpk_op
 }
 
 #[test]
-fn gpu_code_is_named_after_what_the_task_is_made_of() {
+fn gpu_code_is_named_by_the_tasks_operands() {
     let capacity = Capacity { rows: 16, samples: 16, active: 16 };
     let mut params = abi::mpk_linear_params {
         push: 0,

@@ -81,7 +81,7 @@ fn a_thousand_idle_connections() {
 }
 
 #[test]
-fn too_many_connections_are_told_so() {
+fn too_many_connections_get_an_error() {
     let bounds = Limits { connections: 8, head_time: Duration::from_millis(300), ..limits() };
     let server = server(Behaviour::default(), bounds, None);
     let idle: Vec<Connection> = (0..8).map(|_| Connection::open(server.address)).collect();
@@ -131,7 +131,7 @@ fn long_heads_and_many_headers() {
 }
 
 #[test]
-fn what_is_not_http() {
+fn input_that_is_not_http() {
     let server = usual(Behaviour::default());
     let good = request("POST", "/v1/completions", &["Content-Type: application/json"], "{\"prompt\": \"x\"}");
     let mut state = 0x2545_f491_4f6c_dd1d_u64;

@@ -129,7 +129,7 @@ fn paths_methods_models_and_types() {
 }
 
 #[test]
-fn a_key_is_asked_for_everywhere_but_at_health() {
+fn a_key_is_required_everywhere_except_at_health() {
     let server = server(Behaviour::default(), limits(), Some("sk-secret"));
     assert_eq!(get(server.address, "/health").status, 200);
     for path in ["/v1/models", "/metrics", "/v1/nothing"] {

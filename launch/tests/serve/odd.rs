@@ -74,7 +74,7 @@ fn the_prompt_alone() {
 }
 
 #[test]
-fn bodies_that_are_encoded() {
+fn encoded_bodies() {
     let server = usual(Behaviour::default());
     let body = "{\"prompt\": \"x\"}";
     let chunked = |coding: &str| {

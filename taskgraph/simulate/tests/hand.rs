@@ -211,7 +211,7 @@ fn nodes_have_links_of_their_own_and_need_a_network() {
 }
 
 #[test]
-fn graphs_that_wait_in_a_circle_are_reported() {
+fn graphs_that_wait_in_a_cycle_are_reported() {
     let tasks = vec![task(0, Some(3), None)];
     let stuck = graph(0, 1, tasks, vec![event(1, false)]);
     let error = simulate(&[stuck], &Registry::default(), &cluster(), LOAD).unwrap_err();
@@ -219,7 +219,7 @@ fn graphs_that_wait_in_a_circle_are_reported() {
 }
 
 #[test]
-fn what_one_task_will_ask_for_later_does_not_hold_up_others_now() {
+fn a_later_access_of_one_task_does_not_delay_others() {
     // Each worker reads half of a cache of 100 kB, because an operator's tasks together read it once (0.05 us, then 1 us
     // of latency), 0.25 us after the start. Worker 1 reads at once, while worker 0 spends 5 us first (`indirect_us` holds
     // for both, so worker 0 gets its task a hop later).

@@ -277,7 +277,7 @@ fn out_of_range() {
 }
 
 #[test]
-fn who_reaches_other_ranks() {
+fn only_copies_and_signals_reach_other_ranks() {
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
     let copy = find(&graphs[0], "l0.copy", 0);
     let linear = find(&graphs[0], "l0.linear", 0);

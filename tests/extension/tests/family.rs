@@ -151,7 +151,7 @@ fn a_family_runs_on_one_and_two_ranks() {
 }
 
 #[test]
-fn names_are_taken_once_and_what_is_not_supported_is_refused() {
+fn a_name_is_added_once_and_unsupported_models_are_refused() {
     extension::add();
     assert!(families::add(&extension::bigram::Bigram).is_err_and(|problem| problem.contains("BigramLM")));
     let model = json!({"schema": "mpk-model/1", "config": {"model_type": "bigram", "order": 3},

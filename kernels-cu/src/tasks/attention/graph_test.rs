@@ -254,7 +254,7 @@ fn the_knob_decides_which_graphs_are_streamed() {
 }
 
 #[test]
-fn prefill_is_refused_where_it_can_t_be() {
+fn prefill_is_refused_where_it_is_impossible() {
     let target = Target::cuda(taskgraph::target::device("a100").unwrap());
     let graph = graph_of(1, &target, 4, 256, 64, json!({"prefill": true}));
     let error = build_all(&graph, &registry(), &BuildOptions::new(1, target)).unwrap_err().to_string();
