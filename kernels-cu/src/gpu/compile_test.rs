@@ -1,4 +1,4 @@
-//! Compilation and cache with a stand-in for nvcc (`testdata/nvcc`).
+//! Compilation and cache with a fake nvcc (`testdata/nvcc`).
 
 use super::compile::compile_with;
 use super::*;
@@ -29,7 +29,7 @@ impl Setting {
         self.root.path().join("log")
     }
 
-    /// How often the stand-in has run.
+    /// Number of times that the fake has run.
     fn runs(&self) -> usize {
         fs::read_to_string(self.log()).map_or(0, |log| log.lines().count())
     }

@@ -346,7 +346,7 @@ mod tests {
         assert!(list.iter().all(|c| c.place.0.is_absolute() && c.place.1.is_absolute()));
     }
 
-    /// The stand-in for nvcc with the behaviour that its name says.
+    /// The fake nvcc with the behaviour that its name determines.
     fn stand_in(folder: &Path, name: &str) -> Candidate<PathBuf> {
         let place = folder.join(name);
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/testdata/nvcc");

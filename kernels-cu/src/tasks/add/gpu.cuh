@@ -1,4 +1,5 @@
-/* An activation plus the residual stream, and more summands if there are any, for a column tile. */
+/* An activation plus the residual stream, and further summands if there are any, for a column
+ * tile. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -9,14 +10,14 @@
 namespace mpk {
 namespace gpu {
 
-/* enum mpk_dtype of the activation; the other summands and the output are f32. */
+/* A: enum mpk_dtype of the activation; the other summands and the output are f32. */
 template <uint32_t A, uint32_t Summands = 2>
 struct Add : TaskCode {
   static __device__ int run(Context& context) {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
     const uint32_t rows = context.rows_in_use(context.params<mpk_add_params>().rows_kind, out.dims[0]), columns = out.dims[1];
-    constexpr uint32_t kAtOnce = 4; /* loads that are on their way together: the output may be an input's memory */
+    constexpr uint32_t kAtOnce = 4; /* loads in flight together; a store in between would hold them back, because the output may be an input's memory */
     for (Walk walk(context.thread, rows, columns); walk.row < rows;) {
       float a[kAtOnce], others[kAtOnce][Summands - 1];
       float* to[kAtOnce];

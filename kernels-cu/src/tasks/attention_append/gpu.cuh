@@ -1,8 +1,8 @@
-/* Norm and rope of the queries and keys of some rows and one key-value head; keys and values go to their pages, queries to
- * a tensor of their own, in the order in which the fragments of `attention_prefill` want them.
+/* Norm and rope of the queries and keys of some rows and one key-value head. Keys and values go to their pages. Queries
+ * go to a separate tensor, in the order of the fragments of `attention_prefill`.
  *
- * A head is 16 bytes of each of some lanes, so a warp has several heads of a row at a time. It loads its next row before it
- * works on the one it has. */
+ * A head takes 16 bytes of each of some lanes, so a warp processes several heads of a row at a time. It loads its next
+ * row before it works on the current one. */
 #pragma once
 
 #include "tasks/attention_append/params.h"
@@ -21,7 +21,7 @@ struct AttentionAppend : TaskCode {
     const uint32_t in_use = context.slot->num_rows, most = context.input(0).dims[0];
     const uint32_t rows = in_use <= first ? 0 : in_use - first < most ? in_use - first : most;
     const uint32_t queries = context.input(0).dims[1] / Dim;
-    /* The places of a warp's first rows, a lane each. */
+    /* The places of a warp's first rows, one per lane. */
     Places places = find(context, first, rows, 0);
     const int code = context.wait_inputs();
     if (code != MPK_OK) return code;
@@ -53,7 +53,7 @@ struct AttentionAppend : TaskCode {
 
  private:
   static constexpr uint32_t kLanes = Dim / 8;      /* of a head */
-  static constexpr uint32_t kAtOnce = 32 / kLanes; /* heads of a load */
+  static constexpr uint32_t kAtOnce = 32 / kLanes; /* heads per load */
   static constexpr uint32_t kBatch = 4;            /* loads at a time */
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
@@ -65,7 +65,7 @@ struct AttentionAppend : TaskCode {
     float cosine[8], sine[8];
   };
 
-  /* Of row begin + warp + 8 lane of the task. */
+  /* For row begin + warp + 8 lane of the task. */
   static __device__ __forceinline__ Places find(Context& context, uint32_t first, uint32_t rows, uint32_t begin) {
     const uint32_t at = begin + context.warp + context.lane * kComputeWarps;
     if (at >= rows) return {0, kNoRow};
@@ -89,7 +89,7 @@ struct AttentionAppend : TaskCode {
     for (uint32_t i = 0; i < 8; ++i) x[i] = Number<Dtype>::to_f32(e[i]);
   }
 
-  /* Items of a row are its queries, its key and its value. */
+  /* The items of a row are its queries, its key and its value. */
   static __device__ __forceinline__ void fetch_row(const Context& context, Row& to, uint32_t row, uint32_t position, uint32_t queries, uint32_t first) {
     const uint32_t chunk = context.lane % kLanes;
 #pragma unroll
@@ -143,7 +143,7 @@ struct AttentionAppend : TaskCode {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) w[i] = attention_prefill::packed<Dtype>(__uint_as_float(turned[2 * i]), __uint_as_float(turned[2 * i + 1]));
       const uint4 natural = item == queries ? make_uint4(w[0], w[1], w[2], w[3]) : of.values[b];
-      /* Four lanes have 32 elements; a lane of the product has pairs t, t + 4, t + 8, t + 12 of them. */
+      /* Four lanes have 32 elements; a lane of the product needs pairs t, t + 4, t + 8, t + 12 of them. */
       attention_prefill::transpose_quad(w, lane);
       if (item < queries) {
         const uint64_t at = static_cast<uint64_t>(row) * out.strides[0] + item * Dim + chunk * 8;
