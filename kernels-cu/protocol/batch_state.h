@@ -86,7 +86,7 @@ struct BatchState {
   /* The arrays of BatchArrays follow. */
 };
 
-/* Where the arrays lie. */
+/* Addresses of the arrays. */
 struct BatchArrays {
   Page* pages;           /* [num_pages], and one more: the end of the list in order of last use */
   BatchSlot* slots;      /* [max_batch] */

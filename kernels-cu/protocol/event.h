@@ -13,8 +13,8 @@ MPK_DEVICE uint64_t* event_counter(const mpk_graph* graph, uint32_t index) {
   return graph->counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
 }
 
-/* The caller passes the event's description, so that it is read once: after an acquire, another read would miss the
- * L1 cache. */
+/* The caller passes the event's description, so that it is read once: on a GPU, another read after an acquire would
+ * miss the L1 cache. */
 MPK_DEVICE uint64_t event_wanted(const mpk_event& event, uint32_t epoch, uint32_t epochs_back = 0) {
   /* Epochs before the first have nothing to wait for. */
   if (epoch <= epochs_back) return 0;

@@ -13,7 +13,7 @@ namespace mpk {
 /* Waits while the queue is full (bounded). Returns MPK_OK or an abort code. After an abort code the queue
  * is unusable, and so is the run. */
 MPK_DEVICE int queue_push(const mpk_rank* rank, mpk_queue* queue, uint64_t id, mpk_status* status) {
-  uint64_t* const slots = queue->slots; /* read before the acquire: after it, reading the pointer would miss the L1 cache */
+  uint64_t* const slots = queue->slots; /* read before the acquire: on a GPU, a read after it would miss the L1 cache */
   const uint64_t mask = queue->mask;
   /* Relaxed: the ticket orders nothing; the slot's release does. */
   const uint64_t ticket = platform::fetch_add<platform::Scope::kDevice>(&queue->tail, uint64_t{1}, platform::kRelaxed);

@@ -118,7 +118,7 @@ struct Found {
   bool worked = false; /* there was something to do */
   bool stop = false;   /* the end of the run; only scheduler 0 looks for it in its steps */
   Launch launch;       /* for the team to queue before the next step */
-  mpk_queue* handled = nullptr; /* the queue whose first entry it was. The entry is taken after the launch, since others wait for the launch */
+  mpk_queue* handled = nullptr; /* the queue whose first entry it was; taken after the launch, because others wait for the launch */
 };
 
 /* One step of a local scheduler, after end_iteration. */

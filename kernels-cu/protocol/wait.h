@@ -1,8 +1,9 @@
 /* The bounded wait: the only way in which the protocol waits.
  *
- * A loop tests what it waits for and, while the test fails, calls `Wait::poll` with the value that it saw. The wait ends if the rank is aborted, or
- * if neither that value nor the rank's progress changes for a deadline. In the second case it records in mpk_status what it waited for, and aborts
- * this rank. No deadline runs while the rank is parked. A loop that leaves with the code calls abort_broadcast. */
+ * A loop tests what it waits for and, while the test fails, calls `Wait::poll` with the value that it saw. The wait
+ * ends if the rank is aborted, or if neither that value nor the rank's progress changes for a deadline. In the
+ * second case it records in mpk_status what it waited for, and aborts this rank. No deadline runs while the rank is
+ * parked. A loop that leaves with the code calls abort_broadcast. */
 #ifndef MPK_PROTOCOL_WAIT_H
 #define MPK_PROTOCOL_WAIT_H
 
@@ -139,7 +140,7 @@ MPK_DEVICE int park(const mpk_rank* rank, const uint32_t* word, uint32_t seen, u
   const int code = abort_code(rank);
   if (code != MPK_OK) return code;
   if (rank->host_abort != nullptr) {
-    /* No other thread of the block may be reading it now. Relaxed: only the requested code matters. */
+    /* Possibly no other thread of the block checks it now. Relaxed: only the requested code matters. */
     const uint32_t wish = static_cast<uint32_t>(platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed));
     if (wish != MPK_OK) return static_cast<int>(wish);
   }

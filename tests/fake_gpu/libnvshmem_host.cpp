@@ -1,7 +1,8 @@
-/* NVSHMEM's host library for tests with the fake driver: ranks know their numbers, and the heap is the rank's own memory. FAKE_NVSHMEM_VERSION is its
- * version (3.4.5). FAKE_NVSHMEM_PEERS=1 makes it claim that peers are within reach. FAKE_NVSHMEM_FAILS is the rank whose initialisation fails,
- * FAKE_NVSHMEM_STOPS the rank that stops in it. FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. NVSHMEM_DEBUG makes it print to standard output. Built
- * with EXPORT_LAUNCH, it exports the collective launch. */
+/* NVSHMEM's host library for tests with the fake driver: ranks know their numbers, and the heap is the rank's own memory.
+ * FAKE_NVSHMEM_VERSION is its version (3.4.5). FAKE_NVSHMEM_PEERS=1 makes it claim that peers are within reach.
+ * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_STOPS the rank that stops in it.
+ * FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. NVSHMEM_DEBUG makes it print to standard output. Built with
+ * EXPORT_LAUNCH, it exports the collective launch. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stddef.h>

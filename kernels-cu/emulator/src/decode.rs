@@ -11,8 +11,8 @@ use std::sync::Arc;
 impl Program {
     /// Reads PTX.
     ///
-    /// # Errors The text is not PTX as nvcc writes it. An unknown instruction is an error only when it is
-    /// executed.
+    /// # Errors
+    /// The text is not PTX as nvcc writes it. An unknown instruction is an error only when it is executed.
     pub fn new(text: &str) -> Result<Program, String> {
         let module = parse::parse(text)?;
         let mut decoder = Decoder::new(&module);

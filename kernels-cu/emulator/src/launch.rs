@@ -48,7 +48,8 @@ struct Running {
 impl Launch {
     /// Prepares a launch of `kernel` with the bytes of its arguments.
     ///
-    /// # Errors There is no such kernel, or its arguments do not match.
+    /// # Errors
+    /// There is no such kernel, or its arguments do not match.
     pub fn new(
         program: Arc<Program>,
         kernel: &str,
@@ -76,7 +77,8 @@ impl Launch {
 
     /// Runs the launch to its end; calls `stop` now and then.
     ///
-    /// # Errors What the kernel did wrong, or what is not emulated, and where.
+    /// # Errors
+    /// What the kernel did wrong, or what is not emulated, and where.
     pub fn run(&mut self, stop: &dyn Fn() -> bool) -> Result<(), String> {
         let at_once = if self.grid.cooperative { self.grid.blocks } else { 1 };
         let warps = self.grid.threads.div_ceil(32);

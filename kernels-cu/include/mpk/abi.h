@@ -106,7 +106,7 @@ typedef struct mpk_operand {
   uint8_t dtype;                  /* enum mpk_dtype */
   uint8_t ndim;
   uint8_t layout;                 /* enum mpk_layout */
-  uint8_t symmetric;              /* 1: lies in the symmetric heap */
+  uint8_t symmetric;              /* 1: in the symmetric heap */
   int32_t pe;                     /* rank that owns the memory; -1: this rank, -2: every rank */
 } mpk_operand;
 
@@ -374,7 +374,7 @@ typedef struct mpk_status {
   uint64_t wanted, seen;
   uint32_t timed_out; /* 1: this wait timed out */
   uint32_t reserved;
-  uint64_t streamed; /* GPU, kernels with MPK_WITHOUT (config.cuh): bytes of weights read in this launch's steps of a full batch, written at its end */
+  uint64_t streamed; /* GPU, kernels with MPK_WITHOUT (config.cuh): weight bytes read in this launch's full-batch steps, written at its end */
   uint64_t pad;
 } mpk_status;
 
@@ -549,7 +549,7 @@ typedef struct mpk_rank {
   uint64_t stall_ns;
   uint32_t stall_op;
   uint32_t signals;            /* enum mpk_signals */
-  uint64_t* host_abort;        /* GPU: a word of host memory in which the host requests an abort: enum mpk_abort_code, with the origin in the upper half */
+  uint64_t* host_abort;        /* GPU: host memory in which the host requests an abort: enum mpk_abort_code, the origin in the upper half */
   mpk_proxy* proxy;            /* carries puts to the ranks whose sym is NULL; NULL if there are none */
   uint32_t threads_per_core;   /* CPU: workers and schedulers, of all ranks, that share a core; 0: unknown */
   uint32_t pad;

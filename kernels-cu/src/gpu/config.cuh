@@ -63,7 +63,7 @@ constexpr uint32_t kSlotEmptyArrivals = 2 + (kEveryLaneArrives ? kComputeThreads
 constexpr uint32_t kPrefetchStages = MPK_PREFETCH_STAGES;
 /* The same with several ranks: on two H200, the longer distance costs 0.7 % at batch 8 and nothing at batch 1. */
 constexpr uint32_t kSharedPrefetchStages = kPrefetchStages * 5 / 7;
-/* Cycles between two of its stages: about what the device memory's bandwidth gives one multiprocessor. */
+/* MPK_PREFETCH_CYCLES: cycles between two of its stages, about the share of an SM in the device memory's bandwidth. */
 
 /* When it prefetches: while the ring is full; or also while the compute warps take no stages, because they wait or prepare rows; or
  * always. After a pause, the compute warps take stages faster than memory delivers them: then the ring is never full although memory

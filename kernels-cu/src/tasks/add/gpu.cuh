@@ -17,7 +17,7 @@ struct Add : TaskCode {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
     const uint32_t rows = context.rows_in_use(context.params<mpk_add_params>().rows_kind, out.dims[0]), columns = out.dims[1];
-    constexpr uint32_t kAtOnce = 4; /* loads in flight together; a store in between would hold them back, because the output may be an input's memory */
+    constexpr uint32_t kAtOnce = 4; /* loads in flight together: the output may alias an input, so a store in between would hold them back */
     for (Walk walk(context.thread, rows, columns); walk.row < rows;) {
       float a[kAtOnce], others[kAtOnce][Summands - 1];
       float* to[kAtOnce];

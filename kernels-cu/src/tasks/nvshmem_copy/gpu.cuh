@@ -30,7 +30,7 @@ struct NvshmemCopy : TaskCode {
     }
     const uint32_t pe = static_cast<uint32_t>(to.pe);
     const Shape shape(context, from);
-    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task comes close; rows and bytes are counted in 32 bits, also somewhat past the end */
+    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task comes close: rows and bytes, some past the end, are counted in 32 bits */
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
