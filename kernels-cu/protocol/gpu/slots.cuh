@@ -135,8 +135,8 @@ class SlotWriter {
     return true;
   }
 
-  /* Waits until all slots except an acquired one are free: then the tasks handed out are done. They are before an
-   * iteration's first task; this is how the block's threads know it. False: as for acquire. */
+  /* Waits until all slots except an acquired one are free: then the tasks handed out are done. Before an iteration's
+   * first task they are; the barriers tell this warp so. False: as for acquire. */
   __device__ bool wait_for_readers() const {
     Shared& shared = shared_state();
     for (uint32_t i = 0; i < kSlots; ++i) {

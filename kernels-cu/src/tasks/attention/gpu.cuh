@@ -119,7 +119,7 @@ struct Attention : TaskCode {
   static constexpr bool kOverlay = kFixedBytes + kQueryBytes<Tile> + kOutBytes<Tile> > kWorkBytes;
   template <class Tile>
   static constexpr bool kFits = kFixedBytes + kOutBytes<Tile> <= kWorkBytes && kFixedBytes + kQueryBytes<Tile> <= kWorkBytes;
-  /* Tiles of 16 queries. Only one type uses them, so the others do not evaluate the condition. */
+  /* Whether there are tiles of 16 queries. Only 2-byte types have them; for others MmaTile must not be instantiated. */
   static constexpr bool kTwoTiles = [] {
     if constexpr (Dtype == MPK_F32 || Dim > 128) return false;
     else return kFits<attention::MmaTile<Dtype, Dim, PageSize, 2>>;
