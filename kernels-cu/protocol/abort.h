@@ -1,4 +1,4 @@
-/* The abort word: who fails says so to every rank, and every wait looks at it. */
+/* The abort word: a rank that fails tells every rank, and every wait checks it. */
 #ifndef MPK_PROTOCOL_ABORT_H
 #define MPK_PROTOCOL_ABORT_H
 
@@ -9,14 +9,14 @@ namespace mpk {
 static_assert(offsetof(mpk_control, abort) == 0 && offsetof(mpk_control, abort_rank) == 4,
               "abort and abort_rank are exchanged as one 64-bit word");
 
-/* The abort code that holds at this rank, MPK_OK if none. Relaxed: nothing is read on the strength of it, it
- * only makes loops end; pairs with the exchange in set_abort. */
+/* The abort code in force at this rank; MPK_OK if there is none. Relaxed, pairs with the exchange in
+ * set_abort: it publishes no data, it only makes loops end. */
 MPK_DEVICE int abort_code(const mpk_rank* rank) {
   return static_cast<int>(platform::load<platform::Scope::kSystem>(&rank->control->abort, platform::kRelaxed));
 }
 
-/* Sets one rank's abort word unless it is set: the first cause stays. Code and origin go in one exchange, so
- * nobody sees a code without its origin. */
+/* Sets one rank's abort word unless it is set: the first cause stays. One exchange writes code and
+ * origin, so nobody sees a code without its origin. */
 MPK_DEVICE void set_abort(mpk_control* control, uint32_t code, uint32_t origin) {
   uint64_t* word = reinterpret_cast<uint64_t*>(control);
   const uint64_t desired = (static_cast<uint64_t>(origin) << 32) | code;
@@ -35,13 +35,13 @@ MPK_DEVICE void abort_broadcast(const mpk_rank* rank, uint32_t code) {
   }
 }
 
-/* After an abort: tells the ranks that only a transport reaches. Over a link that is dead the transport may never return, so
- * one thread of a rank calls this, as its last act, and nothing but the end of the kernel waits for it. */
+/* After an abort: tells the ranks that only a transport reaches. Over a dead link the transport may never return. So one
+ * thread of a rank calls this, as its last act, and only the end of the kernel waits for it. */
 MPK_DEVICE void abort_out_of_reach(const mpk_rank* rank) {
-  /* With its origin, as the rank has it: several calls tell the same. Relaxed: see abort_code. */
+  /* The word has its origin, as this rank knows it, so several calls send the same. Relaxed: see abort_code. */
   const uint64_t word = platform::load<platform::Scope::kSystem>(reinterpret_cast<const uint64_t*>(rank->control), platform::kRelaxed);
   for (uint32_t pe = 0; pe < rank->world; ++pe) {
-    /* Without a way to compare: the last cause stays there. */
+    /* There is no compare here, so the last cause stays. */
     if (pe != rank->rank && rank->sym[pe] == nullptr) platform::put_word(rank, pe, reinterpret_cast<uint64_t*>(rank->control), word);
   }
 }

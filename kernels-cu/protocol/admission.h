@@ -1,22 +1,22 @@
 /* How requests come and go while the kernel runs, and why all ranks apply the same entries in the same batch step.
  *
- * Entries. Every rank has an admission ring of its own: add, cancel, stop. The hosts fill it: rank 0's host numbers an entry and
- * sends it with its payload to the others; each host writes payload and entry, then counts the entry in its rank's
- * mpk_batch_config.num_admissions. Rank 0's host counts an entry last, when all the others have confirmed it.
+ * Entries. Every rank has its own admission ring of entries: admit, cancel, stop. The hosts fill it. Rank 0's host numbers an
+ * entry and sends it, with its payload, to the other hosts. Each host writes payload and entry, then counts the entry in its
+ * rank's mpk_batch_config.num_admissions. Rank 0's host counts an entry last, after all others have confirmed it.
  *
- * Decisions. Each batch step applies as many entries as rank 0 has decided, and rank 0 decides once for each: right after it has
- * published an iteration it looks how many entries its host has counted, and writes (number of the decision, entries) into a
- * word at every rank. The batch step after that iteration waits for the word with its number. The word leaves rank 0 at the
- * beginning of an iteration in which all ranks exchange data, and is wanted at the end, so nobody waits for it in practice.
- * It does not depend on the graph: iterations of prompt rows, which sample no token, carry it too.
+ * Decisions. Each batch step applies as many entries as rank 0 has decided. Rank 0 decides once per batch step. Right after it
+ * has published an iteration, it reads how many entries its host has counted, and writes (number of the decision, entries) into
+ * a word at every rank. The batch step after that iteration waits for the word with its number. The word leaves rank 0 at the
+ * start of an iteration in which all ranks exchange data, and is needed at the end, so in practice nobody waits for it. It does
+ * not depend on the graph: iterations of prompt rows, which sample no token, carry it too.
  *
- * Nothing to run. If a decision leaves a rank without work, so it does all others: they have the same state. Rank 0 then applies
- * new entries as they come, until there is work, the run is to stop, or the kernel has been idle for long enough. Its next
- * decision has all of those entries. Until it is made, its word is written again and again as an interim one, with the entries
- * so far: the others apply them too, since their hosts wait for that, and go on waiting. A rank that is late sees only the last
- * of these words. That is no difference: applying entries one by one or together leaves the same state, since each one is followed
- * by an admission of its own. These waits have no deadline (mpk_control.parks is odd), but look at the abort word. So an
- * iteration takes two decisions at most, and MPK_DECISIONS words are enough. */
+ * Nothing to run. If a decision leaves one rank without work, it leaves all ranks without work, because they have the same
+ * state. Rank 0 then applies new entries as they come, until there is work, the run is to stop, or the kernel has been idle for
+ * long enough. Its next decision contains all of those entries. Until then it writes that decision's word repeatedly as an
+ * interim word, with the entries so far. The others apply these too, since their hosts wait for that, and keep waiting. A late
+ * rank sees only the last of these words. This makes no difference: each entry is followed by its own admission step, so
+ * entries give the same state whether they are applied one by one or together. These waits have no deadline (mpk_control.parks
+ * is odd), but they check the abort word. So an iteration takes two decisions at most, and MPK_DECISIONS words are enough. */
 #ifndef MPK_PROTOCOL_ADMISSION_H
 #define MPK_PROTOCOL_ADMISSION_H
 
@@ -25,8 +25,8 @@
 
 namespace mpk {
 
-/* Word of a decision: its number, from 1, modulo 2^32 in the high half; whether the kernel ends, whether it is an interim word, and
- * the entries modulo 2^30 in the low half. */
+/* Word of a decision. High half: its number, from 1, modulo 2^32. Low half: whether the kernel ends, whether the word is
+ * interim, and the entries modulo 2^30. */
 constexpr uint32_t kLeave = 0x80000000u, kInterim = 0x40000000u;
 static_assert((kLeave | kInterim) == ~MPK_ENTRY_COUNT_MASK, "the rest of the low half");
 
@@ -44,8 +44,8 @@ MPK_DEVICE uint64_t* decision_word(const mpk_rank* rank, uint32_t number) { retu
 MPK_DEVICE uint32_t* entries_half(uint64_t* word) { return reinterpret_cast<uint32_t*>(word); }
 MPK_DEVICE uint32_t* number_half(uint64_t* word) { return reinterpret_cast<uint32_t*>(word) + 1; }
 
-/* Rank 0: makes decision `number` known to all ranks. Relaxed: whoever reads it looks for the entries in its own ring, with an
- * acquire of its own (entries_here). */
+/* Rank 0: sends decision `number` to all ranks. Relaxed: a reader looks for the entries in its own ring, with a separate
+ * acquire (entries_here). */
 MPK_DEVICE bool write_decision(const mpk_rank* rank, uint32_t number, const Decision& decision) {
   const uint64_t word = (static_cast<uint64_t>(number) << 32) | decision.entries | decision.flags;
   bool reached = true;
@@ -53,12 +53,13 @@ MPK_DEVICE bool write_decision(const mpk_rank* rank, uint32_t number, const Deci
   return reached;
 }
 
-/* Entries that this rank's host has counted. Acquire: pairs with the host's release; entries and payloads below are visible. */
+/* Entries that this rank's host has counted. Acquire: pairs with the host's release; the entries counted and their
+ * payloads are visible. */
 MPK_DEVICE uint32_t entries_here(const mpk_rank* rank) {
   return platform::load<platform::Scope::kSystem>(rank->batch_config->num_admissions, platform::kAcquire) & MPK_ENTRY_COUNT_MASK;
 }
 
-/* Rank 0: decides what the next batch step applies, unless it has. False where a rank can't be reached. */
+/* Rank 0: decides what the next batch step applies, unless it has already decided. False if a rank is out of reach. */
 MPK_DEVICE bool decide(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   if (rank->rank != 0 || state->decided != state->decision) return true;
@@ -66,8 +67,8 @@ MPK_DEVICE bool decide(const mpk_rank* rank) {
   return write_decision(rank, state->decided, {entries_here(rank), 0});
 }
 
-/* Decision number state->decision + 1. MPK_OK, or an abort code. `parked`: there is no deadline, and interim words are news if they
- * have more entries than are in effect. */
+/* Waits for decision number state->decision + 1. Returns MPK_OK or an abort code. `parked`: there is no deadline, and an interim
+ * word counts as news if it has more entries than are in effect. */
 MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool parked, Decision* decision) {
   BatchState* state = batch_state(rank);
   if (!decide(rank)) return MPK_ABORT_PEER;
@@ -86,7 +87,7 @@ MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool par
       }
       if (decision->entries != state->next_admission) return MPK_OK;
     }
-    /* A later one has overwritten it: this rank is further behind than the exchanges between the ranks allow. */
+    /* A later decision has overwritten it: this rank is further behind than the exchanges between ranks allow. */
     if (static_cast<int32_t>(number - wanted) > 0) return MPK_ABORT_DIVERGED;
     int code = MPK_OK;
     if (!parked) code = wait.poll(seen);
@@ -96,8 +97,8 @@ MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool par
   }
 }
 
-/* Until this rank's host has counted `entries`. It did so before rank 0 decided on them. But the decision's word orders nothing, so it
- * may be seen before the count, which comes another way. MPK_OK, or an abort code. */
+/* Waits until this rank's host has counted `entries`. It did so before rank 0 decided on them, but the decision's word orders
+ * nothing. So this rank may see the word before the count, which takes another path. Returns MPK_OK or an abort code. */
 MPK_DEVICE int await_entries_here(const mpk_rank* rank, uint32_t entries, mpk_status* status) {
   const uint32_t most = rank->batch_config->admission_ring;
   uint32_t here = entries_here(rank);
@@ -111,8 +112,8 @@ MPK_DEVICE int await_entries_here(const mpk_rank* rank, uint32_t entries, mpk_st
   return MPK_OK;
 }
 
-/* Entries up to number `entries` take effect, one after the other. Each one is followed by an admission of its own, so that it does
- * not matter how many are applied together. Others than these come to admissions only through slots that have come free. */
+/* Entries up to number `entries` take effect, one after the other. Each one is followed by its own admission step, so it does
+ * not matter how many are applied together. Other requests are admitted only when slots become free. */
 MPK_DEVICE int apply_entries(const mpk_rank* rank, uint32_t entries, mpk_status* status) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
@@ -132,7 +133,7 @@ MPK_DEVICE int apply_entries(const mpk_rank* rank, uint32_t entries, mpk_status*
 
 MPK_DEVICE bool has_work(const mpk_rank* rank) { return batch_state(rank)->running != 0; }
 
-/* Rank 0: makes the decision that sleeping ranks wait for known. All of its words go into the same place, in order. */
+/* Rank 0: sends the decision that sleeping ranks wait for. All of its words go to the same place, in order. */
 MPK_DEVICE bool write_to_parked(const mpk_rank* rank, uint32_t number, const Decision& decision) {
   platform::order_puts();
   const bool reached = write_decision(rank, number, decision);
@@ -145,8 +146,8 @@ MPK_DEVICE bool write_to_parked(const mpk_rank* rank, uint32_t number, const Dec
   return reached;
 }
 
-/* Rank 0, without work: applies entries as they come until there is work or the kernel is to end, and decides that. `told()` is
- * called after entries have been applied. */
+/* Rank 0, without work: applies entries as they come until there is work or the kernel is to end, and decides that. Calls
+ * `told()` after it has applied entries. */
 template <typename Told>
 MPK_DEVICE int await_entries(const mpk_rank* rank, mpk_status* status, const Told& told) {
   const mpk_batch_config* config = rank->batch_config;

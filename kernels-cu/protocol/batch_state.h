@@ -1,5 +1,6 @@
-/* The batch step's own memory (mpk_rank.batch_private): slots, waiting requests, free pages. Zeroed by the host,
- * set up by batch_begin, afterwards touched by the batch step only. It outlives a launch: the next one goes on with it. */
+/* The batch step's own memory (mpk_rank.batch_private): slots, waiting requests, free pages. The host zeroes it and
+ * batch_begin sets it up; after that only the batch step touches it. It outlives a launch: the next launch continues
+ * with it. */
 #ifndef MPK_PROTOCOL_BATCH_STATE_H
 #define MPK_PROTOCOL_BATCH_STATE_H
 
@@ -11,91 +12,91 @@ constexpr uint32_t kNone = 0xFFFFFFFFu;
 
 struct BatchSlot {
   uint32_t request;   /* kNone: free */
-  uint32_t order;     /* of admission; earlier prompts get rows first, the latest gives its pages back first */
+  uint32_t order;     /* of admission; the earliest prompt gets rows first, the latest request gives up its pages first */
   uint32_t context;   /* tokens in the KV cache */
-  uint32_t prompt;    /* tokens to put there before the next one is sampled: the prompt, after a preemption new tokens too */
+  uint32_t prompt;    /* tokens to cache before the next one is sampled: the prompt, and after a preemption also the new tokens so far */
   uint32_t generated; /* new tokens so far */
-  uint32_t limit;     /* new tokens at most */
+  uint32_t limit;     /* maximum number of new tokens */
   uint32_t pages;
-  uint32_t kept;      /* the first of them, which the prefix cache has too: the slot only reads them */
-  uint32_t keyed;     /* pages of the prompt that the prefix cache may have */
+  uint32_t kept;      /* number of leading pages that the prefix cache also has: the slot only reads them */
+  uint32_t keyed;     /* pages of the prompt that may be put into the prefix cache */
   uint32_t rows;      /* in the current iteration */
   int32_t last_token;
   uint32_t first_token, min_new_tokens; /* mpk_request's */
 };
 
-/* A token that the last iteration sampled, until the host gets it. */
+/* A token that the last iteration sampled and that the host has not yet received. */
 struct PendingToken {
-  uint32_t request, number; /* `number` of the request's new tokens came before it */
+  uint32_t request, number; /* number of the request's new tokens before this one */
   int32_t token;
   uint32_t sample;
 };
 
-/* A request that has ended, until the host hears of it. */
+/* A request that has ended, which the host does not know yet. */
 struct EndedRequest {
   uint32_t request, finish;
 };
 
 enum RequestState : uint32_t { kUnknown = 0, kWaiting = 1, kInSlot = 2, kFinished = 3 };
 
-/* What is known of an entry of the request table. */
+/* State of an entry of the request table. */
 struct RequestRecord {
   uint32_t state;     /* enum RequestState */
   uint32_t generated; /* while it waits: new tokens before it was preempted */
-  uint32_t order;     /* BatchSlot's, which it keeps */
+  uint32_t order;     /* BatchSlot.order, kept while it waits */
   uint32_t cached;    /* tokens of its prompt that it found in the prefix cache when it first got a slot */
 };
 
-/* A page of the KV cache (pages.h). All zeros but for the owner: a free one. */
+/* A page of the KV cache (pages.h). A free page is all zeros except for the owner. */
 struct Page {
-  mpk_page_key key; /* kept pages: what they hold */
-  uint32_t owner;   /* the slot that writes it, kKept, or kNone */
+  mpk_page_key key; /* kept pages: key of the contents */
+  uint32_t owner;   /* the slot that writes it, or kKept, or kNone */
   uint32_t readers; /* kept pages: slots that have it */
   uint32_t next;    /* kept pages: the next one in the same bucket, plus 1; 0: none */
-  uint32_t older, newer; /* kept pages without readers: their neighbours in the order of their last use */
+  uint32_t older, newer; /* kept pages without readers: neighbours in the order of last use */
   uint32_t reserved;
 };
 constexpr uint32_t kKept = 0xFFFFFFFEu;
 
 struct BatchState {
-  uint32_t open;      /* the iteration whose end may be taken in hand; 0: none, or somebody has it (see publication.h) */
+  uint32_t open;      /* the iteration whose end may be claimed; 0: none, or a thread has claimed it (publication.h) */
   uint32_t iteration; /* the current one */
-  uint32_t begun;     /* 1: set up; a later launch goes on with this state */
-  uint32_t decision;  /* number of the last decision that has been applied (admission.h) */
-  uint32_t decided;   /* rank 0: number of the last one that it has made */
+  uint32_t begun;     /* 1: set up; a later launch continues with this state */
+  uint32_t decision;  /* number of the last decision that was applied (admission.h) */
+  uint32_t decided;   /* rank 0: number of the last decision that it made */
   uint32_t next_admission; /* entries in effect, modulo 2^30 */
-  uint32_t stopping;  /* 1: the run ends when nothing is left to do */
-  uint32_t waiting_head, waiting; /* first of the waiting requests, and how many there are */
+  uint32_t stopping;  /* 1: the run ends when no work is left */
+  uint32_t waiting_head, waiting; /* first of the waiting requests, and their number */
   uint32_t running;   /* slots in use */
   uint32_t free_pages;
-  uint32_t unused_pages; /* kept ones without readers */
+  uint32_t unused_pages; /* kept pages without readers */
   uint32_t bucket_mask;
-  uint32_t changes;   /* counts what may let the first waiting request in: pages that come free, pages that are kept, cancels */
-  uint32_t held_up;   /* `changes` when the first waiting request found too few pages, plus 1 */
+  uint32_t changes;   /* counts what may let the first waiting request in: pages freed, pages kept, cancels */
+  uint32_t held_up;   /* 1 + the value of `changes` when the first waiting request found too few pages */
   uint32_t admitted;
-  uint32_t pending;   /* tokens that the host has not got */
+  uint32_t pending;   /* tokens that the host has not received */
   uint64_t finished;
-  uint64_t told;      /* of the finished requests, those that the host knows of */
+  uint64_t told;      /* finished requests that the host knows of */
   uint64_t preemptions;
   uint64_t prefix_queries, prefix_hits, evictions; /* mpk_batch_output's */
   uint64_t expected;  /* mpk_control.progress once all published iterations are done */
   uint64_t hash;
   uint64_t started_ns; /* when the current iteration began */
-  mpk_batch_output output; /* the rank's, and its figures so far: reading the host's memory takes microseconds on a GPU */
+  mpk_batch_output output; /* the rank's, with its statistics so far: on a GPU, reading host memory takes microseconds */
   /* The arrays of BatchArrays follow. */
 };
 
-/* Where the arrays lie. */
+/* Addresses of the arrays. */
 struct BatchArrays {
-  Page* pages;           /* [num_pages], and one more: the end of the order of their last use */
+  Page* pages;           /* [num_pages], and one more: the end of the list in order of last use */
   BatchSlot* slots;      /* [max_batch] */
-  PendingToken* pending; /* [max_samples] in the order in which they came */
+  PendingToken* pending; /* [max_samples] in order of arrival */
   int32_t* top_tokens;   /* [max_samples][top_k], by sample */
   float* top_logprobs;
   RequestRecord* records; /* [num_requests] */
   uint32_t* waiting;     /* [num_requests] a ring: each entry of the request table waits at most once */
-  EndedRequest* ended;   /* [num_requests] a ring: an entry is not used again before the host knows of its end */
-  uint32_t* free_list;   /* [num_pages] a stack: the last one is taken first */
+  EndedRequest* ended;   /* [num_requests] a ring: an entry is not reused before the host knows that it has ended */
+  uint32_t* free_list;   /* [num_pages] a stack: the last entry is taken first */
   uint32_t* buckets;     /* [page_buckets] first page of each, plus 1; 0: none */
 };
 
@@ -133,7 +134,7 @@ MPK_DEVICE uint64_t batch_state_bytes(const mpk_batch_config* config) {
          (sizeof(RequestRecord) + sizeof(uint32_t) + sizeof(EndedRequest)) * requests + sizeof(uint32_t) * (pages + page_buckets(config));
 }
 
-/* A hash of the batch state with one more value (the finaliser of splitmix64). */
+/* Mixes one more value into a hash of the batch state (the finaliser of splitmix64). */
 MPK_DEVICE uint64_t folded(uint64_t hash, uint64_t value) {
   uint64_t mixed = hash + 0x9E3779B97F4A7C15ull + value;
   mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;

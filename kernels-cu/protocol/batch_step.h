@@ -1,9 +1,8 @@
 /* The batch step: what happens between two iterations. Continuous batching over a fixed number of slots.
  *
- * A pure function of the state, the tokens that the last iteration sampled and the entries that rank 0 has decided to be in effect
- * (admission.h): all ranks run it for themselves and come to the same batch. The clock goes into the timing figures, and on
- * rank 0 into the decision to end an idle kernel. Runs on one thread of the rank while no task of the rank runs (see
- * publication.h). */
+ * A pure function of the state, the tokens that the last iteration sampled, and the entries that rank 0 has decided to put into
+ * effect (admission.h). Each rank runs it and computes the same batch. The clock affects only the timing figures and, on rank
+ * 0, the decision to end an idle kernel. It runs on one thread of the rank while no task of the rank runs (publication.h). */
 #ifndef MPK_PROTOCOL_BATCH_STEP_H
 #define MPK_PROTOCOL_BATCH_STEP_H
 
@@ -16,8 +15,8 @@
 
 namespace mpk {
 
-/* Keeps a sampled token for the host and ends the request if it was the last. What the next iteration's tasks overwrite is
- * copied: they run while the host gets it. */
+/* Keeps a sampled token for the host, and ends the request if it was the last one. Copies what the next iteration's
+ * tasks overwrite, because they run while the host receives it. */
 MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) {
   const mpk_batch_config* config = rank->batch_config;
   const mpk_batch* batch = rank->batch;
@@ -42,15 +41,15 @@ MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) 
   return MPK_OK;
 }
 
-/* Gives the host what the last batch step found: after the next iteration has been published, since memory of the host is
- * slow to write and no task waits for it; or before a wait for requests. */
+/* Gives the host the results of the last batch step. This comes after the next iteration has been published, because
+ * host memory is slow to write and no task waits for it; or before a wait for requests. */
 MPK_DEVICE void hand_out(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   const mpk_batch_output* output = &state->output;
   const uint32_t top_k = config->top_k;
-  /* The host gives numbers back, and writes further entries. */
+  /* The host frees table entries, and writes further admission entries. */
   const bool for_host = state->told != state->finished || state->output.entries_taken != state->next_admission;
   bool for_reader = false;
   for (uint32_t i = 0; i < state->pending; ++i) {
@@ -65,7 +64,7 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     }
     mpk_request_output* result = &output->requests[pending.request];
     if (pending.number == 0) result->cached_tokens = arrays.records[pending.request].cached;
-    /* Release: pairs with the host's acquire, which then reads the tokens below it. */
+    /* Release: pairs with the host's acquire, which then reads the tokens counted. */
     platform::store<platform::Scope::kSystem>(&result->num_tokens, pending.number + 1, platform::kRelease);
   }
   state->pending = 0;
@@ -76,7 +75,7 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     platform::store<platform::Scope::kSystem>(&output->requests[request.request].finish, request.finish, platform::kRelease);
   }
   mpk_batch_output* figures = rank->batch_output;
-  /* Relaxed: figures for the host, exact for who has acquired the end of the last request. */
+  /* Relaxed: statistics for the host. They are exact for a reader that has acquired the end of the last request. */
   platform::store<platform::Scope::kSystem>(&figures->prefill_ns, output->prefill_ns, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->prefill_iterations, output->prefill_iterations, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->decode_ns, output->decode_ns, platform::kRelaxed);
@@ -90,21 +89,22 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   platform::store<platform::Scope::kSystem>(&figures->prefix_queries, state->prefix_queries, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->prefix_hits, state->prefix_hits, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->evictions, state->evictions, platform::kRelaxed);
-  /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, nor is an entry read again. */
+  /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, and no entry taken is
+   * read again. */
   if (ended) platform::store<platform::Scope::kSystem>(&figures->finished, state->told, platform::kRelease);
   if (state->output.entries_taken != state->next_admission) {
     state->output.entries_taken = state->next_admission;
     platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
   }
-  if (rank->rank != 0) return; /* other hosts look on their own while they wait for their kernel */
-  /* A thread that is woken takes a core from a worker. So tokens that nobody waits for wake none (the host takes them with the next ones, or
-   * in a few milliseconds), and the others only the one that passes them on. */
+  if (rank->rank != 0) return; /* other hosts check by themselves while they wait for their kernel */
+  /* Waking a thread takes a core from a worker. So tokens that nobody waits for wake no thread: the host takes them with the next ones,
+   * or after a few milliseconds. Other tokens wake only the thread that passes them on. */
   const bool told = for_reader && platform::tell(&figures->reader);
   if (for_host || (for_reader && !told)) platform::ring(&rank->control->bell);
 }
 
-/* Takes over what the iteration that has just ended did. Of a slot's samples a prefix holds: each of them says that the row
- * after it was the right one. */
+/* Takes the results of the iteration that has just ended. A prefix of a slot's samples is accepted: each of them
+ * confirms the draft in the row after it. */
 MPK_DEVICE int collect(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
   const BatchArrays arrays = batch_arrays(rank);
@@ -134,8 +134,8 @@ MPK_DEVICE int collect(const mpk_rank* rank) {
   return sample == batch->num_samples ? MPK_OK : MPK_ABORT_KERNEL;
 }
 
-/* Gives each slot its rows: one to each slot that generates, the rest to prompts in the order of admission. What is left then
- * goes to drafts. */
+/* Gives each slot its rows: one row to each slot that generates, then the rest to prompts in the order of admission.
+ * Remaining rows go to drafts. */
 MPK_DEVICE void share_rows(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   const BatchArrays arrays = batch_arrays(rank);
@@ -154,7 +154,7 @@ MPK_DEVICE void share_rows(const mpk_rank* rank) {
     prompts += in_prompt;
     if (runs) --rows, --active, --samples;
   }
-  /* Where others generate, a long prompt takes its share of the iteration, not all of it. */
+  /* If other slots generate, a long prompt takes only its share of the iteration. */
   const bool limited = config->prefill_rows != 0 && rows != all && rows > config->prefill_rows;
   uint32_t left_over = limited ? rows - config->prefill_rows : 0;
   rows -= left_over;
@@ -173,7 +173,7 @@ MPK_DEVICE void share_rows(const mpk_rank* rank) {
     rows -= first->rows;
     --active;
   }
-  if (rank->batch->num_drafts == nullptr || prompts != 0) return; /* rows that prompts wait for are not for guesses */
+  if (rank->batch->num_drafts == nullptr || prompts != 0) return; /* prompts wait for these rows, so drafts do not get them */
   rows += left_over;
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
     BatchSlot* entry = &arrays.slots[slot];
@@ -195,8 +195,9 @@ struct Rows {
   uint32_t first, count, active, context;
 };
 
-/* A prompt's rows: `tokens` are those from its context on. Several tokens are read before the first is stored, since the compiler
- * cannot know that the arrays are apart: one at a time each takes as long as memory takes to answer (0.34 us on an H200). */
+/* Writes a prompt's rows. `tokens` are the ones from its context on. Several tokens are read before the first is stored,
+ * because the compiler cannot know that the arrays do not alias. One at a time, each token would take a full memory latency
+ * (0.34 us on an H200). */
 MPK_DEVICE void write_prompt_rows(const mpk_batch* batch, const int32_t* tokens, const Rows& rows) {
   constexpr uint32_t kAtOnce = 16;
   int32_t* const token = batch->row_token + rows.first;
@@ -225,7 +226,7 @@ MPK_DEVICE void write_batch(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   mpk_batch* batch = rank->batch;
-  uint64_t hash = state->hash; /* not read again after every store; nor is a slot */
+  uint64_t hash = state->hash; /* a local, like each slot below: a store would force reading it again */
   uint32_t row = 0, active = 0, samples = 0, prompt_rows = 0;
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
     const BatchSlot entry = arrays.slots[slot];
@@ -296,13 +297,13 @@ MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
   state->started_ns = now_ns;
 }
 
-/* Applies a decision and whatever follows from free slots, in the only order there is. */
+/* Applies a decision. Free slots are filled first: the order must be the same on all ranks. */
 MPK_DEVICE int apply_decision(const mpk_rank* rank, uint32_t entries, mpk_status* status) {
   const int code = admit(rank);
   return code != MPK_OK ? code : apply_entries(rank, entries, status);
 }
 
-/* The decisions after one that has left no work: without a deadline. */
+/* Handles the decisions after one that left no work. There is no deadline. */
 MPK_DEVICE_COLD int compose_parked(const mpk_rank* rank, mpk_status* status, Decision* decision) {
   BatchState* state = batch_state(rank);
   hand_out(rank); /* the wait may be long */
@@ -313,13 +314,13 @@ MPK_DEVICE_COLD int compose_parked(const mpk_rank* rank, mpk_status* status, Dec
     code = await_decision(rank, status, true, decision);
     if (code == MPK_OK) code = apply_entries(rank, decision->entries, status);
     if (code != MPK_OK || !decision->interim()) break;
-    hand_out(rank); /* the host may wait for that */
+    hand_out(rank); /* the host may wait for the results */
   }
   state->started_ns = platform::clock_ns();
   return code;
 }
 
-/* Fills slots and rows for the next iteration; leaves num_rows 0 when the kernel is to end. */
+/* Fills slots and rows for the next iteration; leaves num_rows at 0 if the kernel is to end. */
 MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
   BatchState* state = batch_state(rank);
   Decision decision;
@@ -327,7 +328,7 @@ MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
   if (code == MPK_OK) code = apply_decision(rank, decision.entries, status);
   if (code == MPK_OK && !has_work(rank) && !decision.leave() && !state->stopping) {
     code = compose_parked(rank, status, &decision);
-    /* All ranks have what rank 0 had when it decided that. */
+    /* All ranks now have the entries that rank 0 had when it made the decision. */
     if (code == MPK_OK && !has_work(rank) && !decision.leave() && !state->stopping) return MPK_ABORT_DIVERGED;
   }
   if (code != MPK_OK) return code;
@@ -337,15 +338,15 @@ MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
   return code;
 }
 
-/* Tasks that an iteration of this graph counts in mpk_control.progress: those of the lists, or all that events
- * launch (every one but terminate and begin). */
+/* Number of tasks that an iteration of this graph adds to mpk_control.progress: the tasks of the lists, or
+ * all that events launch (every task but terminate and begin). */
 MPK_DEVICE uint64_t counted_tasks(const mpk_graph* graph) {
   if (graph->placement == MPK_STATIC) return graph->worker_first[graph->num_workers];
   return graph->num_tasks > 2 ? graph->num_tasks - 2 : 0;
 }
 
-/* Prepares the next iteration in mpk_batch; the caller publishes it. `status` is the caller's, or NULL. Returns
- * MPK_OK or an abort code. */
+/* Prepares the next iteration in mpk_batch; the caller publishes it. `status` belongs to the caller, or is
+ * NULL. Returns MPK_OK or an abort code. */
 MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* status) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
@@ -374,12 +375,12 @@ MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* sta
   fold(state, (static_cast<uint64_t>(batch->graph) << 32) | batch->iteration);
   batch->hash = state->hash;
   if (!batch->stop) {
-    /* The begin event is triggered once for each run of its graph (publish), so its counter counts them. Relaxed: only batch
-     * steps write it, and this one comes after all others (claim_batch_step). */
+    /* The begin event is triggered once per run of its graph (publish), so its counter counts the runs. Relaxed: only
+     * batch steps write it, and this one comes after all others (claim_batch_step). */
     const mpk_graph* graph = &rank->graphs[batch->graph];
     const uint64_t begun = platform::load<platform::Scope::kDevice>(event_counter(graph, MPK_EVENT_BEGIN), platform::kRelaxed);
     const uint64_t epoch = begun / graph->events[MPK_EVENT_BEGIN].num_triggers + 1;
-    /* All ranks come to the same end: iterations and epochs are part of the state. */
+    /* All ranks end here together: iterations and epochs are part of the state. */
     if (epoch > MPK_LAST_ITERATION || batch->iteration > MPK_LAST_ITERATION) return MPK_ABORT_ITERATIONS;
     batch->epoch = static_cast<uint32_t>(epoch);
     /* Relaxed: see claim_batch_step. */
@@ -388,7 +389,8 @@ MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* sta
   return MPK_OK;
 }
 
-/* Sets the state up before the first batch step of the first launch; later launches go on with it. MPK_ABORT_KERNEL if the rank's description contradicts itself. */
+/* Sets up the state before the first batch step of the first launch; later launches continue with it. Returns
+ * MPK_ABORT_KERNEL if the rank's description contradicts itself. */
 MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
@@ -418,21 +420,22 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   return MPK_OK;
 }
 
-/* True for the one thread that is to run the batch step after iteration `ended`: all its tasks are done, the host has got the
- * results of the step before, and nobody else has claimed that. The caller has found the iteration's end event ready. */
+/* True for the one thread that is to run the batch step after iteration `ended`: all its tasks are done, the host has
+ * received the results of the step before, and no other thread has claimed it. The caller has found the iteration's end
+ * event ready. */
 MPK_DEVICE bool claim_batch_step(const mpk_rank* rank, uint32_t ended) {
   BatchState* state = batch_state(rank);
-  /* Relaxed: who finds the number of a later iteration here fails to claim below. */
+  /* Relaxed: a thread that reads the value of a later iteration here fails to claim below. */
   const uint64_t expected = platform::load<platform::Scope::kDevice>(&state->expected, platform::kRelaxed);
-  /* Acquire: pairs with the release of each count_progress; the tasks are over and their work is visible. */
+  /* Acquire: pairs with the release of each count_progress; the tasks are done and their work is visible. */
   if (platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire) < expected) return false;
   uint32_t open = platform::load<platform::Scope::kDevice>(&state->open, platform::kRelaxed);
   /* Acquire: pairs with the release in next_iteration; hand_out has read what this thread is about to change. */
   return open == ended && platform::compare_exchange<platform::Scope::kDevice>(&state->open, &open, 0u, platform::kAcquire);
 }
 
-/* The current iteration has ended and the caller has claimed that: next batch, published; then the results of the one that has
- * ended. `published()` is called between the two. */
+/* The current iteration has ended, and the caller has claimed its end. Computes the next batch and publishes it, then hands
+ * out the results of the iteration that ended. Calls `published()` between the two. */
 template <typename Published>
 MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status, const Published& published) {
   const uint64_t began_ns = platform::clock_ns();
@@ -442,11 +445,11 @@ MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status, const Pu
   published();
   const uint64_t published_ns = trace_clock(rank);
   const bool goes_on = code == MPK_OK && rank->batch_config->generate && !rank->batch->stop;
-  /* Before anything that takes long: the others want it at the end of this iteration. */
+  /* This comes before anything slow: the other ranks need it at the end of this iteration. */
   if (goes_on && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
   hand_out(rank);
   if (is_traced(rank) && code == MPK_OK && !rank->batch->stop) trace_batch_step(rank, rank->batch->iteration, rank->batch->graph, began_ns, published_ns);
-  /* Release: pairs with claim_batch_step. The state is this thread's until then, whatever the tasks have done meanwhile. */
+  /* Release: pairs with claim_batch_step. This thread owns the state until then, whatever the tasks do meanwhile. */
   BatchState* state = batch_state(rank);
   if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);
   return code;

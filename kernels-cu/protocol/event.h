@@ -1,5 +1,6 @@
-/* Events: monotonic counters in symmetric memory. In epoch e of its graph an event is ready when its counter is
- * at least num_triggers x e; never tested by equality, since a peer may be an epoch ahead. */
+/* Events: monotonic counters in symmetric memory. In epoch e of its graph, an event is ready when its
+ * counter is at least num_triggers x e. The test is never for equality, because a peer may be an epoch
+ * ahead. */
 #ifndef MPK_PROTOCOL_EVENT_H
 #define MPK_PROTOCOL_EVENT_H
 
@@ -12,7 +13,8 @@ MPK_DEVICE uint64_t* event_counter(const mpk_graph* graph, uint32_t index) {
   return graph->counters + static_cast<uint64_t>(index) * MPK_COUNTER_STRIDE;
 }
 
-/* The caller passes the event's description, so that it is read once: after an acquire, reading it again misses the near caches. */
+/* The caller passes the event's description, so that it is read once: on a GPU, another read after an acquire would
+ * miss the L1 cache. */
 MPK_DEVICE uint64_t event_wanted(const mpk_event& event, uint32_t epoch, uint32_t epochs_back = 0) {
   /* Epochs before the first have nothing to wait for. */
   if (epoch <= epochs_back) return 0;
@@ -22,8 +24,9 @@ MPK_DEVICE uint64_t event_wanted(const mpk_graph* graph, uint32_t index, uint32_
   return event_wanted(graph->events[index], epoch, epochs_back);
 }
 
-/* Acquire: pairs with the release of every trigger (trigger_local, signal_add); the additions form one release
- * sequence, so the reader of the last one sees the data of all. System scope where a peer may have triggered. */
+/* Acquire: pairs with the release of every trigger (trigger_local, signal_add). The additions form one
+ * release sequence, so a reader of the last one sees the data of all. System scope if a peer may have
+ * triggered. */
 MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index, const mpk_event& event) {
   if (!event.remote_triggers) return platform::load<platform::Scope::kDevice>(event_counter(graph, index), platform::kAcquire);
   return platform::load<platform::Scope::kSystem>(event_counter(graph, index), platform::kAcquire);
@@ -35,21 +38,21 @@ MPK_DEVICE bool event_test(const mpk_graph* graph, uint32_t index, uint32_t epoc
   return event_count(graph, index, event) >= event_wanted(event, epoch, epochs_back);
 }
 
-/* Triggers one of this rank's events that no peer triggers (or with one rank, any); returns the counter's new value.
- * Release: pairs with event_count, and has its scope. */
+/* Triggers one of this rank's events that no peer triggers (with one rank: any event). Returns the counter's new
+ * value. Release: pairs with event_count, at the same scope. */
 MPK_DEVICE uint64_t trigger_local(const mpk_graph* graph, uint32_t index, const mpk_event& event, uint64_t times = 1) {
   if (!event.remote_triggers) return platform::fetch_add<platform::Scope::kDevice>(event_counter(graph, index), times, platform::kRelease) + times;
   return platform::fetch_add<platform::Scope::kSystem>(event_counter(graph, index), times, platform::kRelease) + times;
 }
 
-/* Triggers an event of rank `owner`, this rank included, after everything this thread has put there: the only way to trigger
- * an event with remote triggers. False: out of reach. */
+/* Triggers an event of rank `owner`, which may be this rank, after everything that this thread has put there. This is the
+ * only way to trigger an event with remote triggers. False: the rank is out of reach. */
 MPK_DEVICE bool trigger_remote(const mpk_rank* rank, const mpk_graph* graph, uint32_t owner, uint32_t index) {
   return platform::signal_add(rank, owner, event_counter(graph, index), 1);
 }
 
-/* Waits until the event is ready in `epoch` - `epochs_back`. Returns MPK_OK or an abort code. The status names the event
- * only while it is missing. */
+/* Waits until the event is ready in `epoch` - `epochs_back`. Returns MPK_OK or an abort code. The status names the
+ * event only while the wait lasts. */
 MPK_DEVICE int event_wait(const mpk_rank* rank, const mpk_graph* graph, uint32_t index, uint32_t epoch,
                           uint32_t epochs_back, mpk_status* status) {
   const uint64_t wanted = event_wanted(graph, index, epoch, epochs_back);

@@ -1,18 +1,19 @@
-/* How the threads of a rank write to ranks whose memory they can't reach by stores: they put frames into a ring (mpk_proxy), and a
- * thread of the host, the proxy, carries them. It sends the frames for each rank in the order of the ring; the receiver's proxy does
- * what they say, in the order in which they come (cpu/proxy.cpp).
+/* How the threads of a rank write to ranks whose memory stores cannot reach. They put frames into a ring (mpk_proxy), and a thread
+ * of the host, the proxy, carries them. The proxy sends the frames for each rank in the order of the ring. The receiver's proxy
+ * carries them out in the order in which they arrive (cpu/proxy.cpp).
  *
- * A writer takes room first, by an exchange of `reserved`, then writes its frame beside other writers, and marks it as whole. The proxy
- * waits for each frame in turn. So what a thread puts comes before what it signals after that, and so does what other threads have put
- * if this one knows of it: they have taken their room before. Frames for different ranks have no order among each other, as puts have
- * none: a put is done when the event is ready that it triggers. The source may be written again as soon as the call returns.
+ * A writer first takes room, by an exchange of `reserved`. Then it writes its frame, concurrently with other writers, and marks it
+ * as complete. The proxy waits for each frame in turn. So what a thread puts comes before what it signals afterwards. The same holds
+ * for puts of other threads that this thread knows of, because they took their room earlier. Frames for different ranks are not
+ * ordered with each other, and neither are puts: a put is done when the event that it triggers is ready. The source may be
+ * overwritten as soon as the call returns.
  *
- * The ring is bounded. Where it is full, a thread waits for the proxy, no longer than the deadline, and never overwrites. Room is taken
- * only where there is some, so a writer that gives up leaves no hole. */
+ * The ring is bounded. If it is full, a thread waits for the proxy, for the deadline at most, and never overwrites. A writer takes
+ * room only if there is enough, so one that gives up leaves no gap. */
 #ifndef MPK_PROTOCOL_FRAMES_H
 #define MPK_PROTOCOL_FRAMES_H
 
-/* Puts are made of frames, so not platform.h, which has them. */
+/* Puts are made of frames, so this file cannot include platform.h, which includes the puts. */
 #if defined(__CUDACC__)
 #include "platform/gpu.h"
 #elif defined(MPK_MODEL)
@@ -24,37 +25,39 @@
 namespace mpk {
 namespace platform {
 
-/* What a frame of so many bytes takes of a ring. */
+/* Bytes of the ring that a frame of `bytes` bytes takes. */
 MPK_DEVICE uint64_t frame_room(uint64_t bytes) { return (bytes + MPK_FRAME_ALIGN - 1) / MPK_FRAME_ALIGN * MPK_FRAME_ALIGN; }
 
-/* The lap of the ring that a position is in, from 1. */
+/* The lap of the ring that a position belongs to, from 1. */
 MPK_DEVICE uint32_t frame_lap(const mpk_proxy* proxy, uint64_t position) { return static_cast<uint32_t>(position / proxy->capacity) + 1; }
 
 MPK_DEVICE uint32_t* frame_mark(const mpk_proxy* proxy, uint64_t position) {
   return proxy->written + (position & (proxy->capacity - 1)) / MPK_FRAME_ALIGN;
 }
 
-/* The frame that begins at `position` is whole. */
+/* Marks the frame that begins at `position` as complete. */
 MPK_DEVICE void frame_close(mpk_proxy* proxy, uint64_t position) {
   /* Release: pairs with the acquire in find_frame (cpu/proxy.cpp). */
   store<Scope::kSystem>(frame_mark(proxy, position), frame_lap(proxy, position), kRelease);
 }
 
-/* Takes room for `frame` with its payload, and writes what comes before that. Its position; false where there is no room now. */
+/* Takes room for `frame` with its payload, and writes the header. Returns its position; false if there is no room
+ * now. */
 MPK_DEVICE bool frame_try_open(mpk_proxy* proxy, const mpk_frame& frame, uint64_t* position) {
   const uint64_t capacity = proxy->capacity, room = frame_room(frame.bytes);
   uint64_t at = load<Scope::kDevice>(&proxy->reserved, kRelaxed), skipped = 0;
   do {
     const uint64_t to_end = capacity - (at & (capacity - 1));
     skipped = room <= to_end ? 0 : to_end;
-    /* Acquire: pairs with the release below; the proxy has read what lay there, as the writer found that looked. */
+    /* Acquire: pairs with the release below; the proxy has read the old contents, as the writer that stored `seen`
+     * found. */
     if (at + skipped + room - load<Scope::kDevice>(&proxy->seen, kAcquire) > capacity) {
-      /* Acquire: pairs with the release in mpk_proxy_take; it has read what lay there. */
+      /* Acquire: pairs with the release in mpk_proxy_take; the proxy has read the old contents. */
       const uint64_t head = load<Scope::kSystem>(proxy->head, kAcquire);
       if (at + skipped + room - head > capacity) return false;
       store<Scope::kDevice>(&proxy->seen, head, kRelease);
     }
-    /* Relaxed: a producer that knows of another's frame finds its room taken, by coherence alone. */
+    /* Relaxed: a producer that knows of another producer's frame finds its room taken, by coherence alone. */
   } while (!compare_exchange<Scope::kDevice>(&proxy->reserved, &at, at + skipped + room, kRelaxed));
   if (skipped != 0) {
     mpk_frame skip = {};
@@ -68,7 +71,8 @@ MPK_DEVICE bool frame_try_open(mpk_proxy* proxy, const mpk_frame& frame, uint64_
   return true;
 }
 
-/* As frame_try_open, but waits for room. False where the rank is aborted or the proxy does nothing for a deadline. */
+/* As frame_try_open, but waits for room. False if the rank is aborted, or the proxy makes no progress for a
+ * deadline. */
 MPK_DEVICE bool frame_open(const mpk_rank* rank, const mpk_frame& frame, uint64_t* position) {
   mpk_proxy* const proxy = rank->proxy;
   if (proxy == nullptr) return false;
@@ -76,9 +80,10 @@ MPK_DEVICE bool frame_open(const mpk_rank* rank, const mpk_frame& frame, uint64_
   uint64_t since_ns = 0, moved = 0;
   while (!frame_try_open(proxy, frame, position)) {
     if (!backoff.step()) continue;
-    /* Relaxed: it only makes the loop end. An aborted rank has nothing to say but the abort, which the proxy sends by itself. */
+    /* Relaxed: it only makes the loop end. An aborted rank has nothing to send but the abort, which the proxy sends
+     * by itself. */
     if (load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK) return false;
-    /* Relaxed: only whether it moves matters. */
+    /* Relaxed: it only matters whether it moves. */
     const uint64_t head = load<Scope::kSystem>(proxy->head, kRelaxed), now = clock_ns();
     if (since_ns == 0 || head != moved) {
       since_ns = now;
@@ -103,10 +108,10 @@ MPK_DEVICE mpk_frame make_frame(const mpk_rank* rank, uint32_t pe, uint32_t kind
   return frame;
 }
 
-/* Most that one frame brings. */
+/* Maximum payload of one frame. */
 constexpr size_t kFramePayload = (MPK_FRAME_BYTES - sizeof(mpk_frame)) / 16 * 16;
 
-/* As put_rows, by the proxy. */
+/* As put_rows, through the proxy. */
 MPK_DEVICE bool proxy_rows(const mpk_rank* rank, uint32_t pe, void* local_destination, size_t destination_stride, const void* source,
                            size_t source_stride, size_t rows, size_t row_bytes) {
   if (rows == 0 || row_bytes == 0) return true;
@@ -131,7 +136,7 @@ MPK_DEVICE bool proxy_rows(const mpk_rank* rank, uint32_t pe, void* local_destin
   return true;
 }
 
-/* As put_words, by the proxy. */
+/* As put_words, through the proxy. */
 MPK_DEVICE bool proxy_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, const uint64_t* values, uint32_t count) {
   constexpr uint32_t kMost = static_cast<uint32_t>(kFramePayload / sizeof(uint64_t));
   for (uint32_t first = 0; first < count; first += kMost) {
@@ -146,7 +151,7 @@ MPK_DEVICE bool proxy_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_d
   return true;
 }
 
-/* As signal_add, by the proxy. */
+/* As signal_add, through the proxy. */
 MPK_DEVICE bool proxy_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
   mpk_frame frame = make_frame(rank, pe, MPK_FRAME_ADD, local_counter, 0);
   frame.value = value;

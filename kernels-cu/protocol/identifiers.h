@@ -1,4 +1,4 @@
-/* TaskId and EventId, as the ABI header lays out their bits. */
+/* TaskId and EventId; the ABI header gives their bits. */
 #ifndef MPK_PROTOCOL_IDENTIFIERS_H
 #define MPK_PROTOCOL_IDENTIFIERS_H
 

@@ -1,24 +1,25 @@
-/* For task kernels that read flagged tensors (MPK_F32_FLAGGED): 8-byte words with an f32 in the low half and, in
- * the high half, the tag of its write (MPK_FLAG_TAG). A word is written and read whole, so the value needs no other
- * flag. Ready is a test of the tag's bits; the float is never compared. */
+/* For task kernels that read flagged tensors (MPK_F32_FLAGGED): 8-byte words with an f32 in the low half and the
+ * tag of the write (MPK_FLAG_TAG) in the high half. A word is written and read in one access, so the value needs
+ * no separate flag. The ready test compares the tag's bits, never the float. */
 #ifndef MPK_PROTOCOL_KERNEL_WAIT_H
 #define MPK_PROTOCOL_KERNEL_WAIT_H
 
 #include "trace.h"
 #include "wait.h"
 
-/* Writes one word, here or in a peer's memory (its address as platform::peer_address gives it). */
+/* Writes one word, at this rank or in a peer's memory (at an address from platform::peer_address). */
 MPK_DEVICE void mpk_flagged_store(uint64_t* word, float value, uint32_t tag) {
-  /* Release: pairs with mpk_flagged_load, so that a reader may also rely on what was written before. */
+  /* Release: pairs with mpk_flagged_load, so that a reader may also rely on earlier writes. */
   mpk::platform::store<mpk::platform::Scope::kSystem>(word, (static_cast<uint64_t>(tag) << 32) | mpk::platform::float_bits(value), mpk::platform::kRelease);
 }
 
-/* One word, whole. Acquire: pairs with mpk_flagged_store. */
+/* Reads one word in one access. Acquire: pairs with mpk_flagged_store. */
 MPK_DEVICE uint64_t mpk_flagged_load(const uint64_t* word) {
   return mpk::platform::load<mpk::platform::Scope::kSystem>(word, mpk::platform::kAcquire);
 }
 
-/* The word is that of the write with this tag. A later tag would be a word lost, and is waited for until the deadline. */
+/* Whether the word was written with this tag. A later tag would mean that the word was lost; then the wait runs into
+ * its deadline. */
 MPK_DEVICE bool mpk_flagged_arrived(uint64_t word, uint32_t tag) {
   return static_cast<uint32_t>(word >> 32) == tag;
 }
@@ -41,9 +42,9 @@ MPK_DEVICE int mpk_flagged_ready(const mpk_kernel_args* args, const uint64_t* wo
   return 1;
 }
 
-/* Waits until words[0..count) have all arrived with the task's tag. Bounded, and ends with
- * the rank's abort; the kernel returns the code that is not MPK_OK. Once it returns MPK_OK the words may be read
- * as plain memory. In the report, `wanted` is the tag and `seen` that of the first word that is missing. */
+/* Waits until words[0..count) have all arrived with the task's tag. The wait is bounded and ends if the rank
+ * aborts; the kernel returns the code unless it is MPK_OK. After MPK_OK the words may be read as plain
+ * memory. In the report, `wanted` is the tag, and `seen` is the tag of the first missing word. */
 MPK_DEVICE int mpk_wait_flagged(const mpk_kernel_args* args, const uint64_t* words, uint32_t count) {
   const uint32_t tag = mpk_flagged_tag(args);
   uint32_t i = 0;

@@ -1,4 +1,5 @@
-/* What is missing where a loop waits without a single event to name: for the report of a stuck run (dynamic placement). */
+/* Finds what is missing where a loop waits without a single event to name, for the report of a stuck run (dynamic
+ * placement). */
 #ifndef MPK_PROTOCOL_MISSING_H
 #define MPK_PROTOCOL_MISSING_H
 
@@ -6,7 +7,7 @@
 
 namespace mpk {
 
-/* Whether all that the task depends on has happened in `epoch`. */
+/* Whether everything that the task depends on has happened in `epoch`. */
 MPK_DEVICE bool dependencies_met(const mpk_graph* graph, const mpk_task* task, uint32_t epoch) {
   const mpk_dependency* dependencies = graph->dependencies + task->first_dependency;
   for (uint32_t d = 0; d < task->num_dependencies; ++d) {
@@ -15,8 +16,8 @@ MPK_DEVICE bool dependencies_met(const mpk_graph* graph, const mpk_task* task, u
   return true;
 }
 
-/* Where a worker stands that has nothing but tasks put aside, of which this is the first: what that waits for. Flagged words
- * are not counted, so the tag of the epoch before stands for those that have not come. */
+/* Reports the state of a worker that has only held tasks, of which this is the first: what that task waits for. Flagged
+ * words have no counter, so the tag of the epoch before stands for missing words. */
 MPK_DEVICE void report_parked_task(const mpk_rank* rank, const mpk_graph* graph, uint32_t task_index, uint32_t epoch, mpk_status* status) {
   const mpk_task* task = &graph->tasks[task_index];
   report(&status->task, task_index);
@@ -31,8 +32,8 @@ MPK_DEVICE void report_parked_task(const mpk_rank* rank, const mpk_graph* graph,
   report_wait(status, MPK_WORKER_WAITS_FLAG, MPK_EVENT_INVALID, tag, tag - task->flag_count);
 }
 
-/* An event that must happen before `held_up` can, because a task that triggers `held_up` waits for it; `held_up`
- * itself where none of its tasks waits. */
+/* An event that must happen before `held_up` can, because a task that triggers `held_up` waits for it;
+ * `held_up` itself if none of these tasks waits. */
 MPK_DEVICE uint32_t event_before(const mpk_graph* graph, uint32_t held_up, uint32_t epoch) {
   for (uint32_t index = 2; index < graph->num_tasks; ++index) {
     const mpk_task* task = &graph->tasks[index];
@@ -47,14 +48,14 @@ MPK_DEVICE uint32_t event_before(const mpk_graph* graph, uint32_t held_up, uint3
   return held_up;
 }
 
-/* For the report of a scheduler that has waited in vain: from the first event of this rank's own tasks that is not
- * ready back to the one that nothing here holds up, a peers' event or one whose task runs. The task named is the
- * last on the way that can't be launched. */
+/* For the report of a scheduler whose wait timed out. Starts at the first event of this rank's own tasks that
+ * is not ready, and goes back to the event that nothing here holds up: a peer's event, or one whose task runs.
+ * The task named is the last one on the way that cannot be launched. */
 MPK_DEVICE void report_missing_event(const mpk_rank* rank, mpk_status* status) {
   const Publication publication = read_publication(rank);
   if (publication.iteration == 0 || publication.stop || publication.graph >= rank->num_graphs) return;
   const mpk_graph* graph = &rank->graphs[publication.graph];
-  if (platform::kMixedPlacement && graph->placement == MPK_STATIC) return; /* mixed: its workers say what they wait for */
+  if (platform::kMixedPlacement && graph->placement == MPK_STATIC) return; /* mixed: the workers report what they wait for */
   const uint32_t epoch = static_cast<uint32_t>(event_count(graph, MPK_EVENT_BEGIN) / graph->events[MPK_EVENT_BEGIN].num_triggers);
   uint32_t missing = MPK_EVENT_END;
   for (uint32_t index = MPK_EVENT_END + 1; index < graph->num_events && missing == MPK_EVENT_END; ++index) {

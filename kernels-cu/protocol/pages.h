@@ -1,18 +1,18 @@
-/* Pages of the KV cache: which slot has which, and which are kept for later prompts (the prefix cache).
+/* Pages of the KV cache: which slot has which page, and which pages are kept for later prompts (the prefix cache).
  *
- * A page is free, or one slot's own, or kept. One owner writes: a slot writes its own pages only, and nobody writes a kept one. With a
- * prefix cache a page is kept from the moment at which it is full of prompt tokens. It is read by the slot that wrote it, and by any slot
- * whose prompt begins with the same tokens: they come first in those slots' tables. Kept pages that no slot has are given up when a page
- * is needed and none is free, the least recently used first.
+ * A page is free, or owned by one slot, or kept. Each page has one writer at most: a slot writes only its own pages, and nobody writes a
+ * kept page. With a prefix cache, a page is kept from the moment it is full of prompt tokens. It is read by the slot that wrote it, and
+ * by any slot whose prompt begins with the same tokens. Kept pages come first in a slot's table. If a page is needed and none is free,
+ * the kept page that no slot has and that was used least recently is evicted.
  *
- * Keys. A kept page is found by a key of 128 bits: a hash of its tokens and all before them. Keys are made where the prompt comes from, by
- * rank 0's host, and reach every rank with the prompt. So all ranks find the same pages, and the batch step hashes nothing: it looks up
- * one key for each page that it finds, and one that it does not find. Tokens are not compared. The hash is keyed with a secret of the
- * process, so prompts that share a key can't be constructed; and that n different pages ever share one by chance has a probability
- * below n^2 / 2^129, which for 2^40 pages is 2^-49.
+ * Keys. A kept page is found by a 128-bit key: a hash of its tokens and of all tokens before them. Rank 0's host computes the keys, and
+ * they reach every rank with the prompt. So all ranks find the same pages, and the batch step hashes nothing: it looks up one key for
+ * each page that it finds, and one that it does not find. Tokens are not compared. The hash is keyed with a secret of the process, so
+ * nobody can construct prompts that share a key. The probability that any two of n different pages share a key by chance is below n^2 /
+ * 2^129; for 2^40 pages that is 2^-49.
  *
- * A slot that has a kept page also has the kept pages of all that comes before it. Pages are released from the last one to the first. So
- * of two pages of which one continues the other, the second is given up first, and a lookup may stop at the first key that is not there. */
+ * A slot that has a kept page also has the kept pages of all tokens before it. Pages are released from the last to the first. So if one
+ * page continues another, it is evicted first, and a lookup may stop at the first key that it does not find. */
 #ifndef MPK_PROTOCOL_PAGES_H
 #define MPK_PROTOCOL_PAGES_H
 
@@ -35,7 +35,7 @@ MPK_DEVICE void pages_begin(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
-  /* The lowest page lies on top of the stack. */
+  /* The lowest page is on top of the stack. */
   for (uint32_t page = 0; page < config->num_pages; ++page) {
     arrays.free_list[page] = config->num_pages - 1 - page;
     arrays.pages[page].owner = kNone;
@@ -47,7 +47,7 @@ MPK_DEVICE void pages_begin(const mpk_rank* rank) {
 
 /* ---- kept pages ---- */
 
-/* The keys of a prompt's pages begin here. */
+/* First key of a prompt's pages. */
 MPK_DEVICE const mpk_page_key* page_keys_of(const mpk_batch_config* config, uint32_t first_token) {
   return config->page_keys + MPK_FIRST_PAGE_KEY(first_token, config->page_size);
 }
@@ -63,7 +63,7 @@ MPK_DEVICE uint32_t find_page(const BatchState* state, const BatchArrays& arrays
   return at - 1;
 }
 
-/* A kept page gets a reader. */
+/* Adds a reader to a kept page. */
 MPK_DEVICE void begin_reading(BatchState* state, const BatchArrays& arrays, uint32_t index) {
   Page* page = &arrays.pages[index];
   if (page->readers++ != 0) return;
@@ -72,7 +72,7 @@ MPK_DEVICE void begin_reading(BatchState* state, const BatchArrays& arrays, uint
   --state->unused_pages;
 }
 
-/* It loses one. Without any it is the one that was used last. */
+/* Removes a reader from a kept page. A page without readers becomes the most recently used one. */
 MPK_DEVICE void end_reading(const mpk_batch_config* config, BatchState* state, const BatchArrays& arrays, uint32_t index) {
   Page* page = &arrays.pages[index];
   if (--page->readers != 0) return;
@@ -84,14 +84,14 @@ MPK_DEVICE void end_reading(const mpk_batch_config* config, BatchState* state, c
   ++state->unused_pages;
 }
 
-/* Gives up the kept page that has been without readers for longest. The caller has checked that there is one. */
+/* Evicts the kept page that has been without readers for longest. The caller has checked that there is one. */
 MPK_DEVICE_COLD int give_page_up(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   const uint32_t index = arrays.pages[rank->batch_config->num_pages].newer;
   Page* page = &arrays.pages[index];
   if (state->unused_pages == 0 || page->owner != kKept || page->readers != 0) return MPK_ABORT_KERNEL;
-  begin_reading(state, arrays, index); /* takes it out of the order */
+  begin_reading(state, arrays, index); /* unlinks it from the order of last use */
   uint32_t* link = bucket_of(state, arrays, page->key);
   while (*link != index + 1) {
     if (*link == 0) return MPK_ABORT_KERNEL;
@@ -108,10 +108,10 @@ MPK_DEVICE_COLD int give_page_up(const mpk_rank* rank) {
 /* What the prefix cache has of a prompt. */
 struct CachedPrefix {
   uint32_t pages;
-  uint32_t unused; /* of those: without readers */
+  uint32_t unused; /* number of these that have no readers */
 };
 
-/* Looks a prompt up, `most` pages of it, and writes what is found into the table of a slot that is free. */
+/* Looks up at most `most` pages of a prompt, and writes the pages found into the table of a free slot. */
 MPK_DEVICE_COLD CachedPrefix find_prefix(const mpk_rank* rank, uint32_t slot, uint32_t first_token, uint32_t most) {
   const BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
@@ -127,7 +127,7 @@ MPK_DEVICE_COLD CachedPrefix find_prefix(const mpk_rank* rank, uint32_t slot, ui
   return found;
 }
 
-/* The slot has the first `count` pages of its table, which are kept ones. */
+/* Gives the slot the first `count` pages of its table, which are kept pages. */
 MPK_DEVICE_COLD void share_prefix(const mpk_rank* rank, uint32_t slot, uint32_t count) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
@@ -139,14 +139,14 @@ MPK_DEVICE_COLD void share_prefix(const mpk_rank* rank, uint32_t slot, uint32_t 
   arrays.slots[slot].pages = arrays.slots[slot].kept = count;
 }
 
-/* A free slot has no pages. */
+/* Clears the table again: a free slot has no pages. */
 MPK_DEVICE void forget_prefix(const mpk_rank* rank, uint32_t slot, uint32_t count) {
   int32_t* table = page_table_of(rank, slot);
   for (uint32_t i = 0; i < count; ++i) table[i] = -1;
 }
 
-/* Pages of the slot's prompt that are full now are kept. Where another slot has computed the same at the same time, one page of the two
- * is enough. No task runs. */
+/* Keeps the pages of the slot's prompt that are now full. If another slot has computed the same page meanwhile, one of the two is
+ * freed. No task runs now. */
 MPK_DEVICE_COLD int keep_pages(const mpk_rank* rank, uint32_t slot) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
@@ -179,8 +179,9 @@ MPK_DEVICE_COLD int keep_pages(const mpk_rank* rank, uint32_t slot) {
 
 /* ---- a slot's pages ---- */
 
-/* Takes `count` pages more for a slot, its own. MPK_OK, or MPK_ABORT_KERNEL when a page has an owner already: the allocator's
- * invariant is broken, and so would the KV cache be. The caller has checked that enough are available. */
+/* Takes `count` more pages for a slot to own. Returns MPK_OK, or MPK_ABORT_KERNEL if a page already has an owner: then the
+ * allocator's invariant is broken and the KV cache would be corrupted. The caller has checked that enough pages are
+ * available. */
 MPK_DEVICE int pages_take(const mpk_rank* rank, uint32_t slot, uint32_t count) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
@@ -201,7 +202,7 @@ MPK_DEVICE int pages_take(const mpk_rank* rank, uint32_t slot, uint32_t count) {
   return MPK_OK;
 }
 
-/* From the last one to the first: see above. */
+/* Releases from the last page to the first: see above. */
 MPK_DEVICE int pages_release(const mpk_rank* rank, uint32_t slot) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);

@@ -1,4 +1,5 @@
-/* The whole invariant of the page allocator at once, for debug builds and tests (MPK_DEBUG_CHECKS). Linear in pages. */
+/* Checks the whole invariant of the page allocator, for debug builds and tests (MPK_DEBUG_CHECKS). Takes time linear
+ * in the number of pages. */
 #ifndef MPK_PROTOCOL_PAGES_CHECK_H
 #define MPK_PROTOCOL_PAGES_CHECK_H
 
@@ -6,7 +7,7 @@
 
 namespace mpk {
 
-/* A slot's pages: kept ones first, then its own, which are all that the rows of the iteration write. */
+/* A slot's pages: kept pages first, then its own. The rows of the iteration write only its own. */
 MPK_DEVICE bool slot_pages_consistent(const mpk_rank* rank, uint32_t slot) {
   const mpk_batch_config* config = rank->batch_config;
   const BatchArrays arrays = batch_arrays(rank);
@@ -25,8 +26,8 @@ MPK_DEVICE bool slot_pages_consistent(const mpk_rank* rank, uint32_t slot) {
   return entry.rows == 0 || (first >= entry.kept && end <= entry.pages);
 }
 
-/* Slots' own pages, kept pages and free ones are all pages; readers are counted; a kept page is found by its key; those without readers, and
- * no others, are in the order of their last use. */
+/* Slots' own pages, kept pages and free pages add up to all pages. Readers are counted. A kept page is found by its key. Exactly the kept
+ * pages without readers are in the order of last use. */
 MPK_DEVICE bool pages_consistent(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   const BatchState* state = batch_state(rank);

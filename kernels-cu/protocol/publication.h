@@ -1,28 +1,27 @@
 /* How an iteration reaches the workers, and why nobody reads a batch that is being rewritten.
  *
- * Start. The batch step writes mpk_batch and then stores one 64-bit word: iteration in the low half
- * (mpk_control.iteration), graph and stop bit in the high half (mpk_control.launch).
+ * Start. The batch step writes mpk_batch and then stores one 64-bit word: the iteration in the low half (mpk_control.iteration), the
+ * graph and stop bit in the high half (mpk_control.launch).
  *
- * End. Each task of a graph runs once in an iteration and is counted in mpk_control.progress as the very last thing
- * its worker does for it: after its kernel, after its trigger, after its push to a peer's ring. The batch step of
- * the next iteration runs when the end event is ready *and* progress has reached the number of tasks of all
- * iterations so far (BatchState.expected). So at that time no task of the rank is running, queued or still to be
- * launched, whatever the graph looks like, and all that the tasks did is visible (release of each count, acquire of
- * the sum).
+ * End. Each task of a graph runs once per iteration. Its worker counts it in mpk_control.progress as the very last thing that it does
+ * for the task: after its kernel, after its trigger, after its push to a peer's ring. The batch step of the next iteration runs when
+ * the end event is ready *and* progress has reached the number of tasks of all iterations so far (BatchState.expected). So at that
+ * time no task of the rank is running, queued or still to be launched, whatever the graph looks like, and everything that the tasks
+ * did is visible (release of each count, acquire of the sum).
  *
- * Placement. That holds for static and dynamic graphs alike, so a rank may have both (MPK_MIXED), one after the other: by the batch step
- * between them all tasks of the first are over, queues and lists are done with, and what has been pushed to a ring carries its iteration.
+ * Placement. This holds for static and dynamic graphs alike, so a rank may have both (MPK_MIXED), one after the other. At the batch
+ * step between them, all tasks of the first are done, its queues and lists are finished, and entries pushed to a ring carry their
+ * iteration.
  *
- * Between the two mpk_batch is constant, and a reader is on safe ground exactly while it owes the iteration a
- * task: a worker with a non-empty list (static) until it has counted the last task of the list, a worker with a
- * task or a scheduler with an event to launch (dynamic) until those tasks are counted. Whoever owes nothing reads
- * the published word only: a worker whose list is empty in the word's graph goes on to wait for the next word. It
- * may miss words in between, but none with work for it, since such an iteration can't end without it. Hence each
- * worker takes each iteration that has work for it once and in order, without a barrier among workers.
+ * Between start and end mpk_batch is constant. A thread may read it exactly while it owes the iteration a task: a worker with a
+ * non-empty list (static) until it has counted the last task of the list; a worker with a task, or a scheduler with an event to launch
+ * (dynamic), until those tasks are counted. A thread that owes nothing reads only the published word: a worker whose list is empty in
+ * the word's graph waits for the next word. It may miss words in between, but none with work for it, because such an iteration cannot
+ * end without it. Hence each worker runs each iteration that has work for it once and in order, without a barrier among workers.
  *
- * Exactly one thread runs a batch step: whoever finds the iteration ended exchanges BatchState.open, the number of the
- * iteration whose end may be claimed. It is set after the batch step has published that iteration and has given the host the
- * results of the one before: that takes longer than some iterations, and the next batch step writes what it reads. */
+ * Exactly one thread runs a batch step: a thread that finds the iteration ended exchanges BatchState.open, the number of the iteration
+ * whose end may be claimed. That word is set after the batch step has published the iteration and has given the host the results of
+ * the one before. Handing out takes longer than some iterations, and the next batch step writes what it reads. */
 #ifndef MPK_PROTOCOL_PUBLICATION_H
 #define MPK_PROTOCOL_PUBLICATION_H
 
@@ -40,7 +39,7 @@ struct Publication {
   bool stop;
 };
 
-/* Acquire: pairs with publish; with the iteration come mpk_batch and the batch step's state. */
+/* Acquire: pairs with publish; mpk_batch and the batch step's state become visible with the iteration. */
 MPK_DEVICE Publication read_publication(const mpk_rank* rank) {
   const uint64_t word = platform::load<platform::Scope::kDevice>(
       reinterpret_cast<const uint64_t*>(&rank->control->iteration), platform::kAcquire);
@@ -48,7 +47,7 @@ MPK_DEVICE Publication read_publication(const mpk_rank* rank) {
   return Publication{static_cast<uint32_t>(word), launch & ~MPK_LAUNCH_STOP, (launch & MPK_LAUNCH_STOP) != 0};
 }
 
-/* Makes the batch as it stands the current iteration; the trigger of its graph's task 1 (begin) comes with it. */
+/* Makes the batch in mpk_batch the current iteration, and triggers the event of its graph's task 1 (begin). */
 MPK_DEVICE void publish(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
   uint32_t launch = batch->graph;

@@ -1,7 +1,8 @@
 /* A queue of 64-bit ids in this rank's memory: many producers, one consumer, fixed capacity.
  *
- * Slot i holds id + 1, 0 while empty. A producer takes a ticket and writes its slot only once the consumer's
- * head is less than a lap behind, so no entry is ever overwritten and no two tickets share a slot. */
+ * Slot i holds id + 1, or 0 while it is empty. A producer takes a ticket, and writes its slot only when
+ * the consumer's head is less than a lap behind. So no entry is ever overwritten, and no two tickets
+ * share a slot. */
 #ifndef MPK_PROTOCOL_QUEUE_H
 #define MPK_PROTOCOL_QUEUE_H
 
@@ -9,12 +10,12 @@
 
 namespace mpk {
 
-/* Waits while the queue is full (bounded). Returns MPK_OK or an abort code; after an abort code the queue is
- * unusable, as the run is. */
+/* Waits while the queue is full (bounded). Returns MPK_OK or an abort code. After an abort code the queue
+ * is unusable, and so is the run. */
 MPK_DEVICE int queue_push(const mpk_rank* rank, mpk_queue* queue, uint64_t id, mpk_status* status) {
-  uint64_t* const slots = queue->slots; /* read before the acquire: after it the pointer would miss the near caches */
+  uint64_t* const slots = queue->slots; /* read before the acquire: on a GPU, a read after it would miss the L1 cache */
   const uint64_t mask = queue->mask;
-  /* Relaxed: the ticket orders nothing, the slot's release does. */
+  /* Relaxed: the ticket orders nothing; the slot's release does. */
   const uint64_t ticket = platform::fetch_add<platform::Scope::kDevice>(&queue->tail, uint64_t{1}, platform::kRelaxed);
   /* Acquire: pairs with the head's release in queue_take. The slot was emptied before that release. */
   uint64_t head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire);
@@ -26,12 +27,13 @@ MPK_DEVICE int queue_push(const mpk_rank* rank, mpk_queue* queue, uint64_t id, m
       head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire); /* as above */
     } while (ticket - head > mask);
   }
-  /* Release: pairs with the slot's acquire in queue_peek; hands over all that led to this entry. */
+  /* Release: pairs with the slot's acquire in queue_peek; it hands over everything that led to this
+   * entry. */
   platform::store<platform::Scope::kDevice>(&slots[ticket & mask], id + 1, platform::kRelease);
   return MPK_OK;
 }
 
-/* For a queue with this caller as its only producer: false, and nothing done, when it is full. */
+/* For a queue whose only producer is the caller: does nothing and returns false if the queue is full. */
 MPK_DEVICE bool queue_try_push_single(mpk_queue* queue, uint64_t id) {
   uint64_t* const slots = queue->slots; /* as in queue_push */
   const uint64_t mask = queue->mask;
@@ -45,7 +47,7 @@ MPK_DEVICE bool queue_try_push_single(mpk_queue* queue, uint64_t id) {
   return true;
 }
 
-/* The consumer only: the entry that comes next. False when there is none yet. */
+/* Consumer only: the next entry. False if there is none yet. */
 MPK_DEVICE bool queue_peek(const mpk_queue* queue, uint64_t* id) {
   const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* own word */
   /* Acquire: pairs with the producer's release of the slot. */
@@ -54,7 +56,7 @@ MPK_DEVICE bool queue_peek(const mpk_queue* queue, uint64_t* id) {
   return value != 0;
 }
 
-/* The consumer only, after a queue_peek that has found an entry: makes room. */
+/* Consumer only, after queue_peek has found an entry: frees its slot. */
 MPK_DEVICE void queue_take(mpk_queue* queue) {
   const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* own word */
   /* Relaxed, then release: the head hands the emptied slot to the producer of the next lap. */
@@ -62,7 +64,7 @@ MPK_DEVICE void queue_take(mpk_queue* queue) {
   platform::store<platform::Scope::kDevice>(&queue->head, head + 1, platform::kRelease);
 }
 
-/* Both. */
+/* Consumer only: peek, then take. */
 MPK_DEVICE bool queue_pop(mpk_queue* queue, uint64_t* id) {
   if (!queue_peek(queue, id)) return false;
   queue_take(queue);

@@ -1,4 +1,4 @@
-/* What happens to a request: it waits, gets a slot and pages, may lose them to older ones, and ends. */
+/* The life of a request: it waits, gets a slot and pages, may lose them to older requests, and ends. */
 #ifndef MPK_PROTOCOL_REQUESTS_H
 #define MPK_PROTOCOL_REQUESTS_H
 
@@ -38,7 +38,7 @@ MPK_DEVICE void leave_waiting(const mpk_rank* rank) {
   --state->waiting;
 }
 
-/* Takes a request out of the middle of those that wait. */
+/* Removes a request from the middle of the waiting requests. */
 MPK_DEVICE void stop_waiting(const mpk_rank* rank, uint32_t request) {
   BatchState* state = batch_state(rank);
   uint32_t* waiting = batch_arrays(rank).waiting;
@@ -48,7 +48,7 @@ MPK_DEVICE void stop_waiting(const mpk_rank* rank, uint32_t request) {
     if (other != request) waiting[waiting_place(rank, kept++)] = other;
   }
   state->waiting = kept;
-  ++state->changes; /* another one may be the first now */
+  ++state->changes; /* a different request may now be first */
 }
 
 MPK_DEVICE int cancel(const mpk_rank* rank, uint32_t request) {
@@ -64,7 +64,7 @@ MPK_DEVICE int cancel(const mpk_rank* rank, uint32_t request) {
   return MPK_OK;
 }
 
-/* One entry of the admission ring. MPK_ABORT_KERNEL if it contradicts what came before. */
+/* Applies one entry of the admission ring. Returns MPK_ABORT_KERNEL if it contradicts earlier entries. */
 MPK_DEVICE int apply_entry(const mpk_rank* rank, const mpk_admission& entry) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
@@ -83,14 +83,14 @@ MPK_DEVICE int apply_entry(const mpk_rank* rank, const mpk_admission& entry) {
   return MPK_OK;
 }
 
-/* Moves waiting requests into free slots, in order: the first that finds no slot or no pages holds up the rest,
- * so that none is overtaken for ever. */
+/* Moves waiting requests into free slots, in order. The first one that finds no slot or too few pages holds
+ * up the rest, so no request is overtaken for ever. */
 MPK_DEVICE int admit(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   while (state->waiting != 0) {
-    if (state->held_up == state->changes + 1) return MPK_OK; /* the first one has not got any closer */
+    if (state->held_up == state->changes + 1) return MPK_OK; /* nothing has changed for the first one */
     const uint32_t request = arrays.waiting[state->waiting_head];
     const RequestRecord record = arrays.records[request];
     const mpk_request* wanted = &config->requests[request];
@@ -99,7 +99,7 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
     const uint32_t limit = wanted->max_new_tokens < room ? wanted->max_new_tokens : room;
     const uint32_t most = pages_for(config, static_cast<uint64_t>(prompt) + limit);
     if (prompt == 0 || limit == 0 || most > config->num_pages || most > config->pages_per_slot) {
-      /* Nothing can come of it, now or later. The host refuses such a request before it gets here. */
+      /* This request can never run. The host refuses such a request before it gets here. */
       leave_waiting(rank);
       finish_request(rank, request, MPK_FINISH_LENGTH);
       continue;
@@ -107,13 +107,14 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
     uint32_t slot = 0;
     while (slot < config->max_batch && arrays.slots[slot].request != kNone) ++slot;
     if (slot == config->max_batch) return MPK_OK;
-    /* On demand: what the next tokens need, and a page for each of the others, so that they do not take these back at once. */
+    /* On demand: the pages that the next token needs, and one spare page for each running request, so that they do
+     * not take these pages back at once. */
     const uint32_t known = prompt + record.generated;
     const uint32_t pages = config->on_demand ? pages_for(config, static_cast<uint64_t>(known) + 1) : most;
     const uint32_t spare = config->on_demand ? state->running : 0;
     const uint32_t keyed = config->num_page_keys != 0 ? prompt / config->page_size : 0;
-    /* The last token is always fed, since the next one is sampled after it. Penalties need the counts of all tokens, which come from
-     * feeding them (token_counts). */
+    /* The last token is always computed, because the next one is sampled after it. Penalties need the counts of all tokens, and
+     * token_counts counts only tokens that are computed. */
     const bool looks = keyed != 0 && (wanted->sampling.flags & MPK_SAMPLING_PENALTIES) == 0;
     const uint32_t useful = (known - 1) / config->page_size;
     CachedPrefix found = {0, 0};
@@ -153,7 +154,7 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
   return MPK_OK;
 }
 
-/* Takes pages and slot from a request, which waits again, before all others. What it had is computed again. */
+/* Takes pages and slot from a request, which waits again, ahead of all others. Its cache is computed again. */
 MPK_DEVICE int preempt(const mpk_rank* rank, uint32_t slot) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
@@ -172,13 +173,14 @@ MPK_DEVICE int preempt(const mpk_rank* rank, uint32_t slot) {
   return pages_release(rank, slot);
 }
 
-/* On demand: pages for the rows of the iteration, the oldest request first. Where none is left, the youngest gives its own. The
- * oldest always goes on: alone it has room (admit), so all get their turn. */
+/* On demand: takes pages for the rows of the iteration, for the oldest request first. If none is left, the youngest request
+ * gives up its pages. The oldest always makes progress, because it has room when it is alone (admit), so every request gets
+ * its turn. */
 MPK_DEVICE_COLD int take_pages_on_demand(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
-  uint32_t after = 0; /* orders below have their pages */
+  uint32_t after = 0; /* requests with a lower order have their pages */
   for (;;) {
     uint32_t oldest = kNone, youngest = kNone;
     for (uint32_t slot = 0; slot < config->max_batch; ++slot) {

@@ -1,5 +1,5 @@
-/* The schedulers' loop: steps, and a bounded wait between them. Each runs until the run has stopped (MPK_OK) or with the abort
- * code. */
+/* The schedulers' loop: steps, with a bounded wait between them. It runs until the run has stopped (MPK_OK), or returns the
+ * abort code. */
 #ifndef MPK_PROTOCOL_SCHEDULER_LOOP_H
 #define MPK_PROTOCOL_SCHEDULER_LOOP_H
 
@@ -8,12 +8,14 @@
 
 namespace mpk {
 
-/* By all of the team; all get the same. `step(found)` is the leader's, `at_poll()` it calls now and then while it finds nothing
- * to do. Where it always finds something nothing else is looked at: after an abort the workers leave, and then there is nothing. */
+/* All threads of the team call this, and all get the same result. The leader runs `step(found)`, and calls `at_poll()` now and
+ * then while it finds nothing to do. While it finds work it checks nothing else: after an abort the workers leave, and then it
+ * finds none. */
 template <typename Team, typename Step, typename AtPoll>
 MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step& step, const AtPoll& at_poll) {
   const mpk_rank* rank = scheduler->rank;
-  /* Mixed: in a static iteration a worker knows the cause, in a dynamic one this loop does. */
+  /* Mixed: in a static iteration a worker knows the cause, in a dynamic one this loop does. So its deadline
+   * lies between that of such a worker and that of a follower. */
   const bool mixed = platform::kMixedPlacement && rank->placement == MPK_MIXED;
   Wait wait(rank, scheduler->status, mixed ? rank->deadline_ns + rank->deadline_ns / 8 : rank->deadline_ns);
   for (uint32_t idle = 0;;) {
@@ -29,11 +31,11 @@ MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step
         at_poll();
         const Publication publication = read_publication(rank);
         if (scheduler->index != 0) found.stop = publication.stop;
-        if (!found.stop) code = wait.poll(publication.iteration); /* which changes when the run moves on */
+        if (!found.stop) code = wait.poll(publication.iteration); /* this value changes when the run moves on */
         if (code != MPK_OK) report_missing_event(rank, scheduler->status);
       }
     }
-    /* What the leader acquired is before what the others release. */
+    /* What the leader acquired comes before what the others release. */
     team.sync();
     code = team.from_leader(code);
     if (code != MPK_OK || team.from_leader(static_cast<int>(found.stop)) != 0) return code;

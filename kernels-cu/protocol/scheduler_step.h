@@ -1,10 +1,10 @@
-/* The scheduler's steps (dynamic placement): a completed event becomes queued tasks. A scheduler is a team (platform.h); its
- * leader takes the steps, and all of it queue the tasks. In mixed placement schedulers have nothing to do in the iterations of static
- * graphs: no event of theirs is queued or pushed.
+/* The scheduler's steps (dynamic placement): a completed event becomes queued tasks. A scheduler is a team (platform.h). Its
+ * leader runs the steps, and the whole team queues the tasks. In mixed placement, schedulers have nothing to do in iterations of
+ * static graphs: none of their events is queued or pushed.
  *
- * Local schedulers own the events that only this rank triggers, the remote scheduler those that peers trigger. A worker blocks
- * on nothing but a full scheduler queue, and that has room for every event of a graph; so workers always come back to their
- * queues, and a scheduler that finds them all full gets on. */
+ * Local schedulers own the events that only this rank triggers; the remote scheduler owns those that peers trigger. A worker
+ * blocks on nothing but a full scheduler queue, and that queue has room for every event of a graph. So workers always return to
+ * their queues, and a scheduler that finds them all full makes progress. */
 #ifndef MPK_PROTOCOL_SCHEDULER_STEP_H
 #define MPK_PROTOCOL_SCHEDULER_STEP_H
 
@@ -15,17 +15,17 @@ namespace mpk {
 
 struct Scheduler {
   const mpk_rank* rank;
-  uint32_t index; /* in mpk_rank's schedulers; the remote one is the last where world > 1 */
+  uint32_t index; /* among mpk_rank's schedulers; the remote one is the last if world > 1 */
   mpk_status* status;
-  uint32_t next_worker = 0; /* whose turn it is; the same for all of the team */
-  /* The leader's: */
-  bool begins = false;      /* it has yet to run the first batch step of the launch */
-  uint32_t begun = 0;       /* last iteration of which it has taken notice */
+  uint32_t next_worker = 0; /* next in the round robin; the same in the whole team */
+  /* Only the leader uses these: */
+  bool begins = false;      /* the first batch step of the launch is still to run */
+  uint32_t begun = 0;       /* last iteration that it has noticed */
   uint32_t ending = 0;      /* iteration whose end event it has seen and whose last tasks it waits for; 0: none */
-  uint32_t next_sender = 0; /* whose ring's turn it is */
+  uint32_t next_sender = 0; /* sender whose ring is next */
 };
 
-/* Tasks [first, last) of an iteration, which a step of the leader wants the team to queue. */
+/* Tasks [first, last) of an iteration, which a step of the leader gives to the team to queue. */
 struct Launch {
   uint32_t iteration = 0, first = 0, last = 0;
 };
@@ -34,19 +34,19 @@ MPK_DEVICE mpk_queue* worker_queue(const mpk_rank* rank, uint32_t worker, uint32
   return &rank->worker_queues[static_cast<uint64_t>(worker) * rank->num_schedulers + scheduler];
 }
 
-/* Queues the tasks, each at the next worker that has room. All of the team call it, with the same arguments, behind a
- * barrier; all get the same: MPK_OK or an abort code. */
+/* Queues the tasks, each at the next worker that has room. All threads of the team call it with the same
+ * arguments, after a barrier. All get the same result: MPK_OK or an abort code. */
 template <typename Team>
 MPK_DEVICE int launch_tasks(const Team& team, Scheduler* scheduler, const Launch& launch) {
   const mpk_rank* rank = scheduler->rank;
   const uint32_t workers = rank->num_workers, before = (1u << team.member()) - 1;
   uint32_t task = launch.first + team.member();
-  uint32_t refused = 0; /* workers in a row that had no room */
+  uint32_t refused = 0; /* number of consecutive workers without room */
   Wait wait(rank, scheduler->status);
   for (;;) {
     const uint32_t waiting = team.vote(task < launch.last);
     if (waiting == 0) return MPK_OK;
-    /* Each member has a worker of its own: a queue has one producer. */
+    /* Each member pushes to a different worker, because a queue has one producer. */
     const uint32_t offered = platform::count_bits(waiting) < workers ? platform::count_bits(waiting) : workers, turn = platform::count_bits(waiting & before);
     bool pushed = false;
     if (task < launch.last && turn < offered) {
@@ -58,7 +58,7 @@ MPK_DEVICE int launch_tasks(const Team& team, Scheduler* scheduler, const Launch
     scheduler->next_worker += offered;
     if (scheduler->next_worker >= workers) scheduler->next_worker -= workers;
     refused = team.vote(pushed) != 0 ? 0 : refused + offered;
-    team.sync(); /* the producer's word of a queue goes from member to member */
+    team.sync(); /* the producer's word of a queue passes from member to member */
     if (refused < workers) continue;
     refused = 0;
     const int code = team.from_leader(team.member() == 0 ? wait.poll(launch.first) : static_cast<int>(MPK_OK));
@@ -66,8 +66,8 @@ MPK_DEVICE int launch_tasks(const Team& team, Scheduler* scheduler, const Launch
   }
 }
 
-/* Runs the batch step if the iteration has an end event that is ready, and all its tasks are done; or if it is the launch's
- * first. Called in one place, since the batch step is inlined and large. */
+/* Runs the batch step if the iteration's end event is ready and all its tasks are done, or if it is the first of the
+ * launch. Called in one place only, because the batch step is inlined and large. */
 MPK_DEVICE int end_iteration(Scheduler* scheduler) {
   if (!scheduler->begins && (scheduler->ending == 0 || !claim_batch_step(scheduler->rank, scheduler->ending))) return MPK_OK;
   scheduler->begins = false;
@@ -75,7 +75,7 @@ MPK_DEVICE int end_iteration(Scheduler* scheduler) {
   return next_iteration(scheduler->rank, scheduler->status);
 }
 
-/* Does what a ready event asks for. `share` of `shares`: the part of its tasks that is this scheduler's. */
+/* Does what a ready event asks for. This scheduler's part of its tasks is `share` of `shares`. */
 MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, const mpk_event& event, uint32_t share, uint32_t shares, Launch* launch) {
   switch (event.event_type) {
     case MPK_EVENT_LAUNCH_TASKS:
@@ -92,22 +92,22 @@ MPK_DEVICE int handle_event(Scheduler* scheduler, const Iteration& iteration, co
       return MPK_OK;
     }
     case MPK_EVENT_END_OF_TASK_GRAPH:
-      scheduler->ending = iteration.number; /* for end_iteration */
+      scheduler->ending = iteration.number; /* used by end_iteration */
       return MPK_OK;
     default:
       return MPK_OK;
   }
 }
 
-/* The remote scheduler's: true once for each epoch of an event, of which it may take several entries. */
+/* Remote scheduler: true once per epoch of an event, although several of the event's entries may find it ready. */
 MPK_DEVICE bool mark_launched(const Iteration& iteration, uint32_t index) {
   uint32_t* launched = &iteration.graph->launched[index];
-  if (iteration.epoch <= *launched) return false; /* epochs don't wrap */
+  if (iteration.epoch <= *launched) return false; /* epochs do not wrap */
   *launched = iteration.epoch;
   return true;
 }
 
-/* The current iteration, for a thread that still has something to launch or to run in it. */
+/* The current iteration, for a thread that still has to launch or run something in it. */
 MPK_DEVICE Iteration current_iteration(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
   return Iteration{&rank->graphs[batch->graph], batch->graph, batch->iteration, batch->epoch};
@@ -115,10 +115,10 @@ MPK_DEVICE Iteration current_iteration(const mpk_rank* rank) {
 
 /* What a step of the leader found. */
 struct Found {
-  bool worked = false; /* something to do */
-  bool stop = false;   /* the end of the run, which only scheduler 0 looks for in its steps */
-  Launch launch;       /* for the team, before the next step */
-  mpk_queue* handled = nullptr; /* the queue whose first entry it was: taken after the launch, which is waited for */
+  bool worked = false; /* there was something to do */
+  bool stop = false;   /* the end of the run; only scheduler 0 looks for it in its steps */
+  Launch launch;       /* for the team to queue before the next step */
+  mpk_queue* handled = nullptr; /* the queue whose first entry it was; taken after the launch, because others wait for the launch */
 };
 
 /* One step of a local scheduler, after end_iteration. */
@@ -130,7 +130,7 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
       scheduler->begun = publication.iteration;
       found->worked = true;
       if (publication.stop) {
-        /* Event 0: every worker gets task 0. No task is left to run. */
+        /* Event 0: every worker gets task 0. No other task is left to run. */
         found->stop = true;
         for (uint32_t worker = 0; worker < rank->num_workers; ++worker) {
           Wait wait(rank, scheduler->status);
@@ -142,11 +142,11 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
         return MPK_OK;
       }
       const mpk_graph* graph = &rank->graphs[publication.graph];
-      if (platform::kMixedPlacement && graph->placement == MPK_STATIC) { /* mixed: the workers' own */
+      if (platform::kMixedPlacement && graph->placement == MPK_STATIC) { /* mixed: the workers run it by themselves */
         found->worked = false;
         return MPK_OK;
       }
-      /* Event 1 is triggered by the batch step; the iteration can't end before its tasks are launched. */
+      /* The batch step triggers event 1; the iteration cannot end before the event's tasks are launched. */
       const mpk_event& event = graph->events[MPK_EVENT_BEGIN];
       return needs_scheduler(event) ? handle_event(scheduler, current_iteration(rank), event, 0, 1, &found->launch) : static_cast<int>(MPK_OK);
     }
@@ -166,26 +166,27 @@ MPK_DEVICE int local_scheduler_step(Scheduler* scheduler, Found* found) {
   return handle_event(scheduler, iteration, event, shared ? scheduler->index : 0, shared ? num_local_schedulers(rank) : 1, &found->launch);
 }
 
-/* One step of the remote scheduler, after end_iteration: through the rings of all senders, up to the first event with tasks to launch; `heads`
- * [world] are its own positions.
+/* One step of the remote scheduler, after end_iteration. It goes through the rings of all senders, up to the first event with tasks to
+ * launch. `heads` [world] are its positions in them.
  *
- * An entry of a future iteration stays until the batch step reaches it; what follows it is of that iteration
- * or a later one, since a task's push comes before its count in the sender's progress. An entry of a past
- * iteration is dropped: that can't have ended before the event was launched. So is one whose event is not ready
- * yet, since a later trigger's entry follows, and one whose event has been launched in that epoch. */
+ * An entry of a future iteration stays until the batch step reaches that iteration. The entries after it belong to that iteration or a
+ * later one, because a task's push comes before its count in the sender's progress. An entry of a past iteration is dropped: that iteration
+ * cannot have ended before the event was launched. An entry whose event is not ready yet is dropped, because a later trigger's entry
+ * follows. So is an entry whose event has been launched in that epoch. */
 MPK_DEVICE int remote_scheduler_step(Scheduler* scheduler, uint64_t* heads, Found* found) {
   const mpk_rank* rank = scheduler->rank;
   for (uint32_t rings = 0; rings < rank->world; ++rings) {
     const uint32_t sender = scheduler->next_sender;
     scheduler->next_sender = sender + 1 == rank->world ? 0 : sender + 1;
-    const uint64_t tail = ring_tail(rank, sender); /* once: other rings get their turn */
+    const uint64_t tail = ring_tail(rank, sender); /* read once, so that other rings get their turn */
     while (heads[sender] != tail) {
       mpk_remote_entry entry;
       const int peeked = ring_peek(rank, sender, heads[sender], tail, &entry);
       if (peeked != MPK_OK) return peeked;
       if (entry.graph >= rank->num_graphs || entry.event >= rank->graphs[entry.graph].num_events) return MPK_ABORT_QUEUE;
       const uint32_t current = read_publication(rank).iteration;
-      /* Iterations don't wrap. Before this rank's first one, `current` is 0, however many have been before this launch. */
+      /* Iterations do not wrap. Before this rank's first iteration of a launch `current` is 0, however many earlier
+       * launches ran. */
       if (entry.iteration > current) break;
       ++heads[sender];
       found->worked = true;

@@ -1,8 +1,8 @@
-/* The timeline that a rank keeps when it is asked for: rows of records in the rank's memory, which the host reads after the launch. Row w
- * is worker w's; the row after the last worker's is the batch step's. A row is a ring: the newest records stay.
+/* The timeline that a rank records on request: rows of records in the rank's memory, which the host reads after the launch. Row w
+ * belongs to worker w; the row after the last worker's belongs to the batch step. A row is a ring: it keeps the newest records.
  *
- * On the CPU target a launch decides (mpk_rank.trace). A GPU's kernel has the code only if it is compiled with MPK_TRACE, so that a kernel
- * without a timeline is the same instruction for instruction whether timelines exist or not. */
+ * On the CPU target this is decided per launch (mpk_rank.trace). A GPU kernel contains the code only if it is compiled with MPK_TRACE.
+ * So a kernel without a timeline is the same, instruction for instruction, as if timelines did not exist. */
 #ifndef MPK_PROTOCOL_TRACE_H
 #define MPK_PROTOCOL_TRACE_H
 
@@ -13,23 +13,23 @@ namespace mpk {
 
 MPK_DEVICE bool is_traced(const mpk_rank* rank) { return platform::kTraces && rank->trace != nullptr; }
 
-/* Now; 0 where no timeline is kept. */
+/* The current time; 0 if no timeline is recorded. */
 MPK_DEVICE uint64_t trace_clock(const mpk_rank* rank) { return is_traced(rank) ? platform::clock_ns() : 0; }
 
-/* The record that the row gets next: its only writer may fill it over time. */
+/* The next record of the row. The row's only writer may fill it over time. */
 MPK_DEVICE mpk_trace_record* trace_next(const mpk_rank* rank, uint32_t row) {
   return rank->trace + row * rank->trace_capacity + (rank->trace_count[row] & (rank->trace_capacity - 1));
 }
 
-/* The record that trace_next gave is whole. */
+/* Keeps the record from trace_next, which is now complete. */
 MPK_DEVICE void trace_keep(const mpk_rank* rank, uint32_t row) {
   uint64_t* count = &rank->trace_count[row];
-  /* Relaxed: the host reads rows after the launch. The batch step's row passes from thread to thread with the step itself
-   * (BatchState.open). */
+  /* Relaxed: the host reads rows after the launch. The batch step's row passes from thread to thread together with the
+   * step (BatchState.open). */
   platform::store<platform::Scope::kSystem>(count, *count + 1, platform::kRelaxed);
 }
 
-/* A batch step that has published `iteration`: what came before the publication, and after it. */
+/* Records a batch step that has published `iteration`: the time before the publication, and the time after it. */
 MPK_DEVICE_COLD void trace_batch_step(const mpk_rank* rank, uint32_t iteration, uint32_t graph, uint64_t began_ns, uint64_t published_ns) {
   mpk_trace_record* entry = trace_next(rank, rank->num_workers);
   entry->fetched_ns = began_ns;

@@ -1,5 +1,5 @@
-/* What follows from a finished task: its trigger event's counter, and in dynamic placement the scheduler that
- * launches what the event releases. */
+/* What a finished task causes: an addition to its trigger event's counter and, in dynamic placement, the
+ * launch of the tasks that the event releases. */
 #ifndef MPK_PROTOCOL_TRIGGER_H
 #define MPK_PROTOCOL_TRIGGER_H
 
@@ -9,7 +9,7 @@
 
 namespace mpk {
 
-/* The iteration in which a task runs: a copy, valid when mpk_batch is not (see publication.h). */
+/* The iteration in which a task runs. This is a copy, which stays valid when mpk_batch is not (publication.h). */
 struct Iteration {
   const mpk_graph* graph;
   uint32_t graph_index;
@@ -35,9 +35,9 @@ MPK_DEVICE bool needs_scheduler(const mpk_event& event) {
   }
 }
 
-/* Whether the local schedulers share out what the event launches. Not where one is done with it sooner than all have been
- * told: a push to one of them takes as long as one and a half rounds of its team. At least one task is each one's, in any case:
- * a scheduler without one would read the batch of an iteration that may be over. */
+/* Whether the local schedulers split the tasks that the event launches. They do not if one of them would be done sooner than
+ * all could be told: a push to a scheduler takes as long as one and a half rounds of its team. In any case each must get at
+ * least one task: a scheduler without one would read the batch of an iteration that may have ended. */
 MPK_DEVICE bool is_shared_out(const mpk_rank* rank, const mpk_event& event) {
   return event.event_type == MPK_EVENT_LAUNCH_MASSIVE_TASKS &&
          2 * (event.last_task - event.first_task) >= 3 * platform::Team::kSize * num_local_schedulers(rank);
@@ -48,14 +48,15 @@ MPK_DEVICE bool is_own_event(const mpk_rank* rank, uint64_t event_id) {
   return event_id != MPK_EVENT_INVALID && (event_id_tag(event_id) != MPK_EVENT_TAG_NVSHMEM || event_id_owner(event_id) == rank->rank);
 }
 
-/* Triggers `event_id` after all that this thread has written and put. Returns MPK_OK or an abort code.
+/* Triggers `event_id` after everything that this thread has written and put. Returns MPK_OK or an abort code.
  *
- * An event that other ranks trigger belongs to the remote scheduler, whoever triggers it: this rank's own triggers
- * go through its ring to itself. Its counter takes additions of one kind only (mpk_rank.signals), this rank's own included,
- * and the push to the ring goes the same way as the addition before it, so that it can't overtake it. All other events are
- * completed by exactly one trigger, which queues the event; the iteration can't end before that entry is handled.
+ * An event that other ranks trigger belongs to the remote scheduler, whichever rank triggers it: this rank's own
+ * triggers go through its ring to itself. The event's counter takes only one kind of addition (mpk_rank.signals), also
+ * from this rank. The push to the ring takes the same path as the addition before it, so it cannot overtake it. All
+ * other events are completed by exactly one trigger, which queues the event; the iteration cannot end before that entry
+ * is handled.
  *
- * `event`: the description of an event of this rank; of others it is not read. */
+ * `event`: the description of an event of this rank. For events of other ranks it is not read. */
 MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, uint64_t event_id, const mpk_event& event, mpk_status* status) {
   if (event_id == MPK_EVENT_INVALID) return MPK_OK;
   const mpk_graph* graph = iteration.graph;
@@ -65,8 +66,8 @@ MPK_DEVICE int trigger_event(const mpk_rank* rank, const Iteration& iteration, u
   if (!is_own_event(rank, event_id)) {
     const uint32_t owner = event_id_owner(event_id);
     if (!trigger_remote(rank, graph, owner, index)) return MPK_ABORT_PEER;
-    /* After the signal: the scheduler that takes the entry sees this trigger in the counter, so of all entries
-     * for an epoch the one of the last trigger finds the event ready. */
+    /* The push comes after the signal: the scheduler that takes the entry sees this trigger in the counter.
+     * So among all entries for an epoch, the entry of the last trigger finds the event ready. */
     return dynamic ? ring_push(rank, owner, entry, status) : static_cast<int>(MPK_OK);
   }
   if (event.remote_triggers && rank->world > 1) {

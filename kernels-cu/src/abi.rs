@@ -6,7 +6,7 @@
 
 include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 
-/// A task's code on the CPU target.
+/// A task's kernel on the CPU target.
 pub type KernelFn = unsafe extern "C" fn(*const mpk_kernel_args) -> i32;
 
 /// No event.

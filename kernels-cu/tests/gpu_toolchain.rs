@@ -1,6 +1,6 @@
-//! With the real nvcc: what is compiled where there is no GPU.
+//! With the real nvcc: what compiles without a GPU.
 //!
-//! Without a toolchain the tests say so and pass; with `MPK_REQUIRE_CUDA=1`, which `scripts/test.sh` sets after it
+//! Without a toolchain the tests say so and pass. With `MPK_REQUIRE_CUDA=1`, which `scripts/test.sh` sets after it
 //! has installed one, they fail. Whole models are compiled by the tests of `mpk-run --compile-only`.
 
 use kernels_cu::gpu::{Architecture, Cache, CompileOptions, Expression, Toolchain, collective_shim, compile};
@@ -39,9 +39,10 @@ fn the_kernel_compiles_without_tasks_and_errors_come_with_the_compilers_words() 
     assert!(text.contains("tasks/no_such_task/gpu.cuh") && text.contains("compute_80"), "{text}");
 }
 
-/// What the tensor cores' speed hangs on, and what no result would tell: the assembler says where it serialises products or
-/// ignores the division of registers, and the listing whether the loop over k touches memory for its sums. It decides for the
-/// kernel as a whole, so these are all kernel variants of a model: Qwen3-8B on one rank, batches of up to 128 among its graphs.
+/// Checks what the tensor cores' speed depends on and no result would show. The assembler says if it serialises products or
+/// ignores the division of registers; the listing shows if the loop over k touches memory for its sums. The assembler decides
+/// for the kernel as a whole. So the test compiles all kernel variants of a model: Qwen3-8B on one rank, with graphs for
+/// batches of up to 128.
 #[test]
 fn wide_products_run_on_the_tensor_cores_without_pauses() {
     if !toolchain() {
@@ -83,7 +84,7 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     println!("{:?}\n{}", made.took, made.log);
     assert!(!made.log.contains("(C75"), "{}", made.log);
 
-    // Of the toolkit, or one in the path; the set-up brings none.
+    // From the toolkit, or one in the path; the set-up does not install it.
     let nvcc = Toolchain::find(Architecture::Sm90a, false).unwrap().nvcc.path;
     let cubin = folder.path().join("wide.cubin");
     std::fs::write(&cubin, &made.bytes).unwrap();
@@ -98,9 +99,9 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     let lines: Vec<&str> = text.lines().collect();
     let products: Vec<usize> =
         (0..lines.len()).filter(|&i| lines[i].contains("HGMMA.64x128x16.F32.BF16")).collect();
-    // Four blocks of a step, of two tiles of tokens and of one; attention's values.
+    // Four blocks of a step, for two tiles of tokens and for one; and attention's values.
     assert!(products.len() >= 12, "{} products", products.len());
-    // Products that follow each other closely are one loop.
+    // Products close to each other belong to one loop.
     for pair in products.windows(2).filter(|pair| pair[1] - pair[0] < 100) {
         let local = lines[pair[0]..pair[1]].iter().find(|line| line.contains("LDL") || line.contains("STL"));
         assert!(local.is_none(), "{local:?}");
@@ -122,7 +123,7 @@ fn the_collective_launch_is_built_and_loads_its_symbol() {
     assert_eq!(collective_shim(Architecture::Sm90a, &cache).unwrap().path, shim.path);
 }
 
-/// The GPU checks' programs that scripts/gpu_check.sh builds on a machine with a GPU.
+/// The programs of the GPU checks, which scripts/gpu_check.sh builds on a machine with a GPU.
 #[test]
 fn the_programs_of_the_gpu_check_compile() {
     if !toolchain() {

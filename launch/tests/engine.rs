@@ -1,7 +1,7 @@
-//! The engine as a library, on one rank of the CPU target: requests that come and go, ends, text, and what it refuses.
+//! The engine as a library, on one rank of the CPU target: requests that come and go, ends, text, and refusals.
 //!
-//! Its tokens are compared with those that Hugging Face transformers computed for the same checkpoint. Many ranks, lost ranks
-//! and exit statuses are tested through mpk-run (`tests/tests`), which runs on the same engine.
+//! Its tokens are compared with those that Hugging Face transformers computed for the same checkpoint. Several ranks, lost
+//! ranks and exit statuses are tested through mpk-run (`tests/tests`), which runs on the same engine.
 
 use launch::engine::config::BackendChoice;
 use launch::engine::{Engine, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig, SamplingParams};
@@ -37,13 +37,13 @@ fn expected(name: &str) -> Vec<(Vec<u32>, Vec<u32>, bool)> {
 }
 
 #[test]
-fn requests_have_the_tokens_of_transformers_whatever_runs_beside_them() {
+fn requests_have_the_tokens_of_transformers_whatever_else_runs() {
     let engine = load("qwen3", config());
     let expected = expected("qwen3");
     assert!(expected.len() > 1);
     let requests =
         || expected.iter().map(|(prompt, tokens, _)| Request::tokens(prompt.clone(), tokens.len() as u32));
-    // Together, then each alone, then together again: a request does not depend on those before it.
+    // Together, then each alone, then together again: a request does not depend on earlier ones.
     let mut answers: Vec<_> =
         engine.submit_all(requests().collect()).unwrap().into_iter().map(|h| h.wait()).collect();
     for request in requests() {
@@ -76,7 +76,7 @@ fn a_request_does_not_depend_on_its_end() {
     assert_eq!((&ended.tokens, ended.reason), (&tokens, FinishReason::Eos));
     assert_eq!((&ignored.tokens[..tokens.len()], ignored.reason), (&tokens[..], FinishReason::Length));
     assert_eq!(ignored.tokens.len(), more as usize);
-    // A stop token ends it like an end of sequence, and is the last one.
+    // A stop token ends it like an end of sequence, and is the last token.
     let stop = ignored.tokens[1];
     let first = ignored.tokens.iter().position(|&token| token == stop).unwrap();
     let stopped = Request { stop_token_ids: vec![stop], ignore_eos: true, ..Request::tokens(prompt, more) };
@@ -100,7 +100,7 @@ fn text_ends_before_a_stop_string() {
     assert_eq!((stopped.text.as_str(), stopped.reason), (&whole.text[..begin], FinishReason::Stop));
     assert_eq!(stopped.tokens, whole.tokens[..stopped.tokens.len()]);
     assert!(stopped.tokens.len() < whole.tokens.len());
-    // What was held back comes at the end if it is no stop string.
+    // Held-back text is returned at the end if it is not a stop string.
     let end: String = whole.text.chars().skip(whole.text.chars().count() - 2).collect();
     let request = Request { stop: vec![format!("{end}\u{1}")], ..Request::text(prompt, 24) };
     assert_eq!(engine.submit(request).unwrap().wait().text, whole.text);
@@ -108,7 +108,7 @@ fn text_ends_before_a_stop_string() {
 }
 
 #[test]
-fn log_probabilities_are_as_many_as_asked_for() {
+fn the_requested_number_of_log_probabilities_is_returned() {
     let engine = load("qwen3", RunConfig { logprobs: 4, ..config() });
     let (prompt, ..) = expected("qwen3").swap_remove(0);
     for wanted in [0, 1, 4] {
@@ -126,7 +126,7 @@ fn log_probabilities_are_as_many_as_asked_for() {
 }
 
 #[test]
-fn what_can_never_run_is_refused_with_help() {
+fn requests_that_can_never_run_are_refused_with_help() {
     let engine = load("qwen3", RunConfig { max_waiting: 2, ..config() });
     let refused = |request: Request, kind, word: &str| {
         let error = engine.submit(request).unwrap_err();
@@ -164,7 +164,7 @@ fn a_cancelled_request_ends_at_once_and_disturbs_nobody() {
 }
 
 #[test]
-fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
+fn a_reader_passes_tokens_on_and_the_kernel_announces_each() {
     let engine = load("qwen3", config());
     let (prompt, tokens, _) =
         expected("qwen3").into_iter().max_by_key(|(_, tokens, _)| tokens.len()).unwrap();
@@ -174,7 +174,7 @@ fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
     let handle = engine.submit(request()).unwrap();
     let (mut told, mut got, mut over) = (0, Vec::new(), false);
     while !over {
-        // Ends come from the engine's thread.
+        // The engine's thread reports ends.
         let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         let mut event = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
         if rustix::event::poll(&mut event, Some(&limit)).unwrap() == 1 {
@@ -194,7 +194,7 @@ fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
         }
         assert!(got.len() as u64 >= told, "told of {told} tokens, and {} are here", got.len());
     }
-    // The end may come before the kernel's word of the last tokens.
+    // The end may arrive before the kernel's notification of the last tokens.
     while told < tokens.len() as u64 {
         let limit = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
         let mut event = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
@@ -204,11 +204,11 @@ fn a_reader_passes_tokens_on_and_the_kernel_tells_it_of_each() {
         told += u64::from_ne_bytes(times);
     }
     assert_eq!((told, &got), (tokens.len() as u64, &tokens));
-    // Without it the engine's thread does it again, and there may be another one.
+    // Without the reader, the engine's thread passes the tokens on again, and there may be another reader.
     drop(reader);
     assert_eq!(engine.submit(request()).unwrap().wait().tokens, tokens);
     assert!(engine.reader().is_some());
-    // This one is gone, too.
+    // This reader is gone, too.
     assert_eq!(engine.submit(request()).unwrap().wait().tokens, tokens);
 }
 
@@ -233,7 +233,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_request_joins_those_that_run_and_leaves_before_them() {
+fn a_request_joins_running_ones_and_ends_before_them() {
     let engine = load("tiny", config());
     let long = Request { ignore_eos: true, ..Request::text("In the beginning", 400) };
     let long = engine.submit(long).unwrap();
@@ -241,7 +241,7 @@ fn a_request_joins_those_that_run_and_leaves_before_them() {
     let short = engine.submit(Request::text("And God said", 4)).unwrap().wait();
     assert_eq!(short.tokens.len(), 4);
     assert_eq!((engine.stats().running, engine.stats().finished.length), (1, 1), "the long one goes on");
-    // A cancel gives slot and pages back while nothing else happens.
+    // A cancel frees slot and pages although nothing else happens.
     assert!(engine.stats().kv_pages_used > 0);
     long.cancel();
     until("the slot is not free", || engine.stats().running == 0 && engine.stats().kv_pages_used == 0);
@@ -265,7 +265,7 @@ fn an_end_of_sequence_counts_only_after_the_fewest_tokens() {
         let request = Request { min_new_tokens, ..Request::tokens(prompt.clone(), most) };
         engine.submit(request).unwrap().wait()
     };
-    // The end of sequence is the last of `tokens`, so it counts if all before it are enough.
+    // The end of sequence is the last of `tokens`, so it counts if there are enough tokens before it.
     assert_eq!(ask(tokens.len() as u32 - 1).tokens, tokens);
     let on = ask(tokens.len() as u32);
     assert!(on.tokens.len() > tokens.len() && on.tokens.starts_with(&tokens), "{on:?}");
@@ -284,7 +284,7 @@ fn an_idle_kernel_ends_and_the_next_request_starts_it_again() {
 }
 
 #[test]
-fn requests_that_are_cut_off_are_cancelled_and_the_engine_ends_well() {
+fn requests_that_are_cut_off_are_cancelled_and_the_engine_ends_normally() {
     let engine = load("tiny", config());
     let request = || Request { ignore_eos: true, ..Request::text("In the beginning", 400) };
     // More than there are slots.
@@ -306,7 +306,7 @@ fn pages_on_demand_give_the_same_tokens() {
     let expected: Vec<_> = prompts.map(|p| alone.submit(request(p)).unwrap().wait().tokens).into();
     drop(alone);
     let mut spec = ModelSpec::path(fixture("tiny").join("model.json")).open().unwrap();
-    // Room for less than three of the five.
+    // Room for fewer than three of the five.
     spec.page_size = Some(8);
     spec.runtime.kv_pages = Some(40);
     spec.runtime.kv = launch::model::model_json::Kv::OnDemand;

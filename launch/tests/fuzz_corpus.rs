@@ -1,7 +1,7 @@
-//! Replays the corpus of the fuzz targets (`fuzz/`), and some mutations of it: no crash, no hang, no gigabyte.
+//! Replays the corpus of the fuzz targets (`fuzz/`) and some mutations of it: no crash, no hang, no gigabyte.
 //!
-//! `MPK_FUZZ_SECONDS=600 cargo test --release -p mpk-launch --test fuzz_corpus` goes on with other mutations for so long, for
-//! each target; `scripts/fuzz.sh` finds more in that time, since it sees which code an input reaches.
+//! `MPK_FUZZ_SECONDS=600 cargo test --release -p mpk-launch --test fuzz_corpus` continues with other mutations for this long
+//! per target. `scripts/fuzz.sh` finds more in that time, because it sees which code an input reaches.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 #[path = "../../fuzz/inputs.rs"]
 mod inputs;
 
-/// Longest that one input may take, on a slow machine.
+/// Time limit for one input, on a slow machine.
 const LONGEST: Duration = Duration::from_secs(20);
 /// Mutations of each target's corpus; each takes well under a millisecond.
 const MUTATIONS: u64 = 500;
 
-/// Bytes that JSON, safetensors or regular expressions give a meaning.
+/// Bytes with a meaning in JSON, safetensors or regular expressions.
 const SPECIAL: &[u8] = b"\0\"\\{}[]:,-.0919eEtfn()*+?|^$\xff\x80";
 
 fn corpus() -> Vec<(String, Vec<PathBuf>)> {
@@ -30,7 +30,7 @@ fn corpus() -> Vec<(String, Vec<PathBuf>)> {
     paths(&folder).iter().map(|folder| (name(folder), paths(folder))).collect()
 }
 
-/// Runs one input. One that does harm is kept in a file.
+/// Runs one input, and saves it to a file if it does harm.
 fn run(target: fn(&[u8]), bytes: &[u8], what: &str) {
     let begin = Instant::now();
     let ended = std::panic::catch_unwind(|| target(bytes)).is_ok();
@@ -46,7 +46,7 @@ fn run(target: fn(&[u8]), bytes: &[u8], what: &str) {
     }
 }
 
-/// The largest amount of memory that this process has had, in bytes.
+/// Peak memory of this process in bytes.
 fn peak_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("this process's status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
@@ -67,7 +67,7 @@ fn the_corpus_and_its_mutations_do_no_harm() {
         for (path, bytes) in paths.iter().zip(&inputs) {
             run(target, bytes, &path.display().to_string());
         }
-        // Always the same ones: xorshift from a fixed start.
+        // Always the same mutations: xorshift from a fixed start.
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let mut next = |below: usize| {
             state ^= state << 13;

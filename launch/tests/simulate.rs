@@ -1,4 +1,4 @@
-//! `mpk-graph simulate` on the graphs of small models: status, determinism, and what must hold of any machine.
+//! `mpk-graph simulate` on the graphs of small models: status, determinism, and what must hold on any machine.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn model(folder: &TempDir) -> PathBuf {
     path
 }
 
-/// The plain cluster of the simulator's tests, changed at these places.
+/// The plain cluster of the simulator's tests, with these changes.
 fn cluster(folder: &TempDir, changes: &[(&str, f64)]) -> PathBuf {
     let mut cluster: Value =
         serde_json::from_str(include_str!("../../taskgraph/simulate/tests/plain.json")).unwrap();
@@ -59,7 +59,7 @@ fn every_placement_and_lowering_runs_and_never_beats_the_memory() {
                 let report = report(&model, &cluster, &options);
                 let [ms, floor] = ["ms_per_token", "floor_ms"].map(|key| report[key].as_f64().unwrap());
                 assert!(ms > floor && floor > 0.0, "{options:?}: {ms} ms, floor {floor}");
-                // What the budget adds up to is the time.
+                // The items of the budget add up to the time.
                 let parts = report["budget"]["operators"].as_array().unwrap().iter();
                 let sum: f64 = parts.map(|o| o["total_us"].as_f64().unwrap()).sum();
                 let sum = sum + report["budget"]["between_us"].as_f64().unwrap();
@@ -78,7 +78,7 @@ fn every_weight_is_read_once() {
         let output = run(&model, &cluster, &options);
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["bytes_read"].as_u64().unwrap()
     };
-    // qkv, o, gate and up, down, head: bf16. Norms and rows of the embedding are small beside them.
+    // qkv, o, gate and up, down, head: bf16. Norms and rows of the embedding are small in comparison.
     let layer = 256 * (8 + 2 * 4) * 32 + 8 * 32 * 256 + 3 * 256 * 512;
     let weights = 2 * (3 * layer + 1000 * 256);
     let got = read("0") as f64;

@@ -1,4 +1,4 @@
-//! Ranks that are alike: rank 0's graph is kept alone, and stands for the others only as long as none differs.
+//! Ranks that are alike: only rank 0's graph is kept, and it stands for the others as long as none differs.
 
 #[allow(dead_code)]
 mod builder_support;
@@ -34,7 +34,7 @@ fn builder(layers: usize, options: &BuildOptions) -> Builder {
     Builder::new(&decoder(layers, 64, 64, 64, "linear", options.world), &registry(), options).unwrap()
 }
 
-/// What is kept says the same of all ranks as all graphs do, and memory that is taken over leaves nothing behind.
+/// A kept class gives the same result for all ranks as all graphs do, and reused memory leaves nothing behind.
 #[test]
 fn rank_0_stands_for_all() {
     let spares = Spares::default();
@@ -63,7 +63,8 @@ fn rank_0_stands_for_all() {
         }
         let kept = verify_classes(&classes).unwrap_or_else(|found| panic!("{options:?}: {}", found[0]));
         let each = verify_every_rank(&all).unwrap();
-        // A sum leaves out its own slot: rank 0's is at the edge, others' cut what is left in two. So accesses are not compared.
+        // A sum leaves out its own slot. Rank 0's slot is at the edge; others divide the rest in two. So the counts of
+        // accesses are not compared.
         let counts = |r: &taskgraph::verify::Report| (r.ranks, r.tasks, r.events);
         assert_eq!(counts(&kept), counts(&each), "{options:?}");
         assert_eq!(kept, verify_succession(&all).unwrap(), "{options:?}");
@@ -71,9 +72,10 @@ fn rank_0_stands_for_all() {
     assert!(alike > 10 && whole > 5, "{alike} {whole}");
 }
 
-/// Anything that the proof knows of a rank's tasks, changed on that rank alone, makes it unlike the others.
+/// Any property of a rank's tasks that the proof uses makes the rank differ from the others, if it is changed on that
+/// rank alone.
 #[test]
-fn a_change_of_one_rank_ends_the_likeness() {
+fn a_change_on_one_rank_makes_it_differ() {
     type Change = fn(&mut TaskGraph, usize) -> bool;
     fn task_change(
         graph: &mut TaskGraph,
@@ -152,7 +154,8 @@ fn a_change_of_one_rank_ends_the_likeness() {
     println!("{tried:?}");
 }
 
-/// A rank that takes rank 0's slot of a tensor instead of its own is unlike it, even where all its other operands are turned.
+/// A rank that uses rank 0's slot of a tensor instead of its own differs from it, even if all its other operands are
+/// rotated.
 #[test]
 fn an_operand_that_does_not_turn_ends_the_likeness() {
     let mut tried = 0;

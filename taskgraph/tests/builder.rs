@@ -1,4 +1,4 @@
-//! The builder against brute force, and its known cases.
+//! The builder against brute force, and known cases.
 
 #[allow(dead_code)]
 mod builder_support;
@@ -32,14 +32,14 @@ fn grids_of_four_and_six_meet_in_two_events() {
 }
 
 #[test]
-fn a_workers_list_tells_the_end_once() {
+fn a_workers_list_triggers_the_end_once() {
     let graph = decoder(2, 64, 40, 50, "linear", 2);
     for placement in [Placement::Static, Placement::Dynamic] {
         let o = BuildOptions { allreduce: Allreduce::OneShot, placement, ..options(2, 3) };
         for g in check(&graph, &o) {
             let end = EventId::local(g.rank as u16, EventId::END_OF_GRAPH);
             let silent = g.tasks[2..].iter().filter(|t| t.trigger.is_none()).count();
-            // The pushes, which words without event tell of.
+            // The pushes: flagged words need no event.
             assert_eq!(silent > 0, placement == Placement::Static);
             for list in &g.worker_lists {
                 let ends = list.iter().filter(|&&t| g.tasks[t as usize].trigger == Some(end)).count();
@@ -72,7 +72,7 @@ fn copy_reduce_has_a_copy_for_each_peer_and_tile_and_one_sum() {
     for g in check(&graph, &o) {
         let reduces = count(&g, core_types::REDUCE);
         assert_eq!(reduces, 2 * 2, "two layers of two tiles");
-        // One more for the records, to each peer.
+        // One more per peer, for the records.
         assert_eq!(count(&g, core_types::NVSHMEM_COPY), reduces * 3 + 3);
         for task in g.tasks.iter().filter(|t| g.type_name(t) == core_types::NVSHMEM_COPY) {
             let trigger = task.trigger.unwrap();
@@ -135,7 +135,7 @@ fn large_sums_are_not_pushed_even_if_that_is_asked_for() {
 }
 
 #[test]
-fn who_polls_flagged_words_is_launched_with_who_writes_them() {
+fn readers_of_flagged_words_are_launched_with_their_writers() {
     for linear in ["linear", "linear_plain"] {
         let graph = decoder(2, 64, 40, 50, linear, 2);
         let o =
@@ -168,7 +168,7 @@ fn a_rank_has_room_for_the_tiles_that_it_sums_and_no_others() {
     let graph = decoder(2, 64, 40, 50, "linear_plain", 2);
     let o = BuildOptions { allreduce: Allreduce::TwoShot, ..options(2, 3) };
     let graphs = check(&graph, &o);
-    // Columns that a rank sums of what it receives in the tensor `received`.
+    // Columns for which a rank sums what it receives in the tensor `received`.
     let summed = |g: &TaskGraph, received: &str| -> u32 {
         let sums = g.tasks.iter().filter(|t| g.type_name(t) == core_types::REDUCE);
         let of_it = sums.filter(|t| g.tensors[g.inputs(t)[1].tensor as usize].name == received);
@@ -196,7 +196,7 @@ fn a_tensor_is_reduced_once_for_all_its_users() {
     }
     let graphs = check(&g, &options(2, 2));
     assert_eq!(graphs[0].ops.iter().filter(|n| n.contains("allreduce")).count(), 1);
-    // One exchange alone: nothing else tells a rank that its peers have read.
+    // A single exchange: nothing else tells a rank that its peers have read.
     assert_eq!(count(&graphs[0], core_types::NVSHMEM_SIGNAL), 1);
 }
 
@@ -218,7 +218,7 @@ fn fan_in_goes_through_empty_tasks() {
 }
 
 #[test]
-fn the_launch_of_a_wide_operator_may_be_shared_out() {
+fn the_launch_of_a_wide_operator_may_be_split() {
     let mut g = OpGraph::new("wide", capacity());
     let x = g.input("x", DType::F32, &[4, 64]);
     let w = g.weight("w", DType::F32, &[64, 64], None);
@@ -328,10 +328,10 @@ fn buffers_are_shared_where_the_order_allows() {
     assert_eq!(places.len(), 2, "exchanges take turns with two buffers");
 }
 
-/// Tensors of many shapes, moved at random: what the verifier accepts has no race by the closure of all edges over
-/// three iterations.
+/// Tensors of many shapes, moved at random: what the verifier accepts has no race by the transitive closure of all
+/// edges over three iterations.
 #[test]
-fn what_is_accepted_after_a_move_has_no_race() {
+fn graphs_accepted_after_a_move_have_no_race() {
     let mut seed = 1u64;
     let mut random = |n: usize| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -432,7 +432,7 @@ mod random {
     use super::*;
     use proptest::prelude::*;
 
-    /// Operators on grids of their own; each reads some of the tensors before it.
+    /// Operators on their own grids; each reads some of the tensors before it.
     #[derive(Clone, Debug)]
     struct Node {
         dims: Vec<u64>,
@@ -506,7 +506,7 @@ mod random {
     }
 }
 
-/// `y = x W`, W split over its columns, written into a persistent tensor: each rank would keep its own summand.
+/// `y = x W`, with W split by columns, written into a persistent tensor: each rank would keep its own summand.
 #[test]
 fn sums_and_blocks_of_ranks_do_not_go_into_persistent_tensors_unseen() {
     let persistent = |g: &mut OpGraph, name: &str, sharding: Sharding| {
@@ -530,7 +530,7 @@ fn sums_and_blocks_of_ranks_do_not_go_into_persistent_tensors_unseen() {
     let y = persistent(&mut g, "y", Sharding::Replicated);
     g.op_into("down", "linear", &[x, w], &[y], attrs(json!({})));
     assert!(build(&g, 1).is_ok());
-    // The sum over ranks goes there, not a rank's summand.
+    // The sum over ranks is stored, not one rank's summand.
     let graphs = build(&g, 2).unwrap();
     verify::verify(&graphs).unwrap();
     let sums = graphs[0].tasks.iter().filter(|t| graphs[0].type_name(t) == task_graph::core_types::REDUCE);
@@ -549,7 +549,8 @@ fn sums_and_blocks_of_ranks_do_not_go_into_persistent_tensors_unseen() {
     let y = graphs[0].tensors.iter().find(|t| t.name == "y").unwrap();
     assert_eq!(y.space, task_graph::Space::Device);
 
-    // A sum over ranks may go there: `reduce` writes the rank's own memory, whatever the lowering asked for.
+    // A sum over ranks may be stored there: `reduce` writes the rank's own memory, whatever lowering was asked
+    // for.
     let mut g = OpGraph::new("g", capacity());
     let x = g.input("x", DType::F32, &[4, 16]);
     let w = g.weight("w", DType::F32, &[8, 16], Some((1, even)));

@@ -1,4 +1,4 @@
-//! Collectives against brute force: what each rank reads is what it should, for every placement and lowering.
+//! Collectives against brute force: each rank reads the right values, for every placement and lowering.
 
 #[allow(dead_code)]
 mod builder_support;
@@ -58,7 +58,7 @@ fn a_partial_tensor_is_summed_where_it_is_needed() {
         for world in [1, 2, 3, 5] {
             for o in every_option(world, 3) {
                 let graphs = check(&g, &o);
-                // Each rank sums its own share only: the sums of all ranks cover the tensor once.
+                // Each rank sums only its own share: together, the sums of all ranks cover the tensor once.
                 let sums = graphs.iter().flat_map(|g| {
                     let reduces = g.tasks.iter().filter(|t| g.type_name(t) == core_types::REDUCE);
                     reduces.map(|t| g.outputs(t)[0].dims.iter().map(|&d| u64::from(d)).product::<u64>())
@@ -89,7 +89,7 @@ fn a_replicated_tensor_is_sliced_without_a_copy() {
     }
 }
 
-/// gate | up: two blocks of each rank's, so they are copied to where they belong, the own ones too.
+/// gate | up: each rank has two blocks, which are copied to their places, also on the rank itself.
 #[test]
 fn a_wanted_tensor_of_two_parts_is_gathered() {
     let mut g = OpGraph::new("parts", capacity());
@@ -112,7 +112,7 @@ fn a_wanted_tensor_of_two_parts_is_gathered() {
 }
 
 #[test]
-fn a_split_input_is_made_whole_for_who_needs_it() {
+fn a_split_input_is_gathered_for_its_reader() {
     for dim in [0, 1] {
         let mut g = OpGraph::new("input", capacity());
         let x = g.input("x", DType::F32, &[4, 16]);
@@ -128,7 +128,7 @@ fn a_split_input_is_made_whole_for_who_needs_it() {
     }
 }
 
-/// Key-value heads that ranks share are sent by one of them.
+/// One of the ranks that share key-value heads sends them.
 #[test]
 fn shared_heads_are_gathered_once() {
     let mut g = OpGraph::new("heads", capacity());
@@ -144,8 +144,8 @@ fn shared_heads_are_gathered_once() {
     }
 }
 
-/// Peers write into the symmetric heap, from where each rank copies its part to the tensor that lives on. Of many columns
-/// there are several copies.
+/// Peers write into the symmetric heap, and each rank copies its part from there to the persistent tensor. With many
+/// columns there are several copies.
 #[test]
 fn collectives_write_tensors_that_live_on() {
     for columns in [20, 100] {
@@ -216,7 +216,7 @@ fn many_rows_are_summed_in_blocks_of_rows() {
                     .iter()
                     .enumerate()
                     .filter(|(_, t)| graph.type_names[usize::from(t.task_type)] == core_types::REDUCE);
-                // A worker has one each, and each knows where its rows begin.
+                // Each worker has one, which knows where its rows start.
                 let rows: Vec<(i32, u32)> =
                     sums.map(|(_, t)| (t.args[0], graph.outputs(t)[0].region.lo[0])).collect();
                 assert_eq!(rows, [(0, 0), (112, 112), (224, 224)]);

@@ -1,4 +1,4 @@
-//! Files of task graphs and op graphs: what is written reads back equal, and what is wrong is refused by place.
+//! Files of task graphs and op graphs: a written graph reads back equal, and errors are refused with their place.
 
 mod verify_support;
 
@@ -15,7 +15,7 @@ use taskgraph::task_graph::{EventType, LocalPart, Placement, Space, TaskGraph};
 use taskgraph::{DType, Sharding, Split};
 use verify_support::*;
 
-/// A graph in which every field has a value that is not its default.
+/// A graph with a non-default value in every field.
 fn rich() -> TaskGraph {
     let mut graph = chain(3, 2, 2, 2, Lowering::Copy).remove(1);
     let copy = find(&graph, "l0.copy", 0) as usize;
@@ -33,7 +33,7 @@ fn rich() -> TaskGraph {
     graph.tensors[1].tiled = true;
     graph.tensors[2].role = Role::Persistent { region_dims: Some(vec![3, 4]) };
     graph.tensors[2].bytes = u64::MAX;
-    // Tasks in another order than their operands, as under dynamic placement.
+    // Tasks in another order than their operands, as with dynamic placement.
     let last = graph.tasks.len() - 1;
     graph.tasks.swap(last - 1, last);
     graph.events[4].event_type = EventType::LaunchMassiveTasks;
@@ -89,7 +89,7 @@ fn the_file_has_the_fixed_fields() {
     assert_eq!((&event["first_task_id"], &event["last_task_id"]), (&3.into(), &5.into()));
 }
 
-/// The text of a correct file with one piece replaced.
+/// The text of a correct file with one part replaced is refused.
 #[track_caller]
 fn refused(from: &str, to: &str, words: &[&str]) {
     let text = to_json(&rich());
@@ -99,7 +99,7 @@ fn refused(from: &str, to: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_is_wrong_in_a_task_graph_is_named() {
+fn errors_in_a_task_graph_name_the_place() {
     refused("mpk-task-graph/1", "mpk-task-graph/2", &["schema", "mpk-task-graph/2"]);
     refused("\"rank\":1", "\"rank\":3", &["rank 3 of 3"]);
     refused("\"rank\":1", "\"rank\":-1", &["line 4"]);
@@ -182,7 +182,7 @@ fn an_op_graph_from_json() {
 }
 
 #[test]
-fn what_is_wrong_in_an_op_graph_is_named() {
+fn errors_in_an_op_graph_name_the_place() {
     for (from, to, words) in [
         (r#""rows": 4"#, r#""rows": 0"#, &["graph.rows"][..]),
         (r#""rows": 4, "#, "", &["graph", "missing field `rows`"]),
@@ -222,8 +222,8 @@ fn what_is_wrong_in_an_op_graph_is_named() {
     assert!(op_graph_from_str("{\n \"rows\": }").unwrap_err().to_string().contains("line 2"));
 }
 
-/// The schemas in the repository are those of the types. `UPDATE_SCHEMAS=1 cargo test -p mpk-taskgraph --test json`
-/// writes them anew.
+/// The schemas in the repository match the types. `UPDATE_SCHEMAS=1 cargo test -p mpk-taskgraph --test json`
+/// rewrites them.
 #[test]
 fn the_published_schemas_are_current() {
     for (name, schema) in
@@ -239,7 +239,7 @@ fn the_published_schemas_are_current() {
     }
 }
 
-/// By Python's jsonschema, where it is installed.
+/// With Python's jsonschema, if it is installed.
 #[test]
 fn written_files_validate_against_the_schemas() {
     let check = r#"
@@ -321,13 +321,13 @@ proptest! {
             text.truncate(cut % text.len());
         }
         if let Ok(graph) = from_json(text.as_slice()) {
-            // Whatever is accepted can be verified without panic, alone and with itself as peer.
+            // An accepted graph can be verified without panic, alone and with itself as peer.
             let _ = taskgraph::verify::verify(std::slice::from_ref(&graph));
             let _ = taskgraph::verify::verify(&[graph.clone(), graph]);
         }
     }
 
-    /// Numbers anywhere in a file replaced by hostile ones: the verifier answers, whatever it is given.
+    /// Hostile numbers anywhere in a file: the verifier gives an answer for every input.
     #[test]
     fn hostile_numbers_do_not_panic(seed: u64, changes in 1usize..4) {
         let graphs = chain(2, 1, 1, 1, Lowering::Copy);

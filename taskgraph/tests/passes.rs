@@ -1,4 +1,4 @@
-//! What the passes leave of a graph.
+//! The results of the passes on a graph.
 
 #[allow(dead_code)]
 mod builder_support;
@@ -41,7 +41,7 @@ fn the_same_twice_is_done_once() {
     let sum = g.op("sum", "add", &[a2, b2], Attrs::new());
     g.tensor_mut(sum).output = true;
     assert_eq!(ops(&g, 1), ["a", "a2", "sum"]);
-    // The wanted name stays, whichever of the two has it.
+    // The name of the wanted tensor stays, whichever of the two has it.
     g.tensor_mut(b).output = true;
     let graphs = check(&g, &BuildOptions::new(2, Target::cpu(2)));
     assert!(graphs[0].tensors.iter().any(|t| t.name == "b" && t.output));
@@ -80,7 +80,7 @@ impl TaskType for Block {
 
 /// The parts of a composition are sharded and fused like any other operators.
 #[test]
-fn compositions_expand_before_they_could_miss_a_fusion() {
+fn compositions_expand_before_fusion() {
     let mut registry = registry();
     registry.register(Arc::new(Block));
     for (world, dim, wanted) in

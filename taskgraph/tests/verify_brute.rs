@@ -1,5 +1,5 @@
 //! The verifier against one that is too simple to be wrong: the transitive closure of all edges over two
-//! iterations, and every pair of accesses word by word.
+//! iterations, and every pair of accesses, word by word.
 
 mod verify_support;
 
@@ -33,7 +33,7 @@ impl Random {
 /// An element of memory: rank, tensor, index.
 type Word = (usize, u32, u64);
 
-/// Elements that an operand's view touches, one by one.
+/// The elements of an operand's view.
 fn words(graphs: &[TaskGraph], rank: usize, operand: &Operand) -> Vec<Word> {
     let owners = match operand.place {
         Place::Own => rank..rank + 1,
@@ -53,7 +53,7 @@ fn words(graphs: &[TaskGraph], rank: usize, operand: &Operand) -> Vec<Word> {
     owners.flat_map(|owner| found.iter().map(move |&at| (owner, operand.tensor, at))).collect()
 }
 
-/// Nodes of two iterations and who comes before whom.
+/// Nodes of two iterations, and which comes before which.
 struct Closure {
     before: Vec<Vec<bool>>,
 }
@@ -76,7 +76,7 @@ impl Closure {
     }
 }
 
-/// Why the graphs are unsafe, if they are.
+/// The reason why the graphs are unsafe, if they are.
 fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
     // Numbering: for each epoch, all events then all tasks of each rank.
     let mut base = Vec::new();
@@ -148,7 +148,7 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
             }
         }
     }
-    // Without what flagged words order, and with it.
+    // Without the order from flagged words, and with it.
     let mut firm = edges.clone();
     edges.extend(polled);
     let explicit = Closure::new(2 * size, &edges);
@@ -170,7 +170,7 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
         let t = &graphs[rank].tasks[index as usize];
         matches!(t.task_type, COPY | SIGNAL)
     };
-    // Where all that a task does is done.
+    // The point at which all work of a task is done.
     let done = |epoch: usize, (rank, index): (usize, u32)| match graphs[rank].tasks[index as usize].trigger {
         Some(e) if is_put((rank, index)) => event(epoch, e.owner().into(), e.index()),
         _ => task(epoch, rank, index),
@@ -263,7 +263,7 @@ fn brute(graphs: &[TaskGraph]) -> Option<&'static str> {
 fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
     let world = 1 + random.below(3) as u32;
     let workers = 1 + random.below(2) as u32;
-    // Boxes in four dimensions cut a tensor into so many cells that the verifier compares them pair by pair.
+    // Boxes in four dimensions divide a tensor into so many cells that the verifier compares them pair by pair.
     let dims: &[u32] = if random.chance(15) { &[12, 12, 12, 12] } else { &[4] };
     let width = 4;
     let levels = 2 + random.below(2) as u32;
@@ -275,7 +275,7 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
             b.tensor("a", DType::F32, dims, Space::Device, Role::Activation);
             b.tensor("s", DType::F32, &[world, width], Space::Symmetric, Role::Activation);
             b.tensor("p", DType::F32, dims, Space::Symmetric, Role::Persistent { region_dims: None });
-            // For each level a local event, then a remote one.
+            // Per level, a local event, then a remote one.
             for _ in 0..levels {
                 b.event(false);
                 b.event(true);
@@ -383,7 +383,7 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
     }
     let mut graphs: Vec<TaskGraph> = builders.into_iter().map(|b| b.graph).collect();
     if world == 1 {
-        // Nobody is there to trigger the remote events.
+        // There is no peer to trigger the remote events.
         for graph in &mut graphs {
             let kept: Vec<u32> = (0..graph.events.len() as u32).filter(|e| *e < 3 || e % 2 == 1).collect();
             let new = |e: u32| kept.iter().position(|&k| k == e).unwrap() as u32;
@@ -398,8 +398,8 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
     graphs
 }
 
-/// One rank, one tensor that lives across iterations, tasks with one access each in a few chains: so few faults
-/// that none hides behind another.
+/// One rank, one persistent tensor, and tasks with one access each in a few chains: so few faults that none
+/// hides another.
 fn sparse_graphs(random: &mut Random) -> Vec<TaskGraph> {
     let wide = random.chance(40);
     let dims: &[u32] = if wide { &[12, 12, 12, 12] } else { &[4] };
@@ -407,7 +407,7 @@ fn sparse_graphs(random: &mut Random) -> Vec<TaskGraph> {
     let mut b = RankBuilder::new(0, 1, workers);
     let p = b.tensor("p", DType::F32, dims, Space::Device, Role::Persistent { region_dims: None });
     let events: Vec<u32> = (0..2).map(|_| b.event(false)).collect();
-    // Many boxes are needed for the tensor to be cut into too many cells; reads of corners order nothing.
+    // Many boxes are needed to divide the tensor into too many cells; reads of corners order nothing.
     let tasks = if wide { 8 } else { 3 + random.below(4) };
     for i in 0..tasks {
         let late = i >= tasks / 2;
@@ -507,7 +507,7 @@ fn mutate(graphs: &mut [TaskGraph], random: &mut Random) {
     count_triggers(graphs);
 }
 
-/// Graphs of a seed.
+/// The graphs of a seed.
 fn graphs_of(seed: u64) -> Vec<TaskGraph> {
     let mut random = Random(seed);
     if random.chance(30) {
@@ -534,7 +534,7 @@ fn graphs_of(seed: u64) -> Vec<TaskGraph> {
     graphs
 }
 
-/// Both verdicts; `None` where the structure is broken, which the simple verifier does not look at.
+/// Both verdicts; `None` if the structure is broken, which the simple verifier does not check.
 fn verdicts(graphs: &[TaskGraph]) -> Option<(Result<(), String>, Option<&'static str>)> {
     let ours = verify(graphs);
     let structure = |v: &Violation| matches!(v.kind, ViolationKind::Structure | ViolationKind::Triggers);

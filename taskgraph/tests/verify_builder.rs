@@ -1,4 +1,4 @@
-//! The verifier on what the builder makes.
+//! The verifier on the builder's graphs.
 
 #[allow(dead_code)]
 mod builder_support;
@@ -39,7 +39,8 @@ fn settings() -> Vec<BuildOptions> {
     all
 }
 
-/// Where ranks may be: even and uneven nodes, ranks in turn, and the plain cases that need no hierarchy.
+/// Possible node layouts of ranks: even and uneven nodes, ranks dealt round robin, and the plain cases
+/// that need no hierarchy.
 fn topologies() -> Vec<Vec<u32>> {
     let all: [&[u32]; 8] = [
         &[0, 0],
@@ -79,7 +80,7 @@ fn built_graphs_may_follow_each_other() {
     }
 }
 
-/// Receive buffers that layers share without regard to the peers are refused.
+/// Layers that share receive buffers without regard to the peers are refused.
 #[test]
 fn unprotected_reuse_is_refused() {
     for world in [2, 3] {
@@ -94,12 +95,12 @@ fn unprotected_reuse_is_refused() {
     }
 }
 
-/// Of two dependencies of a task at least one is refused when it is dropped, and every wrong trigger is.
+/// Most dropped dependencies are refused, and every wrong trigger is.
 #[test]
 fn built_graphs_lose_nothing_unnoticed() {
     let mut noticed = 0;
     let mut unnoticed = 0;
-    // With one worker the order of its list makes most dependencies superfluous.
+    // With one worker, the order of its list makes most dependencies superfluous.
     for options in settings().into_iter().filter(|o| o.target.workers > 1) {
         let graphs = build(2, &options);
         for (rank, index) in (0..graphs.len()).flat_map(|r| (2..graphs[r].tasks.len()).map(move |t| (r, t))) {
@@ -127,7 +128,7 @@ fn built_graphs_lose_nothing_unnoticed() {
             }
         }
     }
-    // A worker's list or another dependency may order the same.
+    // A worker's list or another dependency may give the same order.
     assert!(noticed > 5 * unnoticed && noticed > 200, "{noticed} {unnoticed}");
 }
 

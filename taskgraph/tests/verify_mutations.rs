@@ -1,8 +1,8 @@
-//! Hostile graphs: valid ones, changed in one place. What the verifier accepts must be harmless, which the machine shows
-//! by executing a small instance on bytes in every order; and valid graphs are all accepted.
+//! Hostile graphs: valid ones, changed in one place. What the verifier accepts must be harmless; the machine shows this by
+//! executing a small instance on bytes in every order. Valid graphs are all accepted.
 //!
-//! `MPK_MUTATIONS=12000 MPK_VALID_GRAPHS=2000` is the long run (two minutes); a shorter one is part of CI. Both print their
-//! counts. Of an accepted mutation all orders are executed where `MPK_STATES` states are enough for that, otherwise as many
+//! `MPK_MUTATIONS=12000 MPK_VALID_GRAPHS=2000` is the long run (two minutes); CI has a shorter one. Both print their
+//! counts. For an accepted mutation all orders are executed if `MPK_STATES` states are enough for that; otherwise that many
 //! states and then random orders.
 
 #[allow(dead_code)]
@@ -85,7 +85,7 @@ fn op_graph(random: &mut Random, world: u32, name: &str) -> OpGraph {
     g
 }
 
-/// A valid graph of all ranks, by the builder or by hand.
+/// A valid graph of all ranks, from the builder or by hand.
 fn valid(
     random: &mut Random,
     name: &str,
@@ -94,7 +94,7 @@ fn valid(
     let mut options = BuildOptions::new(1 + random.below(3) as u32, Target::cpu(1 + random.below(2) as u32));
     options.placement = random.pick(&[Placement::Static, Placement::Dynamic]);
     options.allreduce = lowering(random);
-    // The nodes of three ranks, the last alone, so that a hierarchical one is one.
+    // Nodes of two ranks. With three ranks the last one is alone, so that `hierarchical` has a real hierarchy.
     options.nodes = (0..options.world).map(|rank| rank / 2).collect();
     if let Some(like) = like {
         options = like.clone();
@@ -113,8 +113,8 @@ fn by_hand(random: &mut Random) -> Vec<TaskGraph> {
     chain(2 + random.below(2) as u32, 1 + random.below(2) as u32, 1 + random.below(2) as u32, 2, lowering)
 }
 
-/// Puts a rank's graph of another build in the place of one of these: built for another lowering or another number of
-/// workers, and valid among its own. `None` where there is no such build, or it is the same.
+/// Replaces one rank's graph by that of another build: for another lowering or another number of workers, and valid
+/// with its own peers. `None` if there is no such build, or it is the same.
 fn change_one_rank(
     graphs: &mut [TaskGraph],
     op_graph: &OpGraph,
@@ -132,7 +132,7 @@ fn change_one_rank(
     Some("change one rank")
 }
 
-/// Changes one thing of one rank. The name of the kind, or `None` where there was nothing to change.
+/// Changes one thing on one rank. Returns the name of the kind, or `None` if there was nothing to change.
 fn mutate(graphs: &mut [TaskGraph], random: &mut Random) -> Option<&'static str> {
     let rank = random.below(graphs.len());
     let kind = mutate_rank(graphs, rank, random)?;
@@ -209,7 +209,7 @@ fn mutate_rank(graphs: &mut [TaskGraph], rank: usize, random: &mut Random) -> Op
             "move a task to another list"
         }
         8 => {
-            // Two tensors that took turns, or were apart, at one place.
+            // Moves two tensors that took turns, or were apart, to one place.
             let placed: Vec<usize> =
                 (0..graph.tensors.len()).filter(|&t| graph.tensors[t].overlay.is_some()).collect();
             (placed.len() > 1).then_some(())?;
@@ -217,7 +217,7 @@ fn mutate_rank(graphs: &mut [TaskGraph], rank: usize, random: &mut Random) -> Op
             let (from, to) = (graph.tensors[a].overlay?, graph.tensors[b].overlay?);
             (from.area == to.area && from != to).then_some(())?;
             let name = graph.tensors[b].name.clone();
-            // Symmetric memory is the same everywhere.
+            // Symmetric memory is the same on every rank.
             for other in graphs.iter_mut() {
                 for t in other.tensors.iter_mut().filter(|t| t.name == name) {
                     t.overlay = Some(from);
@@ -283,7 +283,7 @@ fn mutate_rank(graphs: &mut [TaskGraph], rank: usize, random: &mut Random) -> Op
                     "alias a view"
                 }
             };
-            // The region says what the view covers, so that it hides nothing.
+            // The region states what the view covers, so it hides nothing.
             if operand.place == Place::Own || tensor.dims.len() == usize::from(operand.ndim) {
                 operand.region = Region::whole(&tensor.region_dims);
             }
@@ -294,7 +294,7 @@ fn mutate_rank(graphs: &mut [TaskGraph], rank: usize, random: &mut Random) -> Op
     Some(kind)
 }
 
-/// All kinds, so that none is left out by mistake.
+/// All kinds, so that none is omitted by mistake.
 const KINDS: [&str; 16] = [
     "add a dependency",
     "add a trigger",
@@ -315,10 +315,10 @@ const KINDS: [&str; 16] = [
 ];
 
 #[test]
-fn what_is_accepted_of_hostile_graphs_is_harmless() {
+fn accepted_hostile_graphs_are_harmless() {
     let wanted = number("MPK_MUTATIONS", 400);
     let states = number("MPK_STATES", if wanted > 1000 { 3000 } else { 500 }) as usize;
-    // Kind: refused, accepted, of which explored to the end.
+    // By kind: refused, accepted, and how many of the accepted were explored completely.
     let mut counts: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
     let mut seed = number("MPK_SEED", 1);
     let mut done = 0;
@@ -343,11 +343,11 @@ fn what_is_accepted_of_hostile_graphs_is_harmless() {
             }
             built.insert(0, (op_graph, options));
         }
-        // Ranks that are alike are proven once; a change on one rank must be found all the same.
+        // Ranks that are alike are proven once; a change on one rank must still be found.
         let check = |classes: &[Vec<TaskGraph>]| {
             let found = verify_succession(classes).map(drop);
             assert_eq!(found, verify_every_rank(classes).map(drop), "seed {seed}");
-            // Nor is it lost where rank 0's graph alone is kept of alike ranks.
+            // It must be found also if only rank 0's graph is kept for ranks that are alike.
             let kept = classes.iter().map(|graphs| kept(graphs)).collect::<Vec<_>>();
             assert_eq!(verify_classes(&kept).is_ok(), found.is_ok(), "seed {seed}");
             found.map_err(|v| v[0].to_string())
@@ -396,7 +396,7 @@ fn what_is_accepted_of_hostile_graphs_is_harmless() {
 fn alike_ranks_are_proven_once_with_the_same_result() {
     let wanted = number("MPK_ALIKE", 400);
     let mut seed = number("MPK_SEED", 1) << 16;
-    // Of alike ranks: before the change; after it, refused and accepted.
+    // Graphs of alike ranks: valid before the change; refused and accepted after it.
     let (mut valid_ones, mut refused, mut accepted) = (0, 0, 0);
     while refused + accepted < wanted {
         seed += 1;
@@ -443,7 +443,7 @@ fn alike_ranks_are_proven_once_with_the_same_result() {
 }
 
 #[test]
-fn valid_graphs_are_accepted_and_give_what_a_sequential_run_gives() {
+fn valid_graphs_are_accepted_and_match_a_sequential_run() {
     let wanted = number("MPK_VALID_GRAPHS", 100);
     let mut seed = number("MPK_SEED", 1) << 32;
     let mut done = 0;
@@ -456,7 +456,8 @@ fn valid_graphs_are_accepted_and_give_what_a_sequential_run_gives() {
         }
         done += 1;
         let machine = Machine::new(&[&graphs], &[0, 0, 0]);
-        // The first thread that can go on always does: one order of many. Then others, some threads slow.
+        // The first thread that can continue always does: one of many orders. Then other orders, with some slow
+        // threads.
         let reference = machine.walk(false, &mut || 0);
         assert!(reference.is_some(), "seed {seed}: stuck");
         for lazy in [false, true] {

@@ -1,5 +1,5 @@
-/* Just enough of CUDA's language and half-precision types to run kernels-cu/src/gpu/weights.cuh on the host, by one
- * thread. Conversions are the compiler's: to nearest even. */
+/* Just enough of CUDA's language and half-precision types to run kernels-cu/src/gpu/weights.cuh on the host, in
+ * one thread. The compiler does the conversions, which round to nearest even. */
 #pragma once
 
 #include <stdint.h>

@@ -2,7 +2,7 @@
  * kernels that pack weights run on the host, and the persistent kernel does what FAKE_GPU says:
  *
  *   finish  gives every request its tokens (1, 2, 3 ...) and ends (the default)
- *   hang    waits for the host's abort word, hands it on and ends
+ *   hang    waits for the host's abort word, passes it on and ends
  *   stuck   never ends
  *   fault   fails with an illegal address
  *
@@ -37,14 +37,14 @@ std::string setting(const char* name, const char* otherwise) {
 }
 long number(const char* name, long otherwise) { return atol(setting(name, std::to_string(otherwise).c_str()).c_str()); }
 
-/* MPI is there but not up: a driver reads the environment, which MPI's start changes. */
+/* MPI is linked but not started: a driver reads the environment, which MPI's start changes. */
 bool beside_mpi() {
   const auto initialized = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "MPI_Initialized"));
   int up = 0;
   return getenv("OMPI_COMM_WORLD_SIZE") != nullptr && initialized != nullptr && initialized(&up) == 0 && up == 0;
 }
 
-/* GPUs that are not shown to this rank, before its first. */
+/* Number of GPUs that are hidden from this rank, before its first one. */
 int hidden() { return number("FAKE_GPU_RANK_1_SEES_ONE", 0) != 0 && number("OMPI_COMM_WORLD_RANK", 0) == 1; }
 
 bool is_device(uint64_t address, size_t bytes) {
@@ -81,7 +81,7 @@ void dump(const char* path) {
   fclose(file);
 }
 
-/* What the struct leads to must be device memory, and activations poisoned. */
+/* Checks that the struct's pointers lead to device memory, and that activations are poisoned. */
 bool sound() {
   if (!is_device(reinterpret_cast<uint64_t>(rank), sizeof(mpk_rank)) || rank->abi_version != MPK_ABI_VERSION) return false;
   for (uint32_t g = 0; g < rank->num_graphs; ++g) {
@@ -104,7 +104,7 @@ bool sound() {
          reinterpret_cast<uint8_t*>(rank->control) == rank->sym[rank->rank];
 }
 
-/* What a kernel does with the entries that are there, before it ends for lack of work: all requests at once. */
+/* Does what a kernel does with the entries it finds, before it ends for lack of work: all requests at once. */
 void finish() {
   mpk_batch_output* output = rank->batch_output;
   const mpk_batch_config* config = rank->batch_config;

@@ -1,7 +1,8 @@
-/* NVSHMEM's host library for tests beside the stand-in driver: ranks know their numbers, the heap is the rank's own
- * memory. FAKE_NVSHMEM_VERSION is its version (3.4.5); FAKE_NVSHMEM_PEERS=1 makes it claim that peers are in reach;
- * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_STOPS the one that stops in it, FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail;
- * NVSHMEM_DEBUG makes it print to standard output. Built with EXPORT_LAUNCH it exports the collective launch. */
+/* NVSHMEM's host library for tests with the fake driver: ranks know their numbers, and the heap is the rank's own memory.
+ * FAKE_NVSHMEM_VERSION is its version (3.4.5). FAKE_NVSHMEM_PEERS=1 makes it claim that peers are within reach.
+ * FAKE_NVSHMEM_FAILS is the rank whose initialisation fails, FAKE_NVSHMEM_STOPS the rank that stops in it.
+ * FAKE_NVSHMEM_LAUNCH_FAILS=1 makes the launch fail. NVSHMEM_DEBUG makes it print to standard output. Built with
+ * EXPORT_LAUNCH, it exports the collective launch. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stddef.h>
@@ -69,7 +70,7 @@ int nvshmemx_hostlib_init_attr(unsigned flags, Attributes* attributes) {
   }
   if (variable("FAKE_NVSHMEM_FAILS", -1) == pe) return 7;
   if (variable("FAKE_NVSHMEM_STOPS", -1) == pe) raise(SIGSTOP);
-  /* As the library does, each rank waits for the others. */
+  /* As in the library, each rank waits for the others. */
   if (variable("FAKE_NVSHMEM_STOPS", -1) >= 0) pause();
   state = 2;
   if (getenv("NVSHMEM_DEBUG") != nullptr) {
@@ -104,7 +105,7 @@ int nvshmemx_collective_launch(const void* kernel, Dim3 grid, Dim3 block, void**
 }
 #endif
 
-/* Bound, but not used here. */
+/* Loaded by the bindings, but not called in these tests. */
 #define UNUSED(name) \
   void name() { abort(); }
 UNUSED(nvshmem_query_thread)

@@ -1,4 +1,5 @@
-// To be preloaded: rank 1 stops when it opens the file of a shared window that rank 0 has made, which is when that file has a name.
+// For LD_PRELOAD: rank 1 stops when it opens the file of a shared window that rank 0 has created. At that time the file
+// has a name.
 #include <csignal>
 #include <cstdarg>
 #include <cstdlib>

@@ -15,7 +15,7 @@ pub(crate) fn pipe(unread: bool) -> Stdio {
     writer.into()
 }
 
-/// Reads a pipe to its end, beside the test.
+/// Reads a pipe to its end, in the background.
 pub(crate) struct Capture {
     bytes: Arc<Mutex<Vec<u8>>>,
     stop: Arc<AtomicBool>,
@@ -41,7 +41,7 @@ impl Capture {
         Capture { bytes, stop, thread: Some(thread) }
     }
 
-    /// Reads no more once there is something, and closes the pipe.
+    /// Stops reading once there is some output, and closes the pipe.
     pub(crate) fn stop_after_first_bytes(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -1,11 +1,11 @@
-//! What a job has left: status, output, files, processes.
+//! The results of a job: status, output, files, processes.
 
 use crate::processes::Process;
 use crate::run_json::RunJson;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a job left.
+/// What a job left behind.
 #[derive(Debug)]
 pub struct Finished {
     /// The command line.
@@ -18,7 +18,7 @@ pub struct Finished {
     pub stdout: String,
     /// All of its standard error.
     pub stderr: String,
-    /// From start to end.
+    /// Time from start to end.
     pub elapsed: Duration,
     /// Processes of the job that outlived it.
     pub orphans: Vec<Process>,
@@ -68,7 +68,7 @@ impl Finished {
         })
     }
 
-    /// Error messages of ours (not the launcher's): the lines that begin one.
+    /// Our own error messages, not the launcher's: the first line of each.
     pub fn error_lines(&self) -> Vec<&str> {
         let begins = |line: &str| {
             let after_name = line.strip_prefix("mpk-").and_then(|rest| rest.split_once(": "));

@@ -1,11 +1,12 @@
-//! What Hugging Face transformers computed with the fixtures (see `tests/fixtures/README.md`), and the comparison.
+//! The results that Hugging Face transformers computed with the fixtures (see `tests/fixtures/README.md`), and the
+//! comparison.
 
 use crate::folders::fixtures_folder;
 use crate::model_file::{ModelFile, read_json};
 use crate::run_json::{RequestJson, RunJson};
 use serde::Deserialize;
 
-/// Below this lead (natural log) of the winner, a model with real weights may take the second token.
+/// If the winner's lead (in natural log) is below this, a model with real weights may take the second token.
 const CLEAR_WINNER: f64 = 0.15;
 
 /// expected.json.
@@ -20,7 +21,7 @@ pub struct Expected {
     /// Texts and their encoding, where there is a tokenizer.
     #[serde(default)]
     pub tokenizer: Vec<Encoded>,
-    /// Each alone in its batch.
+    /// Each request was run alone in its batch.
     pub requests: Vec<ExpectedRequest>,
 }
 
@@ -36,30 +37,30 @@ pub struct Encoded {
 /// One request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExpectedRequest {
-    /// The prompt as text, where it is one.
+    /// The prompt as text, if it is one.
     pub prompt: Option<String>,
     /// The prompt as tokens.
     pub prompt_tokens: Vec<u32>,
     /// Greedy continuation that does not stop at an end of sequence.
     pub tokens: Vec<u32>,
-    /// Why it ends when it may.
+    /// Why it ends if it may end early.
     pub finish_reason: String,
-    /// How many tokens it then has, the end of sequence included.
+    /// Number of tokens in that case, including the end of sequence.
     pub finish_length: usize,
-    /// Decoded, where there is a tokenizer.
+    /// The decoded text, if there is a tokenizer.
     pub text: Option<String>,
-    /// For each token the lead over the second.
+    /// The lead over the second token, for each token.
     pub margins: Vec<f64>,
-    /// For each token the top five.
+    /// The top five, for each token.
     pub logprobs: Vec<Vec<(u32, f64)>>,
 }
 
-/// Requests, and new tokens of each, under the region sanitizer, whose kernels take a hundred times as long: after the first few steps
-/// the same tasks touch the same bytes.
+/// Requests, and new tokens per request, under the region sanitizer, whose kernels take a hundred times as long. After the first few
+/// steps the same tasks touch the same bytes.
 const SANITIZED_REQUESTS: usize = 3;
 const SANITIZED_TOKENS: usize = 3;
 
-/// The jobs run under the region sanitizer.
+/// Whether the jobs run under the region sanitizer.
 pub fn is_sanitized() -> bool {
     std::env::var_os("MPK_SANITIZE").is_some_and(|value| value == "1")
 }
@@ -68,14 +69,14 @@ pub fn is_sanitized() -> bool {
 pub struct Fixture {
     /// Name of its folder.
     pub name: &'static str,
-    /// What is expected; requests are in the order of [`Fixture::model`].
+    /// The expected results; requests are in the order of [`Fixture::model`].
     pub expected: Expected,
-    /// Weights from training: a close winner may change.
+    /// Weights from training: a narrow winner may change.
     trained: bool,
 }
 
 impl Fixture {
-    /// Reads it; requests with a text come first, as in `generate`.
+    /// Reads the fixture; requests with a text come first, as in `generate`.
     ///
     /// # Panics
     /// Its files are missing or wrong.
@@ -93,7 +94,7 @@ impl Fixture {
         Fixture { name, expected, trained: name == "tiny" }
     }
 
-    /// New tokens that were computed for each request.
+    /// Number of new tokens that were computed for each request.
     pub fn new_tokens(&self) -> usize {
         self.expected.requests[0].tokens.len()
     }
@@ -113,13 +114,13 @@ impl Fixture {
             .set("generate.prompt_tokens", serde_json::json!(tokens))
             .set("generate.max_new_tokens", self.new_tokens())
             .set("generate.ignore_eos", true)
-            // What is expected was chosen greedily, whatever the checkpoint's generation_config.json says.
+            // The expected tokens were chosen greedily, whatever the checkpoint's generation_config.json says.
             .set("generate.greedy", true)
     }
 
-    /// Largest difference that a log-probability may have. What was promised is 0.05 for f32 and
-    /// 0.12 x (1 + |logprob|) for bf16; f32 and f16 are held to less, ten times what was measured, since an error in
-    /// the arithmetic may be small.
+    /// Largest allowed difference of a log-probability. The contract promises 0.05 for f32 and 0.12 x (1 +
+    /// |logprob|) for bf16. For f32 and f16 the tests allow less, ten times the measured difference, because an
+    /// error in the arithmetic may be small.
     fn tolerance(&self, logprob: f64) -> f64 {
         match self.expected.dtype.as_str() {
             "float32" => 0.0005,
@@ -128,11 +129,11 @@ impl Fixture {
         }
     }
 
-    /// Compares all requests of a run that did not stop at an end of sequence and has `--logprobs 5`; returns the
-    /// largest difference of a log-probability as a share of what is allowed.
+    /// Compares all requests of a run with `--logprobs 5` that did not stop at an end of sequence. Returns the
+    /// largest difference of a log-probability as a fraction of the allowed one.
     ///
     /// # Panics
-    /// Something differs by more than it may.
+    /// Something differs by more than is allowed.
     pub fn check(&self, run: &RunJson, what: &str) -> f64 {
         assert_eq!(run.requests.len(), self.expected.requests.len(), "{what}");
         let pairs = self.expected.requests.iter().zip(&run.requests).enumerate();
@@ -146,7 +147,7 @@ impl Fixture {
     /// Compares one request; see [`Fixture::check`].
     ///
     /// # Panics
-    /// Something differs by more than it may.
+    /// Something differs by more than is allowed.
     pub fn check_request(&self, expected: &ExpectedRequest, found: &RequestJson, what: &str) -> f64 {
         assert_eq!(found.prompt_tokens, expected.prompt_tokens, "{what}: prompt");
         assert_eq!(found.finish_reason, "length", "{what}");
@@ -166,14 +167,14 @@ impl Fixture {
                     expected.tokens[step],
                     expected.logprobs[step]
                 );
-                // From here on the prefix is another one.
+                // From here on the prefix is different.
                 return largest;
             }
         }
         largest
     }
 
-    /// Compares the top five of one step by token; returns the largest difference as a share of what is allowed.
+    /// Compares the top five of one step by token; returns the largest difference as a fraction of the allowed one.
     fn check_top(&self, expected: &[(u32, f64)], found: &[(u32, f64)], what: &str) -> f64 {
         assert_eq!(found.len(), expected.len(), "{what}: top tokens");
         assert!(
@@ -185,7 +186,7 @@ impl Fixture {
         let mut largest = 0.0;
         for &(token, logprob) in expected {
             let allowed = self.tolerance(logprob);
-            // A token that fell out of our five lies below our fifth.
+            // A token that is missing in our five must be below our fifth.
             let difference = match find(found, token) {
                 Some(own) => (own - logprob).abs(),
                 None => (logprob - last(found)).max(0.0),

@@ -1,11 +1,11 @@
-//! Requests to a server of ours, in HTTP/1.0: an answer ends where its connection does.
+//! Requests to one of our servers, in HTTP/1.0: an answer ends when its connection ends.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// No test waits longer for a byte.
+/// Longest wait of a test for a byte.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// An answer whose body has not been read yet. Dropping it closes the connection.
@@ -37,7 +37,7 @@ impl Answer {
         Answer::to(address, &format!("GET {path} HTTP/1.0\r\n\r\n"))
     }
 
-    /// As `get`; `None` where there is no answer.
+    /// As `get`; `None` if there is no answer.
     pub fn try_get(address: &str, path: &str) -> Option<Answer> {
         let mut stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -70,12 +70,12 @@ impl Answer {
     /// It does not end.
     pub fn text(mut self) -> String {
         let mut text = String::new();
-        // What has come before a broken connection counts.
+        // What arrived before a broken connection counts.
         let _ = self.body.read_to_string(&mut text);
         text
     }
 
-    /// The whole body as JSON, of an answer that is no error.
+    /// The whole body as JSON; the answer must not be an error.
     ///
     /// # Panics
     /// It is something else.
@@ -86,7 +86,7 @@ impl Answer {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
-    /// The last event of a stream; null where there is none.
+    /// The last event of a stream; null if there is none.
     pub fn last_event(mut self) -> Value {
         let mut last = Value::Null;
         while let Some(event) = self.event() {
@@ -95,7 +95,7 @@ impl Answer {
         last
     }
 
-    /// The next event of a stream; `None` after `[DONE]`, or where the stream breaks.
+    /// The next event of a stream; `None` after `[DONE]`, or if the stream breaks.
     pub fn event(&mut self) -> Option<Value> {
         loop {
             let mut line = String::new();

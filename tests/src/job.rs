@@ -1,4 +1,4 @@
-//! One run of `mpk-run`, alone or under `mpirun`, with a time limit and a look at what it leaves behind.
+//! One run of `mpk-run`, alone or under `mpirun`, with a time limit and a check of what it leaves behind.
 
 use crate::capture::{Capture, pipe};
 use crate::finished::Finished;
@@ -17,9 +17,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that a job may take unless the test says otherwise; generous, since machines of all speeds run it.
+/// Time limit of a job unless the test sets another; generous, because slow machines run the tests too.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// The same under the region sanitizer, whose kernels the first job compiles.
+/// The same under the region sanitizer, whose kernels are compiled by the first job.
 const SANITIZED_TIMEOUT: Duration = Duration::from_secs(240);
 /// What to run.
 #[derive(Clone, Debug)]
@@ -68,12 +68,12 @@ impl Job {
         Job { ranks: Some(ranks), ..Job::alone() }
     }
 
-    /// Its standard input is written to by [`Running::say`].
+    /// Keeps standard input open for [`Running::say`].
     pub fn with_stdin(self) -> Self {
         Job { stdin_open: true, ..self }
     }
 
-    /// Of another program of ours.
+    /// Runs another of our programs.
     pub fn of(self, program: &'static str) -> Self {
         Job { program, ..self }
     }
@@ -90,13 +90,13 @@ impl Job {
         self
     }
 
-    /// One more rank, with a command line of its own: `: -n 1 mpk-run ...`.
+    /// Adds a rank with its own command line: `: -n 1 mpk-run ...`.
     pub fn other_rank<I: IntoIterator<Item: AsRef<OsStr>>>(mut self, arguments: I) -> Self {
         self.others.push(arguments.into_iter().map(|a| a.as_ref().into()).collect());
         self
     }
 
-    /// With a /dev/shm of its own of this many bytes; `None` where that can't be had (it takes a mount namespace).
+    /// With its own /dev/shm of this many bytes; `None` if that is not possible (it needs a mount namespace).
     pub fn with_shared_memory(self, bytes: u64) -> Option<Self> {
         let possible =
             Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]).output();
@@ -115,23 +115,23 @@ impl Job {
         self
     }
 
-    /// Its standard output is a pipe that nobody reads.
+    /// Makes standard output a pipe that nobody reads.
     pub fn stdout_unread(self) -> Self {
         Job { stdout_unread: true, ..self }
     }
 
-    /// Its standard output goes to what is at this path, such as a device.
+    /// Sends standard output to this path, such as a device.
     pub fn stdout_to(self, path: &str) -> Self {
         Job { stdout_file: Some(path.into()), ..self }
     }
 
-    /// Sets a limit of the process (`libc::RLIMIT_...`): of the launcher too, if there is one.
+    /// Sets a limit of the process (`libc::RLIMIT_...`), and of the launcher if there is one.
     pub fn limit(mut self, resource: u32, value: u64) -> Self {
         self.limits.push((resource, value));
         self
     }
 
-    /// Its standard error is a pipe that nobody reads.
+    /// Makes standard error a pipe that nobody reads.
     pub fn stderr_unread(self) -> Self {
         Job { stderr_unread: true, ..self }
     }
@@ -159,7 +159,7 @@ impl Job {
     /// Runs it to its end.
     ///
     /// # Panics
-    /// It could not be started, or took longer than its time limit (all of its processes are killed then).
+    /// It could not be started, or exceeded its time limit (then all of its processes are killed).
     pub fn run(&self) -> Finished {
         self.start().wait()
     }
@@ -185,7 +185,8 @@ impl Job {
         running
     }
 
-    /// Starts it beside other jobs of the same turn. What it leaves in /dev/shm is not told from theirs.
+    /// Starts it together with other jobs of the same turn. What it leaves in /dev/shm cannot be told apart from
+    /// theirs.
     ///
     /// # Panics
     /// As [`Job::start`].
@@ -196,7 +197,7 @@ impl Job {
     fn spawn(&self) -> Running {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let binary = binary_of(self.program);
-        // Short, since Open MPI puts sockets below it.
+        // A short name, because Open MPI puts sockets below it.
         let temporary = tempfile::Builder::new().prefix("mpk").tempdir().expect("a temporary folder");
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let mut command = match self.ranks {

@@ -1,12 +1,12 @@
-//! What mpirun itself gets wrong at its end, told apart from what the job's ranks do.
+//! Failures of mpirun itself at its end, told apart from those of the job's ranks.
 
 use std::path::Path;
 
-/// The status with which mpirun would have ended, if it crashed while it cleaned up.
+/// The status with which mpirun would have ended, if it crashed during its clean-up.
 ///
-/// PMIx's server, part of mpirun, may call a null pointer in `PMIx_server_finalize` where a rank ended while MPI started
-/// (seen with Open MPI 4.1.4 and PMIx 4.2.2, about once in a thousand such ends). Its ranks have ended by then, and
-/// it has printed the status of the first that failed.
+/// PMIx's server, a part of mpirun, may call a null pointer in `PMIx_server_finalize` if a rank ended while MPI started
+/// (seen with Open MPI 4.1.4 and PMIx 4.2.2, in about one of a thousand such ends). By then its ranks have ended, and it
+/// has printed the status of the first one that failed.
 pub fn status_before_crash(signal: Option<i32>, stderr: &str) -> Option<i32> {
     if signal != Some(libc::SIGSEGV) || !stderr.contains("PMIx_server_finalize") {
         return None;
@@ -15,7 +15,7 @@ pub fn status_before_crash(signal: Option<i32>, stderr: &str) -> Option<i32> {
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Whether mpirun made this file or folder for itself; one that crashed or was killed leaves it.
+/// Whether mpirun made this file or folder for itself; it stays if mpirun crashed or was killed.
 pub fn is_its_own(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str().to_string_lossy().starts_with("ompi."))
 }
@@ -25,7 +25,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_crash_in_the_clean_up_is_told_from_others() {
+    fn a_crash_in_the_clean_up_is_recognised() {
         let text =
             "  Process name: [[6799,1],1]\n  Exit code:    4\n--\n[vm:1] PMIx_server_finalize(+0xb08)\n";
         assert_eq!(status_before_crash(Some(libc::SIGSEGV), text), Some(4));

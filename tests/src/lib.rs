@@ -1,8 +1,9 @@
 //! Multi-rank, golden and command-line tests of `mpk-run`, through the real binary: see `tests/tests`.
 //!
-//! A test describes a [`Job`], runs it with or without `mpirun`, and looks at what is left: exit status, output,
-//! files. [`fixtures`] holds what Hugging Face transformers computed, [`model_file`] writes model.json files,
-//! [`mod@reference`] computes operators in f64, [`task_graph`] reads emitted graphs without the code that wrote them.
+//! A test describes a [`Job`], runs it with or without `mpirun`, and checks the results: exit status, output, files.
+//! [`fixtures`] has the results of Hugging Face transformers, [`model_file`] writes model.json files,
+//! [`mod@reference`] computes operators in f64, and [`task_graph`] reads emitted graphs without the code that wrote
+//! them.
 
 pub mod fixtures;
 pub mod folders;

@@ -1,4 +1,4 @@
-//! model.json files of tests, written to a folder that goes away with them.
+//! model.json files for tests, in a folder that is removed with them.
 
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -12,7 +12,7 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Of this value.
+    /// From this value.
     pub fn new(json: Value) -> Self {
         let folder = tempfile::Builder::new().prefix("mpk-model").tempdir().expect("a temporary folder");
         let file = ModelFile { folder, json };
@@ -20,7 +20,7 @@ impl ModelFile {
         file
     }
 
-    /// Of a fixture, with its checkpoint where it is.
+    /// From a fixture; the checkpoint is used in place.
     pub fn of_fixture(name: &str) -> Self {
         let folder = crate::folders::model_folder(name);
         let mut json = read_json(&folder.join("model.json"));
@@ -28,7 +28,7 @@ impl ModelFile {
         ModelFile::new(json)
     }
 
-    /// Of a fixture, with a copy of its checkpoint beside it, to be damaged.
+    /// From a fixture, with a copy of its checkpoint that the test may damage.
     pub fn copy_of_fixture(name: &str) -> Self {
         let source = crate::folders::model_folder(name);
         let mut json = read_json(&source.join("model.json"));
@@ -52,7 +52,8 @@ impl ModelFile {
         )
     }
 
-    /// Changes the value of a field, given by its path (`runtime.kv_pages`); folders on the way are made.
+    /// Changes the value of a field, given by its path (`runtime.kv_pages`); missing objects on the way
+    /// are created.
     pub fn set(mut self, path: &str, value: impl Into<Value>) -> Self {
         let mut at = &mut self.json;
         for name in path.split('.') {

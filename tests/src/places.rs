@@ -1,4 +1,4 @@
-//! Where programs lie, and what lies in folders that jobs use.
+//! Where programs are, and what is in folders that jobs use.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 pub(crate) fn profile_folder() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().expect("a test lies in a folder");
-    // Tests lie in `deps`.
+    // Tests are in `deps`.
     if folder.ends_with("deps") { folder.parent().unwrap_or(folder).into() } else { folder.into() }
 }
 
-/// `mpk-run`: `MPK_RUN`, or the release build, or that of this test's own profile.
+/// `mpk-run`: `MPK_RUN`, or the release build, or the build of this test's own profile.
 ///
 /// # Panics
-/// There is none; the message says how to build it.
+/// There is no binary; the message says how to build it.
 pub fn binary() -> PathBuf {
     binary_of("mpk-run")
 }
 
-/// As [`binary`], of another program; the others lie beside `MPK_RUN`.
+/// As [`binary`], for another program; with `MPK_RUN`, the others are in the same folder.
 pub(crate) fn binary_of(program: &str) -> PathBuf {
     if let Some(path) = std::env::var_os("MPK_RUN") {
         return if program == "mpk-run" { path.into() } else { Path::new(&path).with_file_name(program) };
@@ -41,7 +41,7 @@ pub fn shared_memory() -> BTreeSet<String> {
     entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// All files below `folder`, folders left out: a launcher's empty session folder is no leak of ours.
+/// All files below `folder`, without folders: a launcher's empty session folder is not our leak.
 pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries

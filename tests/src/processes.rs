@@ -1,4 +1,4 @@
-//! The processes of a job, found by a mark in their environment: also those that lost their parent.
+//! The processes of a job, found by a mark in their environment, also those that lost their parent.
 
 use std::fs;
 use std::time::Duration;
@@ -13,15 +13,15 @@ pub struct Process {
     pub pid: i32,
     /// Name of its program, cut to 15 bytes by the kernel.
     pub name: String,
-    /// Its rank, where a launcher gave it one.
+    /// Its rank, if a launcher gave it one.
     pub rank: Option<u32>,
 }
 
 impl Process {
-    /// Time that it has spent on cores; `None` where it is gone.
+    /// CPU time that it has used; `None` if it is gone.
     pub fn cpu_time(&self) -> Option<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
-        // The name, in parentheses, may hold spaces. User and system time are the 14th and 15th fields.
+        // The name, in parentheses, may contain spaces. User and system time are the 14th and 15th fields.
         let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
         let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
         // SAFETY: sysconf has no memory effects.
@@ -30,13 +30,13 @@ impl Process {
     }
 }
 
-/// All processes that live and carry `mark`; those that ended and were not waited for are left out.
+/// All living processes with `mark`. Zombies are left out.
 pub(crate) fn with_mark(mark: &str) -> Vec<Process> {
     let wanted = format!("{MARK}={mark}");
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     pids.filter_map(|pid| {
-        // Processes come and go: what can't be read is gone.
+        // Processes come and go: one that cannot be read is gone.
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let mut variables = environment.split(|&b| b == 0);
         if !variables.any(|v| v == wanted.as_bytes()) {
@@ -52,20 +52,20 @@ pub(crate) fn with_mark(mark: &str) -> Vec<Process> {
     .collect()
 }
 
-/// Sends `signal` to `pid`; a process that is gone is no error.
+/// Sends `signal` to `pid`; it is no error if the process is gone.
 pub(crate) fn send(pid: i32, signal: i32) {
     // SAFETY: kill has no memory effects here; `pid` is that of a process of our own job.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Bytes of a field of /proc/PID/status that is given in kB, such as `VmHWM`.
+/// Value in bytes of a field of /proc/PID/status that is given in kB, such as `VmHWM`.
 pub(crate) fn status_bytes(pid: i32, field: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// True where a process that does not carry a mark has the file `path` mapped: it belongs to another program.
+/// Whether a process without a mark has mapped the file `path`, so that the file belongs to another program.
 pub(crate) fn mapped_by_others(path: &str) -> bool {
     let Ok(entries) = fs::read_dir("/proc") else { return false };
     entries.flatten().any(|entry| {

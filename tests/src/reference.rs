@@ -1,6 +1,7 @@
-//! Operators in f64, written down from their definitions, and the values that tests feed them. Matrices are row-major.
+//! Operators in f64, written from their definitions, and the values that tests use. Matrices are row-major.
 
-/// `count` values between -1 and 1, multiples of 1/64 so that every float type holds them, other for each seed.
+/// `count` values between -1 and 1, different for each seed. They are multiples of 1/64, so every float type represents
+/// them.
 pub fn values(seed: u64, count: usize) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x2545_F491_4F6C_DD1D;
     (0..count)
@@ -49,7 +50,7 @@ pub struct Heads {
     pub size: usize,
 }
 
-/// cos | sin of each position [positions, size], as the rope table holds them.
+/// cos | sin of each position [positions, size], in the layout of the rope table.
 pub fn rope_table(positions: usize, size: usize, theta: f64) -> Vec<f64> {
     let half = size / 2;
     let angle = |p: usize, i: usize| p as f64 / theta.powf(2.0 * i as f64 / size as f64);
@@ -134,7 +135,7 @@ pub fn random_weight(seed: u64, name: &str, index: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// By hand: a position attends to itself and those before it, turned by rope.
+    /// By hand: a position attends to itself and to earlier ones, rotated by rope.
     #[test]
     fn attention_of_two_rows() {
         let heads = Heads { query: 1, key_value: 1, size: 2 };
@@ -142,7 +143,7 @@ mod tests {
         let qkv = [1.0, 0.0, 1.0, 0.0, 5.0, 6.0, 0.0, 1.0, 0.0, 2.0, 7.0, 8.0];
         let out = attention(&qkv, heads, &rope, None);
         assert_eq!(out[..2], [5.0, 6.0]);
-        // Row 1: q = (0, 1) turned by 90 degrees is (-1, 0); its keys (1, 0) and (-2, 0) give -1 and 2 over sqrt(2).
+        // Row 1: q = (0, 1) rotated by 90 degrees is (-1, 0); its keys (1, 0) and (-2, 0) give -1 and 2 over sqrt(2).
         let (a, b) = ((-1.0 / 2f64.sqrt()).exp(), (2.0 / 2f64.sqrt()).exp());
         let expected = (5.0 * a + 7.0 * b) / (a + b);
         assert!((out[2] - expected).abs() < 1e-12, "{out:?}");

@@ -1,4 +1,4 @@
-//! The object that `mpk-run --json` prints, schema mpk-run/1, read strictly: no field more, none less.
+//! The object that `mpk-run --json` prints, schema mpk-run/1, read strictly: exactly these fields.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -14,16 +14,16 @@ pub struct RunJson {
     pub backend: String,
     /// Number of ranks.
     pub tp: u32,
-    /// In the order in which they were asked for.
+    /// In the order of submission.
     pub requests: Vec<RequestJson>,
-    /// Of an op graph of the user's own: the outputs that it names.
+    /// For a user's own op graph: its named outputs.
     #[serde(default)]
     pub outputs: BTreeMap<String, Output>,
-    /// How long it took.
+    /// Times of the run.
     pub timing: Timing,
 }
 
-/// What came of one request.
+/// Result of one request.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct RequestJson {
@@ -40,7 +40,7 @@ pub struct RequestJson {
     pub logprobs: Option<Vec<Vec<(u32, f64)>>>,
 }
 
-/// A tensor of the user's own op graph, whole.
+/// A whole tensor of the user's own op graph.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
@@ -68,7 +68,7 @@ pub struct Timing {
     pub ms_per_token: f64,
     /// On a GPU: from the task graphs to the loaded cubin.
     pub compile_s: Option<f64>,
-    /// On a GPU: to bring the weights there.
+    /// On a GPU: to copy the weights there.
     pub weights_s: Option<f64>,
     /// On a GPU: weights of all ranks.
     pub weights_bytes: Option<u64>,
@@ -99,7 +99,7 @@ impl RunJson {
     }
 }
 
-/// What of a request must be the same in every run.
+/// The parts of a request's result that must be the same in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The prompt.
@@ -114,7 +114,7 @@ pub struct Outcome {
     pub logprob_bits: Vec<Vec<(u32, u64)>>,
 }
 
-/// An optional value whose field must be there: serde takes an absent field for `None` otherwise.
+/// An optional value whose field must be present: otherwise serde takes an absent field for `None`.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     match Value::deserialize(deserializer)? {
         Value::Null => Ok(None),

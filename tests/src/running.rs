@@ -1,4 +1,4 @@
-//! A job that runs: what it prints, its processes, its end.
+//! A running job: its output, its processes, its end.
 
 use crate::capture::Capture;
 use crate::finished::Finished;
@@ -12,12 +12,12 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Time that what a job leaves behind has to vanish, launcher included.
+/// Time for leftovers of a job, and its launcher, to vanish.
 const SETTLE: Duration = Duration::from_secs(5);
-/// How often a job is looked at.
+/// Polling interval of a job.
 const TICK: Duration = Duration::from_millis(5);
 
-/// A job that has been started; killed with all of its processes if dropped.
+/// A started job. It is killed with all of its processes if dropped.
 pub struct Running {
     pub(crate) program: &'static str,
     pub(crate) child: Child,
@@ -29,14 +29,14 @@ pub struct Running {
     pub(crate) stdout: Capture,
     pub(crate) stderr: Capture,
     pub(crate) temporary: TempDir,
-    /// What was there before, where that tells what this job leaves.
+    /// Names that existed before; `None` if the difference would not show what this job leaves.
     pub(crate) shared_memory: Option<BTreeSet<String>>,
     #[allow(dead_code, reason = "held until the job is looked at no more")]
     pub(crate) turn: Option<Turn>,
 }
 
 impl Running {
-    /// All living processes of the job, its launcher included.
+    /// All living processes of the job, including its launcher.
     pub fn processes(&self) -> Vec<Process> {
         processes::with_mark(&self.mark)
     }
@@ -65,7 +65,7 @@ impl Running {
         ranks.iter().filter_map(|p| Some((p.rank?, processes::status_bytes(p.pid, "VmHWM")?))).collect()
     }
 
-    /// True while it runs.
+    /// Whether it is running.
     ///
     /// # Panics
     /// It has been running for longer than its time limit.
@@ -93,7 +93,7 @@ impl Running {
     /// Writes a line to its standard input.
     ///
     /// # Panics
-    /// The job was not started [`crate::Job::with_stdin`], or reads no more.
+    /// The job was not started [`crate::Job::with_stdin`], or no longer reads.
     pub fn say(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().expect("a job with standard input");
         stdin.write_all(format!("{line}\n").as_bytes()).expect("a job that reads");
@@ -104,7 +104,7 @@ impl Running {
         self.child.stdin = None;
     }
 
-    /// Waits until `stdout` holds something that `seen` accepts.
+    /// Waits until `seen` accepts what `stdout` holds.
     ///
     /// # Panics
     /// The job ended before, or its time limit has passed.
@@ -137,7 +137,7 @@ impl Running {
         }
     }
 
-    /// Reads no more of its output once there is some, and closes the pipe.
+    /// Stops reading its output once there is some, and closes the pipe.
     pub fn close_stdout_after_first_bytes(&mut self) {
         self.stdout.stop_after_first_bytes();
     }
@@ -165,7 +165,7 @@ impl Running {
             Some(Err(signal)) => (None, Some(signal)),
             None => (None, None),
         };
-        // What was started by it may need a moment to end, and files to vanish; in a good run there is none.
+        // Its processes may need a moment to end, and files to vanish; a good run leaves none.
         let settled = Instant::now();
         let (mut orphans, mut in_shared_memory, mut in_temporary);
         let mut foreign = BTreeSet::new();
@@ -174,7 +174,7 @@ impl Running {
             let before = self.shared_memory.as_ref();
             in_shared_memory =
                 before.map_or(Vec::new(), |before| shared_memory().difference(before).cloned().collect());
-            // What another program has made meanwhile is no leak of this one.
+            // A file that another program has created meanwhile is not a leak of this job.
             in_shared_memory.retain(|name| {
                 let other =
                     foreign.contains(name) || processes::mapped_by_others(&format!("/dev/shm/{name}"));
@@ -216,7 +216,7 @@ impl Running {
         for process in self.processes() {
             processes::send(process.pid, libc::SIGKILL);
         }
-        // The launcher's end lets the pipes close.
+        // The pipes close when the launcher ends.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

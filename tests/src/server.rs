@@ -21,14 +21,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// On so many ranks of the CPU target.
+    /// Starts it on `ranks` ranks of the CPU target.
     ///
     /// # Panics
     /// It does not come up.
     pub fn start(ranks: u32, model: &Path, options: &[&str]) -> Server {
         let job = if ranks == 1 { Job::alone() } else { Job::new(ranks) };
         let job = job.of("mpk-serve").arg(model).args(["--port", "0", "--backend", "cpu"]).args(options);
-        // mpirun's patience with processes that it has told to end. It waits so long, twice, whatever they do.
+        // mpirun waits this long, twice, for processes that it has told to end, whatever they do.
         let mut running = job.env("OMPI_MCA_odls_base_sigkill_timeout", "3").start();
         running.wait_for_log("listening on http://");
         let log = running.log();
@@ -42,7 +42,7 @@ impl Server {
         Answer::post(&self.address, path, body)
     }
 
-    /// A figure of `/metrics`, by its name without `mpk:`; the first one of that name.
+    /// A value of `/metrics`, by its name without `mpk:`; the first one with that name.
     ///
     /// # Panics
     /// There is none.
@@ -69,7 +69,7 @@ impl Server {
     /// Ends a server that has nothing to do: SIGTERM to rank 0.
     ///
     /// # Panics
-    /// It does not end well.
+    /// It fails to end with status 0.
     pub fn end(self) {
         let ranks = self.running.ranks();
         self.running.signal_process(&ranks[0], libc::SIGTERM);

@@ -1,5 +1,5 @@
-//! Emitted task graphs, read as the format lays them down and without the code that wrote them: what all ranks'
-//! graphs must fulfil together, and a simulation of one iteration.
+//! Emitted task graphs, read from the format's description and without the code that wrote them: the conditions
+//! on all ranks' graphs together, and a simulation of one iteration.
 
 use crate::{Job, ModelFile};
 use serde::Deserialize;
@@ -72,7 +72,7 @@ pub struct Operand {
     pub strides: Vec<u64>,
     /// The tensor's type.
     pub data_type: String,
-    /// Whose memory, where it is not the rank's own.
+    /// The owner of the memory, if that is not this rank.
     #[serde(default)]
     pub place: Option<Value>,
 }
@@ -82,7 +82,7 @@ pub struct Operand {
 pub struct Task {
     /// Name of its type.
     pub task_type: String,
-    /// Which implementation.
+    /// Index of its implementation.
     pub variant_id: u32,
     /// Index in `ops`.
     #[serde(default)]
@@ -93,16 +93,16 @@ pub struct Task {
     pub outputs: Vec<Operand>,
     /// What it triggers.
     pub trigger_event: u64,
-    /// The first event that it waits for; always there, null if none.
+    /// The first event that it waits for; always present, null if none.
     #[serde(deserialize_with = "present")]
     pub dependent_event: Option<u64>,
-    /// All events that it waits for, where there are more.
+    /// All events that it waits for, if there are several.
     #[serde(default)]
     pub dependent_events: Vec<u64>,
     /// Events of earlier iterations.
     #[serde(default)]
     pub carried_events: Vec<(u64, u32)>,
-    /// Where it was placed ahead of time.
+    /// Its worker, if it was placed ahead of time.
     #[serde(default)]
     pub worker: Option<u32>,
 }
@@ -135,7 +135,7 @@ impl Emitted {
     /// Reads a folder that `--emit-graph` wrote.
     ///
     /// # Panics
-    /// A file has another name or shape than the format says.
+    /// A file's name or contents do not match the format.
     pub fn read(folder: &Path, ranks: u32) -> Self {
         let mut by_class: BTreeMap<String, Vec<Graph>> = BTreeMap::new();
         let mut names: Vec<String> = std::fs::read_dir(folder)
@@ -174,7 +174,7 @@ impl Emitted {
         self.by_class.get("").expect("rank-R.task_graph.json")
     }
 
-    /// All graphs; each is that of all ranks.
+    /// All graphs; each item has those of all ranks.
     pub fn all(&self) -> impl Iterator<Item = &[Graph]> {
         self.by_class.values().map(|g| &g[..])
     }
@@ -183,7 +183,7 @@ impl Emitted {
 /// Emits the graphs of a model.
 ///
 /// # Panics
-/// It fails, or writes something else than the format says.
+/// It fails, or its output does not match the format.
 pub fn emit(model: &ModelFile, ranks: u32, arguments: &[&str]) -> Emitted {
     let folder = tempfile::Builder::new().prefix("mpk-graph").tempdir().expect("a temporary folder");
     let target = folder.path().join("graphs");
@@ -193,7 +193,7 @@ pub fn emit(model: &ModelFile, ranks: u32, arguments: &[&str]) -> Emitted {
     Emitted::read(&target, ranks)
 }
 
-/// What holds for the graphs of all ranks together, whatever they compute.
+/// Checks what must hold for the graphs of all ranks together, whatever they compute.
 ///
 /// # Panics
 /// Something does not hold.
@@ -284,7 +284,7 @@ fn check_dependencies(task: &Task, graph: &Graph, what: &str) {
     }
 }
 
-/// Every task gets to a worker exactly once.
+/// Every task reaches a worker exactly once.
 fn check_placement(graph: &Graph, what: &str) {
     let tasks = graph.all_tasks.len();
     let mut launched = vec![0; tasks];
@@ -315,7 +315,7 @@ fn check_placement(graph: &Graph, what: &str) {
 /// With `copy-reduce`, each tile of an allreduce is one copy to each peer and one reduce.
 ///
 /// # Panics
-/// It is not so.
+/// This does not hold.
 pub fn check_copy_reduce(graph: &Graph) {
     let mut reduces: HashMap<u32, usize> = HashMap::new();
     for task in graph.all_tasks.iter().filter(|t| t.task_type == "reduce") {
@@ -345,7 +345,7 @@ pub fn check_copy_reduce(graph: &Graph) {
     }
 }
 
-/// Runs one iteration of all ranks with events alone: every task runs once, every rank gets to its end.
+/// Runs one iteration of all ranks with events alone: every task runs once, and every rank reaches its end.
 ///
 /// # Panics
 /// A task is left waiting.
@@ -398,14 +398,14 @@ impl<'a> Simulated<'a> {
         self.counters[event] += 1;
         let found = &self.graph.all_events[event];
         if self.graph.placement == "dynamic" && self.counters[event] == found.num_triggers {
-            // Termination and the end of the graph launch nothing of this iteration.
+            // Termination and the end of the graph launch nothing in this iteration.
             if found.event_type.starts_with("launch") {
                 self.queues[0].extend((found.first_task_id..found.last_task_id).filter(|&t| t > 1));
             }
         }
     }
 
-    /// Runs what can run; true where something did.
+    /// Runs what can run; true if anything ran.
     fn step(&mut self, triggers: &mut Vec<u64>) -> bool {
         let mut ran = false;
         for queue in &mut self.queues {

@@ -1,20 +1,20 @@
-//! Jobs take turns: each uses all of the machine.
+//! Jobs take turns, because each uses the whole machine.
 
 use crate::places::profile_folder;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// One job at a time, over all test binaries that were built to the same folder.
+/// One job at a time, among all test binaries built into the same folder.
 pub struct Turn {
     // Closing it ends the turn.
     _lock: File,
 }
 
 impl Turn {
-    /// Waits for it.
+    /// Waits for the turn.
     ///
     /// # Panics
-    /// The file that is locked can't be made.
+    /// The lock file cannot be created.
     pub fn take() -> Self {
         let path = profile_folder().join("mpk-tests.lock");
         let lock = File::create(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

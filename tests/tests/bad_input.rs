@@ -1,17 +1,18 @@
-//! Proves that bad input ends in one clear error from one rank and exit status 2 on all, alone and under `mpirun`,
-//! with nothing on stdout, no panic, and nothing left in shared memory or on disk.
+//! Proves that bad input gives one clear error from one rank and exit status 2 on all ranks, alone and under
+//! `mpirun`, with nothing on stdout, no panic, and nothing left in shared memory or on disk.
 
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Runs `arguments` on one rank: it ends with one error that holds all of `words`.
+/// Runs `arguments` on one rank, and expects one error that contains all of `words`.
 fn refused(what: &str, arguments: &[&str], words: &[&str]) {
     refused_by(Job::alone().args(arguments), what, words);
 }
 
-/// The same under `mpirun` (which takes a second or two to end a job that fails): each kind of error once.
+/// The same under `mpirun`, once for each kind of error, because `mpirun` takes a second or two to end a failing
+/// job.
 fn refused_on_all_ranks(what: &str, arguments: &[&str], words: &[&str]) {
     refused(what, arguments, words);
     refused_by(Job::under_mpirun(2).args(arguments), what, words);
@@ -170,7 +171,7 @@ fn unsupported_models_are_refused_with_what_is_supported() {
     ] {
         model_refused(name, &config_with(name, value), words);
     }
-    // A window is fine for as long as no sequence is longer.
+    // A window is accepted if no sequence is longer.
     let mut config =
         mpk_tests::model_file::read_json(&mpk_tests::folders::model_folder("mistral").join("config.json"));
     config["sliding_window"] = json!(32);
@@ -362,7 +363,7 @@ fn graphs_of_the_users_own_that_are_wrong() {
     refused_on_all_ranks("unknown operator", &[text(&unknown.path())], &["conv"]);
 }
 
-/// Usage errors come from the command line's own parser; they end in the same way.
+/// Usage errors come from the command line's own parser, and end in the same way.
 #[test]
 fn wrong_usage() {
     let model = ModelFile::of_fixture("mistral");
@@ -400,7 +401,7 @@ fn nothing_is_emitted_for_a_bad_model() {
     let finished = job.run().expect(2).expect_nothing_left();
     assert_eq!(finished.error_lines().len(), 1, "{}", finished.stderr);
     assert!(!target.exists());
-    // A target that can't be a folder.
+    // A target that cannot be a folder.
     fs::write(&target, "x").expect("a file");
     let good = ModelFile::of_fixture("mistral");
     let finished = Job::alone().arg(good.path()).arg("--emit-graph").arg(&target).run().expect(2);
@@ -408,9 +409,9 @@ fn nothing_is_emitted_for_a_bad_model() {
     assert_eq!(fs::read_to_string(&target).expect("the file is as it was"), "x");
 }
 
-/// A device that is not there is the environment's fault.
+/// A missing device is a fault of the environment.
 #[test]
-fn what_the_environment_lacks_is_status_3() {
+fn a_lacking_environment_is_status_3() {
     let model = ModelFile::of_fixture("mistral");
     if Path::new("/dev/nvidiactl").exists() {
         println!("skipped: there is a GPU");
@@ -425,7 +426,7 @@ fn what_the_environment_lacks_is_status_3() {
     }
 }
 
-/// What makes the tokenizers library panic, or search without end, is an error that names the file.
+/// Files that make the tokenizers library panic, or search without end, give an error that names the file.
 #[test]
 fn tokenizers_that_panic() {
     let tokenizer = |field: &str, value: Value| {

@@ -1,4 +1,4 @@
-//! `mpk-bench`: each figure comes with a verdict, on one rank and on two; what is wrong has no figure.
+//! `mpk-bench`: each figure comes with a verdict, on one rank and on two; wrong results have no figures.
 
 use mpk_tests::Job;
 use mpk_tests::fixtures::Fixture;
@@ -9,7 +9,7 @@ fn bench(ranks: u32, options: &[&str]) -> Job {
     Job::new(ranks).of("mpk-bench").args(options).args(["--backend", "cpu"])
 }
 
-/// The one object of a run.
+/// The single object that a run prints.
 fn object(job: Job) -> Value {
     let finished = job.run().expect(0).expect_nothing_left();
     let mut lines = finished.stdout.lines();
@@ -44,7 +44,7 @@ fn decode_has_figures_a_floor_a_budget_and_tokens() {
         "the best of them counts"
     );
 
-    // What the budget lists is the whole iteration.
+    // The items of the budget add up to the whole iteration.
     let budget = &found["budget"];
     let operators = budget["operators"].as_array().expect("operators");
     assert!(operators.iter().any(|o| o["op"] == "lm_head"), "{budget}");
@@ -53,7 +53,7 @@ fn decode_has_figures_a_floor_a_budget_and_tokens() {
     let between = number(&budget["mean_us"]) - listed;
     assert!(between > 0.0 && number(&budget["batch_step_us"]) > 0.0, "{budget}");
 
-    // The same tokens come out of mpk-run, for the same requests, on two ranks.
+    // mpk-run gives the same tokens for the same requests on two ranks.
     let prompt = |request: usize| {
         let ids: Vec<String> = (0..20).map(|i| ((i * 7 + request) % 31).to_string()).collect();
         ids.join(",")
@@ -65,7 +65,8 @@ fn decode_has_figures_a_floor_a_budget_and_tokens() {
     }
 }
 
-/// Prompts of 20 tokens enter eight rows at a time, over many iterations; only steps in which all four requests decode are timed.
+/// Prompts of 20 tokens enter eight rows at a time, over many iterations. Only steps in which all four requests decode
+/// are timed.
 #[test]
 fn steps_of_a_full_batch_are_timed_and_no_others() {
     let fixture = Fixture::open("qwen3");
@@ -86,7 +87,7 @@ fn steps_of_a_full_batch_are_timed_and_no_others() {
     assert_eq!(lengths[3], 7, "{found}");
     assert!(lengths.is_sorted_by(|a, b| a > b), "who comes early generates for longer: {lengths:?}");
 
-    // The first requests would have more new tokens than that before the last prompt has entered.
+    // The first requests would exceed this number of new tokens before the last prompt has entered.
     let options = [
         "decode",
         "--model",
@@ -131,7 +132,7 @@ fn wrong_tokens_have_no_figures() {
 }
 
 #[test]
-fn a_step_stands_beside_a_plain_read_of_its_weights() {
+fn a_step_is_compared_with_a_plain_read_of_its_weights() {
     let model = tiny();
     let options = ["stream", "--model", &model, "--context", "8", "--steps", "4", "--repeats", "2"];
     for ranks in [1, 2] {
@@ -181,7 +182,7 @@ fn tasks_in_both_shapes_and_placements() {
 }
 
 #[test]
-fn a_timeline_of_mpk_run_is_summed_up() {
+fn a_timeline_of_mpk_run_is_summarised() {
     let fixture = Fixture::open("qwen3");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("trace.json");
@@ -199,7 +200,7 @@ fn a_timeline_of_mpk_run_is_summed_up() {
 }
 
 #[test]
-fn wrong_input_is_told_with_status_2() {
+fn wrong_input_is_status_2() {
     let model = tiny();
     for (options, words) in [
         (&["decode", "--model", &model, "--read-rate=-1"][..], "--read-rate"),

@@ -1,4 +1,4 @@
-//! The benchmark scripts on the CPU target: `scripts/bench_tp.py` makes a table, a report and charts in which losses are called so;
+//! The benchmark scripts on the CPU target: `scripts/bench_tp.py` makes a table, a report and charts in which losses are marked;
 //! `scripts/gpu_session.sh` runs its parts.
 
 use mpk_tests::job::{Turn, binary};
@@ -26,7 +26,7 @@ fn model() -> String {
 
 /// One peer is far faster, the other far slower.
 #[test]
-fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
+fn rows_are_compared_with_peers_and_floor_and_a_loss_is_marked() {
     let _turn = Turn::take();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let peers = folder.path().join("peers.json");
@@ -103,7 +103,7 @@ fn rows_stand_beside_peers_and_floor_and_a_loss_is_no_ok() {
 }
 
 #[test]
-fn bad_options_of_the_benchmark_are_told() {
+fn bad_options_of_the_benchmark_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let model = model();
     for (arguments, status, words) in [

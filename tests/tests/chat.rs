@@ -1,9 +1,10 @@
-//! Proves what a user can name as a model, and that `--chat` runs what the checkpoint's chat template says.
+//! Proves which names a user can give for a model, and that `--chat` follows the checkpoint's chat
+//! template.
 
 use mpk_tests::Job;
 use std::path::{Path, PathBuf};
 
-/// The trained example's folder, as Hugging Face publishes one, with `template` as its chat template.
+/// The trained example's folder, in Hugging Face's form, with `template` as its chat template.
 fn folder_with_template(template: &str) -> tempfile::TempDir {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny");
     let folder = tempfile::tempdir().unwrap();
@@ -35,7 +36,7 @@ fn a_chat_prompt_is_what_the_template_renders() {
     let argument = job(folder.path(), &options).run_json();
     let plain = job(folder.path(), &["--prompt", "Behold, LIGHT: and"]).run_json();
     assert_eq!(argument.requests[0].prompt_tokens, plain.requests[0].prompt_tokens);
-    // Token ids are no message.
+    // Token ids are not a message.
     let tokens = job(folder.path(), &["--chat", "--prompt-tokens", "5,6,7"]).run_json();
     assert_eq!(tokens.requests[0].prompt_tokens, [5, 6, 7]);
 }
@@ -74,7 +75,7 @@ fn a_signal_stops_an_answer_and_not_the_conversation() {
     let stopped = running.output();
     running.say("And the waters");
     running.wait_for_output(|out| out.len() > stopped.len() + 3);
-    // Of an answer, then of the conversation.
+    // The first signal ends an answer, the second one the conversation.
     running.signal_process(&running.ranks()[0], libc::SIGTERM);
     running.wait_for_output(|out| out.len() > stopped.len() && out.ends_with('\n'));
     running.signal_process(&running.ranks()[0], libc::SIGTERM);
@@ -83,7 +84,7 @@ fn a_signal_stops_an_answer_and_not_the_conversation() {
 }
 
 #[test]
-fn a_conversation_goes_on_where_it_no_longer_fits() {
+fn a_conversation_continues_when_it_no_longer_fits() {
     let folder = folder_with_template(TRANSCRIPT);
     let conversation = Job::alone().arg(folder.path());
     let options = ["--chat", "--max-seq-len", "96", "--max-new-tokens", "24", "--ignore-eos"];
@@ -110,7 +111,7 @@ fn a_refusal_of_the_template_is_bad_input() {
 }
 
 #[test]
-fn a_name_of_the_hub_is_looked_up_in_the_cache() {
+fn a_hub_name_is_looked_up_in_the_cache() {
     let folder = folder_with_template("{{ messages[0].content }}");
     let home = tempfile::tempdir().unwrap();
     let home_path = home.path().to_str().unwrap();

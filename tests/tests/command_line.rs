@@ -1,6 +1,6 @@
-//! Proves that the command line keeps its contract: what `--json` and text print, ends of
-//! sequence, prompts and their order, traces, and exit status 0 where it is due. Bad input is in `bad_input.rs`,
-//! emitted graphs in `emitted_graphs.rs`.
+//! Proves that the command line keeps its contract: the output of `--json` and of text, ends of sequence,
+//! prompts and their order, traces, and exit status 0 where it is due. Bad input is in `bad_input.rs`, emitted
+//! graphs in `emitted_graphs.rs`.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::model_file::read_json;
@@ -9,7 +9,7 @@ use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One object, with these fields in every case and no others ([`mpk_tests::RunJson`] refuses unknown ones).
+/// One object, always with exactly these fields ([`mpk_tests::RunJson`] refuses unknown ones).
 #[test]
 fn json_is_one_object_of_the_contract() {
     let model = ModelFile::of_fixture("mistral");
@@ -55,13 +55,13 @@ fn log_probabilities_are_sorted_and_sum_to_one() {
             assert!(list.is_sorted_by(|a, b| a.1 >= b.1), "{list:?}");
             let total: f64 = list.iter().map(|e| e.1.exp()).sum();
             assert!(total <= 1.0 + 1e-4, "{total}");
-            // 128 of 211 tokens have nearly all of it.
+            // 128 of 211 tokens have nearly all of the probability.
             assert!(asked < 128 || total > 0.95, "{total}");
         }
     }
 }
 
-/// No log-probabilities is not an empty list of them; `--logprobs 0` is as if it were not given.
+/// No log-probabilities differ from an empty list of them; `--logprobs 0` is the same as no option.
 #[test]
 fn no_log_probabilities() {
     let model = ModelFile::of_fixture("mistral");
@@ -69,7 +69,7 @@ fn no_log_probabilities() {
     assert!(job.args(["--logprobs", "0"]).run_json().requests[0].logprobs.is_none());
 }
 
-/// Without `--json` the texts are printed in order, each with a newline, and they are those of `--json`.
+/// Without `--json` the texts are printed in order, each with a newline. They are the same as those of `--json`.
 #[test]
 fn text_is_that_of_json() {
     for name in ["llama", "tiny"] {
@@ -85,7 +85,7 @@ fn text_is_that_of_json() {
                 let finished = Job::new(ranks).arg(model.path()).run().expect(0).expect_nothing_left();
                 let mut rest = finished.stdout.as_str();
                 for (index, (found, request)) in found.requests.iter().zip(&requests).enumerate() {
-                    // Which prompt it is, then its text.
+                    // The prompt's number, then its text.
                     let begin = format!("{}==> prompt {}: ", if index > 0 { "\n" } else { "" }, index + 1);
                     rest =
                         rest.strip_prefix(&begin).unwrap_or_else(|| panic!("{begin:?} is not at {rest:?}"));
@@ -126,7 +126,7 @@ fn stop_strings() {
     );
 }
 
-/// One prompt's text stands alone, and a line for each token follows it with `--logprobs`.
+/// The text of a single prompt is printed alone; with `--logprobs` a line for each token follows it.
 #[test]
 fn log_probabilities_are_printed_after_the_text() {
     let fixture = Fixture::open("tiny");
@@ -147,7 +147,7 @@ fn log_probabilities_are_printed_after_the_text() {
     }
 }
 
-/// Without tokenizer the ids are printed.
+/// Without a tokenizer the ids are printed.
 #[test]
 fn tokens_are_printed_where_there_is_no_tokenizer() {
     let model = ModelFile::of_fixture("mistral");
@@ -161,7 +161,7 @@ fn tokens_are_printed_where_there_is_no_tokenizer() {
     assert_eq!(job.run().expect(0).stdout.split_whitespace().collect::<Vec<_>>(), ["137", "7", "146"]);
 }
 
-/// The command line's prompts replace those of model.json; their order is kept, texts and tokens alike.
+/// The command line's prompts replace those of model.json; the order of texts and tokens is kept.
 #[test]
 fn prompts_of_the_command_line_replace_those_of_the_file() {
     let fixture = Fixture::open("tiny");
@@ -176,7 +176,7 @@ fn prompts_of_the_command_line_replace_those_of_the_file() {
     assert!(found.requests.iter().all(|r| r.tokens.len() <= 3));
 }
 
-/// A request ends at the first of several ends of sequence; with `--ignore-eos` it goes on.
+/// A request ends at the first of several ends of sequence; with `--ignore-eos` it continues.
 #[test]
 fn ends_of_sequence() {
     let fixture = Fixture::open("qwen3");
@@ -192,7 +192,7 @@ fn ends_of_sequence() {
     assert_eq!(found.requests[0].finish_reason, "length");
 }
 
-/// New tokens end where the sequence is full, or where as many as asked for are there.
+/// New tokens end when the sequence is full, or when the requested number is reached.
 #[test]
 fn lengths() {
     let fixture = Fixture::open("mistral");
@@ -209,7 +209,7 @@ fn lengths() {
     assert_eq!(found.requests[0].finish_reason, "length");
 }
 
-/// `mpirun -n 8` of the example, as the README has it, on however few cores there are.
+/// `mpirun -n 8` of the example, as in the README, on any number of cores.
 #[test]
 fn eight_ranks_of_the_example() {
     let fixture = Fixture::open("tiny");
@@ -234,7 +234,7 @@ fn logs_go_to_stderr() {
     finished.json();
 }
 
-/// The timeline holds every task of every iteration of every rank once, on its worker, in order.
+/// The timeline has every task of every iteration of every rank once, on its worker, in order.
 #[test]
 fn traces_hold_every_task() {
     let fixture = Fixture::open("qwen3");
@@ -313,7 +313,7 @@ fn traces_hold_every_task() {
     }
 }
 
-/// `--trace-iterations` keeps the last iterations, whole.
+/// `--trace-iterations` keeps the last iterations complete.
 #[test]
 fn traces_can_be_cut_to_the_last_iterations() {
     let fixture = Fixture::open("qwen3");
@@ -343,7 +343,8 @@ fn traces_can_be_cut_to_the_last_iterations() {
     assert!(alone.stderr.contains("--trace"), "{}", alone.stderr);
 }
 
-/// A reader may close the pipe early: the exit status is still that of the run. Without mpirun, which may itself crash on such a pipe.
+/// A reader may close the pipe early: the exit status is still that of the run. Without mpirun, which may itself crash
+/// on such a pipe.
 #[test]
 fn pipes_that_nobody_reads_do_not_change_the_status() {
     let model = ModelFile::of_fixture("mistral");
@@ -386,7 +387,7 @@ fn help() {
     assert!(Job::alone().arg("--version").run().expect(0).stdout.starts_with("mpk-run "));
 }
 
-/// Options win over model.json, and both spell the same choices.
+/// Options override model.json, and both accept the same choices.
 #[test]
 fn options_and_fields_say_the_same() {
     let model = ModelFile::of_fixture("mistral").set("generate.prompt_tokens", json!([[4, 5]]));

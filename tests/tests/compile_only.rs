@@ -1,6 +1,6 @@
-//! Proves that a model's kernel compiles for every architecture of the hardware table, with no GPU present, and that
-//! the second time nothing is compiled. Without CUDA's compiler these say so and pass; with `MPK_REQUIRE_CUDA=1`,
-//! which `scripts/test.sh` sets after it has installed one, they fail.
+//! Proves that a model's kernel compiles for every architecture of the hardware table without a GPU, and that
+//! nothing is compiled the second time. Without CUDA's compiler the tests say so and pass. With
+//! `MPK_REQUIRE_CUDA=1`, which `scripts/test.sh` sets after it has installed one, they fail.
 
 use mpk_tests::Job;
 use mpk_tests::fixtures::Fixture;
@@ -15,7 +15,7 @@ fn cubins(cache: &Path) -> Vec<PathBuf> {
 
 fn compiles(architecture: &str, arguments: &[&str]) {
     let cache = tempfile::tempdir().expect("a temporary folder");
-    // Few graph classes, so few specialised codes.
+    // Few graph classes, so few kernel variants.
     let model = Fixture::open("tiny").model().set("max_batch", 1);
     let job = Job::alone()
         .arg(model.path())
@@ -50,13 +50,13 @@ fn hopper_two_ranks_one_shot() {
     compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
 }
 
-/// Linked with NVSHMEM's device library.
+/// Linked to NVSHMEM's device library.
 #[test]
 fn hopper_two_ranks_through_nvshmem() {
     compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
 }
 
-/// Puts by its host.
+/// Puts through the hosts.
 #[test]
 fn hopper_two_ranks_by_their_hosts() {
     compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "host"]);

@@ -1,7 +1,7 @@
-//! Proves that a run gives the same bits however its ranks and workers are timed: again and again, and with one rank
-//! stalled on purpose before one operator or another.
+//! Proves that a run gives the same bits, whatever the timing of its ranks and workers: repeated, and with one rank
+//! stalled on purpose before different operators.
 //!
-//! `MPK_REPEAT` sets how often the first test repeats its job (10 by default).
+//! `MPK_REPEAT` is the number of repetitions in the first test (default 10).
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::task_graph::emit;
@@ -82,7 +82,7 @@ fn a_stalled_rank_of_four_changes_no_bit() {
     }
 }
 
-/// Two layers in turn have the same flagged words. Ranks that run ahead, or lag, write none of them too early.
+/// Every second layer uses the same flagged words. Ranks that are ahead or behind never write one too early.
 #[test]
 fn flagged_words_that_layers_share_survive_stalls() {
     let fixture = Fixture::open("qwen3");
@@ -95,7 +95,7 @@ fn flagged_words_that_layers_share_survive_stalls() {
         let graphs = emit(&model, 2, &options);
         let sums = sums(&graphs.main()[0].ops);
         for &operator in sums.iter().step_by(2) {
-            // Sums and the operators that push, by turns; delays from far below an iteration to above it.
+            // Sums and the operators that push, alternating; delays from far below an iteration to above it.
             turn += 1;
             let stall =
                 format!("{}:{}:{}", turn % 2, operator as u32 - turn / 2 % 2, [0, 1, 7][turn as usize % 3]);
@@ -105,8 +105,8 @@ fn flagged_words_that_layers_share_survive_stalls() {
     }
 }
 
-/// The control for the test above: one place for all flagged words. The verifier refuses such graphs; run all the same,
-/// a rank that lags finds its words overwritten.
+/// The control for the test above: all flagged words in one place. The verifier refuses such graphs. If they run all
+/// the same, a slow rank finds its words overwritten.
 #[test]
 fn flagged_words_in_one_place_are_refused_and_lost() {
     let fixture = Fixture::open("qwen3");

@@ -1,6 +1,7 @@
-//! Proves that emitted task graphs keep the format's contract, read without the code that wrote them: files and field
-//! names, triggers of all ranks that add up, copies and their owners, placement, and an iteration that comes to its
-//! end; for the fixtures on the CPU, and for real shapes on a described GPU. Also what `--check` prints.
+//! Proves that emitted task graphs keep the format's contract. They are read without the code that wrote them: files
+//! and field names, triggers of all ranks that add up, copies and their owners, placement, and an iteration that
+//! reaches its end. This covers the fixtures on the CPU, and real shapes on a described GPU. Also checks what
+//! `--check` prints.
 
 use mpk_tests::task_graph::{Graph, check, check_copy_reduce, emit, simulate};
 use mpk_tests::{Job, ModelFile};
@@ -61,7 +62,7 @@ fn copy_reduce_copies_each_tile_to_each_peer() {
     }
 }
 
-/// A reduce waits for its own partial and for the peers' copies.
+/// A reduce waits for its own partial sum and for the peers' copies.
 #[test]
 fn reduces_wait_for_own_and_peers() {
     let emitted = emit(&ModelFile::of_fixture("mistral"), 4, &["--allreduce", "copy-reduce"]);
@@ -103,7 +104,7 @@ fn one_shot_has_no_copies_in_allreduces() {
     }
 }
 
-/// With static placement events are polled; launches are the dynamic placement's.
+/// With static placement, events are polled; only dynamic placement has launches.
 #[test]
 fn event_types_fit_the_placement() {
     let model = ModelFile::of_fixture("qwen3");
@@ -118,13 +119,13 @@ fn event_types_fit_the_placement() {
     for graph in emitted.main() {
         assert_eq!(graph.placement, "dynamic");
         assert!(graph.all_events.iter().any(|e| e.event_type == "launch_tasks"));
-        // A task is launched by exactly one event and waits for nothing in a worker's hands but flagged words.
+        // Exactly one event launches a task, and a worker with the task in hand waits for nothing but flagged words.
         let ready = graph.all_tasks[2..].iter().all(|t| t.dependent_events.is_empty());
         assert!(ready, "a task depends on several events");
     }
 }
 
-/// The same graphs again, byte by byte.
+/// Emits the same graphs again, byte by byte.
 #[test]
 fn emitting_is_deterministic() {
     let model = ModelFile::of_fixture("qwen2");
@@ -152,7 +153,7 @@ fn qwen3_shape(hidden: u32, layers: u32, heads: u32, intermediate: u32) -> Value
     })
 }
 
-/// Real shapes on a GPU that is not there: built, verified and described within seconds, without MPI.
+/// Real shapes on a GPU that is not present: built, verified and described within seconds, without MPI.
 #[test]
 fn real_shapes_for_a_described_device() {
     for (name, config) in
@@ -175,7 +176,7 @@ fn real_shapes_for_a_described_device() {
         for graphs in emitted.all() {
             assert!(graphs.iter().all(|g| g.workers == 132), "an H200 has 132 SMs");
             let gated = |t: &str| graphs[0].all_tasks.iter().any(|task| task.task_type == t);
-            // Graphs of many rows have wide products, which gate in registers.
+            // Graphs of many rows have wide products, which apply the gate in registers.
             let made = gated("wide_linear") || gated("rmsnorm_linear_silu_mul");
             assert!(made && !gated("silu_mul_linear"), "gated where it is made");
             check(graphs);
@@ -185,7 +186,7 @@ fn real_shapes_for_a_described_device() {
     }
 }
 
-/// Without `--ranks` the launcher's number of processes counts.
+/// Without `--ranks`, the launcher's number of processes is used.
 #[test]
 fn launched_builds_are_for_all_ranks() {
     let model = ModelFile::of_fixture("llama");

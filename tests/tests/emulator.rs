@@ -1,6 +1,6 @@
-//! Runs the GPU's own code without a GPU: nvcc's PTX of the kernel, by the emulator (`docs/emulator.md`), in the place of the
-//! CUDA driver. The CPU target shares no code with it, so what both give is right; and an error put into the sources
-//! is seen. Without nvcc these say so and pass; with `MPK_REQUIRE_CUDA=1` they fail.
+//! Runs the GPU's own code without a GPU: the emulator (`docs/emulator.md`) takes the place of the CUDA driver and runs
+//! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are right, and an error
+//! put into the sources is seen. Without nvcc the tests say so and pass; with `MPK_REQUIRE_CUDA=1` they fail.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::run_json::Output;
@@ -16,7 +16,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
 }
 
-/// The emulator's stand-in for a CUDA toolkit.
+/// The emulator's replacement for a CUDA toolkit.
 fn toolkit() -> PathBuf {
     repository().join("kernels-cu/emulator/toolkit")
 }
@@ -51,7 +51,7 @@ impl Emulator {
     fn new() -> Option<Self> {
         let nvcc = nvcc()?;
         let folder = tempfile::Builder::new().prefix("mpk-emulator").tempdir().expect("a temporary folder");
-        // A dependency of this test, so it is built beside it.
+        // A dependency of this test, so it is built into the same folder.
         let program = std::env::current_exe().expect("this program");
         let library = program.with_file_name("libemulator.so");
         assert!(library.is_file(), "{} is missing", library.display());
@@ -59,12 +59,12 @@ impl Emulator {
         Some(Emulator { folder, nvcc })
     }
 
-    /// Runs a model on it, and gives what came of it.
+    /// Runs a model on it, and returns the result.
     fn run(&self, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
         self.run_as(Job::alone(), model, arguments, toolkit)
     }
 
-    /// The same as a job of any number of ranks, which share the GPU.
+    /// The same as a job with any number of ranks, which share the GPU.
     fn run_as(&self, job: Job, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
         let text = |path: &Path| path.display().to_string();
         let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
@@ -85,7 +85,7 @@ impl Emulator {
     }
 }
 
-/// As the CPU target gives it.
+/// The result of the CPU target.
 fn on_cpu(model: &ModelFile, arguments: &[&str]) -> RunJson {
     Job::new(1).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json()
 }
@@ -105,7 +105,7 @@ fn a_models_tokens_are_those_of_the_cpu() {
     assert_eq!(found.tokens(), cpu.tokens());
 }
 
-/// Two ranks whose kernels put by their hosts: frames in both directions, data before its signal, tokens exchanged.
+/// Two ranks whose kernels put through the hosts: frames in both directions, data before its signal, tokens exchanged.
 #[test]
 fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
     let Some(emulator) = Emulator::new() else { return };
@@ -137,7 +137,7 @@ fn tensor(name: &str, kind: &str, dtype: &str, dims: [usize; 2], scale: f64) -> 
     json!({"name": name, "kind": kind, "dtype": dtype, "dims": dims, "data": {"values": values}})
 }
 
-/// Linears of many rows (wide tiles), of the rows of samples, and of one tile.
+/// Linears of many rows (wide tiles), of the sample rows, and of one tile.
 fn operators() -> ModelFile {
     let rows = 40;
     let tensors = [
@@ -159,7 +159,7 @@ fn operators() -> ModelFile {
     ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}))
 }
 
-/// The names of the outputs that differ by more than sums in another order do.
+/// Names of the outputs that differ by more than another order of summation explains.
 fn differing(found: &RunJson, expected: &RunJson) -> Vec<String> {
     let differs = |a: &Output, b: &Output| {
         a.dims != b.dims
@@ -178,7 +178,8 @@ fn operators_are_those_of_the_cpu_and_an_injected_error_is_seen() {
     let cpu = on_cpu(&model, &[]);
     assert_eq!(cpu.outputs.len(), 4);
     assert_eq!(differing(&emulator.run(&model, &[], &toolkit()), &cpu), Vec::<String>::new());
-    // Rows of samples are looked for where others are: an nvcc that changes a line of the sources before it compiles them.
+    // An nvcc that changes a line of the sources before it compiles them, so that the rows of samples are looked up at
+    // the wrong place.
     let broken = emulator.folder.path().join("broken");
     fs::create_dir_all(broken.join("bin")).expect("a folder");
     let script = format!(

@@ -1,6 +1,6 @@
-//! Proves the host's side of the CUDA target without a GPU: a stand-in for the driver (`tests/fake_gpu/libcuda.cpp`)
-//! checks what it is given, runs the kernels that pack weights on the host, and ends, hangs or fails as asked. Also
-//! what a machine lacks (exit status 3), and `mpk-run doctor`.
+//! Proves the host's side of the CUDA target without a GPU. A fake driver (`tests/fake_gpu/libcuda.cpp`) checks what
+//! it is given, runs the kernels that pack weights on the host, and ends, hangs or fails as asked. Also covers what
+//! a machine may lack (exit status 3), and `mpk-run doctor`.
 
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The stand-ins, built once.
+/// The fake libraries, built once.
 static FAKE: LazyLock<Fake> = LazyLock::new(Fake::build);
 
 struct Fake {
@@ -67,7 +67,7 @@ impl Fake {
         std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |others| format!("{folder}:{others}"))
     }
 
-    /// With the stand-ins in place of driver, toolkit and NVSHMEM.
+    /// The job with the fakes in place of driver, toolkit and NVSHMEM.
     fn around(&self, job: Job) -> Job {
         let text = |name: &str| self.path(name).display().to_string();
         job.env("LD_LIBRARY_PATH", &self.libraries("lib"))
@@ -92,7 +92,7 @@ fn dumped(model: &ModelFile, name: &str, arguments: &[&str]) -> Vec<Vec<f32>> {
     text.lines().map(row).collect()
 }
 
-/// `rows` are in `all`, one after the other.
+/// Whether `all` contains `rows`, one after the other.
 fn holds(all: &[Vec<f32>], rows: &[Vec<f32>]) -> bool {
     all.windows(rows.len()).any(|window| window == rows)
 }
@@ -132,7 +132,7 @@ fn matrices(path: &Path) -> Vec<(String, Vec<Vec<f32>>)> {
     all
 }
 
-/// Every matrix of the checkpoint lies where the tasks' operands say, in the layout of the tensor cores.
+/// Every matrix of the checkpoint is where the tasks' operands say, in the layout of the tensor cores.
 #[test]
 fn weights_lie_where_the_kernel_reads_them() {
     for fixture in ["qwen3", "qwen2", "mistral"] {
@@ -152,7 +152,7 @@ fn weights_lie_where_the_kernel_reads_them() {
     }
 }
 
-/// The formula of launch/src/model/random_weights.rs, once more.
+/// The formula of launch/src/model/random_weights.rs, written a second time.
 fn random(seed: u64, name: &str, i: u64) -> f32 {
     let mix64 = |mut x: u64| {
         x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -206,18 +206,18 @@ fn both_placements_and_traces_run() {
         assert!(timing.compile_s.is_some() && timing.weights_s.is_some(), "{timing:?}");
         assert!(timing.weights_bytes.is_some_and(|bytes| bytes > 10_000), "{timing:?}");
     }
-    // Asked for, the CPU is taken although there is a GPU.
+    // If asked for, the CPU is used although there is a GPU.
     assert_eq!(job(&model).args(["--backend", "cpu"]).run_json().backend, "cpu");
 }
 
-/// Two ranks on the stand-ins, with NVSHMEM in this folder.
+/// Two ranks on the fakes, with NVSHMEM in this folder.
 fn two(model: &ModelFile, nvshmem: &str) -> Job {
     let job = Job::new(2).arg(model.path()).args(["--prompt-tokens", "1,2,3", "--max-new-tokens", "4"]);
     let home = FAKE.path(nvshmem).display().to_string();
     FAKE.around(job).env("NVSHMEM_HOME", &home).env("FAKE_NVSHMEM_PEERS", "1")
 }
 
-/// Several ranks: heap and launch through NVSHMEM, by either bootstrap, with and without peers in reach.
+/// Several ranks: heap and launch through NVSHMEM, with either bootstrap, with and without peers within reach.
 #[test]
 fn several_ranks_come_up_through_nvshmem() {
     let model = ModelFile::of_fixture("mistral");
@@ -245,11 +245,11 @@ fn several_ranks_come_up_through_nvshmem() {
             ("cuda", 2, &[1, 2, 3, 4][..])
         );
     }
-    // A collective launch that fails on all ranks is made up for.
+    // If the collective launch fails on all ranks, another launch replaces it.
     let job = two(&model, "exporting").env("FAKE_GPU_COUNT", "2").env("FAKE_NVSHMEM_LAUNCH_FAILS", "1");
     let finished = job.run().expect(0);
     assert!(finished.stderr.contains("launching by cuLaunchCooperativeKernel"), "{}", finished.stderr);
-    // Ranks that are shown different GPUs agree on one kernel, that which can do without the others' memory.
+    // Ranks that see different GPUs agree on one kernel: the one that needs no access to the others' memory.
     let job = two(&model, "exporting").env("FAKE_GPU_COUNT", "2").env("FAKE_GPU_RANK_1_SEES_ONE", "1");
     job.run().expect(0);
     // On one GPU it works too, with a warning.
@@ -258,7 +258,7 @@ fn several_ranks_come_up_through_nvshmem() {
     assert!(finished.stderr.contains("cuLaunchCooperativeKernel"), "{}", finished.stderr);
 }
 
-/// NVSHMEM waits for ever where one GPU has more ranks than another: they are refused before it starts.
+/// NVSHMEM waits for ever if one GPU has more ranks than another, so such ranks are refused before it starts.
 #[test]
 fn ranks_that_do_not_fill_their_gpus_evenly_are_refused() {
     let model = ModelFile::of_fixture("mistral");
@@ -274,7 +274,7 @@ fn ranks_that_do_not_fill_their_gpus_evenly_are_refused() {
     }
 }
 
-/// NVSHMEM's start that one rank does not come to, or that never ends.
+/// A start of NVSHMEM that one rank does not reach, or that never ends.
 #[test]
 fn a_start_of_nvshmem_that_does_not_end_is_ended() {
     let model = ModelFile::of_fixture("mistral");
@@ -295,12 +295,12 @@ fn stdout_has_only_the_results() {
     assert_eq!(finished.json().tp, 2);
     let finished = two(&model, "nvshmem").env("NVSHMEM_DEBUG", "INFO").run().expect(0);
     assert_eq!(finished.stdout, "1 2 3 4 \n");
-    // Nothing is printed by a run that fails.
+    // A run that fails prints nothing.
     let finished = two(&model, "nvshmem").env("NVSHMEM_DEBUG", "INFO").env("FAKE_GPU_OCCUPANCY", "0").run();
     assert_eq!(finished.expect(3).stdout, "");
 }
 
-/// What the node's first rank can't build, the others don't try to.
+/// If the node's first rank fails to build it, the others do not try.
 #[test]
 fn a_shim_that_cant_be_built_is_tried_once() {
     let model = ModelFile::of_fixture("mistral");
@@ -314,9 +314,9 @@ fn a_shim_that_cant_be_built_is_tried_once() {
     assert_eq!(fs::read_to_string(&log).expect("a log").lines().count(), 1);
 }
 
-/// What is wrong with NVSHMEM ends all ranks with status 3, also where only one has met it.
+/// Errors of NVSHMEM end all ranks with status 3, even if only one rank has found them.
 #[test]
-fn what_is_wrong_with_nvshmem_is_named() {
+fn errors_of_nvshmem_are_named() {
     let model = ModelFile::of_fixture("mistral");
     for (variable, value, arguments, words) in [
         ("FAKE_NVSHMEM_VERSION", "3.6.1", &[][..], &["3.6.1", "3.4.5", "NVSHMEM_HOME"][..]),
@@ -338,7 +338,7 @@ fn what_is_wrong_with_nvshmem_is_named() {
     }
 }
 
-/// A kernel that hangs, never ends or fails is an error with a report, soon after the deadline.
+/// A kernel that hangs, never ends or fails gives an error with a report, soon after the deadline.
 #[test]
 fn kernels_that_do_not_end_well_are_reported() {
     let model = ModelFile::of_fixture("mistral");
@@ -366,7 +366,7 @@ fn ctrl_c_ends_the_kernel() {
     assert!(finished.stderr.contains("interrupted"), "{}", finished.stderr);
 }
 
-/// What the machine lacks ends with status 3 and the fix; `auto` does not go to the CPU in silence.
+/// What the machine lacks gives status 3 and the fix; `auto` does not switch to the CPU silently.
 #[test]
 fn what_the_machine_lacks_is_named_with_its_fix() {
     let model = ModelFile::of_fixture("mistral");
@@ -394,7 +394,7 @@ fn what_the_machine_lacks_is_named_with_its_fix() {
     let finished = two(&model, "nvshmem").env("FAKE_GPU_DRIVER", "12080").run().expect(3);
     assert!(finished.stderr.contains("CUDA 13.0 is needed"), "{}", finished.stderr);
     assert!(!finished.stderr.contains("symmetric heap of"), "{}", finished.stderr);
-    // No GPU at all: the CPU, and it is said; but not where a GPU is asked for.
+    // No GPU at all: it uses the CPU and says so, unless a GPU is asked for.
     let none = job(&model).env("FAKE_GPU_COUNT", "0");
     let finished = none.clone().run().expect(0);
     assert!(finished.stderr.contains("backend cpu (no GPU"), "{}", finished.stderr);
@@ -402,14 +402,14 @@ fn what_the_machine_lacks_is_named_with_its_fix() {
     // Several ranks need NVSHMEM.
     let finished = two(&model, "none").run().expect(3);
     assert!(finished.stderr.contains("NVSHMEM") && finished.stderr.contains("scripts/setup.sh"));
-    // More workers than multiprocessors.
+    // More workers than SMs.
     let finished = job(&model).args(["--workers", "200"]).run().expect(2);
     assert!(finished.stderr.contains("multiprocessors"), "{}", finished.stderr);
 }
 
-/// A library of the driver's name without its functions.
+/// A library with the driver's name but without its functions.
 #[test]
-fn a_driver_without_functions_is_no_panic() {
+fn a_driver_without_functions_does_not_panic() {
     let model = ModelFile::of_fixture("mistral");
     let hidden = FAKE.libraries("hidden");
     for run in [job(&model), two(&model, "nvshmem")] {
@@ -453,13 +453,13 @@ fn the_doctor_names_what_is_there_and_what_is_missing() {
     doctor().args(["--backend", "cuda"]).run().expect(0);
     let finished = doctor().args(["--ranks", "2", "--backend", "cuda"]).run().expect(0);
     assert!(finished.stdout.contains("share a GPU"), "{}", finished.stdout);
-    // Without NVSHMEM two ranks have the CPU.
+    // Without NVSHMEM, two ranks run on the CPU.
     let none = FAKE.path("none").display().to_string();
     let doctor_of_two = || doctor().args(["--ranks", "2"]).env("NVSHMEM_HOME", &none);
     doctor_of_two().run().expect(0);
     let finished = doctor_of_two().args(["--backend", "cuda"]).run().expect(3);
     assert!(finished.stdout.contains("MISSING") && finished.stdout.contains("scripts/setup.sh --nvshmem"));
-    // Without a GPU it is useful too.
+    // The doctor is useful without a GPU, too.
     let finished = doctor().env("FAKE_GPU_COUNT", "0").run().expect(0);
     assert!(finished.stdout.contains("on the CPU") && finished.stdout.contains("finds no GPU"));
     doctor().env("FAKE_GPU_COUNT", "0").args(["--backend", "cuda"]).run().expect(3);
@@ -467,7 +467,7 @@ fn the_doctor_names_what_is_there_and_what_is_missing() {
     Job::alone().args(["doctor", "--no-such-option"]).run().expect(2);
 }
 
-/// With no GPU, the code of all ranks' graphs goes into the cache, once.
+/// Without a GPU, the kernel variants of all ranks' graphs go into the cache once.
 #[test]
 fn compile_only_fills_the_cache() {
     let model = ModelFile::of_fixture("mistral").set("name", "compile only");

@@ -1,14 +1,14 @@
-//! Proves that no fault hangs a job: a rank that stalls, stops or dies, and an interrupt, end all ranks within
+//! Proves that no fault hangs a job. If a rank stalls, stops or dies, or on an interrupt, all ranks end within
 //! seconds, say what waited for what, and leave no process and no shared memory behind.
 
 use mpk_tests::{Finished, Job, ModelFile, Running, launcher};
 use std::time::Duration;
 
-/// Within this time a fault has to end the job: the deadline of a second, and what the launcher takes to clean up.
+/// A fault must end the job within this time: the deadline of one second, and the launcher's clean-up.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Two slow ranks of the trained model: 3 ms before each task of one operator make a token take long enough for a
-/// fault to meet it half-way.
+/// Two slow ranks of the trained model: 3 ms before each task of one operator make a token slow enough for a
+/// fault to hit in the middle.
 fn slow(model: &ModelFile, ranks: u32) -> Job {
     Job::new(ranks)
         .arg(model.path())
@@ -22,7 +22,7 @@ fn ends_soon(finished: &Finished, begin: Duration) {
     assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
 }
 
-/// Starts a job and waits until it streams text: the kernel runs on all ranks then.
+/// Starts a job and waits until it streams text: then the kernel runs on all ranks.
 fn streaming(job: &Job) -> (Running, Duration) {
     let begin = std::time::Instant::now();
     let mut running = job.start();
@@ -30,7 +30,7 @@ fn streaming(job: &Job) -> (Running, Duration) {
     (running, begin.elapsed())
 }
 
-/// A rank that makes no progress: all ranks end with status 4, and the report names who waits for what.
+/// A rank that makes no progress: all ranks end with status 4, and the report says what waits for what.
 #[test]
 fn a_stalled_rank_ends_the_run_with_a_report() {
     let model = ModelFile::of_fixture("tiny");
@@ -53,18 +53,18 @@ fn a_stalled_rank_ends_the_run_with_a_report() {
             for word in ["--deadline", "rank 0", "worker 0", "task ", "iteration "] {
                 assert!(report.contains(word), "the report does not say {word:?}: {what}");
             }
-            // With dynamic placement it is a scheduler that waits, without a task in hand.
+            // With dynamic placement, a scheduler without a task in hand waits.
             let waits = report.lines().any(|line| {
                 ["rank ", "event ", "count wanted ", "count seen "].iter().all(|word| line.contains(word))
             });
-            // Flagged words are not counted: there the report names the task that polls them.
+            // Flagged words have no counter: in that case the report names the task that polls them.
             let flagged = lowering == "one-shot" && report.contains("flagged words");
             assert!(waits || flagged, "no line says what was waited for: {what}");
         }
     }
 }
 
-/// One rank alone meets its own deadline too.
+/// A single rank also hits its own deadline.
 #[test]
 fn a_stalled_worker_of_one_rank_ends_the_run() {
     let model = ModelFile::of_fixture("tiny");
@@ -81,7 +81,7 @@ fn a_stalled_worker_of_one_rank_ends_the_run() {
     }
 }
 
-/// A rank that is slower than the others, but not stuck, is waited for.
+/// Other ranks wait for a rank that is slower but not stuck.
 #[test]
 fn a_slow_rank_within_the_deadline_is_no_fault() {
     let model = ModelFile::of_fixture("tiny");
@@ -108,7 +108,7 @@ fn a_killed_rank_ends_the_job() {
     }
 }
 
-/// A rank that stops answering is not waited for longer than the deadline.
+/// Other ranks wait for a rank that stops answering, for the deadline at most.
 #[test]
 fn a_stopped_rank_ends_the_job() {
     let model = ModelFile::of_fixture("tiny");
@@ -124,7 +124,7 @@ fn a_stopped_rank_ends_the_job() {
     }
 }
 
-/// Ctrl-C and a batch system's end.
+/// Ctrl-C, and the signal with which a batch system ends a job.
 #[test]
 fn signals_to_mpirun_end_the_job() {
     let model = ModelFile::of_fixture("tiny");
@@ -152,7 +152,7 @@ fn signals_to_one_rank_end_it() {
     }
 }
 
-/// A reader that goes away (`mpk-run ... | head -1`) is no reason to hang or to panic.
+/// A reader that goes away (`mpk-run ... | head -1`) causes no hang and no panic.
 #[test]
 fn a_closed_pipe_does_not_hang() {
     let model = ModelFile::of_fixture("tiny");
@@ -160,7 +160,7 @@ fn a_closed_pipe_does_not_hang() {
     running.close_stdout_after_first_bytes();
     let mut finished = running.wait();
     assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
-    // With its stdout closed, mpirun itself (Open MPI 4.1) ends badly now and then and leaves its own files.
+    // If its stdout is closed, mpirun itself (Open MPI 4.1) sometimes ends badly and leaves its own files.
     finished.in_temporary.retain(|path| !launcher::is_its_own(path));
     finished.expect_nothing_left();
 }

@@ -1,5 +1,5 @@
-//! Proves that outputs go where they are asked to go and destroy nothing, that inputs which are no files are refused
-//! unread, and that what the machine lacks is status 3, never an abort.
+//! Proves that outputs go where they are asked to go and destroy nothing, that inputs which are not files are
+//! refused without reading them, and that what the machine lacks gives status 3, never an abort.
 
 use mpk_tests::{Finished, Job, ModelFile};
 use std::ffi::CString;
@@ -35,7 +35,7 @@ fn short(model: &ModelFile) -> Job {
     ])
 }
 
-/// One error line with all of `words`, this status, and no signal.
+/// Expects one error line with all of `words`, this status, and no signal.
 fn refused(finished: Finished, status: i32, words: &[&str]) -> Finished {
     let finished = finished.expect(status);
     let errors = finished.error_lines();
@@ -100,7 +100,7 @@ fn a_full_disk_has_one_status() {
     assert!(fs::metadata("/dev/full").expect("the device").file_type().is_char_device());
 }
 
-/// What a limit of the file size cuts off is removed, what was there stays, and no signal ends the process.
+/// A file cut off by a limit of the file size is removed, an existing file stays, and no signal ends the process.
 #[test]
 fn a_limit_of_the_file_size_leaves_nothing_half_written() {
     let model = ModelFile::of_fixture("mistral");
@@ -119,7 +119,7 @@ fn a_limit_of_the_file_size_leaves_nothing_half_written() {
 }
 
 #[test]
-fn inputs_that_are_no_files_are_refused_unread() {
+fn inputs_that_are_not_files_are_refused_without_reading() {
     let words = ["a FIFO, not a regular file"];
     let soon = |job: Job| job.timeout(Duration::from_secs(20)).run();
     let folder = tempfile::tempdir().expect("a folder");
@@ -143,9 +143,9 @@ fn inputs_that_are_no_files_are_refused_unread() {
     }
 }
 
-/// Too few open files or too little address space: what is lacking and the fix, never an abort or a panic.
+/// Too few open files or too little address space: it says what is lacking and the fix, and never aborts or panics.
 #[test]
-fn what_the_machine_lacks_is_said() {
+fn lacking_resources_are_named() {
     let model = ModelFile::of_fixture("mistral");
     for files in [4, 8] {
         refused(short(&model).limit(libc::RLIMIT_NOFILE, files).run(), 3, &["ulimit -n"]);
@@ -161,7 +161,7 @@ fn what_the_machine_lacks_is_said() {
     }
 }
 
-/// An option is held to the limits of the field that it replaces.
+/// An option has the same limits as the field that it replaces.
 #[test]
 fn options_and_fields_have_the_same_limits() {
     let model = || ModelFile::of_fixture("mistral");
@@ -173,14 +173,14 @@ fn options_and_fields_have_the_same_limits() {
     }
     refused(soon(short(&model().set("runtime.workers", 4097))), 2, &["runtime.workers", "4096"]);
     refused(soon(short(&model()).args(["--workers", "4097"])), 2, &["--workers", "4096"]);
-    // Together with a field that model.json alone could have.
+    // Together with a field that only model.json can set.
     let model = model().set("runtime.prefill_chunk", 16);
     let words = ["runtime.prefill_chunk", "16", "max_batch = 17"];
     refused(soon(short(&model).args(["--max-batch", "17"])), 2, &words);
 }
 
 #[test]
-fn more_workers_than_cores_are_warned_of() {
+fn more_workers_than_cores_give_a_warning() {
     let model = ModelFile::of_fixture("mistral");
     let cores = std::thread::available_parallelism().expect("the number of cores").get();
     let warning = "share";
@@ -194,8 +194,8 @@ fn more_workers_than_cores_are_warned_of() {
     assert!(!finished.stderr.contains(warning), "{}", finished.stderr);
 }
 
-/// A thousand threads on few cores leave them to the one that has work: iterations with more than a hundred steps come to their end, long
-/// before the deadline of a wait, with the tokens of a few workers.
+/// A thousand threads on few cores leave the cores to the thread that has work. Iterations with more than a hundred steps reach their end
+/// long before the deadline of a wait, and give the same tokens as with a few workers.
 #[test]
 fn a_thousand_workers_come_to_the_end() {
     let model = ModelFile::of_fixture("tiny");
@@ -205,9 +205,9 @@ fn a_thousand_workers_come_to_the_end() {
     assert_eq!(run("1000"), run("2"));
 }
 
-/// NaN and infinity in a checkpoint are named by tensor, whichever rank meets them.
+/// A warning names the tensor of NaN and infinity in a checkpoint, whichever rank finds them.
 #[test]
-fn weights_that_are_not_numbers_are_warned_of() {
+fn weights_that_are_not_numbers_give_a_warning() {
     let damaged = |tensor: &str, from_end: bool, value: f32| {
         ModelFile::copy_of_fixture("mistral").edit_bytes("model.safetensors", |bytes| {
             let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
@@ -223,7 +223,7 @@ fn weights_that_are_not_numbers_are_warned_of() {
     for (tensor, from_end, value, ranks) in [
         ("model.norm.weight", false, f32::NAN, 1),
         ("model.layers.1.mlp.down_proj.weight", true, f32::INFINITY, 1),
-        // The last row is rank 1's.
+        // The last row belongs to rank 1.
         ("model.layers.0.self_attn.q_proj.weight", true, f32::NAN, 2),
     ] {
         let run = |model: &ModelFile| {

@@ -1,8 +1,8 @@
-//! Proves that `mpk-run` computes what Hugging Face transformers computes (tests/fixtures/README.md): for every
-//! family and the trained example, at 1, 2, 4 and 8 ranks, with both placements and every lowering of the allreduce,
-//! tokens are equal and the top five log-probabilities lie within the stated tolerance; that at one number of ranks
-//! all placements and lowerings give the same bits; and that a request's tokens depend neither on what else is in the
-//! batch, nor on slots, pages, chunks, workers, or how the embedding is shared out.
+//! Proves that `mpk-run` computes what Hugging Face transformers computes (tests/fixtures/README.md), for every
+//! family and the trained example, on 1, 2, 4 and 8 ranks, with both placements and every lowering of the allreduce:
+//! tokens are equal, and the top five log-probabilities are within the stated tolerance. With a given number of
+//! ranks, all placements and lowerings give the same bits. A request's tokens do not depend on the rest of the batch,
+//! slots, pages, chunks, workers, or how the embedding is sharded.
 
 use mpk_tests::fixtures::{Fixture, is_sanitized};
 use mpk_tests::{Job, ModelFile, RunJson};
@@ -21,7 +21,7 @@ fn run(model: &ModelFile, ranks: u32, (placement, lowering): Choice) -> RunJson 
         .run_json()
 }
 
-/// Runs all requests of a fixture with each choice: all right, and all the same bits.
+/// Runs all requests of a fixture with each choice: all results are right, and have the same bits.
 fn check(name: &'static str, ranks: u32, choices: &[Choice]) {
     let fixture = Fixture::open(name);
     let model = fixture.model();
@@ -48,7 +48,7 @@ fn all_choices(ranks: u32) -> Vec<Choice> {
     PLACEMENTS.into_iter().flat_map(|p| lowerings.iter().map(move |&l| (p, l))).collect()
 }
 
-/// Both placements and, over the ranks, all lowerings.
+/// Both placements and, across the numbers of ranks, all lowerings.
 fn covering_choices(ranks: u32) -> Vec<Choice> {
     match ranks {
         2 => vec![("static", "one-shot"), ("dynamic", "copy-reduce")],
@@ -95,7 +95,7 @@ golden! {
     tiny_on_8_ranks: "tiny", 8, covering_choices;
 }
 
-/// A run of static and dynamic graphs gives the bits of a run with either alone.
+/// A run with static and dynamic graphs gives the same bits as a run with only one kind.
 #[test]
 fn static_and_dynamic_graphs_of_one_run_give_the_same_bits() {
     let fixture = Fixture::open("qwen3");
@@ -162,7 +162,7 @@ fn texts_are_encoded_as_hugging_face_encodes_them() {
     }
 }
 
-/// One slot, as many as requests, more than requests, few pages: the batch is another one, the result is not.
+/// One slot, as many slots as requests, more than requests, few pages: the batch changes, the result does not.
 #[test]
 fn tokens_do_not_depend_on_the_rest_of_the_batch() {
     for name in ["llama", "mistral"] {
@@ -180,7 +180,7 @@ fn tokens_do_not_depend_on_the_rest_of_the_batch() {
     }
 }
 
-/// A request alone gives what it gives in company.
+/// A request alone gives the same result as among others.
 #[test]
 fn a_request_alone_gives_the_same() {
     let fixture = Fixture::open("qwen3");
@@ -192,7 +192,7 @@ fn a_request_alone_gives_the_same() {
     }
 }
 
-/// Requests in another order give the same, in that order.
+/// Requests in another order give the same results, in that order.
 #[test]
 fn requests_in_reverse_order_give_the_same() {
     let mut fixture = Fixture::open("mistral");
@@ -200,7 +200,7 @@ fn requests_in_reverse_order_give_the_same() {
     fixture.check(&run(&fixture.model(), 2, ("static", "two-shot")), "reversed");
 }
 
-/// Prompts in chunks of a few rows, or at once; pages of one position, or as long as the sequence.
+/// Prompts in chunks of a few rows or at once; pages of one position, or as long as the sequence.
 #[test]
 fn tokens_do_not_depend_on_chunks_and_pages() {
     for name in ["qwen3", "mistral"] {
@@ -216,7 +216,7 @@ fn tokens_do_not_depend_on_chunks_and_pages() {
     }
 }
 
-/// Prompts of more than 64 rows through the wide products of Hopper's graphs, which the CPU target cuts and runs as well.
+/// Prompts of more than 64 rows, through the wide products of Hopper's graphs; the CPU target tiles and runs them too.
 #[test]
 fn wide_products_give_the_same_tokens() {
     for (name, ranks, choice, workers) in [

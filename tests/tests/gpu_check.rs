@@ -1,10 +1,10 @@
-//! Proves that `scripts/gpu_check.sh` says in a line what keeps it from starting, and leaves nothing behind.
+//! Proves that `scripts/gpu_check.sh` says in one line why it cannot start, and leaves nothing behind.
 
 use mpk_tests::job::binary;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs it where `import numpy` does what `numpy` says.
+/// Runs it with a Python in which `import numpy` does what `numpy` says.
 fn refused(numpy: &str, arguments: &[&str], words: &[&str]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let temporary = tempfile::tempdir().expect("a temporary folder");
@@ -24,7 +24,7 @@ fn refused(numpy: &str, arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_named() {
+fn the_reason_why_it_cannot_start_is_named() {
     refused("raise ImportError('No module named numpy')", &[], &["numpy", "MPK_PYTHON"]);
     refused("", &["--gpus", "-1"], &["--gpus", "at least 1"]);
     refused("", &["--out", "/dev/null/reports"], &["/dev/null/reports", "--out"]);

@@ -1,5 +1,5 @@
 //! Proves that the peak memory of a rank is its shard of the weights, its KV cache and at most 200 MB: with random
-//! weights, and from a checkpoint of which each rank may touch only its shard.
+//! weights, and with a checkpoint of which each rank may touch only its shard.
 
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ fn weight_bytes() -> u64 {
     tensors().iter().map(|(_, dims)| 2 * dims.iter().product::<u64>()).sum()
 }
 
-/// Runs it on `ranks` ranks and compares each rank's peak with what it may be.
+/// Runs it on `ranks` ranks, and compares each rank's peak with the allowed one.
 fn check(model: &ModelFile, ranks: u32) {
     let prompt = (1..=300).map(|t| t.to_string()).collect::<Vec<_>>().join(",");
     let job = Job::under_mpirun(ranks)
@@ -109,7 +109,7 @@ fn a_checkpoint_of_which_each_rank_reads_its_shard() {
     check(&model, 4);
 }
 
-/// bf16 values about zero that are a function of their place in the file.
+/// bf16 values around zero that are a function of their position in the file.
 fn write_checkpoint(path: &Path) {
     let mut header = serde_json::Map::new();
     let mut end = 0;

@@ -1,8 +1,8 @@
-//! Proves that jobs over several nodes compute what one node computes, and that all ranks end, with a word about the node that is
-//! gone, when one is lost: the short form of `scripts/multinode_test.sh`, which makes nodes of network namespaces.
+//! Proves that jobs over several nodes compute what one node computes, and that if a node is lost all ranks end with an error that names
+//! it. It runs the short form of `scripts/multinode_test.sh`, which makes nodes from network namespaces.
 //!
-//! It takes more than a minute; `MPK_MULTINODE=0` leaves it out. Where the kernel does not allow namespaces, the script says what it has
-//! left out and ends well, or fails with `MPK_REQUIRE_NAMESPACES=1`; for any other reason it fails.
+//! It takes more than a minute; `MPK_MULTINODE=0` leaves it out. If the kernel does not allow namespaces, the script says what it has
+//! left out and succeeds, or fails with `MPK_REQUIRE_NAMESPACES=1`. For any other reason it fails.
 
 use mpk_tests::job::binary;
 use std::path::Path;

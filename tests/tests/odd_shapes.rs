@@ -1,6 +1,6 @@
-//! Proves that shapes which divide by nothing run on every number of ranks that divides the query heads: random f32
+//! Proves that shapes without common divisors run on every number of ranks that divides the query heads. Random f32
 //! weights, whose winners are clear, give the same tokens on one rank and on several, with both placements and every
-//! lowering; and the same bits where only those differ.
+//! lowering; runs that differ only in placement and lowering give the same bits.
 
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Proves that requests which come and go while the kernels run have the tokens of each request alone, that nothing is lost, and
-//! that no page and no memory is left behind. `examples/online.rs` does it; `MPK_SOAK_REQUESTS=1000000` makes the soak long.
+//! Proves that requests which come and go while the kernels run get the tokens of each request alone, that nothing is lost, and
+//! that no page and no memory leaks. `examples/online.rs` does it; `MPK_SOAK_REQUESTS=1000000` makes the soak long.
 
 use mpk_tests::folders::fixtures_folder;
 use mpk_tests::{Job, ModelFile};
@@ -7,17 +7,17 @@ use serde_json::json;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Requests through `examples/online`; gives what it prints.
+/// Runs requests through `examples/online`, and returns its output.
 fn online(ranks: u32, model: &Path, requests: u64) -> String {
     let job = Job::new(ranks).of("examples/online").arg(model).arg(requests.to_string());
-    // A long soak takes its time; what hangs is ended by the deadlines of the job itself.
+    // A long soak takes long; the job's own deadlines end a hang.
     let most = Duration::from_secs(1200 + requests / 50);
     let out = job.timeout(most).run().expect(0).expect_nothing_left().stdout;
     assert!(out.contains(&format!("online: ok, {requests} requests")), "{out}");
     out
 }
 
-/// The tiny model with room in the KV cache for a few of the eight requests that run at once.
+/// The tiny model, with room in the KV cache for a few of the eight requests that run concurrently.
 fn crowded() -> ModelFile {
     let model = ModelFile::of_fixture("tiny").set("max_seq_len", 160).set("page_size", 16);
     model.set("runtime.kv_pages", 10)
@@ -37,7 +37,7 @@ fn run(ranks: u32, requests: u64, placement: &str, prefix_cache: &str) -> String
     out
 }
 
-/// What `out` says of the tokens of all requests, each of them alone.
+/// What `out` says about the tokens of all requests when each runs alone.
 fn tokens_alone(out: &str) -> String {
     let found = out.split("tokens alone ").nth(1).and_then(|rest| rest.get(..16));
     found.unwrap_or_else(|| panic!("no digest of tokens: {out}")).to_string()
@@ -53,7 +53,7 @@ fn requests_under_load_have_the_tokens_of_each_one_alone() {
         assert!(without.contains(" 0 of 0 prompt tokens found"), "{without}");
         let with = run(ranks, 120, placement, "on");
         assert!(!with.contains(" 0 of ") && !with.contains(" 0 pages given up"), "nothing is cached: {with}");
-        // Of each request alone: with a prefix cache it finds pages of those before.
+        // When each request runs alone with a prefix cache, it finds pages of earlier ones.
         assert_eq!(tokens_alone(&with), tokens_alone(&without), "{without}\n{with}");
     }
 }
@@ -75,14 +75,14 @@ fn every_lowering_of_the_allreduce_serves_the_same_tokens() {
             assert!(!out.contains(" 0 cancelled"), "too tame: {out}");
             tokens.push(tokens_alone(&out));
         }
-        // Over nodes the sum has another order, and so other bits.
+        // The hierarchical lowering sums in another order, so the bits differ.
         if !lowerings.contains(&"hierarchical") {
             assert!(tokens.windows(2).all(|pair| pair[0] == pair[1]), "{lowerings:?}: {tokens:?}");
         }
     }
 }
 
-/// A model so small that the time goes into requests: admissions, preemptions, cancels, ends.
+/// A model so small that requests take the time: admissions, preemptions, cancels, ends.
 #[test]
 fn a_soak_loses_nothing() {
     let requests =

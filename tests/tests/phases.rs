@@ -1,12 +1,12 @@
-//! Proves that no rank waits for another without an end, in any phase, and that ranks which are to do different things
-//! do not begin.
+//! Proves that no rank waits for another without a bound, in any phase, and that ranks with different jobs do not
+//! start.
 
 use mpk_tests::{Finished, Job, ModelFile};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// A fault ends the job within this time: the deadline of a second, 10 s, and a start on a busy machine.
+/// A fault ends the job within this time: the deadline of one second, 10 s, and a start on a busy machine.
 const SOON: Duration = Duration::from_secs(13);
 const DEADLINE: [&str; 2] = ["--deadline", "1"];
 
@@ -14,7 +14,7 @@ fn job(model: &ModelFile, ranks: u32) -> Job {
     patient(model, ranks).args(DEADLINE)
 }
 
-/// With the deadline that mpk-run has by itself, which no test here waits for.
+/// With mpk-run's default deadline, which no test here waits for.
 fn patient(model: &ModelFile, ranks: u32) -> Job {
     Job::new(ranks).arg(model.path()).args(["--prompt-tokens", "1,2,3", "--max-new-tokens", "4"])
 }
@@ -30,7 +30,7 @@ fn ended(finished: Finished, status: i32, words: &[&str]) {
     finished.expect_nothing_left();
 }
 
-/// A rank that is stopped at any line of the log is named by the others.
+/// If a rank is stopped at any line of the log, the others name it.
 #[test]
 fn a_rank_that_stops_at_any_line_of_the_log_is_named() {
     let model = ModelFile::of_fixture("tiny");
@@ -49,7 +49,7 @@ fn a_rank_that_stops_at_any_line_of_the_log_is_named() {
         let what = format!("{line}: {}", finished.stderr);
         assert_eq!(finished.status, Some(4), "{what}");
         assert!(finished.elapsed < SOON, "{what}");
-        // The rank that waits for it names it; while all ranks are idle, the watch does.
+        // A rank that waits for it names it; if all ranks are idle, the watchdog does.
         let named = [format!("rank {victim} did not"), format!("rank {victim} is lost")];
         assert!(named.iter().any(|words| finished.stderr.contains(words)), "none of {named:?}: {what}");
         for word in ["stopped", "--deadline"] {
@@ -59,7 +59,7 @@ fn a_rank_that_stops_at_any_line_of_the_log_is_named() {
     }
 }
 
-/// A rank that stops before each place where the ranks meet, the first and the last included.
+/// A rank that stops before each point where the ranks meet, including the first and the last.
 #[test]
 fn a_rank_that_stops_before_any_step_is_named() {
     let model = ModelFile::of_fixture("tiny");
@@ -78,7 +78,7 @@ fn a_rank_that_stops_before_any_step_is_named() {
     }
 }
 
-/// A rank that stops while MPI makes the shared window: the window's file, which has a name just then, does not stay.
+/// A rank that stops while MPI creates the shared window. The window's file has a name just then, and must not stay.
 #[test]
 fn a_window_that_is_half_made_leaves_no_file() {
     let model = ModelFile::of_fixture("tiny");
@@ -96,7 +96,7 @@ fn a_window_that_is_half_made_leaves_no_file() {
     ended(finished, 4, &["rank 1 ", "the shared window", "stopped"]);
 }
 
-/// How many times the ranks of this job meet.
+/// Number of times that the ranks of this job meet.
 fn steps(job: &Job) -> u64 {
     let finished = job.clone().env("MPK_LOG", "debug").run().expect(0);
     let numbers = finished
@@ -108,7 +108,7 @@ fn steps(job: &Job) -> u64 {
     steps
 }
 
-/// A rank that ends where it should not ends the others at once.
+/// A rank that ends too early ends the others at once.
 #[test]
 fn a_rank_that_ends_alone_ends_the_job() {
     let model = ModelFile::of_fixture("tiny");
@@ -128,7 +128,7 @@ fn a_rank_that_ends_alone_ends_the_job() {
     }
 }
 
-/// A killed rank is lost, the run was not interrupted.
+/// A killed rank counts as lost; the run was not interrupted.
 #[test]
 fn a_killed_rank_is_reported_as_lost() {
     let model = ModelFile::of_fixture("tiny");
@@ -148,9 +148,9 @@ fn a_killed_rank_is_reported_as_lost() {
     }
 }
 
-/// Ranks with different command lines, models or requests: status 2, before anything is waited for.
+/// Ranks with different command lines, models or requests: status 2, before any rank waits.
 #[test]
-fn ranks_that_are_to_do_different_things_do_not_begin() {
+fn ranks_with_different_jobs_do_not_start() {
     let model = ModelFile::of_fixture("tiny");
     let path = model.path().display().to_string();
     let trace = model.folder().join("t.json").display().to_string();
@@ -189,7 +189,7 @@ fn a_small_shared_memory_is_an_error_that_says_so() {
     let model = ModelFile::of_fixture("tiny");
     let right = job(&model, 2).run().expect(0).stdout;
     let mut found = [false; 2];
-    // In one of the last steps two heaps fit, but not what MPI takes beside them.
+    // In one of the last steps two heaps fit, but not the additional memory of MPI.
     for kibibytes in [16, 1 << 10, 12 << 10, 24688, 24704, 25 << 10, 26 << 10, 64 << 10] {
         let Some(job) = job(&model, 2).with_shared_memory(kibibytes << 10) else {
             eprintln!("skipped: this machine allows no private mount namespace");
@@ -211,12 +211,12 @@ fn a_small_shared_memory_is_an_error_that_says_so() {
     assert_eq!(found, [true; 2]);
 }
 
-/// A read error: a mapped checkpoint of which a part is gone when it is read.
+/// A read error: a part of a mapped checkpoint is gone when it is read.
 #[test]
-fn a_checkpoint_that_can_not_be_read_any_more_ends_the_job() {
+fn a_checkpoint_that_becomes_unreadable_ends_the_job() {
     let model = ModelFile::copy_of_fixture("tiny");
     let weights = model.checkpoint().join("model.safetensors");
-    // Rank 1 stops before its memory is made, so nobody reads weights yet.
+    // Rank 1 stops before it creates its memory, so no rank reads weights yet.
     let mut running = patient(&model, 2).args(["--debug-fault", "1:20:stop"]).start();
     running.wait_for_log("graphs built");
     std::thread::sleep(Duration::from_millis(500));

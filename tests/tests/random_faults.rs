@@ -1,7 +1,7 @@
-//! Random faults at random moments of every phase: whatever happens to a rank, the job ends in time and tells nothing
-//! wrong.
+//! Random faults at random moments of every phase: whatever happens to a rank, the job ends in time and prints
+//! nothing wrong.
 //!
-//! MPK_FAULTS is how many there are (100), MPK_FAULT_SEED where the random numbers begin.
+//! MPK_FAULTS is the number of faults (100), MPK_FAULT_SEED the start of the random numbers.
 
 use mpk_tests::{Finished, Job, ModelFile, Running, Turn, launcher};
 use std::path::Path;
@@ -9,12 +9,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Jobs at a time. Those with a stopped rank mostly wait.
+/// Concurrent jobs. Those with a stopped rank mostly wait.
 const AT_A_TIME: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(1);
 /// From the fault to the end of all processes.
 const LIMIT: Duration = Duration::from_secs(DEADLINE.as_secs() + 10);
-/// A start takes about so long where four jobs share two cores.
+/// A start takes about this long if four jobs share two cores.
 const START: Duration = Duration::from_millis(1200);
 /// A job that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ impl Random {
 
 #[derive(Clone, Debug)]
 enum Fault {
-    /// A signal to a rank at a moment.
+    /// A signal to a rank at some moment.
     Signal { rank: usize, signal: i32, after: Duration },
     /// What `--debug-fault` does.
     Step { text: String },
@@ -44,7 +44,7 @@ enum Fault {
 #[derive(Clone, Debug)]
 struct Case {
     ranks: u32,
-    /// The run takes about a second longer, so that a fault meets it.
+    /// The run takes about a second longer, so that a fault hits it.
     slow: bool,
     fault: Fault,
 }
@@ -65,7 +65,7 @@ impl Case {
             }
             _ => Fault::Interrupt { times: 1 + random.below(2) as u32, after },
         };
-        // Ranks that are 4 of 8 heads each have 2; 3 do not divide them.
+        // With 4 ranks each has 2 of the 8 heads; 3 ranks do not divide them.
         Case { ranks: if ranks == 3 { 4 } else { ranks }, slow, fault }
     }
 
@@ -83,12 +83,12 @@ impl Case {
         job
     }
 
-    /// mpirun does not get to clean up.
+    /// Whether mpirun gets no chance to clean up.
     fn ends_mpirun(&self) -> bool {
         matches!(self.fault, Fault::Interrupt { times: 2, .. })
     }
 
-    /// Runs it; what is wrong with how it ended.
+    /// Runs it; the error says what is wrong with its end.
     fn run(&self, turn: &Turn, model: &ModelFile, right: &str) -> Result<(), String> {
         let begin = Instant::now();
         let mut running = self.job(model).start_in(turn);
@@ -117,8 +117,9 @@ impl Case {
             }
             Fault::Step { .. } => {}
         }
-        // A rank that is stopped on its last steps out, after all the others, is mpirun's to wait for. And mpirun may
-        // wait for ever for a rank that died while MPI started: when all ranks have ended, it is ended too.
+        // If a rank is stopped on its last steps, after all others have ended, only mpirun waits for it. And mpirun
+        // may wait for ever for a rank that died while MPI started. So when all ranks have ended, mpirun is ended
+        // too.
         let (mut freed, mut alone): (bool, Option<Instant>) = (false, None);
         let finished = running.wait_and_look(|running| {
             let ranks = running.ranks();
@@ -152,7 +153,7 @@ impl Case {
                 finished.stdout, finished.stderr
             ))
         };
-        // A step's fault comes within the start.
+        // A fault at a step comes within the start.
         let latest = fault_at.max(2 * START + Duration::from_secs(1)) + LIMIT;
         if finished.elapsed > latest && !freed {
             return wrong("it ended late");
@@ -201,7 +202,7 @@ fn random_faults_end_in_time_and_leave_nothing() {
     });
     let wrong = wrong.into_inner().expect("no test panics with it");
     assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n\n"));
-    // Open MPI's own segments are removed by mpirun, unless it was ended itself.
+    // mpirun removes Open MPI's own segments, unless it was ended itself.
     let (of_mpi, own): (Vec<String>, Vec<String>) = mpk_tests::job::shared_memory()
         .difference(&before)
         .cloned()

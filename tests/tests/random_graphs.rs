@@ -1,8 +1,8 @@
-//! Proves that random valid graphs are accepted, and give on the CPU target what a sequential reference in f64 gives, on 1
-//! to 4 ranks, with both placements and each lowering, while a rank is held up on purpose.
+//! Proves that random valid graphs are accepted, and that the CPU target gives the results of a sequential reference in
+//! f64, on 1 to 4 ranks, with both placements and each lowering, while one rank is stalled on purpose.
 //!
-//! A job carries several graphs side by side, since starting ranks takes longer than running them. `MPK_RANDOM_GRAPHS=2000`
-//! is the long run, from `MPK_SEED` on; it prints its counts.
+//! A job has several independent graphs, because starting ranks takes longer than running them. `MPK_RANDOM_GRAPHS=2000` is
+//! the long run, starting at `MPK_SEED`; it prints its counts.
 
 use mpk_tests::reference::{self, values};
 use mpk_tests::{Job, ModelFile};
@@ -36,7 +36,7 @@ fn even(dim: usize) -> Value {
     json!({"dim": dim, "kind": "even"})
 }
 
-/// Graphs of a job, and what each of their outputs is.
+/// Graphs of a job, and the expected value of each of their outputs.
 struct Graphs {
     random: Random,
     rows: usize,
@@ -57,7 +57,7 @@ impl Graphs {
         self.ops.push(json!({"op": op, "inputs": inputs, "outputs": [output], "attrs": attrs}));
     }
 
-    /// A chain of layers, each of which may need its input spread otherwise than the one before leaves it.
+    /// A chain of layers, each of which may need its input sharded differently from the output of the layer before.
     fn add(&mut self, graph: usize) {
         let mut width = self.random.pick(&[5, 16, 24, 40]);
         let mut name = format!("g{graph}.x");
@@ -128,7 +128,7 @@ fn random_graphs_give_what_a_sequential_reference_gives() {
         let placement = random.pick(&["static", "dynamic"]);
         let lowering = random.pick(&["copy-reduce", "one-shot", "two-shot"]);
         let workers = (1 + random.below(3)).to_string();
-        // Each graph has an operator at least, so there are that many.
+        // Each graph has at least one operator, so there are that many.
         let (rank, op, milliseconds) =
             (random.below(ranks as usize), random.below(TOGETHER), 1 + random.below(30));
         let stall = format!("{rank}:{op}:{milliseconds}");

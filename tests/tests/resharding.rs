@@ -1,5 +1,5 @@
-//! Proves that a tensor gets to where an operator needs it, however it is spread over the ranks: collectives are inserted,
-//! and the user's own are carried out, in every element type and dimension, and gives what one rank gives.
+//! Proves that an operator gets its inputs however they are sharded: collectives are inserted, and the user's own ones are
+//! carried out, in every element type and dimension, with the results of one rank.
 
 use mpk_tests::reference::{self, values};
 use mpk_tests::{Job, ModelFile};
@@ -24,7 +24,7 @@ fn graph(tensors: &[Value], ops: &[Value], outputs: &[&str]) -> ModelFile {
     ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}))
 }
 
-/// Output `name` on some numbers of ranks, with both placements.
+/// Checks output `name` on several numbers of ranks, with both placements.
 fn check(model: &ModelFile, ranks: &[u32], name: &str, expected: &[f64], tolerance: f64) {
     for &ranks in ranks {
         for placement in ["static", "dynamic"] {
@@ -84,9 +84,9 @@ fn both_halves_of_a_gate_are_wanted() {
     }
 }
 
-/// A row-parallel product takes x as it comes: replicated, split by rows, or by columns in another way.
+/// A row-parallel product accepts any x: replicated, split by rows, or split differently by columns.
 #[test]
-fn x_is_spread_as_the_weight_needs_it() {
+fn x_is_resharded_as_the_weight_needs_it() {
     let (k, n) = (21, 10);
     let (x, w) = (exact(4, ROWS * k), exact(5, n * k));
     let expected = reference::linear(&x, &w, k, None);
@@ -121,8 +121,8 @@ fn collectives_of_the_users_own() {
     }
 }
 
-/// What is split or a sum over ranks gets whole into a tensor that lives on, by a collective of the user's own or an inserted
-/// one. Of many columns there are several copies.
+/// A split tensor, or a sum over ranks, is stored whole in a persistent tensor, by a collective of the user's own or an
+/// inserted one. With many columns there are several copies.
 #[test]
 fn tensors_that_live_on_get_the_whole() {
     let (k, n) = (21, 100);
@@ -183,7 +183,7 @@ fn unknown_attributes_end_with_the_list() {
     );
 }
 
-/// GELU gates, fused on the way like SiLU's.
+/// GELU gates, fused like SiLU gates.
 #[test]
 fn a_gated_mlp_with_gelu() {
     let (hidden, inner) = (24, 15);

@@ -1,6 +1,7 @@
-//! Proves that tokens are drawn as asked, from the checkpoint to the output: each token is the one that a reference draws
-//! from the log-probabilities that the run reports, on one rank and on several, with both placements, in slots that change
-//! hands. The reference sorts in float64 and has a Philox of its own. Also which options are in force, and what is refused.
+//! Proves that tokens are drawn as asked, from the checkpoint to the output. Each token is the one that a reference draws
+//! from the log-probabilities that the run reports, on one rank and on several, with both placements, in slots that are
+//! reused. The reference sorts in float64 and has its own Philox. Also covers which options are in force, and what is
+//! refused.
 
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
@@ -38,7 +39,8 @@ impl Options {
         arguments
     }
 
-    /// The token that is drawn, and how clearly. `logprobs` of all tokens; `before`: the new tokens so far.
+    /// The drawn token, and the margin of the decision. `logprobs` are those of all tokens; `before`: the new tokens so
+    /// far.
     fn draw(&self, logprobs: &[(u32, f64)], before: &[u32], position: u32) -> (u32, f64) {
         let mut values: Vec<(u32, f64)> = logprobs
             .iter()
@@ -51,7 +53,7 @@ impl Options {
             .collect();
         values.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let highest = values[0].1;
-        let mut margin = f64::INFINITY; // to what a filter has dropped, too
+        let mut margin = f64::INFINITY; // also to what a filter has dropped
         let weight = |value: f64| (value - highest).exp();
         if self.min_p > 0.0 {
             values.retain(|v| weight(v.1) >= self.min_p);
@@ -155,7 +157,7 @@ fn tokens_are_those_that_the_reference_draws() {
     assert!(first < compared / 2, "{first} of {compared} tokens are the greedy ones");
 }
 
-/// A request alone draws the same as among others; other seeds draw other tokens.
+/// A request alone draws the same tokens as among others; other seeds draw other tokens.
 #[test]
 fn draws_depend_on_the_request_alone() {
     let model = model();
@@ -166,14 +168,14 @@ fn draws_depend_on_the_request_alone() {
     assert_eq!(alone.requests[0].tokens, all.requests[1].tokens);
     let other = Job::new(2).arg(model.path()).args(["--temperature", "1.2", "--seed", "8"]).run_json();
     assert_ne!(other.tokens(), all.tokens());
-    // Without a seed every run has another one, the same on all ranks.
+    // Without a seed every run has a different one, the same on all ranks.
     let run = || Job::new(2).arg(model.path()).args(["--temperature", "1.2"]).run_json().tokens();
     assert_ne!(run(), run());
 }
 
-/// `do_sample: true` samples without an option; an option, or model.json, decides otherwise.
+/// `do_sample: true` turns sampling on without an option; an option, or model.json, overrides it.
 #[test]
-fn generation_config_is_followed_unless_something_else_is_said() {
+fn generation_config_applies_unless_overridden() {
     let prompt = ["--prompt-tokens", "5,6,7", "--max-new-tokens", "12", "--ignore-eos"];
     let fixture = || ModelFile::copy_of_fixture("qwen3");
     let greedy = Job::new(1).arg(fixture().path()).args(prompt).run_json().tokens();
@@ -196,7 +198,7 @@ fn generation_config_is_followed_unless_something_else_is_said() {
 }
 
 #[test]
-fn what_cannot_be_in_force_is_refused_by_name() {
+fn options_that_cannot_take_effect_are_refused_by_name() {
     let model = model();
     let refused = |job: Job, words: &[&str]| {
         let finished = job.run().expect(2);

@@ -1,5 +1,5 @@
-//! Proves that `mpk-serve` gives the tokens of `mpk-run`, and that it ends as it should: drained after a signal, with an
-//! error in every stream where a rank is lost.
+//! Proves that `mpk-serve` gives the tokens of `mpk-run`, and ends as it should: drained after a signal, or with an
+//! error in every stream if a rank is lost.
 
 use mpk_tests::http::Answer;
 use mpk_tests::server::{Server, example};
@@ -26,7 +26,7 @@ fn its_tokens_are_those_of_mpk_run() {
             assert_eq!(choice["prompt_token_ids"], json!(request.prompt_tokens));
             assert_eq!(choice["text"].as_str(), request.text.as_deref());
         }
-        // One after another, as streams, and several at once.
+        // First one after another as streams, then several concurrently.
         let streams: Vec<_> = prompts
             .iter()
             .map(|prompt| {
@@ -87,7 +87,7 @@ fn a_stop_string_ends_an_answer_and_a_closed_connection_a_request() {
     Server { running, address }.end();
 }
 
-/// A job slow enough that signals meet it in the middle of an answer, and a stream of it.
+/// A job slow enough for a signal to arrive in the middle of an answer, and a stream of that answer.
 fn streaming(ranks: u32, options: &[&str]) -> (Running, Answer) {
     let slow = ["--debug-stall", "0:4:10"];
     let Server { running, address } = Server::start(ranks, &example(), &[&slow, options].concat());
@@ -119,7 +119,7 @@ fn a_lost_rank_ends_every_stream_with_an_error() {
 }
 
 #[test]
-fn what_is_wrong_is_told_before_anything_is_loaded() {
+fn errors_are_reported_before_anything_is_loaded() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let job = || Job::alone().of("mpk-serve").args(["--backend", "cpu"]);

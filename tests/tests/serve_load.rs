@@ -1,5 +1,5 @@
-//! Proves that `mpk-serve` stays well under load and faults: cancel storms, floods, idle times, lost and stopped ranks, answers
-//! that are cut off.
+//! Proves that `mpk-serve` keeps working under load and faults: cancel storms, floods, idle times, lost and stopped ranks,
+//! answers that are cut off.
 
 use mpk_tests::http::Answer;
 use mpk_tests::server::{Server, example};
@@ -27,16 +27,16 @@ fn every_stream_ends_with_an_error_when_a_rank_dies_or_stops() {
         }
         assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
         let finished = server.running.wait();
-        // mpirun ends with the signal's status where a rank was killed.
+        // mpirun ends with the signal's status if a rank was killed.
         assert!(matches!(finished.status, Some(4 | 137)), "{:?}: {}", finished.status, finished.stderr);
         finished.expect_nothing_left();
     }
 }
 
 #[test]
-fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_end() {
+fn the_next_request_and_the_end_notice_a_rank_that_stopped_while_idle() {
     for ends in [false, true] {
-        // Parked, and without a kernel.
+        // While parked, and while there is no kernel.
         for idle_exit in ["0", "0.1"] {
             let server = Server::start(2, &example(), &["--deadline", "1", "--idle-exit", idle_exit]);
             server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).json();
@@ -58,11 +58,11 @@ fn a_rank_that_stops_while_nothing_runs_is_noticed_by_the_next_request_and_the_e
 
 #[test]
 fn an_idle_server_ends_within_the_deadline_when_a_rank_stops() {
-    // Parked, and without a kernel; rank 0, whose host is the server, and another one.
+    // While parked, and while there is no kernel; for rank 0, whose host is the server, and for another rank.
     for (idle_exit, stopped) in [("0", 1), ("0.1", 1), ("0", 0)] {
         let server = Server::start(2, &example(), &["--deadline", "1", "--idle-exit", idle_exit]);
         server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).json();
-        // An idle job of which every rank lives goes on.
+        // An idle job whose ranks are all alive continues.
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(Answer::get(&server.address, "/health").status, 200);
         let begin = Instant::now();
@@ -91,12 +91,12 @@ fn an_idle_server_ends_within_the_deadline_when_a_rank_stops() {
 }
 
 #[test]
-fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
+fn tokens_do_not_depend_on_the_prefix_cache_and_its_hits_are_reported() {
     let words = |seed: u64| {
         let word = |i: u64| ["lord ", "king ", "people ", "and ", "the "][((i * i + seed * i) % 5) as usize];
         (0..150).map(word).collect::<String>()
     };
-    // The second begins as the first does, the third is the first again.
+    // The second prompt begins with the first; the third is the first again.
     let prompts = [words(1), format!("{} Then he said", words(1)), words(1), words(2)];
     for ranks in [1, 2, 4] {
         let mut tokens = Vec::new();
@@ -116,7 +116,7 @@ fn tokens_do_not_depend_on_the_prefix_cache_and_its_share_is_told() {
             if cache.is_none() {
                 assert!(found[0] == 0 && found[1] > 0 && found[2] > 0 && found[3] == 0, "{found:?}");
                 assert_eq!(server.metric("prefix_cache_hits"), found.iter().sum::<u64>() as f64);
-                // The same in a stream's last event.
+                // A stream's last event has the same number.
                 let body = json!({"prompt": prompts[0], "max_tokens": 2, "stream": true,
                     "stream_options": {"include_usage": true}});
                 let usage = server.post("/v1/completions", &body).last_event()["usage"].clone();
@@ -158,7 +158,7 @@ fn clients_that_go_away_leave_nothing_behind() {
 }
 
 #[test]
-fn a_flood_is_refused_and_what_is_taken_is_answered() {
+fn a_flood_is_refused_and_accepted_requests_are_answered() {
     let server = Server::start(2, &example(), &["--max-queued-requests", "4", "--max-batch", "4"]);
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let ask =
@@ -214,7 +214,7 @@ fn an_idle_server_sleeps_and_wakes() {
 }
 
 #[test]
-fn answers_that_are_cut_off_end_the_job_well() {
+fn the_job_ends_normally_after_answers_are_cut_off() {
     let options = ["--shutdown-timeout", "0.2", "--debug-stall", "0:4:10"];
     let server = Server::start(2, &example(), &options);
     let mut streams: Vec<_> = (0..12).map(|_| server.post("/v1/completions", &long(400))).collect();
@@ -227,7 +227,7 @@ fn answers_that_are_cut_off_end_the_job_well() {
 }
 
 #[test]
-fn a_request_that_says_nothing_is_sampled_as_mpk_run_samples() {
+fn a_request_without_options_is_sampled_as_by_mpk_run() {
     let model = ModelFile::of_fixture("tiny").set("generate.temperature", 0.9).set("generate.seed", 5);
     let job = Job::alone().arg(model.path()).args(["--backend", "cpu", "--max-new-tokens", "20"]);
     let run = job.args(["--prompt", "In the beginning"]).run_json();

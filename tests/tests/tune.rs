@@ -1,4 +1,4 @@
-//! `mpk-bench tune`: candidates are timed, what wins is kept, later runs take it and say so.
+//! `mpk-bench tune`: candidates are timed, the winner is kept, and later runs use it and say so.
 
 use mpk_tests::Job;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn tiny() -> String {
 fn tune(cache: &Path, options: &[&str]) -> Job {
     let short = ["--batch", "2", "--context", "20", "--steps", "4", "--repeats", "2"];
     let job = Job::alone().of("mpk-bench").args(["tune", &tiny()]).args(short).args(options);
-    // A job of mpirun's in a job: as root it must be allowed to.
+    // Starts mpirun inside a job: as root it needs permission.
     job.env("MPK_CACHE_DIR", &cache.display().to_string())
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -49,7 +49,7 @@ fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
         assert_eq!(trial["failed"], Value::Null, "{trial}");
         assert_eq!(trial["same_tokens"], true, "{trial}");
         assert!(trial["ms"]["decode-2"].as_f64().is_some_and(|ms| ms > 0.0), "{trial}");
-        // One worker never gates its own outputs unless it is told to; other placements are other graphs.
+        // One worker never gates its own outputs unless told to; other placements are other graphs.
         assert_eq!(trial["same_graphs"], trial["value"] == 65536, "{trial}");
     }
     assert_eq!((&found["table"], &found["place"]["ranks"]), (&Value::Null, &json!(2)));
@@ -57,7 +57,7 @@ fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
 }
 
 #[test]
-fn a_run_takes_what_was_kept_for_it_and_says_so() {
+fn a_run_uses_the_tuning_kept_for_it_and_says_so() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let told = |job: Job| {
         job.run().expect(0).stderr.lines().find(|line| line.contains("tuned for")).map(String::from)
@@ -66,7 +66,7 @@ fn a_run_takes_what_was_kept_for_it_and_says_so() {
     let only = ["--only", "linear", "--", "--backend", "cpu", "--workers", "1"];
     let kept = object(&tune(folder.path(), &only).run().expect(0).stdout);
     let path = Path::new(kept["table"].as_str().expect("a path"));
-    // Whatever has won here, from now on this has.
+    // Replaces the winner, whatever it was.
     let mut table = object(&fs::read_to_string(path).expect("the table"));
     table["values"] = json!({"attention.split_positions": 64});
     fs::write(path, table.to_string()).expect("the table");
@@ -75,7 +75,7 @@ fn a_run_takes_what_was_kept_for_it_and_says_so() {
     let line = told(run(folder.path(), &["--tune", "attention.split_positions=256"])).expect("a line");
     assert!(line.contains("attention.split_positions 256"), "{line}");
     assert_eq!(told(run(folder.path(), &["--tuning", "off"])), None);
-    // Another number of workers is another machine.
+    // Another number of workers counts as another machine.
     assert_eq!(told(run(folder.path(), &["--workers", "2"])), None);
 
     table["ranks"] = json!(7);
@@ -85,7 +85,7 @@ fn a_run_takes_what_was_kept_for_it_and_says_so() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused_with_what_does() {
+fn unknown_names_are_refused_with_a_list_of_known_ones() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (job, words) in [
         (run(folder.path(), &["--tune", "attention.splits=4"]), "attention.split_positions"),

@@ -1,5 +1,5 @@
-//! Proves that `"graph"` in model.json runs an op graph of the user's own: each operator alone, on one rank and on
-//! several, and a chain of them, gives what its definition gives in f64 (`mpk_tests::reference`).
+//! Proves that `"graph"` in model.json runs a user's own op graph: each operator alone and a chain of them, on one
+//! rank and on several, gives what its definition gives in f64 (`mpk_tests::reference`).
 
 use mpk_tests::reference::{self, Heads, values};
 use mpk_tests::run_json::Output;
@@ -96,7 +96,7 @@ fn linear_alone() {
     check(&model, &[1, 2, 4], [ROWS, n], &expected, "column-parallel linear with bias");
 }
 
-/// The ranks hold pieces of k, so y is the sum of what they compute.
+/// Each rank has a part of k, so y is the sum of the ranks' results.
 #[test]
 fn row_parallel_linear_is_summed() {
     let (k, n) = (42, 33);
@@ -115,7 +115,7 @@ fn row_parallel_linear_is_summed() {
     check(&graph(ROWS, &tensors, &ops), &[1, 2, 4], [ROWS, n], &expected, "row-parallel linear");
 }
 
-/// Every rank has its own summand (random, by rank); the sum is that of all.
+/// Every rank has its own summand (random, by rank); the result is the sum of all.
 #[test]
 fn allreduce_of_a_partial_input() {
     let n = 50;
@@ -176,8 +176,8 @@ fn embedding_alone() {
     }
 }
 
-/// A prefill: eleven positions over pages of four, more query heads than key/value heads; one key/value head and several
-/// on a rank.
+/// A prefill: eleven positions over pages of four, with more query heads than key/value heads, and with one or several
+/// key/value heads per rank.
 #[test]
 fn attention_alone() {
     for (key_value, ranks) in [(2, vec![1, 2, 4]), (4, vec![2])] {
@@ -226,9 +226,9 @@ fn attention_of(heads: Heads, ranks: &[u32]) {
     }
 }
 
-/// Two slots share the rows of this graph, and all rows are the first one's. The norm does not fuse, so its tasks read what
-/// the attention of *either* slot may have written: the second slot's tasks have nothing to do, and are done long before
-/// the first slot's, whose worker is held up. Workers that waited for the second slot alone would read zeros.
+/// Two slots share the rows of this graph, and all rows belong to the first slot. The norm does not fuse, so its tasks read
+/// what the attention of *either* slot may have written. The second slot's tasks have nothing to do, and are done long
+/// before those of the first slot, whose worker is stalled. Workers that waited only for the second slot would read zeros.
 #[test]
 fn a_norm_waits_for_the_slots_whose_rows_it_reads() {
     let (rows, page, heads) = (8, 4, Heads { query: 2, key_value: 2, size: 6 });
@@ -258,8 +258,7 @@ fn a_norm_waits_for_the_slots_whose_rows_it_reads() {
     }
 }
 
-/// An MLP as models have it, tensor-parallel: what is fused on the way must not change what is computed, and the
-/// residual is added once.
+/// A tensor-parallel MLP as in models: fusion must not change the result, and the residual is added once.
 #[test]
 fn a_chain_of_operators() {
     let (hidden, inner) = (40, 27);

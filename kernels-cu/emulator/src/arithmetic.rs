@@ -1,4 +1,5 @@
-//! Instructions that compute: for all lanes at once, of which those of the mask keep the result.
+//! Instructions that compute. They compute all lanes at once; only the lanes of the mask keep
+//! the result.
 
 use crate::formats::{self, flush};
 use crate::instruction::{Compare, Instruction, NONE, One, Op, Round, Two, Ty};
@@ -39,14 +40,14 @@ fn map3<A: Value, C: Value, D: Value>(
     each(r, i, mask, |l| f(A::of(a[l]), A::of(b[l]), C::of(c[l])).cell());
 }
 
-/// A shift's second operand has 32 bits whatever the first has.
+/// A shift's second operand has 32 bits, whatever the type of the first.
 #[inline(always)]
 fn shift<A: Value>(r: &mut Registers, i: &Instruction, mask: u32, f: impl Fn(A, u32) -> A) {
     let (a, b) = (r.all::<A::Cell>(i.a), r.all::<u32>(i.b));
     each(r, i, mask, |l| f(A::of(a[l]), b[l]).cell());
 }
 
-/// On both halves of a register.
+/// Computes on both halves of a register.
 fn halves(r: &mut Registers, i: &Instruction, mask: u32, of: Ty, f: impl Fn(f32, f32, f32) -> f32) {
     let zero = [0u32; LANES];
     let (a, b) = (r.all::<u32>(i.a), if i.b == NONE { zero } else { r.all::<u32>(i.b) });
@@ -73,7 +74,7 @@ macro_rules! integers {
             Two::MulHigh => map2::<$type, $type>(r, i, mask, |a, b| {
                 ((<$double>::from(a) * <$double>::from(b)) >> <$type>::BITS) as $type
             }),
-            // By zero: what a GPU gives is not defined.
+            // Division by zero: the result on a GPU is undefined.
             Two::Div => map2::<$type, $type>(r, i, mask, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) }),
             Two::Rem => map2::<$type, $type>(r, i, mask, |a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
             Two::Min => map2::<$type, $type>(r, i, mask, |a, b| a.min(b)),
@@ -153,7 +154,7 @@ pub(crate) fn mad(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) -> Resu
     Ok(())
 }
 
-/// The high half of a * b, and c more.
+/// The high half of a * b, plus c.
 pub(crate) fn mad_high(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) -> Result {
     match ty {
         Ty::U32 => map3::<u32, u32, u32>(r, i, mask, |a, b, c| {
@@ -170,7 +171,7 @@ pub(crate) fn mad_high(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) ->
     Ok(())
 }
 
-/// a * b twice as wide, and c more.
+/// a * b in twice the width, plus c.
 #[inline(always)]
 pub(crate) fn wide(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) -> Result {
     if i.c == NONE {
@@ -219,7 +220,7 @@ pub(crate) fn fma(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty, round: 
     Ok(())
 }
 
-/// Functions of one f32, by f64, so that they are at least as exact as a GPU's.
+/// Functions of one f32, computed in f64, so that they are at least as exact as a GPU's.
 fn function(r: &mut Registers, i: &Instruction, mask: u32, f: impl Fn(f64) -> f64) {
     let subnormal = i.immediate == 0;
     map1::<f32, f32>(r, i, mask, |a| {
@@ -276,7 +277,7 @@ pub(crate) fn one(r: &mut Registers, i: &Instruction, mask: u32, one: One, ty: T
     Ok(())
 }
 
-/// A bit a lane.
+/// One bit per lane.
 #[inline(always)]
 fn bits<A: Value>(r: &Registers, i: &Instruction, f: impl Fn(A, A) -> bool) -> u32 {
     let (a, b) = (r.all::<A::Cell>(i.a), r.all::<A::Cell>(i.b));
@@ -370,7 +371,7 @@ pub(crate) fn convert(r: &mut Registers, i: &Instruction, mask: u32) -> Result {
     Ok(())
 }
 
-/// `prmt` in its mode without name.
+/// `prmt` in its default mode, which has no name.
 pub(crate) fn permute(r: &mut Registers, i: &Instruction, mask: u32) {
     map3::<u32, u32, u32>(r, i, mask, |a, b, c| {
         let bytes = u64::from(b) << 32 | u64::from(a);
@@ -392,7 +393,7 @@ pub(crate) fn logic3(r: &mut Registers, i: &Instruction, mask: u32, table: u8) {
     });
 }
 
-/// `shf`: of the 64 bits {b, a}.
+/// `shf`: shifts the 64 bits {b, a}.
 pub(crate) fn funnel(r: &mut Registers, i: &Instruction, mask: u32, left: bool, wrap: bool) {
     map3::<u32, u32, u32>(r, i, mask, |a, b, c| {
         let by = if wrap { c & 31 } else { c.min(32) };
@@ -418,7 +419,7 @@ pub(crate) fn extract(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) {
     }
 }
 
-/// `bfi`: a's low bits into b; `list` is the register of the length.
+/// `bfi`: inserts a's low bits into b; `list` is the register of the length.
 pub(crate) fn insert(r: &mut Registers, i: &Instruction, mask: u32, wide: bool) {
     let (a, b) = (r.numbers(i.a), r.numbers(i.b));
     let (c, lengths) = (r.all::<u32>(i.c), r.all::<u32>(i.list));
@@ -432,7 +433,7 @@ pub(crate) fn insert(r: &mut Registers, i: &Instruction, mask: u32, wide: bool) 
     }
 }
 
-/// `cvt` of two f32 to a pair of halves.
+/// `cvt` of two f32 to a pair of 16-bit floats.
 pub(crate) fn convert_pair(r: &mut Registers, i: &Instruction, mask: u32, ty: Ty) {
     map2::<f32, u32>(r, i, mask, |a, b| formats::pair(a, b, ty));
 }

@@ -1,29 +1,29 @@
-//! A block: its shared memory, its barriers, and the bulk copies under way to it.
+//! A block: its shared memory, its barriers, and the bulk copies in flight to it.
 
 use crate::memory::{Bytes, Global};
 use std::collections::HashSet;
 
-/// What shared memory holds before it is written: not a number, in every type of float.
+/// Contents of shared memory before it is written: NaN in every float type.
 const POISON: u64 = u64::MAX;
 
 /// A named barrier (`bar.sync`).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Named {
-    /// Threads that have arrived, of how many (0: none has yet).
+    /// Threads that have arrived, of `expected` (0: none has arrived).
     pub arrived: u32,
     pub expected: u32,
-    /// How often it has completed.
+    /// Number of times that it has completed.
     pub phase: u64,
     any: bool,
     all: bool,
-    /// Of the last two phases: whether the predicate held for any thread, and for all.
+    /// For the last two phases: whether the predicate held for any thread, and for all.
     results: [(bool, bool); 2],
 }
 
-/// A bulk copy under way.
+/// A bulk copy in flight.
 #[derive(Debug)]
 pub(crate) struct BulkCopy {
-    /// When it is done, in the emulator's time.
+    /// When it completes, in the emulator's time.
     pub due: u64,
     pub to: u64,
     pub from: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Block {
     pub threads: u32,
     pub shared: Bytes,
     pub named: [Named; 16],
-    /// Addresses of the mbarriers that are initialised.
+    /// Addresses of the initialised mbarriers.
     pub mbarriers: HashSet<u64>,
     pub copies: Vec<BulkCopy>,
 }
@@ -54,7 +54,8 @@ impl Block {
         }
     }
 
-    /// `count` threads of a warp arrive at a named barrier of `expected`; `any` and `all` of their predicates.
+    /// `count` threads of a warp arrive at a named barrier of `expected` threads; `any` and `all` reduce their
+    /// predicates.
     pub(crate) fn arrive(
         &mut self,
         barrier: u32,
@@ -90,7 +91,7 @@ impl Block {
         Ok(())
     }
 
-    /// Whether the predicate held for any thread, and for all, of the `phase` that has completed.
+    /// Whether the predicate held for any thread, and for all, in the completed `phase`.
     pub(crate) fn result(&self, barrier: usize, phase: u64) -> (bool, bool) {
         self.named[barrier].results[(phase % 2) as usize]
     }
@@ -122,7 +123,8 @@ impl Block {
         Ok(())
     }
 
-    /// Changes the state of an mbarrier, and begins its next phase where this one is complete. The state before.
+    /// Changes the state of an mbarrier, and starts its next phase if this one is complete. Returns the state
+    /// before.
     pub(crate) fn mbarrier_change(
         &mut self,
         address: u64,
@@ -152,7 +154,7 @@ impl Block {
         Ok(State::unpack(unsafe { word.read() }).phase != parity)
     }
 
-    /// Does the copies that are due.
+    /// Performs the copies that are due.
     pub(crate) fn copy(&mut self, now: u64, global: &mut Global) -> Result<(), String> {
         let mut at = 0;
         while at < self.copies.len() {
@@ -168,7 +170,7 @@ impl Block {
                 .shared
                 .at(copy.to, copy.bytes)
                 .ok_or_else(|| text("outside shared memory".to_string()))?;
-            // SAFETY: both ranges are checked, and an allocation of the host is no shared memory of a block.
+            // SAFETY: both ranges are checked, and no host allocation overlaps a block's shared memory.
             unsafe { std::ptr::copy_nonoverlapping(from, to, copy.bytes as usize) };
             self.mbarrier_change(copy.barrier, |state| {
                 state.bytes -= copy.bytes as i64;
@@ -179,18 +181,19 @@ impl Block {
     }
 }
 
-/// An mbarrier's state. A GPU's form of it is its own affair.
+/// The state of an mbarrier, in a format of the emulator's own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     pub phase: u32,
     pub expected: u32,
     pub pending: u32,
-    /// That bulk copies have still to bring; below 0 where they were faster than who expects them.
+    /// Bytes that bulk copies still have to bring; negative if the copies were faster than the thread that
+    /// expects them.
     pub bytes: i64,
 }
 
 impl State {
-    /// 1 bit of phase, twice 20 of counts, 23 of bytes.
+    /// 1 bit of phase, 20 bits for each of the two counts, 23 bits of bytes.
     fn pack(self) -> u64 {
         u64::from(self.phase)
             | u64::from(self.expected) << 1

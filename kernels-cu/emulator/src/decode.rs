@@ -1,4 +1,4 @@
-//! Walks over a parsed module: variables, functions and labels get their places, and instructions are decoded.
+//! Walks over a parsed module: places variables, functions and labels, and decodes instructions.
 
 use crate::instruction::{Instruction, Op, Ty, WIDE};
 use crate::names::{Names, Range, Signature, Symbol};
@@ -12,7 +12,7 @@ impl Program {
     /// Reads PTX.
     ///
     /// # Errors
-    /// It is not PTX as nvcc writes it. Instructions that are not known are errors only when one is executed.
+    /// The text is not PTX as nvcc writes it. An unknown instruction is an error only when it is executed.
     pub fn new(text: &str) -> Result<Program, String> {
         let module = parse::parse(text)?;
         let mut decoder = Decoder::new(&module);
@@ -24,7 +24,7 @@ impl Program {
 /// The walk over a module.
 struct Decoder<'a> {
     names: Names<'a>,
-    /// Of the function: its labels, and the lists of labels that indexed branches go by.
+    /// Of the current function: its labels, and the lists of labels for indexed branches.
     labels: HashMap<&'a str, u32>,
     targets: HashMap<&'a str, Vec<&'a str>>,
 }
@@ -55,7 +55,7 @@ impl<'a> Decoder<'a> {
             self.names.program.specials.push(register);
             self.names.scopes[0].insert(name, Symbol::Register(register));
         }
-        // Dynamic shared memory lies after all that has a size.
+        // Dynamic shared memory comes after all variables that have a size.
         let (sized, dynamic): (Vec<_>, Vec<_>) = module.variables.iter().partition(|v| v.bytes != 0);
         for variable in sized {
             self.variable(variable)?;
@@ -111,7 +111,7 @@ impl<'a> Decoder<'a> {
         self.names.program
     }
 
-    /// Offset of `count` registers of `bytes`.
+    /// Offset of `count` registers of `bytes` bytes each.
     fn registers(&mut self, count: u32, bytes: u32) -> u32 {
         let first = self.names.program.register_bytes.next_multiple_of(128);
         self.names.program.register_bytes = first + count as usize * bytes as usize;
@@ -194,7 +194,7 @@ impl<'a> Decoder<'a> {
             }
         }
         self.names.scopes.truncate(1);
-        // A function without `ret` at its end falls off nowhere.
+        // A function without `ret` at its end must not run into the next one.
         self.names.emit(Instruction { op: Op::Return, ..Names::blank() });
         for (at, label) in std::mem::take(&mut self.names.branches) {
             if self.names.program.instructions[at].op == Op::BranchIndex {

@@ -3,10 +3,11 @@
 use crate::instruction::{Round, Ty};
 use half::{bf16, f16};
 
-/// What a GPU gives for every result that is not a number.
+/// A GPU's NaN result.
 pub(crate) const NAN: u32 = 0x7FFF_FFFF;
 
-/// `value` plus an error of sign `error` too small to be seen in it, rounded to f32.
+/// Rounds `value` to f32. The exact value differs from it by an error of sign `error`, too small to show in
+/// `value`.
 fn round_f64(value: f64, error: f64, round: Round) -> f32 {
     let near = value as f32;
     let difference = value - f64::from(near);
@@ -43,7 +44,7 @@ pub(crate) fn fma_rounded(a: f32, b: f32, c: f32, round: Round) -> f32 {
     if round == Round::Nearest || !(a * b + c).is_finite() {
         return a.mul_add(b, c);
     }
-    // The product is exact; what the sum leaves out is known (Knuth).
+    // The product is exact; the rounding error of the sum is known (Knuth).
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
     let part = sum - product;
@@ -51,7 +52,7 @@ pub(crate) fn fma_rounded(a: f32, b: f32, c: f32, round: Round) -> f32 {
     round_f64(sum, error, round)
 }
 
-/// A number as f64, which holds all types but the largest 64-bit integers; those have a way of their own.
+/// A number as f64. This holds all types except the largest 64-bit integers, which are handled separately.
 fn read(bits: u64, from: Ty) -> f64 {
     match from {
         Ty::F16 => f16::from_bits(bits as u16).to_f64(),
@@ -118,9 +119,10 @@ pub(crate) fn write(value: f64, to: Ty, round: Round) -> u64 {
     }
 }
 
-/// Rounded to 16 bits; towards zero is one step back where the nearest lies beyond.
+/// Rounds to 16 bits. Rounding towards zero goes one step back if the nearest value is beyond.
 fn narrow(value: f64, round: Round, to: fn(f32) -> u16, from: fn(u16) -> f64) -> u64 {
-    // By way of an f32 whose last bit says that something is left out: the second rounding then knows of it.
+    // Goes through an f32 whose last bit says that something was cut off, so that the second rounding knows
+    // it.
     let cut = round_f64(value, 0.0, Round::Zero);
     let left_out = u32::from(f64::from(cut) != value);
     let near = to(f32::from_bits(cut.to_bits() | left_out));
@@ -143,7 +145,7 @@ pub(crate) fn convert(
             let (value, (least, most)) = (integer(bits, from), limits(to));
             cut(if saturate { value.clamp(least, most) } else { value }, to)
         }
-        // Saturates always; what is not a number becomes 0.
+        // Always saturates; NaN becomes 0.
         (false, true) => {
             let value = integral(read(bits, from), round);
             let (least, most) = limits(to);
@@ -160,7 +162,7 @@ pub(crate) fn convert(
                 value = integral(value, round);
             }
             if saturate {
-                // Not a number becomes 0.
+                // NaN becomes 0.
                 value = if value > 0.0 { value.min(1.0) } else { 0.0 };
             }
             if relu && value < 0.0 {
@@ -171,20 +173,20 @@ pub(crate) fn convert(
     }
 }
 
-/// Two f32 to bf16x2 or f16x2, the second one low.
+/// Two f32 to bf16x2 or f16x2; the second one is the low half.
 pub(crate) fn pair(high: f32, low: f32, of: Ty) -> u32 {
     let to = if of == Ty::F16x2 { Ty::F16 } else { Ty::Bf16 };
     let one = |v: f32| write(f64::from(v), to, Round::Nearest) as u32;
     one(high) << 16 | one(low)
 }
 
-/// One factor's element of 16 bits.
+/// A 16-bit element of a factor.
 #[inline(always)]
 pub(crate) fn element(bits: u16, of: Ty) -> f32 {
     if of == Ty::Bf16 { f32::from_bits(u32::from(bits) << 16) } else { f16::from_bits(bits).to_f32() }
 }
 
-/// Nothing below the smallest normal number.
+/// Flushes values below the smallest normal number to zero.
 #[inline(always)]
 pub(crate) fn flush(value: f32) -> f32 {
     if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }

@@ -21,7 +21,7 @@ pub(crate) enum Ty {
 }
 
 impl Ty {
-    /// From its PTX name; bits are unsigned.
+    /// Parses its PTX name; bit types count as unsigned.
     pub(crate) fn named(name: &str) -> Option<Ty> {
         Some(match name {
             "pred" => Ty::Pred,
@@ -52,7 +52,7 @@ impl Ty {
         }
     }
 
-    /// Its registers have 64 bits.
+    /// Whether its registers have 64 bits.
     pub(crate) fn wide(self) -> bool {
         self.bytes() == 8
     }
@@ -83,7 +83,8 @@ pub(crate) enum One {
     Count,
     LeadingZeros,
     Reverse,
-    /// Position of the highest bit that is not the sign's; of `.shiftamt` what shifts it to the top.
+    /// Position of the highest bit that differs from the sign; with `.shiftamt`, the shift that
+    /// moves it to the top.
     Find,
     FindShift,
     Sqrt,
@@ -104,7 +105,7 @@ pub(crate) enum Compare {
     Le,
     Gt,
     Ge,
-    /// True as well where one is not a number.
+    /// Also true if one of the two is NaN.
     Equ,
     Neu,
     Ltu,
@@ -154,7 +155,7 @@ pub(crate) enum Shuffle {
     Index,
 }
 
-/// What lanes of a warp do together.
+/// What lanes of a warp do collectively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Together {
     Shuffle(Shuffle),
@@ -168,10 +169,11 @@ pub(crate) enum Together {
     Barrier,
     /// A product of m16n8k16 fragments of this type.
     Product(Ty),
-    /// 8 x 8 matrices, as many; true: transposed.
+    /// This number of 8 x 8 matrices; true: transposed.
     StoreMatrix(u8, bool),
     LoadMatrix(u8, bool),
-    /// wgmma with N, the type of its factors, A in shared memory, and what is transposed.
+    /// wgmma with its N, the type of its factors, whether A is in shared memory, and which factors
+    /// are transposed.
     WideProduct {
         n: u16,
         of: Ty,
@@ -208,12 +210,12 @@ pub(crate) enum Op {
     Two(Two, Ty),
     One(One, Ty),
     MulWide(Ty),
-    /// a * b + c: low half, high half, twice as wide.
+    /// a * b + c: the low half, the high half, or in twice the width.
     Mad(Ty),
     MadHigh(Ty),
     MadWide(Ty),
     Fma(Ty, Round),
-    /// d = a cmp b, d2 (in `extra`) = not.
+    /// d = a cmp b; d2 (in `extra`) = the opposite.
     SetPred(Compare, Ty),
     PredAnd,
     PredOr,
@@ -229,7 +231,7 @@ pub(crate) enum Op {
         saturate: bool,
         relu: bool,
     },
-    /// d = {b, a} as two halves.
+    /// d = {b, a} as a pair of 16-bit floats.
     ConvertPair(Ty),
     Permute,
     Logic3(u8),
@@ -240,22 +242,23 @@ pub(crate) enum Op {
     GlobalTime,
     Clock,
     ActiveMask,
-    /// `list`: destinations or sources; a: base, `immediate`: offset. True: by atomic instructions.
+    /// `list`: destinations or sources; a: base; `immediate`: offset. True: uses atomic
+    /// instructions.
     Load(Space, Ty, bool),
     Store(Space, Ty, bool),
-    /// d: what was there, or none.
+    /// d: the old value, or none.
     Atom(Atomic, Space, Ty),
     Branch,
-    /// By a in `list`.
+    /// To entry a of `list`.
     BranchIndex,
     Call,
     Return,
     Exit,
     Trap,
-    /// `immediate` bytes of parameters from a to d.
+    /// Copies `immediate` bytes of parameters from a to d.
     CopyParameter,
     Together(Together),
-    /// Named barrier a of b threads; c with `d`: any of the predicates.
+    /// Named barrier a of b threads; with `reduce`, d = the predicate c over all of them.
     Barrier {
         wait: bool,
         reduce: Option<Two>,
@@ -268,24 +271,24 @@ pub(crate) enum Op {
     /// Bulk copy: to d, from a, b bytes, barrier c.
     BulkCopy,
     Sleep,
-    /// A text of the program.
+    /// Not emulated; the text is in the program.
     Unsupported,
 }
 
 /// No register.
 pub(crate) const NONE: u32 = u32::MAX;
-/// A register of constants, which all warps share.
+/// Flag: a register of constants, which all warps share.
 pub(crate) const CONSTANT: u32 = 1 << 31;
-/// A register of 64 bits.
+/// Flag: a register of 64 bits.
 pub(crate) const WIDE: u32 = 1 << 30;
-/// Its offset.
+/// The register's offset, without the flags.
 pub(crate) const OFFSET: u32 = WIDE - 1;
 
 /// One instruction. Registers are byte offsets with the flags above.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instruction {
     pub op: Op,
-    /// True: executes where the predicate is false.
+    /// True: executes if the predicate is false.
     pub guard_not: bool,
     /// Predicate register, or NONE.
     pub guard: u32,
@@ -293,7 +296,7 @@ pub(crate) struct Instruction {
     pub a: u32,
     pub b: u32,
     pub c: u32,
-    /// Target of a branch; second destination; index of a text.
+    /// Target of a branch; second destination; or index of a text.
     pub extra: u32,
     /// First register of a list in `Program::lists`, and their number.
     pub list: u32,
@@ -301,14 +304,14 @@ pub(crate) struct Instruction {
     pub immediate: i64,
 }
 
-/// Where a group goes on.
+/// Where a group continues.
 pub(crate) enum Next {
     Step,
-    /// As a step; the instruction looks for what others do.
+    /// As a step; the instruction polls for what others do.
     Poll,
     Jump(u32),
-    /// Its lanes have places of their own.
+    /// Its lanes are at different places now.
     Split,
-    /// After this instruction, once others had a turn.
+    /// After this instruction, once others have had a turn.
     Yield,
 }

@@ -1,4 +1,4 @@
-//! A launch: blocks and warps take turns on one thread of the CPU, in an order that a seed decides.
+//! A launch: blocks and warps take turns on one CPU thread, in an order that a seed decides.
 
 use crate::barrier::Block;
 use crate::execute::pass_barriers;
@@ -10,12 +10,12 @@ use crate::warp;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Instructions of a turn: between these, drawn.
+/// Range of the random number of instructions per turn.
 const TURN: (u32, u32) = (16, 512);
-/// How far the kernel's clock may be ahead of ours where all warps sleep.
+/// How far the kernel's clock may be ahead of real time when all warps sleep, in ns.
 const AHEAD: u64 = 2_000_000;
 
-/// Blocks, threads of each, and dynamic shared memory of each.
+/// Blocks, threads per block, and dynamic shared memory per block.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
     /// Blocks.
@@ -49,7 +49,7 @@ impl Launch {
     /// Prepares a launch of `kernel` with the bytes of its arguments.
     ///
     /// # Errors
-    /// There is no such kernel, or it takes other arguments.
+    /// There is no such kernel, or its arguments do not match.
     pub fn new(
         program: Arc<Program>,
         kernel: &str,
@@ -70,12 +70,12 @@ impl Launch {
         Ok(Launch { program, kernel: kernel.to_string(), grid, arguments, system, executed: 0 })
     }
 
-    /// Instructions of warps so far.
+    /// Warp instructions executed so far.
     pub fn executed(&self) -> u64 {
         self.executed
     }
 
-    /// Runs it to its end; `stop` is asked now and then.
+    /// Runs the launch to its end; calls `stop` now and then.
     ///
     /// # Errors
     /// What the kernel did wrong, or what is not emulated, and where.
@@ -88,7 +88,7 @@ impl Launch {
             running.truncate(blocks.len());
             for (place, index) in blocks.enumerate() {
                 match running.get_mut(place) {
-                    // Warps are used again: their registers take memory.
+                    // Warps are reused, because their registers take memory.
                     Some(running) => self.begin(running, index)?,
                     None => {
                         let warp = |number| Warp::new(&self.program, number);
@@ -105,7 +105,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Makes block `index` of it, at its first instruction.
+    /// Resets `running` to block `index`, at its first instruction.
     fn begin(&self, running: &mut Running, index: u32) -> Result<(), String> {
         let program = &self.program;
         let entry = &program.entries[&self.kernel];
@@ -140,7 +140,7 @@ impl Launch {
             for ((offset, bytes), argument) in entry.parameters.iter().zip(&self.arguments) {
                 for lane in 0..LANES as u64 {
                     let at = warp.local.at(stride * lane + offset, *bytes).ok_or("parameters")?;
-                    // SAFETY: local memory has these bytes, and the argument as many.
+                    // SAFETY: local memory has these bytes, and the argument has as many.
                     unsafe { std::ptr::copy_nonoverlapping(argument.as_ptr(), at, argument.len()) };
                 }
             }
@@ -148,7 +148,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Until all have ended.
+    /// Runs until all blocks have ended.
     fn together(&mut self, running: &mut [Running], stop: &dyn Fn() -> bool) -> Result<(), String> {
         let began = Instant::now();
         loop {
@@ -176,7 +176,7 @@ impl Launch {
                         Context { program: &self.program, warp, block, system: &mut self.system };
                     let executed = warp::run(&mut context, quantum)?;
                     ran += executed;
-                    // Warps run side by side on a GPU: a multiprocessor issues several instructions a cycle.
+                    // Warps run concurrently on a GPU: an SM issues several instructions per cycle.
                     self.system.clock += u64::from(executed / 8) + 1;
                 }
                 block.copy(self.system.clock, &mut self.system.global)?;
@@ -197,8 +197,8 @@ impl Launch {
         }
     }
 
-    /// All warps sleep until `wake`: the clock goes there, but not ahead of ours by much, since the kernel may wait for the
-    /// host.
+    /// All warps sleep until `wake`. The clock jumps there, but not far ahead of real time, because the kernel may wait for
+    /// the host.
     fn sleep(&mut self, wake: u64, began: Instant) {
         let ours = began.elapsed().as_nanos() as u64 + AHEAD;
         if wake > ours {
@@ -207,7 +207,7 @@ impl Launch {
         self.system.clock = self.system.clock.max(wake);
     }
 
-    /// Where the warps wait that wait for ever.
+    /// Lists where the warps wait that would wait for ever.
     fn stuck(&self, running: &[Running]) -> String {
         let mut text = "all warps wait for each other:".to_string();
         for Running { block, warps } in running {

@@ -1,41 +1,41 @@
-//! Memory as the kernel sees it: allocations of device and host, a block's shared memory, a thread's local memory.
+//! Memory as the kernel sees it: allocations on device and host, a block's shared memory, a thread's local memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// What the kernel may access: begin and end of each allocation.
+/// The memory that the kernel may access: start and end of each allocation.
 #[derive(Debug, Default)]
 pub struct Allocations {
     ranges: RwLock<BTreeMap<u64, u64>>,
 }
 
 impl Allocations {
-    /// Memory of `bytes` at `address`, which stays there until it is removed.
+    /// Adds `bytes` bytes at `address`, which must stay valid until they are removed.
     pub fn insert(&self, address: u64, bytes: u64) {
         self.ranges.write().unwrap_or_else(PoisonError::into_inner).insert(address, address + bytes);
     }
 
-    /// The bytes of the allocation that began at `address`, which is none any more.
+    /// Removes the allocation that starts at `address`, and returns its bytes.
     pub fn remove(&self, address: u64) -> Option<u64> {
         let end = self.ranges.write().unwrap_or_else(PoisonError::into_inner).remove(&address)?;
         Some(end - address)
     }
 
-    /// The allocation with all of these bytes.
+    /// The allocation that contains all of these bytes.
     pub fn holding(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
         let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
         let (&begin, &end) = ranges.range(..=address).next_back()?;
         (address.checked_add(bytes)? <= end).then_some((begin, end))
     }
 
-    /// Bytes of all allocations.
+    /// Total bytes of all allocations.
     pub fn total(&self) -> u64 {
         let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
         ranges.iter().map(|(begin, end)| end - begin).sum()
     }
 }
 
-/// Global memory, with the allocations that were accessed last.
+/// Global memory, with a cache of the allocations that were accessed last.
 #[derive(Debug)]
 pub(crate) struct Global {
     allocations: Arc<Allocations>,
@@ -48,7 +48,7 @@ impl Global {
         Global { allocations, recent: [(0, 0); 4], next: 0 }
     }
 
-    /// Forgets what was accessed last, which may have been freed.
+    /// Clears that cache, because the allocations may have been freed.
     pub(crate) fn forget(&mut self) {
         self.recent = [(0, 0); 4];
     }
@@ -76,7 +76,7 @@ impl Global {
     }
 }
 
-/// Bytes of a block or a warp, aligned to `ALIGNMENT` as their addresses are.
+/// Bytes of a block or a warp; as their addresses, they are aligned to `ALIGNMENT`.
 #[derive(Debug)]
 pub(crate) struct Bytes {
     words: Vec<u64>,

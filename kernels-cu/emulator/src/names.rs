@@ -1,15 +1,16 @@
-//! What the names of a PTX module stand for, and the instructions that come of it so far.
+//! The meaning of the names in a PTX module, and the instructions decoded so far.
 
 use crate::instruction::{CONSTANT, Instruction, NONE, Op, Ty, WIDE};
 use crate::parse::{Operand, Place};
 use crate::program::Program;
 use std::collections::HashMap;
 
-/// What a name stands for.
+/// Meaning of a name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Symbol {
     Register(u32),
-    /// Address in the space of the variable: a thread's local memory (parameters too), shared, global.
+    /// Address in the variable's space: a thread's local memory (also for parameters), shared, or
+    /// global.
     Address(u64),
 }
 
@@ -29,7 +30,7 @@ pub(crate) struct Signature {
     pub start: Option<u32>,
 }
 
-/// The names that can be seen from where decoding has come to, and what it has made.
+/// The names visible where decoding is now, and what has been decoded.
 pub(crate) struct Names<'a> {
     pub program: Program,
     pub constants: Vec<u64>,
@@ -37,10 +38,10 @@ pub(crate) struct Names<'a> {
     pub scopes: Vec<HashMap<&'a str, Symbol>>,
     pub ranges: HashMap<&'a str, Range>,
     pub signatures: HashMap<&'a str, Signature>,
-    /// Instructions that name a label of the function, and calls.
+    /// Instructions that refer to a label of the function, and calls.
     pub branches: Vec<(usize, &'a str)>,
     pub calls: Vec<(usize, &'a str)>,
-    /// Of the instruction that is decoded.
+    /// Of the instruction being decoded.
     pub place: Place,
 }
 
@@ -110,7 +111,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A register of constants that holds `value` in all lanes.
+    /// A constant register that holds `value` in all lanes.
     pub(crate) fn constant(&mut self, value: u64, wide: bool) -> u32 {
         let value = if wide { value } else { value & u64::from(u32::MAX) };
         let constants = &mut self.constants;
@@ -153,7 +154,7 @@ impl<'a> Names<'a> {
         Ok(self.constant(value, ty.wide()))
     }
 
-    /// A destination; `_` is none.
+    /// A destination; `_` means none.
     pub(crate) fn destination(&self, operand: &Operand<'a>) -> Result<u32, String> {
         match operand {
             Operand::Name("_") => Ok(NONE),
@@ -176,19 +177,19 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Adds registers to the lists: first and number.
+    /// Adds registers to the lists; returns the first index and the number.
     pub(crate) fn list(&mut self, registers: &[u32]) -> (u32, u32) {
         let first = self.program.lists.len() as u32;
         self.program.lists.extend_from_slice(registers);
         (first, registers.len() as u32)
     }
 
-    /// The next instruction jumps to `label`.
+    /// Records that the next instruction jumps to `label`.
     pub(crate) fn branches_to(&mut self, label: &'a str) {
         self.branches.push((self.program.instructions.len(), label));
     }
 
-    /// Copies arguments, calls, copies results.
+    /// Emits code that copies arguments, calls, and copies results.
     pub(crate) fn call(
         &mut self,
         name: &'a str,

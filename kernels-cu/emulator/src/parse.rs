@@ -1,4 +1,5 @@
-//! PTX as text to functions, variables and statements. Names and types are resolved by `decode`.
+//! Parses PTX text into functions, variables and statements. Names and types are resolved by
+//! `decode`.
 
 use std::collections::HashMap;
 
@@ -6,7 +7,7 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub(crate) struct Module<'a> {
     pub functions: Vec<Function<'a>>,
-    /// Outside functions.
+    /// Variables outside functions.
     pub variables: Vec<Variable<'a>>,
     /// Source files by number.
     pub files: HashMap<u32, &'a str>,
@@ -18,7 +19,7 @@ pub(crate) struct Function<'a> {
     pub entry: bool,
     pub returns: Vec<Variable<'a>>,
     pub params: Vec<Variable<'a>>,
-    /// None: only declared.
+    /// None: a declaration only.
     pub body: Option<Vec<Statement<'a>>>,
 }
 
@@ -28,7 +29,7 @@ pub(crate) struct Variable<'a> {
     pub space: &'a str,
     pub name: &'a str,
     pub align: u64,
-    /// 0 for an array without length: the dynamic shared memory.
+    /// 0 for an array without a length: dynamic shared memory.
     pub bytes: u64,
     /// Element values, each of `element` bytes.
     pub values: Vec<u64>,
@@ -43,12 +44,13 @@ pub(crate) enum Statement<'a> {
     Registers(&'a str, Vec<(&'a str, Option<u32>)>),
     Variable(Variable<'a>),
     Label(&'a str),
-    /// The labels that the label before names, for `brx.idx`.
+    /// For `brx.idx`: the labels of the list named by the label before it.
     Targets(Vec<&'a str>),
     Instruction(Raw<'a>),
 }
 
-/// Where an instruction is: line of the PTX, number of the source file and line there (0: not known).
+/// Position of an instruction: line of the PTX, number of the source file and line there (0:
+/// unknown).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
     pub line: u32,
@@ -56,10 +58,10 @@ pub(crate) struct Place {
     pub source_line: u32,
 }
 
-/// An instruction as written.
+/// An instruction as it is written.
 #[derive(Debug)]
 pub(crate) struct Raw<'a> {
-    /// True for `@!`, and the predicate.
+    /// The predicate, and true for `@!`.
     pub guard: Option<(bool, &'a str)>,
     pub opcode: &'a str,
     pub operands: Vec<Operand<'a>>,
@@ -107,7 +109,7 @@ impl<'a> Parser<'a> {
         self.at += 1;
     }
 
-    /// Past blanks and comments.
+    /// Skips blanks and comments.
     fn blanks(&mut self) {
         loop {
             let rest = &self.text[self.at..];
@@ -255,7 +257,7 @@ impl<'a> Parser<'a> {
         Ok(list)
     }
 
-    /// After its space: `.align 8 .b8 name[4] = {1, 2}`.
+    /// A variable after its space: `.align 8 .b8 name[4] = {1, 2}`.
     fn variable(&mut self, space: &'a str) -> Result<Variable<'a>, String> {
         let (mut align, mut element) = (0, 0);
         loop {
@@ -398,7 +400,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// A word that may have `::` in it.
+    /// A word that may contain `::`.
     fn opcode(&mut self) -> &'a str {
         let from = self.at;
         loop {
@@ -478,7 +480,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// A decimal, hexadecimal or octal integer; `U` at its end is allowed.
+/// A decimal, hexadecimal or octal integer, possibly with a final `U`.
 fn integer(word: &str) -> Option<u64> {
     let word = word.trim_end_matches('U');
     if let Some(negative) = word.strip_prefix('-') {

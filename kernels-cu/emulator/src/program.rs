@@ -1,15 +1,15 @@
-//! A decoded PTX file: instructions over register offsets, and where they come from.
+//! A decoded PTX file: instructions over register offsets, and their source positions.
 
 use crate::instruction::Instruction;
 use crate::parse::Place;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Generic addresses of a block's shared memory begin here, and those of a thread's local memory.
+/// Start of the generic addresses of a block's shared memory, and of a thread's local memory.
 pub(crate) const SHARED_WINDOW: u64 = 1 << 56;
 pub(crate) const LOCAL_WINDOW: u64 = 2 << 56;
 
-/// Special registers that hold the same all the time, in the order of `Program::specials`.
+/// Special registers with constant values, in the order of `Program::specials`.
 pub(crate) const SPECIALS: [&str; 20] = [
     "%tid.x",
     "%tid.y",
@@ -53,19 +53,19 @@ pub struct Program {
     pub(crate) functions: Vec<(u32, String)>,
     pub(crate) files: HashMap<u32, String>,
     pub(crate) constants: Arc<Vec<u64>>,
-    /// Registers of `SPECIALS`.
+    /// The registers of `SPECIALS`.
     pub(crate) specials: Vec<u32>,
     pub(crate) register_bytes: usize,
-    /// Of a thread: parameters and local variables.
+    /// Per thread: parameters and local variables.
     pub(crate) local_bytes: u64,
-    /// Static shared memory; the dynamic part follows.
+    /// Static shared memory; the dynamic part comes after it.
     pub(crate) shared_bytes: u64,
-    /// Variables of the whole program; never moved, since addresses of them are constants.
+    /// Variables of the whole program. They never move, because their addresses are constants.
     pub(crate) globals: Vec<Box<[u64]>>,
 }
 
 impl Program {
-    /// The instructions that would be errors: opcode and line of the PTX.
+    /// Instructions that would be errors if executed: opcode and line of the PTX.
     pub fn unsupported(&self) -> impl Iterator<Item = &str> {
         self.texts.iter().map(String::as_str)
     }
@@ -80,12 +80,12 @@ impl Program {
         self.instructions.len()
     }
 
-    /// True where there is none.
+    /// Whether there are no instructions.
     pub fn is_empty(&self) -> bool {
         self.instructions.is_empty()
     }
 
-    /// Words for the place of the instruction `at`.
+    /// A text that says where the instruction `at` comes from.
     pub(crate) fn place(&self, at: u32) -> String {
         let Some(place) = self.places.get(at as usize) else { return format!("instruction {at}") };
         let function = self.functions.iter().rev().find(|f| f.0 <= at).map_or("?", |f| &f.1);

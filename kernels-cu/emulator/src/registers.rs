@@ -1,4 +1,4 @@
-//! A warp's registers: each is 32 lanes side by side, of 32 or 64 bits; a predicate is one word with a bit a lane.
+//! A warp's registers. Each has 32 adjacent lanes of 32 or 64 bits; a predicate is one word with one bit per lane.
 
 use crate::instruction::{CONSTANT, OFFSET, WIDE};
 use half::{bf16, f16};
@@ -6,7 +6,7 @@ use half::{bf16, f16};
 pub(crate) const LANES: usize = 32;
 pub(crate) const ALL: u32 = u32::MAX;
 
-/// How a register holds a lane.
+/// How a register stores a lane.
 pub(crate) trait Cell: Copy + Default {
     const BYTES: usize;
 }
@@ -17,7 +17,7 @@ impl Cell for u64 {
     const BYTES: usize = 8;
 }
 
-/// A value of a lane.
+/// A lane's value.
 pub(crate) trait Value: Copy {
     type Cell: Cell;
     fn of(cell: Self::Cell) -> Self;
@@ -55,13 +55,13 @@ value!(bf16, u32, |c| bf16::from_bits(c as u16), |v: bf16| u32::from(v.to_bits()
 /// The registers of one warp, and the constants that all warps share.
 #[derive(Debug)]
 pub(crate) struct Registers {
-    /// Whole words, so that every cell is aligned.
+    /// Whole words, so every cell is aligned.
     own: Vec<u64>,
     constants: std::sync::Arc<Vec<u64>>,
 }
 
 impl Registers {
-    /// Zeros; memory is taken as registers are written.
+    /// All zeros. The system allocates memory only as registers are written.
     pub(crate) fn new(bytes: usize, constants: std::sync::Arc<Vec<u64>>) -> Self {
         Registers { own: vec![0; bytes.div_ceil(8)], constants }
     }
@@ -71,7 +71,7 @@ impl Registers {
         let words = if register & CONSTANT != 0 { &self.constants[..] } else { &self.own[..] };
         let offset = (register & OFFSET) as usize;
         debug_assert!(offset + C::BYTES * LANES <= words.len() * 8);
-        // SAFETY: `decode` gives registers offsets inside the file that it has measured (see `Layout`).
+        // SAFETY: `decode` gives registers offsets inside the file of `register_bytes` bytes.
         unsafe { words.as_ptr().cast::<u8>().add(offset).cast() }
     }
 
@@ -79,7 +79,7 @@ impl Registers {
     fn at_mut<C: Cell>(&mut self, register: u32) -> *mut C {
         debug_assert!(register & CONSTANT == 0);
         let offset = (register & OFFSET) as usize;
-        // SAFETY: as in `at`; constants are no destinations.
+        // SAFETY: as in `at`; constants are never destinations.
         unsafe { self.own.as_mut_ptr().cast::<u8>().add(offset).cast() }
     }
 
@@ -119,12 +119,12 @@ impl Registers {
         }
     }
 
-    /// The lanes of `mask`.
+    /// Sets the lanes of `mask`.
     #[inline(always)]
     pub(crate) fn set<C: Cell>(&mut self, register: u32, mask: u32, values: &[C; LANES]) {
         let to = self.at_mut::<C>(register);
         if mask == ALL {
-            // SAFETY: as in `all`; the file is borrowed mutably, and constants are no destinations.
+            // SAFETY: as in `all`; the file is borrowed mutably, and constants are never destinations.
             unsafe { to.cast::<[C; LANES]>().write(*values) };
             return;
         }
@@ -148,7 +148,7 @@ impl Registers {
         }
     }
 
-    /// A predicate: a bit a lane.
+    /// A predicate: one bit per lane.
     #[inline(always)]
     pub(crate) fn predicate(&self, register: u32) -> u32 {
         // SAFETY: as in `at`; a predicate is one word.

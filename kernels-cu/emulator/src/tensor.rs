@@ -1,15 +1,15 @@
-//! Products of matrices: mma.sync, wgmma, and the loads and stores of their fragments. Where an element lies follows the
-//! figures of the PTX ISA.
+//! Products of matrices: mma.sync, wgmma, and the loads and stores of their fragments. The positions of elements follow
+//! the figures of the PTX ISA.
 
 use crate::formats;
 use crate::instruction::{Instruction, Space, Together, Ty};
 use crate::registers::{LANES, Registers};
 use crate::state::{Begun, Context, Sums, lanes};
 
-/// What sums hold while a product that writes them is under way: not a number.
+/// Contents of sums while a product that writes them is in flight: NaN.
 const UNDER_WAY: u32 = 0x7FC0_DEAD;
 
-/// 16 rows x 16 k as four registers of pairs deal them.
+/// 16 rows x 16 k, as four registers of pairs hold them.
 fn fragment_a(a: &[[u32; LANES]; 4], of: Ty) -> [[f32; 16]; 16] {
     let mut m = [[0.0; 16]; 16];
     for lane in 0..LANES {
@@ -22,7 +22,7 @@ fn fragment_a(a: &[[u32; LANES]; 4], of: Ty) -> [[f32; 16]; 16] {
     m
 }
 
-/// `mma.sync` of m16n8k16: after the mask, four registers of the result, four of A, two of B, four of C.
+/// `mma.sync` of m16n8k16. The list has the mask, four registers of the result, four of A, two of B, four of C.
 pub(crate) fn product(c: &mut Context<'_>, i: &Instruction, of: Ty) {
     let r = &mut c.warp.registers;
     let list = &c.program.lists[i.list as usize + 1..(i.list + i.length) as usize];
@@ -58,7 +58,7 @@ pub(crate) fn product(c: &mut Context<'_>, i: &Instruction, of: Ty) {
     }
 }
 
-/// Row and column of the element that half `high` of a lane's register of an 8 x 8 matrix is.
+/// Row and column of the element in half `high` of a lane's register of an 8 x 8 matrix.
 fn of_8x8(lane: usize, high: usize, trans: bool) -> (usize, usize) {
     let (row, column) = (lane / 4, lane % 4 * 2 + high);
     if trans { (column, row) } else { (row, column) }
@@ -77,7 +77,7 @@ pub(crate) fn store_matrix(
             for high in 0..2 {
                 let (row, column) = of_8x8(lane, high, trans);
                 let at = c.pointer(Space::Shared, rows[matrix * 8 + row], 16, matrix * 8 + row)?;
-                // SAFETY: 16 bytes were checked, and are aligned.
+                // SAFETY: these 16 bytes were checked, and are aligned.
                 unsafe { at.cast::<u16>().add(column).write((words[lane] >> (16 * high)) as u16) };
             }
         }
@@ -107,8 +107,8 @@ pub(crate) fn load_matrix(
     Ok(())
 }
 
-/// A product begins. When its factors are read is drawn: now, or only when it is waited for; so a buffer that is filled too
-/// late or freed too early gives wrong results.
+/// Starts a product. Its factors are read either now or only when the product is waited for, chosen at random. So a buffer
+/// that is filled too late or freed too early gives wrong results.
 pub(crate) fn begin(c: &mut Context<'_>, i: &Instruction, kind: Together) -> Result<(), String> {
     let Together::WideProduct { n, a_shared, .. } = kind else { return Err("no product".to_string()) };
     let lists = &c.program.lists[i.list as usize + 1..(i.list + i.length) as usize];
@@ -149,7 +149,7 @@ pub(crate) fn commit(c: &mut Context<'_>) {
     c.warp.wide.groups += 1;
 }
 
-/// Until at most the latest `groups` are under way.
+/// Waits until at most the latest `groups` are in flight.
 pub(crate) fn wait(c: &mut Context<'_>, groups: u64) -> Result<(), String> {
     let Some(oldest) = c.warp.wide.groups.checked_sub(groups) else { return Ok(()) };
     multiply_all(c, oldest)?;
@@ -166,7 +166,7 @@ pub(crate) fn wait(c: &mut Context<'_>, groups: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Does the products of groups before `end` that are not done, in their order.
+/// Computes the unfinished products of groups before `end`, in their order.
 fn multiply_all(c: &mut Context<'_>, end: u64) -> Result<(), String> {
     for at in 0..c.warp.wide.begun.len() {
         let begun = &mut c.warp.wide.begun[at];
@@ -180,20 +180,20 @@ fn multiply_all(c: &mut Context<'_>, end: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a descriptor's matrix has an element.
+/// The layout of a matrix, from its descriptor.
 struct Matrix {
     start: u64,
     leading: u64,
     stride: u64,
     swizzle: u64,
-    /// Its rows (M or N) lie side by side.
+    /// Whether its rows (M or N) are adjacent in memory.
     transposed: bool,
 }
 
 impl Matrix {
     fn new(descriptor: u64, transposed: bool) -> Result<Self, String> {
         let field = |shift: u32| (descriptor >> shift & 0x3FFF) << 4;
-        // Bytes of a row of the swizzled pattern.
+        // Bytes per row of the swizzle pattern.
         let swizzle = match descriptor >> 62 {
             0 => 16,
             1 => 128,
@@ -209,11 +209,11 @@ impl Matrix {
         Ok(Matrix { start: field(0), leading: field(16), stride: field(32), swizzle, transposed })
     }
 
-    /// Address of the element `k` of the row `row` (of M or N), of 2 bytes.
+    /// Address of element `k` of row `row` (of M or N); elements have 2 bytes.
     fn at(&self, row: u64, k: u64) -> u64 {
         let address = self.start
             + if self.transposed {
-                // Patterns of 8 k by as many rows as their width has.
+                // Patterns of 8 k by as many rows as fit their width.
                 let across = self.swizzle / 2;
                 row / across * self.leading + k / 8 * self.stride + k % 8 * self.swizzle + row % across * 2
             } else if self.swizzle == 16 {
@@ -221,7 +221,7 @@ impl Matrix {
             } else {
                 row / 8 * self.stride + row % 8 * self.swizzle + k * 2
             };
-        // Bits 4..6 are exchanged with as many of 7..9 as the width has pieces of 16 bytes.
+        // XORs bits 4..6 with bits 7..9, as many as the width has 16-byte pieces.
         let pieces = self.swizzle / 16;
         address ^ ((address >> 7 & (pieces - 1)) << 4)
     }

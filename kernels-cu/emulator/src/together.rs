@@ -1,14 +1,15 @@
-//! What lanes of a warp do together: each waits until all that the mask names have come.
+//! What lanes of a warp do collectively: each waits until all lanes of its mask have
+//! arrived.
 
 use crate::instruction::{Instruction, NONE, Next, Op, Shuffle, Together, Two, Ty};
 use crate::registers::LANES;
 use crate::state::{Context, lanes};
 use crate::tensor;
 
-/// What a lane gets that no defined result is for.
+/// A lane's result if the ISA defines none.
 const UNDEFINED: u32 = 0xFFFF_DEAD;
 
-/// The lanes of `mask` come to the instruction `i` at `pc`.
+/// The lanes of `mask` arrive at instruction `i` at `pc`.
 #[inline(always)]
 pub(crate) fn arrive(
     c: &mut Context<'_>,
@@ -39,7 +40,7 @@ pub(crate) fn arrive(
     Ok(Next::Split)
 }
 
-/// Executes what waiting lanes wait for, where all have come.
+/// Executes collective instructions for which all lanes have arrived.
 pub(crate) fn release(c: &mut Context<'_>) -> Result<(), String> {
     let mut left = c.warp.together;
     while left != 0 {

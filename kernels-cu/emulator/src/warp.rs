@@ -1,10 +1,10 @@
-//! The run of a warp: each lane has a place of its own; lanes at the same place execute together.
+//! Runs a warp: each lane has its own place; lanes at the same place execute together.
 
 use crate::execute::execute;
 use crate::instruction::{NONE, Next};
 use crate::state::Context;
 
-/// Executes up to about `quantum` instructions of a warp; gives how many.
+/// Executes up to about `quantum` instructions of a warp, and returns their number.
 pub(crate) fn run(context: &mut Context<'_>, quantum: u32) -> Result<u32, String> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -51,7 +51,7 @@ fn steps(context: &mut Context<'_>, quantum: u32) -> Result<u32, String> {
             } else {
                 match execute(context, instruction, pc, mask, group) {
                     Ok(Next::Step) => pc += 1,
-                    // Waits for what others do: the turn goes on sooner.
+                    // It waits for others, so the turn ends sooner.
                     Ok(Next::Poll) => {
                         pc += 1;
                         executed += 8;

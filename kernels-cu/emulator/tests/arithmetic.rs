@@ -1,10 +1,10 @@
-//! Each instruction against what the PTX ISA says of it, computed in another way: wider integers, f64, searches.
+//! Checks each instruction against the PTX ISA, computed in another way: wider integers, f64, searches.
 
 mod common;
 
 use common::{Numbers, program, run};
 
-/// `instruction` (of %r1 and %r2 to %r3) for pairs of words.
+/// `instruction` applied to pairs of words (%r1 and %r2 to %r3).
 fn words(instruction: &str, pairs: &[(u32, u32)]) -> Vec<u32> {
     let body = format!(
         "shl.b32 %r10, %r0, 3; cvt.u64.u32 %rd10, %r10; add.s64 %rd11, %rd0, %rd10;\n\
@@ -85,10 +85,10 @@ fn comparisons_and_predicates() {
     );
 }
 
-/// Bits of the finite number of 16 bits that is nearest to `value`; of two the even one.
+/// Bits of the finite 16-bit number nearest to `value`; of two equally near ones, the even one.
 fn nearest(value: f64, of: impl Fn(u16) -> f64) -> u16 {
     let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
-    // Numbers of one sign are ordered as their bits.
+    // Numbers of one sign have the order of their bits.
     let (mut low, mut high) = (0u16, 0x7FFF);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -120,7 +120,7 @@ fn f16(bits: u16) -> f64 {
     if bits >> 15 == 1 { -size } else { size }
 }
 
-/// Numbers at and beside the middle of two neighbours of 16 bits are where rounding twice goes wrong.
+/// Double rounding fails for numbers at or next to the middle of two adjacent 16-bit numbers.
 #[test]
 fn conversions_to_halves_round_to_the_nearest_once() {
     let mut numbers = Numbers(3);
@@ -171,7 +171,7 @@ fn conversions_back_and_to_integers() {
     });
 }
 
-/// exp as CUDA's headers compute it rounds a sum down to a whole number in an f32's low bits.
+/// CUDA's headers compute exp by rounding a sum down to a whole number in an f32's low bits.
 #[test]
 fn sums_are_rounded_as_asked() {
     let mut numbers = Numbers(11);

@@ -1,5 +1,5 @@
-//! Products of matrices against plain ones in f64. Where an element lies is written down here once more, from the figures of
-//! the PTX ISA, the other way round than the emulator does it.
+//! Checks products of matrices against plain ones in f64. The positions of elements are written down here a second time from
+//! the figures of the PTX ISA, in the opposite direction from the emulator's.
 
 #![allow(clippy::needless_range_loop, reason = "rows and columns are indices of several matrices")]
 
@@ -8,7 +8,7 @@ mod common;
 use common::{Numbers, program, run_seeded};
 use std::fmt::Write;
 
-/// A bf16 number that is exact.
+/// A random number that bf16 represents exactly.
 fn draw(numbers: &mut Numbers) -> f32 {
     f32::from_bits(numbers.small().to_bits() & 0xFFFF_0000)
 }
@@ -17,8 +17,8 @@ fn half(value: f32) -> u32 {
     value.to_bits() >> 16
 }
 
-/// The ISA's m16n8k16: registers of A by (group = lane / 4, t = lane % 4): rows group and group + 8, columns 2 t, 2 t + 1 and 8
-/// more.
+/// m16n8k16 of the ISA. Registers of A by (group = lane / 4, t = lane % 4): rows group and group + 8, columns 2 t, 2 t + 1, and
+/// 8 more.
 fn fragment(a: &[Vec<f32>], lane: usize, register: usize) -> u32 {
     let row = lane / 4 + if register == 1 || register == 3 { 8 } else { 0 };
     let column = lane % 4 * 2 + if register >= 2 { 8 } else { 0 };
@@ -38,7 +38,7 @@ fn close(found: u32, wanted: f64, what: &str) {
 fn a_warps_product() {
     let mut numbers = Numbers(1);
     let (a, b, c) = (matrix(&mut numbers, 16, 16), matrix(&mut numbers, 16, 8), matrix(&mut numbers, 16, 8));
-    // For each lane 4 words of A, 2 of B, 4 of C.
+    // For each lane: 4 words of A, 2 of B, 4 of C.
     let mut input = Vec::new();
     for lane in 0..32 {
         let (group, t) = (lane / 4, lane % 4);
@@ -71,14 +71,14 @@ fn a_warps_product() {
     }
 }
 
-/// Where shared memory, from `start` (a multiple of 1024), has an element of B in rows of 128 bytes, swizzled by 128: piece p of
-/// 16 bytes of row r of eight lies in place p ^ r.
+/// Position of an element of B in shared memory from `start` (a multiple of 1024), in rows of 128 bytes with the 128-byte
+/// swizzle: piece p (16 bytes) of row r of eight is at place p ^ r.
 fn swizzled(start: usize, row: usize, byte: usize) -> usize {
     start + row / 8 * 1024 + row % 8 * 128 + ((byte / 16) ^ (row % 8)) * 16 + byte % 16
 }
 
-/// A warpgroup's product of 64 x 64 (four steps of 16 k) and 64 x `n`; B's rows in memory are columns of the product, or, if
-/// `transposed`, its k. `wait`: whether the sums are waited for.
+/// A warpgroup's product of 64 x 64 (four steps of 16 k) and 64 x `n`. B's rows in memory are columns of the product, or its
+/// k if `transposed`. `wait`: whether the sums are waited for.
 fn wide(n: usize, transposed: bool, wait: bool, seed: u64) -> (Vec<u32>, Vec<Vec<f64>>) {
     const START: usize = 2048;
     let mut numbers = Numbers(seed + 9);
@@ -117,7 +117,7 @@ fn wide(n: usize, transposed: bool, wait: bool, seed: u64) -> (Vec<u32>, Vec<Vec
     for sum in &sums {
         let _ = writeln!(body, "mov.f32 {sum}, 0f41200000;");
     }
-    // Transposed: 64 columns further 8,192 bytes, 8 k further 1,024. Else eight rows further 1,024.
+    // Transposed: 8,192 bytes per 64 columns, 1,024 per 8 k. Otherwise 1,024 bytes per eight rows.
     let (leading, stride, step, flag) = if transposed { (8192, 1024, 2048, 1) } else { (16, 1024, 32, 0) };
     let descriptor = (START as u64) >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 62;
     body += "wgmma.fence.sync.aligned;\n";
@@ -167,13 +167,13 @@ fn a_warpgroups_product() {
 }
 
 #[test]
-fn sums_that_are_not_waited_for_are_not_numbers() {
+fn sums_are_nan_until_they_are_waited_for() {
     let (found, _) = wide(64, false, false, 1);
     assert!(found.iter().all(|bits| f32::from_bits(*bits).is_nan()));
 }
 
-/// Four matrices stored transposed: register j of lane l holds row l / 4, columns l % 4 * 2 and one more of matrix j, whose
-/// column c goes to the address that lane 8 j + c names.
+/// Four matrices stored transposed: register j of lane l holds row l / 4, columns l % 4 * 2 and the next, of matrix j,
+/// whose column c goes to the address in lane 8 j + c.
 #[test]
 fn matrices_are_stored_and_loaded() {
     let body = |instruction: &str| {
@@ -184,7 +184,8 @@ fn matrices_are_stored_and_loaded() {
          mul.wide.u32 %rd5, %r0, 16; add.s64 %rd6, %rd1, %rd5; st.global.v4.u32 [%rd6], {{%r11,%r12,%r13,%r14}};"
         )
     };
-    // Halves of lane l: 2 l and 2 l + 1 (and 256 more for each matrix), so element (row, column) is 8 row + column.
+    // The halves of lane l are 2 l and 2 l + 1 (plus 256 for each further matrix), so element (row, column) is 8 row +
+    // column.
     let store = |trans: &str| {
         let body = body(&format!(
             "mul.lo.s32 %r1, %r0, 131074; add.u32 %r1, %r1, 65536; add.u32 %r2, %r1, 16777472; add.u32 %r3, %r2, 16777472; add.u32 %r4, %r3, 16777472;\n\

@@ -1,10 +1,10 @@
-//! Threads: divergence, shuffles, votes, barriers, copies, and the errors that a kernel gets for what it does wrong.
+//! Threads: divergence, shuffles, votes, barriers, copies, and the errors for kernels that do something wrong.
 
 mod common;
 
 use common::{program, run, run_seeded};
 
-/// Writes %r3 of every thread.
+/// Writes %r3 of each thread.
 const WRITE: &str = "mov.u32 %r20, %ctaid.x; mov.u32 %r21, %ntid.x; mad.lo.s32 %r22, %r20, %r21, %r0;\n\
                      mul.wide.u32 %rd12, %r22, 4; add.s64 %rd13, %rd1, %rd12; st.global.u32 [%rd13], %r3;";
 
@@ -13,7 +13,7 @@ fn of_threads(body: &str, threads: u32) -> Vec<u32> {
 }
 
 #[test]
-fn lanes_loop_as_often_as_each_wants_and_calls_return_to_each() {
+fn lanes_loop_independently_and_calls_return_per_lane() {
     let found = of_threads(
         "mov.u32 %r3, 0; mov.u32 %r4, %r0; $loop: setp.eq.u32 %p1, %r4, 0; @%p1 bra $end;\n\
                             add.u32 %r3, %r3, %r4; sub.u32 %r4, %r4, 1; bra.uni $loop; $end:",
@@ -22,7 +22,7 @@ fn lanes_loop_as_often_as_each_wants_and_calls_return_to_each() {
     assert!(found.iter().enumerate().all(|(t, &sum)| sum as usize == t * (t + 1) / 2), "{found:?}");
 }
 
-/// A lane spins on a word that another lane of its warp writes later in the code: both must have turns.
+/// A lane spins on a word that another lane of its warp writes later in the code: both must get turns.
 #[test]
 fn a_spinning_lane_does_not_starve_the_one_that_it_waits_for() {
     let body = "mov.u64 %rd20, room; cvt.u32.u64 %r5, %rd20; setp.ne.u32 %p1, %r0, 0; mov.u32 %r3, 7;\n\
@@ -66,9 +66,9 @@ fn votes_and_matches() {
     assert_eq!(elected.iter().sum::<u32>(), 1);
 }
 
-/// Lanes come to a shuffle in two groups.
+/// Lanes arrive at a shuffle in two groups.
 #[test]
-fn lanes_that_come_apart_wait_for_each_other() {
+fn diverged_lanes_wait_for_each_other() {
     let body = "mov.u32 %r1, %r0; setp.lt.u32 %p1, %r0, 5; @%p1 bra $few; add.u32 %r1, %r1, 1000; $few: mov.u32 %r4, -1;\n\
                 shfl.sync.idx.b32 %r3|%p2, %r1, 31, 31, %r4;";
     assert_eq!(of_threads(body, 32), [1031; 32]);
@@ -76,7 +76,7 @@ fn lanes_that_come_apart_wait_for_each_other() {
 
 #[test]
 fn named_barriers_order_warps_and_reduce() {
-    // Thread 0 writes late; all read after the barrier.
+    // Thread 0 writes late; all threads read after the barrier.
     let body = "mov.u64 %rd20, room; cvt.u32.u64 %r5, %rd20; setp.ne.u32 %p1, %r0, 0; @%p1 bra $wait;\n\
                 nanosleep.u32 100000; st.shared.u32 [%r5], 77; $wait: bar.sync 3, 128;\n\
                 ld.shared.u32 %r3, [%r5]; setp.eq.u32 %p2, %r0, 90; bar.red.or.pred %p3, 1, 128, %p2;\n\
@@ -91,7 +91,7 @@ fn named_barriers_order_warps_and_reduce() {
     assert!(problem.contains("wait for each other"), "{problem}");
 }
 
-/// A bulk copy and those who wait for it by the barrier's parity, for two phases.
+/// A bulk copy, and threads that wait for it by the barrier's parity, for two phases.
 const COPY: &str = "mov.u64 %rd20, room; cvt.u32.u64 %r5, %rd20; add.u32 %r6, %r5, 1024; setp.ne.u32 %p1, %r0, 0;\n\
      @%p1 bra $ready; mbarrier.init.shared.b64 [%r5], 1; $ready: bar.sync 0; @%p1 bra $wait;\n\
      mbarrier.arrive.expect_tx.shared.b64 %rd21, [%r5], 256;\n\
@@ -107,11 +107,11 @@ fn bulk_copies_complete_on_their_barrier() {
         run_seeded(program("", &body), 1, 64, &input, 64, seed).expect("a run")
     };
     assert!((1..20).all(|seed| with(wait, seed) == input));
-    // Who does not wait reads what was there before, in some order of the warps.
+    // A thread that does not wait reads the old contents, in some order of the warps.
     assert!((1..20).any(|seed| with("", seed).contains(&u32::MAX)));
 }
 
-/// Copies of threads are there only once they have been waited for.
+/// Copies by threads arrive only when they have been waited for.
 #[test]
 fn copies_of_threads_are_waited_for() {
     let body = |wait: &str| {
@@ -135,7 +135,7 @@ fn atomics_of_all_blocks_add_up() {
 }
 
 #[test]
-fn a_kernel_that_goes_wrong_is_told_where() {
+fn errors_of_a_kernel_name_the_place() {
     let problem = |body: &str| run(program("", body), 1, 32, &[1, 2, 3, 4], 4).unwrap_err();
     for (body, words) in [
         ("st.global.u32 [%rd1+16], %r0;", "4 bytes at"),

@@ -1,8 +1,8 @@
-/* The one ABI header: every struct that Rust, the CPU target and the GPU target share.
+/* The only ABI header: every struct that Rust, the CPU target and the GPU target share.
  *
- * Plain C, fixed-size fields, no conditional layout. Rust reads it through bindgen; sizes are asserted at the
- * end of this file and again in Rust (`kernels_cu::abi`). Pointers are 64-bit addresses in the memory of the
- * rank that runs the graph (host memory on the CPU target, device memory on the GPU).
+ * Plain C, fixed-size fields, no conditional layout. Rust reads it through bindgen. Sizes are asserted at the
+ * end of this file, and again in Rust (`kernels_cu::abi`). Pointers are 64-bit addresses in the memory of the
+ * rank that runs the graph: host memory on the CPU target, device memory on the GPU.
  */
 #ifndef MPK_ABI_H
 #define MPK_ABI_H
@@ -29,14 +29,14 @@
 enum mpk_event_type {
   MPK_EVENT_EMPTY = 0,                 /* polled by the tasks that depend on it */
   MPK_EVENT_LAUNCH_TASKS = 1,          /* its scheduler queues tasks [first_task, last_task) */
-  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* the same; the local schedulers may share out the tasks */
+  MPK_EVENT_LAUNCH_MASSIVE_TASKS = 2,  /* the same; the local schedulers may split the tasks between them */
   MPK_EVENT_LAUNCH_DEPENDENT_TASKS = 3,/* event 1: starts everything that waits for nothing else */
   MPK_EVENT_END_OF_TASK_GRAPH = 4,     /* all work of the iteration is done: run the batch step */
   MPK_EVENT_TERMINATION_TYPE = 5,
 };
 
-/* Only the task types that the protocol itself knows have fixed numbers; the others get theirs from the
- * registry (kernels_cu::registry), from MPK_TASK_TYPE_FIRST_REGISTERED on. */
+/* Only the task types that the protocol itself knows have fixed numbers. The registry
+ * (kernels_cu::registry) numbers the others from MPK_TASK_TYPE_FIRST_REGISTERED on. */
 enum mpk_core_task_type {
   MPK_TASK_TYPE_TERMINATE = 0,
   MPK_TASK_TYPE_BEGIN_TASK_GRAPH = 1,
@@ -54,37 +54,38 @@ enum mpk_dtype {
   MPK_I32 = 3,
   MPK_U32 = 4,
   MPK_U8 = 5,
-  /* 8-byte words: an f32 in the low half, the tag of its write in the high half (MPK_FLAG_TAG). */
+  /* 8-byte words: an f32 in the low half, the tag of the write in the high half (MPK_FLAG_TAG). */
   MPK_F32_FLAGGED = 6,
 };
 
-/* Of a graph: how its tasks get to workers. Of a rank: that of its graphs, or that it has both. */
+/* For a graph: how its tasks reach workers. For a rank: the placement of its graphs; MPK_MIXED if it has both. */
 enum mpk_placement { MPK_STATIC = 0, MPK_DYNAMIC = 1, MPK_MIXED = 2 };
 
 /* Physical layout of a constant matrix [rows, k]; `strides[0]` is k rounded up to MPK_TILE_K.
- * MPK_LAYOUT_TILED: rows (= output columns of a linear) in tiles of 16; inside a tile of
- *   bf16: [k/2][16 rows][2], f16 and f32: [k][16 rows]. Rows are padded with zeros to a multiple of 16, so a
- *   tile that starts at row r (a multiple of 16) starts at element r * strides[0]. */
+ * MPK_LAYOUT_TILED: rows (output columns of a linear) in tiles of 16. Inside a tile,
+ *   bf16: [k/2][16 rows][2]; f16 and f32: [k][16 rows]. Rows are padded with zeros to a multiple of 16, so the
+ *   tile of row r (a multiple of 16) starts at element r * strides[0]. */
 enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGMENT = 2 };
 #define MPK_TILE_ROWS 16u
 #define MPK_TILE_K 2u
-/* MPK_LAYOUT_FRAGMENT (GPU): rows in tiles of 16 as above, k rounded up to MPK_FRAGMENT_K. Inside a tile blocks of 16 k follow
- * each other, 256 elements each. Element (row, k) of a block, both 0..15, is at
+/* MPK_LAYOUT_FRAGMENT (GPU): rows in tiles of 16 as above, k rounded up to MPK_FRAGMENT_K. A tile is a sequence of blocks of 16 k,
+ * 256 elements each. Element (row, k) of a block, both 0..15, is at
  *   2-byte types: ((row % 8 * 4 + k / 4) * 4 + k % 4 / 2 * 2 + row / 8) * 2 + k % 2: what lane row % 8 * 4 + k / 4 of a
- *                 warp holds of the left side of mma.m16n8k16, 16 bytes a lane, where the product's own order of k is
- *                 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ...: so a lane needs four neighbours of the right side;
- *   f32:          (k % 8 * 2 + k / 8) * 16 + row: of two half warps one has the first 8 k, the other the rest. */
+ *                 warp holds of the left operand of mma.m16n8k16, 16 bytes per lane. The product takes k in the order
+ *                 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ..., so a lane needs four adjacent elements of the right operand;
+ *   f32:          (k % 8 * 2 + k / 8) * 16 + row: one half-warp has the first 8 k, the other the last 8. */
 #define MPK_FRAGMENT_K 16u
-/* MPK_LAYOUT_WIDE: activations of 2-byte types as wide products read them, a strided tensor [row tiles, column tiles,
- * MPK_WIDE_ROWS, MPK_WIDE_COLUMNS] whose last dimension is in an order of its own, so that 128 rows x 64 columns are one copy
- * and lie in shared memory as wgmma takes its right side (swizzled by 128 bytes). Columns are padded with zeros. Column c, 0..63,
- * of row r stands in that row, 128 bytes, as element
- *   ((c / 16 * 2 + j / 8) ^ r % 8) * 8 + j % 8, where j = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2 is c's place in its 16:
- * MPK_LAYOUT_FRAGMENT's order of k. */
+/* MPK_LAYOUT_WIDE: activations of 2-byte types, as wide products read them. A strided tensor [row tiles, column tiles,
+ * MPK_WIDE_ROWS, MPK_WIDE_COLUMNS] whose last dimension is permuted, so that one copy brings 128 rows x 64 columns to shared
+ * memory as wgmma reads its right operand (128-byte swizzle). Columns are padded with zeros. Column c, 0..63, of row r is, within
+ * that row's 128 bytes, element
+ *   ((c / 16 * 2 + j / 8) ^ r % 8) * 8 + j % 8, where j = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2 is the place of c in its group
+ * of 16: MPK_LAYOUT_FRAGMENT's order of k. */
 #define MPK_WIDE_ROWS 128u
 #define MPK_WIDE_COLUMNS 64u
-/* Of few rows column tiles may be half as wide, so that tasks of 32 columns write whole ones: an even number of them, swizzled by 64
- * bytes. Column c, 0..31, of row r stands in that row, 64 bytes, as element ((c / 16 * 2 + j / 8) ^ r / 2 % 4) * 8 + j % 8. */
+/* With few rows, column tiles may be half as wide, so that tasks of 32 columns write whole tiles. There is an even number of
+ * these tiles, with a 64-byte swizzle. Column c, 0..31, of row r is, within that row's 64 bytes, element ((c / 16 * 2 + j / 8) ^
+ * r / 2 % 4) * 8 + j % 8. */
 #define MPK_WIDE_NARROW 32u
 
 /* ---- the task graph ----------------------------------------------------------------------------------- */
@@ -92,12 +93,12 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
 #define MPK_MAX_DIMS 4
 #define MPK_MAX_ARGS 8
 #define MPK_MAX_PARAMS 30
-/* On a GPU: operands of a task, and ranks with dynamic placement. */
+/* Limits on a GPU: operands of a task, and ranks with dynamic placement. */
 #define MPK_GPU_MAX_OPERANDS 12
 #define MPK_GPU_MAX_DYNAMIC_RANKS 64
 
-/* A view into a tensor. `addr` is the address in this rank's memory; for symmetric tensors the same view at
- * another rank is mpk_rank.sym[pe] + (addr - mpk_rank.sym[rank]). */
+/* A view into a tensor. `addr` is the address in this rank's memory. For symmetric tensors, the same
+ * view at another rank is mpk_rank.sym[pe] + (addr - mpk_rank.sym[rank]). */
 typedef struct mpk_operand {
   uint64_t addr;
   uint32_t dims[MPK_MAX_DIMS];
@@ -105,8 +106,8 @@ typedef struct mpk_operand {
   uint8_t dtype;                  /* enum mpk_dtype */
   uint8_t ndim;
   uint8_t layout;                 /* enum mpk_layout */
-  uint8_t symmetric;              /* 1: lies in the symmetric heap */
-  int32_t pe;                     /* rank whose memory is meant; -1: this rank, -2: every rank */
+  uint8_t symmetric;              /* 1: in the symmetric heap */
+  int32_t pe;                     /* rank that owns the memory; -1: this rank, -2: every rank */
 } mpk_operand;
 
 typedef struct mpk_dependency {
@@ -127,19 +128,20 @@ typedef struct mpk_task {
   uint16_t variant; /* index in mpk_graph.variants */
   uint16_t flags;
   uint32_t worker;  /* static placement: the worker whose list it is in; otherwise UINT32_MAX */
-  uint32_t op;      /* index of the operator it came from, for the timeline */
-  int32_t args[MPK_MAX_ARGS]; /* constants of this one task, meaning fixed by its task type */
-  uint32_t code;               /* GPU: index of its specialised code in the cubin's jump table, or MPK_NO_CODE */
-  uint32_t flag_count;         /* flagged tensors of the graph; 0: the task touches none */
-  uint32_t flag_number;        /* number of the one that the task touches, from 0 */
+  uint32_t op;      /* index of the operator that the task came from, for the timeline */
+  int32_t args[MPK_MAX_ARGS]; /* constants of this task; their meaning depends on the task type */
+  uint32_t code;               /* GPU: index of its kernel variant in the cubin's jump table, or MPK_NO_CODE */
+  uint32_t flag_count;         /* flagged tensors in the graph; 0: the task touches none */
+  uint32_t flag_number;        /* number of the flagged tensor that the task touches, from 0 */
 } mpk_task;
 
-/* Tag of the flagged words that a task writes or waits for: epoch x flagged tensors + number, which may wrap. Flagged
+/* Tag of the flagged words that a task writes or waits for: epoch x flagged tensors + number. It may wrap. Flagged
  * tensors of a graph may share memory, so a word may hold what another tensor, or an earlier epoch, wrote. Each word of
- * a tensor is written once an epoch, so tags of one word differ. They are compared for equality: a reader sees the tag that
- * it waits for or an older one, since the next write comes after its read (which the verifier proves). An old tag
- * must not come round: rows that are not in use keep theirs. So every MPK_FLAG_REFRESH_EPOCHS epochs all rows count as
- * in use for the tasks that write and read flagged words, and no tag is older than 2^14 epochs of at most 2^16 writes. */
+ * a tensor is written once per epoch, so no two writes of a word have the same tag. Tags are compared for equality: a
+ * reader sees the tag that it waits for or an older one, because the next write comes after its read (the verifier
+ * proves this). An old tag must not recur after a wrap, but rows that are not in use keep their tags. So every
+ * MPK_FLAG_REFRESH_EPOCHS epochs, the tasks that write and read flagged words treat all rows as in use. Then no tag is
+ * older than 2^14 epochs of at most 2^16 writes. */
 #define MPK_FLAG_TAG(task, epoch) ((epoch) * (task).flag_count + (task).flag_number)
 #define MPK_FLAG_REFRESH_EPOCHS 16384u
 #define MPK_FLAG_REFRESH(task, epoch) ((task).flag_count != 0 && (epoch) % MPK_FLAG_REFRESH_EPOCHS == 0)
@@ -147,25 +149,25 @@ typedef struct mpk_task {
 #define MPK_NO_CODE 0xFFFFFFFFu /* begin, terminate, empty, nvshmem_signal: nothing to run */
 
 typedef struct mpk_event {
-  uint32_t num_triggers; /* a counter of at least num_triggers x epoch is ready */
-  uint32_t first_task;   /* half-open range of the tasks it launches */
+  uint32_t num_triggers; /* ready when the counter is at least num_triggers x epoch */
+  uint32_t first_task;   /* half-open range of the tasks that it launches */
   uint32_t last_task;
   uint16_t event_type;
-  uint16_t remote_triggers; /* 1: triggered by other ranks (its EventId carries the NVSHMEM tag) */
+  uint16_t remote_triggers; /* 1: other ranks trigger it (its EventId has the NVSHMEM tag) */
 } mpk_event;
 
 typedef struct mpk_variant {
   uint16_t task_type;
   uint16_t num_params;
-  uint32_t scratch_bytes; /* a worker's scratch that this variant needs */
+  uint32_t scratch_bytes; /* bytes of a worker's scratch memory that this variant needs */
   uint32_t params[MPK_MAX_PARAMS]; /* the task type's params struct (src/tasks/NAME/params.h), as words */
 } mpk_variant;
 
 typedef struct mpk_graph {
   uint32_t num_tasks, num_events, num_variants, num_operands, num_dependencies, num_workers;
   uint32_t rows;    /* capacity: token rows of one iteration */
-  uint32_t samples; /* capacity: rows that yield a token */
-  uint32_t active;  /* capacity: slots that take part in one iteration */
+  uint32_t samples; /* capacity: rows that sample a token */
+  uint32_t active;  /* capacity: active slots of one iteration */
   uint32_t placement;
   const mpk_task* tasks;
   const mpk_event* events;
@@ -175,7 +177,7 @@ typedef struct mpk_graph {
   const uint32_t* worker_first; /* static: num_workers + 1 offsets into worker_tasks */
   const uint32_t* worker_tasks;
   uint64_t* counters;           /* symmetric: num_events counters, MPK_COUNTER_STRIDE words apart */
-  uint32_t* launched;           /* dynamic: the last epoch in which an event that peers trigger was launched; the remote scheduler's own */
+  uint32_t* launched;           /* dynamic: last epoch in which each event that peers trigger was launched; only the remote scheduler uses it */
 } mpk_graph;
 
 #define MPK_COUNTER_STRIDE 8u
@@ -184,9 +186,9 @@ typedef struct mpk_graph {
 
 enum mpk_finish { MPK_RUNNING = 0, MPK_FINISH_LENGTH = 1, MPK_FINISH_EOS = 2, MPK_FINISH_CANCELLED = 3 };
 enum mpk_admission_kind {
-  MPK_ADMIT = 0,  /* the request in this entry of the request table begins to wait for a slot */
-  MPK_CANCEL = 1, /* ends the request in this entry of the table; nothing happens if it has ended */
-  MPK_STOP = 2,   /* the run ends as soon as nothing is left to do; a later MPK_ADMIT takes it back */
+  MPK_ADMIT = 0,  /* the request in this entry of the request table starts to wait for a slot */
+  MPK_CANCEL = 1, /* ends the request in this entry of the table; no effect if it has ended */
+  MPK_STOP = 2,   /* the run ends as soon as no work is left; a later MPK_ADMIT revokes this */
 };
 
 /* One entry of a rank's admission ring. All ranks have the same entries in the same order. */
@@ -195,53 +197,53 @@ typedef struct mpk_admission {
   uint32_t request; /* in mpk_batch_config.requests */
 } mpk_admission;
 
-/* How a request's tokens are chosen. All zeros: greedy. Only graphs with the sampling operators look at it. */
+/* How a request's tokens are chosen. All zeros: greedy. Only graphs with the sampling operators read it. */
 enum mpk_sampling_flags {
-  MPK_SAMPLING_ON = 1,        /* look at the fields below; otherwise the token is the greedy one */
-  MPK_SAMPLING_NOISE = 2,     /* draw; otherwise the highest processed logit is taken */
-  MPK_SAMPLING_PENALTIES = 4, /* some penalty is in force, so the request's tokens are counted, from position 0 on */
+  MPK_SAMPLING_ON = 1,        /* use the fields below; otherwise the token is the greedy one */
+  MPK_SAMPLING_NOISE = 2,     /* draw at random; otherwise take the highest processed logit */
+  MPK_SAMPLING_PENALTIES = 4, /* some penalty is in force, so the request's tokens are counted from position 0 on */
 };
 
 typedef struct mpk_sampling {
-  uint64_t seed;              /* key of the noise; its counter is (position of the new token, token id) */
+  uint64_t seed;              /* key of the noise; the counter is (position of the new token, token id) */
   uint32_t flags;             /* enum mpk_sampling_flags */
-  uint32_t top_k;             /* the highest logits that stay; 0: all */
-  float inverse_temperature;  /* logits are multiplied by it */
-  float top_p;                /* least probability of what stays; 1: all */
-  float log_min_p;            /* natural logarithm of min_p: logits stay that are at most this below the highest; -infinity: all */
-  float repetition;           /* for tokens of the prompt and new ones: logits below 0 are multiplied by it, */
-  float inverse_repetition;   /* the others by this; both 1: none */
-  float presence;             /* subtracted from the logit of every new token that has come, */
-  float frequency;            /* and this for each time that it has come */
-  uint32_t num_prompt_tokens; /* tokens from this position on are new; the same after the request was preempted */
+  uint32_t top_k;             /* keep only this many of the highest logits; 0: all */
+  float inverse_temperature;  /* every logit is multiplied by it */
+  float top_p;                /* keep the fewest tokens whose probabilities add up to at least this; 1: all */
+  float log_min_p;            /* natural logarithm of min_p: keep logits at most this far below the highest; -infinity: all */
+  float repetition;           /* for tokens of the prompt and new tokens: logits below 0 are multiplied by it, */
+  float inverse_repetition;   /* other logits by this; both 1: no penalty */
+  float presence;             /* subtracted from the logit of every token that is among the new ones, */
+  float frequency;            /* and this once for each time it occurs there */
+  uint32_t num_prompt_tokens; /* tokens from this position on are new; preemption does not change it */
 } mpk_sampling;
 
-/* One entry of the request table. Its number is used again once the request has ended. */
+/* One entry of the request table. The entry is reused after the request has ended. */
 typedef struct mpk_request {
-  uint32_t first_token; /* in mpk_batch_config.tokens: the prompt, then room for max_new_tokens */
+  uint32_t first_token; /* in mpk_batch_config.tokens: the prompt, followed by room for max_new_tokens */
   uint32_t num_prompt_tokens;
   uint32_t max_new_tokens;
-  uint32_t first_output; /* in mpk_batch_output.tokens; it has room for max_new_tokens */
+  uint32_t first_output; /* in mpk_batch_output.tokens, with room for max_new_tokens */
   mpk_sampling sampling;
-  uint32_t min_new_tokens; /* an end-of-sequence token ends the request only after so many new ones; all ones: never */
-  uint32_t quiet;          /* 1: nobody reads its tokens before its end, so only the first one and its end ring the host's bell, or tell its reader */
+  uint32_t min_new_tokens; /* an end-of-sequence token ends the request only if at least this many new tokens precede it; all ones: never */
+  uint32_t quiet;          /* 1: nobody reads its tokens early, so only its first token and its end ring the host's bell or notify its reader */
 } mpk_request;
 
-/* Entries are counted modulo this. */
+/* Numbers of admission entries are modulo 2^30; this is the mask. */
 #define MPK_ENTRY_COUNT_MASK 0x3FFFFFFFu
 
-/* Name of a full page of a prompt: a keyed hash of all its tokens up to the end of the page. Rank 0's host makes it with a secret key of its
- * own, so nobody can choose prompts that share a name: protocol/pages.h. */
+/* Key of a full page of a prompt: a keyed hash of all tokens up to the end of the page. Rank 0's host computes it with a secret key of
+ * its own, so nobody can construct prompts that share a key: protocol/pages.h. */
 typedef struct mpk_page_key {
   uint64_t words[2];
 } mpk_page_key;
 
-/* Where the keys of a prompt's full pages begin in mpk_batch_config.page_keys: ranges of tokens that do not overlap, and leave room for one
- * more token, have ranges of keys that do not overlap either. All of them together need MPK_PAGE_KEYS(tokens, page size) places. */
+/* Index in mpk_batch_config.page_keys of the key of a prompt's first page. Prompts have disjoint ranges of tokens, each with room for
+ * one more token, so their ranges of keys are disjoint too. All of them together need MPK_PAGE_KEYS(tokens, page size) entries. */
 #define MPK_FIRST_PAGE_KEY(first_token, page_size) (((first_token) + (page_size) - 1) / (page_size))
 #define MPK_PAGE_KEYS(tokens, page_size) (MPK_FIRST_PAGE_KEY(tokens, page_size) + 1)
 
-/* Constant for a launch. What the pointers lead to changes while the kernel runs: protocol/admission.h says how. */
+/* Constant for a launch. The memory behind the pointers changes while the kernel runs (protocol/admission.h). */
 typedef struct mpk_batch_config {
   uint32_t max_batch, max_seq_len, page_size, num_pages, pages_per_slot;
   uint32_t max_rows;        /* largest mpk_graph.rows */
@@ -249,28 +251,28 @@ typedef struct mpk_batch_config {
   uint32_t num_requests;    /* entries of the request table */
   uint32_t num_eos;
   uint32_t admission_ring;  /* entries of the admission ring, a power of two */
-  uint32_t top_k;           /* log-probabilities wanted for each token, 0: none */
-  uint32_t generate;        /* 0: run `fixed_iterations` iterations of graph 0 on the batch as it stands */
+  uint32_t top_k;           /* log-probabilities wanted for each token; 0: none */
+  uint32_t generate;        /* 0: run `fixed_iterations` iterations of graph 0 on the batch as it is */
   uint32_t fixed_iterations;
-  uint32_t prefill_rows;    /* prompt rows at most in an iteration that also generates; 0: as many as there is room for */
-  uint32_t on_demand;       /* 1: a slot takes pages when it needs them; 0: all that it can need at admission */
-  uint32_t max_drafts;      /* [slot][max_drafts] of mpk_batch.draft_token; 0: no slot has drafts */
+  uint32_t prefill_rows;    /* maximum number of prompt rows in an iteration that also generates; 0: as many as fit */
+  uint32_t on_demand;       /* 1: a slot takes pages as it needs them; 0: all that it can need, at admission */
+  uint32_t max_drafts;      /* columns of mpk_batch.draft_token; 0: no slot has drafts */
   uint32_t num_page_keys;   /* MPK_PAGE_KEYS of all tokens; 0: no prefix cache */
   uint32_t reserved;
-  uint64_t idle_exit_ns;    /* the kernel ends after so long without work; 0: never */
-  int32_t* tokens;          /* the host writes prompts; the batch step appends what it accepts */
+  uint64_t idle_exit_ns;    /* the kernel ends after this long without work; 0: never */
+  int32_t* tokens;          /* the host writes prompts; the batch step appends accepted tokens */
   const mpk_request* requests;       /* [num_requests] */
   const int32_t* eos;       /* ids that end a sequence (mpk_request.min_new_tokens) */
   const mpk_page_key* page_keys;     /* [num_page_keys] by MPK_FIRST_PAGE_KEY */
-  const mpk_admission* admissions;   /* [admission_ring] entry number n lies at n modulo admission_ring */
-  const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^30; on rank 0: that all hosts have */
+  const mpk_admission* admissions;   /* [admission_ring] entry n is at n modulo admission_ring */
+  const uint32_t* num_admissions;    /* entries that this rank's host has written, modulo 2^30; on rank 0: entries that all hosts have written */
 } mpk_batch_config;
 
 /* Results for the host, read while the kernel runs. */
 typedef struct mpk_request_output {
   uint32_t num_tokens;    /* released after the tokens (and log-probabilities) it counts */
   uint32_t finish;        /* enum mpk_finish, released after num_tokens */
-  uint32_t cached_tokens; /* of the prompt: they came from the prefix cache. Written before the first token is counted */
+  uint32_t cached_tokens; /* prompt tokens that came from the prefix cache. Written before the first token is counted */
 } mpk_request_output;
 
 typedef struct mpk_batch_output {
@@ -280,50 +282,50 @@ typedef struct mpk_batch_output {
   float* top_logprobs;
   uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
   uint64_t prefill_iterations, decode_steps;
-  uint64_t full_ns, full_steps; /* of the decode steps, those of a full batch: every slot generates */
-  /* Released after the results of all that they count, and after the figures. */
-  uint64_t finished;        /* requests that have ended, ever */
+  uint64_t full_ns, full_steps; /* decode steps of a full batch, where every slot generates, and their time */
+  /* Released after the results that they count, and after the statistics. */
+  uint64_t finished;        /* requests that have ended, in total */
   uint32_t entries_taken;   /* entries of the admission ring that are in effect, modulo 2^30 */
-  /* Relaxed: figures. */
-  uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for one, pages that no slot has */
+  /* Relaxed: statistics. */
+  uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for a slot, pages that no slot has */
   uint64_t preemptions;
   uint64_t prefix_queries;  /* prompt tokens of requests that were looked up in the prefix cache, */
-  uint64_t prefix_hits;     /* those found there, */
-  uint64_t evictions;       /* and pages that were given up for others */
-  /* CPU target, written by the host at any time: an event (eventfd) of rank 0's process. New tokens are told to it and not to
-   * mpk_control.bell, so that the thread that passes them on is the one that wakes. 0: there is none. */
+  uint64_t prefix_hits;     /* prompt tokens that were found there, */
+  uint64_t evictions;       /* and pages that were evicted */
+  /* CPU target, written by the host at any time: an eventfd of rank 0's process. New tokens are announced there and not on
+   * mpk_control.bell, so only the thread that passes them on wakes. 0: there is none. */
   int32_t reader;
 } mpk_batch_output;
 
-/* What one iteration works on: written by the batch step only, constant while the iteration runs.
- * "Active slot" a is the a-th slot that takes part; its rows are contiguous. */
+/* What one iteration works on. Only the batch step writes it, and it is constant while the
+ * iteration runs. "Active slot" a is the a-th slot that takes part; its rows are contiguous. */
 typedef struct mpk_batch {
   uint32_t iteration; /* from 1 */
   uint32_t graph;
-  uint32_t epoch;     /* how often this graph has run, this time included */
+  uint32_t epoch;     /* number of runs of this graph, including this one */
   uint32_t num_rows, num_samples, num_active, prompt_rows;
-  uint32_t stop;      /* 1: there is no further iteration, leave */
+  uint32_t stop;      /* 1: there is no further iteration; leave */
   uint64_t hash;      /* of the batch state; travels with the argmax exchange */
   int32_t* row_token;    /* [max_rows] */
-  int32_t* row_active;   /* [max_rows] active slot that the row belongs to */
+  int32_t* row_active;   /* [max_rows] active slot of the row */
   int32_t* row_position; /* [max_rows] */
   int32_t* active_slot;  /* [max_batch] */
   int32_t* active_first_row;
   int32_t* active_num_rows;
   int32_t* active_context; /* tokens in the KV cache before this iteration */
-  int32_t* sample_row;     /* [max_samples] row whose logits are wanted; those of an active slot follow each other */
+  int32_t* sample_row;     /* [max_samples] row whose logits are wanted; the samples of an active slot are adjacent */
   int32_t* sample_active;
   int32_t* active_num_samples; /* [max_batch] */
   int32_t* page_table;     /* [max_batch slots][pages_per_slot] */
-  mpk_sampling* sampling;  /* [max_batch slots] of the request in each slot; NULL: every request is greedy */
+  mpk_sampling* sampling;  /* [max_batch slots] of the request in each slot; NULL: all requests are greedy */
   /* written by argmax_reduce, read by the next batch step */
   int32_t* next_token;     /* [max_samples] by sample */
   int32_t* top_token;      /* [max_samples][top_k] */
   float* top_logprob;
-  /* Speculative decoding; NULL: no graph does it. Written by its tasks, read by the next batch step: */
-  int32_t* accepted;       /* [max_batch] by active slot: how many of its samples hold, at least 1 */
-  int32_t* num_drafts;     /* [max_batch] by slot: tokens that may follow the slot's next one, */
-  int32_t* draft_token;    /* [max_batch][max_drafts], each a row of the next iteration if there is room */
+  /* Speculative decoding; NULL: no graph does it. Its tasks write these, the next batch step reads them: */
+  int32_t* accepted;       /* [max_batch] by active slot: how many of its samples are accepted, at least 1 */
+  int32_t* num_drafts;     /* [max_batch] by slot: number of tokens that may follow the slot's next one, */
+  int32_t* draft_token;    /* [max_batch][max_drafts] and these tokens; each is a row of the next iteration if there is room */
 } mpk_batch;
 
 /* ---- a rank -------------------------------------------------------------------------------------------- */
@@ -334,9 +336,9 @@ enum mpk_abort_code {
   MPK_ABORT_DIVERGED = 2,   /* ranks disagree on the batch state */
   MPK_ABORT_PEER = 3,       /* another rank aborted, or is lost */
   MPK_ABORT_INTERRUPT = 4,  /* Ctrl-C */
-  MPK_ABORT_KERNEL = 5,     /* a task kernel met something impossible */
+  MPK_ABORT_KERNEL = 5,     /* a task kernel found an impossible state */
   MPK_ABORT_QUEUE = 6,      /* a proven queue bound did not hold */
-  MPK_ABORT_ITERATIONS = 7, /* the run has had as many iterations as their 32-bit numbers allow */
+  MPK_ABORT_ITERATIONS = 7, /* the run has used up the 32-bit iteration numbers */
 };
 
 enum mpk_worker_state {
@@ -347,114 +349,114 @@ enum mpk_worker_state {
   MPK_WORKER_LEFT = 4,
 };
 
-/* The last iteration of a run, and the last epoch of a graph: numbers are compared and multiplied in 32 bits, so the batch
- * step ends the run (MPK_ABORT_ITERATIONS) rather than let them wrap. */
+/* The last iteration of a run, and the last epoch of a graph. Numbers are compared and multiplied in 32 bits, so the
+ * batch step ends the run (MPK_ABORT_ITERATIONS) before they wrap. */
 #define MPK_LAST_ITERATION 0xFFFFFFFEu
 
-/* CPU: the cores that the threads of a rank have, and so how its waits pass their time. */
+/* CPU: how many cores a rank's threads have. It decides how waits pass the time. */
 enum mpk_cores {
-  MPK_CORES_ENOUGH = 0, /* one for each: waits spin first */
-  MPK_CORES_FEW = 1,    /* fewer than threads: waits yield at once, and soon sleep */
-  MPK_CORES_PROXY = 2,  /* one for each but the proxy, for which most waits of such a rank are: they yield at once, and sleep late */
+  MPK_CORES_ENOUGH = 0, /* one per thread: waits spin first */
+  MPK_CORES_FEW = 1,    /* fewer than threads: waits yield at once, and sleep soon */
+  MPK_CORES_PROXY = 2,  /* one per thread but none for the proxy. Most waits of such a rank are for the proxy: they yield at once, and sleep late */
 };
 
-/* How a rank adds to the counters that peers trigger: one way for the whole job, since atomics of two kinds on one counter
- * are not atomic together. */
+/* How a rank adds to the counters that peers trigger. The whole job uses one way, because two kinds of atomics on one
+ * counter are not atomic with each other. */
 enum mpk_signals {
-  MPK_SIGNALS_DIRECT = 0,  /* all ranks reach each other's memory, or the hosts carry: atomics of this machine */
-  MPK_SIGNALS_NVSHMEM = 1, /* some do not: NVSHMEM's signals, also to ranks within reach and to this rank itself */
+  MPK_SIGNALS_DIRECT = 0,  /* all ranks reach each other's memory, or the hosts carry the puts: this machine's atomics */
+  MPK_SIGNALS_NVSHMEM = 1, /* some ranks do not: NVSHMEM's signals, also to ranks within reach and to this rank itself */
 };
 
-/* Where a worker or scheduler stands; written by it (relaxed), read by the host for the report. */
+/* What a worker or scheduler is doing. The thread itself writes it (relaxed); the host reads it for the report. */
 typedef struct mpk_status {
   uint32_t state, graph, task, iteration;
   uint64_t event; /* EventId */
   uint64_t wanted, seen;
-  uint32_t timed_out; /* 1: this is the wait that ran out of time */
+  uint32_t timed_out; /* 1: this wait timed out */
   uint32_t reserved;
-  uint64_t streamed; /* GPU, kernels with MPK_WITHOUT (config.cuh): bytes of weights in this launch's steps of a full batch, at its end */
+  uint64_t streamed; /* GPU, kernels with MPK_WITHOUT (config.cuh): weight bytes read in this launch's full-batch steps, written at its end */
   uint64_t pad;
 } mpk_status;
 
 #define MPK_LAUNCH_STOP 0x80000000u
 
-/* Decisions that may be on their way to a rank. Rank 0 ends no iteration that a rank has not begun. So what a slow rank may not
- * have read are the two decisions of the iteration before it (one found nothing to run), and the next one. */
+/* Decisions that may be on their way to a rank. Rank 0 ends no iteration that some rank has not begun. So a slow rank may
+ * not have read the two decisions of the iteration before (the first one found nothing to run), and the next one. */
 #define MPK_DECISIONS 4u
 
 /* First block of the symmetric heap. */
 typedef struct mpk_control {
   uint32_t abort;      /* enum mpk_abort_code; any rank may set it at any rank */
-  uint32_t abort_rank; /* who set it first, as far as this rank knows */
+  uint32_t abort_rank; /* the first rank to set it, as far as this rank knows */
   uint64_t pad0[7];
   uint64_t progress;   /* tasks done on this rank */
   uint32_t parks;      /* odd while the rank has nothing to run and waits for requests without a deadline */
   uint32_t pad1[13];
-  uint32_t iteration;  /* published (release) after mpk_batch is written, in one 64-bit store with `launch` */
+  uint32_t iteration;  /* published (release) after mpk_batch has been written, in one 64-bit store with `launch` */
   uint32_t launch;     /* graph of that iteration; MPK_LAUNCH_STOP: there is no further iteration */
   uint32_t pad2[14];
-  uint32_t running;    /* workers still inside */
-  uint32_t bell;       /* CPU target: changes when there is something new for this rank's host, which may sleep on it */
+  uint32_t running;    /* workers still in their loop */
+  uint32_t bell;       /* CPU target: changes when there is news for this rank's host, which may sleep on it */
   uint32_t pad3[14];
-  uint64_t decisions[MPK_DECISIONS]; /* of rank 0, written by it at every rank: protocol/admission.h */
+  uint64_t decisions[MPK_DECISIONS]; /* rank 0 writes its decisions here, at every rank: protocol/admission.h */
   uint64_t pad4[8 - MPK_DECISIONS];
 } mpk_control;
 
-/* What a task waited for between fetched_ns and ready_ns: the number of a dependency of the task, the last that was missing, or */
-#define MPK_TRACE_NO_WAIT 0xFFFFFFFFu /* it waited for nothing */
+/* What a task waited for between fetched_ns and ready_ns: the number of its last dependency that was missing, or */
+#define MPK_TRACE_NO_WAIT 0xFFFFFFFFu /* no wait */
 #define MPK_TRACE_QUEUE 0xFFFFFFFEu   /* dynamic placement: the worker's queues were empty */
-#define MPK_TRACE_HELD 0xFFFFFFFDu    /* dynamic placement: all tasks that the worker had waited for flagged words, or for an earlier epoch */
+#define MPK_TRACE_HELD 0xFFFFFFFDu    /* dynamic placement: every task that the worker had was waiting for flagged words, or for an earlier epoch */
 
-/* A task on the timeline, or a batch step: protocol/trace.h. */
+/* A task or a batch step on the timeline: protocol/trace.h. */
 typedef struct mpk_trace_record {
-  uint64_t fetched_ns, ready_ns, done_ns; /* one clock for a rank; of a batch step: it begins, has published, has handed out results */
+  uint64_t fetched_ns, ready_ns, done_ns; /* one clock per rank; for a batch step: when it began, had published, had handed out the results */
   uint32_t iteration, task;
   uint16_t graph, worker;
   uint32_t waited_for;
-  uint32_t peer_ns; /* of ready_ns to done_ns: waiting for flagged words */
-  uint32_t page_ns; /* GPU, the same: waiting for a stage of streamed weights */
+  uint32_t peer_ns; /* time between ready_ns and done_ns spent waiting for flagged words */
+  uint32_t page_ns; /* GPU, likewise: waiting for a stage of streamed weights */
 } mpk_trace_record;
 
-/* One ring of a remote scheduler queue: single producer (one sending rank), in the receiver's symmetric
- * memory. A push is one put-with-signal: the entry, then tail. */
+/* One ring of a remote scheduler queue. A ring has one producer (one sending rank) and is in the
+ * receiver's symmetric memory. A push is one put-with-signal: the entry, then tail. */
 typedef struct mpk_remote_entry {
   uint32_t event;     /* index of the receiver's event */
   uint32_t iteration;
   uint32_t graph;
-  uint32_t epoch;     /* of that graph: an entry that comes late must not launch the next epoch */
+  uint32_t epoch;     /* epoch of that graph: a late entry must not launch the next epoch */
 } mpk_remote_entry;
 
 typedef struct mpk_remote_ring {
-  uint64_t tail;   /* entries ever pushed, written by the sender */
+  uint64_t tail;   /* entries pushed in total, written by the sender */
   uint64_t pad[7];
   /* mpk_remote_entry entries[capacity] follow */
 } mpk_remote_ring;
 
-/* A queue of 64-bit ids in this rank's memory. Slot i holds (id + 1); 0 means empty, and the consumer writes
- * the 0 back, so a producer that finds its slot taken waits. */
+/* A queue of 64-bit ids in this rank's memory. A slot holds id + 1, or 0 if it is empty. The consumer
+ * writes the 0 back, so a producer that finds its slot taken waits. */
 typedef struct mpk_queue {
   uint64_t tail;   /* producers take a ticket here */
   uint64_t pad0[7];
-  uint64_t head;   /* the consumer's own */
+  uint64_t head;   /* only the consumer uses it */
   uint64_t pad1[7];
   uint64_t* slots;
   uint64_t mask;   /* capacity - 1, capacity a power of two */
   uint64_t pad2[6];
 } mpk_queue;
 
-/* What a rank's proxy carries to a rank whose memory can't be reached by stores (protocol/frames.h): frames, one after the other, in the
- * order in which they were begun. */
+/* What a rank's proxy carries to ranks whose memory cannot be reached by stores (protocol/frames.h): frames, one after the other, in
+ * the order in which they were begun. */
 enum mpk_frame_kind {
-  MPK_FRAME_SKIP = 0,  /* nothing: the next frame begins `bytes` further on, at the beginning of the ring */
-  MPK_FRAME_ROWS = 1,  /* bytes of `rows` rows, `row_bytes` each, to `offset`, `stride` apart */
-  MPK_FRAME_ADD = 2,   /* `value` to the counter at `offset` */
-  MPK_FRAME_WORDS = 3, /* `rows` words of 8 bytes, each written whole */
+  MPK_FRAME_SKIP = 0,  /* padding: the next frame is `bytes` further on, at the start of the ring */
+  MPK_FRAME_ROWS = 1,  /* `rows` rows of `row_bytes` bytes each, to `offset`, `stride` apart */
+  MPK_FRAME_ADD = 2,   /* add `value` to the counter at `offset` */
+  MPK_FRAME_WORDS = 3, /* `rows` words of 8 bytes, each written in one store */
 };
 
 typedef struct mpk_frame {
-  uint32_t bytes;     /* of the frame with its payload, a multiple of 16 */
+  uint32_t bytes;     /* of the frame with its payload; a multiple of 16 */
   uint32_t kind;      /* enum mpk_frame_kind */
-  uint32_t to;        /* rank */
+  uint32_t to;        /* destination rank */
   uint32_t rows;
   uint64_t offset;    /* in the receiver's symmetric heap */
   uint64_t stride;
@@ -467,89 +469,89 @@ typedef struct mpk_frame {
 /* Frames begin at multiples of this in a ring. */
 #define MPK_FRAME_ALIGN 64u
 
-/* On a GPU: what other ranks bring. The rank's proxy writes frames, and a warp of the kernel does what they say (protocol/gpu/inbox.cuh).
- * All of it lies in the host's memory. */
+/* On a GPU: what arrives from other ranks. The rank's proxy writes frames, and a warp of the kernel carries them out
+ * (protocol/gpu/inbox.cuh). All of it is in host memory. */
 typedef struct mpk_inbox {
-  uint64_t tail;     /* bytes ever written, released after the frames below it */
+  uint64_t tail;     /* bytes written in total, released after the frames below it */
   uint64_t pad0[7];
-  uint64_t head;     /* bytes ever read, written by the GPU */
+  uint64_t head;     /* bytes read in total, written by the GPU */
   uint64_t pad1[7];
   uint64_t capacity; /* a power of two */
   uint8_t* bytes;
-  uint64_t* abort;   /* mpk_rank.host_abort: an abort does not wait for its turn */
+  uint64_t* abort;   /* mpk_rank.host_abort: an abort need not wait its turn */
   uint64_t pad2[5];
 } mpk_inbox;
 
-/* A ring of frames: the threads of a rank write, side by side, and its proxy reads. For a GPU the struct lies in its own memory, and what
- * the pointers lead to in the host's. */
+/* A ring of frames. The threads of a rank write concurrently; its proxy reads. For a GPU, the struct is in GPU memory, and the
+ * pointers lead to host memory. */
 typedef struct mpk_proxy {
-  uint64_t reserved; /* bytes that writers have ever taken for frames */
+  uint64_t reserved; /* bytes reserved by writers in total */
   uint64_t pad0[7];
-  uint64_t seen;     /* `*head` as a writer has seen it */
+  uint64_t seen;     /* the latest `*head` that a writer has seen */
   uint64_t pad1[7];
   uint64_t capacity; /* bytes, a power of two, at least 4 x MPK_FRAME_BYTES */
-  uint64_t* head;    /* bytes ever read */
-  uint32_t* written; /* [capacity / MPK_FRAME_ALIGN]: where a frame begins, the lap of the ring (from 1) in which it is whole */
+  uint64_t* head;    /* bytes read in total */
+  uint32_t* written; /* [capacity / MPK_FRAME_ALIGN]: at the start of a frame, the lap of the ring (from 1) in which that frame is complete */
   uint8_t* bytes;
-  uint64_t* abort;   /* GPU: the abort word, for the proxy, which can't look into the GPU's memory */
+  uint64_t* abort;   /* GPU: the abort word for the proxy, which cannot read the GPU's memory */
   mpk_inbox* inbox;  /* GPU */
-  uint8_t* stage;    /* GPU: [MPK_INBOX_STAGE] in its own memory, for the reader of the inbox */
+  uint8_t* stage;    /* GPU: [MPK_INBOX_STAGE] in GPU memory, for the reader of the inbox */
   uint64_t pad2[1];
 } mpk_proxy;
-/* Bytes of the inbox that its reader fetches at once. */
+/* Bytes of the inbox that its reader fetches at a time. */
 #define MPK_INBOX_STAGE 16384u
-/* Largest frame. */
+/* Size of the largest frame in bytes. */
 #define MPK_FRAME_BYTES 65536u
 
 struct mpk_rank;
 struct mpk_kernel_args;
 
-/* A task's code on the CPU target. Returns MPK_OK or an abort code. */
+/* A task's kernel on the CPU target. Returns MPK_OK or an abort code. */
 typedef int (*mpk_kernel_fn)(const struct mpk_kernel_args*);
 
 typedef struct mpk_kernel {
   mpk_kernel_fn run;
-  mpk_kernel_fn ready; /* NULL, or: 1 when every flagged word that the task reads has arrived (does not wait) */
+  mpk_kernel_fn ready; /* NULL, or a function that returns 1 when every flagged word that the task reads has arrived; it does not wait */
 } mpk_kernel;
 
-/* Everything that one rank's persistent kernel knows. */
+/* Everything that one rank's persistent kernel needs to know. */
 typedef struct mpk_rank {
   uint32_t abi_version;
   uint32_t rank, world;
-  uint32_t num_workers, num_schedulers; /* schedulers: where a graph is dynamic (local ones, then one remote) */
+  uint32_t num_workers, num_schedulers; /* schedulers: if some graph is dynamic (the local ones, then one remote) */
   uint32_t num_graphs;
   uint32_t placement;
   uint32_t oversubscribed; /* CPU: enum mpk_cores */
   uint64_t deadline_ns;
-  uint8_t** sym;           /* [world] base address of each rank's symmetric heap, as seen from here; NULL
-                              where it can't be reached by stores */
+  uint8_t** sym;           /* [world] base address of each rank's symmetric heap, as seen from this rank; NULL if
+                              stores cannot reach it */
   mpk_control* control;    /* = sym[rank] */
   mpk_graph* graphs;
   mpk_batch_config* batch_config;
   mpk_batch* batch;
   mpk_batch_output* batch_output;
-  void* batch_private;     /* the batch step's own state: slots, free pages (see mpk_batch_private_bytes) */
+  void* batch_private;     /* the batch step's own state: slots, free pages (mpk_batch_private_bytes) */
   mpk_queue* worker_queues;    /* dynamic: [num_workers][num_schedulers] */
-  mpk_queue* scheduler_queues; /* dynamic: one for each local scheduler, num_schedulers - (world > 1); capacity
-                                  at least the events of the largest graph and one, so that a worker never waits */
-  uint64_t remote_rings;       /* dynamic: offset in the symmetric heap of [world] rings, one for each sender */
+  mpk_queue* scheduler_queues; /* dynamic: one per local scheduler, num_schedulers - (world > 1) in all; the capacity is
+                                  more than the number of events of the largest graph, so a worker never waits */
+  uint64_t remote_rings;       /* dynamic: offset in the symmetric heap of [world] rings, one per sender */
   uint64_t remote_ring_bytes;  /* distance between two rings */
   uint64_t remote_ring_capacity;
-  uint64_t* remote_pushed;     /* [world] entries that this rank has pushed to each peer; bit 63: a push is on */
+  uint64_t* remote_pushed;     /* [world] entries that this rank has pushed to each peer; bit 63: a push is in progress */
   const mpk_kernel* kernels;   /* by task type */
   uint8_t** scratch;           /* [num_workers] */
-  mpk_status* status;          /* [num_workers + num_schedulers]; GPU, static: then one of the batch step */
+  mpk_status* status;          /* [num_workers + num_schedulers]; GPU, static: followed by one for the batch step */
   mpk_trace_record* trace;     /* [num_workers + 1][trace_capacity] or NULL: protocol/trace.h */
-  uint64_t* trace_count;       /* [num_workers + 1] records ever made; the last trace_capacity of them are kept */
+  uint64_t* trace_count;       /* [num_workers + 1] records written in total; the last trace_capacity of them are kept */
   uint64_t trace_capacity;     /* a power of two */
-  /* Debug: on this rank, worker 0 (GPU: every worker) sleeps this long before each task of op stall_op (UINT32_MAX:
-   * none). */
+  /* Debug: on this rank, worker 0 (GPU: every worker) sleeps for stall_ns before each task of operator stall_op
+   * (UINT32_MAX: none). */
   uint64_t stall_ns;
   uint32_t stall_op;
   uint32_t signals;            /* enum mpk_signals */
-  uint64_t* host_abort;        /* GPU: a word of host memory in which the host asks for an abort: enum mpk_abort_code, above it the origin */
-  mpk_proxy* proxy;            /* what carries puts to the ranks whose sym is NULL; NULL where there are none */
-  uint32_t threads_per_core;   /* CPU: workers and schedulers, of all ranks, that share a core; 0: not known */
+  uint64_t* host_abort;        /* GPU: host memory in which the host requests an abort: enum mpk_abort_code, the origin in the upper half */
+  mpk_proxy* proxy;            /* carries puts to the ranks whose sym is NULL; NULL if there are none */
+  uint32_t threads_per_core;   /* CPU: workers and schedulers, of all ranks, that share a core; 0: unknown */
   uint32_t pad;
 } mpk_rank;
 
@@ -595,32 +597,36 @@ MPK_ASSERT_SIZE(mpk_proxy, 192);
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* Bytes of mpk_rank.batch_private for this configuration, zeroed by the caller. */
+/* Bytes of mpk_rank.batch_private for this configuration; the caller zeroes them. */
 uint64_t mpk_batch_private_bytes(const mpk_batch_config* config);
-/* First batch step of a launch; call once on each rank, by one thread, which may have to wait for requests. The loops wait for it. An
- * abort code is what all loops leave with. */
+/* First batch step of a launch. One thread of each rank calls it once; it may have to wait for requests. The loops wait for it. If
+ * it returns an abort code, all loops leave with that code. */
 int mpk_cpu_begin(mpk_rank* rank);
-/* Wakes whoever sleeps until this word changes: after mpk_batch_config.num_admissions has grown. */
+/* Wakes every thread that sleeps until this word changes. Called after mpk_batch_config.num_admissions has grown. */
 void mpk_cpu_wake(uint32_t* word);
-/* Changes the word and wakes whoever sleeps on it; sleeps until it is no longer `seen`, or `ns` are over (mpk_control.bell). */
+/* mpk_cpu_ring changes the word and wakes its sleepers. mpk_cpu_sleep sleeps until the word differs from `seen`, or
+ * for `ns` (mpk_control.bell). */
 void mpk_cpu_ring(uint32_t* word);
 void mpk_cpu_sleep(const uint32_t* word, uint32_t seen, uint64_t ns);
-/* The loops; each runs on a thread of its own until the batch step says stop or the rank aborts. */
+/* The loops. Each runs on its own thread until the batch step stops the run or the rank aborts. */
 void mpk_cpu_worker(mpk_rank* rank, uint32_t worker);
 void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler);
-/* Sets the abort word here and at every rank that can be reached. */
+/* Sets the abort word at this rank and at every rank within reach. */
 void mpk_cpu_abort(mpk_rank* rank, uint32_t code);
-/* The proxy's: the rank that the next frame goes to; UINT32_MAX if there is none. */
+/* For the proxy: the rank that the next frame goes to; UINT32_MAX if there is no frame. */
 uint32_t mpk_proxy_next(const mpk_proxy* proxy);
-/* The proxy's: copies the next frames, as many as follow each other, go to the same rank and have room, to `out`, and takes them out
- * of the ring. Their bytes; `room` is at least MPK_FRAME_BYTES. */
+/* For the proxy: copies the next frames to `out`, as many as are adjacent, go to the same rank and fit, and removes them from the
+ * ring. Returns their bytes. `room` is at least MPK_FRAME_BYTES. */
 uint64_t mpk_proxy_take(mpk_proxy* proxy, uint8_t* out, uint64_t room);
-/* The receiver's proxy: does what the frames say in this rank's heap. MPK_OK, or MPK_ABORT_QUEUE if they are none. */
+/* For the receiver's proxy: carries out the frames in this rank's heap. Returns MPK_OK, or MPK_ABORT_QUEUE if they
+ * are not valid. */
 int mpk_proxy_apply(uint8_t* heap, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes);
-/* The same for a heap of so many bytes in a GPU's memory: hands the frames to its kernel. MPK_INBOX_FULL: not now. */
+/* The same for a heap of `heap_bytes` in GPU memory: passes the frames to the kernel. MPK_INBOX_FULL: no room now,
+ * try again. */
 int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes);
 #define MPK_INBOX_FULL (-1)
-/* After the kernel's end: the next frame that it has not read, copied to `out` (MPK_FRAME_BYTES) and taken out. Its bytes; 0: none. */
+/* After the kernel has ended: copies the next unread frame to `out` (MPK_FRAME_BYTES) and removes it. Returns its
+ * bytes; 0: none. */
 uint64_t mpk_inbox_take(mpk_inbox* inbox, uint8_t* out);
 #ifdef __cplusplus
 }

@@ -18,12 +18,13 @@ void shorten_timer_slack() {
 
 namespace {
 
-/* The loop's result: left in peace, or an abort that every rank has to hear of. */
+/* Handles the loop's result: a normal end, or an abort that every rank must
+ * know of. */
 void leave(const mpk_rank* rank, mpk_status* status, int code) {
   if (code == MPK_OK) {
     report_state(status, MPK_WORKER_LEFT);
   } else {
-    abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this loop stood */
+    abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; the status says what this loop waited for */
     abort_out_of_reach(rank);
   }
 }
@@ -64,7 +65,7 @@ int mpk_cpu_begin(mpk_rank* rank) {
 }
 
 void mpk_cpu_worker(mpk_rank* rank, uint32_t worker) {
-  /* Relaxed: for the host's eyes. */
+  /* Relaxed: only the host reads it. */
   mpk::platform::fetch_add<mpk::platform::Scope::kSystem>(&rank->control->running, 1u, mpk::platform::kRelaxed);
   mpk::cpu::shorten_timer_slack();
   const mpk::cpu::Worker self = {rank, worker, &rank->status[worker]};

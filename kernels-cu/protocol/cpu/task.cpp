@@ -6,7 +6,7 @@ namespace cpu {
 
 namespace {
 
-/* Debug: the stall that a test asked for, left early when the run is aborted. */
+/* Debug: the stall that a test asked for. It ends early if the run is aborted. */
 int stall(const mpk_rank* rank) {
   const uint64_t start = platform::clock_ns();
   for (;;) {
@@ -19,7 +19,7 @@ int stall(const mpk_rank* rank) {
   }
 }
 
-/* The rest of the record that run_task has begun. */
+/* Completes the record that run_task has begun. */
 void record(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns, uint64_t ready_ns, uint32_t waited_for) {
   mpk_trace_record* entry = trace_next(worker.rank, worker.index);
   entry->fetched_ns = fetched_ns;
@@ -57,12 +57,12 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
   const mpk_rank* rank = worker.rank;
   const mpk_task* task = &iteration.graph->tasks[task_index];
   if (task->task_type <= MPK_TASK_TYPE_BEGIN_TASK_GRAPH) {
-    /* Begin is the batch step's (its trigger comes with the publication), terminate the loop's. */
+    /* The batch step does the work of begin (its trigger comes with the publication), the loop that of terminate. */
     count_progress(rank);
     return MPK_OK;
   }
-  /* The tiles of an operator are put together. What comes after them may need nothing that is not here yet, and then this worker would keep the
-   * core, while the other ranks wait for what it has put. */
+  /* The puts of an operator's tiles are made together. The next operator may depend on nothing that is missing; then this worker would keep
+   * the core while the other ranks wait for these puts. */
   if (task->op != worker.op) platform::make_way_for_proxy(rank);
   worker.op = task->op;
   report_state(worker.status, MPK_WORKER_RUNS);
@@ -78,7 +78,7 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
     if (run != nullptr) {
       const mpk_kernel_args args = kernel_args(worker, iteration, task_index);
       code = run(&args);
-    } else if (task->task_type != MPK_TASK_TYPE_NVSHMEM_SIGNAL) { /* a signal is its trigger */
+    } else if (task->task_type != MPK_TASK_TYPE_NVSHMEM_SIGNAL) { /* a signal consists only of its trigger */
       code = MPK_ABORT_KERNEL;
     }
     if (code != MPK_OK) return code;

@@ -1,9 +1,9 @@
-/* Dynamic placement: a worker takes tasks from its queues, one for each scheduler. A task that still waits (for
- * flagged words, or for an event of an earlier epoch) is put aside, so that it never holds the worker.
+/* Dynamic placement: a worker takes tasks from its queues, one queue per scheduler. A task that still waits (for flagged
+ * words, or for an event of an earlier epoch) is held aside, so it never blocks the worker.
  *
- * Mixed placement: between them it goes through its lists of the static graphs. While an iteration has not ended, all of its
- * tasks come the same way: a worker with an empty queue has nothing to do in a dynamic iteration, and a static one puts nothing
- * into queues. The end of the run comes through the queues, as event 0. */
+ * Mixed placement: between dynamic iterations the worker runs its lists of the static graphs. Until an iteration has ended,
+ * all of its tasks come the same way: in a dynamic iteration, a worker with an empty queue has nothing to do, and a static
+ * iteration queues nothing. The end of the run comes through the queues, as event 0. */
 #include "cpu/worker.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ namespace cpu {
 
 namespace {
 
-/* Task indices put aside; room for every task of the largest graph. */
+/* Indices of held tasks, with room for every task of the largest graph. */
 class Deferred {
  public:
   explicit Deferred(const mpk_rank* rank) {
@@ -63,10 +63,10 @@ int run_dynamic(const Worker& worker) {
   if (deferred.tasks == nullptr) return MPK_ABORT_KERNEL;
   Iteration iteration = {nullptr, 0, 0, 0};
   Wait idle(rank, worker.status, follower_deadline_ns(rank));
-  Wait held(rank, worker.status); /* with tasks put aside: this worker knows what is missing */
+  Wait held(rank, worker.status); /* with held tasks: this worker knows what is missing */
   uint64_t looks_since_ns = trace_clock(rank);
   uint32_t waited_for = MPK_TRACE_NO_WAIT;
-  uint32_t seen = 0; /* mixed: the last publication that this worker has looked at */
+  uint32_t seen = 0; /* mixed: the last publication that this worker has read */
   for (;;) {
     int code = abort_code(rank);
     if (code != MPK_OK) return code;
@@ -82,7 +82,7 @@ int run_dynamic(const Worker& worker) {
       if (pop_any(worker, &id)) {
         next = task_id_index(id);
         if (next == MPK_TASK_TERMINATE) return MPK_OK;
-        /* A task in hand: the batch stays as it is until it is done (publication.h). */
+        /* With a task in hand, the batch stays constant until the task is done (publication.h). */
         if (task_id_iteration(id) != iteration.number) {
           if (deferred.count != 0) return MPK_ABORT_QUEUE;
           iteration = current_iteration(rank);

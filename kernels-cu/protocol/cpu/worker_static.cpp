@@ -1,4 +1,4 @@
-/* Static placement: a worker goes through its list and polls what each task depends on. */
+/* Static placement: a worker runs its list in order, and polls what each task depends on. */
 #include "cpu/worker.h"
 
 namespace mpk {
@@ -6,7 +6,7 @@ namespace cpu {
 
 namespace {
 
-/* Waits for an iteration after `seen`. */
+/* Waits for an iteration other than `seen`. */
 int wait_for_publication(const Worker& worker, uint32_t seen, Publication* publication) {
   *publication = read_publication(worker.rank);
   if (publication->iteration != seen) return MPK_OK;
@@ -20,11 +20,12 @@ int wait_for_publication(const Worker& worker, uint32_t seen, Publication* publi
   return MPK_OK;
 }
 
-/* The list is done: waits for the next iteration, or makes it when the end event is ready and nobody else does. */
+/* The list is done. Waits for the next iteration, or computes it if the end event is ready and no other worker
+ * has claimed that. */
 int finish_iteration(const Worker& worker, const Iteration& iteration) {
   const mpk_rank* rank = worker.rank;
   const uint64_t wanted = event_wanted(iteration.graph, MPK_EVENT_END, iteration.epoch, 0);
-  report_state(worker.status, MPK_WORKER_IDLE); /* the end follows from others' waits, which say more */
+  report_state(worker.status, MPK_WORKER_IDLE); /* the end follows from others' waits, whose reports say more */
   Wait wait(rank, worker.status, follower_deadline_ns(rank));
   for (;;) {
     if (read_publication(rank).iteration != iteration.number) return MPK_OK;
@@ -61,7 +62,8 @@ int run_list(const Worker& worker, const Iteration& iteration, const uint32_t* t
   return MPK_OK;
 }
 
-/* The worker's list of a published iteration of a static graph, if it has one there; `worked`: it has. */
+/* Runs the worker's list of a published iteration of a static graph, if it has a list there; sets `worked` in
+ * that case. */
 int run_iteration(const Worker& worker, const Publication& publication, bool* worked) {
   const mpk_rank* rank = worker.rank;
   const mpk_graph* graph = &rank->graphs[publication.graph];
@@ -70,7 +72,7 @@ int run_iteration(const Worker& worker, const Publication& publication, bool* wo
   const uint32_t last = graph->worker_first[worker.index + 1];
   if (first == last) return MPK_OK;
   *worked = true;
-  /* There is work for this worker, so the batch stays as it is until that is done (publication.h). */
+  /* There is work for this worker, so the batch stays constant until the work is done (publication.h). */
   const Iteration iteration = {graph, publication.graph, publication.iteration, rank->batch->epoch};
   const int code = run_list(worker, iteration, graph->worker_tasks + first, last - first);
   return code == MPK_OK ? finish_iteration(worker, iteration) : code;

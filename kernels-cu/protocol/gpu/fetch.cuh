@@ -1,6 +1,6 @@
-/* The fetch warp: decides which task the block runs next. Static placement: the worker's list. Dynamic placement: the
- * worker's queues, and a list of tasks put aside because they still wait, so that no worker waits with a task in hand. Mixed
- * placement: the latter, and the lists of static graphs in between (cpu/worker_dynamic.cpp). */
+/* The fetch warp: decides which task the block runs next. Static placement: from the worker's list. Dynamic placement:
+ * from the worker's queues, and from a list of held tasks that still wait, so no worker waits with a task in hand. Mixed
+ * placement: as dynamic, with the lists of static graphs in between (cpu/worker_dynamic.cpp). */
 #pragma once
 
 #include "slots.cuh"
@@ -17,7 +17,7 @@ __device__ inline void stop_block(SlotWriter& writer) {
 /* A worker's list in one graph. */
 struct WorkerList {
   uint32_t graph = 0xFFFFFFFFu, first = 0, last = 0;
-  uint32_t head = 0; /* the lane's of the first 32 tasks */
+  uint32_t head = 0; /* the lane's one of the first 32 tasks */
 
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t worker, uint32_t lane) {
     const mpk_graph* from = rank->graphs + graph_index;
@@ -30,7 +30,7 @@ struct WorkerList {
   }
 };
 
-/* Looks for the next iteration between two looks at the abort word and the clock. */
+/* Looks for the next iteration per check of the abort word and the clock. */
 constexpr uint32_t kLooksBetweenPolls = 8;
 
 __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
@@ -38,18 +38,18 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
   SlotWriter writer(rank, lane);
   FetchedIteration iteration;
   WorkerList list;
-  Descriptor next; /* of the list's first task while the next iteration is not known: mostly it runs the same graph */
+  Descriptor next; /* of the list's first task, fetched before the next iteration is known: it usually runs the same graph */
   uint32_t seen = 0, told = 0;
   for (;;) {
     Publication publication = {0, 0, false};
     int code = MPK_OK;
     if (lane == 0) {
-      /* The block with the batch step waits in shared memory for it: acquires would drop what the step has in the first-level
-       * cache. The word that is told of may still be on its way. */
+      /* The block with the batch step waits in shared memory for it, because acquires would drop the step's data from the
+       * L1 cache. The word that it is told of may still be on its way. */
       const bool is_told = worker == 0;
       if (!is_told) publication = read_publication(rank);
       else publication.iteration = seen;
-      /* The worker's own status is the compute warps' to write. */
+      /* Only the compute warps write the worker's status. */
       Wait wait(rank, nullptr, follower_deadline_ns(rank));
       for (uint32_t looks = 1; publication.iteration == seen && code == MPK_OK; ++looks) {
         if (looks % kLooksBetweenPolls == 0) code = wait.poll(seen);
@@ -117,10 +117,10 @@ class Deferred {
   uint32_t count_ = 0;
 };
 
-/* Whether the task in `slot` can run without waiting. All lanes get the same. */
+/* Whether the task in `slot` can run without waiting. All lanes get the same result. */
 __device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint32_t lane) {
   bool missing = false;
-  /* Acquire, system scope where a peer may have triggered: as in wait_inputs. */
+  /* Acquire, at system scope because a peer may have triggered: as in wait_inputs. */
   if (lane < slot.num_waits) missing = platform::load<platform::Scope::kSystem>(slot.waits[lane].counter, platform::kAcquire) < slot.waits[lane].wanted;
   for (uint32_t d = kSlotWaits + lane; d < slot.task.num_dependencies; d += 32) {
     const mpk_dependency& dependency = slot.graph->dependencies[slot.task.first_dependency + d];
@@ -131,8 +131,8 @@ __device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint
   return ready_code(slot.task.code, slot, rank, lane);
 }
 
-/* Mixed placement: hands out the worker's list of an iteration of a static graph, each task's descriptor in its turn: the registers do
- * not hold one ahead beside what dynamic placement needs. False when the compute warps have left. */
+/* Mixed placement: hands out the worker's list of an iteration of a static graph. Each task's descriptor is fetched in its turn:
+ * there are not enough registers to hold one ahead next to what dynamic placement needs. False if the compute warps have left. */
 __device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, FetchedIteration& iteration, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
   const mpk_graph* const graph = rank->graphs + graph_index;
   if (worker >= graph->num_workers) return true;
@@ -148,8 +148,8 @@ __device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, Fetche
   return true;
 }
 
-/* A task from one of the schedulers' queues: each lane looks into one. All lanes get the same, but for `from`: the lane whose
- * queue it is gets that, and takes the task from it later. */
+/* Finds a task in one of the schedulers' queues; each lane checks one. All lanes get the same result except for `from`:
+ * only the lane whose queue it is gets that, and later takes the task from the queue. */
 __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t lane, uint64_t* id, mpk_queue** from) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   for (uint32_t first = 0; first < rank->num_schedulers; first += 32) {
@@ -157,7 +157,7 @@ __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t
     const uint32_t filled = __ballot_sync(kAll, first + lane < rank->num_schedulers && queue_peek(queue, id));
     if (filled == 0) continue;
     const uint32_t chosen = __ffs(static_cast<int>(filled)) - 1;
-    __syncwarp(); /* what that lane has acquired is before what the others read */
+    __syncwarp(); /* what that lane has acquired comes before what the others read */
     *id = __shfl_sync(kAll, *id, chosen);
     *from = lane == chosen ? queue : nullptr;
     return true;
@@ -165,10 +165,10 @@ __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t
   return false;
 }
 
-/* At the end: what this worker's tasks wait for. */
+/* At the end of a run: reports what this worker's tasks wait for. */
 __device__ __noinline__ void report_parked(const mpk_rank* rank, uint32_t worker, uint32_t task) {
   mpk_status* const status = &rank->status[worker];
-  /* As FetchedIteration::read, from memory again: nothing is kept for this. */
+  /* As FetchedIteration::read, but again from memory: no register is kept for this. */
   const mpk_batch* batch = rank->batch;
   report(&status->graph, batch->graph);
   report(&status->iteration, batch->iteration);
@@ -182,11 +182,11 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
   FetchedIteration iteration;
   Deferred deferred(rank, worker);
   Wait idle(rank, nullptr, follower_deadline_ns(rank));
-  Wait held(rank, nullptr); /* with tasks put aside: this worker knows what is missing */
-  uint32_t empty = 0; /* looks in vain */
-  uint32_t seen = 0;  /* mixed: the last publication that was looked at */
+  Wait held(rank, nullptr); /* with held tasks: this worker knows what is missing */
+  uint32_t empty = 0; /* looks without result */
+  uint32_t seen = 0;  /* mixed: the last publication that was read */
   for (;;) {
-    /* Tasks in slots are all ready, so one comes free. */
+    /* Tasks in slots are all ready, so a slot becomes free. */
     if (!writer.acquire()) return;
     bool found = false;
     mpk_queue* from = nullptr;
@@ -206,7 +206,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           if (lane == 0) now = read_publication(rank);
           __syncwarp();
           const uint32_t number = __shfl_sync(kAll, now.iteration, 0), graph = __shfl_sync(kAll, now.graph, 0);
-          /* The end comes through the queues, as event 0. */
+          /* The end of the run comes through the queues, as event 0. */
           if (number != seen && __shfl_sync(kAll, static_cast<int>(now.stop), 0) == 0) {
             seen = number;
             if (rank->graphs[graph].placement == MPK_STATIC) {
@@ -224,7 +224,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           return stop_block(writer);
         }
         if (task_id_iteration(id) != iteration.number) {
-          /* A task in hand: the batch stays as it is until it is done (publication.h). */
+          /* With a task in hand, the batch stays constant until the task is done (publication.h). */
           const Publication now = read_publication(rank);
           if (deferred.count() != 0 || now.iteration != task_id_iteration(id)) code = MPK_ABORT_QUEUE;
           else if (!writer.wait_for_readers()) return;
@@ -237,7 +237,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           if (!found) deferred.add(task, lane);
         }
       } else if (lane == 0 && ++empty % platform::kStepsBetweenPolls == 0) {
-        /* The status is the compute warps' while they have a task. */
+        /* While they have a task, the status belongs to the compute warps. */
         if (deferred.count() != 0 && writer.readers_are_done()) {
           code = held.poll(deferred.at(0));
           if (code != MPK_OK) {
@@ -261,7 +261,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
     idle.reset();
     held.reset();
     writer.publish();
-    if (from != nullptr) queue_take(from); /* not before: that is waited for */
+    if (from != nullptr) queue_take(from); /* last, because the compute warps wait for the slot */
   }
 }
 

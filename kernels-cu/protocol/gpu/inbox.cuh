@@ -1,10 +1,10 @@
-/* What other ranks bring by the host (MPK_HOST_PROXY): one warp reads frames from a ring in the host's memory and does what they say in this
- * GPU's memory.
+/* What arrives from other ranks through the host (MPK_HOST_PROXY): one warp reads frames from a ring in host memory and carries them out in
+ * this GPU's memory.
  *
- * The rank's proxy writes frames, then the ring's tail (release); the warp reads the tail (acquire), then the frames, in order. Data is stored
- * plainly. A signal is an addition by the first lane, after a barrier of the warp and a fence, so a thread that acquires the counter sees
- * all that came before it. Flagged words are stored after a fence, since more than the word may be read on the strength of it. All of these
- * are accesses of this GPU's own threads: no copy engine, whose order with a running kernel nobody promises. */
+ * The rank's proxy writes frames, then the ring's tail (release). The warp reads the tail (acquire), then the frames, in order. Data is
+ * written with plain stores. A signal is an addition by the first lane, after a barrier of the warp and a fence, so a thread that acquires
+ * the counter sees everything before it. Flagged words are stored after a fence, because a reader may rely on more than the word. All of
+ * these are accesses by this GPU's own threads: a copy engine is not used, because its order with a running kernel is not guaranteed. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -19,7 +19,7 @@ __device__ inline void bring_rows(uint8_t* to, const mpk_frame& frame, const uin
   constexpr uint32_t kBatch = 8;
   const uint32_t each = frame.row_bytes / sizeof(Piece), total = frame.rows * each;
   const Piece* const from = reinterpret_cast<const Piece*>(payload);
-  /* Many loads in flight: each takes the way to the host's memory and back. */
+  /* Many loads are in flight at once, because each one is a round trip to host memory. */
   for (uint32_t first = lane; first < total; first += 32 * kBatch) {
     Piece piece[kBatch] = {};
 #pragma unroll
@@ -33,8 +33,8 @@ __device__ inline void bring_rows(uint8_t* to, const mpk_frame& frame, const uin
   }
 }
 
-/* One frame, by all lanes, with its payload wherever that is. The proxy has checked that it lies in the heap (cpu/proxy.cpp).
- * `unfenced`: data was stored since lane 0's last fence. */
+/* Carries out one frame, by all lanes, wherever its payload is. The proxy has checked that the target is inside the heap
+ * (cpu/proxy.cpp). `unfenced`: data was stored since lane 0's last fence. */
 __device__ inline void bring(const mpk_rank* rank, const mpk_frame& frame, const uint8_t* payload, uint32_t lane, bool* unfenced) {
   uint8_t* const to = rank->sym[rank->rank] + frame.offset;
   if (frame.kind == MPK_FRAME_ROWS) {
@@ -45,8 +45,8 @@ __device__ inline void bring(const mpk_rank* rank, const mpk_frame& frame, const
     *unfenced = true;
   } else if (frame.kind == MPK_FRAME_ADD) {
     __syncwarp();
-    /* The fence and the addition are a release; it pairs with event_count and ring_tail. Of the device's scope: data, counter and
-     * readers are this GPU's own. Later additions need no fence of their own until there is more data. */
+    /* The fence and the addition form a release, which pairs with event_count and ring_tail. Device scope is enough: data,
+     * counter and readers belong to this GPU. Later additions need no fence until there is more data. */
     if (lane == 0) {
       if (*unfenced) __threadfence();
       platform::fetch_add<platform::Scope::kDevice>(reinterpret_cast<uint64_t*>(to), frame.value, platform::kRelaxed);
@@ -61,15 +61,15 @@ __device__ inline void bring(const mpk_rank* rank, const mpk_frame& frame, const
   __syncwarp();
 }
 
-/* So many bytes of the ring to this GPU's memory, with many loads in flight; a multiple of MPK_FRAME_ALIGN. */
+/* Copies `bytes` bytes of the ring, a multiple of MPK_FRAME_ALIGN, to this GPU's memory, with many loads in flight. */
 __device__ inline void fetch_frames(uint8_t* stage, const uint8_t* from, uint32_t bytes, uint32_t lane) {
   const mpk_frame all = {0, MPK_FRAME_ROWS, 0, 1, 0, bytes, 0, bytes, 0};
   bring_rows<uint4>(stage, all, from, lane);
   __syncwarp();
 }
 
-/* Until the run ends; what comes later the host does. By a warp. The ring lies in the host's memory, a microsecond away, so frames are
- * fetched many at a time, and done from this GPU's own memory. */
+/* Runs until the run ends, by one warp; the host handles frames that arrive later. The ring is in host memory, a microsecond away,
+ * so frames are fetched many at a time and read from this GPU's own memory. */
 __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
   mpk_inbox* const inbox = rank->proxy->inbox;
   uint8_t* const stage = rank->proxy->stage;
@@ -81,13 +81,13 @@ __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
     uint64_t tail = 0;
     uint32_t left = 0;
     if (lane == 0) {
-      /* Acquire: pairs with mpk_inbox_put; the frames are whole. */
+      /* Acquire: pairs with mpk_inbox_put; the frames are complete. */
       tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kAcquire);
       left = tail == head && (abort_code(rank) != MPK_OK || read_publication(rank).stop);
     }
     tail = __shfl_sync(0xFFFFFFFFu, tail, 0); /* also a barrier: the other lanes read after the acquire */
     if (__shfl_sync(0xFFFFFFFFu, left, 0) != 0) return;
-    if (tail == head) continue; /* a look takes a microsecond */
+    if (tail == head) continue; /* no pause: each look takes a microsecond */
     __syncwarp();
     while (head != tail) {
       const uint64_t at = head & mask, there = tail - head < capacity - at ? tail - head : capacity - at;
@@ -99,7 +99,7 @@ __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
         const uint64_t room = platform::frame_room(frame.bytes);
         if (frame.kind != MPK_FRAME_SKIP) {
           const bool whole = done + room <= span;
-          if (!whole && done != 0) break; /* it is fetched again, from its begin */
+          if (!whole && done != 0) break; /* it is fetched again from its start */
           bring(rank, frame, (whole ? stage + done : bytes + at) + sizeof(mpk_frame), lane, &unfenced);
         }
         done += room;
@@ -107,7 +107,7 @@ __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
       head += done;
     }
     __syncwarp();
-    /* Release: pairs with mpk_inbox_put; it may overwrite what all lanes have read. */
+    /* Release: pairs with the acquire in mpk_inbox_put, which may then overwrite what all lanes have read. */
     if (lane == 0) platform::store<platform::Scope::kSystem>(&inbox->head, head, platform::kRelease);
   }
 }

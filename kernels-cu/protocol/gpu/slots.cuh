@@ -1,5 +1,5 @@
-/* The fetch warp's end of the slots: brings a task's descriptor from the graph into shared memory, with its events and
- * its trigger resolved to addresses, ahead of its turn. */
+/* The fetch warp's side of the slots. It brings a task's descriptor from the graph into shared memory ahead of its
+ * turn, with the addresses of its events and of its trigger. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -14,7 +14,7 @@ static_assert(sizeof(mpk_task) == 80 && offsetof(mpk_task, first_operand) == 8 &
                   offsetof(mpk_task, flag_number) == 76,
               "Descriptor::fetch reads the task as words");
 
-/* The iteration as the fetch warp carries it in registers. */
+/* The iteration, as the fetch warp keeps it in registers. */
 struct FetchedIteration {
   const mpk_graph* graph = nullptr;
   const mpk_task* tasks = nullptr;
@@ -28,11 +28,11 @@ struct FetchedIteration {
   uint64_t batch_hash = 0;
   bool dynamic = false;
 
-  /* For a worker that owes this iteration a task (publication.h), behind SlotWriter::wait_for_readers: nobody reads the
-   * block's copies while they are written. The next slot's barrier hands them over. */
+  /* For a worker that owes this iteration a task (publication.h), after SlotWriter::wait_for_readers: nobody reads
+   * the block's copies while they are written. The next slot's barrier hands them over. */
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
     Shared& shared = shared_state();
-    if (graph != rank->graphs + graph_index) { /* constant for a launch, and mostly that of the iteration before */
+    if (graph != rank->graphs + graph_index) { /* constant for a launch, and usually the graph of the iteration before */
       graph = rank->graphs + graph_index;
       tasks = graph->tasks;
       operands = graph->operands;
@@ -62,8 +62,8 @@ struct FetchedIteration {
   }
 };
 
-/* What a task's slot gets from its graph, the lane's part: constant for a launch, so it can be fetched before the iteration is
- * known. */
+/* The lane's part of what a task's slot gets from its graph. It is constant for a launch, so it can be fetched before the
+ * iteration is known. */
 struct Descriptor {
   static constexpr uint32_t kTaskWords = sizeof(mpk_task) / 4, kOperandWords = sizeof(mpk_operand) / 4;
 
@@ -72,14 +72,14 @@ struct Descriptor {
   uint32_t operands[(kSlotOperands * kOperandWords + 31) / 32];
   uint32_t operand_words;     /* in all lanes */
   uint32_t param = 0;         /* of the variant */
-  uint32_t num_waits;         /* of which lane i has number i: */
+  uint32_t num_waits;         /* lane i has the dependency with number i: */
   const uint64_t* counter = nullptr;
   uint32_t num_triggers = 0, epochs_back = 0;
   struct {
     uint32_t flag_count, flag_number; /* as in mpk_task, for MPK_FLAG_TAG */
   } flagged;
   uint64_t trigger_event;
-  mpk_event triggered = {};   /* the first lane: if this rank owns it */
+  mpk_event triggered = {};   /* only in the first lane, and only if this rank owns the event */
 
   __device__ void fetch(const mpk_rank* rank, const FetchedIteration& graph, uint32_t task, uint32_t lane) {
     constexpr uint32_t kAll = 0xFFFFFFFFu;
@@ -118,7 +118,7 @@ class SlotWriter {
 
   __device__ TaskSlot& slot() const { return shared_state().slots[place_]; }
 
-  /* Waits until the next slot is free. False when the compute warps have left. */
+  /* Waits until the next slot is free. False if the compute warps have left. */
   __device__ bool acquire() const {
     Shared& shared = shared_state();
     while (!mbarrier_test(&shared.slot_empty[place_], parity_ ^ 1)) {
@@ -127,7 +127,7 @@ class SlotWriter {
     return true;
   }
 
-  /* Whether all slots but one that has been acquired are free now. */
+  /* Whether all slots except the acquired one are free now. */
   __device__ bool readers_are_done() const {
     for (uint32_t i = 0; i < kSlots; ++i) {
       if (i != place_ && !mbarrier_test(&shared_state().slot_empty[i], i < place_ ? parity_ : parity_ ^ 1)) return false;
@@ -135,8 +135,8 @@ class SlotWriter {
     return true;
   }
 
-  /* Waits until all slots but one that has been acquired are free: the tasks that were handed out are over. Before an
-   * iteration's first task they are, and this is how the block's threads know of each other. False: as acquire. */
+  /* Waits until all slots except an acquired one are free: then the tasks handed out are done. Before an iteration's
+   * first task they are; the barriers tell this warp so. False: as for acquire. */
   __device__ bool wait_for_readers() const {
     Shared& shared = shared_state();
     for (uint32_t i = 0; i < kSlots; ++i) {
@@ -147,13 +147,13 @@ class SlotWriter {
     return true;
   }
 
-  /* Writes task `index` of the iteration; `finished`: see TaskSlot. */
+  /* Writes task `index` of the iteration; TaskSlot explains `finished`. */
   __device__ void fill(const FetchedIteration& iteration, uint32_t index, uint32_t finished) const {
     Descriptor descriptor;
     descriptor.fetch(rank_, iteration, index, lane_);
     fill(iteration, descriptor, finished);
   }
-  /* The same with the descriptor at hand. */
+  /* The same, with a descriptor already fetched. */
   __device__ void fill(const FetchedIteration& iteration, const Descriptor& from, uint32_t finished) const {
     TaskSlot& to = slot();
     if (lane_ < Descriptor::kTaskWords) reinterpret_cast<uint32_t*>(&to.task)[lane_] = from.word;
@@ -192,7 +192,7 @@ class SlotWriter {
     if (lane_ == 0) slot().kind = kSlotStop;
   }
 
-  /* Hands the slot to the loader and the compute warps. */
+  /* Hands the slot over to the loader and the compute warps. */
   __device__ void publish() {
     __syncwarp();
     if (kEveryLaneArrives || lane_ == 0) mbarrier_arrive(&shared_state().slot_full[place_]);
@@ -203,7 +203,8 @@ class SlotWriter {
   }
 
  private:
-  /* What trigger_event (trigger.h) does in static placement, as one address. `event`: as Descriptor has it. */
+  /* What trigger_event (trigger.h) does in static placement, resolved to one address. `event`:
+   * Descriptor::triggered. */
   __device__ void resolve_trigger(const FetchedIteration& iteration, uint64_t event_id, const mpk_event& event, TaskSlot* to) const {
     to->trigger = nullptr;
     to->trigger_system = 0;
@@ -220,7 +221,7 @@ class SlotWriter {
       to->trigger = counter;
       return;
     }
-    /* As platform::signal_add: one kind of addition for the counters that peers trigger. */
+    /* As platform::signal_add: counters that peers trigger take one kind of addition. */
     to->trigger = rank_->signals == MPK_SIGNALS_DIRECT ? platform::peer_address(rank_, own ? rank_->rank : event_id_owner(event_id), counter) : nullptr;
     to->trigger_system = 1;
     to->trigger_steps = to->trigger == nullptr;

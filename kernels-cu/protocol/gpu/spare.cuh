@@ -1,5 +1,5 @@
-/* The spare warps of the first blocks: the batch step in static placement, the schedulers in dynamic placement, and
- * the word by which the host asks for an abort. They cost no multiprocessor. */
+/* The spare warps of the first blocks: the batch step in static placement, the schedulers in dynamic placement,
+ * and the relay of the word in which the host asks for an abort. They take no SM from the workers. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -9,10 +9,11 @@
 namespace mpk {
 namespace gpu {
 
-/* Passes the host's wish on to all ranks. It may be another rank's abort that the host was told of: then its origin stays. */
+/* Passes the host's request on to all ranks. It may be another rank's abort that the host was told of: then its
+ * origin stays. */
 __device__ inline void relay_host_abort(const mpk_rank* rank) {
   if (rank->host_abort == nullptr) return;
-  /* Relaxed: only the wish counts. */
+  /* Relaxed: only the requested code matters. */
   const uint64_t word = platform::load<platform::Scope::kSystem>(rank->host_abort, platform::kRelaxed);
   const uint32_t code = static_cast<uint32_t>(word);
   if (code == MPK_OK) return;
@@ -20,7 +21,7 @@ __device__ inline void relay_host_abort(const mpk_rank* rank) {
   abort_broadcast(rank, code);
 }
 
-/* Until the run ends. Apart from the others, since reading the host's memory takes microseconds. */
+/* Runs until the run ends. It is separate from the other loops because reading host memory takes microseconds. */
 __device__ inline void relay_loop(const mpk_rank* rank) {
   while (abort_code(rank) == MPK_OK && !read_publication(rank).stop) {
     relay_host_abort(rank);
@@ -28,7 +29,7 @@ __device__ inline void relay_loop(const mpk_rank* rank) {
   }
 }
 
-/* The end of an iteration did not come, and nobody else could say why. */
+/* The end of an iteration did not come, and no other loop could say why. */
 __device__ __noinline__ void report_end(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
   const mpk_graph* graph = &rank->graphs[batch->graph];
@@ -40,14 +41,14 @@ __device__ __noinline__ void report_end(const mpk_rank* rank) {
               event_count(graph, MPK_EVENT_END));
 }
 
-/* What the batch step reads, brought into the first-level cache by a whole warp at once. The step is one thread whose loads
- * depend on each other, and an iteration's weights have been through the caches since it last ran: each sector that it has to
- * fetch for itself costs it a round trip to the L2 cache. A hint only: what the lanes read is not used, and an acquire in the
- * step drops what they brought. The sectors are dealt to the lanes once, since the addresses do not change; what does not fit
- * is left out. */
+/* Brings what the batch step reads into the L1 cache, by a whole warp at once. The step is one thread with dependent
+ * loads, and an iteration's weights have passed through the caches since it last ran. So each sector that the step must
+ * fetch itself costs a round trip to the L2 cache. This is only a hint: the values that the lanes read are not used, and
+ * an acquire in the step drops the sectors. The sectors are assigned to lanes once, because the addresses do not change.
+ * What does not fit is left out. */
 class BatchLines {
  public:
-  /* All lanes, once batch_begin has set the state up. */
+  /* Called by all lanes, after batch_begin has set the state up. */
   __device__ __forceinline__ BatchLines(const mpk_rank* rank, uint32_t lane) : lane_(lane) {
     const mpk_batch_config* config = rank->batch_config;
     const mpk_batch* batch = rank->batch;
@@ -69,13 +70,14 @@ class BatchLines {
     add(config->eos, config->num_eos * 4);
   }
 
-  /* All lanes, after an acquire of all that they bring. */
+  /* Called by all lanes, after an acquire of the data. */
   __device__ __forceinline__ void fetch() const {
     uint32_t words[kMost];
 #pragma unroll
     for (uint32_t i = 0; i < kMost; ++i)
       asm volatile("{.reg .pred p; setp.ne.u64 p,%1,0; mov.u32 %0,0; @p ld.global.u32 %0,[%1];}" : "=r"(words[i]) : "l"(lines_[i]) : "memory");
-    /* The results have to be wanted by something: a register that nothing reads is given to the next load too, which waits. */
+    /* The results must have a use: the compiler gives a register that nothing reads to the next load too, which then
+     * waits. */
     uint32_t any = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kMost; ++i) any |= words[i];
@@ -100,7 +102,7 @@ class BatchLines {
   uint64_t lines_[kMost] = {};
 };
 
-/* One thread: until the iteration that has been published is over, and all its tasks. */
+/* By one thread: waits until the published iteration and all its tasks are done. */
 __device__ inline int await_end(const mpk_rank* rank, bool relay) {
   const mpk_batch* batch = rank->batch;
   const mpk_graph* graph = &rank->graphs[batch->graph];
@@ -108,20 +110,22 @@ __device__ inline int await_end(const mpk_rank* rank, bool relay) {
   const uint64_t wanted = event_wanted(end, batch->epoch), expected = batch_state(rank)->expected;
   Wait wait(rank, nullptr, follower_deadline_ns(rank));
   for (uint32_t polls = 1;; ++polls) {
-    /* As in claim_batch_step. A task's count comes after its trigger, so where no peer triggers the end it is ready then. */
+    /* As in claim_batch_step. A task's count comes after its trigger, so if no peer triggers the end event, it is
+     * ready by then. */
     const uint64_t done = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire);
     if (done >= expected && (!end.remote_triggers || event_count(graph, MPK_EVENT_END, end) >= wanted)) return MPK_OK;
     if (relay && polls % 64 == 0) relay_host_abort(rank);
     if (polls % 16 != 0) continue;
     const int code = wait.poll(done);
     if (code == MPK_OK) continue;
-    if (wait.timed_out()) report_end(rank); /* of others' waits each says more */
+    if (wait.timed_out()) report_end(rank); /* the reports of others' waits say more */
     return code;
   }
 }
 
-/* Static placement: the batch step, at first and whenever an iteration has ended. The first lane alone runs batch steps: it
- * knows what it has published, and what must be done until the next, so it polls one word. The others help it to its data. */
+/* Static placement: runs the first batch step, and one after each iteration. Only the first lane runs batch steps. It
+ * knows what it has published and how many tasks must be done before the next step, so it polls one word. The other lanes
+ * help it fetch its data. */
 __device__ inline int batch_loop(const mpk_rank* rank, uint32_t lane, bool relay) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   const BatchLines lines(rank, lane);
@@ -138,14 +142,14 @@ __device__ inline int batch_loop(const mpk_rank* rank, uint32_t lane, bool relay
         goes_on = code == MPK_OK;
       }
     }
-    __syncwarp(); /* the other lanes read what the first has acquired */
+    __syncwarp(); /* the other lanes read what the first lane has acquired */
     if (!__shfl_sync(kAll, goes_on, 0)) return __shfl_sync(kAll, code, 0);
   }
 }
 
-/* Mixed placement: has scheduler 0 end the iterations of static graphs (end_iteration), since no event tells a scheduler of their end.
- * The publication, once it is acquired, tells that the batch is the one of its iteration. If that is static, nobody but this thread
- * ends it; of a dynamic one only the word is looked at. */
+/* Mixed placement: makes scheduler 0 end the iterations of static graphs (end_iteration), because no event tells a scheduler of
+ * their end. An acquired publication says that the batch belongs to its iteration. If that is static, only this thread ends it; if
+ * it is dynamic, only the word is read. */
 __device__ inline void look_for_static_end(Scheduler* scheduler) {
   const mpk_rank* rank = scheduler->rank;
   if (scheduler->index != 0 || scheduler->ending != 0) return;
@@ -156,7 +160,7 @@ __device__ inline void look_for_static_end(Scheduler* scheduler) {
   if (event_count(graph, MPK_EVENT_END) >= event_wanted(graph, MPK_EVENT_END, rank->batch->epoch, 0)) scheduler->ending = now.iteration;
 }
 
-/* All lanes of a scheduler's warp. */
+/* Called by all lanes of a scheduler's warp. */
 __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay, uint64_t* heads) {
   Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
   self.begins = index == 0;
@@ -164,7 +168,8 @@ __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay,
     if (relay) relay_host_abort(rank);
   };
   const bool local = index < num_local_schedulers(rank);
-  /* One loop for both kinds: the batch step is inlined into each, and is most of what the kernel's protocol compiles to. */
+  /* One loop serves both kinds: the batch step is inlined into each loop, and it is the largest part of the kernel's
+   * protocol code. */
   const auto step = [&](Found* found) {
     if constexpr (platform::kMixedPlacement) look_for_static_end(&self);
     return local ? local_scheduler_step(&self, found) : remote_scheduler_step(&self, heads, found);
@@ -174,10 +179,11 @@ __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay,
   return code;
 }
 
-/* The spare warp of each block: all lanes of a scheduler, of others the first. `heads`: [world] words of shared memory, 0. */
+/* The spare warp of each block. All lanes of a scheduler's warp take part, in other warps only the first. `heads`:
+ * [world] words of shared memory, set to 0. */
 __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t lane, uint64_t* heads) {
   const uint32_t busy = rank->num_schedulers != 0 ? rank->num_schedulers : 1;
-  const bool own_relay = busy < rank->num_workers; /* a block without another use for its spare warp */
+  const bool own_relay = busy < rank->num_workers; /* this block has no other use for its spare warp */
   int code = MPK_OK;
   if (block == 0) {
     if (lane == 0) code = batch_begin(rank);
@@ -187,7 +193,7 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
     if (rank->placement != MPK_STATIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
     else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, lane, !own_relay);
 #if MPK_HOST_PROXY
-    /* The host checks that there is such a block (check_host_limits in cuda/machine.rs). */
+    /* The host checks that this block exists (check_host_limits in cuda/machine.rs). */
     else if (block == busy + 1) inbox_loop(rank, lane);
 #endif
     else if (lane != 0) return;

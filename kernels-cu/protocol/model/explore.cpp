@@ -1,5 +1,5 @@
-/* The search: runs the world's threads as fibers along a graph, lets them go on where it ends, and keeps the graphs of what else
- * could have happened. */
+/* The search: runs the world's threads as fibers along a graph, continues them where the graph ends, and collects the graphs
+ * of other possible executions. */
 #include <algorithm>
 
 #include "model/explorer.h"
@@ -58,7 +58,7 @@ void Explorer::stop() {
 }
 
 bool Explorer::block() {
-  /* A stale last read is never taken back, and what would end the wait is seen where it was not stale. */
+  /* A stale last read is never undone; an execution in which it was not stale sees what ends the wait. */
   const std::vector<Event>& events = graph_->events[self_id_];
   if (current_->done == events.size() && !events.empty() && events.back().type == Event::kRead) {
     const Event& read = events.back();
@@ -68,7 +68,7 @@ bool Explorer::block() {
   }
   current_->state = State::kBlocked;
   yield();
-  return false; /* only with the latest values, see stuck() */
+  return false; /* this happens only with the latest values, see stuck() */
 }
 
 void Explorer::free_to_go() {
@@ -157,7 +157,7 @@ void Explorer::enter() {
   self->current_->body();
   self->current_->state = State::kDone;
   for (;;) {
-    if (self->final_) self->current_->state = State::kReady; /* it would not wait */
+    if (self->final_) self->current_->state = State::kReady; /* this thread would not wait */
     self->yield();
   }
 }

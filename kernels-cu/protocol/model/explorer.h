@@ -1,5 +1,5 @@
-/* The explorer of one check: threads as fibers along a graph of what they have done, and the graphs of what else could have
- * happened. explore.cpp has the search, operations.cpp what threads do, report.cpp how an execution is shown. */
+/* The explorer of one check: threads as fibers along a graph of what they have done, and the graphs of other possible
+ * executions. explore.cpp has the search, operations.cpp what threads do, report.cpp how an execution is described. */
 #ifndef MPK_MODEL_EXPLORER_H
 #define MPK_MODEL_EXPLORER_H
 
@@ -30,9 +30,9 @@ constexpr uint64_t kLongTime = uint64_t{1} << 40;
 
 enum class State {
   kReady,
-  kFollows,  /* a message whose predecessors are not all there */
-  kReplayed, /* at the end of its part of the graph, while others are not */
-  kNeeds,    /* in replay: reads a write that is still to be done */
+  kFollows,  /* a message whose predecessors have not all arrived */
+  kReplayed, /* has reached the end of its part of the graph; other threads have not */
+  kNeeds,    /* in replay: reads a write that has not been done yet */
   kBlocked,  /* waits for another value */
   kStuck,    /* would still wait with the latest values */
   kDone,
@@ -43,7 +43,7 @@ struct Thread {
   uint32_t rank = 0;
   std::function<void()> body;
   State state = State::kReady;
-  uint32_t done = 0; /* events */
+  uint32_t done = 0; /* number of events */
   Clock hb, causes;
   Id needs;
   bool in_exclusive = false; /* between the halves of a read-modify-write */
@@ -68,7 +68,7 @@ struct Location {
   uint64_t execution = 0;
   uint64_t initial = 0;
   uint32_t ranks = 0;
-  bool narrow = false; /* somebody asked for device scope only */
+  bool narrow = false; /* some access asked for device scope only */
 };
 
 class Explorer {
@@ -94,7 +94,7 @@ class Explorer {
   }
   void whole_word(const void* address) { whole_[offset_of(address) / 8] = true; }
   void name(const void* address, const char* text, int number) {
-    if (result_.begun != 1) return; /* the world is the same each time */
+    if (result_.begun != 1) return; /* the world is the same in each execution */
     names_[offset_of(address)] = number < 0 ? std::string(text) : std::string(text) + "[" + std::to_string(number) + "]";
   }
   void outcome(uint64_t value) { result_.outcomes.insert(value); }
@@ -154,7 +154,7 @@ class Explorer {
     return (value >> (8 * (offset_of(address) - locations_[location].offset))) & 0xFFFFFFFFu;
   }
 
-  /* In this run of the execution. */
+  /* Done in this run of the execution. */
   bool is_done(Id event) const {
     return event.thread == kInitial || (event.thread < threads_.size() && threads_[event.thread]->done > event.index);
   }
@@ -181,7 +181,7 @@ class Explorer {
   [[gnu::noinline]] void resume(uint8_t id);
   [[gnu::noinline]] void yield();
 
-  /* This execution leads no further. */
+  /* Gives up this execution. */
   void stop();
   bool block();
   void free_to_go();
@@ -190,10 +190,10 @@ class Explorer {
   void run();
   int pick();
 
-  /* Whether those that wait would still do so if they all read the latest values once more. */
+  /* Whether the waiting threads would still wait if they all read the latest values once more. */
   bool stuck();
 
-  /* What tells two executions apart: the write that each read takes its value from, and the order of writes. */
+  /* What distinguishes two executions: the write that each read takes its value from, and the order of writes. */
   std::string signature() const;
 
   /* ---- reports ---- */
@@ -210,8 +210,8 @@ class Explorer {
   std::unique_ptr<Graph> graph_;
   size_t used_ = kArenaBytes;
   std::vector<std::unique_ptr<Thread>> threads_;
-  uint32_t num_threads_ = 0; /* but messages */
-  std::map<std::pair<uint8_t, uint32_t>, uint8_t> message_threads_; /* by sender and number, the same in all executions */
+  uint32_t num_threads_ = 0; /* without messages */
+  std::map<std::pair<uint8_t, uint32_t>, uint8_t> message_threads_; /* by sender and number; the same in all executions */
   std::vector<Message> messages_;
   std::vector<Location> locations_;
   uint16_t by_offset_[kArenaBytes / 4] = {};
@@ -227,7 +227,7 @@ class Explorer {
   std::vector<std::unique_ptr<uint8_t[]>> stacks_;
 };
 
-extern Explorer* g_explorer; /* the one that runs */
+extern Explorer* g_explorer; /* the running explorer */
 
 }  // namespace model
 }  // namespace mpk

@@ -14,7 +14,7 @@ uint32_t Graph::place(uint32_t location, Id write) const {
   const std::vector<Id>& writes = order[location];
   for (uint32_t i = 0; i < writes.size(); ++i)
     if (writes[i] == write) return i;
-  return 0xFFFFFFFFu; /* never: a read's write is in the graph */
+  return 0xFFFFFFFFu; /* unreachable: the write of a read is in the graph */
 }
 
 bool Graph::is_exclusive(uint32_t location, uint32_t place) const {
@@ -55,14 +55,14 @@ std::vector<uint32_t> Graph::places(const Event& write, Id own_read) const {
   }
   const uint32_t oldest_place = oldest(write.location, causal_writes ? write.causes : write.hb);
   for (uint32_t at_place = static_cast<uint32_t>(order[write.location].size()); at_place > oldest_place; --at_place) {
-    /* Not between the halves of a read-modify-write. */
+    /* Not between the two halves of a read-modify-write. */
     if (!is_exclusive(write.location, at_place)) found.push_back(at_place);
   }
   return found;
 }
 
-/* Whether the event is as it would have been added last of all that came before it and of all that causes the write: a
- * read of the newest write, a write that is the newest, a first choice. */
+/* Whether the event is what it would be if it were added last, after everything that came before it and everything
+ * that causes the write: a read of the newest write, a write that is the newest, a first choice. */
 bool Graph::in_default_way(Id id, const Clock& causes) const {
   const Event& event = at(id);
   if (event.type == Event::kChoice) return event.value == 0;
@@ -86,7 +86,7 @@ void Graph::revisit(uint8_t thread, const Event& write, Id own_read, std::vector
   for (const Id& id : accesses[write.location]) {
     const Event& read = at(id);
     if (read.type != Event::kRead || write.causes.has(id)) continue;
-    /* Of each thread the events up to here stay. */
+    /* The number of events to keep of each thread. */
     uint32_t keep[kMaxThreads];
     bool possible = in_default_way(id, write.causes);
     for (uint32_t t = 0; t < kMaxThreads && possible; ++t) {

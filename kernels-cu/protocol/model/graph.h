@@ -1,9 +1,10 @@
-/* An execution as a graph: the atomic accesses of each thread in program order, which write each read reads (`from`), and the
- * order of the writes of each location (`order`). It fixes an execution completely, whatever the threads' interleaving was.
+/* An execution as a graph: the atomic accesses of each thread in program order, the write that each read takes its value
+ * from (`from`), and the order of the writes of each location (`order`). It determines an execution completely, whatever
+ * the interleaving of the threads was.
  *
- * What is consistent: release and acquire (C++20, with release sequences through read-modify-writes), coherence for each
- * location, read-modify-writes that read the write directly before their own. Program order and `from` have no circle
- * together, so load buffering is not modelled. */
+ * Consistent graphs obey release and acquire (C++20, with release sequences through read-modify-writes) and coherence for
+ * each location, and a read-modify-write reads the write directly before its own. Program order and `from` form no cycle,
+ * so load buffering is not modelled. */
 #ifndef MPK_MODEL_GRAPH_H
 #define MPK_MODEL_GRAPH_H
 
@@ -16,7 +17,7 @@ namespace model {
 
 constexpr uint32_t kMaxThreads = 24;
 constexpr uint32_t kMaxEvents = 250; /* of one thread */
-constexpr uint8_t kInitial = 0xFF;   /* the "thread" of the values that a location starts with */
+constexpr uint8_t kInitial = 0xFF;   /* the "thread" that writes the initial value of a location */
 
 struct Id {
   uint8_t thread = kInitial;
@@ -24,7 +25,7 @@ struct Id {
   bool operator==(const Id& other) const { return thread == other.thread && (thread == kInitial || index == other.index); }
 };
 
-/* How many events of each thread come before. */
+/* The number of events of each thread that come before. */
 struct Clock {
   uint8_t known[kMaxThreads] = {};
   void join(const Clock& other) {
@@ -40,12 +41,12 @@ struct Event {
   bool exclusive = false; /* half of a read-modify-write that writes */
   bool acquire = false, release = false;
   uint16_t location = 0;
-  Id from;                /* a read's */
+  Id from;                /* of a read: the write */
   uint32_t stamp = 0;     /* when it was added to the graph */
   uint64_t value = 0;     /* read, written or chosen */
-  Clock hb;               /* what happens before it, itself included */
-  Clock causes;           /* likewise by program order and `from`, whatever their memory orders */
-  Clock other;            /* a write's: what its reader acquires; a read's: `hb` before it */
+  Clock hb;               /* what happens before it, including itself */
+  Clock causes;           /* the same by program order and `from`, whatever the memory orders */
+  Clock other;            /* of a write: what its reader acquires; of a read: `hb` before it */
   const char* file = nullptr;
   int line = 0;
 };
@@ -62,21 +63,22 @@ class Graph {
   Event& at(Id id) { return events[id.thread][id.index]; }
   const Event& at(Id id) const { return events[id.thread][id.index]; }
   void grow(uint32_t locations);
-  /* Where a write stands in the order of its location. */
+  /* The position of a write in the order of its location. */
   uint32_t place(uint32_t location, Id write) const;
   bool is_exclusive(uint32_t location, uint32_t place) const;
-  /* The place of the newest write that whoever knows `hb` can't miss: reads may not read an older one, writes come after. */
+  /* The position of the newest write that a thread with `hb` cannot miss: reads may not read an older one, and
+   * writes come after it. */
   uint32_t oldest(uint32_t location, const Clock& hb) const;
   void add(uint8_t thread, const Event& event);
-  /* Puts the thread's last event, a write, at `place` of its location's order. */
+  /* Puts the thread's last event, a write, at `place` in its location's order. */
   void insert(uint8_t thread, uint32_t place);
 
-  /* Places at which a write may stand, newest first. Empty: a read-modify-write that another one precludes. */
+  /* Possible positions of a write, newest first. Empty if another read-modify-write precludes this one. */
   std::vector<uint32_t> places(const Event& write, Id own_read) const;
 
-  /* The graphs in which an earlier read takes the value of `write`, the next event of `thread`, which is not yet in the graph
-   * (`own_read`: of a read-modify-write). Each execution is reached once: what has to go for it must have been added in the one
-   * way that is every event's default (TruSt, Kokologiannakis et al., POPL 2022). */
+  /* The graphs in which an earlier read takes the value of `write`, the next event of `thread`, which is not yet in the
+   * graph (`own_read`: the read half if it is a read-modify-write). Each execution is reached once: the events removed for
+   * it must have been added in the one way that is every event's default (TruSt, Kokologiannakis et al., POPL 2022). */
   void revisit(uint8_t thread, const Event& write, Id own_read, std::vector<std::unique_ptr<Graph>>* found) const;
 
  private:

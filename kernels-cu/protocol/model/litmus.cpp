@@ -1,4 +1,4 @@
-/* The checker's own test: classic litmus tests, whose outcomes are known. Each runs with its threads in both orders, which must
+/* The checker's own test: classic litmus tests with known outcomes. Each runs with its threads in both orders, which must
  * not matter, and no execution may be explored twice. */
 #include <stdio.h>
 
@@ -17,7 +17,7 @@ Order rlx() { return platform::kRelaxed; }
 Order acq() { return platform::kAcquire; }
 Order rel() { return platform::kRelease; }
 
-/* Shared words, and one for each thread's results. */
+/* Shared words, and a result word for each thread. */
 struct Words {
   uint64_t x, pad0, y, pad1, data, pad2, r[4];
 };
@@ -29,7 +29,8 @@ uint64_t add(uint64_t* word, Order order) { return platform::fetch_add<Scope::kS
 class Litmus : public Check {
  public:
   using Body = void (*)(Words*);
-  /* `error`: part of the message with which it must fail; NULL: it must not. `executions`: that complete, 0 for any number. */
+  /* `error`: part of the message with which the test must fail; NULL: it must not fail. `executions`: the number
+   * that complete; 0: any number. */
   Litmus(const char* test, std::vector<Body> threads, std::vector<uint64_t> outcomes, const char* error = nullptr, uint64_t executions = 0)
       : Check(test), expected(outcomes.begin(), outcomes.end()), error_part(error), complete(executions), bodies_(std::move(threads)) {
     options.distinct = true;
@@ -90,7 +91,7 @@ Litmus corr_two("coherence, two readers", {[](Words* w) { set(&w->x, 1, rlx()); 
                                            [](Words* w) { w->r[2] = get(&w->x, rlx()); w->r[3] = get(&w->x, rlx()); }},
                 {0, 10, 11, 20, 21, 22, 12, 100 * 0 + 1000, 1010, 1011, 1020, 1021, 1022, 1012, 2000, 2010, 2011, 2020, 2021, 2022, 2012,
                  1100, 1110, 1111, 1120, 1121, 1122, 1112, 2200, 2210, 2211, 2220, 2221, 2222, 2212,
-                 /* 1 then 2, or 2 then 1: not both */
+                 /* 1 then 2, or 2 then 1, not both. */
                  2100, 2110, 2111, 2120, 2121, 2122, 1200, 1210, 1211, 1220, 1222, 1212});
 Litmus cowr("coherence, a thread reads its own write", {[](Words* w) { set(&w->x, 1, rlx()); w->r[0] = get(&w->x, rlx()); }, [](Words* w) { set(&w->x, 2, rlx()); }},
             {1, 2}, nullptr, 3);
@@ -140,7 +141,7 @@ Litmus message_late("messages without order", {[](Words* w) {
 namespace mpk {
 namespace model {
 
-/* The number of tests that pass, or 0 after the first that does not. */
+/* The number of tests that pass, or 0 if one fails. */
 uint32_t run_litmus() {
   uint32_t passed = 0;
   for (Check* check : litmus_tests()) {

@@ -1,7 +1,8 @@
 /* Runs the model checks:
  *   model PROTOCOL [CHECK]
- * the litmus tests, then every check (or the one that is named), then every check with one memory order after the other
- * weakened, until one fails. An order whose weakening no check sees must be listed below, with the reason. */
+ * It runs the litmus tests, then every check (or the named one). Then it weakens one memory order after the other
+ * and runs the checks until one fails. An order that can be weakened without a failing check must be listed below,
+ * with the reason. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,22 +24,22 @@ uint32_t run_litmus();
 
 namespace {
 
-/* A place in the source with an acquire, a release, or system scope. */
+/* A line of the source with an acquire, a release, or system scope. */
 struct Annotation {
-  std::string path; /* in the protocol's folder */
+  std::string path; /* relative to the protocol's folder */
   Site site;
-  std::string text; /* its line */
+  std::string text; /* the line */
   bool orders, system;
 };
 
 struct NotShown {
-  bool scope; /* it is about the scope, not the order */
+  bool scope; /* the entry is about the scope, not the order */
   const char* file;
   const char* text; /* part of the line */
   const char* reason;
 };
 
-/* Orders and scopes that stay as they are though no check fails without them. */
+/* Orders and scopes that stay as they are although no check fails without them. */
 constexpr NotShown kNotShown[] = {
     {true, "trace.h", "platform::store<platform::Scope::kSystem>(count, *count + 1", "the timeline is for the host; no step reads it"},
     {false, "entry.cpp", "&rank->control->running, ~0u", "hosts join the threads, and then look at it; none does so while they run"},
@@ -57,7 +58,7 @@ double seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-/* Takes comments out of a line. */
+/* Removes comments from a line. */
 std::string code_of(const std::string& line, bool* in_comment) {
   std::string code;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -86,7 +87,7 @@ void read_annotations(const std::string& folder, const std::string& path, std::v
     const std::string code = code_of(buffer, &in_comment);
     if (code.find("#define") != std::string::npos || code.find("order") != std::string::npos) continue;
     const bool orders = code.find("kAcquire") != std::string::npos || code.find("kRelease") != std::string::npos;
-    /* The scope belongs to the order of its operation, which may stand on the next line. */
+    /* The scope belongs to the order of its operation, which may be on the next line. */
     in_system |= code.find("Scope::kSystem>") != std::string::npos;
     const bool system = in_system && (orders || code.find("kRelaxed") != std::string::npos);
     if (system) in_system = false;
@@ -118,14 +119,14 @@ std::vector<std::string> sources(const std::string& folder) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/* What a weakened order, or a narrowed scope, leads to, as one line; `bad` where that is a failure of the run. */
+/* The effect of a weakened order, or of a narrowed scope, as one line; `bad` if that is a failure of the run. */
 std::string weakened(const Annotation& annotation, bool scope, const std::vector<Result>& results, bool* bad) {
   std::string text;
   for (size_t i = 0; i < results.size(); ++i) {
     if ((scope ? results[i].system_sites : results[i].sites).count(annotation.site) == 0) continue;
     Variation variation;
     (scope ? variation.narrowed : variation.weakened) = &annotation.site;
-    /* Most executions access a word from all the ranks that ever do. */
+    /* Almost every execution accesses a word from all the ranks that ever access it. */
     checks()[i]->options.limit = scope ? 500 : 0;
     const Result result = explore(*checks()[i], variation);
     if (result.error.empty()) continue;
@@ -167,7 +168,7 @@ int run(const std::string& folder, const char* only) {
         fprintf(stderr, "%s: must fail (%s), but does not: %s\n", check->name, expected, result.error.c_str());
         return 1;
       }
-      results.back().sites.clear(); /* nothing to be learnt from it with weaker orders */
+      results.back().sites.clear(); /* weaker orders would add nothing */
       continue;
     }
     if (!result.error.empty() || result.complete == 0) {
@@ -175,7 +176,7 @@ int run(const std::string& folder, const char* only) {
       return 1;
     }
     check->options.distinct = false;
-    /* The checker's own test: the order in which threads take their turns must not matter. */
+    /* The checker's own test: the order in which threads take turns must not matter. */
     if (result.begun > (getenv("MPK_MODEL_LONG") != nullptr ? 1000000u : 5000u)) continue;
     const uint64_t reversed = explore(*check, {.reversed = true}).complete;
     if (reversed != result.complete) {
@@ -187,7 +188,7 @@ int run(const std::string& folder, const char* only) {
 
   std::vector<Annotation> annotations;
   for (const std::string& path : sources(folder)) read_annotations(folder, path, &annotations);
-  /* Each process takes every n-th. */
+  /* Each process takes every n-th order. */
   const uint32_t processes = 2;
   FILE* pipes[processes];
   pid_t children[processes];

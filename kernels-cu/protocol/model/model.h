@@ -1,8 +1,8 @@
-/* The model checker, as its platform header and its checks see it.
+/* The model checker, as seen by its platform header and its checks.
  *
- * A check builds a small world (memory and threads). The checker runs it again and again, until every execution that the
- * memory model allows has been seen: every value that a load may read, every order of the writes of a location. It stops at the
- * first data race, failed condition or deadlock, and shows that execution. */
+ * A check builds a small world (memory and threads). The checker runs it repeatedly, until it has seen every execution that
+ * the memory model allows: every value that a load may read, every order of the writes of a location. It stops at the first
+ * data race, failed condition or deadlock, and shows that execution. */
 #ifndef MPK_MODEL_MODEL_H
 #define MPK_MODEL_MODEL_H
 
@@ -19,7 +19,7 @@ namespace model {
 
 /* ---- what the platform header needs ---- */
 
-/* A memory order, with the place where it is written: a run may weaken the one at one place. */
+/* A memory order, and where it is in the source: a run may weaken one of them. */
 enum class Kind : uint8_t { kRelaxed, kAcquire, kRelease, kAcquireRelease };
 struct Order {
   Kind kind;
@@ -32,40 +32,41 @@ void store(void* address, size_t bytes, bool system, uint64_t value, Order order
 uint64_t fetch_add(void* address, size_t bytes, bool system, uint64_t value, Order order);
 bool compare_exchange(void* address, size_t bytes, bool system, uint64_t* expected, uint64_t desired, Order order);
 
-/* Plain memory, for code that copies it without the compiler's instrumentation. */
+/* Copies plain memory, for code without the compiler's instrumentation. */
 void copy(void* to, const void* from, size_t bytes);
 
-/* A waiting loop has found nothing `turns` times. Returns where it may go on; true where time has passed. */
+/* A waiting loop has looked `turns` times without success. Returns when it may continue; true if time has passed. */
 bool wait_turn(uint32_t turns);
 uint64_t clock_ns();
 
-/* Something that happens by itself, later: a message. It begins after all that this thread has done so far, and after the
- * messages that are its predecessors: those of `channel` whose sending happens before this one. */
+/* Something that happens by itself later: a message. It begins after everything that this thread has done so far, and
+ * after the messages that are its predecessors: those of `channel` whose sending happens before this one. */
 void send(uint64_t channel, bool after_predecessors, std::function<void()> message);
 
 /* ---- what a check needs ---- */
 
 struct Options {
-  bool aborts = false;   /* the abort word is looked at; off where nobody sets it */
-  bool timeouts = false; /* a wait may come to its deadline at any time */
-  uint32_t turns = 0;    /* turns of a waiting loop that are explored before it counts as blocked */
-  /* A write comes after all writes of its location that caused it, even through relaxed accesses alone. So it is where a read
-   * and a write that follows from it stay in order, and what has been read has arrived: not in C++, but in hardware. */
+  bool aborts = false;   /* the abort word is read; off if no thread sets it */
+  bool timeouts = false; /* a wait may reach its deadline at any time */
+  uint32_t turns = 0;    /* turns of a waiting loop to explore before it counts as blocked */
+  /* A write comes after all writes of its location that caused it, even through relaxed accesses alone. This holds on
+   * hardware, but not in C++: a read and a write that follows from it stay in order, and a value that was read has
+   * arrived. */
   bool causal_writes = false;
-  bool distinct = false; /* no execution is explored twice, which costs memory to find out */
-  const char* must_fail = nullptr; /* part of the message with which it must: the check sees what it is there for */
-  uint64_t limit = 0;    /* executions at most, 0: no limit */
+  bool distinct = false; /* check that no execution is explored twice, which costs memory */
+  const char* must_fail = nullptr; /* part of the message with which it must fail: proves that the check detects its fault */
+  uint64_t limit = 0;    /* maximum number of executions; 0: no limit */
 };
 
 class Check {
  public:
   explicit Check(const char* check_name) : name(check_name) {}
   virtual ~Check() = default;
-  /* Makes memory and threads; called before each execution. */
+  /* Creates memory and threads; called before each execution. */
   virtual void build() = 0;
-  /* All threads have ended. */
+  /* Called when all threads have ended. */
   virtual void finish() {}
-  /* Whether threads may be left waiting: called where none can go on. */
+  /* Whether threads may be left waiting: called when none can continue. */
   virtual bool may_wait() { return false; }
   const char* name;
   Options options;
@@ -77,19 +78,19 @@ template <typename T>
 T* make(size_t count = 1) {
   return static_cast<T*>(allocate(sizeof(T) * count, alignof(T) < 8 ? 8 : alignof(T)));
 }
-/* `rank`: atomics between threads of two ranks need system scope. The host has a rank of its own. */
+/* `rank`: atomics between threads of two ranks need system scope. The host counts as a separate rank. */
 constexpr uint32_t kHost = 1000;
 void thread(const char* name, uint32_t rank, std::function<void()> body);
-/* Halves of this 8-byte word are loaded alone. */
+/* The two halves of this 8-byte word may be loaded separately. */
 void whole_word(const void* address);
-/* For the report; `number`: of an element. */
+/* A name for the report; `number` is the index of an element. */
 void label(const void* address, const char* text, int number = -1);
 
 /* In threads and finish(): */
 [[gnu::format(printf, 1, 2)]] void fail(const char* format, ...);
-/* One of 0 .. options - 1, all of which are explored. */
+/* Returns one of 0 .. options - 1; all are explored. */
 uint32_t choose(uint32_t options);
-/* In finish(): what has come out, for litmus tests. */
+/* In finish(): the result of the execution, for litmus tests. */
 void outcome(uint64_t value);
 
 #define MODEL_CHECK(condition, ...)                    \
@@ -100,27 +101,27 @@ void outcome(uint64_t value);
 /* ---- what the runner needs ---- */
 
 struct Site {
-  std::string file; /* its last part */
+  std::string file; /* last part of its path */
   int line;
   bool operator<(const Site& other) const { return file != other.file ? file < other.file : line < other.line; }
 };
 
 struct Result {
   uint64_t complete = 0; /* executions in which all threads ended */
-  uint64_t waiting = 0;  /* that end in waits which a later value would have ended: seen again elsewhere */
-  uint64_t begun = 0;    /* all, with those that were given up early */
+  uint64_t waiting = 0;  /* that end in waits which a later value would have ended: these are explored elsewhere */
+  uint64_t begun = 0;    /* all executions, including those given up early */
   bool limited = false;
-  std::string error;     /* of the last one: what, and how it came about */
+  std::string error;     /* of the last execution: what went wrong, and how */
   std::set<uint64_t> outcomes;
-  std::set<Site> sites;  /* memory orders that were used, but relaxed ones */
+  std::set<Site> sites;  /* memory orders used, except relaxed ones */
   std::set<Site> system_sites; /* where system scope was used */
 };
 
-/* How an exploration differs from the plain one. */
+/* How an exploration differs from the default one. */
 struct Variation {
-  const Site* weakened = nullptr; /* its memory order counts as relaxed */
-  const Site* narrowed = nullptr; /* its scope counts as the device */
-  bool reversed = false; /* the threads take their turns in the opposite order, which must lead to as many executions */
+  const Site* weakened = nullptr; /* this memory order counts as relaxed */
+  const Site* narrowed = nullptr; /* this scope counts as device scope */
+  bool reversed = false; /* the threads take turns in the opposite order, which must give the same number of executions */
 };
 
 Result explore(Check& check, const Variation& variation);

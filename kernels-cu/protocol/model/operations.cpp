@@ -1,4 +1,5 @@
-/* What threads do: each operation of model.h is found in the graph, or is new, and then has its alternatives. */
+/* What threads do: each operation of model.h is found in the graph; or it is new, and its alternatives are
+ * collected. */
 #include <stdarg.h>
 
 #include "model/explorer.h"
@@ -124,7 +125,7 @@ void Explorer::send(uint64_t channel, bool after_predecessors, std::function<voi
   fresh.state = State::kFollows;
   fresh.body = [this, message = std::move(message)] {
     message();
-    choose(1); /* so that its last plain accesses come before an event */
+    choose(1); /* a choice, so that the message's last plain accesses come before an event */
   };
   prepare(id);
 }
@@ -232,7 +233,8 @@ uint64_t Explorer::read(uint16_t location, Order order, bool may_write, const Wr
     for (uint32_t place = static_cast<uint32_t>(ordered.size()); place-- > oldest;) {
       const Id write = ordered[place];
       if (may_write && writes(value_of(location, write)) && graph_->is_exclusive(location, place + 1)) {
-        /* Another read-modify-write has it. Only if that could read this one's write instead. */
+        /* Another read-modify-write already has it. This one may have it only if the other could read this
+         * one's write instead. */
         const Id rival = ordered[place + 1];
         if (self.causes.has(Id{rival.thread, static_cast<uint8_t>(rival.index - 1)})) continue;
       }
@@ -311,7 +313,7 @@ void Explorer::write(uint16_t location, uint64_t value, bool release, bool exclu
   event.release = release;
   event.other = released(event.hb, release, own_read);
   self.in_exclusive = false;
-  /* Memory holds the newest of what has been done, for plain reads that come after all. */
+  /* Memory holds the newest write done so far, for plain reads that come after all of them. */
   const std::vector<Id>& writes = graph_->order[location];
   for (uint32_t i = graph_->place(location, id) + 1; i < writes.size(); ++i)
     if (is_done(writes[i])) return;
@@ -328,7 +330,7 @@ Clock Explorer::released(const Clock& hb, bool release, Id own_read) const {
   return clock;
 }
 
-/* ---- the interface, for the explorer that runs ---- */
+/* ---- the interface, for the running explorer ---- */
 
 uint64_t load(const void* address, size_t bytes, bool system, Order order, const char* function) {
   return g_explorer->load(address, bytes, system, order, function);

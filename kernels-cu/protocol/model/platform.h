@@ -1,5 +1,6 @@
-/* The third platform of the protocol's steps, beside platform/cpu.h and platform/gpu.h: atomics are operations of the model
- * checker (model.h). Compiled with calls before each plain load and store (shadow.cpp), so that plain memory is checked too. */
+/* The third platform of the protocol's steps, next to platform/cpu.h and platform/gpu.h: atomics are operations of the model
+ * checker (model.h). It is compiled with calls before each plain load and store (shadow.cpp), so plain memory is checked
+ * too. */
 #ifndef MPK_MODEL_PLATFORM_H
 #define MPK_MODEL_PLATFORM_H
 
@@ -30,7 +31,7 @@ inline Order order_at(model::Kind kind, const char* file, int line) { return Ord
 
 template <Scope S, typename T>
 inline T load(const T* address, Order order, const char* function = __builtin_FUNCTION()) {
-  if constexpr (S == Scope::kThread) return *address; /* plain, so that the checker sees whether it is */
+  if constexpr (S == Scope::kThread) return *address; /* a plain access, so that the checker sees whether the word is really private */
   else return static_cast<T>(model::load(address, sizeof(T), S == Scope::kSystem, order, function));
 }
 
@@ -40,7 +41,7 @@ inline void store(T* address, T value, Order order, const char* function = __bui
   else model::store(address, sizeof(T), S == Scope::kSystem, static_cast<uint64_t>(value), order, function);
 }
 
-/* Of the status only, which the checker leaves out: no step reads it. */
+/* Writes only to the status, which the checker leaves out: no step reads it. */
 inline void store_four(uint32_t*, uint32_t, uint32_t, uint32_t, uint32_t) {}
 
 template <Scope S, typename T>
@@ -73,7 +74,7 @@ inline uint32_t count_bits(uint32_t mask) { return static_cast<uint32_t>(__built
 inline uint64_t clock_ns() { return model::clock_ns(); }
 inline void pause() {}
 inline void sleep_ns(uint64_t) {}
-/* Sleeping on a word is waiting like any other; that a wake comes too late costs time only. */
+/* Sleeping on a word is waiting like any other; a late wake costs only time. */
 inline void park(const uint32_t*, uint32_t, uint64_t) { model::wait_turn(0xFFFFFFFFu); }
 inline void wake(uint32_t*) {}
 inline void ring(uint32_t*) {}
@@ -103,7 +104,7 @@ class Backoff {
   uint32_t count_ = 0;
 };
 
-/* Only a hint to the system: any thread may be the next anyway. */
+/* Only a hint to the system: any thread may run next anyway. */
 inline void make_way_for_proxy(const mpk_rank*) {}
 
 template <typename T>
@@ -114,9 +115,9 @@ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   return reinterpret_cast<T*>(base + offset);
 }
 
-/* With MPK_SIGNALS_NVSHMEM what goes to a rank is a message: it leaves at once and arrives at a time of its own. A signal's
- * fence puts it after all that this rank has sent to that rank before: by this thread, or by another one as far as this one has
- * been told (it happens before the fence). Puts have no order among themselves. */
+/* With MPK_SIGNALS_NVSHMEM, whatever goes to a rank is a message: it leaves at once and arrives at some later time. A
+ * signal's fence orders it after everything that this rank has sent to that rank before: sent by this thread, or by another
+ * thread as far as this one knows of it (it happens before the fence). Puts are not ordered with each other. */
 inline uint64_t channel(const mpk_rank* rank, uint32_t pe) { return static_cast<uint64_t>(rank->rank) * 64 + pe; }
 
 inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
@@ -130,7 +131,7 @@ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destinat
   return true;
 }
 
-/* Of the decisions of a parked rank only, which no check has yet. */
+/* Used only for the decisions of a parked rank, which no check has yet. */
 inline void order_puts() {}
 
 inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
@@ -154,7 +155,7 @@ inline bool put_rows(const mpk_rank* rank, uint32_t pe, void* local_destination,
   return reached;
 }
 
-/* Release, in both ways. */
+/* Release in both paths. */
 inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
   uint64_t* counter = peer_address(rank, pe, local_counter);
   if (counter == nullptr) return false;
@@ -164,7 +165,7 @@ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counte
   return true;
 }
 
-/* Small things: the source is read at once, word by word (it may lie on the stack), and the words leave as puts. */
+/* Small data: the source is read at once, word by word (it may be on the stack), and the words leave as puts. */
 inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
                             uint64_t* local_signal, uint64_t value) {
   uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));

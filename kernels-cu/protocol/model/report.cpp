@@ -1,4 +1,4 @@
-/* How an execution is named and shown. */
+/* How an execution is described. */
 #include "model/explorer.h"
 
 namespace mpk {

@@ -11,19 +11,20 @@ alignas(64) uint8_t g_arena[kArenaBytes];
 
 namespace {
 
-/* Four bytes of memory. A time is the number of atomic events that the thread had done, and one more; 0: never. */
+/* Four bytes of memory. A time is 1 + the number of atomic events that the thread had done; 0: never. */
 struct Cell {
   bool touched;
   uint8_t writer;
   uint16_t written;
-  uint32_t reads, atomic_reads, atomic_writes; /* threads that have */
+  uint32_t reads, atomic_reads, atomic_writes; /* bit sets of threads */
   uint16_t read[kMaxThreads], atomic_read[kMaxThreads], atomic_written[kMaxThreads];
 };
 
 Cell g_cells[kArenaBytes / 4];
 std::vector<uint32_t> g_touched;
 
-/* A thread among `threads` other than `self` whose access at `times` is not before what `hb` knows, or -1. */
+/* A thread among `threads`, other than `self`, whose access at `times` does not happen before `hb`; -1 if there
+ * is none. */
 int unordered(uint32_t threads, const uint16_t* times, uint8_t self, const Clock& hb) {
   for (threads &= ~(1u << self); threads != 0; threads &= threads - 1) {
     const int other = __builtin_ctz(threads);
@@ -82,7 +83,7 @@ int shadow_access(const void* address, size_t bytes, Access access, uint8_t thre
 }  // namespace model
 }  // namespace mpk
 
-/* What the compiler calls with -fsanitize=thread; its own library is not linked. */
+/* The calls that the compiler makes with -fsanitize=thread; its own library is not linked. */
 extern "C" {
 #define MODEL_HOOK(bytes)                                                                                     \
   void __tsan_read##bytes(void* p) { mpk::model::plain_access(p, bytes, false); }                             \

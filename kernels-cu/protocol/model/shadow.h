@@ -1,4 +1,4 @@
-/* The world's memory, and who has touched which of it: finds data races by vector clocks. */
+/* The world's memory, and which thread has accessed what: finds data races with vector clocks. */
 #ifndef MPK_MODEL_SHADOW_H
 #define MPK_MODEL_SHADOW_H
 
@@ -19,12 +19,13 @@ inline bool in_arena(const void* address) {
 
 enum class Access { kPlainRead, kPlainWrite, kAtomicRead, kAtomicWrite };
 
-/* Forgets all. */
+/* Forgets all accesses. */
 void shadow_reset();
-/* Notes an access by `thread`, which knows `hb` and has done `events` atomic ones before. The thread that raced with it, or -1. */
+/* Records an access by `thread`, which knows `hb` and has done `events` atomic events before. Returns the thread
+ * that raced with it, or -1. */
 int shadow_access(const void* address, size_t bytes, Access access, uint8_t thread, uint32_t events, const Clock& hb);
 
-/* Of a plain access in a thread of the world: called by the compiler's instrumentation. */
+/* A plain access in a thread of the world; the compiler's instrumentation calls this. */
 void plain_access(const void* address, size_t bytes, bool write);
 
 }  // namespace model

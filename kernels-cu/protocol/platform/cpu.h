@@ -1,5 +1,5 @@
-/* Everything the steps of the protocol need from the machine, for the CPU target. The GPU has the same names
- * in platform/gpu.h: the steps include neither libstdc++ nor libc themselves. Writing to other ranks is in cpu_puts.h. */
+/* Everything that the steps of the protocol need from the machine, for the CPU target. The GPU has the same names in
+ * platform/gpu.h; the steps themselves include neither libstdc++ nor libc. Writes to other ranks are in cpu_puts.h. */
 #ifndef MPK_PLATFORM_CPU_H
 #define MPK_PLATFORM_CPU_H
 
@@ -16,17 +16,17 @@
 #include "mpk/abi.h"
 
 #define MPK_DEVICE inline
-/* Of no hurry: kept out of the code around its call. */
+/* Not urgent: kept out of line. */
 #define MPK_DEVICE_COLD static __attribute__((noinline, cold, unused))
 
 namespace mpk {
 namespace platform {
 
-/* Who may be at the other end of an atomic: threads of one block, of one rank, or of any rank. One coherence
- * domain on the CPU; on the GPU `.cta`, `.gpu` and `.sys`. */
+/* Who may be at the other end of an atomic: threads of one block, of one rank, or of any rank. The CPU is
+ * one coherence domain; on the GPU these are `.cta`, `.gpu` and `.sys`. */
 enum class Scope { kThread, kDevice, kSystem };
 
-/* A launch may keep a timeline (trace.h). */
+/* A launch may record a timeline (trace.h). */
 constexpr bool kTraces = true;
 
 /* A rank may have static and dynamic graphs (MPK_MIXED). */
@@ -35,7 +35,7 @@ constexpr bool kMixedPlacement = true;
 enum Order : int {
   kRelaxed = __ATOMIC_RELAXED,
   kAcquire = __ATOMIC_ACQUIRE,
-/* Negative control for the tests: with it ThreadSanitizer and the checksums must go red. Never set otherwise. */
+/* Negative control for the tests: with it, ThreadSanitizer and the checksums must fail. Never set otherwise. */
 #ifdef MPK_TEST_WEAKEN_RELEASE
   kRelease = __ATOMIC_RELAXED,
   kAcquireRelease = __ATOMIC_ACQUIRE,
@@ -47,7 +47,7 @@ enum Order : int {
 
 template <Scope S, typename T>
 inline T load(const T* address, Order order) {
-  if constexpr (S == Scope::kThread) return *address; /* so that ThreadSanitizer sees whether it is */
+  if constexpr (S == Scope::kThread) return *address; /* a plain access, so that ThreadSanitizer sees whether the word is really private */
   return __atomic_load_n(address, order);
 }
 
@@ -57,7 +57,7 @@ inline void store(T* address, T value, Order order) {
   else __atomic_store_n(address, value, order);
 }
 
-/* Four words side by side, each relaxed at system scope. */
+/* Stores four adjacent words, each relaxed at system scope. */
 inline void store_four(uint32_t* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   store<Scope::kSystem>(address, a, kRelaxed);
   store<Scope::kSystem>(address + 1, b, kRelaxed);
@@ -76,7 +76,7 @@ inline bool compare_exchange(T* address, T* expected, T desired, Order order) {
   return __atomic_compare_exchange_n(address, expected, desired, false, order, __ATOMIC_RELAXED);
 }
 
-/* The threads that run a scheduler together, and call its functions together: here one. */
+/* The threads that run a scheduler together, and call its functions together. Here it is one thread. */
 struct Team {
   static constexpr uint32_t kSize = 1;
   uint32_t member() const { return 0; }
@@ -85,18 +85,18 @@ struct Team {
   T from_leader(T value) const {
     return value;
   }
-  /* Bit i: what member i said. */
+  /* Bit i: the vote of member i. */
   uint32_t vote(bool yes) const { return yes; }
-  /* A barrier: after it all members see what any of them wrote before it. */
+  /* A barrier: after it, all members see what any of them wrote before it. */
   void sync() const {}
 };
 
-/* How often a loop of dynamic placement looks for something to do in vain, for one look at the abort word and the clock. */
+/* A loop of dynamic placement checks the abort word and the clock once per this many steps without work. */
 constexpr uint32_t kStepsBetweenPolls = 1;
 
 inline uint32_t count_bits(uint32_t mask) { return static_cast<uint32_t>(__builtin_popcount(mask)); }
 
-/* Nanoseconds of a clock that never goes back, the same for all threads of a rank. */
+/* Nanoseconds of a monotonic clock, the same for all threads of a rank. */
 inline uint64_t clock_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -118,8 +118,8 @@ inline void sleep_ns(uint64_t ns) {
   nanosleep(&duration, nullptr);
 }
 
-/* Sleeps until somebody wakes `word` or `ns` are over; not at all if the word is no longer `seen`. It may wake for no reason. The
- * word may lie in memory that processes share. */
+/* Sleeps until a thread wakes `word`, or for `ns`; returns at once if the word differs from `seen`. It may wake for no reason.
+ * The word may be in memory that processes share. */
 inline void park(const uint32_t* word, uint32_t seen, uint64_t ns) {
 #if defined(__linux__)
   timespec longest;
@@ -131,7 +131,7 @@ inline void park(const uint32_t* word, uint32_t seen, uint64_t ns) {
 #endif
 }
 
-/* Wakes all that sleep on `word`: after it has changed. */
+/* Wakes all threads that sleep on `word`. Called after it has changed. */
 inline void wake(uint32_t* word) {
 #if defined(__linux__)
   syscall(SYS_futex, word, FUTEX_WAKE, 0x7FFFFFFF, nullptr, nullptr, 0);
@@ -140,18 +140,18 @@ inline void wake(uint32_t* word) {
 #endif
 }
 
-/* Tells the host, which may sleep on `word`, that there is something new. Release: pairs with the acquire with which the host reads
- * the word before it looks at the results, so that it does not go to sleep on what it has not seen. */
+/* Tells the host, which may sleep on `word`, that there is news. Release: pairs with the acquire with which the host reads the
+ * word before it looks at the results, so the host does not go to sleep on news that it has not seen. */
 inline void ring(uint32_t* word) {
   fetch_add<Scope::kSystem>(word, 1u, kRelease);
   wake(word);
 }
 
-/* Tells whoever sleeps on the event that `event` names that there is something new; false if it names none. The event belongs to
- * this process. */
+/* Tells the thread that sleeps on the eventfd in `event` that there is news; false if there is no eventfd. It belongs to this
+ * process. */
 inline bool tell(const int32_t* event) {
 #if defined(__linux__)
-  /* Relaxed: an event is open before it is named, and as long as this runs. */
+  /* Relaxed: the eventfd is open before it is named, and stays open while this runs. */
   const int32_t file = load<Scope::kSystem>(event, kRelaxed);
   const uint64_t one = 1;
   return file > 0 && write(file, &one, sizeof(one)) == sizeof(one);
@@ -161,7 +161,7 @@ inline bool tell(const int32_t* event) {
 #endif
 }
 
-/* Plain memory. */
+/* Plain memory, not atomic. */
 inline void copy_bytes(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
 
 inline uint32_t float_bits(float value) {
@@ -176,11 +176,11 @@ inline float float_from_bits(uint32_t bits) {
   return value;
 }
 
-/* How a wait passes its time: spins while its peer surely runs on another core, then gives the core away, then
- * sleeps, so that waiting threads leave the cores to those that compute. With more threads than cores
- * (mpk_rank.oversubscribed) it gives the core away at once: the thread it waits for may need this very core. Where that is the
- * proxy, it sleeps as late as with enough cores, since a sleep takes longer than a message. Hundreds of threads of one core would
- * keep it busy with their looks alone: the more there are, the fewer turns each gives away and the longer it sleeps. */
+/* How a wait passes the time. It spins while its peer is probably running on another core, then yields the core, then sleeps,
+ * so that waiting threads leave the cores to the threads that compute. With more threads than cores (mpk_rank.oversubscribed)
+ * it yields at once, because the awaited thread may need this very core. If only the proxy lacks a core, the wait sleeps as
+ * late as with enough cores, because a sleep takes longer than a message. Hundreds of threads on one core would keep it busy
+ * by polling alone: the more threads there are, the fewer yields each makes and the longer it sleeps. */
 class Backoff {
  public:
   explicit Backoff(const mpk_rank* rank)
@@ -192,7 +192,7 @@ class Backoff {
     sleep_ns_ = first_sleep_ns_;
   }
 
-  /* True when enough time went by that the caller should look at the clock. */
+  /* True if enough time has passed for the caller to check the clock. */
   bool step() {
     ++count_;
     if (count_ <= spins_) {
@@ -218,8 +218,9 @@ class Backoff {
   static constexpr uint32_t kYields = 500;
   static constexpr uint32_t kYieldsShared = 20;
   static constexpr uint64_t kFirstSleepNs = 20000;
-  static constexpr uint64_t kSleeps = 10; /* the longest, in first ones */
-  /* A look costs 2 to 3 us of a core. So many threads that look every 200 us take a tenth of it. */
+  static constexpr uint64_t kSleeps = 10; /* the longest sleep, as a multiple of the first */
+  /* A look takes 2 to 3 us of a core. With this many threads, each looking every 200 us, polling takes a tenth of
+   * the core. */
   static constexpr uint32_t kThreadsASleep = 10;
   static constexpr uint32_t kYieldsOfCore = 1000;
   uint32_t count_ = 0;
@@ -228,11 +229,11 @@ class Backoff {
   uint64_t sleep_ns_ = kFirstSleepNs;
 };
 
-/* Gives the core to the proxy for a turn, where the two share it and there are frames to send. A hint: the proxy comes anyway, at the latest when
- * the system finds that it has waited for long, but that is milliseconds. */
+/* Yields the core to the proxy once, if the two share it and there are frames to send. This is only a hint: the proxy runs anyway when the
+ * system finds that it has waited for long, but that takes milliseconds. */
 inline void make_way_for_proxy(const mpk_rank* rank) {
   if (rank->proxy == nullptr || rank->oversubscribed == MPK_CORES_ENOUGH) return;
-  /* Relaxed: nothing is read on the strength of it. */
+  /* Relaxed: no data depends on it. */
   const uint64_t put = load<Scope::kDevice>(&rank->proxy->reserved, kRelaxed);
   if (put != load<Scope::kSystem>(rank->proxy->head, kRelaxed)) sched_yield();
 }

@@ -1,5 +1,5 @@
-/* Writing to other ranks, for the CPU target (on top of platform/cpu.h): by stores where they share memory, by the proxy where they do
- * not. */
+/* Writes to other ranks, for the CPU target (on top of platform/cpu.h): by stores if they share memory, otherwise through the
+ * proxy. */
 #ifndef MPK_PLATFORM_CPU_PUTS_H
 #define MPK_PLATFORM_CPU_PUTS_H
 
@@ -9,8 +9,8 @@
 namespace mpk {
 namespace platform {
 
-/* The address, as seen from here, of rank `pe`'s copy of a symmetric object whose copy at this rank is at
- * `local`; NULL where that rank's memory can't be reached by stores. */
+/* A symmetric object is at `local` at this rank: the address, as seen from this rank, of rank `pe`'s
+ * copy. NULL if stores cannot reach that rank's memory. */
 template <typename T>
 inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   uint8_t* base = rank->sym[pe];
@@ -19,8 +19,8 @@ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   return reinterpret_cast<T*>(base + offset);
 }
 
-/* 8-byte words at rank `pe`, each relaxed: its reader tells by the word itself whether it has come. False where the
- * rank can't be reached. */
+/* Writes 8-byte words at rank `pe`, each relaxed: the reader recognises from the word itself whether it has
+ * arrived. False if the rank is out of reach. */
 inline bool put_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, const uint64_t* values, uint32_t count) {
   uint64_t* destination = peer_address(rank, pe, local_destination);
   if (destination == nullptr) return proxy_words(rank, pe, local_destination, values, count);
@@ -32,11 +32,12 @@ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destinat
   return put_words(rank, pe, local_destination, &value, 1);
 }
 
-/* Words that this thread has put at a place come there before those that it puts from now on. */
+/* Words that this thread has put to a location arrive there before words that it puts from now on. */
 inline void order_puts() {}
 
-/* Writes `bytes` at rank `pe`'s copy of `local_destination`. Not ordered by itself: a later signal with release
- * order makes it visible to who acquires the signal. False where the rank can't be reached. */
+/* Writes `bytes` bytes to rank `pe`'s copy of `local_destination`. The put itself is not ordered: a later
+ * signal with release order makes it visible to a reader that acquires the signal. False if the rank is out
+ * of reach. */
 inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
   uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));
   if (destination == nullptr) return proxy_rows(rank, pe, local_destination, bytes, source, bytes, 1, bytes);
@@ -44,7 +45,7 @@ inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, cons
   return true;
 }
 
-/* As put, for `rows` rows of `row_bytes` each; strides in bytes. For the active rows of a tile. */
+/* As put, for `rows` rows of `row_bytes` bytes each; strides are in bytes. For the active rows of a tile. */
 inline bool put_rows(const mpk_rank* rank, uint32_t pe, void* local_destination, size_t destination_stride,
                      const void* source, size_t source_stride, size_t rows, size_t row_bytes) {
   uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));
@@ -58,8 +59,8 @@ inline bool put_rows(const mpk_rank* rank, uint32_t pe, void* local_destination,
   return true;
 }
 
-/* Adds to rank `pe`'s copy of a symmetric counter. Release: whoever acquires the new value sees what this thread
- * put before. False where the rank can't be reached. */
+/* Adds to rank `pe`'s copy of a symmetric counter. Release: a reader that acquires the new value sees
+ * everything that this thread put before. False if the rank is out of reach. */
 inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
   uint64_t* counter = peer_address(rank, pe, local_counter);
   if (counter == nullptr) return proxy_add(rank, pe, local_counter, value);
@@ -67,7 +68,7 @@ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counte
   return true;
 }
 
-/* A put and then a signal that is released after it: the receiver that acquires the signal sees the data. */
+/* A put, then a signal that is released after it: a receiver that acquires the signal sees the data. */
 inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
                             uint64_t* local_signal, uint64_t value) {
   return put(rank, pe, local_destination, source, bytes) && signal_add(rank, pe, local_signal, value);

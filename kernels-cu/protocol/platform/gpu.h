@@ -1,6 +1,7 @@
-/* Everything the steps of the protocol need from the machine, for the GPU target: the names of platform/cpu.h.
+/* Everything that the steps of the protocol need from the machine, for the GPU target, under the names of
+ * platform/cpu.h.
  *
- * Atomics are PTX with the scope and order that the step asks for. Writing to other ranks is in gpu_puts.h. */
+ * Atomics are PTX with the scope and order that the step asks for. Writes to other ranks are in gpu_puts.h. */
 #ifndef MPK_PLATFORM_GPU_H
 #define MPK_PLATFORM_GPU_H
 
@@ -32,11 +33,11 @@
 namespace mpk {
 namespace platform {
 
-/* Threads of one block, of one GPU, of any GPU and the host: `.cta`, `.gpu`, `.sys`. */
+/* Threads of one block, of one GPU, of any GPU or the host: `.cta`, `.gpu`, `.sys`. */
 enum class Scope { kThread, kDevice, kSystem };
-/* The kernel may keep a timeline (trace.h). */
+/* The kernel may record a timeline (trace.h). */
 constexpr bool kTraces = MPK_TRACE != 0;
-/* A rank may have static and dynamic graphs (MPK_MIXED). Without it the kernel has nothing of that. */
+/* A rank may have static and dynamic graphs (MPK_MIXED). If this is false, the kernel contains no code for that. */
 constexpr bool kMixedPlacement = MPK_MIXED_PLACEMENT != 0;
 enum Order : int { kRelaxed, kAcquire, kRelease, kAcquireRelease };
 
@@ -139,7 +140,7 @@ __device__ inline void store(T* address, T value, Order order) {
   store_bits(ScopeTag<S>(), reinterpret_cast<Bits<T>*>(address), static_cast<Bits<T>>(value), order == kRelease);
 }
 
-/* Four words side by side, each relaxed at system scope; `address` is aligned to 16. */
+/* Stores four adjacent words, each relaxed at system scope; `address` is aligned to 16 bytes. */
 __device__ inline void store_four(uint32_t* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -185,7 +186,7 @@ __device__ inline uint64_t clock_ns() {
 
 __device__ inline void pause() { __nanosleep(20); }
 __device__ inline void sleep_ns(uint64_t ns) { __nanosleep(ns < 1000000 ? static_cast<uint32_t>(ns) : 1000000u); }
-/* As in cpu.h, but short: nobody can wake a thread here. */
+/* As in cpu.h, but short: on a GPU nobody can wake a thread. */
 __device__ inline void park(const uint32_t*, uint32_t, uint64_t) { __nanosleep(500); }
 __device__ inline void wake(uint32_t*) {}
 __device__ inline void ring(uint32_t*) {} /* the host of a GPU polls */
@@ -193,12 +194,12 @@ __device__ inline bool tell(const int32_t*) { return false; }
 __device__ inline uint32_t float_bits(float value) { return __float_as_uint(value); }
 __device__ inline float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
 
-/* How a wait passes its time. Warps of an SM do not take cores from each other: it polls, with pauses once the wait has
- * become long, so that thousands of waiting threads leave the memory system to the others. */
+/* How a wait passes the time. The warps of an SM do not take cores from each other, so it polls. Once the wait has
+ * become long it pauses between polls, so that thousands of waiting threads leave the memory system to the others. */
 class Backoff {
  public:
   __device__ explicit Backoff(const mpk_rank*) {}
-  /* True when enough time went by that the caller should look at the clock. */
+  /* True if enough time has passed for the caller to check the clock. */
   __device__ bool step() {
     if (++count_ > kSpins) pause();
     return (count_ & 63u) == 0;

@@ -1,15 +1,15 @@
-/* Writing to other ranks, for the GPU target (on top of platform/gpu.h): by stores where mpk_rank.sym has a pointer, otherwise through
- * NVSHMEM's device calls (MPK_NVSHMEM=1), or by the host (MPK_HOST_PROXY=1): frames in a ring in the host's memory, which the rank's
- * proxy carries (frames.h). One warp of this kernel does what frames from other ranks say (protocol/gpu/inbox.cuh). So all atomics on
- * a counter are this GPU's own.
+/* Writes to other ranks, for the GPU target (on top of platform/gpu.h): by stores if mpk_rank.sym has a pointer, otherwise through
+ * NVSHMEM's device calls (MPK_NVSHMEM=1) or through the host (MPK_HOST_PROXY=1). The host path uses frames in a ring in host
+ * memory, which the rank's proxy carries (frames.h). One warp of the receiving kernel carries out the frames from other ranks
+ * (protocol/gpu/inbox.cuh). So all atomics on a counter come from its own GPU.
  *
- * NVSHMEM's calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card;
- * where a link is dead the room for requests runs out, and the call does not return. Nothing here can bound it. So
- * - no thread begins such a signal once the rank is aborted (`aborted`), and no other loop of the protocol waits for a
- *   thread that is inside one without its own deadline: the rest of the rank ends, and reports where it stood;
- * - ranks out of reach are told of an abort by one thread, as its last act (abort_out_of_reach);
- * - the kernel ends only when every call has returned. The host waits for that a bounded time after the abort, then reports
- *   and ends the process without the kernel (distributed/src/cuda/run.rs). */
+ * NVSHMEM's calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card. If
+ * a link is dead, the room for requests runs out and the call does not return. Nothing here can bound it. So
+ * - no thread begins such a signal once the rank is aborted (`aborted`), and no other loop of the protocol waits for a thread
+ *   inside one without a deadline of its own: the rest of the rank ends, and reports what it waited for;
+ * - one thread tells the ranks out of reach of an abort, as its last act (abort_out_of_reach);
+ * - the kernel ends only when every call has returned. The host waits for that for a bounded time after the abort, then reports and
+ *   ends the process without the kernel (distributed/src/cuda/run.rs). */
 #ifndef MPK_PLATFORM_GPU_PUTS_H
 #define MPK_PLATFORM_GPU_PUTS_H
 
@@ -22,11 +22,11 @@ namespace mpk {
 namespace platform {
 
 #if MPK_HOST_PROXY
-/* Out of the way of the tasks' code. */
+/* Out of line, to keep them away from the tasks' code. */
 static __device__ __noinline__ bool host_words(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, const uint64_t* values, uint32_t count) {
-  /* An abort overtakes what is in the ring, which may be full: the proxy looks at this word, and tells all ranks. */
+  /* An abort overtakes the contents of the ring, which may be full: the proxy reads this word, and tells all ranks. */
   if (local_destination == reinterpret_cast<uint64_t*>(rank->control)) {
-    /* Relaxed: nothing is read on the strength of it. */
+    /* Relaxed: no data depends on it. */
     store<Scope::kSystem>(rank->proxy->abort, values[0], kRelaxed);
     return true;
   }
@@ -48,7 +48,7 @@ __device__ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   return reinterpret_cast<T*>(base + (reinterpret_cast<uint8_t*>(local) - rank->sym[rank->rank]));
 }
 
-/* One 8-byte word at rank `pe`, relaxed: its reader tells by the word itself whether it has come. */
+/* Writes one 8-byte word at rank `pe`, relaxed: the reader recognises from the word itself whether it has arrived. */
 __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
   uint64_t* destination = peer_address(rank, pe, local_destination);
   if (destination != nullptr) {
@@ -65,19 +65,20 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
 #endif
 }
 
-/* As in cpu.h: stores to one place are in order, NVSHMEM's puts only after its fence. */
+/* As in cpu.h. Stores to one location are in order; NVSHMEM's puts are ordered only by its fence. */
 __device__ inline void order_puts() {
 #if MPK_NVSHMEM
   nvshmem_fence();
 #endif
 }
 
-/* The rank has been aborted. Relaxed: as abort_code. */
+/* Whether the rank has been aborted. Relaxed: as abort_code. */
 __device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK; }
 
-/* Adds to rank `pe`'s copy of a symmetric counter, after all that this thread has put there or has been told of
- * (release at system scope; NVSHMEM: fence, then signal). Which of the two is the job's choice, not the peer's: NVSHMEM
- * promises that its signals are atomic with each other, not with atomics that reach the same counter by a pointer. */
+/* Adds to rank `pe`'s copy of a symmetric counter, after everything that this thread has put there or knows of
+ * (release at system scope; NVSHMEM: fence, then signal). The job chooses between the two, not the peer: NVSHMEM
+ * promises that its signals are atomic with each other, not with atomics that reach the same counter through a
+ * pointer. */
 __device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counter, uint64_t value) {
   if (rank->signals == MPK_SIGNALS_DIRECT) {
     uint64_t* counter = peer_address(rank, pe, local_counter);
@@ -90,8 +91,8 @@ __device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* l
   }
 #if MPK_NVSHMEM
   if (aborted(rank)) return false;
-  __threadfence_system(); /* what went to peers by stores, and what this thread was told of */
-  nvshmem_fence();        /* what went to `pe` by NVSHMEM */
+  __threadfence_system(); /* stores to peers, and what this thread knows of */
+  nvshmem_fence();        /* NVSHMEM's puts to `pe` */
   nvshmemx_signal_op(local_counter, value, NVSHMEM_SIGNAL_ADD, static_cast<int>(pe));
   return true;
 #else
@@ -99,8 +100,8 @@ __device__ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* l
 #endif
 }
 
-/* By one thread, for small things: `bytes`, a multiple of 8 as both addresses are, then the signal. Both go the same way, so
- * neither overtakes an earlier signal of this thread. */
+/* By one thread, for small data: puts `bytes` bytes (both addresses and `bytes` are multiples of 8), then signals. Both
+ * take the same path, so neither overtakes an earlier signal of this thread. */
 __device__ inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
                                        uint64_t* local_signal, uint64_t value) {
   uint64_t* to = static_cast<uint64_t*>(local_destination);
@@ -115,7 +116,7 @@ __device__ inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* 
   } else {
 #if MPK_NVSHMEM
     if (aborted(rank)) return false;
-    /* Word by word: the source may lie on this thread's stack, which a network can't read. */
+    /* Word by word: the source may be on this thread's stack, which a network card cannot read. */
     for (size_t i = 0; i < bytes / 8; ++i) nvshmem_uint64_p(to + i, from[i], static_cast<int>(pe));
 #endif
   }

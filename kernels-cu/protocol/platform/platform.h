@@ -1,4 +1,4 @@
-/* Picks the platform header of the target that is being compiled. The only such choice in the protocol. */
+/* Selects the platform header of the target. This is the only such choice in the protocol. */
 #ifndef MPK_PLATFORM_PLATFORM_H
 #define MPK_PLATFORM_PLATFORM_H
 

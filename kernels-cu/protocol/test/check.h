@@ -1,4 +1,4 @@
-/* The tests' only tool: a check that says where it failed and ends the test program. */
+/* A check that says where it failed and ends the test program; and random numbers. */
 #ifndef MPK_TEST_CHECK_H
 #define MPK_TEST_CHECK_H
 
@@ -16,7 +16,7 @@
     }                                                                              \
   } while (0)
 
-/* xorshift64*, seeded; the tests are the same on every run. */
+/* xorshift64* with a seed: the tests are the same on every run. */
 struct Random {
   uint64_t state;
   explicit Random(uint64_t seed) : state(seed * 0x9E3779B97F4A7C15ull + 1) {}

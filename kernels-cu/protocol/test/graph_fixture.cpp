@@ -14,7 +14,7 @@ namespace fixture {
 
 namespace {
 
-Job* g_job = nullptr; /* the kernels' way to the buffers; one job at a time */
+Job* g_job = nullptr; /* gives the kernels access to the buffers; one job at a time */
 
 Rank::Graph& graph_of(const mpk_kernel_args* args) {
   Rank& rank = *g_job->ranks[args->rank->rank];
@@ -31,12 +31,12 @@ float value(uint32_t iteration, uint32_t rank, uint32_t column, int32_t token, i
   return static_cast<float>(mix(mix(iteration, rank * 64 + column), mix(static_cast<uint32_t>(token), static_cast<uint32_t>(position))) & 0xFFF);
 }
 
-/* What the KV cache holds at a position: everything that led to it. */
+/* Contents of the KV cache at a position: a hash of everything that led to it. */
 uint32_t history(uint32_t before, int32_t token, int32_t position) {
   return mix(before ^ static_cast<uint32_t>(token) * 0x9E3779B1u, static_cast<uint32_t>(position) + 1);
 }
 
-/* After that history. */
+/* The token that follows that history. */
 int32_t next_token(uint32_t history) { return static_cast<int32_t>(history % kVocabulary); }
 
 uint32_t& kv_place(Rank& rank, uint32_t slot, uint32_t position) {
@@ -161,7 +161,7 @@ int final_task(const mpk_kernel_args* args) {
   return MPK_OK;
 }
 
-/* A pause before some tasks, at random; each thread draws its own numbers. */
+/* A random pause before some tasks; each thread has its own generator. */
 void stall() {
   if (!g_job->options.stalls) return;
   static std::atomic<uint64_t> threads{0};
@@ -177,12 +177,12 @@ int stalled(const mpk_kernel_args* args) {
   return Run(args);
 }
 
-/* A task before it has its place in the graph. */
+/* A task that has no place in the graph yet. */
 struct Draft {
   uint16_t type;
   uint64_t trigger;
   std::vector<uint32_t> needs; /* events of this iteration (static) */
-  uint32_t launcher;           /* the one event that launches it (dynamic) */
+  uint32_t launcher;           /* the only event that launches it (dynamic) */
   int32_t args[3];
   int carried = -1;            /* event of the epoch before */
 };
@@ -271,7 +271,7 @@ void Job::build_graph(Rank& rank, uint32_t index, uint64_t* words) {
       launcher.last_task = number + 1;
     } else {
       for (uint32_t event : draft.needs) graph.dependencies.push_back({event, 0});
-      /* The smallest graph leaves all but the first worker without work. */
+      /* The smallest graph gives work only to the first worker. */
       task.worker = index == 0 ? 0 : turn++ % options.workers;
       lists[task.worker].push_back(number);
     }
@@ -292,7 +292,7 @@ void Job::build_graph(Rank& rank, uint32_t index, uint64_t* words) {
   graph.hashes = graph.receive + static_cast<uint64_t>(world) * rows * kColumns;
   *words = graph.hashes + world;
   for (size_t e = 0; e < events.size(); ++e) rank.memory[counters + e * MPK_COUNTER_STRIDE] = static_cast<uint64_t>(events[e].num_triggers) * options.begun;
-  /* Of flagged words the epoch counts; of copied floats any value will do. */
+  /* For flagged words the epoch matters; for copied floats any value will do. */
   for (uint64_t w = graph.receive; w < graph.hashes; ++w) rank.memory[w] = static_cast<uint64_t>(options.begun) << 32;
 
   mpk_graph& abi = graph.graph;
@@ -319,7 +319,7 @@ void Job::build_batch(Rank& rank) {
   config.max_seq_len = options.max_seq_len;
   config.page_size = options.page_size;
   config.pages_per_slot = (options.max_seq_len + options.page_size - 1) / options.page_size;
-  config.num_pages = options.num_pages != 0 ? options.num_pages : config.pages_per_slot * options.max_batch / 2; /* scarce: admission has to wait for pages */
+  config.num_pages = options.num_pages != 0 ? options.num_pages : config.pages_per_slot * options.max_batch / 2; /* scarce: admission must wait for pages */
   config.max_rows = *std::max_element(options.rows.begin(), options.rows.end());
   config.max_samples = options.max_batch;
   config.num_requests = std::max<uint32_t>(1, static_cast<uint32_t>(requests.size()));
@@ -416,7 +416,7 @@ Job::Job(const Options& given) : options(given) {
     abi.batch_output = &rank.output;
     abi.batch_private = rank.batch_private.data();
     abi.remote_rings = words * 8;
-    abi.remote_ring_capacity = 4 * (2 * kTiles + 1 + 2 * kTiles); /* copies, signals and the exchange; own triggers */
+    abi.remote_ring_capacity = 4 * (2 * kTiles + 1 + 2 * kTiles); /* copies, signals and the exchange; plus its own triggers */
     uint64_t most_events = 0;
     if (options.shortest) abi.remote_ring_capacity = 1;
     for (const mpk_graph& graph : rank.abi_graphs) {
@@ -476,8 +476,8 @@ Job::Job(const Options& given) : options(given) {
   }
 }
 
-/* A rank's proxy: all frames go to their receivers in order. Where several proxies bring something to one rank, they take turns, as
- * its own proxy would. */
+/* A rank's proxy: carries all frames to their receivers in order. If several proxies send to one rank, they take turns, as the
+ * receiver's own proxy would make them. */
 void Job::carry(Rank& rank) {
   static std::mutex receivers[64];
   std::vector<uint8_t> frames(MPK_FRAME_BYTES);
@@ -508,7 +508,7 @@ void Job::start() {
     for (uint32_t w = 0; w < abi->num_workers; ++w) {
       threads_.emplace_back([abi, w, late = options.late_rank == static_cast<int>(abi->rank)] {
         if (w == 0 && late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        if (w == 0) mpk_cpu_begin(abi); /* which may park; the others wait */
+        if (w == 0) mpk_cpu_begin(abi); /* this may park; the other workers wait */
         mpk_cpu_worker(abi, w);
       });
     }
@@ -519,13 +519,13 @@ void Job::start() {
   }
 }
 
-/* What mpk_cpu_scheduler does, by a team. */
+/* Does what mpk_cpu_scheduler does, with a team. */
 void Job::start_team(mpk_rank* rank, uint32_t index) {
   ThreadTeam::Meeting* const meeting = meetings_.emplace_back(std::make_unique<ThreadTeam::Meeting>()).get();
   for (uint32_t member = 0; member < ThreadTeam::kSize; ++member) {
     threads_.emplace_back([=] {
       mpk::Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
-      std::vector<uint64_t> heads(rank->world, 0); /* the leader's */
+      std::vector<uint64_t> heads(rank->world, 0); /* only the leader uses them */
       const bool local = index < mpk::num_local_schedulers(rank);
       const auto step = [&](mpk::Found* found) {
         return local ? mpk::local_scheduler_step(&self, found) : mpk::remote_scheduler_step(&self, heads.data(), found);

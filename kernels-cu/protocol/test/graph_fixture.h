@@ -1,9 +1,9 @@
 /* A hand-built job of several ranks in one process: each rank has its own symmetric memory and its own threads.
  *
- * The "model" is one allreduce with fake kernels that really move data. Row values are small integers that depend
- * on rank, column, token, position and iteration, so that any stale, early or missing word changes the sum; the
- * final task compares every row with a plain serial sum. It keeps a KV cache in pages: each place has a hash of all tokens up to it, made
- * from the place before, and the next token comes from there. So the expected tokens of a request are known without the batching. */
+ * The "model" is one allreduce with fake kernels that really move data. Row values are small integers that depend on rank, column,
+ * token, position and iteration, so any stale, early or missing word changes the sum. The final task compares every row with a plain
+ * serial sum. The model keeps a KV cache in pages: each position has a hash of all tokens up to it, computed from the position before,
+ * and the next token follows from the hash. So the expected tokens of a request are known without the batching. */
 #ifndef MPK_TEST_GRAPH_FIXTURE_H
 #define MPK_TEST_GRAPH_FIXTURE_H
 
@@ -24,11 +24,11 @@ constexpr uint32_t kVocabulary = 97;
 constexpr int32_t kEos = 13;
 
 enum FakeTask : uint16_t { kProduce = 16, kProduceFlagged = 17, kReduceFlagged = 18, kFinal = 19, kTaskTypes = 20 };
-/* args of nvshmem_copy: [tile, peer, 0] copies a tile, [0, peer, 1] the exchange of the batch hash. */
+/* Arguments of nvshmem_copy: [tile, peer, 0] copies a tile, [0, peer, 1] exchanges the batch hash. */
 
-/* What the allreduce of a graph looks like. */
+/* The lowering of a graph's allreduce. */
 enum class Lowering {
-  kCopy,         /* copies, freed by nvshmem_signal with an event of the epoch before; ranks may drift apart */
+  kCopy,         /* copies; an nvshmem_signal of the epoch before frees the buffer; ranks may drift apart */
   kCopyExchange, /* the same, and an exchange at the end that keeps ranks together */
   kFlagged,      /* one-shot; the exchange orders its buffers */
 };
@@ -43,22 +43,22 @@ struct Options {
   std::vector<Lowering> graphs = {Lowering::kFlagged, Lowering::kCopy, Lowering::kCopyExchange};
   std::vector<uint32_t> rows = {1, 4, 8};
   uint32_t max_batch = 4, page_size = 4, max_seq_len = 64, num_requests = 200;
-  uint32_t table = 0;        /* entries of the request table, for a host that fills it while the job runs; 0: all requests are known before */
-  uint32_t admission_ring = 0; /* with a table: length of the admission ring */
+  uint32_t table = 0;        /* entries of the request table, for a host that fills it while the job runs; 0: all requests are known from the start */
+  uint32_t admission_ring = 0; /* length of the admission ring, if there is a table */
   uint64_t idle_exit_ns = 0;
   bool on_demand = false, prefix_cache = false;
   uint32_t num_pages = 0; /* 0: half of what the slots can hold */
   uint32_t prefill_rows = 0;
-  uint32_t new_tokens = 0; /* 0: of random lengths */
+  uint32_t new_tokens = 0; /* 0: random lengths */
   int drop_trigger_rank = -1; /* this rank's first copy of the largest graph does not signal */
   int failing_rank = -1;      /* this rank's final kernel fails in iteration 5 */
-  uint32_t begun = 0;         /* iterations, and epochs of each graph, that have been before the run */
+  uint32_t begun = 0;         /* iterations, and epochs of each graph, before the run */
   int late_rank = -1;         /* this rank's first batch step comes 20 ms after the others' */
   uint32_t trace_capacity = 0; /* a power of two; 0: no timeline */
   bool teams = false; /* schedulers of several threads */
-  bool shortest = false; /* queues and rings as short as is allowed; worker queues of one entry */
-  bool stalls = false;   /* tasks now and then take up to 0.1 ms, and rarely 2 ms */
-  uint32_t ranks_of_node = 0; /* so many ranks share memory, and proxies carry the rest; 0: all */
+  bool shortest = false; /* queues and rings as short as allowed; worker queues of one entry */
+  bool stalls = false;   /* some tasks take up to 0.1 ms, a few of them 2 ms */
+  uint32_t ranks_of_node = 0; /* number of ranks that share memory; proxies carry the rest; 0: all ranks */
   uint64_t proxy_bytes = 1 << 18; /* length of a proxy's ring */
   int deaf_rank = -1;         /* this rank's proxy carries nothing */
   uint64_t seed = 1;
@@ -88,7 +88,7 @@ struct Rank {
   mpk_batch batch{};
   mpk_batch_output output{};
   std::vector<std::vector<int32_t>> batch_arrays;
-  /* The host's part. */
+  /* The host's data. */
   std::vector<mpk_request> requests;
   std::vector<int32_t> request_tokens;
   std::vector<mpk_admission> admissions;
@@ -113,22 +113,22 @@ class Job {
   /* Starts all threads of all ranks. */
   void start();
   void join();
-  /* After a join: makes the ranks ready for another launch, which goes on where the last one has ended. */
+  /* After a join: prepares the ranks for another launch, which continues where the last one ended. */
   void reset();
-  /* What a request yields alone; `finish` is set to the reason of its end. */
+  /* The tokens that a request yields alone; sets `finish` to its finish reason. */
   std::vector<int32_t> alone(const int32_t* prompt, uint32_t num_prompt_tokens, uint32_t max_new_tokens, uint32_t* finish) const;
   void run() {
     start();
     join();
   }
-  /* After a run without abort: tokens, lengths and finish reasons of all requests, on all ranks. */
+  /* After a run without abort: checks tokens, lengths and finish reasons of all requests on all ranks. */
   void check_results() const;
   uint64_t iterations(uint32_t rank) const { return ranks[rank]->output.decode_steps + ranks[rank]->output.prefill_iterations; }
   uint32_t abort_code(uint32_t rank) const { return __atomic_load_n(&ranks[rank]->rank.control->abort, __ATOMIC_RELAXED); }
 
   Options options;
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<int32_t> prompt_tokens; /* each prompt, then room for its new tokens */
+  std::vector<int32_t> prompt_tokens; /* each prompt is followed by room for its new tokens */
   std::vector<mpk_request> requests;
   int32_t eos = kEos;
 

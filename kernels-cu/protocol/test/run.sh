@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the protocol's tests with a C++ compiler alone and runs them twice: plain, and under ThreadSanitizer.
-# The long soak: test/soak.sh. Long online jobs: MPK_SOAK_REQUESTS=1000000 MPK_SOAK_SECONDS=36000 kernels-cu/protocol/test/run.sh
+# Builds the protocol's tests with only a C++ compiler, and runs them twice: plain, and under ThreadSanitizer.
+# For the long soak: test/soak.sh. For long online jobs: MPK_SOAK_REQUESTS=1000000 MPK_SOAK_SECONDS=36000 kernels-cu/protocol/test/run.sh
 set -eu
 cd "$(dirname "$0")/.."
 compiler="${CXX:-g++}"
@@ -15,7 +15,7 @@ build_tests() {
     flags="-std=c++20 -Wall -Wextra -Werror -pthread -DMPK_DEBUG_CHECKS -I. -I../include -Itest $*"
     # shellcheck disable=SC2086
     {
-        # What several tests share is compiled once.
+        # Objects that several tests share are compiled once.
         for file in cpu/*.cpp; do "$compiler" $flags -c "$file" -o "$objects/$(basename "$file" .cpp).o"; done
         "$compiler" $flags -c test/graph_fixture.cpp -o "$build/$name/fixture.o"
         "$compiler" $flags test/test_queue.cpp "$objects/proxy.o" -o "$build/$name/queue"
@@ -32,7 +32,7 @@ build_tests() {
     fi
 }
 
-# Older ThreadSanitizers can't live with many bits of address randomisation: none where that may be switched off.
+# Older ThreadSanitizers fail with many bits of address randomisation, so it is switched off where that is allowed.
 fixed=""
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed="setarch $(uname -m) -R"; fi
 

@@ -16,7 +16,7 @@ trap 'rm -rf "$build"' EXIT
 # shellcheck disable=SC2086
 ${CXX:-g++} -std=c++20 -O2 -Wall -Wextra -Werror -pthread -DMPK_DEBUG_CHECKS -I. -I../include -Itest ${MPK_SOAK_FLAGS:-} \
     test/test_soak.cpp test/graph_fixture.cpp cpu/*.cpp -o "$build/soak"
-# The lowest class of the scheduler, where it is there: the machine stays usable meanwhile.
+# The scheduler's lowest class if it is available, so that the machine stays usable.
 low="nice -n 19"
 if chrt -i 0 true 2>/dev/null; then low="chrt -i 0"; fi
 for ranks in "$@"; do

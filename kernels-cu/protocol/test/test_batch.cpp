@@ -1,5 +1,5 @@
-/* The batch step against a simulator (batch/simulator.h): random requests, arrivals, cancels, page counts and graph sets.
- * MPK_BATCH_SCENARIOS: how many. */
+/* The batch step against a simulator (batch/simulator.h): random requests, arrivals, cancels, page counts and graph
+ * sets. MPK_BATCH_SCENARIOS: number of scenarios. */
 #include "batch/driver.h"
 
 using namespace batch_test;

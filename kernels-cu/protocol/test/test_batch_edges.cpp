@@ -1,4 +1,4 @@
-/* The batch step at its edges: without work, without a decision, entries at any moment, the last numbers. */
+/* Edge cases of the batch step: no work, no decision, entries at any moment, the last numbers. */
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace {
 
-/* A rank with one request of one token, of which no entry says anything yet, and `slots` slots. */
+/* A rank with `slots` slots and one request of one token, for which there is no admission entry yet. */
 struct OneRequest {
   mpk_request request = {0, 1, 1, 0, {}, 0, 0};
   mpk_admission admissions[4] = {{MPK_ADMIT, 0}};
@@ -69,14 +69,14 @@ struct OneRequest {
   }
 };
 
-/* Nothing to do: the batch step waits without a deadline, until an entry comes, an abort, or the time after which the kernel is to
- * end. Then the next launch goes on with the same state. */
+/* Nothing to do: the batch step waits without a deadline until an entry comes, an abort, or the time after which the kernel is
+ * to end. The next launch continues with the same state. */
 void idle_ends_as_told() {
   OneRequest one(1);
   one.rank.deadline_ns = 20000000; /* shorter than the waits */
   one.config.idle_exit_ns = 100000000;
   CHECK(mpk_cpu_begin(&one.rank) == MPK_OK && one.batch.stop == 1 && one.control.parks == 2, "no end");
-  /* Another launch, to which an entry comes, and later the wish to stop. */
+  /* Another launch: an entry comes, and later a stop. */
   one.config.idle_exit_ns = 0;
   std::thread host([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
@@ -91,7 +91,7 @@ void idle_ends_as_told() {
   one.output.tokens = mpk::batch_state(&one.rank)->output.tokens = &yielded;
   std::thread stop([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
-    __atomic_store_n(&one.num_admissions, 2u, __ATOMIC_RELEASE); /* and nobody wakes it: it looks on its own */
+    __atomic_store_n(&one.num_admissions, 2u, __ATOMIC_RELEASE); /* no thread wakes it: it looks by itself */
   });
   CHECK(mpk::next_iteration(&one.rank, nullptr) == MPK_OK && one.batch.stop == 1, "no stop");
   stop.join();
@@ -109,7 +109,8 @@ void idle_ends_as_told() {
   CHECK(mpk_cpu_begin(&other.rank) == MPK_ABORT_KERNEL, "a foreign ABI is accepted");
 }
 
-/* Another rank than 0 waits for the decision that follows an iteration no longer than its deadline, and never takes a later one. */
+/* A rank other than 0 waits for the decision after an iteration, for its deadline at most, and never takes a later
+ * decision. */
 void missing_decision_is_bounded() {
   OneRequest one(1);
   uint8_t* sym[2] = {nullptr, reinterpret_cast<uint8_t*>(&one.control)};
@@ -120,7 +121,7 @@ void missing_decision_is_bounded() {
   one.control = {};
   one.control.decisions[1] = 5ull << 32;
   CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_DIVERGED, "a decision is skipped");
-  /* An entry that this rank's host has not counted: it is waited for, no longer than the deadline. */
+  /* An entry that this rank's host has not counted: the rank waits for it, for the deadline at most. */
   one.control = {};
   one.control.decisions[1] = (1ull << 32) | 1;
   CHECK(mpk_cpu_begin(&one.rank) == MPK_ABORT_DEADLINE, "an entry that never comes");
@@ -147,7 +148,7 @@ void entries_come_at_any_time() {
   }
 }
 
-/* The last iteration, and the last epoch of a graph: one more ends the run with an error of its own. */
+/* The last iteration, and the last epoch of a graph: one more ends the run with its own error. */
 void numbers_do_not_wrap() {
   OneRequest one(1);
   one.config.generate = 0;

@@ -1,4 +1,4 @@
-/* The whole protocol on a hand-built job of several ranks: results, ends of all kinds, and the time they take. */
+/* The whole protocol on a hand-built job of several ranks: results, all kinds of ends, and the time they take. */
 #include <chrono>
 #include <cstring>
 
@@ -42,7 +42,7 @@ void missing_trigger(bool dynamic, bool teams = false, bool mixed = false) {
   job.run();
   const double took = seconds_since(start);
   CHECK(took > 0.9 && took < 10.0, "took %.2f s", took);
-  bool named = false, timed_out = false; /* whichever rank's deadline comes first ends both */
+  bool named = false, timed_out = false; /* the rank whose deadline comes first ends both */
   for (uint32_t r = 0; r < 2; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_DEADLINE, "rank %u: code %u", r, job.abort_code(r));
     bool waits = false;
@@ -59,7 +59,7 @@ void missing_trigger(bool dynamic, bool teams = false, bool mixed = false) {
   std::printf("missing trigger, %s%s: ok, %.2f s\n", options.placement(), teams ? ", teams" : "", took);
 }
 
-/* An abort from outside, at one rank, stops all within milliseconds. */
+/* An abort from outside at one rank stops all ranks within milliseconds. */
 void abort_from_one_rank(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
@@ -73,7 +73,7 @@ void abort_from_one_rank(bool dynamic, bool mixed = false) {
   mpk_cpu_abort(&job.ranks[0]->rank, MPK_ABORT_INTERRUPT);
   job.join();
   const double took = seconds_since(start);
-  CHECK(took < 5, "took %.3f s", took); /* its deadline is 10 s; milliseconds where a core is free */
+  CHECK(took < 5, "took %.3f s", took); /* the deadline is 10 s; it takes milliseconds if a core is free */
   for (uint32_t r = 0; r < 2; ++r) {
     CHECK(job.abort_code(r) == MPK_ABORT_INTERRUPT && job.ranks[r]->rank.control->abort_rank == 0, "rank %u: code %u", r, job.abort_code(r));
     CHECK(job.ranks[r]->rank.control->running == 0, "rank %u: workers still inside", r);
@@ -94,7 +94,7 @@ void kernel_failure(bool dynamic, bool mixed = false) {
   std::printf("failing kernel, %s: ok\n", options.placement());
 }
 
-/* A stalled rank: harmless below the deadline, ends the run (and the stall) above it. */
+/* A stalled rank: harmless below the deadline; above it, the run ends (and so does the stall). */
 void stall() {
   Options options;
   options.num_requests = 5;
@@ -116,7 +116,7 @@ void stall() {
   std::puts("stall: ok");
 }
 
-/* A graph of the user's own: a fixed number of iterations on the batch as the host has set it. */
+/* A user's own graph: a fixed number of iterations on the batch that the host has set up. */
 void fixed_iterations(bool dynamic) {
   Options options;
   options.dynamic = dynamic;
@@ -135,8 +135,8 @@ void fixed_iterations(bool dynamic) {
   std::printf("fixed iterations, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
-/* Near the last iteration and the last epochs everything is as usual, and the run ends with an error of its own. A rank that
- * begins late gets its peer's ring entries before it has published an iteration. */
+/* Near the last iteration and the last epochs everything works as usual, and then the run ends with its own error. A rank
+ * that starts late gets its peer's ring entries before it has published an iteration. */
 void last_iterations(bool dynamic, bool mixed = false) {
   constexpr uint32_t kLeft = 40;
   Options options;
@@ -151,7 +151,7 @@ void last_iterations(bool dynamic, bool mixed = false) {
   std::printf("last iterations, %s: ok\n", options.placement());
 }
 
-/* No request at all: the run is over at once. */
+/* No request at all: the run ends at once. */
 void nothing_to_do(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
@@ -163,8 +163,8 @@ void nothing_to_do(bool dynamic, bool mixed = false) {
   CHECK(job.iterations(0) == 0, "%lu iterations", job.iterations(0));
 }
 
-/* One rank lags behind at the end of its iterations, so that its peer's triggers and ring entries of the next
- * iteration come early. */
+/* One rank is late at the end of its iterations, so its peer's triggers and ring entries of the next
+ * iteration arrive early. */
 void lagging_rank(bool dynamic, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
@@ -181,7 +181,8 @@ void lagging_rank(bool dynamic, bool mixed = false) {
   std::printf("lagging rank, %s: ok\n", options.placement());
 }
 
-/* Ranks on several nodes: what is not in reach goes through proxies, by rings so short that they are often full. */
+/* Ranks on several nodes: data for ranks out of reach goes through proxies, whose rings are so short that they are
+ * often full. */
 void nodes(bool dynamic, uint32_t world, uint32_t ranks_of_node, bool mixed = false) {
   Options options;
   options.dynamic = dynamic;
@@ -210,8 +211,8 @@ void abort_over_nodes(bool dynamic, bool mixed = false) {
   std::printf("abort over nodes, %s: ok\n", options.placement());
 }
 
-/* A proxy that carries nothing ends all ranks: a rank that waits for its rank ends by the deadline, its own rank at the latest when
- * the ring is full. */
+/* A proxy that carries nothing ends all ranks: a rank that waits for the proxy's rank ends by its deadline, and the proxy's own
+ * rank when the ring is full, if not before. */
 void deaf_proxy(bool dynamic) {
   Options options;
   options.dynamic = dynamic;
@@ -226,7 +227,7 @@ void deaf_proxy(bool dynamic) {
   std::printf("deaf proxy, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
-/* Rows of `capacity` records: the newest of each worker, in order, and of the batch step. */
+/* Rows of `capacity` records: the newest ones of each worker and of the batch step, in order. */
 void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
   Options options;
   options.mixed = mixed;
@@ -265,7 +266,7 @@ void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
   std::printf("timeline of %u records, %s: ok\n", capacity, options.placement());
 }
 
-/* Static and dynamic graphs in one run: the same tokens as either alone (check_results), and the same ends. */
+/* Static and dynamic graphs in one run: the same tokens as with either alone (check_results), and the same ends. */
 void mixed() {
   for (const uint32_t world : {1u, 2u, 4u}) {
     for (const bool dynamic : {false, true}) {
@@ -310,7 +311,7 @@ int main() {
   options.num_requests = 40;
   generates("dynamic, 2 local schedulers", options, 100);
   options.world = 3;
-  generates("dynamic, 2 local schedulers, 3 ranks", options, 100); /* whose schedulers share out a launch */
+  generates("dynamic, 2 local schedulers, 3 ranks", options, 100); /* which split the tasks of a launch */
   options.teams = true;
   options.world = 2;
   generates("dynamic, 2 local schedulers, teams", options, 100);

@@ -1,6 +1,6 @@
-/* Requests that come and go while a hand-built job of several ranks runs: random arrivals and cancels, a small request table and a
- * short admission ring that are used again and again, idle times, kernels that end and begin again. The hosts are threads of
- * their own, as slow as they like. Every token is checked on every rank; the batches are compared between ranks in each iteration.
+/* Requests come and go while a hand-built job of several ranks runs: random arrivals and cancels, a small request table and a
+ * short admission ring that are reused again and again, idle times, kernels that end and start again. The hosts are separate
+ * threads of any speed. Every token is checked on every rank; batches are compared between ranks in each iteration.
  * MPK_SOAK_REQUESTS: requests of each job. */
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -36,10 +36,10 @@ struct Message {
   uint32_t kind, number;
   std::vector<int32_t> prompt;
   uint32_t max_new_tokens;
-  uint64_t after_finished; /* requests that must have ended on the rank before: who had the number and its memory is one of them */
+  uint64_t after_finished; /* requests that must have ended on the rank before; one of them is the previous holder of the number and its memory */
 };
 
-/* Keys of a prompt's full pages; a hash that is good enough for texts that nobody has chosen. */
+/* Keys of a prompt's full pages. A simple hash is good enough here, because nobody chooses the texts. */
 std::vector<mpk_page_key> keys_of(const std::vector<int32_t>& prompt, uint32_t page_size) {
   std::vector<mpk_page_key> keys;
   mpk_page_key key = {{1, 2}};
@@ -50,12 +50,12 @@ std::vector<mpk_page_key> keys_of(const std::vector<int32_t>& prompt, uint32_t p
   return keys;
 }
 
-/* What a rank's host does: takes messages in order as its rank gets on, and confirms them. */
+/* A rank's host: takes messages in order as its rank makes progress, and confirms them. */
 class RankHost {
  public:
   RankHost(Rank* rank, const Options& options, uint64_t seed) : rank_(rank), options_(options), random_(seed) {}
 
-  /* Tries to write one entry: false while the rank has not got on far enough. */
+  /* Tries to write one entry; false if the rank has not made enough progress. */
   bool write(const Message& message) {
     const mpk_batch_output& output = rank_->output;
     const uint32_t taken = acquire(&output.entries_taken);
@@ -80,10 +80,10 @@ class RankHost {
     written_ = (written_ + 1) & MPK_ENTRY_COUNT_MASK;
     return true;
   }
-  /* Lets the rank see what has been written. Release: pairs with entries_here. */
+  /* Makes the written entries visible to the rank. Release: pairs with entries_here. */
   void count() {
     __atomic_store_n(&rank_->num_admissions, written_, __ATOMIC_RELEASE);
-    if (random_.between(0, 9) != 0) mpk_cpu_wake(&rank_->num_admissions); /* it looks on its own too */
+    if (random_.between(0, 9) != 0) mpk_cpu_wake(&rank_->num_admissions); /* sometimes not: it also looks by itself */
   }
   bool all_taken() const { return acquire(&rank_->output.entries_taken) == written_; }
 
@@ -97,12 +97,12 @@ class RankHost {
 struct Request {
   std::vector<int32_t> prompt, tokens;
   uint32_t max_new_tokens, finish;
-  uint32_t cancel_at; /* tokens that it has got when it is cancelled; more than it can get: never */
+  uint32_t cancel_at; /* number of its tokens at which it is cancelled; more than it can get: never */
   bool cancelled = false;
-  uint32_t ended_on = 0; /* ranks */
+  uint32_t ended_on = 0; /* number of ranks */
 };
 
-/* Rank 0's host: numbers, the order of entries, results. */
+/* Rank 0's host: assigns numbers, orders entries, and checks results. */
 class Hosts {
  public:
   Hosts(Job* job, uint32_t requests, uint64_t seed) : job_(job), random_(seed), count_(requests), holders_(job->options.world) {
@@ -113,7 +113,7 @@ class Hosts {
     current_.assign(job->options.table, kNobody);
   }
 
-  /* One look at everything; false when all is done and the stop has been sent. */
+  /* Looks at everything once; false if all is done and the stop has been sent. */
   bool turn(bool may_add) {
     drain();
     if (may_add && requests_.size() < count_ && random_.between(0, 2) == 0) add();
@@ -125,12 +125,12 @@ class Hosts {
     deliver();
     return !stopped_ || !queue_.empty();
   }
-  /* Entries that no kernel has taken: a kernel that has ended has to begin again. */
+  /* Entries that no kernel has taken: if the kernel has ended, it must start again. */
   bool pending() const {
     return !queue_.empty() || !hosts_[0].all_taken();
   }
-  /* Another thread's look at rank 0's tokens while the kernel runs, as a server's that passes them on: the tokens of each request so far are
-   * right. Not during a turn. */
+  /* Reads rank 0's tokens from another thread while the kernel runs, as a server does, and checks that the tokens of each request so far
+   * are right. Not during a turn. */
   void read() {
     for (uint32_t number = 0; number < job_->options.table; ++number) {
       if (holders_[0][number] == kNobody) continue;
@@ -153,14 +153,14 @@ class Hosts {
   void add() {
     const auto free = std::find(current_.begin(), current_.end(), kNobody);
     if (free == current_.end() || queue_.size() >= 2 * job_->options.admission_ring) {
-      ++full; /* the caller is told, and comes again */
+      ++full; /* the caller is told, and tries again */
       return;
     }
     Request request;
     const uint32_t number = static_cast<uint32_t>(free - current_.begin());
     request.prompt.resize(random_.between(1, 20));
     for (int32_t& token : request.prompt) token = static_cast<int32_t>(random_.between(0, fixture::kVocabulary - 1));
-    /* Most of them begin with one of three texts. */
+    /* Most of them start with one of three texts. */
     const uint32_t text = random_.between(0, 3), common = std::min(random_.between(0, 20), static_cast<uint32_t>(request.prompt.size()));
     for (uint32_t i = 0; i < common && text != 0; ++i) request.prompt[i] = static_cast<int32_t>((i * 7 + text * 31) % fixture::kVocabulary);
     request.max_new_tokens = random_.between(1, 40);
@@ -171,7 +171,8 @@ class Hosts {
     requests_.push_back(std::move(request));
   }
 
-  /* By what the kernel has done, not by time: as many requests end by themselves on a slow machine as on a fast one. */
+  /* Based on progress of the kernel, not on time: so the same number of requests end by themselves on slow and fast
+   * machines. */
   void cancel_some() {
     for (uint32_t number = 0; number < job_->options.table; ++number) {
       if (current_[number] == kNobody) continue;
@@ -185,8 +186,8 @@ class Hosts {
     }
   }
 
-  /* To the other ranks first, each at its own pace; to rank 0 when all of them have confirmed. Entries may be ahead of each
-   * other on different ranks, but on each they are in order. */
+  /* Sends to the other ranks first, each at its own pace; then to rank 0, after all of them have confirmed. Ranks may be
+   * at different entries, but on each rank the entries are in order. */
   void deliver() {
     const uint32_t world = job_->options.world;
     for (uint32_t r = 1; r < world; ++r) {
@@ -220,7 +221,7 @@ class Hosts {
     return true;
   }
 
-  /* An ended request on one rank. */
+  /* Checks an ended request on one rank. */
   void check(uint32_t r, uint32_t number) {
     Rank& rank = *job_->ranks[r];
     Request& request = requests_[holders_[r][number]];
@@ -242,14 +243,15 @@ class Hosts {
         check(r, number);
         if (r != 0) continue;
         ++ended_;
-        /* A cancel that is still on its way would hit the next holder: the number is not used again before it has gone. */
+        /* A cancel that is still in flight would hit the next holder, so the number is not reused until the cancel
+         * has been delivered. */
         free_later_.push_back(number);
       }
     }
     for (size_t i = free_later_.size(); i-- > 0;) {
       const uint32_t number = free_later_[i];
       const bool mentioned = std::any_of(queue_.begin(), queue_.end(), [&](const auto& entry) { return entry.first.kind != MPK_STOP && entry.first.number == number; });
-      /* Its end may be seen a moment before it is counted. */
+      /* Its end may be visible a moment before it is counted. */
       if (mentioned || acquire(&job_->ranks[0]->output.finished) < ended_) continue;
       current_[number] = kNobody;
       free_later_.erase(free_later_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -260,8 +262,8 @@ class Hosts {
   Random random_;
   uint32_t count_, ended_ = 0;
   std::vector<RankHost> hosts_;
-  std::vector<std::vector<uint32_t>> holders_; /* by rank and number: the request, from its entry to its end there */
-  std::vector<uint32_t> current_;              /* by number: the request that has it */
+  std::vector<std::vector<uint32_t>> holders_; /* by rank and number: the request, from its entry to its end on that rank */
+  std::vector<uint32_t> current_;              /* by number: the request that holds it */
   std::vector<uint32_t> free_later_;
   std::vector<Request> requests_;
   std::vector<std::pair<Message, uint32_t>> queue_; /* with the ranks that have confirmed it */
@@ -276,7 +278,7 @@ struct Case {
   bool mixed = false, reader = false;
 };
 
-/* A thread that sleeps on the event which rank 0's kernel tells of tokens, and looks at them. */
+/* A thread that sleeps on the eventfd on which rank 0's kernel announces tokens, and reads them. */
 class Reader {
  public:
   Reader(Job* job, Hosts* hosts, std::mutex* turns) : event_(eventfd(0, EFD_NONBLOCK)) {
@@ -364,12 +366,12 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
       job.start();
       running = true;
     }
-    /* Its kernel rings; other hosts are not rung here, so they are looked after now and then. */
+    /* Rank 0's kernel rings the bell. The other hosts get no ring here, so they are polled now and then. */
     mpk_cpu_sleep(&job.ranks[0]->rank.control->bell, heard, random.between(0, 9) ? 20000 : 1000000);
   }
   if (reader) {
     reader->join();
-    /* The bell is for entries that are in effect and for ends. */
+    /* The bell rings for entries that are in effect and for ends. */
     const uint32_t rings = acquire(&job.ranks[0]->rank.control->bell), most = 2 * requests + hosts.cancels + launches + 1;
     CHECK(reader->told > requests && rings <= most, "%s: %lu times told, %u rings, at most %u expected", one.name, reader->told, rings, most);
   }
@@ -392,7 +394,7 @@ void serve(const Case& one, uint32_t requests, uint64_t seed, Seen* seen) {
   std::fflush(stdout);
 }
 
-/* A parked job's threads sleep. */
+/* The threads of a parked job sleep. */
 void parked_threads_sleep() {
   Options options;
   options.table = 4;
@@ -432,7 +434,7 @@ int main() {
   const auto enough = [&seen] {
     return seen.cancels > 20 && seen.full > 20 && seen.parks > 20 && seen.preemptions > 5 && seen.launches > 3 && seen.prefix_hits > 100 && seen.evictions > 10;
   };
-  /* How often each thing happens depends on how fast the machine is: where something was rare, once more with other requests. */
+  /* How often each thing happens depends on the machine's speed. If something was rare, repeat with other requests. */
   for (uint64_t seed = 0; seed < 20 && !enough(); ++seed) {
     for (const Case& one : {Case{"1 rank, static, prefix cache", 1, false, false, true, 0},
                             Case{"2 ranks, static, prefix cache, a reader", 2, false, false, true, 0, false, true}, Case{"2 ranks, static, idle exit", 2, false, false, false, 2000000},

@@ -34,8 +34,8 @@ struct OneRank {
   }
 };
 
-/* Each producer hands over the payload word of its id through the queue alone; the consumer checks that each
- * producer's ids come in order, each once, and that the payload came with them. */
+/* Each producer hands over the payload word of its id through the queue alone. The consumer checks that
+ * each producer's ids arrive once and in order, and that the payload arrives with them. */
 void queue_many_producers(uint32_t capacity, uint32_t producers, uint32_t each) {
   OneRank one(0, 1, 1);
   std::vector<uint64_t> slots(capacity, 0);
@@ -64,7 +64,7 @@ void queue_many_producers(uint32_t capacity, uint32_t producers, uint32_t each) 
     CHECK(p < producers && i == next[p], "producer %u: got %u, wanted %u", p, i, next[p]);
     ++next[p];
     CHECK(payload[static_cast<size_t>(p) * each + i] == (p ^ (i * 2654435761u)), "payload not there");
-    if (random.between(0, 1023) == 0) std::this_thread::sleep_for(std::chrono::microseconds(100)); /* lets it fill up */
+    if (random.between(0, 1023) == 0) std::this_thread::sleep_for(std::chrono::microseconds(100)); /* lets the queue fill up */
     ++taken;
   }
   for (auto& thread : threads) thread.join();
@@ -86,8 +86,8 @@ void queue_full_is_bounded() {
   CHECK(slots[0] == 8 && slots[1] == 9, "an entry was overwritten");
 }
 
-/* Several workers of one rank push to one ring; the receiver acknowledges through `taken` only so that the test
- * keeps within the capacity, which a graph proves. */
+/* Several workers of one rank push to one ring. The receiver acknowledges through `taken` only to keep the
+ * test within the capacity; in a run the graph proves that. */
 void ring_many_workers(uint64_t capacity, uint32_t workers, uint32_t each) {
   OneRank sender(0, 2, capacity), receiver(1, 2, capacity);
   sender.sym[1] = receiver.sym[1];
@@ -130,7 +130,8 @@ void ring_overrun_is_noticed() {
   CHECK(mpk::ring_peek(&receiver.rank, 0, 1, mpk::ring_tail(&receiver.rank, 0), &entry) == MPK_OK && entry.event == 1, "entry 1 is there");
 }
 
-/* A team queues ranges of tasks at workers whose queues are often full: each task arrives once, at the workers in turn. */
+/* A team queues ranges of tasks at workers whose queues are often full: each task arrives once, round robin over the
+ * workers. */
 void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
   OneRank one(0, 1, 1);
   std::vector<std::vector<uint64_t>> slots(workers, std::vector<uint64_t>(capacity, 0));
@@ -152,7 +153,7 @@ void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
       mpk::Scheduler scheduler = {&one.rank, 0, nullptr};
       uint32_t first = 0;
       for (uint32_t r = 0; r < kRanges; first += r++ % 11) {
-        /* What the leader knows comes with the tasks, whoever of the team queues them. */
+        /* What the leader knows arrives with the tasks, whichever member of the team queues them. */
         for (uint32_t i = first; member == 0 && i < first + r % 11; ++i) payload[i] = ~i;
         team.sync();
         CHECK(mpk::launch_tasks(team, &scheduler, {7, first, first + r % 11}) == MPK_OK, "launch failed");
@@ -186,7 +187,7 @@ void team_queues_tasks(uint32_t workers, uint32_t capacity, bool slow_worker) {
     for (uint32_t w = 0; w < workers; ++w) CHECK(taken[w] - total / workers <= 1, "worker %u had %u of %u", w, taken[w], total);
 }
 
-/* Nobody takes: the deadline ends it, for all of the team. */
+/* No consumer: the deadline ends the wait, for the whole team. */
 void team_does_not_wait_for_ever() {
   OneRank one(0, 1, 1);
   one.rank.deadline_ns = 50000000;
@@ -208,7 +209,7 @@ void team_does_not_wait_for_ever() {
   for (uint64_t slot : slots) CHECK(slot != 0, "room was left");
 }
 
-/* A rank without a way to rank 1 but its proxy. */
+/* A rank that can reach rank 1 only through its proxy. */
 struct ProxiedRank : OneRank {
   mpk_proxy proxy{};
   uint64_t head = 0;
@@ -224,13 +225,13 @@ struct ProxiedRank : OneRank {
   }
 };
 
-/* Workers of one rank write rows of floats at rank 1, each its own, and signal; whoever sees a counter grow finds the rows that it
- * counts. `capacity`: of the ring, far less than what goes through it. */
+/* Workers of one rank each write their own rows of floats at rank 1, and signal. A reader that sees a counter grow finds the
+ * rows that it counts. `capacity` is that of the ring, far less than the data that goes through it. */
 void proxy_brings_data_before_signals(uint64_t capacity, uint32_t workers, uint32_t each) {
-  constexpr uint32_t kRows = 3, kWords = 5, kStride = 7; /* of words */
+  constexpr uint32_t kRows = 3, kWords = 5, kStride = 7; /* in words */
   ProxiedRank sender(capacity);
   std::vector<uint64_t> heap(65536, 0);
-  const uint64_t counters = 1024, data = 2048; /* words; the same in both heaps */
+  const uint64_t counters = 1024, data = 2048; /* in words; the same in both heaps */
   CHECK(data + static_cast<uint64_t>(workers) * each * kRows * kStride <= heap.size(), "heap too small");
   const auto place = [&](uint32_t w, uint32_t i) { return data + (static_cast<uint64_t>(w) * each + i) * kRows * kStride; };
   std::vector<std::thread> threads;
@@ -268,7 +269,7 @@ void proxy_brings_data_before_signals(uint64_t capacity, uint32_t workers, uint3
     for (uint32_t i = 0; i < each; ++i) CHECK(heap[place(w, i) + kWords] == 0, "written between the rows");
 }
 
-/* What is larger than a frame goes in pieces; a full ring ends the wait, and an abort does. */
+/* Data larger than a frame goes in pieces. A full ring ends the wait by the deadline, and an abort ends it too. */
 void proxy_is_bounded() {
   ProxiedRank sender(4 * MPK_FRAME_BYTES);
   std::vector<uint8_t> source(3 * MPK_FRAME_BYTES / 2), heap(sender.memory.size() * 8, 0), frames(2 * MPK_FRAME_BYTES);
@@ -288,7 +289,8 @@ void proxy_is_bounded() {
   CHECK(!mpk::platform::put(&sender.rank, 1, &sender.memory[64], source.data(), 60000), "an aborted rank waits");
 }
 
-/* Frames that would write outside of the heap, or are cut short, are refused; words at the abort word keep the first cause. */
+/* Frames that would write outside the heap, or are truncated, are refused. Words for the abort word keep the first
+ * cause. */
 void proxy_refuses_what_is_no_frame() {
   ProxiedRank sender(4 * MPK_FRAME_BYTES);
   std::vector<uint64_t> heap(1024, 0);
@@ -317,7 +319,8 @@ void proxy_refuses_what_is_no_frame() {
   }
 }
 
-/* What a rank's proxy hands to its GPU comes out of the inbox in order, lap after lap; a full one takes nothing, and an abort overtakes. */
+/* What a rank's proxy hands to its GPU leaves the inbox in order, lap after lap. A full inbox takes nothing, and an
+ * abort overtakes its contents. */
 void inbox_keeps_order(uint64_t capacity, uint32_t puts) {
   mpk_inbox inbox{};
   std::vector<uint64_t> bytes(capacity / 8), heap(4096, 0);

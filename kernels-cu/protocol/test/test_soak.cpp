@@ -1,7 +1,7 @@
 /* Many iterations of the hand-built job with random stalls and the shortest queues, on 2, 4 and 8 ranks: every sum and every
- * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). MPK_SOAK_RANKS,
- * MPK_SOAK_PLACEMENT: only the jobs of that many ranks; only placement 0 (static), 1 (dynamic), 2 or 3 (both, in one run).
- * MPK_SOAK_SEED: other stalls for another number, so that a long soak can be made of several runs that each report.
+ * token is checked. MPK_SOAK_ITERATIONS: iterations of each job (default: some thousands in all). MPK_SOAK_RANKS: only the
+ * jobs with this many ranks. MPK_SOAK_PLACEMENT: only placement 0 (static), 1 (dynamic), 2 or 3 (both, in one run).
+ * MPK_SOAK_SEED: each number gives other stalls, so a long soak can consist of several runs that each report.
  * MPK_SOAK_DEADLINE: seconds that a wait may last; at low priority on a busy machine it needs more than 60. */
 #include <chrono>
 #include <cstdlib>
@@ -14,7 +14,7 @@ using fixture::Options;
 
 namespace {
 
-/* The number that an environment variable holds, else `otherwise`. */
+/* The number in an environment variable, or `otherwise`. */
 uint64_t number(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
@@ -28,7 +28,7 @@ void soak(uint32_t world, bool dynamic, bool mixed, uint64_t iterations) {
   options.mixed = mixed;
   options.stalls = options.shortest = true;
   options.seed = world * 4 + 2 * mixed + dynamic + 32 * number("MPK_SOAK_SEED", 0);
-  /* Every graph keeps ranks within an iteration of each other: what the length of the rings is proven from. */
+  /* Every graph keeps ranks within one iteration of each other; the proof of the rings' length needs that. */
   options.graphs = {Lowering::kFlagged, Lowering::kCopyExchange, Lowering::kCopyExchange};
   options.deadline_ns = number("MPK_SOAK_DEADLINE", 60) * 1000000000ull;
   options.num_requests = static_cast<uint32_t>(iterations / 7 + 1);

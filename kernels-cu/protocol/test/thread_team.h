@@ -1,5 +1,5 @@
-/* A team of threads (platform::Team), as a GPU's is a warp. Only `sync` orders memory: votes and the leader's values go through
- * relaxed words, so that ThreadSanitizer sees where a barrier is missing. */
+/* A team of threads (platform::Team), as a warp is a team on a GPU. Only `sync` orders memory: votes and the leader's values
+ * go through relaxed words, so that ThreadSanitizer sees a missing barrier. */
 #ifndef MPK_TEST_THREAD_TEAM_H
 #define MPK_TEST_THREAD_TEAM_H
 
@@ -9,12 +9,12 @@
 
 struct ThreadTeam {
   static constexpr uint32_t kSize = 3;
-  static constexpr uint32_t kTurns = 64; /* more than a member can be ahead of another: each vote waits for all */
+  static constexpr uint32_t kTurns = 64; /* more than a member can be ahead of another: each vote waits for all members */
 
   struct Meeting {
     std::barrier<> barrier{kSize};
-    uint64_t value[kTurns] = {};       /* the leader's, valid once the number of the turn + 1 is there */
-    uint32_t said[kTurns][kSize] = {}; /* likewise, a member's */
+    uint64_t value[kTurns] = {};       /* the leader's value in the low half, valid if the turn's number + 1 is in the high half */
+    uint32_t said[kTurns][kSize] = {}; /* likewise a member's vote in the lowest bit, and the turn's number + 1 above it */
   };
 
   Meeting* meeting;

@@ -1,11 +1,11 @@
 // Product of f32 activations and a tiled weight, for the level that includes this file.
 //
-// out[r][c] is one chain of fused multiply-adds over k, from k = 0 on, whatever R, T and the level: the bits
-// depend on the row of x and the row of the weight only. (bf16 dot products, where the level has them, are such
-// a chain too, over pairs.)
+// out[r][c] is one chain of fused multiply-adds over k, starting at k = 0, for any R, T and level: the bits
+// depend only on the row of x and the row of the weight. (bf16 dot products, if the level has them, form such a
+// chain too, over pairs.)
 //
-// Weights are converted in registers. A block of R rows of x is stored [k][R], so that what a step needs is
-// contiguous; T tiles of 16 columns are as many streams of weights.
+// Weights are converted in registers. A block of R rows of x is stored as [k][R], so that the data of a step is
+// contiguous. T tiles of 16 columns are T streams of weights.
 #pragma once
 
 #include "cpu/simd.h"
@@ -13,11 +13,11 @@
 namespace mpk {
 namespace MPK_ISA {
 
-// Most rows of a block: with 2 tiles (1 below AVX-512) the accumulators just fit the registers.
+// Maximum number of rows of a block: with 2 tiles (1 below AVX-512) the accumulators just fit the registers.
 #if defined(MPK_SIMD_512)
 constexpr uint32_t GEMM_ROWS = 12;
-// One row takes one tile at a time: the weights are read once and little is done with them, and AMD's Zen 4 reads four
-// streams a core at half the rate of one.
+// A single row takes one tile at a time: the weights are read once with little work on them, and AMD's Zen 4 reads
+// four streams per core at half the rate of one.
 constexpr uint32_t gemm_tiles(uint32_t rows) { return rows == 1 ? 1 : rows <= 4 ? 4 : 2; }
 #elif defined(MPK_SIMD_256)
 constexpr uint32_t GEMM_ROWS = 5;
@@ -28,11 +28,11 @@ constexpr uint32_t gemm_tiles(uint32_t) { return 1; }
 #endif
 constexpr uint32_t GEMM_TILES = 4;
 
-// How far ahead of use weights are prefetched, bytes. With 5 rows and more, multiply-adds and loads would
-// otherwise take turns: 8 rows run a quarter faster with it.
+// How far ahead of use weights are prefetched, in bytes. With 5 rows and more, multiply-adds and loads
+// would otherwise alternate: with it, 8 rows run a quarter faster.
 constexpr uint64_t GEMM_PREFETCH_BYTES = 2048;
 
-// Weight types: `unpack` takes two values of k of one tile.
+// Weight types: `unpack` reads two values of k of one tile.
 struct WeightBf16 {
   static constexpr uint32_t STEP_BYTES = 64; // two values of k of one tile
   using X = float;
@@ -57,7 +57,7 @@ struct WeightF32 {
   }
 };
 
-// Two values of k: acc[t][r] += w[k] * x[k][r], then the same for k + 1. `w` is the first tile's.
+// Two values of k: acc[t][r] += w[k] * x[k][r], then the same for k + 1. `w` is that of the first tile.
 template <class W, uint32_t R, uint32_t T>
 MPK_INLINE void gemm_step(F32x16 (&acc)[T][R], const uint8_t* w, uint64_t tile_bytes, const float* x) {
   F32x16 first[T], second[T];
@@ -73,7 +73,7 @@ MPK_INLINE void gemm_step(F32x16 (&acc)[T][R], const uint8_t* w, uint64_t tile_b
 }
 
 #if defined(MPK_ISA_AVX512_BF16)
-// bf16 dot products; x holds pairs of bf16, the first value of k in the low half.
+// bf16 dot products; x holds pairs of bf16, with the first value of k in the low half.
 struct WeightBf16Dot {
   static constexpr uint32_t STEP_BYTES = 64;
   using X = uint32_t;
@@ -90,7 +90,7 @@ MPK_INLINE void gemm_step(F32x16 (&acc)[T][R], const uint8_t* w, uint64_t tile_b
 }
 #endif
 
-// acc[r][t] for R rows and T tiles; `w` is the first tile, the next are `tile_bytes` apart.
+// acc[r][t] for R rows and T tiles; `w` is the first tile, and the others follow `tile_bytes` apart.
 template <class W, uint32_t R, uint32_t T>
 MPK_INLINE void gemm_block(const typename W::X* x, const uint8_t* w, uint64_t tile_bytes, uint64_t steps,
                            float* out /* [R][T * 16] */) {
@@ -116,7 +116,7 @@ void gemm_block_function(const void* x, const uint8_t* w, uint64_t tile_bytes, u
   gemm_block<W, R, T>(static_cast<const typename W::X*>(x), w, tile_bytes, steps, out);
 }
 
-// By rows - 1: the function for gemm_tiles(rows) tiles, and the one for a single tile.
+// Indexed by rows - 1: the function for gemm_tiles(rows) tiles, and the one for a single tile.
 template <class W> struct GemmFunctions {
   GemmBlock wide[GEMM_ROWS];
   GemmBlock narrow[GEMM_ROWS];

@@ -14,7 +14,7 @@ static int run_on_level(const LinearTask& task) {
   return MPK_PICK(mpk_linear)(&task);
 }
 
-// What the operands up to the weight are; `next` continues after x and the norm weight.
+// Reads the operands up to the weight; `next` continues after x and the norm weight.
 static LinearTask begin_task(const mpk_kernel_args* args, RowSource source, const mpk_operand*& next) {
   LinearTask task{};
   task.args = args;
@@ -40,7 +40,7 @@ int run_linear_task(const mpk_kernel_args* args, RowSource source) {
 }
 
 int run_gated_linear_task(const mpk_kernel_args* args, RowSource source) {
-  if (args->outputs->dtype == MPK_F32_FLAGGED) return MPK_ABORT_KERNEL; // the gates wait in the output
+  if (args->outputs->dtype == MPK_F32_FLAGGED) return MPK_ABORT_KERNEL; // the output holds the gates meanwhile
   const mpk_operand* next;
   LinearTask task = begin_task(args, source, next);
   const mpk_operand *weights = next, *biases = task.params->has_bias && task.params->add_bias ? next + 2 : nullptr;

@@ -1,4 +1,4 @@
-// The vector code that task kernels share, compiled once for each level.
+// Vector code shared by task kernels, compiled once for each level.
 #pragma once
 
 #include "cpu/task.h"
@@ -17,11 +17,11 @@ struct VectorOps {
   // out = x / sqrt(mean(x^2) + eps) * weight, computed in f32; `scratch` holds n floats
   void (*rmsnorm)(void* out, uint32_t out_dtype, const void* x, uint32_t x_dtype, const void* weight,
                   uint32_t weight_dtype, float eps, float* scratch, uint64_t n);
-  // Reads memory as fast as it comes, and folds it into a number: the rate that decoding is measured against.
+  // Reads memory at full speed and folds it into a number: the rate with which decoding is compared.
   uint32_t (*read)(const void* memory, uint64_t bytes, uint32_t streams, uint32_t prefetch);
 };
 
-// Those of the level in use.
+// The functions of the level in use.
 const VectorOps& vector_ops();
 
 } // namespace mpk

@@ -5,8 +5,8 @@
 
 namespace {
 
-constexpr uint64_t BLOCK = 256; // values of k at once
-constexpr uint64_t BLOCK_BYTES = BLOCK * 4 + 64; // a block of one row, rows not a power of two apart
+constexpr uint64_t BLOCK = 256; // values of k at a time
+constexpr uint64_t BLOCK_BYTES = BLOCK * 4 + 64; // of one row; rows are not a power of two apart
 
 // Lanes [lane, lane + rows) of the tile at `out`: unit i of row r goes to out[i * 16 + lane + r]. A unit is an
 // element, or a pair of bf16.
@@ -47,7 +47,7 @@ extern "C" void mpk_pack_rows(uint8_t* dst, uint32_t dst_dtype, uint64_t k, uint
           ops.to_f32(values, from, src_dtype, n);
           ops.from_f32(to, dst_dtype, values, n);
         }
-        std::memset(to + n * dst_bytes, 0, dst_bytes); // where k is odd, the padding
+        std::memset(to + n * dst_bytes, 0, dst_bytes); // padding, if k is odd
       }
       const uint64_t padded = (n + 1) / 2 * 2;
       uint8_t* out = tile + first * 16 * dst_bytes;

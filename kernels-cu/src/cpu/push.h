@@ -5,17 +5,18 @@
 
 #include <cstring>
 
-// To a rank whose memory can't be reached by stores. Compiled once: this header is included at every instruction level.
+// For a rank whose memory stores cannot reach. Compiled once, because this header is included at every instruction
+// level.
 extern "C" bool mpk_push_words(const mpk_rank* rank, uint32_t pe, uint64_t* words, const uint64_t* values, uint32_t count);
 
-// `bytes` and then a signal that is added after them, at any other rank: for measurements.
+// Puts `bytes` bytes and then adds to a signal, at any other rank. For measurements.
 extern "C" bool mpk_put_with_signal(const mpk_rank* rank, uint32_t pe, void* to, const void* from, uint64_t bytes, uint64_t* signal, uint64_t value);
 
 namespace mpk {
 
-// Stores `values` at `address` of this rank's symmetric heap, and at the same offset at every other rank, each
+// Stores `values` at `address` of this rank's symmetric heap and at the same offset on every other rank, each
 // with the tag of the write in the upper half of its word. A word carries its own flag, so its store needs no
-// order with others. False where a rank can't be reached.
+// order with others. False if a rank is out of reach.
 static inline bool push_flagged(const mpk_kernel_args* args, uint64_t address, const float* values, uint32_t n) {
   constexpr uint32_t kMost = 256;
   const mpk_rank* rank = args->rank;

@@ -1,4 +1,4 @@
-// Functions of whole rows, for the level that includes this file.
+// Functions on whole rows, for the level that includes this file.
 #pragma once
 
 #include "cpu/simd.h"
@@ -8,7 +8,8 @@
 namespace mpk {
 namespace MPK_ISA {
 
-// 16 elements, or the first n of them (the others read as 0), of an f32, f16 or bf16 array as f32.
+// 16 elements of an f32, f16 or bf16 array as f32; or the first n of them, with the others read as
+// 0.
 MPK_INLINE F32x16 load_as_f32(const void* p, uint32_t dtype, uint64_t i) {
   if (dtype == MPK_F32) return load(static_cast<const float*>(p) + i);
   const uint16_t* half = static_cast<const uint16_t*>(p) + i;
@@ -20,7 +21,7 @@ MPK_INLINE F32x16 load_first_as_f32(const void* p, uint32_t dtype, uint64_t i, u
   memcpy(t, static_cast<const uint16_t*>(p) + i, n * sizeof(uint16_t));
   return dtype == MPK_BF16 ? from_bf16(t) : from_f16(t);
 }
-// The same to memory, rounded to nearest even.
+// Stores to memory, rounded to nearest even.
 MPK_INLINE void store_rounded(void* p, uint32_t dtype, uint64_t i, F32x16 a) {
   if (dtype == MPK_F32) return store(static_cast<float*>(p) + i, a);
   uint16_t* half = static_cast<uint16_t*>(p) + i;
@@ -33,7 +34,7 @@ MPK_INLINE void store_first_rounded(void* p, uint32_t dtype, uint64_t i, F32x16 
   memcpy(static_cast<uint16_t*>(p) + i, t, n * sizeof(uint16_t));
 }
 
-// f(i, n) for each 16 elements, and once for a rest of n < 16; n is 16 for the whole ones.
+// Calls f(i, n) for each 16 elements, with n = 16, and once for the remaining n < 16.
 template <class F> MPK_INLINE void for_lanes(uint64_t count, F f) {
   uint64_t i = 0;
   for (; i + LANES <= count; i += LANES) f(i, LANES);
@@ -56,7 +57,7 @@ static inline void narrow(void* out, uint32_t dtype, const float* in, uint64_t c
   for_lanes(count, [&](uint64_t i, uint32_t n) { store_n(out, dtype, i, load_n(in, MPK_F32, i, n), n); });
 }
 
-// Rounds to `dtype` in place, the values staying f32.
+// Rounds to `dtype` in place; the values stay f32.
 static inline void round_through(float* row, uint32_t dtype, uint64_t count) {
   if (dtype == MPK_F32) return;
   for_lanes(count, [&](uint64_t i, uint32_t n) {

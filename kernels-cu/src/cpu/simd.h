@@ -1,7 +1,7 @@
 // Sixteen f32 lanes with the same bits on every level: one __m512, two __m256, or an array.
 //
-// Only for files compiled for a level (MPK_ISA set). Everything lies in a namespace of the level, so that the
-// linker never takes code of one level for another. Sums over lanes have one fixed order.
+// Only for files compiled for a level (MPK_ISA set). Everything is in a namespace of the level, so that the
+// linker never mixes code of two levels. Sums over lanes have one fixed order.
 #pragma once
 
 #ifndef MPK_ISA
@@ -49,11 +49,11 @@ MPK_INLINE F32x16 mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 MPK_INLINE F32x16 div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 // a * b + c, rounded once
 MPK_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// of a and b; b where either is not a number
+// maximum of a and b; b if either is NaN
 MPK_INLINE F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 MPK_INLINE F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 MPK_INLINE F32x16 round_even(F32x16 a) { return {_mm512_roundscale_ps(a.v, 0)}; }
-// a * 2^n for whole n in -252..254, in two exact-or-once-rounded steps
+// a * 2^n for whole n in -252..254, in two steps that are exact or rounded once
 MPK_INLINE F32x16 scale2(F32x16 a, F32x16 n) {
   const __m512i i = _mm512_cvtps_epi32(n.v);
   const __m512i half = _mm512_srai_epi32(i, 1);
@@ -84,7 +84,7 @@ MPK_INLINE void to_f16(uint16_t* p, F32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-// Pairs [16][2] of bf16: the first and the second of each.
+// Splits pairs [16][2] of bf16 into first and second elements.
 MPK_INLINE void from_bf16_pairs(const uint16_t* p, F32x16& first, F32x16& second) {
   const __m512i w = _mm512_loadu_si512(p);
   first.v = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
@@ -282,9 +282,9 @@ MPK_INLINE float max_lanes(F32x16 a) {
   return t[0];
 }
 
-// e^x, within 2 units in the last place; below the smallest normal number it goes to 0.
+// e^x, within 2 units in the last place; goes to 0 below the smallest normal number.
 MPK_INLINE F32x16 exp(F32x16 x) {
-  x = min(splat(89.0f), max(splat(-104.0f), x)); // in this order a NaN stays one
+  x = min(splat(89.0f), max(splat(-104.0f), x)); // in this order a NaN stays NaN
   const F32x16 n = round_even(mul(x, splat(0x1.715476p+0f)));
   F32x16 r = fma(n, splat(-0x1.62e4p-1f), x);
   r = fma(n, splat(-0x1.7f7d1cp-20f), r);

@@ -1,4 +1,4 @@
-// What every task kernel needs of the ABI.
+// What every task kernel needs from the ABI.
 #pragma once
 
 #include "cpu/isa.h"
@@ -9,7 +9,7 @@ namespace mpk {
 // Which rows of an activation are in use: the values of a `rows_kind` word in a params struct.
 enum RowsKind : uint32_t { ROWS_TOKENS = 0, ROWS_SAMPLES = 1, ROWS_FIXED = 2 };
 
-// The rows in use out of `capacity`. All of them where flagged words are refreshed (MPK_FLAG_REFRESH).
+// The number of rows in use out of `capacity`; all of them if flagged words are refreshed (MPK_FLAG_REFRESH).
 static inline uint32_t rows_in_use(const mpk_kernel_args* args, uint32_t rows_kind, uint32_t capacity) {
   uint32_t rows = capacity;
   if (MPK_FLAG_REFRESH(*args->task, args->batch->epoch)) return rows;
@@ -17,7 +17,7 @@ static inline uint32_t rows_in_use(const mpk_kernel_args* args, uint32_t rows_ki
   if (rows_kind == ROWS_SAMPLES) rows = args->batch->num_samples;
   return rows < capacity ? rows : capacity;
 }
-// Of a block of `capacity` rows, which are `first` and on of their tensor.
+// The same for a block of `capacity` rows that starts at row `first` of its tensor.
 static inline uint32_t rows_in_use_from(const mpk_kernel_args* args, uint32_t rows_kind, uint32_t first, uint32_t capacity) {
   const uint32_t rows = rows_in_use(args, rows_kind, first + capacity);
   return rows > first ? rows - first : 0;
@@ -38,8 +38,8 @@ static inline uint8_t* row_address(const mpk_operand& view, uint64_t row) {
   return reinterpret_cast<uint8_t*>(view.addr) + row * view.strides[0] * element_bytes(view.dtype);
 }
 
-// Picks the function of the level in use from those that were compiled; in cpu.cpp, for a kernel.h that defines
-// MPK_LEVEL_NAME(mpk_x) and is compiled by cpu_scalar.cpp, cpu_avx2.cpp and cpu_avx512.cpp:
+// Selects the function of the level in use from the compiled ones. For cpu.cpp, if kernel.h defines
+// MPK_LEVEL_NAME(mpk_x) and cpu_scalar.cpp, cpu_avx2.cpp and cpu_avx512.cpp compile it:
 //   namespace mpk { MPK_DECLARE_LEVELS(int, mpk_x, const mpk_kernel_args*) }
 //   extern "C" int mpk_task_x(const mpk_kernel_args* args) { using namespace mpk; return MPK_PICK(mpk_x)(args); }
 #ifdef MPK_X86

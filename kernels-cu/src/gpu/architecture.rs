@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_replaces_the_ring_and_nothing_else() {
+    fn measured_knobs_change_the_ring_and_nothing_else() {
         let config = KernelConfig::new(Architecture::Sm90a);
         assert_eq!(config.tuned(&Tuning::default()), config);
         let mut tuning = Tuning::default();

@@ -12,20 +12,21 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/* Makes initialised barriers known to the copy engine; a block barrier makes them known to the other threads. */
+/* Makes initialised barriers visible to the copy engine; a block barrier makes them visible to the other threads. */
 __device__ __forceinline__ void mbarrier_init_fence() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-/* Release at block scope: pairs with a successful mbarrier_test. The forms with an address take shared_address of a barrier. */
+/* Release at block scope: pairs with a successful mbarrier_test. The forms with an address take the barrier's
+ * shared_address. */
 __device__ __forceinline__ void mbarrier_arrive(uint32_t address) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state,[%0];}" ::"r"(address) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) { mbarrier_arrive(shared_address(barrier)); }
 
-/* Acquire at block scope. True when the phase of this parity has completed; may wait for a short, bounded time. */
+/* Acquire at block scope. True if the phase of this parity has completed; may wait for a short, bounded time. */
 __device__ __forceinline__ bool mbarrier_test(uint32_t address, uint32_t parity) {
   uint32_t done;
 #if __CUDA_ARCH__ >= 900
@@ -39,7 +40,7 @@ __device__ __forceinline__ bool mbarrier_test(uint32_t address, uint32_t parity)
 }
 __device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, uint32_t parity) { return mbarrier_test(shared_address(barrier), parity); }
 
-/* The same without waiting for any time. */
+/* The same without any wait. */
 __device__ __forceinline__ bool mbarrier_look(uint32_t address, uint32_t parity) {
   uint32_t done;
   asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
@@ -49,25 +50,26 @@ __device__ __forceinline__ bool mbarrier_look(uint32_t address, uint32_t parity)
 __device__ __forceinline__ bool mbarrier_look(uint64_t* barrier, uint32_t parity) { return mbarrier_look(shared_address(barrier), parity); }
 
 #if __CUDA_ARCH__ >= 900
-/* One arrival, and `bytes` more that bulk copies will bring. */
+/* One arrival, and `bytes` further bytes that bulk copies will bring. */
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t address, uint32_t bytes) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state,[%0],%1;}" ::"r"(address), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) { mbarrier_arrive_expect(shared_address(barrier), bytes); }
 
-/* What is read once leaves the L2 cache first. */
+/* Data that is read once should leave the L2 cache first. */
 __device__ __forceinline__ uint64_t read_once_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
   return policy;
 }
-/* `bytes`, a multiple of 16, from global to shared memory, both aligned to 16; completes on the barrier. */
+/* Copies `bytes` bytes, a multiple of 16, from global to shared memory, both aligned to 16; completes on the
+ * barrier. */
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
                : "memory");
 }
-/* The same for what others will read from the L2 cache. */
+/* The same for data that others will read from the L2 cache. */
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes), "r"(shared_address(barrier))
@@ -83,14 +85,14 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, uint64_t from, uint32_t b
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-/* True in one lane of the warp, which must be whole. What only that lane does then needs no loop over lanes, which the compiler
- * puts around every bulk copy otherwise: 30 instead of 100 cycles a copy. */
+/* True in one lane of the warp, all of whose lanes must be active. Code that only this lane runs needs no loop over lanes,
+ * which the compiler otherwise puts around every bulk copy: 30 instead of 100 cycles per copy. */
 __device__ __forceinline__ bool elect_one() {
   uint32_t one;
   asm volatile("{.reg .pred p; elect.sync _|p,0xFFFFFFFF; selp.u32 %0,1,0,p;}" : "=r"(one));
   return one != 0;
 }
-/* The same bytes into the L2 cache only. */
+/* Brings the same bytes into the L2 cache only. */
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
 }
@@ -98,7 +100,7 @@ __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes, ui
   asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0],%1,%2;" ::"l"(from), "r"(bytes), "l"(policy) : "memory");
 }
 #else
-/* 16 bytes, by each of the threads that share a copy; then each arrives once its own copies are done. */
+/* Copies 16 bytes, by each of the threads that share a copy; each thread then arrives once its own copies are done. */
 __device__ __forceinline__ void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -107,7 +109,8 @@ __device__ __forceinline__ void arrive_when_copied(uint64_t* barrier) {
 }
 #endif
 
-/* All compute threads. Orders their memory accesses at block scope; true for all of them where it is true for one. */
+/* Called by all compute threads. Orders their memory accesses at block scope. True for all of them if `here` is true
+ * for one. */
 __device__ __forceinline__ bool compute_barrier_any(bool here) {
   uint32_t any;
   asm volatile("{.reg .pred p,q; setp.ne.u32 p,%1,0; bar.red.or.pred q,1,256,p; selp.u32 %0,1,0,q;}"

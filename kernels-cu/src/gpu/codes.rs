@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cant_run_is_named() {
+    fn tasks_that_cannot_run_are_named() {
         let refused = |graph: TaskGraph| task_codes_of(&[graph], &code_of).unwrap_err();
         let error = refused(graph(3, &[16], Backend::Cpu));
         assert_eq!(error.exit_status(), 2);

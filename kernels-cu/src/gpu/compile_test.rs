@@ -1,4 +1,4 @@
-//! Compilation and cache with a stand-in for nvcc (`testdata/nvcc`).
+//! Compilation and cache with a fake nvcc (`testdata/nvcc`).
 
 use super::compile::compile_with;
 use super::*;
@@ -29,7 +29,7 @@ impl Setting {
         self.root.path().join("log")
     }
 
-    /// How often the stand-in has run.
+    /// Number of times that the fake has run.
     fn runs(&self) -> usize {
         fs::read_to_string(self.log()).map_or(0, |log| log.lines().count())
     }
@@ -91,7 +91,7 @@ fn the_second_time_nothing_is_compiled_with_or_without_a_toolchain() {
 }
 
 #[test]
-fn what_decides_the_code_decides_the_file() {
+fn a_file_depends_on_everything_that_affects_the_code() {
     let setting = Setting::new();
     let options = setting.options(&[]);
     let mut others = vec![options.clone(); 4];
@@ -135,7 +135,7 @@ fn a_damaged_entry_is_made_again() {
 }
 
 #[test]
-fn what_cant_be_read_is_made_again() {
+fn unreadable_files_are_made_again() {
     let setting = Setting::new();
     let options = setting.options(&[]);
     let made = setting.compile(&options, toolchain("a")).unwrap();
@@ -287,7 +287,7 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_removed_and_a_folder_that_cant_be_used_is_named() {
+fn leftovers_of_a_killed_process_are_removed_and_an_unusable_folder_is_named() {
     let setting = Setting::new();
     let folder = setting.cache().folder().to_path_buf();
     fs::create_dir_all(folder.join("0123.build/src")).unwrap();

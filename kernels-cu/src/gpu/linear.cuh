@@ -1,9 +1,9 @@
-/* The linear family: x, made into rows (linear_rows.cuh), times a weight in MPK_LAYOUT_FRAGMENT that the loader warp
- * streams (linear_product.cuh), plus bias and residual.
+/* The linear family: x, prepared as rows (linear_rows.cuh), times a weight in MPK_LAYOUT_FRAGMENT that the loader
+ * warp streams (linear_product.cuh), plus bias and residual.
  *
- * Order of the stages, the same in `load` and `run`: blocks of rows of the output; groups of tiles; segments of k whose
- * rows fit into shared memory; tiles; stages. Where K is more than one segment, the sums of a group's tiles are carried
- * from segment to segment in shared memory. */
+ * Order of the stages, the same in `load` and `run`: blocks of output rows; groups of tiles; segments of k whose
+ * rows fit into shared memory; tiles; stages. If K has more than one segment, the sums of a group's tiles are
+ * carried from segment to segment in shared memory. */
 #pragma once
 
 #include "gpu/linear_rows.cuh"
@@ -12,9 +12,10 @@
 namespace mpk {
 namespace gpu {
 
-/* Weight, X, Norm: enum mpk_dtype of weight, x and norm weight. MostK: columns of the weight on this rank at most. N8: rows
- * that are multiplied at once, in eights. All else is known at run time only, so that the products of a layer are one code or
- * two: code that lies long enough unused is fetched anew, which takes a task microseconds. */
+/* Weight, X, Norm: enum mpk_dtype of weight, x and norm weight. MostK: maximum number of the weight's columns on this
+ * rank. N8: rows that are multiplied at a time, in units of eight. Everything else is known only at run time, so that the
+ * products of a layer share one or two kernel variants: instructions that were not used for long must be fetched again,
+ * which costs a task microseconds. */
 template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
 struct Linear : TaskCode {
   static __device__ int run(Context& context);
@@ -26,7 +27,7 @@ struct Linear : TaskCode {
   static constexpr uint32_t kColumns = N8 * 8; /* rows of the output, columns of the product */
   static constexpr uint32_t kPasses = (kColumns * 16 + kComputeThreads - 1) / kComputeThreads;
 
-  /* The work area: norms, the plan, shares of the sums, rows; at its end the sums that are carried. */
+  /* The work area: norms, the plan, shares of the sums, rows; the carried sums are at its end. */
   static constexpr uint32_t kShareFloats = kColumns * 16; /* of a warp */
   static constexpr uint32_t kShareBuffers = N8 == 1 ? 2 : 1;
   static constexpr uint32_t kPlanAt = Left::kNormFloats * 4, kPlanBytes = 64;
@@ -36,7 +37,7 @@ struct Linear : TaskCode {
   static constexpr uint32_t kCarriedBytes = 16 * 4; /* of a tile's row */
   static constexpr uint32_t kLeastSegment = 2 * kStageBlocks<Weight>;
 
-  /* Bytes from row to row: of 2-byte types such that 8 rows meet all banks. */
+  /* Bytes between rows. For 2-byte types they are such that 8 rows use all banks. */
   static __host__ __device__ constexpr uint32_t row_bytes(uint32_t blocks) {
     return (Weight == MPK_F32 ? blocks : (blocks + 2) / 4 * 4 + 1) * kRowBlockBytes<Weight>;
   }
@@ -47,11 +48,11 @@ struct Linear : TaskCode {
     return *reinterpret_cast<const mpk_linear_params*>(slot.params);
   }
 
-  /* Read from shared memory wherever it is needed: the registers are for the rows. */
+  /* Read from shared memory where needed, because the registers are for the rows. */
   struct Plan {
     uint32_t traits;    /* Traits */
     uint32_t blocks;    /* of k */
-    uint32_t rows, tiles; /* tiles of the product: of gated ones twice those of the output */
+    uint32_t rows, tiles; /* tiles of the product; if it is gated, twice those of the output */
     uint32_t row_block; /* rows at once */
     uint32_t group;     /* tiles whose sums are carried */
     uint32_t segment;   /* blocks of k */
@@ -81,7 +82,8 @@ struct Linear : TaskCode {
     return p;
   }
 
-  /* The longest segment with which all tiles are one group; but if that is too short, the shortest and more groups. */
+  /* The longest segment with which all tiles form one group; if that is too short, the shortest segment and more
+   * groups. */
   static __device__ __forceinline__ void choose_segment(Plan& p, uint32_t gated) {
     const uint32_t room_of_row = kRoom / p.row_block;
     p.group = min(p.tiles, room_of_row / kCarriedBytes) >> gated << gated;
@@ -94,7 +96,7 @@ struct Linear : TaskCode {
     }
   }
 
-  /* The norm weight lies after the rows, if there is room for it and no sums are carried. */
+  /* The norm weight comes after the rows, if there is room for it and no sums are carried. */
   static __device__ __forceinline__ Left left_side(Context& context, const Plan& p) {
     const uint32_t norm_bytes = Left::norm_bytes(context.input(kWeight).dims[1]);
     const bool room = (p.traits & kCarries) == 0 && p.row_block * row_bytes(p.blocks) + norm_bytes <= kRoom;
@@ -119,7 +121,7 @@ __device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& 
           const uint32_t half = reread(params_of(*loader.slot).gated);
           const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight + (tile & half)].addr) +
                               (static_cast<uint64_t>(tile >> half) * p.blocks + from) * kBlockBytes<Weight>;
-          /* One call: it is inlined. */
+          /* A single call, because it is inlined. */
           for (uint32_t left = blocks * kBlockBytes<Weight>, bytes; left != 0; left -= bytes, at += bytes) {
             bytes = min(left, kStageBytes);
             if (!loader.stream(at, bytes)) return false;
@@ -169,7 +171,7 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
     for (uint32_t group = 0; group < reread(p.tiles); group += reread(p.group)) {
       const uint32_t group_end = min(group + reread(p.group), reread(p.tiles));
       uint32_t from = 0;
-      do { /* segments: one even if K is 0 */
+      do { /* segments: at least one, also if K is 0 */
         const uint32_t blocks = min(reread(p.segment), reread(p.blocks) - from);
         if (!done) left.put(first_row, rows, from, blocks, rows_at, stride);
         if (const int code = context.sync(); code != MPK_OK) return code;
@@ -180,7 +182,7 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
         float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {
           const uint32_t traits = reread(p.traits), gated = traits & kGated, bias_at = kWeight + 1 + gated;
-          /* Which thread has which sum: turning, so that of few rows the warps share the work. */
+          /* Which thread has which sum. The assignment rotates, so that with few rows the warps share the work. */
           const uint32_t out_tile = tile >> gated;
           const uint32_t turned = (context.thread + out_tile % kComputeWarps * 32) % kComputeThreads;
           float bias[kPasses], residual[kPasses];

@@ -1,9 +1,9 @@
-/* What the linear family does with a stage: 16 rows of the weight (a tile) times a stretch of k, into sums that a warp
- * keeps in registers. The blocks of 16 k of a stage are dealt to the warps in turn, so each warp has a share of every
- * sum; the shares meet in shared memory at the end of a tile.
+/* The linear family's work on a stage: 16 rows of the weight (a tile) times a range of k, into sums that a warp keeps in
+ * registers. The blocks of 16 k of a stage are dealt to the warps in turn, so each warp has a share of every sum. The
+ * shares are added in shared memory at the end of a tile.
  *
- * The activations lie in shared memory as rows of the weight's type; of a block a lane reads the four of its quarter, or the
- * eight of its half (f32), as MPK_LAYOUT_FRAGMENT deals them. */
+ * The activations are in shared memory as rows of the weight's type. Of a block, a lane reads the four elements of its
+ * quarter, or the eight of its half (f32), in the order of MPK_LAYOUT_FRAGMENT. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -15,20 +15,20 @@ namespace gpu {
 
 template <uint32_t Dtype>
 constexpr uint32_t kNumberBytes = Dtype == MPK_F32 ? 4 : 2;
-/* Of the weight: 16 rows by 16 k. */
+/* For the weight: 16 rows by 16 k. */
 template <uint32_t Weight>
 constexpr uint32_t kBlockBytes = 256 * kNumberBytes<Weight>;
 template <uint32_t Weight>
 constexpr uint32_t kStageBlocks = kStageBytes / kBlockBytes<Weight>;
-/* Of a row of activations: 16 k. */
+/* For a row of activations: 16 k. */
 template <uint32_t Weight>
 constexpr uint32_t kRowBlockBytes = 16 * kNumberBytes<Weight>;
 
-/* Place of the share of row `n` of the output, column `m` of the tile, among a warp's shares: such that writers and
- * readers each meet all banks. */
+/* Place of the share of output row `n` and column `m` of the tile among a warp's shares. Writers and readers
+ * each use all banks. */
 __device__ __forceinline__ uint32_t share_index(uint32_t n, uint32_t m) { return (n * 16 + m) ^ (n / 2 % 4 * 8); }
 
-/* Takes a stage without looking at it. */
+/* Takes a stage without reading it. */
 __device__ __forceinline__ bool pass(StageReader& reader) {
   if (!reader.wait()) return false;
   reader.give_back();
@@ -48,13 +48,13 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint4& a, cons
   }
 }
 
-/* 2-byte weights: the tensor cores, which take the weight as their left side and 8 rows of activations as right side.
- * Of fewer rows the last stands for the others too. */
+/* 2-byte weights, on the tensor cores. The weight is their left operand, 8 rows of activations the right one. If
+ * there are fewer rows, the last one stands in for the missing ones. */
 template <uint32_t Weight, uint32_t N8>
 class Product {
   static constexpr uint32_t kShare = kStageBlocks<Weight> / kComputeWarps; /* blocks of a warp in a stage */
   static_assert(kShare * kComputeWarps == kStageBlocks<Weight> && kShare > 0, "a stage is a whole number of blocks for each warp");
-  /* Sums that do not wait for each other. */
+  /* Independent sets of sums. */
   static constexpr uint32_t kSets = N8 <= 2 && kShare > 1 ? 2 : 1;
 
  public:
@@ -76,8 +76,8 @@ class Product {
         for (uint32_t i = 0; i < 4; ++i) sums_[s][j][i] = 0.0f;
   }
 
-  /* The next stage: `count` blocks (all of them if Full), which begin at block `first` of the rows. False: there is
-   * nothing to come. */
+  /* The next stage: `count` blocks (all of them if Full), starting at block `first` of the rows. False: no stage
+   * will come. */
   template <bool Full>
   __device__ __forceinline__ bool stage(StageReader& reader, uint32_t first, uint32_t count) {
     if constexpr (kWithoutProducts) return pass(reader);
@@ -113,7 +113,7 @@ class Product {
     return true;
   }
 
-  /* The warp's shares of the tile. */
+  /* Stores the warp's shares of the tile. */
   __device__ __forceinline__ void store(float* shares) const {
 #pragma unroll
     for (uint32_t j = 0; j < N8; ++j)
@@ -188,7 +188,7 @@ class Product<MPK_F32, N8> {
   __device__ __forceinline__ void store(float* shares) const {
 #pragma unroll
     for (uint32_t n = 0; n < N8 * 8; n += 2) {
-      /* The halves of the warp have half of the k each. */
+      /* Each half of the warp has half of the k. */
       const float even = sums_[n] + __shfl_xor_sync(0xFFFFFFFFu, sums_[n], 16);
       const float odd = sums_[n + 1] + __shfl_xor_sync(0xFFFFFFFFu, sums_[n + 1], 16);
       shares[share_index(n + lane_ / 16, lane_ % 16)] = lane_ < 16 ? even : odd;

@@ -1,5 +1,5 @@
-/* Left sides of the linear family: rows of x as they are, normed, or gated, rounded once to the weight's type, laid down
- * in shared memory as linear_product.cuh reads them. */
+/* Left operands of the linear family: rows of x unchanged, normed, or gated, rounded once to the weight's type,
+ * stored in shared memory as linear_product.cuh reads them. */
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@
 namespace mpk {
 namespace gpu {
 
-/* How a row is made of x. */
+/* How a row is computed from x. */
 enum RowSource : uint32_t {
   kPlain = 0,
   kRmsNorm = 1, /* times the norm weight */
@@ -24,7 +24,7 @@ __device__ __forceinline__ float sum_of_warp(float v) {
   return v;
 }
 
-/* `Count` numbers, as they lie in memory: 8 bytes or a multiple of 16. */
+/* `Count` numbers as they are in memory: 8 bytes or a multiple of 16. */
 template <uint32_t Dtype, uint32_t Count>
 struct Numbers {
   uint32_t words[Count * kNumberBytes<Dtype> / 4];
@@ -78,7 +78,8 @@ __device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
   return bits;
 }
 
-/* Numbers side by side of a row to shared memory, if `valid`. Assembly: a branch around each would be half of the code. */
+/* Stores adjacent numbers of a row to shared memory, if `valid`. In assembly, because a branch around each store
+ * would be half of the code. */
 template <uint32_t Weight, uint32_t Count>
 __device__ __forceinline__ void put_numbers(uint32_t address, const float (&v)[Count], bool valid) {
   uint32_t words[Count * kNumberBytes<Weight> / 4];
@@ -98,8 +99,8 @@ __device__ __forceinline__ void put_numbers(uint32_t address, const float (&v)[C
   }
 }
 
-/* gate = silu(gate) * up. For 2-byte weights four gates share a reciprocal: the special functions are what limits the
- * rate. That is exact enough for gates above -20, and less than 1e-8 of the gate off below. */
+/* gate = silu(gate) * up. For 2-byte weights, four gates share a reciprocal, because the special functions limit
+ * the rate. The error is negligible for gates above -20, and below 1e-8 of the gate otherwise. */
 template <uint32_t Weight, uint32_t Count>
 __device__ __forceinline__ void silu_mul(float (&gate)[Count], const float (&up)[Count]) {
 #pragma unroll
@@ -120,36 +121,37 @@ __device__ __forceinline__ void silu_mul(float (&gate)[Count], const float (&up)
   }
 }
 
-/* Where the rows come from, and how they are spread over the threads: in pieces of 16 bytes of x, a warp's side by side.
- * Loads with gaps between a warp's pieces, even ones that the thread itself fills, take up to three times as long.
- * MostK: columns of the left side at most, for what is held in registers; their number is known at run time only, so that
- * products of many shapes share the code. */
+/* Where the rows come from, and how they are divided among the threads: in pieces of 16 bytes of x, adjacent for a
+ * warp. Loads with gaps between a warp's pieces take up to three times as long, even if the thread itself fills the
+ * gaps. MostK: maximum number of columns of the left operand, for what is held in registers. Their number is known
+ * only at run time, so that products of many shapes share the code. */
 template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t X, uint32_t Norm>
 class LeftSide {
-  static constexpr uint32_t kPiece = 16 / kNumberBytes<X>; /* numbers of it */
+  static constexpr uint32_t kPiece = 16 / kNumberBytes<X>; /* numbers per piece */
   static constexpr uint32_t kMostPieces = MostK / kPiece;
   static constexpr uint32_t kPutBytes = kPiece * kNumberBytes<Weight>;
   static constexpr uint32_t kNormPieceBytes = kPiece * kNumberBytes<Norm>;
   using Piece = Numbers<X, kPiece>;
   using NormPiece = Numbers<Norm, kPiece>;
-  /* The rows are x as it is. */
+  /* The rows are x unchanged. */
   static constexpr bool kCopies = Source == kPlain && X == Weight;
 
  public:
-  /* Pieces of a row that each thread of `Warps` warps holds in registers between sum of squares and norm. */
+  /* Pieces of a row that each thread of `Warps` warps holds in registers between the sum of squares and the norm. */
   template <uint32_t Warps>
   static constexpr uint32_t kHeld = (kMostPieces + Warps * 32 - 1) / (Warps * 32);
   /* In at most 64 registers. */
   template <uint32_t Warps>
   static constexpr bool kCanHold = kHeld<Warps> * sizeof(Piece) <= 256;
-  /* Warps to a row where there are many. */
+  /* Warps per row if there are many. */
   static constexpr uint32_t kFewWarps = kHeld<4> * sizeof(Piece) <= 128 ? 4 : 8;
-  /* Shared memory for the norm weight of `k` columns, which is fetched before the task's events. */
+  /* Bytes of shared memory for the norm weight of `k` columns, which is fetched before the task's events. */
   static __device__ __forceinline__ uint32_t norm_bytes(uint32_t k) { return Source == kRmsNorm && k % 16 == 0 ? k * kNumberBytes<Norm> : 0; }
-  /* Shared floats for the norms of up to 32 rows: parts of the sums of squares, then the scales. */
+  /* Shared floats for the norms of up to 32 rows: partial sums of squares, then the scales. */
   static constexpr uint32_t kNormFloats = 64;
 
-  /* `weight`: the weight's number among the inputs. `shared`: kNormFloats floats. `norm`: norm_bytes(k) bytes, or NULL. */
+  /* `weight`: the weight's index among the inputs. `shared`: kNormFloats floats. `norm`: norm_bytes(k) bytes, or
+   * NULL. */
   __device__ __forceinline__ LeftSide(Context& context, uint32_t weight, float* shared, uint8_t* norm)
       : context_(context), weight_(weight), sums_(shared), scales_(shared + 32) {
     wide_ = k() % 16 == 0 && ((context.input(0).addr | static_cast<uint64_t>(context.input(0).strides[0]) * kNumberBytes<X>) & 15) == 0;
@@ -160,7 +162,7 @@ class LeftSide {
     }
   }
 
-  /* Begins to bring the norm weight to where the constructor was told. */
+  /* Starts to bring the norm weight to the place given to the constructor. */
   __device__ __forceinline__ void fetch_norm() const {
     if constexpr (Source == kRmsNorm) {
       const uint64_t from = context_.input(1).addr;
@@ -169,13 +171,13 @@ class LeftSide {
         asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(norm_ + at)), "l"(from + at) : "memory");
     }
   }
-  /* The thread's part of it is there; before a barrier. */
+  /* The thread's part of it has arrived. Called before a barrier. */
   static __device__ __forceinline__ void norm_fetched() {
     if constexpr (Source == kRmsNorm) asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
-  /* Puts rows [first, first + rows) whole at `to`, if a row's x fits the registers of the warps that share it: `done`
-   * tells. Each x is read once. At most MostRows. */
+  /* Puts complete rows [first, first + rows) at `to`, if a row of x fits the registers of the warps that share it;
+   * `done` says so. Each x is read once. At most MostRows rows. */
   template <uint32_t MostRows>
   __device__ __forceinline__ int put_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes, bool& done) {
     done = false;
@@ -188,7 +190,7 @@ class LeftSide {
     return MPK_OK;
   }
 
-  /* What `put` needs of rows [first, first + rows), at most 32: the norm's factor of each. */
+  /* Computes what `put` needs for rows [first, first + rows), at most 32: each row's factor of the norm. */
   __device__ __forceinline__ int prepare(uint32_t first, uint32_t rows) {
     if constexpr (Source == kRmsNorm) {
       const uint32_t warps = rows > 4 ? 1 : rows > 2 ? 2 : rows == 2 ? 4 : 8; /* to a row */
@@ -209,7 +211,8 @@ class LeftSide {
     return MPK_OK;
   }
 
-  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`. All threads see them after the next barrier. */
+  /* Puts blocks [first_block, first_block + blocks) of rows [first, first + rows) at `to`. The next barrier makes
+   * them visible to all threads. */
   __device__ __forceinline__ void put(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
     if (!wide_)
       put_narrow(first, rows, first_block, blocks, to, row_bytes);
@@ -220,11 +223,11 @@ class LeftSide {
   }
 
  private:
-  /* Read where they are needed, from shared memory: the registers are for the rows. */
+  /* Read from shared memory where needed, because the registers are for the rows. */
   __device__ __forceinline__ uint32_t k() const { return reread(context_.input(weight_).dims[1]); }
   __device__ __forceinline__ uint32_t num_pieces() const { return k() / kPiece; }
 
-  /* Where rows of x begin. */
+  /* Start addresses of rows of x. */
   struct Rows {
     uint64_t first, pitch;
     const int32_t* gathered; /* or NULL */
@@ -260,7 +263,7 @@ class LeftSide {
     put_numbers<Weight>(address, v, valid);
   }
 
-  /* One thread's part of a row's sum of squares: every `step`-th piece, or number, from `at` on. */
+  /* One thread's part of a row's sum of squares: every `step`-th piece, or number, starting at `at`. */
   __device__ __forceinline__ float squares_of(uint64_t from, uint32_t at, uint32_t step) const {
     float squares = 0.0f;
     if (wide_) {
@@ -284,8 +287,8 @@ class LeftSide {
     return squares;
   }
 
-  /* `Warps` warps to a row, and so kRound rows in a round; the loads of as many rounds at once as 128 registers hold, up to
-   * `Rounds`. At most MostRows rows. */
+  /* Gives each row `Warps` warps, so a round has kRound rows. The loads of several rounds are issued at once: as many as
+   * 128 registers hold, up to `Rounds`. At most MostRows rows. */
   template <uint32_t Warps, uint32_t Rounds, uint32_t MostRows>
   __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
@@ -294,7 +297,8 @@ class LeftSide {
     constexpr bool kOneSet = kTogether * kRound >= MostRows;
     static_assert((kOneSet ? 1 : 2) * kTogether * kComputeWarps <= kNormFloats, "the sums of two sets of rounds");
     using Counts = std::make_integer_sequence<uint32_t, kCount>;
-    /* Read anew: what follows from the thread's index would be computed before the loops over rows, and spilled. */
+    /* Read again: otherwise the compiler would compute what depends on the thread's index before the loops over
+     * rows, and spill it. */
     const uint32_t thread = Context::thread_index(), warp = thread / 32;
     const uint32_t at = thread % (Warps * 32), pieces = num_pieces();
     uint32_t set = 0;
@@ -307,7 +311,7 @@ class LeftSide {
         const uint32_t row = first_row + r * kRound;
         load_row<Warps>(x[r], source.at(first + min(row, rows - 1)) + at * sizeof(Piece), at, row < rows ? pieces : 0, Counts());
       }
-      /* Sets take turns with two parts of the sums: one barrier a set. */
+      /* Sets alternate between two parts of the sums: one barrier per set. */
       float* const sums = sums_ + (kOneSet ? 0 : set % 2 * kTogether * kComputeWarps);
 #pragma unroll
       for (uint32_t r = 0; r < kTogether; ++r) {
@@ -343,13 +347,14 @@ class LeftSide {
     }
     return MPK_OK;
   }
-  /* The pieces `at`, `at` + Warps * 32, ... of a row that are below `pieces`; `from`: of the first. */
+  /* Loads the pieces `at`, `at` + Warps * 32, ... of a row that are below `pieces`; `from` is the address of the
+   * first. */
   template <uint32_t Warps, uint32_t Count, uint32_t... J>
   static __device__ __forceinline__ void load_row(Piece (&x)[Count], uint64_t from, uint32_t at, uint32_t pieces, std::integer_sequence<uint32_t, J...>) {
     (load_global16_if<J * Warps * 32 * sizeof(Piece)>(x[J].words[0], x[J].words[1], x[J].words[2], x[J].words[3], from, at + J * Warps * 32 < pieces), ...);
   }
 
-  /* From memory to where the rows lie, past the registers. */
+  /* Copies from memory to the rows' places, without registers. */
   __device__ __forceinline__ void copy(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
     const Rows x = rows_of_x();
 #pragma unroll 1
@@ -360,7 +365,7 @@ class LeftSide {
     asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
-  /* All loads of a thread's batch, in at most 96 registers, before the first use. */
+  /* Issues all loads of a thread's batch, in at most 96 registers, before the first use. */
   __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
     constexpr uint32_t kItemBytes = sizeof(Piece) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(NormPiece) : 0);
     constexpr uint32_t kBatch = 384 / kItemBytes < 16 ? 384 / kItemBytes : 16;
@@ -374,7 +379,7 @@ class LeftSide {
       Walk ahead = walk;
 #pragma unroll
       for (uint32_t j = 0; j < kBatch; ++j) {
-        /* Registers that are written on one path only would stay alive around all loops. */
+        /* Registers that are written on only one path would stay alive through all loops. */
         x[j].clear();
         if constexpr (Source == kSiluMul) up[j].clear();
         if constexpr (Source == kRmsNorm) norm[j].clear();
@@ -408,7 +413,7 @@ class LeftSide {
     }
   }
 
-  /* Any K and any alignment. */
+  /* For any K and any alignment. */
   __device__ __forceinline__ void put_narrow(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to,
                                              uint32_t row_bytes) const {
     const uint32_t columns = blocks * 16;

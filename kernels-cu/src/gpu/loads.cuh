@@ -1,4 +1,4 @@
-/* Loads of a given width, which the compiler can neither split nor drop. */
+/* Loads of a given width that the compiler can neither split nor drop. */
 #pragma once
 
 #include <stdint.h>
@@ -11,8 +11,8 @@ __device__ __forceinline__ uint4 load_global16(uint64_t address) {
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
   return v;
 }
-/* The 16 bytes at `address` + Offset if `valid`, else zeros. Assembly, so that what is loaded stays in the registers that it
- * came to: a move would wait for it. */
+/* The 16 bytes at `address` + Offset if `valid`, otherwise zeros. In assembly, so that the data stays in the registers
+ * into which it was loaded: a move would wait for it. */
 template <uint32_t Offset>
 __device__ __forceinline__ void load_global16_if(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint64_t address, bool valid) {
   asm volatile(
@@ -21,13 +21,13 @@ __device__ __forceinline__ void load_global16_if(uint32_t& a, uint32_t& b, uint3
       : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(static_cast<uint32_t>(valid)), "n"(Offset));
 }
 
-/* The 8 bytes at `address`, likewise. */
+/* The same for the 8 bytes at `address`. */
 __device__ __forceinline__ void load_global8_if(uint32_t& a, uint32_t& b, uint64_t address, bool valid) {
   asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; mov.u32 %0,0; mov.u32 %1,0; @p ld.global.v2.u32 {%0,%1},[%2];}"
                : "=&r"(a), "=&r"(b) : "l"(address), "r"(static_cast<uint32_t>(valid)));
 }
 
-/* The float at `address` + Offset if `valid`, else 0; and the store of one if `valid`. */
+/* The float at `address` + Offset if `valid`, otherwise 0; and the store of a float if `valid`. */
 template <uint32_t Offset>
 __device__ __forceinline__ void load_global4_if(float& v, uint64_t address, bool valid) {
   asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; mov.f32 %0,0f00000000; @p ld.global.f32 %0,[%1+%3];}"

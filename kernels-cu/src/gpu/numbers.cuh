@@ -31,7 +31,7 @@ struct Number<MPK_BF16> {
   static __device__ __forceinline__ __nv_bfloat16 from_f32(float v) { return __float2bfloat16_rn(v); }
 };
 
-/* Element `i` of an array whose type is known at run time only. */
+/* Element `i` of an array whose type is known only at run time. */
 __device__ __forceinline__ float load_as_f32(const void* p, uint32_t dtype, uint64_t i) {
   if (dtype == MPK_F32) return static_cast<const float*>(p)[i];
   if (dtype == MPK_BF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
@@ -42,17 +42,17 @@ __device__ __forceinline__ void store_rounded(void* p, uint32_t dtype, uint64_t 
   else if (dtype == MPK_BF16) static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(v);
   else static_cast<__half*>(p)[i] = __float2half_rn(v);
 }
-/* What store_rounded keeps of a value. */
+/* The value that remains after store_rounded. */
 __device__ __forceinline__ float rounded_to(uint32_t dtype, float v) {
   if (dtype == MPK_F32) return v;
   return dtype == MPK_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
 }
 
-/* Neither of these calls a subroutine, as divisions of floats and of 16 or 64 bits do. In a program that is linked with
- * NVSHMEM's device library a call follows the platform's convention, and what a code holds in registers around it is spilled,
- * also where it is not made. */
+/* Neither of these calls a subroutine, unlike divisions of floats and of 16 or 64 bits. In a program that is linked with
+ * NVSHMEM's device library, a call follows the platform's convention: what a kernel variant holds in registers around it
+ * is spilled, even if the call is not made. */
 
-/* To 1 unit in the last place; 0 of what is above 2^126. */
+/* Within 1 unit in the last place; 0 for values above 2^126. */
 __device__ __forceinline__ float reciprocal(float v) {
   float r;
   asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(v));

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_lacks_is_told_from_errors_in_the_source() {
+    fn missing_tools_are_distinguished_from_errors_in_the_source() {
         for (output, word) in [
             ("gcc: No such file\nnvcc fatal   : Failed to preprocess host compiler properties.", "g++"),
             ("nvcc fatal   : Could not open output file './tmpxft_1'", "MPK_CACHE_DIR"),

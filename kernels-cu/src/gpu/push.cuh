@@ -7,7 +7,7 @@ namespace mpk {
 namespace gpu {
 
 #if MPK_HOST_PROXY
-/* The words of the lanes that are here together as one frame, where they lie side by side. */
+/* Sends the words of the active lanes as one frame if they are adjacent. */
 __device__ __noinline__ bool push_by_host(const mpk_rank* rank, uint32_t pe, uint64_t* word, uint64_t bits) {
   const uint32_t lanes = __activemask(), lane = threadIdx.x % 32;
   const uint32_t first = static_cast<uint32_t>(__ffs(static_cast<int>(lanes))) - 1, count = static_cast<uint32_t>(__popc(lanes));
@@ -30,15 +30,15 @@ __device__ __noinline__ bool push_by_host(const mpk_rank* rank, uint32_t pe, uin
 }
 #endif
 
-/* Writes `value` with the task's tag to the word at `word` (an address in this rank's symmetric heap) on every rank,
- * this one included. One thread a word; a warp's words should lie side by side. Words carry their own flag, so the
- * stores need no order with others. */
+/* Writes `value` with the task's tag to the word at `word` (an address in this rank's symmetric heap) on every
+ * rank, including this one. One thread per word; a warp's words should be adjacent. Words carry their own flag,
+ * so the stores need no order with others. */
 __device__ __forceinline__ void push_flagged(Context& context, uint64_t* word, float value) {
   if constexpr (kWithoutAllreduces) return;
   const uint64_t bits = (static_cast<uint64_t>(context.slot->tag) << 32) | __float_as_uint(value);
   const mpk_rank* rank = context.rank();
   for (uint32_t i = 0; i < rank->world; ++i) {
-    /* Not all ranks start with the same peer. */
+    /* Ranks start with different peers. */
     uint32_t pe = rank->rank + 1 + i;
     if (pe >= rank->world) pe -= rank->world;
 #if MPK_HOST_PROXY

@@ -5,5 +5,5 @@
 #include "gpu/numbers.cuh"
 #include "gpu/push.cuh"
 
-/* The generated jump tables; inlined into the warps that use them. */
+/* The generated jump tables, inlined into the warps that use them. */
 #define MPK_DISPATCH static __device__ __forceinline__

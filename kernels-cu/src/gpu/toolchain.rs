@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nvshmem_is_read_from_its_headers_and_what_lacks_is_said() {
+    fn nvshmem_is_read_from_its_headers_and_missing_files_are_named() {
         let root = tempfile::tempdir().unwrap();
         let (include, lib) = (root.path().join("include"), root.path().join("lib"));
         fs::create_dir_all(include.join("non_abi")).unwrap();
@@ -346,7 +346,7 @@ mod tests {
         assert!(list.iter().all(|c| c.place.0.is_absolute() && c.place.1.is_absolute()));
     }
 
-    /// The stand-in for nvcc with the behaviour that its name says.
+    /// The fake nvcc with the behaviour that its name determines.
     fn stand_in(folder: &Path, name: &str) -> Candidate<PathBuf> {
         let place = folder.join(name);
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/testdata/nvcc");
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_goes_on_behind_an_nvcc_that_is_too_old_for_the_gpu() {
+    fn the_search_continues_after_an_nvcc_that_is_too_old_for_the_gpu() {
         let folder = tempfile::tempdir().unwrap();
         let places = ["nvcc-12.6", "nvcc-12.8"].map(|name| stand_in(folder.path(), name).place);
         let list = || places.clone().map(|place| Candidate { place, origin: "PATH" });
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nvcc_that_does_not_end_is_given_up() {
+    fn an_nvcc_that_does_not_end_is_abandoned() {
         let folder = tempfile::tempdir().unwrap();
         let hangs = stand_in(folder.path(), "nvcc-hangs");
         let error = nvcc::version_text(&hangs.place, Duration::from_millis(100)).unwrap_err();

@@ -1,4 +1,4 @@
-/* How the compute threads share out a tile. */
+/* How the compute threads divide a tile. */
 #pragma once
 
 #include "gpu/config.cuh"
@@ -7,7 +7,8 @@
 namespace mpk {
 namespace gpu {
 
-/* A thread's pieces of `rows` rows of `pieces` each: every kComputeThreads-th, row by row, without a division a piece. */
+/* A thread's pieces of `rows` rows with `pieces` pieces each: every kComputeThreads-th piece, row by row, without a
+ * division per piece. */
 class Walk {
  public:
   uint32_t row = 0, at; /* until row == rows or more */

@@ -1,5 +1,6 @@
-/* Kernels that bring weights to their place in the layout that the tasks read, before the persistent kernel starts: from
- * rows that the host has copied to the device, or as random values. The host's side is distributed/src/cuda/weights.rs. */
+/* Kernels that put weights in their places, in the layout that the tasks read, before the persistent kernel starts. The
+ * values are rows that the host has copied to the device, or random values. The host's side is
+ * distributed/src/cuda/weights.rs. */
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,9 +12,9 @@
 #include "gpu/loads.cuh"
 #endif
 
-/* Where a matrix of rows x columns goes: row 0 becomes row first_row, and column 0 column first_column, of the tensor at
- * `addr`, whose rows are `stride` elements apart (MPK_LAYOUT_FRAGMENT: first_column = 0, stride = columns rounded up; what
- * is between is set to zero). */
+/* The target of a matrix of rows x columns: row 0 becomes row first_row, and column 0 becomes column first_column, of
+ * the tensor at `addr`, whose rows are `stride` elements apart. For MPK_LAYOUT_FRAGMENT: first_column = 0, stride =
+ * columns rounded up; the elements in between are set to zero. */
 struct mpk_weights_target {
   uint64_t addr;
   uint64_t stride;
@@ -28,7 +29,7 @@ namespace mpk {
 namespace gpu {
 namespace weights {
 
-/* To: nearest even. Same types: the bits as they are. */
+/* Rounds to nearest even. If the types are equal, the bits stay the same. */
 template <typename To, typename From>
 struct Convert;
 template <typename T>
@@ -79,7 +80,7 @@ __device__ inline uint32_t mix32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-/* launch/src/random_weights.rs words the formula. Every value is exact in all three types. */
+/* launch/src/model/random_weights.rs documents the formula. Every value is exact in all three types. */
 struct Random {
   uint64_t key;
   uint64_t pitch, first_row, first_column;
@@ -96,12 +97,12 @@ struct Random {
   }
 };
 
-/* What one thread writes at a time to a packed matrix: 16 bytes of one block of 16 rows x 16 columns. */
+/* What one thread writes to a packed matrix at a time: 16 bytes of one block of 16 rows x 16 columns. */
 template <typename To>
 struct Unit {
   static constexpr uint32_t kElements = 16 / sizeof(To);
   static constexpr uint32_t kOfBlock = 256 / kElements;
-  /* Unit number `n` of a block, in an order in which neighbours read neighbouring columns; and its elements. */
+  /* Unit number `n` of a block, in an order in which adjacent threads read adjacent columns; and its elements. */
   static __device__ uint32_t place(uint32_t n) { return sizeof(To) == 2 ? n : ((n & 7u) * 2 + (n >> 3 & 1u)) * 4 + (n >> 4); }
   static __device__ uint32_t row(uint32_t place, uint32_t e) {
     return sizeof(To) == 2 ? (place >> 2) + 8 * (e >> 1 & 1u) : (place & 3u) * 4 + e;
@@ -139,7 +140,7 @@ __device__ void write_fragments(const mpk_weights_target& target, const Source& 
     if (all) {
       *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(values);
     } else {
-      /* Other rows of these 16 bytes belong to another piece of the tensor, or are padding that is zero already. */
+      /* Other rows of these 16 bytes belong to another piece of the tensor, or are padding that is already zero. */
 #pragma unroll
       for (uint32_t e = 0; e < U::kElements; ++e) {
         if (inside[e]) out[e] = values[e];
@@ -183,7 +184,7 @@ __device__ void write(const mpk_weights_target& target, const Source& source) {
 }  // namespace gpu
 }  // namespace mpk
 
-/* Rows in device memory, `pitch` elements apart, of type `dtype`, to their place. Any grid, blocks of 256 threads. */
+/* Packs rows in device memory, `pitch` elements apart, of type `dtype`. Any grid, blocks of 256 threads. */
 extern "C" __global__ void __launch_bounds__(256)
 mpk_pack_weights(mpk_weights_target target, const void* rows, uint64_t pitch, uint32_t dtype) {
   using namespace mpk::gpu::weights;
@@ -195,7 +196,7 @@ mpk_pack_weights(mpk_weights_target target, const void* rows, uint64_t pitch, ui
   }
 }
 
-/* Random values: those of the tensor with this key, whose rows are `pitch` long, from (row, column) on. */
+/* Writes random values: those of the tensor with this key, whose rows are `pitch` long, starting at (row, column). */
 extern "C" __global__ void __launch_bounds__(256)
 mpk_fill_random(mpk_weights_target target, uint64_t key, uint64_t pitch, uint64_t row, uint64_t column, uint32_t norm) {
   using namespace mpk::gpu::weights;
@@ -203,7 +204,8 @@ mpk_fill_random(mpk_weights_target target, uint64_t key, uint64_t pitch, uint64_
 }
 
 #ifdef MPK_WITHOUT
-/* For `mpk-bench stream`: reads `count` pieces of 16 bytes, and does nothing with them; as fast as memory can be read. Any grid. */
+/* For `mpk-bench stream`: reads `count` pieces of 16 bytes at full memory speed, and does nothing with them. Any
+ * grid. */
 extern "C" __global__ void __launch_bounds__(512) mpk_read_memory(const uint4* from, uint64_t count, uint32_t* nothing) {
   constexpr uint32_t kBatch = 8;
   const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
@@ -216,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(512) mpk_read_memory(const uint4* f
 #pragma unroll
     for (uint32_t i = 0; i < kBatch; ++i) any ^= v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
   }
-  /* Hardly ever, and then *nothing is 0: it keeps the loads. */
+  /* Almost never true, and then *nothing is 0: this keeps the loads. */
   if (any == 0x9E3779B9u && *nothing != 0) *nothing = any;
 }
 #endif

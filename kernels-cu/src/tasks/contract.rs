@@ -1,4 +1,4 @@
-//! Checks that the contracts of the task types share. Their messages name the operand.
+//! Checks that are shared by the contracts of the task types. Their messages name the operand.
 
 use crate::abi;
 use taskgraph::op_graph::Attrs;

@@ -1,4 +1,4 @@
-//! Tests of the family on several ranks: shardings, and that the ranks' shares add up to the whole.
+//! Tests of the family on several ranks: shardings, and the sum of the ranks' shares.
 
 use super::{Family, Source};
 use crate::abi;
@@ -226,7 +226,7 @@ fn a_gate_is_fused_where_workers_are_many_and_the_ups_begin_at_a_tile() {
     assert!(GATED.infer(&view(&attrs, &operands(191, Sharding::Replicated), 2)).is_err());
 }
 
-/// An operand [rows, columns] as a GPU site has it; a weight is packed.
+/// An operand [rows, columns] as in a GPU site; a weight is packed.
 fn gpu_operand(dtype: u32, rows: u32, columns: u32, packed: bool) -> abi::mpk_operand {
     let layout = if packed { abi::MPK_LAYOUT_FRAGMENT } else { abi::MPK_LAYOUT_STRIDED };
     let stride = if packed { columns.next_multiple_of(abi::MPK_FRAGMENT_K) } else { columns };
@@ -243,7 +243,7 @@ fn gpu_operand(dtype: u32, rows: u32, columns: u32, packed: bool) -> abi::mpk_op
 }
 
 #[test]
-fn gpu_code_is_named_after_what_the_task_is_made_of() {
+fn gpu_code_is_named_by_the_tasks_operands() {
     let capacity = Capacity { rows: 16, samples: 16, active: 16 };
     let mut params = abi::mpk_linear_params {
         push: 0,
@@ -275,7 +275,8 @@ fn gpu_code_is_named_after_what_the_task_is_made_of() {
     assert_eq!(code(&params, GATED, &[x, vector, weight, weight]).as_deref(), Ok(expected));
     assert!(code(&params, GATED, &[x, vector, weight]).is_err(), "gate alone");
 
-    // a count that the parameters do not tell of, rows with gaps, a weight for the CPU, columns that do not fit
+    // an operand that the parameters do not mention, rows with gaps, a weight for the CPU, columns that do not
+    // fit
     assert!(code(&params, LINEAR, &[x, weight, vector]).is_err());
     let gaps = abi::mpk_operand { strides: [406, 2, 1, 1], ..x };
     assert!(code(&params, LINEAR, &[gaps, weight]).is_err());

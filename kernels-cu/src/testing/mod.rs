@@ -1,5 +1,5 @@
-//! Runs single tasks and single operators on made-up operands, without a graph: for the tests and benchmarks
-//! of task types.
+//! Runs single tasks and single operators on artificial operands, without a graph, for the tests and
+//! benchmarks of task types.
 
 mod tensor;
 
@@ -14,13 +14,13 @@ use taskgraph::op_graph::{Attrs, Role};
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, OperandView, Partition, TensorType};
 use taskgraph::{Capacity, DType, Region, Sharding, Target};
 
-/// What an iteration works on, in a test. Arrays are padded with 0 as needed.
+/// The batch of an iteration, in a test. Arrays are padded with 0 as needed.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)] // the fields of mpk_batch
 pub struct TestBatch {
     pub iteration: u32,
     pub epoch: u32,
-    /// Of a task with flagged operands: `flag_count`, `flag_number`. Where the count is 0: one tensor, number 0.
+    /// For a task with flagged operands: `flag_count`, `flag_number`. If the count is 0: one tensor, number 0.
     pub flags: [u32; 2],
     pub num_rows: u32,
     pub num_samples: u32,
@@ -49,7 +49,7 @@ pub struct TestBatch {
 }
 
 impl TestBatch {
-    /// `rows` token rows, each a sample of its own and an active slot of its own.
+    /// `rows` token rows; each is a sample and has its own active slot.
     pub fn rows(rows: u32) -> Self {
         let numbers: Vec<i32> = (0..rows as i32).collect();
         TestBatch {
@@ -78,34 +78,34 @@ pub struct TestRank {
     pub sym: Vec<u64>,
 }
 
-/// One task by hand: operands are views that the caller made.
+/// One hand-made task: its operands are views that the caller created.
 #[derive(Clone, Debug, Default)]
 pub struct TestTask {
     /// Words of the params struct.
     pub params: Vec<u32>,
-    /// The task's own constants.
+    /// The task's constants.
     pub args: [i32; 8],
     /// Inputs.
     pub inputs: Vec<abi::mpk_operand>,
     /// Outputs.
     pub outputs: Vec<abi::mpk_operand>,
-    /// Scratch that it is given; filled with 0xff.
+    /// Size of its scratch memory, which is filled with 0xff.
     pub scratch_bytes: u64,
 }
 
-/// Which of a kernel's functions to call.
+/// The kernel's function to call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// The task itself: gives an abort code.
+    /// The task itself: returns an abort code.
     Run,
-    /// The test for its flagged inputs: gives 1 when they are all there.
+    /// The test of its flagged inputs: returns 1 if they have all arrived.
     Ready,
 }
 
-/// Calls the kernel of task type `name`. `batch` gets the fields that kernels write.
+/// Calls the kernel of task type `name`. `batch` receives the fields that kernels write.
 ///
 /// # Panics
-/// Where the type or the function does not exist.
+/// The type or the function does not exist.
 pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestRank, call: Call) -> i32 {
     let table = kernel_table().unwrap_or_else(|e| panic!("{e}"));
     let number = type_number(name).unwrap_or_else(|| panic!("no task type {name}"));
@@ -115,11 +115,11 @@ pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestR
     call_kernel(function, name, task, &[], batch, rank)
 }
 
-/// Calls this function of the task type `name`. `memory`: views of what lies around the operands, which the region
-/// sanitizer is to watch too.
+/// Calls this function of the task type `name`. `memory`: views of the memory around the operands, which the
+/// region sanitizer must also watch.
 ///
 /// # Panics
-/// Where the kernel writes beyond its scratch memory.
+/// The kernel writes beyond its scratch memory.
 pub fn call_kernel(
     function: KernelFn,
     name: &str,
@@ -238,8 +238,8 @@ pub fn call_kernel(
         worker: 0,
         task_index: 2,
     };
-    // SAFETY: everything that the kernel reads outlives the call; the operands are views that the caller made
-    // of memory that it holds.
+    // SAFETY: everything that the kernel reads outlives the call; the operands are views of memory that the
+    // caller holds.
     let result = unsafe { function(&args) };
     let guard = &scratch.bytes()[task.scratch_bytes as usize..];
     assert!(guard.iter().all(|b| *b == 0xff), "{name} wrote beyond its {} scratch bytes", task.scratch_bytes);
@@ -250,18 +250,18 @@ pub fn call_kernel(
     result
 }
 
-/// An operator on one rank of a world of one.
+/// An operator on the only rank of a world of one.
 #[derive(Clone, Debug)]
 pub struct TestOp<'a> {
     /// Task type.
     pub name: &'a str,
     /// Attributes.
     pub attrs: Attrs,
-    /// What an iteration has room for.
+    /// The capacity of an iteration.
     pub capacity: Capacity,
-    /// What it is cut for.
+    /// The target that it is partitioned for.
     pub target: Target,
-    /// Outputs that are inputs too: (output, input).
+    /// Outputs that are also inputs: (output, input).
     pub in_place: Vec<(usize, usize)>,
 }
 
@@ -276,7 +276,7 @@ impl<'a> TestOp<'a> {
         TestOp { name, attrs, capacity, target: Target::cpu(1), in_place: Vec::new() }
     }
 
-    /// The same, cut for `workers` workers.
+    /// The same, partitioned for `workers` workers.
     pub fn workers(mut self, workers: u32) -> Self {
         self.target = Target::cpu(workers);
         self
@@ -332,8 +332,8 @@ impl<'a> TestOp<'a> {
         contract.partition(&local, &self.target)
     }
 
-    /// Infers, partitions and runs all tasks in order; gives the outputs (poisoned before), those in place left
-    /// out. Panics where the writes do not cover an output exactly once, or where a kernel fails.
+    /// Infers, partitions and runs all tasks in order; returns the outputs (poisoned before), except those in
+    /// place. Panics if the writes do not cover an output exactly once, or if a kernel fails.
     pub fn run(&self, inputs: &mut [TestTensor], batch: &mut TestBatch) -> Result<Vec<TestTensor>, OpError> {
         let types = self.infer(inputs)?;
         let partition = self.partition(inputs)?;
@@ -403,8 +403,8 @@ pub fn assert_covered_once(partition: &Partition, operand: u8, dims: &[u32]) {
     assert_eq!(covered, all, "writes of output {operand} do not cover {dims:?}");
 }
 
-/// Runs `f` on every level that this CPU has and gives the results, lowest level first. Panics where two levels
-/// of multiply-adds differ (bf16 dot products, the last level, round differently).
+/// Runs `f` on every level that this CPU supports, and returns the results, lowest level first. Panics if two
+/// levels of multiply-adds differ (bf16 dot products, the last level, round differently).
 pub fn on_all_levels<R: PartialEq + Debug>(f: impl Fn() -> R) -> Vec<R> {
     let mut results: Vec<R> = Vec::new();
     for isa in Isa::ALL {
@@ -417,7 +417,7 @@ pub fn on_all_levels<R: PartialEq + Debug>(f: impl Fn() -> R) -> Vec<R> {
     results
 }
 
-/// What rounding to `dtype` may cost, relative to the value.
+/// The largest error of rounding to `dtype`, relative to the value.
 pub fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 1.0 / 256.0,
@@ -426,7 +426,7 @@ pub fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// Numbers in (-1, 1) that depend on `seed` only.
+/// Numbers in (-1, 1) that depend only on `seed`.
 pub fn random_values(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xd1b5_4a32_d192_ed03;
     (0..n)

@@ -29,7 +29,7 @@ impl AlignedBytes {
         // SAFETY: the lines are `len` rounded up to 64 initialised bytes.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
-    /// The bytes, to change.
+    /// The bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
@@ -53,11 +53,11 @@ pub struct TestTensor {
     pub layout: u8,
     /// What the first dimension counts.
     pub rows: Rows,
-    /// What it is for.
+    /// Its role in a graph.
     pub role: Role,
     /// Its memory.
     pub data: AlignedBytes,
-    /// Rank whose memory is meant: -1 this one, -2 every one.
+    /// Rank that owns the memory: -1 this one, -2 every one.
     pub pe: i32,
 }
 
@@ -78,7 +78,7 @@ pub fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// The values of bytes of `dtype`; of flagged words the value without the flag.
+/// The values in bytes of `dtype`; for flagged words the value without the flag.
 pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let word = |c: &[u8]| u32::from_ne_bytes([c[0], c[1], c[2], c[3]]);
     bytes
@@ -107,7 +107,7 @@ impl TestTensor {
         tensor
     }
 
-    /// A strided tensor in which every byte is 0xff: not a number in all float types.
+    /// A strided tensor in which every byte is 0xff: NaN in all float types.
     pub fn poisoned(dtype: DType, dims: &[u32]) -> Self {
         let elements: u64 = dims.iter().map(|d| u64::from(*d)).product();
         let mut data = AlignedBytes::new((elements * dtype.size()) as usize);
@@ -123,7 +123,7 @@ impl TestTensor {
         }
     }
 
-    /// A weight `[rows, k]` in tiled layout, or a vector, which stays as it is.
+    /// A weight `[rows, k]` in tiled layout, or a vector, which stays unchanged.
     pub fn weight(dtype: DType, dims: &[u32], values: &[f32]) -> Self {
         let mut tensor = Self::new(dtype, dims, values);
         if let [rows, k] = *dims {
@@ -138,7 +138,7 @@ impl TestTensor {
         tensor
     }
 
-    /// The same tensor with rows that count this.
+    /// The same tensor; its rows count this.
     pub fn with_rows(mut self, rows: Rows) -> Self {
         self.rows = rows;
         self
@@ -160,7 +160,7 @@ impl TestTensor {
         self.data.bytes().chunks_exact(4).map(|c| u32::from_ne_bytes([c[0], c[1], c[2], c[3]])).collect()
     }
 
-    /// Its type, dimensions taken as they are.
+    /// Its type, with its own dimensions.
     pub fn ty(&self) -> TensorType {
         TensorType {
             dtype: self.dtype,
@@ -169,7 +169,7 @@ impl TestTensor {
         }
     }
 
-    /// The operand that a task gets for this access (which must start at a whole tile in a tiled tensor).
+    /// The operand that a task gets for this access, which must start at a whole tile in a tiled tensor.
     pub fn view(&mut self, access: &Access) -> abi::mpk_operand {
         let mut operand = abi::mpk_operand {
             addr: self.data.bytes_mut().as_mut_ptr() as u64,

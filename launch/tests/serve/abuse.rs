@@ -7,7 +7,7 @@ use serde_json::json;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// The server still does its work.
+/// Checks that the server still works.
 fn expect_alive(server: &Running) {
     let answer = post(server.address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 2}));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -16,7 +16,7 @@ fn expect_alive(server: &Running) {
 #[test]
 fn a_body_of_100_megabytes() {
     let server = usual(Behaviour::default());
-    // Announced.
+    // With its length announced.
     let mut connection = Connection::open(server.address);
     connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 104857600\r\n\r\n");
     let megabyte = vec![b' '; 1 << 20];
@@ -26,7 +26,7 @@ fn a_body_of_100_megabytes() {
         }
     }
     connection.answer().unwrap().expect_error(413, None);
-    // In chunks that do not say how many there will be.
+    // In chunks that do not announce the length.
     let mut connection = Connection::open(server.address);
     connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n");
     for _ in 0..100 {
@@ -41,7 +41,7 @@ fn a_body_of_100_megabytes() {
     }
     let _ = connection.stream().write_all(b"0\r\n\r\n");
     connection.answer().unwrap().expect_error(413, None);
-    // A client that asks before it sends is told at once.
+    // A client that asks before it sends gets the refusal at once.
     let mut connection = Connection::open(server.address);
     connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 104857600\r\n\r\n");
     connection.answer().unwrap().expect_error(413, None);
@@ -69,7 +69,7 @@ fn bodies_together_are_bounded_too() {
 
 #[test]
 fn a_thousand_idle_connections() {
-    // Both ends of each are files of this process.
+    // Both ends of each connection are files of this process.
     launch::cli::process_limits::check(None).unwrap();
     let server = usual(Behaviour::default());
     let idle: Vec<Connection> = (0..1000).map(|_| Connection::open(server.address)).collect();
@@ -81,14 +81,14 @@ fn a_thousand_idle_connections() {
 }
 
 #[test]
-fn too_many_connections_are_told_so() {
+fn too_many_connections_get_an_error() {
     let bounds = Limits { connections: 8, head_time: Duration::from_millis(300), ..limits() };
     let server = server(Behaviour::default(), bounds, None);
     let idle: Vec<Connection> = (0..8).map(|_| Connection::open(server.address)).collect();
     let mut more = Connection::open(server.address);
     more.answer().unwrap().expect_error(503, None);
     assert!(more.is_closed());
-    // Those that say nothing are closed after a while, and make room.
+    // Silent connections are closed after a while, and make room.
     for mut connection in idle {
         assert!(connection.is_closed());
     }
@@ -131,7 +131,7 @@ fn long_heads_and_many_headers() {
 }
 
 #[test]
-fn what_is_not_http() {
+fn input_that_is_not_http() {
     let server = usual(Behaviour::default());
     let good = request("POST", "/v1/completions", &["Content-Type: application/json"], "{\"prompt\": \"x\"}");
     let mut state = 0x2545_f491_4f6c_dd1d_u64;

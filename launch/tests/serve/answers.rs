@@ -1,4 +1,4 @@
-//! What clients get in one object.
+//! Answers as one object.
 
 use super::fake::{Behaviour, EOS, NAME, tokenizer, usual};
 use super::http::{get, post};
@@ -83,11 +83,11 @@ fn a_chat() {
         "<system>Be brief.\n<user>Hello\nthere\n[{\"type\": \"function\", \"function\": {\"name\": \"weather\"}}][calm]<assistant>"
     );
     assert_eq!(server.submission().max_new_tokens, 50);
-    // A chat may answer as long as it fits.
+    // A chat answer may be as long as fits.
     post(server.address, "/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "x"}]}));
     let submission = server.submission();
     assert_eq!(submission.max_new_tokens as usize, 2000 - submission.prompt.len());
-    // A completion is short where nothing is said.
+    // A completion is short unless the request sets a length.
     post(server.address, "/v1/completions", &json!({"prompt": "x"}));
     assert_eq!(server.submission().max_new_tokens, 16);
 }
@@ -112,7 +112,7 @@ fn stop_strings_and_stop_tokens_end_an_answer() {
     let stop_id = ids[3];
     assert!(!ids[..3].contains(&stop_id));
     assert_eq!(ask(json!({"stop_token_ids": [stop_id]})), stop(&expected));
-    // The engine was told to stop as soon as that was known.
+    // The engine was told to stop as soon as the server knew.
     server.expect_idle();
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Says why a client is not there; fails where it must be.
+/// Says why a client is missing; fails if the client is required.
 fn missing(what: &str) {
     let required = std::env::var_os("MPK_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
     assert!(!required, "{what}, and MPK_REQUIRE_CLIENTS=1; scripts/setup.sh --clients installs it");
@@ -39,7 +39,8 @@ fn curl_reads_answers_and_streams() {
     let stream =
         post("/v1/chat/completions", r#"{"messages": [{"role": "user", "content": "Hi"}], "stream": true}"#);
     assert!(stream.starts_with("data: {") && stream.ends_with("data: [DONE]\n\n"), "{stream}");
-    // A body too long: curl shows the status, whether it asked before it sent or not.
+    // A body that is too long: curl shows the status, whether or not it asked before it
+    // sent.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("body");
     std::fs::write(&file, vec![b' '; 20 << 20]).unwrap();
@@ -52,7 +53,8 @@ fn curl_reads_answers_and_streams() {
     }
 }
 
-/// Where `scripts/setup.sh --clients` puts the packages; `MPK_CLIENTS` names another place.
+/// The folder into which `scripts/setup.sh --clients` installs the packages; `MPK_CLIENTS`
+/// names another one.
 fn packages() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.setup/clients");
     std::env::var_os("MPK_CLIENTS").map_or(own, PathBuf::from)

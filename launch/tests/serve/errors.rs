@@ -1,4 +1,4 @@
-//! What is refused, and how clients are told.
+//! Refused requests, and what clients are told.
 
 use super::fake::{Behaviour, NAME, eventually, limits, loading, server, usual};
 use super::http::{Connection, get, post, request};
@@ -129,7 +129,7 @@ fn paths_methods_models_and_types() {
 }
 
 #[test]
-fn a_key_is_asked_for_everywhere_but_at_health() {
+fn a_key_is_required_everywhere_except_at_health() {
     let server = server(Behaviour::default(), limits(), Some("sk-secret"));
     assert_eq!(get(server.address, "/health").status, 200);
     for path in ["/v1/models", "/metrics", "/v1/nothing"] {
@@ -166,11 +166,11 @@ fn a_full_queue_is_429_and_everything_or_nothing() {
     second.post("/v1/completions", &json!({"prompt": "x", "stream": true}).to_string());
     assert_eq!(second.head().unwrap().status, 200);
     post(server.address, "/v1/completions", &json!({"prompt": "x"})).expect_error(429, None);
-    // More than ever fit is no matter of time.
+    // More than can ever fit is refused for good.
     let message =
         post(server.address, "/v1/completions", &json!({"prompt": "x", "n": 5})).expect_error(400, Some("n"));
     assert!(message.contains("more than 4, the maximum number of answers"), "{message}");
-    // Places come back.
+    // Places become free again.
     drop(first);
     eventually("the first is gone", || server.seen.open.load(Ordering::SeqCst) == 1);
     let mut third = Connection::open(server.address);

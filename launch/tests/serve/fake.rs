@@ -1,4 +1,4 @@
-//! A backend in memory whose answers are known beforehand, and a server in front of it.
+//! A backend in memory with known answers, and a server in front of it.
 
 use super::stops::Stops;
 use futures_util::stream;
@@ -27,22 +27,22 @@ const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{%
     {% if messages[0].content == 'refuse' %}{{ raise_exception('no such talk') }}{% endif %}\
     {% if add_generation_prompt %}<assistant>{% endif %}";
 
-/// How a fake behaves.
+/// Behaviour of a fake.
 #[derive(Clone)]
 pub struct Behaviour {
-    /// The text of every answer; it is said again until there are enough tokens if `endless`.
+    /// The text of every answer. If `endless`, it repeats until there are enough tokens.
     pub answer: String,
     /// Never ends by itself.
     pub endless: bool,
-    /// Before each token.
+    /// Time before each token.
     pub pace: Duration,
-    /// After this many tokens nothing comes any more.
+    /// No token comes after this many.
     pub stall_after: Option<usize>,
-    /// After this many tokens the stream ends without a word.
+    /// The stream ends without an end event after this many tokens.
     pub drop_after: Option<usize>,
-    /// After this many tokens the request fails.
+    /// The request fails after this many tokens.
     pub fail_after: Option<usize>,
-    /// Requests that it takes at once.
+    /// Concurrent requests that it accepts.
     pub capacity: usize,
     pub can: Capabilities,
 }
@@ -68,14 +68,14 @@ impl Default for Behaviour {
     }
 }
 
-/// What a fake has seen.
+/// What a fake has recorded.
 #[derive(Default)]
 pub struct Seen {
     pub submissions: Mutex<Vec<Submission>>,
     pub open: AtomicUsize,
     pub cancelled: AtomicUsize,
     pub finished: AtomicUsize,
-    /// Tokens that were asked of it.
+    /// Tokens that were requested from it.
     pub tokens: AtomicUsize,
 }
 
@@ -85,7 +85,7 @@ pub struct Fake {
     seen: Arc<Seen>,
 }
 
-/// One request; counts how it ends.
+/// One request; it counts how it ends.
 struct Request {
     /// Tokens with their text, and the text that comes with the end.
     tokens: Vec<(u32, String)>,
@@ -134,7 +134,7 @@ impl Request {
 }
 
 impl Fake {
-    /// The whole answer to `submission`: tokens with their text, the text that was held back, the reason of the end.
+    /// The whole answer to `submission`: tokens with their text, the text held back, and the finish reason.
     fn answer(&self, submission: &Submission) -> (Vec<(u32, String)>, String, Finish) {
         let mut ids = self.tokenizer.encode(&self.behaviour.answer).unwrap();
         if !self.behaviour.endless {
@@ -205,7 +205,7 @@ pub fn tokenizer() -> Tokenizer {
     Tokenizer::open(&folder).unwrap().unwrap()
 }
 
-/// Bounds that let a test see them reached.
+/// Limits so low that a test can reach them.
 pub fn limits() -> Limits {
     Limits { queued_requests: 4, ..Limits::default() }
 }
@@ -217,14 +217,14 @@ pub fn loading(limits: Limits, key: Option<&str>) -> Running {
     Running { app: server.app(), address: server.address(), server: Some(server), seen: Arc::default() }
 }
 
-/// A server that takes requests.
+/// A server that accepts requests.
 pub fn server(behaviour: Behaviour, limits: Limits, key: Option<&str>) -> Running {
     let running = loading(limits, key);
     running.load(behaviour);
     running
 }
 
-/// A server that takes requests, with usual bounds.
+/// A server that accepts requests, with usual limits.
 pub fn usual(behaviour: Behaviour) -> Running {
     server(behaviour, limits(), None)
 }
@@ -251,23 +251,23 @@ impl Running {
         });
     }
 
-    /// Tells it to drain and waits for its end.
+    /// Makes it drain, and waits for its end.
     pub fn drain(mut self, patience: Duration) -> Outcome {
         self.app.go_on(Phase::Draining);
         self.server.take().unwrap().wait(patience)
     }
 
-    /// Waits for the end that something else has brought.
+    /// Waits for an end with another cause.
     pub fn wait(mut self) -> Outcome {
         self.server.take().unwrap().wait(Duration::ZERO)
     }
 
-    /// The last request that the fake was given.
+    /// The last request that reached the fake.
     pub fn submission(&self) -> Submission {
         self.seen.submissions.lock().unwrap().last().unwrap().clone()
     }
 
-    /// Waits until all requests have left the fake, for no longer than a few seconds.
+    /// Waits until all requests have left the fake, for at most a few seconds.
     pub fn expect_idle(&self) {
         eventually("the engine is idle", || self.seen.open.load(Ordering::SeqCst) == 0);
     }

@@ -1,11 +1,12 @@
-//! A small HTTP client that sends exactly what it is told, so that tests can send what no client would.
+//! A small HTTP client that sends exactly what it is given, so that tests can send what no client
+//! would.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// No test waits longer for a byte.
+/// Longest wait of a test for a byte.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection.
@@ -34,7 +35,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {:?}", self.text()))
     }
 
-    /// The JSON of the events of a stream, without the last, which is checked.
+    /// The JSON of a stream's events without the last one, which is checked here.
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.header("content-type"), Some("text/event-stream; charset=utf-8"), "{}", self.text());
         let mut events: Vec<&str> = self
@@ -48,7 +49,7 @@ impl Answer {
         events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
     }
 
-    /// Asserts that it is an error object of this status and parameter; gives the message.
+    /// Asserts that it is an error object with this status and parameter; returns the message.
     pub fn expect_error(&self, status: u16, param: Option<&str>) -> String {
         assert_eq!(self.status, status, "{}", self.text());
         assert_eq!(self.header("content-type"), Some("application/json"));
@@ -87,7 +88,7 @@ impl Connection {
         self.send(request("GET", path, &[], "").as_bytes());
     }
 
-    /// Reads a line without its end; `None` where the connection has ended.
+    /// Reads a line without its end; `None` if the connection has ended.
     pub fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.reader.read_line(&mut line) {
@@ -100,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// Reads the head of an answer; `None` where the connection has ended.
+    /// Reads the head of an answer; `None` if the connection has ended.
     pub fn head(&mut self) -> Option<Answer> {
         let first = self.line()?;
         let status =
@@ -125,7 +126,7 @@ impl Connection {
         (length > 0).then_some(chunk)
     }
 
-    /// Reads a whole answer; `None` where the connection has ended.
+    /// Reads a whole answer; `None` if the connection has ended.
     pub fn answer(&mut self) -> Option<Answer> {
         let mut answer = self.head()?;
         if answer.header("transfer-encoding") == Some("chunked") {
@@ -141,7 +142,7 @@ impl Connection {
         Some(answer)
     }
 
-    /// True once the server has closed the connection.
+    /// Whether the server has closed the connection.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.reader.read(&mut [0]), Ok(0) | Err(_))
     }
@@ -158,14 +159,14 @@ pub fn request(method: &str, path: &str, headers: &[&str], body: &str) -> String
     text
 }
 
-/// One POST on a connection of its own.
+/// One POST on a new connection.
 pub fn post(address: SocketAddr, path: &str, body: &Value) -> Answer {
     let mut connection = Connection::open(address);
     connection.post(path, &body.to_string());
     connection.answer().expect("an answer")
 }
 
-/// One GET on a connection of its own.
+/// One GET on a new connection.
 pub fn get(address: SocketAddr, path: &str) -> Answer {
     let mut connection = Connection::open(address);
     connection.get(path);

@@ -30,7 +30,7 @@ fn streaming(server: &super::fake::Running) -> Connection {
 }
 
 #[test]
-fn what_runs_is_finished_and_nothing_new_is_taken() {
+fn running_requests_finish_and_new_ones_are_refused() {
     let server = usual(Behaviour { pace: Duration::from_millis(20), ..Behaviour::default() });
     let mut running = streaming(&server);
     let mut idle = Connection::open(server.address);
@@ -71,7 +71,7 @@ fn a_request_on_an_open_connection_is_told_that_the_server_ends() {
 }
 
 #[test]
-fn what_does_not_end_in_time_is_cut_off_with_a_reason() {
+fn requests_that_do_not_end_in_time_are_cut_off_with_a_reason() {
     for behaviour in [
         Behaviour { endless: true, pace: Duration::from_millis(5), ..Behaviour::default() },
         Behaviour { stall_after: Some(3), ..Behaviour::default() },
@@ -100,7 +100,7 @@ fn a_lost_engine_ends_every_stream_with_an_error() {
     assert_eq!(health.answer().unwrap().status, 200);
     let begin = Instant::now();
     server.app.go_on(Phase::Lost("rank 1 has ended".into()));
-    // It stays lost, whatever else is told.
+    // It stays lost, whatever phase comes next.
     server.app.go_on(Phase::Draining);
     for stream in &mut streams {
         let error = last_event(stream)["error"].clone();
@@ -114,10 +114,10 @@ fn a_lost_engine_ends_every_stream_with_an_error() {
 }
 
 #[test]
-fn health_tells_that_the_engine_is_lost() {
+fn health_reports_a_lost_engine() {
     let server = usual(Behaviour::default());
     let mut connection = Connection::open(server.address);
-    // A head that is not complete keeps the connection open while the server ends.
+    // An incomplete head keeps the connection open while the server ends.
     connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n");
     std::thread::sleep(Duration::from_millis(50));
     server.app.go_on(Phase::Lost("rank 1 has ended".into()));

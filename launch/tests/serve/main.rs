@@ -1,4 +1,4 @@
-//! The HTTP layer over real sockets, against a backend in memory: what clients see, what they can't break, and how it
+//! The HTTP layer over real sockets, with a backend in memory: what clients see, what they cannot break, and how it
 //! ends.
 
 mod abuse;

@@ -1,4 +1,5 @@
-//! Requests that are odd but come: what OpenAI's and other servers answer to them.
+//! Unusual requests that occur in practice, answered as OpenAI's and other servers
+//! do.
 
 use super::fake::{Behaviour, usual};
 use super::http::{Connection, get, post, request};
@@ -13,7 +14,7 @@ fn a_temperature_that_no_float_holds() {
             json!({"prompt": "x", "messages": [{"role": "user", "content": "x"}], "temperature": 1e308});
         let message = post(server.address, path, &body).expect_error(400, Some("temperature"));
         assert!(message.contains("from 0 to 100, found 1e+308"), "{message}");
-        // Not even a double holds this one.
+        // This one does not even fit a double.
         let mut connection = Connection::open(server.address);
         connection.post(path, "{\"prompt\": \"x\", \"messages\": [], \"temperature\": 1e309}");
         connection.answer().unwrap().expect_error(400, None);
@@ -57,7 +58,7 @@ fn the_prompt_alone() {
     assert_eq!(text, "Once upon");
     assert_eq!(choices.last().unwrap()["finish_reason"], "length");
     assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 0);
-    // The engine has nothing to do with it.
+    // The engine is not involved.
     assert!(server.seen.submissions.lock().unwrap().is_empty());
     for body in [
         json!({"prompt": "x", "max_tokens": 0}),
@@ -73,7 +74,7 @@ fn the_prompt_alone() {
 }
 
 #[test]
-fn bodies_that_are_encoded() {
+fn encoded_bodies() {
     let server = usual(Behaviour::default());
     let body = "{\"prompt\": \"x\"}";
     let chunked = |coding: &str| {
@@ -88,7 +89,7 @@ fn bodies_that_are_encoded() {
     assert_eq!(chunked("Chunked").status, 200);
     let message = chunked("gzip, chunked").expect_error(501, None);
     assert!(message.contains("gzip"), "{message}");
-    // Two headers are one list.
+    // Two headers count as one list.
     chunked("deflate\r\nTransfer-Encoding: chunked").expect_error(501, None);
     let packed = |coding: &str| {
         let header = format!("Content-Encoding: {coding}");
@@ -122,7 +123,7 @@ fn a_flood_of_wrong_requests_is_slowed_down() {
     });
     let most = 64 + 100 * (begin.elapsed().as_millis() as usize + 700) / 1000;
     assert!((64..=most).contains(&refused), "{refused} in {:?}", begin.elapsed());
-    // Those that are right are not.
+    // Correct requests are not slowed down.
     let begin = Instant::now();
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": "x"})).status, 200);
     assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());

@@ -1,10 +1,10 @@
-//! Text as an engine gives it: whole characters, and no part of a stop string.
+//! Text as an engine returns it: whole characters, and no part of a stop string.
 
-/// Looks for stop strings in a text that comes in pieces.
+/// Searches for stop strings in a text that arrives in pieces.
 #[derive(Clone, Debug, Default)]
 pub struct Stops {
     stops: Vec<String>,
-    /// The text's end that may become a stop string.
+    /// The end of the text, which may become a stop string.
     pub held: String,
 }
 
@@ -13,7 +13,8 @@ impl Stops {
         Stops { stops, held: String::new() }
     }
 
-    /// Takes the next piece; gives the text that is certain now, and whether a stop string ends it.
+    /// Takes the next piece; returns the text that is now certain, and whether a stop string ends
+    /// it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         if self.stops.is_empty() {
             return (piece.to_string(), false);
@@ -31,7 +32,7 @@ impl Stops {
     }
 }
 
-/// Bytes at the end of `text` that may be the beginning of `stop`.
+/// Number of bytes at the end of `text` that may be the beginning of `stop`.
 fn beginning(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len().saturating_sub(1));
     (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)

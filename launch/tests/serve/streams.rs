@@ -1,4 +1,4 @@
-//! What clients get as server-sent events.
+//! Answers as server-sent events.
 
 use super::fake::{Behaviour, NAME, eventually, limits, server, tokenizer, usual};
 use super::http::{Connection, post};
@@ -87,7 +87,7 @@ fn tokens_come_one_by_one_as_they_are_made() {
         times.push(begin.elapsed());
     }
     assert!(times.len() >= 6, "{times:?}");
-    // The role waits for no token.
+    // The role does not wait for a token.
     let (first, last) = (times[0], times[times.len() - 1]);
     assert!(last - first > Duration::from_millis(80), "{times:?}");
 }
@@ -99,7 +99,7 @@ fn a_stop_string_never_shows_in_a_stream() {
     let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, "one two");
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
-    // What only begins like one is not lost.
+    // Text that only begins like a stop string is not lost.
     let events = post(server.address, "/v1/chat/completions", &chat(json!({"stop": ["three!"]}))).events();
     let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, "one two\n\nUser: three");
@@ -155,7 +155,7 @@ fn a_client_that_does_not_read_is_cut_off() {
         ..limits()
     };
     let server = server(behaviour, small, None);
-    // Many answers, so that the socket's buffers are full before they end.
+    // Many answers, so that the socket's buffers fill up before they end.
     let body = chat(json!({"n": 6, "max_tokens": 1900, "logprobs": true, "top_logprobs": 20}));
     let connection = Connection::open(server.address);
     connection.post("/v1/chat/completions", &body.to_string());
@@ -177,7 +177,7 @@ fn a_request_that_fails_ends_its_stream_with_an_error() {
     assert!(error["message"].as_str().unwrap().contains("worker 3 waits"));
     let message = post(server.address, "/v1/completions", &json!({"prompt": "x"})).expect_error(500, None);
     assert!(message.contains("worker 3 waits"), "{message}");
-    // An engine that lets go without a word.
+    // An engine that ends the stream without an event.
     let server = usual(Behaviour { drop_after: Some(3), ..Behaviour::default() });
     let events = post(server.address, "/v1/chat/completions", &chat(json!({}))).events();
     assert_eq!(events.last().unwrap()["error"]["code"], "engine_failed");

@@ -40,7 +40,8 @@ fn answers_are_never_torn() {
             .flat_map(|token| token["bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap() as u8))
             .collect();
         assert_eq!(String::from_utf8(bytes).unwrap().trim_start(), expected.trim_start());
-        // Cut after each number of tokens, the text is a beginning of the whole, apart from the last character.
+        // If it is cut after any number of tokens, the text is a prefix of the whole, apart from the last
+        // character.
         for length in 1..ids.len().min(12) {
             let body = json!({"prompt": "x", "max_tokens": length});
             let object = post(server.address, "/v1/completions", &body).json();

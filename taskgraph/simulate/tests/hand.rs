@@ -1,4 +1,4 @@
-//! Graphs whose times are computed by hand.
+//! Graphs whose times have been computed by hand.
 
 use simulate::{Cluster, Load, Outcome, simulate};
 use smallvec::smallvec;
@@ -70,7 +70,7 @@ fn run(graphs: &[TaskGraph], cluster: &Cluster) -> Outcome {
     simulate(graphs, &Registry::default(), cluster, LOAD).unwrap()
 }
 
-/// A tensor of `bytes` bytes and an operand that is all of it, as the task's inputs or outputs.
+/// A tensor of `bytes` bytes, and an operand for all of it, among the task's inputs or outputs.
 fn give(
     graph: &mut TaskGraph,
     task: u32,
@@ -124,7 +124,7 @@ fn give(
     }
 }
 
-/// Tasks that wait for each other in turn, from worker to worker.
+/// Tasks that each wait for the one before, alternating between workers.
 fn chain(length: u32) -> TaskGraph {
     let local = |event| Some(EventId::local(0, event));
     let tasks = (0..length).map(|k| {
@@ -137,7 +137,8 @@ fn chain(length: u32) -> TaskGraph {
 #[test]
 fn a_chain_of_k_hops_takes_k_hops() {
     let cluster = cluster();
-    // The first task begins 0.25 us (`task_us`) after the iteration; each of the others a hop of 2 us after the one before.
+    // The first task starts 0.25 us (`task_us`) after the iteration, and each of the others a hop of 2 us after the one
+    // before.
     for length in [1, 2, 5, 40] {
         let outcome = run(&[chain(length)], &cluster);
         assert_eq!(outcome.iteration, US / 4 + u64::from(length - 1) * 2 * US, "{length}");
@@ -165,7 +166,7 @@ fn an_event_waits_for_all_its_triggers() {
 
 #[test]
 fn a_put_takes_its_latency_and_its_bytes() {
-    // 100 kB at 100 GB/s are 1 us, after 2 us of the put; the copy reads nothing of its own.
+    // 100 kB at 100 GB/s take 1 us, after 2 us for the put; the copy itself reads nothing.
     let copy = Task { task_type: 3, ..task(0, None, Some(EventId::nvshmem(1, 3))) };
     let mut zero = graph(0, 2, vec![copy], vec![event(1, true)]);
     give(&mut zero, 2, DType::F32, 25_000, true, Place::Peer(1), "x");
@@ -187,8 +188,8 @@ fn pushed(elements: u32) -> [TaskGraph; 2] {
 
 #[test]
 fn flagged_words_are_waited_for_on_every_rank() {
-    // 12,500 words of 8 bytes: 100 kB. Writing takes 0.1 us at 1000 GB/s; then 0.5 us to the own rank, 1 us and the
-    // link's 1 us to the other.
+    // 12,500 words of 8 bytes: 100 kB. Writing takes 0.1 us at 1000 GB/s. Then it takes 0.5 us to the own rank, and
+    // 1 us plus the link's 1 us to the other rank.
     let outcome = run(&pushed(12_500), &cluster());
     let written = US / 4 + US / 10;
     let own = outcome.records[0].iter().find(|r| r.task == 3).unwrap();
@@ -202,7 +203,7 @@ fn nodes_have_links_of_their_own_and_need_a_network() {
     cluster.ranks_per_node = 1;
     let near = run(&pushed(12_500), &self::cluster()).iteration;
     let far = run(&pushed(12_500), &cluster).iteration;
-    // 5 us and 2 us of bytes instead of 1 us and 1 us.
+    // 5 us and 2 us of bytes, instead of 1 us and 1 us.
     assert_eq!(far - near, 5 * US);
     cluster.network = None;
     let error = simulate(&pushed(1), &Registry::default(), &cluster, LOAD).unwrap_err();
@@ -210,7 +211,7 @@ fn nodes_have_links_of_their_own_and_need_a_network() {
 }
 
 #[test]
-fn graphs_that_wait_in_a_circle_are_reported() {
+fn graphs_that_wait_in_a_cycle_are_reported() {
     let tasks = vec![task(0, Some(3), None)];
     let stuck = graph(0, 1, tasks, vec![event(1, false)]);
     let error = simulate(&[stuck], &Registry::default(), &cluster(), LOAD).unwrap_err();
@@ -218,10 +219,10 @@ fn graphs_that_wait_in_a_circle_are_reported() {
 }
 
 #[test]
-fn what_one_task_will_ask_for_later_does_not_hold_up_others_now() {
-    // Both workers read half of a cache of 100 kB, since an operator's tasks read it once together (0.05 us, then 1 us of
-    // latency), 0.25 us after the begin; worker 1 at once where
-    // worker 0 thinks for 5 us (`indirect_us` holds for both, so worker 0 gets its task a hop later).
+fn a_later_access_of_one_task_does_not_delay_others() {
+    // Each worker reads half of a cache of 100 kB, because an operator's tasks together read it once (0.05 us, then 1 us
+    // of latency), 0.25 us after the start. Worker 1 reads at once, while worker 0 spends 5 us first (`indirect_us` holds
+    // for both, so worker 0 gets its task a hop later).
     let mut cluster = cluster();
     cluster.protocol.indirect_us = 5.0;
     let three = Some(EventId::local(0, 3));

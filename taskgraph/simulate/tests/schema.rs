@@ -1,4 +1,4 @@
-//! The schema in the repository is that of the type, and the cluster files are read.
+//! The schema in the repository matches the type, and the cluster files can be read.
 
 use simulate::{Cluster, ClusterError};
 use std::path::Path;

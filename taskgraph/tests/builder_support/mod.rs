@@ -1,4 +1,4 @@
-//! Task types without kernels, graphs of them, and a check of the task graphs that come of it.
+//! Task types without kernels, graphs of them, and a check of the resulting task graphs.
 
 mod types;
 mod unrolled;
@@ -33,8 +33,8 @@ pub fn capacity() -> Capacity {
     Capacity { rows: 4, samples: 4, active: 4 }
 }
 
-/// A decoder's outline: `layers` times (column-parallel linear, row-parallel linear, allreduce, add), then logits,
-/// records of each rank's share, and one reader of them all.
+/// The outline of a decoder: `layers` times (column-parallel linear, row-parallel linear, allreduce, add), then
+/// logits, records of each rank's share, and a reader of all of them.
 pub fn decoder(layers: usize, width: u64, inner: u64, vocabulary: u64, linear: &str, world: u32) -> OpGraph {
     let mut g = OpGraph::new("decoder", capacity());
     let none = attrs(json!({}));
@@ -61,7 +61,7 @@ pub fn decoder(layers: usize, width: u64, inner: u64, vocabulary: u64, linear: &
     g
 }
 
-/// Dynamic placement: one launching event for each task, ranges that say the same.
+/// Dynamic placement: each task has one launching event, and the ranges match.
 pub fn assert_launches(g: &TaskGraph) {
     let mut launched = vec![0; g.tasks.len()];
     for (e, event) in g.events.iter().enumerate() {
@@ -80,7 +80,7 @@ pub fn assert_launches(g: &TaskGraph) {
     assert!(launched[2..].iter().all(|&n| n == 1));
 }
 
-/// Builds and checks everything that holds for every graph.
+/// Builds the graphs, and checks everything that must hold for every graph.
 pub fn check(graph: &OpGraph, options: &BuildOptions) -> Vec<TaskGraph> {
     let registry = registry();
     let builder = Builder::new(graph, &registry, options).unwrap_or_else(|e| panic!("{e}"));

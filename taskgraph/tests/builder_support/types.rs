@@ -11,7 +11,7 @@ use taskgraph::*;
 #[derive(Debug)]
 pub struct Linear {
     pub name: &'static str,
-    /// Operands before the weight that have the output's columns (tile read).
+    /// Operands before the weight have the output's columns, and are read by tile.
     pub residual: bool,
     pub pushable: bool,
 }
@@ -124,8 +124,8 @@ impl TaskType for Elementwise {
     }
 }
 
-/// Any grid: attribute `dims`, `write` (cells in each dimension), `read` (for each input the cells that its
-/// dimensions are read in; the output cell `c` of `n` reads cells `c*m/n ..= ((c+1)*m-1)/n` of `m`), `partial`.
+/// Any grid: attributes `dims`, `write` (cells in each dimension), `read` (for each input, the cells in which
+/// its dimensions are read; output cell `c` of `n` reads cells `c*m/n ..= ((c+1)*m-1)/n` of `m`), `partial`.
 #[derive(Debug)]
 pub struct Grid;
 
@@ -217,7 +217,7 @@ impl TaskType for Grid {
     }
 }
 
-/// `[world, tiles, rows, 2]`, of which each rank writes its slice, from `[rows, columns]`.
+/// `[world, tiles, rows, 2]` from `[rows, columns]`; each rank writes its own slice.
 #[derive(Debug)]
 pub struct Records;
 
@@ -260,7 +260,7 @@ impl TaskType for Records {
     }
 }
 
-/// Carried out by two `scale` steps with a temporary between them.
+/// Runs as two `scale` steps with a temporary between them.
 #[derive(Debug)]
 pub struct Twice;
 

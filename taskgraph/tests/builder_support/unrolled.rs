@@ -1,5 +1,5 @@
-//! A brute-force check of finished task graphs that knows nothing of the builder: it unrolls iterations of all ranks, works out
-//! what happens before what by graph search, and follows values.
+//! A brute-force check of finished task graphs that knows nothing of the builder. It unrolls iterations of all ranks, finds the
+//! happens-before order by graph search, and follows values.
 
 use std::collections::HashMap;
 use taskgraph::task_graph::{Area, Place, Task, core_types};
@@ -7,7 +7,7 @@ use taskgraph::*;
 
 type Node = usize;
 
-/// What touches memory: node, written, region, (rank, tensor name).
+/// An access to memory: node, whether it writes, region, (rank, tensor name).
 struct Touch {
     node: Node,
     write: bool,
@@ -28,11 +28,11 @@ impl<'a> Unrolled<'a> {
         epoch * self.base[self.graphs.len()] + self.base[rank] + task
     }
 
-    /// Unrolls iterations; panics where triggers do not add up or something waits in a circle.
+    /// Unrolls iterations; panics if triggers do not add up or something waits in a cycle.
     pub fn new(graphs: &'a [TaskGraph], epochs: usize) -> Self {
         let mut base = vec![0];
         for g in graphs {
-            // One more node for the end of the iteration.
+            // One more node, for the end of the iteration.
             base.push(base[base.len() - 1] + g.tasks.len() + 1);
         }
         let n = epochs * base[graphs.len()];
@@ -46,7 +46,7 @@ impl<'a> Unrolled<'a> {
                     let event = &graphs[e.owner() as usize].events[e.index() as usize];
                     assert_eq!(event.remote, e.is_nvshmem(), "local and remote triggers never mix");
                     assert!(e.is_nvshmem() || e.owner() as usize == r, "only copies and signals cross ranks");
-                    // A copy may be to the rank's own memory.
+                    // A copy may go to the rank's own memory.
                     let own = g.outputs(task).first().is_some_and(|o| o.place == Place::Own);
                     let remote = match g.type_name(task) {
                         core_types::NVSHMEM_COPY => !own,
@@ -55,7 +55,7 @@ impl<'a> Unrolled<'a> {
                     assert_eq!(e.is_nvshmem(), remote);
                     triggers.entry((e.owner() as usize, e.index())).or_default().push((r, t));
                 } else {
-                    // The order of its worker's list leads on to one that does.
+                    // The order of its worker's list leads to a task that does.
                     let later = |list: &Vec<u32>| {
                         list.iter().position(|&i| i as usize == t).map(|p| list[p..].to_vec())
                     };
@@ -194,7 +194,7 @@ impl<'a> Unrolled<'a> {
         }
     }
 
-    /// Any two tasks that touch the same memory, one of them writing, are ordered; also across iterations.
+    /// Any two tasks that access the same memory, at least one of them writing, are ordered, also across iterations.
     pub fn assert_race_free(&self) {
         let mut touched: HashMap<(usize, &str), Vec<Touch>> = HashMap::new();
         for node in 0..self.next.len() {
@@ -232,8 +232,8 @@ impl<'a> Unrolled<'a> {
         }
     }
 
-    /// Tensors with bytes in common: what touches these bytes through the one and what writes them through the other
-    /// is ordered. A pair that is not.
+    /// Tensors with bytes in common: accesses to these bytes through one tensor are ordered with writes through the
+    /// other. Returns a pair that is not.
     pub fn overlay_race(&self) -> Option<String> {
         struct Bytes {
             node: Node,
@@ -256,7 +256,7 @@ impl<'a> Unrolled<'a> {
                     let first = overlay.offset + o.offset;
                     let end = first + (last + 1) * entry.dtype.size();
                     for place in self.places(rank, o.place) {
-                        // Tensors have the same numbers on all ranks where they are symmetric.
+                        // Symmetric tensors have the same numbers on all ranks.
                         touched.entry((place, overlay.area)).or_default().push(Bytes {
                             node,
                             write,
@@ -292,7 +292,7 @@ impl<'a> Unrolled<'a> {
         })
     }
 
-    /// Every task but signals happens before the end of its own rank's iteration.
+    /// Every task except signals happens before the end of its own rank's iteration.
     pub fn assert_end_is_last(&self) {
         for epoch in 0..self.epochs {
             for (r, g) in self.graphs.iter().enumerate() {
@@ -310,8 +310,8 @@ impl<'a> Unrolled<'a> {
         }
     }
 
-    /// Runs all tasks in one order (any is as good, races apart) with tags for values: each task must read what the
-    /// operator before it wrote in this iteration, on the rank whose it should be.
+    /// Runs all tasks in one order (any order gives the same, except for races) with tags as values: each task must
+    /// read what the operator before it wrote in this iteration, on the right rank.
     pub fn assert_values(&self, ops: &OpGraph) {
         #[derive(Clone, Copy, PartialEq, Debug)]
         struct Tag {
@@ -377,7 +377,7 @@ impl<'a> Unrolled<'a> {
                     continue;
                 }
                 for cell in cells(&input.region) {
-                    // The receiver's own slot of what is copied stays empty.
+                    // The receiver's own slot of a copied tensor stays empty.
                     if received && !flagged && cell[0] as usize == rank {
                         continue;
                     }

@@ -1,10 +1,10 @@
 //! A machine that executes small task graphs on bytes, in every order that the protocol allows.
 //!
-//! It knows counters, lists, launches and memory, and nothing of regions, clocks or proofs. Memory is words of four
-//! bytes; what a task writes is a hash of all that it has read, so two executions differ as soon as one task has read
-//! something else. Tasks read all inputs in one step and write all outputs in a later one. A put reads and writes at
-//! any time after its task was taken. Flagged words can be read at once, but other writes only after the writer's next
-//! trigger where `lazy`: so a word publishes nothing else.
+//! It knows counters, lists, launches and memory, but no regions, clocks or proofs. Memory consists of words of four
+//! bytes. A task writes a hash of everything that it has read, so two executions differ as soon as one task has read
+//! something else. Tasks read all inputs in one step, and write all outputs in a later one. A put reads and writes at
+//! any time after its task was taken. Flagged words are visible at once. With `lazy`, other writes become visible only
+//! after the writer's next trigger, so a word publishes nothing else.
 #![allow(dead_code)]
 
 use std::collections::{HashMap, HashSet};
@@ -12,21 +12,21 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use taskgraph::EventId;
 use taskgraph::task_graph::{Operand, Place, Placement, Task, TaskGraph, core_types};
 
-/// What ended an exploration.
+/// Result of an exploration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All executions gave the same; how many states were seen, and whether those are all.
+    /// All executions gave the same values; the number of states explored, and whether these are all.
     Same { states: usize, all: bool },
     /// Two executions gave different values.
     Differs,
-    /// An execution that can't go on.
+    /// An execution could not continue.
     Stuck,
 }
 
 /// A word of some rank's memory.
 type Word = u32;
 
-/// Numbers of the words that tasks touch: rank, piece of memory, offset.
+/// Indices of the words that tasks access: rank, piece of memory, offset.
 type Words = HashMap<(usize, u32, u64), Word>;
 
 fn hash(value: impl Hash) -> u64 {
@@ -35,9 +35,9 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A task with its words worked out.
+/// A task with its resolved words.
 struct Step {
-    /// With the number of the flagged tensor, counted from 1; 0: not flagged.
+    /// With the number of the flagged tensor, from 1; 0: not flagged.
     reads: Vec<(Word, u64)>,
     writes: Vec<(Word, u64)>,
     put: bool,
@@ -65,7 +65,7 @@ impl Class {
 
 pub struct Machine {
     classes: Vec<Class>,
-    /// Class of each iteration, and how often it has run before.
+    /// Class of each iteration, and how often that class has run before.
     program: Vec<(usize, u32)>,
     words: usize,
     counters: usize,
@@ -77,11 +77,11 @@ pub struct Machine {
 struct Thread {
     rank: usize,
     iteration: usize,
-    /// Tasks still to do, the last one first.
+    /// Tasks that remain, in reverse order.
     tasks: Vec<u32>,
-    /// The first of them has read this.
+    /// What the first of them has read.
     read: Option<(u64, Vec<u64>)>,
-    /// Writes that others do not see yet.
+    /// Writes that are not yet visible to others.
     hidden: Vec<(Word, u64)>,
     put: bool,
     worker: bool,
@@ -91,7 +91,7 @@ struct Thread {
 struct State {
     memory: Vec<u64>,
     counters: Vec<u32>,
-    /// Iteration that each rank is in.
+    /// Current iteration of each rank.
     iteration: Vec<usize>,
     /// Dynamic: events of the rank's iteration that have launched.
     launched: Vec<Vec<bool>>,
@@ -100,7 +100,7 @@ struct State {
 }
 
 impl Machine {
-    /// `classes[c][r]`; `program` names the class of each iteration.
+    /// `classes[c][r]`; `program` has the class of each iteration.
     pub fn new(classes: &[&[TaskGraph]], program: &[usize]) -> Machine {
         let world = classes[0].len();
         let mut pieces: HashMap<String, u32> = HashMap::new();
@@ -174,7 +174,7 @@ impl Machine {
         state
     }
 
-    /// The rank's next iteration is published.
+    /// Publishes the rank's next iteration.
     fn begin(&self, state: &mut State, rank: usize) {
         let iteration = state.iteration[rank];
         let Some(&(class, _)) = self.program.get(iteration) else { return };
@@ -262,10 +262,10 @@ impl Machine {
         let task = t.tasks[t.tasks.len() - 1];
         let step = &self.classes[class].steps[t.rank][task as usize];
         if step.put && !t.put {
-            // Issued: it goes its own way.
+            // Issued: it continues by itself.
             t.tasks.pop();
             next.threads.push(thread(t.rank, t.iteration, vec![task], true, false));
-            // Its trigger releases what its worker wrote before: the put carries it.
+            // Its trigger publishes what its worker wrote before: the put carries it.
             t.hidden.drain(..).for_each(|(w, value)| next.memory[w as usize] = value);
             self.finish(&mut next, t);
             return next;
@@ -316,7 +316,7 @@ impl Machine {
         state.threads.is_empty() && state.iteration.iter().all(|&i| i == self.program.len())
     }
 
-    /// All executions, up to `most` states; beyond that `walks` random ones.
+    /// Explores all executions, up to `most` states; beyond that, `walks` random ones.
     pub fn explore(&self, most: usize, walks: usize, mut random: impl FnMut() -> u64) -> Outcome {
         let mut wanted = None;
         let mut total = 0;
@@ -364,7 +364,7 @@ impl Machine {
         Outcome::Same { states: total, all }
     }
 
-    /// One random execution, in which some threads are slow; `None`: it got stuck.
+    /// One random execution in which some threads are slow; `None`: it got stuck.
     pub fn walk(&self, lazy: bool, random: &mut impl FnMut() -> u64) -> Option<u64> {
         let slow = random();
         let mut state = self.start();
@@ -406,7 +406,7 @@ fn step(
     let mut words = |operand: &Operand, skip: Option<u32>| -> Vec<(Word, u64)> {
         let tensor = &graph.tensors[operand.tensor as usize];
         let flagged = numbers[operand.tensor as usize].map_or(0, |n| u64::from(n) + 1);
-        // Elements of less than four bytes are rounded up: they would share a word with others.
+        // Elements of less than four bytes are rounded up, because they would share a word with others.
         let size = (tensor.dtype.size() / 4).max(1);
         let mut offsets = vec![operand.offset / 4];
         for d in 0..usize::from(operand.ndim) {
@@ -422,7 +422,7 @@ fn step(
         };
         let mut found = Vec::new();
         for owner in owners {
-            // Tensors of another rank are found by their place in its memory.
+            // Tensors of another rank are found by their position in its memory.
             let name = &tensor.name;
             let there = graphs[owner].tensors.iter().position(|t| t.name == *name);
             let (piece, start) = starts[owner][there.unwrap_or(operand.tensor as usize)];

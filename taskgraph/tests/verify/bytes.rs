@@ -1,4 +1,4 @@
-//! What is decided on bytes: copies, views, puts and flagged words.
+//! Decisions on bytes: copies, views, puts and flagged words.
 
 use super::verify_support::*;
 use super::{broken, expect};
@@ -7,7 +7,7 @@ use taskgraph::task_graph::{Place, Space, TaskGraph};
 use taskgraph::verify::{ViolationKind, verify};
 use taskgraph::{DType, EventId, Region};
 
-/// Two ranks' copies into the same bytes of a third one's memory.
+/// Copies from two ranks into the same bytes of a third rank's memory.
 #[test]
 fn copies_of_two_ranks_into_the_same_bytes_are_refused() {
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
@@ -30,7 +30,7 @@ fn copies_of_two_ranks_into_the_same_bytes_are_refused() {
     );
 }
 
-/// Views count, not what the region says: a region that is too small does not hide bytes.
+/// Views count, not regions: a region that is too small does not hide bytes.
 #[test]
 fn a_view_beyond_its_region_is_refused() {
     let graphs = chain(2, 2, 2, 2, Lowering::Copy);
@@ -47,7 +47,7 @@ fn a_view_beyond_its_region_is_refused() {
         g[0].operands[at].region.hi[1] = 8;
     });
     expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..2, 4..8]"]);
-    // Every second row of both tiles: no box, but bytes all the same.
+    // Every second row of both tiles: not a box, but bytes all the same.
     let found = broken(2, 2, Lowering::Copy, |g| {
         let at = output(&g[0], a);
         (g[0].operands[at].dims, g[0].operands[at].strides) = ([2, 2, 1, 1], [8, 6, 1, 1]);
@@ -72,7 +72,7 @@ fn a_copy_into_another_shape_is_refused() {
     );
 }
 
-/// A put is done when the event that it triggers is, not when its worker goes on.
+/// A put is done when the event that it triggers is ready, not when its worker continues.
 #[test]
 fn the_source_of_a_put_may_not_be_written_before_it_is_done() {
     let graphs = chain(2, 2, 2, 2, Lowering::Copy);
@@ -92,8 +92,8 @@ fn the_source_of_a_put_may_not_be_written_before_it_is_done() {
     expect(&found, ViolationKind::Unordered, &[(0, copy)], &["'l0.copy') of rank 0 reads 'l0.partial'"]);
 }
 
-/// Two ranks: each writes `data`, then pushes a flagged word; whoever has polled the words reads `data`. A second round
-/// of words tells the peers that the first was read.
+/// Two ranks: each writes `data`, then pushes a flagged word. A task that has polled the words reads `data`. A second
+/// round of words tells the peers that the first was read.
 fn published_by_a_word(event: bool) -> Vec<TaskGraph> {
     let mut graphs: Vec<TaskGraph> = (0..2)
         .map(|rank| {
@@ -138,7 +138,7 @@ fn a_flagged_word_publishes_nothing_but_itself() {
     expect(&found, ViolationKind::Unordered, &[(0, write), (0, read)], &["'data'", "nothing orders"]);
 }
 
-/// What comes after the read of a flagged word comes after the reads of whoever wrote it.
+/// What comes after the read of a flagged word also comes after the reads that its writer made before.
 #[test]
 fn a_flagged_word_orders_reuse() {
     let mut graphs = published_by_a_word(true);
@@ -164,8 +164,8 @@ fn a_flagged_word_orders_reuse() {
     expect(&found, ViolationKind::Unordered, &[(0, push), (0, read)], &["'data'"]);
 }
 
-/// One rank: `data` is read and then pushed as `row` of two rows of flagged words; the other row is pushed by another
-/// worker. Whoever has polled both rows writes `data` again.
+/// One rank: `data` is read and then pushed as `row` of two rows of flagged words; another worker pushes the other
+/// row. A task that has polled both rows writes `data` again.
 fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
     let mut b = RankBuilder::new(0, 1, 3);
     b.graph.variants[usize::from(REDUCE)].params = vec![1, 0, rows_kind, 1];
@@ -188,7 +188,7 @@ fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
     graphs
 }
 
-/// A reader waits for the rows in use. Of tokens only the first row is sure to be one, so that only the task that pushes
+/// A reader waits for the rows in use. Of the token rows only the first is always in use, so only the task that pushes
 /// it comes before the reader in every iteration.
 #[test]
 fn a_push_of_rows_that_may_be_out_of_use_orders_nothing() {

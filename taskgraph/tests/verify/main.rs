@@ -1,4 +1,5 @@
-//! Correct graphs pass; broken in one place, they are refused with the tasks that it is about.
+//! Correct graphs pass. If they are broken in one place, they are refused, and the error names the tasks
+//! concerned.
 
 mod bytes;
 #[path = "../verify_support/mod.rs"]
@@ -10,7 +11,7 @@ use taskgraph::verify::{Violation, ViolationKind, verify, verify_succession};
 use taskgraph::{DType, EventId, Region};
 use verify_support::*;
 
-/// Verifies what `break_it` leaves of a correct graph; the violations.
+/// Verifies a correct graph after `break_it` has changed it; returns the violations.
 fn broken(
     world: u32,
     layers: u32,
@@ -25,7 +26,7 @@ fn broken(
     verify(&graphs).expect_err("accepted though broken")
 }
 
-/// One of the violations is of this kind, names these tasks, and says all of these words.
+/// Expects a violation of this kind that names these tasks and contains all of these words.
 #[track_caller]
 fn expect(found: &[Violation], kind: ViolationKind, tasks: &[(u32, u32)], words: &[&str]) {
     let fits = |v: &Violation| {
@@ -184,7 +185,7 @@ fn buffer_free_chain() -> Vec<TaskGraph> {
         let index = graph.tasks.len() as u32 - 1;
         let at = graph.worker_lists[0].len() - 1;
         graph.worker_lists[0].insert(at, index);
-        // The first of the list: what it writes is the source of a put, and all copies come after it.
+        // First in the list: what it writes is the source of a put, and all copies come after it.
         let linear = find(graph, "l0.linear", 0);
         graph.tasks[linear as usize].carried.push((free, 1));
     }
@@ -194,7 +195,7 @@ fn buffer_free_chain() -> Vec<TaskGraph> {
 
 #[test]
 fn one_allreduce_of_three_ranks_may_count_triggers_of_the_next_epoch() {
-    // Nothing but arrivals: rank 1 may send its second summand before rank 2 has sent its first.
+    // There are only arrivals: rank 1 may send its second summand before rank 2 has sent its first.
     let found = verify(&chain(3, 2, 1, 1, Lowering::Copy)).unwrap_err();
     expect(
         &found,
@@ -248,7 +249,7 @@ fn out_of_range() {
         g[0].operands[at].offset -= 4;
     });
     expect(&found, ViolationKind::Structure, &[(0, reduce)], &["leaves its region"]);
-    // Not even within what its operator writes as a whole.
+    // Nor within what its operator writes as a whole.
     let first = find(&graphs[0], "l1.reduce", 0);
     let found = broken(2, 2, Lowering::Copy, |g| {
         let task = &g[0].tasks[first as usize];
@@ -276,7 +277,7 @@ fn out_of_range() {
 }
 
 #[test]
-fn who_reaches_other_ranks() {
+fn only_copies_and_signals_reach_other_ranks() {
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
     let copy = find(&graphs[0], "l0.copy", 0);
     let linear = find(&graphs[0], "l0.linear", 0);
@@ -336,7 +337,7 @@ fn reading_what_nobody_wrote() {
     let graphs = chain(2, 2, 2, 2, Lowering::Copy);
     let reduce = find(&graphs[1], "l0.reduce", 0);
     let found = broken(2, 2, Lowering::Copy, |g| {
-        // Reads its own slot of the receive tensor, which nobody sends.
+        // Reads its own slot of the receive tensor, which no rank sends.
         let at = g[1].tasks[reduce as usize].first_operand as usize + 2;
         let operand = &mut g[1].operands[at];
         (operand.offset, operand.dims[0]) = (0, 2);
@@ -354,7 +355,7 @@ fn reading_what_nobody_wrote() {
 fn work_left_at_the_end() {
     let graphs = chain(2, 2, 2, 2, Lowering::Copy);
     let found = broken(2, 2, Lowering::Copy, |g| {
-        // The last task no longer waits for the reduces: end may come first.
+        // The last task no longer waits for the reduces: the end may come first.
         let last = find(&g[0], "last", 0);
         let graph = &mut g[0];
         graph.tasks[last as usize].dependencies = smallvec::smallvec![1];
@@ -468,8 +469,8 @@ fn successions_share_only_what_agrees() {
 
 #[test]
 fn a_graph_may_not_write_what_the_graph_before_it_still_reads_elsewhere() {
-    // Graph A: rank 1 sends into rank 0's persistent tensor, rank 0 reads it. Graph B the same. Each alone is
-    // safe after an event without a buffer, but carried events are of one graph only.
+    // Graph A: rank 1 sends into rank 0's persistent tensor, and rank 0 reads it. Graph B does the same. Each
+    // alone is safe because of an event that frees the buffer, but carried events belong to one graph only.
     let shared = || {
         let mut graphs = buffer_free_chain();
         for graph in &mut graphs {

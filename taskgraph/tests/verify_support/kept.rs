@@ -1,15 +1,15 @@
-//! Classes of which rank 0's graph is kept alone, as the builder keeps them.
+//! Classes of which only rank 0's graph is kept, as the builder does.
 
 use std::convert::Infallible;
 use taskgraph::TaskGraph;
 use taskgraph::verify::{Alike, Class, Comparing, verify_classes};
 
-/// The class with rank 0's graph alone if ranks are alike.
+/// The class; only rank 0's graph is kept if ranks are alike.
 pub fn kept(graphs: &[TaskGraph]) -> Class {
     let Some(first) = graphs.first().filter(|first| first.world as usize == graphs.len()) else {
         return Class::All(graphs.to_vec());
     };
-    // Without its operands, of which a task's come at a time, as the builder gives them.
+    // Without its operands, which come task by task, as from the builder.
     let graph = |rank: u32, comparing: &mut Comparing<'_>| {
         let mut graph = graphs[rank as usize].clone();
         std::mem::take(&mut graph.operands).chunks(3).for_each(|some| comparing.operands(some));
@@ -21,7 +21,7 @@ pub fn kept(graphs: &[TaskGraph]) -> Class {
     }
 }
 
-/// Whether all classes are safe, as seen with the graphs that are kept.
+/// Whether all classes are safe, judged from the graphs that are kept.
 pub fn kept_are_safe(classes: &[Vec<TaskGraph>]) -> bool {
     verify_classes(&classes.iter().map(|graphs| kept(graphs)).collect::<Vec<_>>()).is_ok()
 }

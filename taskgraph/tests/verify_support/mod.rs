@@ -41,7 +41,7 @@ impl RankBuilder {
                 variants: (0..=LINEAR)
                     .map(|task_type| Variant {
                         task_type,
-                        // Of a `reduce` the third says which rows are in use: all of them.
+                        // The third parameter of a `reduce` says which rows are in use: all of them.
                         params: vec![7, u32::from(task_type), 2],
                         scratch_bytes: 64,
                     })
@@ -84,7 +84,7 @@ impl RankBuilder {
         self.graph.tensors.len() as u32 - 1
     }
 
-    /// A view of a box of a tensor, which is also its region.
+    /// A view of a box of a tensor; the box is also its region.
     pub fn at(&self, tensor: u32, region: Region, place: Place) -> Operand {
         let entry = &self.graph.tensors[tensor as usize];
         let ndim = entry.dims.len();
@@ -106,7 +106,7 @@ impl RankBuilder {
         }
     }
 
-    /// The same without the first dimension, of which the region has one index: what a copy gives as its target.
+    /// The same without the first dimension, in which the region has one index: the form of a copy's target.
     pub fn inner(&self, tensor: u32, region: Region, place: Place) -> Operand {
         let mut operand = self.at(tensor, region, place);
         operand.dims.rotate_left(1);
@@ -182,7 +182,7 @@ impl RankBuilder {
     }
 }
 
-/// Sets what each event waits for to what it gets.
+/// Sets each event's trigger count to the number of triggers that it gets.
 pub fn count_triggers(graphs: &mut [TaskGraph]) {
     let triggers: Vec<EventId> =
         graphs.iter().flat_map(|g| g.tasks.iter().filter_map(|t| t.trigger)).collect();
@@ -192,7 +192,7 @@ pub fn count_triggers(graphs: &mut [TaskGraph]) {
     }
 }
 
-/// How the summands reach the other ranks.
+/// How the summands get to the other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lowering {
     Copy,
@@ -307,7 +307,7 @@ pub fn chain(world: u32, workers: u32, tiles: u32, layers: u32, lowering: Loweri
     graphs
 }
 
-/// Index of the task number `nth` of an operator.
+/// Index of the `nth` task of an operator.
 pub fn find(graph: &TaskGraph, op: &str, nth: usize) -> u32 {
     let mut of_op = (0..graph.tasks.len()).filter(|&t| graph.op_name(&graph.tasks[t]) == op);
     of_op.nth(nth).expect("the operator has that many tasks") as u32

@@ -1,4 +1,4 @@
-//! A model family: the next token follows from the last one alone, through this crate's own `block`.
+//! A model family: the next token depends only on the last one, through this crate's `block`.
 
 use launch::model::error::InputError;
 use launch::model::families::{self, Family, GraphOptions};

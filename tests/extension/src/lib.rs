@@ -1,4 +1,5 @@
-//! One task type, one operator that only composes others, one collective, one pass and one model family, each a file and a line here.
+//! One task type, one operator that only composes others, one collective, one pass and one model family. Each is a file
+//! and a line here.
 
 pub mod bigram;
 pub mod block;
@@ -9,7 +10,8 @@ pub mod rotate;
 use std::sync::{Arc, Once};
 use taskgraph::Registry;
 
-/// Adds what every graph of this process may have: all but the collective, which a graph's own registry names, and the pass.
+/// Adds what every graph of this process may use: everything except the pass and the collective, which a graph's own
+/// registry names.
 pub fn add() {
     static ADDED: Once = Once::new();
     ADDED.call_once(|| {
@@ -19,7 +21,7 @@ pub fn add() {
     });
 }
 
-/// The registry with what this crate adds.
+/// The registry with this crate's additions.
 pub fn registry() -> Registry {
     add();
     let mut registry = kernels_cu::registry::registry();

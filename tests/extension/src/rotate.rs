@@ -1,4 +1,5 @@
-//! A collective: `rotate`, each rank gets what the rank before it holds of a tensor that every rank holds.
+//! A collective: with `rotate`, each rank gets what the rank before it holds of a tensor that every rank
+//! holds.
 
 use taskgraph::collective::{Collective, CollectiveOp, Exchange, Lowered, Operand, Send, Step};
 use taskgraph::task_type::{Need, OpError, OpView, ShardRule, TensorType};

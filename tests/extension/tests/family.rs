@@ -1,4 +1,5 @@
-//! What another crate adds runs as a model on one and two ranks, with the tokens and log-probabilities of a reference in f64.
+//! Additions of another crate run as a model on one and two ranks, and give the tokens and log-probabilities of a
+//! reference in f64.
 
 use launch::engine::config::BackendChoice;
 use launch::engine::{Engine, ModelSpec, Request, RunConfig};
@@ -14,7 +15,7 @@ const VOCABULARY: usize = 61;
 const HIDDEN: usize = 24;
 const EPSILON: f64 = 1e-5;
 const TOP: usize = 3;
-/// Names the checkpoint to the ranks that a test starts.
+/// Tells the checkpoint to the ranks that a test starts.
 const CHECKPOINT: &str = "EXTENSION_CHECKPOINT";
 
 struct Weights {
@@ -42,7 +43,7 @@ impl Weights {
         }
     }
 
-    /// A folder as Hugging Face publishes it, with a model.json.
+    /// Writes a folder as Hugging Face publishes it, with a model.json.
     fn write(&self, folder: &Path) {
         let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
         for (name, dims, values) in [
@@ -66,7 +67,7 @@ impl Weights {
         std::fs::write(folder.join("model.json"), model.to_string()).unwrap();
     }
 
-    /// Log-probabilities of what follows `token`, highest first.
+    /// Log-probabilities of the tokens after `token`, highest first.
     fn after(&self, token: usize) -> Vec<(usize, f64)> {
         let row = |matrix: &[f32], row: usize, x: &[f64]| -> f64 {
             matrix[row * HIDDEN..][..HIDDEN].iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum()
@@ -90,7 +91,7 @@ fn engine(spec: ModelSpec) -> Result<Engine, launch::engine::Error> {
     Engine::load(spec, config)
 }
 
-/// No test, but a rank of the next one's jobs: prints the tokens after each token, and their log-probabilities.
+/// Not a test, but a rank of the next test's jobs: prints the tokens after each token, and their log-probabilities.
 #[test]
 #[ignore = "a rank of the test below"]
 fn rank() {
@@ -150,7 +151,7 @@ fn a_family_runs_on_one_and_two_ranks() {
 }
 
 #[test]
-fn names_are_taken_once_and_what_is_not_supported_is_refused() {
+fn a_name_is_added_once_and_unsupported_models_are_refused() {
     extension::add();
     assert!(families::add(&extension::bigram::Bigram).is_err_and(|problem| problem.contains("BigramLM")));
     let model = json!({"schema": "mpk-model/1", "config": {"model_type": "bigram", "order": 3},
@@ -180,7 +181,8 @@ impl Architecture for Renamed {
 
 impl Family for Renamed {}
 
-/// A decoder like those that are there overrides nothing: the tokens that transformers computed for the Llama checkpoint.
+/// A decoder like the built-in ones overrides nothing: it gives the tokens that transformers computed for the Llama
+/// checkpoint.
 #[test]
 fn a_decoder_under_another_name_runs() {
     families::add(&Renamed).unwrap();

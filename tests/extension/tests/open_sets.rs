@@ -1,4 +1,5 @@
-//! What another crate adds is built, fused, verified and run like what is built in.
+//! Additions of another crate are built, fused, verified and run like built-in
+//! ones.
 
 use extension::{count::Count, registry};
 use kernels_cu::testing::{TestBatch, TestOp, TestTensor};

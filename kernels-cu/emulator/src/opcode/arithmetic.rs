@@ -1,4 +1,4 @@
-//! Moves, conversions, comparisons and what has three factors.
+//! Moves, conversions, comparisons, and instructions with three operands.
 
 use super::{Decoding, Result};
 use crate::instruction::{Compare, Op, Round, Two, Ty};
@@ -71,7 +71,7 @@ impl<'a> Decoding<'_, 'a> {
         }
     }
 
-    /// The type of one of `count` equal parts.
+    /// The type of a part, if there are `count` equal parts.
     pub(super) fn part(&self, whole: Ty, count: usize) -> Result<Ty> {
         match whole.bytes() / count.max(1) as u64 {
             1 => Ok(Ty::U8),
@@ -113,7 +113,7 @@ impl<'a> Decoding<'_, 'a> {
         self.plain(Op::Convert { to, from, round, integral, saturate, relu })
     }
 
-    /// Generic addresses from those of a space, and back.
+    /// Converts between generic addresses and those of a space.
     pub(super) fn window(&mut self) -> Result<()> {
         self.i.d = self.destination(0)?;
         self.i.a = self.source(1, Ty::U64)?;

@@ -1,11 +1,12 @@
-//! Loads, stores, atomics, barriers in memory, copies.
+//! Loads, stores, atomics, mbarriers and copies.
 
 use super::{Decoding, Result};
 use crate::instruction::{Atomic, Mbarrier, Op, Space, Ty};
 use crate::parse::Operand;
 
 impl<'a> Decoding<'_, 'a> {
-    /// Space, and whether others may touch the memory meanwhile. `from`: the first modifier.
+    /// The space, and whether others may access the memory meanwhile. `from`: the first
+    /// modifier.
     pub(super) fn space(&self) -> Result<(Space, bool)> {
         let (mut space, mut shared_by_others) = (Space::Generic, false);
         for part in &self.parts[1..self.parts.len() - 1] {

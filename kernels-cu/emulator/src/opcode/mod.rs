@@ -1,4 +1,4 @@
-//! PTX's names of instructions to operations. What is not known here is refused by name.
+//! Maps PTX instruction names to operations. Unknown names are refused.
 
 use crate::instruction::{Instruction, NONE, One, Op, Two, Ty};
 use crate::names::Names;
@@ -10,7 +10,7 @@ mod together;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Adds the instructions that `raw` is.
+/// Adds the instructions for `raw`.
 pub(crate) fn decode<'a>(names: &mut Names<'a>, raw: &Raw<'a>) -> Result<()> {
     let parts: Vec<&str> = raw.opcode.split('.').collect();
     let mut d = Decoding { names, operands: &raw.operands, parts, i: Names::blank() };
@@ -63,7 +63,7 @@ impl<'a> Decoding<'_, 'a> {
         }
     }
 
-    /// Words between the name and the type must be of `known`.
+    /// Checks that the words between the name and the type are among `known`.
     fn only(&self, from: usize, known: &[&str]) -> Result<()> {
         let end = self.parts.len().saturating_sub(1).max(from);
         match self.parts[from.min(end)..end].iter().find(|part| !known.contains(part)) {

@@ -1,4 +1,5 @@
-//! What lanes and warps do together: barriers, shuffles, votes, products of matrices.
+//! What lanes and warps do collectively: barriers, shuffles, votes, products of
+//! matrices.
 
 use super::{Decoding, Result};
 use crate::instruction::{Op, Shuffle, Together, Two, Ty};
@@ -44,7 +45,7 @@ impl<'a> Decoding<'_, 'a> {
         self.plain(Op::Together(together))
     }
 
-    /// Registers of the lists, after the mask of all lanes.
+    /// The registers of the lists, after the mask of all lanes.
     pub(super) fn with_lists(&mut self, together: Together, lists: &[(usize, usize)]) -> Result<()> {
         let mut registers = vec![self.names.constant(u64::from(u32::MAX), false)];
         for &(index, length) in lists {
@@ -101,7 +102,7 @@ impl<'a> Decoding<'_, 'a> {
                     _ => return Err("its mode".to_string()),
                 };
                 self.i.d = self.destination(0)?;
-                // `!%p` is the predicate with `immediate` 1.
+                // `!%p` becomes the predicate with `immediate` 1.
                 self.i.a = match self.operand(1)?.clone() {
                     Operand::Not(name) => {
                         self.i.immediate = 1;

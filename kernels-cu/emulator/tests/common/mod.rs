@@ -3,8 +3,8 @@
 use emulator::{Allocations, Grid, Launch, Program};
 use std::sync::Arc;
 
-/// A kernel around `body`: `%rd0` is where it reads, `%rd1` where it writes, `%r0` the thread's number; at the end of `body`
-/// it returns.
+/// A kernel around `body`: `%rd0` points to its input, `%rd1` to its output, `%r0` is the thread's number. It returns at the
+/// end of `body`.
 pub fn program(registers: &str, body: &str) -> Program {
     let text = format!(
         ".version 9.0\n.target sm_90a\n.address_size 64\n\
@@ -19,7 +19,7 @@ pub fn program(registers: &str, body: &str) -> Program {
 }
 
 #[allow(dead_code, reason = "not all tests run in one order only")]
-/// What `threads` threads of each of `blocks` make of `input` in as many words.
+/// The `words` words that `blocks` blocks of `threads` threads write for `input`.
 pub fn run(
     program: Program,
     blocks: u32,
@@ -30,7 +30,7 @@ pub fn run(
     run_seeded(program, blocks, threads, input, words, 1)
 }
 
-/// The same in an order that `seed` decides.
+/// The same, in an order that `seed` decides.
 pub fn run_seeded(
     program: Program,
     blocks: u32,
@@ -39,7 +39,7 @@ pub fn run_seeded(
     words: usize,
     seed: u64,
 ) -> Result<Vec<u32>, String> {
-    // Aligned to 16 bytes, as copies want it.
+    // Aligned to 16 bytes, as copies require.
     let aligned = |words: &[u32]| -> Vec<u128> {
         words
             .chunks(4)

@@ -1,4 +1,5 @@
-/* The abort: every kind of wait ends when any rank fails or a deadline passes, and the first cause stays, with its origin. */
+/* The abort: every kind of wait ends if any rank fails or a deadline passes, and the first cause stays, with its
+ * origin. */
 #include "kernel_wait.h"
 #include "model/checks/job.h"
 #include "ring.h"
@@ -8,14 +9,14 @@ namespace {
 using namespace mpk;
 using namespace mpk::model;
 
-/* A rank's abort word: never a code with another one's origin. */
+/* Checks that a rank's abort word never has a code with another code's origin. */
 void check_cause(const mpk_rank* rank, uint32_t codes[2]) {
   const uint64_t word = platform::load<platform::Scope::kSystem>(reinterpret_cast<const uint64_t*>(rank->control), platform::kRelaxed);
   const uint32_t code = static_cast<uint32_t>(word), origin = static_cast<uint32_t>(word >> 32);
   MODEL_CHECK(code != MPK_OK && origin < 2 && code == codes[origin], "code %u of rank %u", code, origin);
 }
 
-/* Two ranks fail at once, for different reasons, while others wait for what never comes. */
+/* Two ranks fail at the same time, for different reasons, while others wait for something that never comes. */
 class Waiters : public Registered {
  public:
   /* `first`, `second`: kinds of wait, on rank 1. */
@@ -28,7 +29,7 @@ class Waiters : public Registered {
     rank.remote_ring_capacity = 1;
     rank.remote_ring_bytes = 128;
     rank.remote_pushed = make<uint64_t>(2);
-    rank.remote_pushed[0] = kRingPushLock; /* by a thread that does not come back */
+    rank.remote_pushed[0] = kRingPushLock; /* held by a thread that never returns */
     graph_ = make<mpk_graph>();
     events_ = make<mpk_event>();
     events_[0] = {1, 0, 0, MPK_EVENT_EMPTY, 1};
@@ -89,8 +90,8 @@ class Waiters : public Registered {
 Waiters event_and_queue("abort: of an event's wait and a full queue's", 0, 1);
 Waiters ring_and_flags("abort: of a ring's wait and flagged words'", 2, 3);
 
-/* Deadlines: two threads of rank 0 and one of rank 1 wait for an event each. Rank 0's comes, rank 1's does not. Whoever runs
- * out of time tells all. */
+/* Deadlines: two threads of rank 0 and one of rank 1 each wait for an event. Rank 0's event comes, rank 1's does not. A
+ * thread whose deadline passes tells all ranks. */
 class Deadlines : public Registered {
  public:
   explicit Deadlines(const char* check) : Registered(check) { options.aborts = options.timeouts = true; }
@@ -118,7 +119,7 @@ class Deadlines : public Registered {
     }
     thread("trigger", 1, [this] { trigger_remote(&ranks_[1], &graphs_[1], 0, 0); });
   }
-  /* For time to pass, as long as nobody has run out of it. */
+  /* Time passes until the first deadline has been reported. */
   bool may_wait() override { return ranks_[0].control->abort == MPK_OK && ranks_[1].control->abort == MPK_OK; }
   void finish() override {
     for (uint32_t r = 0; r < 2; ++r) MODEL_CHECK(ranks_[r].control->abort == MPK_ABORT_DEADLINE, "rank %u has not been told", r);
@@ -132,7 +133,7 @@ class Deadlines : public Registered {
 
 Deadlines deadlines("abort: deadlines at any time");
 
-/* A task fails, in one execution or another: all loops of the rank leave. */
+/* A task fails in one execution or another: all loops of the rank leave. */
 class Failing : public Job {
  public:
   Failing(const char* check, uint32_t workers, uint32_t schedulers) : Job(check, workers, schedulers, 1) { options.aborts = true; }

@@ -1,4 +1,4 @@
-/* The batch step at work: the host gets results while the run goes on and uses entries of the request table again; and all ranks
+/* The batch step at work. The host gets results while the run goes on, and reuses entries of the request table. All ranks
  * apply the same entries of the admission ring in the same batch step, in whatever order their hosts' writes become visible. */
 #include <vector>
 
@@ -9,8 +9,8 @@ namespace {
 using namespace mpk;
 using namespace mpk::model;
 
-/* Two workers and the host. The decode graph has nothing for worker 0, so it may still give results to the host when the next batch
- * step is due. */
+/* Two workers and the host. The decode graph has no task for worker 0, so it may still be handing out results when the next
+ * batch step is due. */
 class Serving : public Registered {
  public:
   Serving(const char* check, uint32_t num_requests, uint32_t ring) : Registered(check), num_requests_(num_requests), ring_(ring) {}
@@ -24,7 +24,7 @@ class Serving : public Registered {
     rank->kernels = kernels;
     data_ = make<uint32_t>();
     label(data_, "data");
-    /* Decode: worker 1 samples. Prefill: worker 0 writes, worker 1 waits for that, reads it and samples. */
+    /* Decode: worker 1 samples. Prefill: worker 0 writes; worker 1 waits for that, reads it and samples. */
     for (uint32_t g = 0; g < 2; ++g) {
       mpk_task* tasks = make<mpk_task>(4);
       mpk_dependency* dependencies = make<mpk_dependency>();
@@ -48,7 +48,7 @@ class Serving : public Registered {
       s_.graphs[g].worker_first = first;
       s_.graphs[g].worker_tasks = list;
     }
-    /* On a GPU the first batch step runs while the other blocks wait already. */
+    /* As on a GPU, the first batch step runs while the other workers already wait. */
     thread("worker 0", 0, [this] {
       MODEL_CHECK(mpk_cpu_begin(s_.rank) == MPK_OK, "the run does not begin");
       mpk_cpu_worker(s_.rank, 0);
@@ -74,7 +74,7 @@ class Serving : public Registered {
       if (i == num_requests_ && ring_ > 1) s_.write_entry(MPK_STOP);
       s_.count();
       if (i == 1 && ring_ > 1) {
-        /* Streamed: the first token as soon as it is counted. */
+        /* Streamed: read the first token as soon as it is counted. */
         uint32_t tokens = 0;
         if (!wait_until(s_.rank, [&] {
               tokens = platform::load<platform::Scope::kSystem>(&s_.output->requests[0].num_tokens, platform::kAcquire);
@@ -84,14 +84,14 @@ class Serving : public Registered {
         MODEL_CHECK(tokens <= 2 && s_.output->tokens[tokens - 1] != 0, "a token is not there");
       }
       if (ring_ == 1) {
-        /* The entry of the ring is free. */
+        /* Wait until the entry of the ring is free. */
         if (!s_.await(&s_.output->entries_taken, s_.written)) return fail("aborted");
         if (i == num_requests_) {
           s_.write_entry(MPK_STOP);
           s_.count();
         }
       }
-      /* By its finish, or by the number of all that have finished; then its entry of the table is free. */
+      /* The end shows in the request's finish, or in the number of finished requests; then its table entry is free. */
       if (ring_ > 1 ? !s_.await(&s_.output->requests[0].finish, uint32_t{MPK_FINISH_LENGTH}) : !s_.await(&s_.output->finished, uint64_t{i})) return fail("aborted");
       s_.check_result(number);
     }
@@ -108,10 +108,11 @@ class Serving : public Registered {
 Serving one_request("batch: 1 request, streamed", 1, 2);
 Serving reused("batch: 2 requests through 1 entry of each table", 2, 1);
 
-/* Two ranks with their hosts. Rank 0's host counts an entry last. Ranks exchange something in each iteration. */
+/* Two ranks with their hosts. Rank 0's host counts an entry last. Ranks exchange data in each iteration. */
 class Admission : public Registered {
  public:
-  /* `kinds`: what each of the hosts' steps adds: an admission, a stop, both, or a cancellation of nothing, which leaves no work. */
+  /* `steps`: what the hosts add in each step: an admission, a stop, both, or a cancellation of nothing, which leaves
+   * no work. */
   enum Step { kAdmit, kStop, kBoth, kNothing };
   Admission(const char* check, std::vector<Step> steps, uint32_t new_tokens) : Registered(check), steps_(std::move(steps)), new_tokens_(new_tokens) {}
   void build() override {
@@ -150,7 +151,7 @@ class Admission : public Registered {
       if (steps_[step] == kStop || steps_[step] == kBoth) s_[r].write_entry(MPK_STOP);
       if (steps_[step] == kNothing) s_[r].write_entry(MPK_CANCEL);
       if (r == 0) {
-        /* A message between the hosts. */
+        /* Stands for a message between the hosts. */
         if (!wait_until(s_[0].rank, [&] {
               return platform::load<platform::Scope::kSystem>(confirmed_, platform::kAcquire) > step;
             }))

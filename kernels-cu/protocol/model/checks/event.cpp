@@ -1,4 +1,5 @@
-/* Events: whoever finds one ready sees what all that triggered it had written, in this epoch and the ones after it. */
+/* Events: a thread that finds one ready sees what all its triggering threads had written, in this epoch and in later
+ * ones. */
 #include "model/checks/world.h"
 #include "trigger.h"
 
@@ -7,8 +8,8 @@ namespace {
 using namespace mpk;
 using namespace mpk::model;
 
-/* Static polling on one rank. Two producers write and trigger `full`; the consumer waits, reads, triggers `free`; from the
- * second epoch on producers wait for the `free` of the epoch before. */
+/* Static polling on one rank. Two producers write and trigger `full`; the consumer waits, reads, and triggers `free`.
+ * From the second epoch on, producers wait for the `free` of the epoch before. */
 class Polling : public Registered {
  public:
   Polling(const char* check, uint32_t epochs, bool remote, bool system) : Registered(check), epochs_(epochs), remote_(remote), system_(system) {}
@@ -64,8 +65,8 @@ Polling one_rank("event: 2 triggers, buffers free an epoch later", 3, false, fal
 Polling alone("event: one rank alone with remote triggers", 3, false, true);
 Polling two_ranks("event: the same between ranks", long_run() ? 6 : 3, true, true);
 
-/* Triggered by messages: a put, then a signal, on their way at the same time as others. The source is free once the owner
- * has said that the event was ready, not before. */
+/* Events triggered by messages: a put, then a signal, in flight together with others. The source is free once the
+ * owner has said that the event was ready, not before. */
 class Messages : public Registered {
  public:
   explicit Messages(const char* check) : Registered(check) {}
@@ -73,8 +74,8 @@ class Messages : public Registered {
     rank_ = make_ranks(2, 1024);
     for (uint32_t r = 0; r < 2; ++r) rank_[r].signals = MPK_SIGNALS_NVSHMEM;
     events_ = make<mpk_event>(2);
-    events_[0] = {1, 0, 0, MPK_EVENT_EMPTY, 1}; /* arrived, of rank 1 */
-    events_[1] = {1, 0, 0, MPK_EVENT_EMPTY, 1}; /* freed, of rank 0 */
+    events_[0] = {1, 0, 0, MPK_EVENT_EMPTY, 1}; /* of rank 1: the data has arrived */
+    events_[1] = {1, 0, 0, MPK_EVENT_EMPTY, 1}; /* of rank 0: the source is free */
     for (uint32_t r = 0; r < 2; ++r) {
       graph_[r] = make<mpk_graph>();
       graph_[r]->num_events = 2;

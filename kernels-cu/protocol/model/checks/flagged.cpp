@@ -1,5 +1,5 @@
-/* Flagged words: each carries its tag. One-shot exchanges between ranks with relaxed pushes and polls, two buffers in turn; and
- * the loads and stores of kernel_wait.h, after which words are read as plain memory. */
+/* Flagged words: each carries its tag. One-shot exchanges between ranks with relaxed pushes and polls and two alternating
+ * buffers; and the loads and stores of kernel_wait.h, after which words are read as plain memory. */
 #include "kernel_wait.h"
 #include "model/checks/world.h"
 
@@ -8,14 +8,14 @@ namespace {
 using namespace mpk;
 using namespace mpk::model;
 
-/* Each rank pushes a word to every rank, then reads the words of all: `rounds` times. Two allreduces later a buffer is used
- * again, with nothing but the words themselves to say that it may. */
+/* Each rank pushes a word to every rank, then reads the words of all, `rounds` times. A buffer is reused two allreduces
+ * later; only the words themselves say that this is safe. */
 class Exchange : public Registered {
  public:
   Exchange(const char* check, uint32_t world, uint32_t rounds, uint32_t buffers, bool messages)
       : Registered(check), world_(world), rounds_(rounds), buffers_(buffers), messages_(messages) {
     if (buffers < 2) options.must_fail = "deadlock"; /* a word is lost */
-    options.causal_writes = messages; /* two puts to one word have no other order */
+    options.causal_writes = messages; /* puts to one word are not ordered otherwise */
   }
   void build() override {
     ranks_ = make_ranks(world_, 2 * 8 * 8);
@@ -54,7 +54,7 @@ Exchange three("flagged: 3 ranks, 3 rounds through 2 buffers", 3, 3, 2, false);
 Exchange as_messages("flagged: 2 ranks, 3 rounds, as messages", 2, 3, 2, true);
 Exchange one_buffer("flagged: 2 ranks, 2 rounds through 1 buffer", 2, 2, 1, false);
 
-/* mpk_flagged_store and mpk_wait_flagged, as the CPU target's kernels have them. */
+/* mpk_flagged_store and mpk_wait_flagged, as the CPU target's kernels use them. */
 class Kernel : public Registered {
  public:
   explicit Kernel(const char* check) : Registered(check) {}
@@ -77,7 +77,7 @@ class Kernel : public Registered {
       args.batch = batch_;
       MODEL_CHECK(mpk_wait_flagged(&args, words_, 2) == MPK_OK, "the wait failed");
       for (uint32_t i = 0; i < 2; ++i) {
-        const float value = mpk_flagged_value(words_[i]); /* plain */
+        const float value = mpk_flagged_value(words_[i]); /* a plain access */
         MODEL_CHECK(value == static_cast<float>(i + 1), "word %u", i);
       }
     });

@@ -1,5 +1,5 @@
-/* The proxy between nodes (frames.h, cpu/proxy.cpp): what a rank's workers put comes to the other rank in the order in which they know of
- * it, lap after lap of the ring; so does what a rank's proxy hands to its GPU. */
+/* The proxy between nodes (frames.h, cpu/proxy.cpp). Puts of a rank's workers arrive at the other rank in the order in which the
+ * workers know of each other's puts, lap after lap of the ring. The same holds for what a rank's proxy hands to its GPU. */
 #include "frames.h"
 #include "kernel_wait.h"
 #include "model/checks/world.h"
@@ -9,7 +9,7 @@ namespace {
 using namespace mpk;
 using namespace mpk::model;
 
-/* Two ranks without a way to each other but the first one's proxy. */
+/* Two ranks whose only connection is the first rank's proxy. */
 struct Link {
   mpk_rank* ranks;
   mpk_proxy* proxy;
@@ -33,13 +33,13 @@ struct Link {
     label(heap<uint64_t>(ranks[1]), "the heap of rank 1");
   }
 
-  /* Rank 0's proxy, and rank 1's: `frames` frames, as they come. */
+  /* Rank 0's proxy and rank 1's proxy: carries `frames` frames as they come. */
   void carry(uint32_t frames) {
     uint8_t* const message = reinterpret_cast<uint8_t*>(make_message());
     uint8_t* const base = reinterpret_cast<uint8_t*>(ranks[1].control);
     for (uint32_t come = 0; come < frames; ++come) {
       if (!wait_until(&ranks[1], [&] { return mpk_proxy_next(proxy) == 1; })) return fail("aborted");
-      /* One at a time. */
+      /* One frame at a time. */
       const uint64_t bytes = mpk_proxy_take(proxy, message, MPK_FRAME_ALIGN);
       MODEL_CHECK(bytes != 0 && bytes <= MPK_FRAME_ALIGN, "%llu bytes", static_cast<unsigned long long>(bytes));
       MODEL_CHECK(mpk_proxy_apply(base, sizeof(mpk_control) + 256, message, bytes) == MPK_OK, "no frame");
@@ -50,7 +50,8 @@ struct Link {
   uint64_t* message;
 };
 
-/* A worker puts a word and signals; with two, the second one signals what it knows of the first. The ring has room for `capacity` bytes. */
+/* A worker puts a word and signals. With two workers, the second one signals what it knows of the first. The ring
+ * has room for `capacity` bytes. */
 class Puts : public Registered {
  public:
   Puts(const char* check, uint64_t capacity, uint32_t workers, uint32_t rounds, uint32_t turns = 0) : Registered(check), capacity_(capacity), workers_(workers), rounds_(rounds) {
@@ -101,7 +102,7 @@ class Puts : public Registered {
 Puts one_worker("proxy: 1 worker, 2 puts with signals, room for 1 frame", MPK_FRAME_ALIGN, 1, 2, 1);
 Puts two_workers("proxy: 2 workers, 1 signals for the other, room for 2", 2 * MPK_FRAME_ALIGN, 2, 1);
 
-/* Two workers take each other's room: the second learns from the first that the proxy has read. */
+/* Two workers reuse each other's room: the second learns from the first that the proxy has read. */
 class Room : public Registered {
  public:
   explicit Room(const char* check) : Registered(check) {}
@@ -129,7 +130,7 @@ class Room : public Registered {
 
 Room room("proxy: 2 workers, 2 puts each, room for 2");
 
-/* Words are taken as plain memory by who has seen them, and what their writer has put before is there. */
+/* A reader that has seen a word reads it as plain memory, and sees what its writer put before. */
 class Words : public Registered {
  public:
   explicit Words(const char* check) : Registered(check) {}

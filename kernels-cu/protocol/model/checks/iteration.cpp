@@ -1,5 +1,5 @@
-/* Iterations: publication, their end, the batch step by exactly one thread, and the end of the run. The CPU target's own loops
- * run graphs of two and three tasks. Kernels read the batch, so a batch step that runs too early is a data race. */
+/* Iterations: publication, their end, the batch step by exactly one thread, and the end of the run. The CPU target's own
+ * loops run graphs of two and three tasks. Kernels read the batch, so a batch step that runs too early is a data race. */
 #include "model/checks/job.h"
 
 namespace {
@@ -21,7 +21,7 @@ int work(const mpk_kernel_args* args, uint32_t* data) {
   return MPK_OK;
 }
 
-/* Static placement: two workers with a task each, or all tasks on the last of them. */
+/* Static placement: two workers with a task each, or all tasks on the last worker. */
 class Static : public Job {
  public:
   Static(const char* check, uint32_t workers, uint32_t iterations, bool spread) : Job(check, workers, 0, iterations), spread_(spread) {}
@@ -44,7 +44,7 @@ Static two("iteration: static, 2 workers", 2, long_run() ? 5 : 3, true);
 Static three("iteration: static, 3 workers", 3, long_run() ? 2 : 1, true);
 Static idle("iteration: static, 2 workers, 1 without work", 2, 3, false);
 
-/* A task that triggers nothing: only its count keeps the batch as it is. */
+/* A task that triggers nothing: only its count keeps the batch constant. */
 class Untriggered : public Job {
  public:
   Untriggered(const char* check, uint32_t schedulers) : Job(check, 2, schedulers, 2) {}
@@ -66,7 +66,7 @@ class Untriggered : public Job {
 Untriggered untriggered("iteration: static, a task without a trigger", 0);
 Untriggered untriggered_dynamic("iteration: dynamic, a task without a trigger", 1);
 
-/* Dynamic placement: the scheduler queues the tasks, the batch step is its own, and task 0 ends the workers. */
+/* Dynamic placement: the scheduler queues the tasks and runs the batch step; task 0 ends the workers. */
 class Dynamic : public Job {
  public:
   Dynamic(const char* check, uint32_t workers, uint32_t schedulers, uint32_t iterations) : Job(check, workers, schedulers, iterations) {}

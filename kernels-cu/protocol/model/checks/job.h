@@ -1,5 +1,5 @@
-/* Whole runs of small hand-made graphs: the CPU target's own loops as threads (cpu/entry.cpp), with the batch step that runs a
- * fixed number of iterations. */
+/* Whole runs of small hand-made graphs: the CPU target's own loops as threads (cpu/entry.cpp), with the batch step that
+ * runs a fixed number of iterations. */
 #ifndef MPK_MODEL_JOB_H
 #define MPK_MODEL_JOB_H
 
@@ -102,9 +102,9 @@ class Job : public Registered {
   }
 
  protected:
-  /* Adds events and tasks. */
+  /* Adds the events and tasks. */
   virtual void describe() = 0;
-  /* A task's code. */
+  /* The kernel of a task. */
   virtual int run(const mpk_kernel_args* args) = 0;
   virtual void more_threads() {}
   virtual void ended_early() { fail("the run was aborted"); }
@@ -113,7 +113,7 @@ class Job : public Registered {
     events[graph->num_events] = {triggers, 0, 0, type, 0};
     return graph->num_events++;
   }
-  /* Dynamic placement: events launch ranges, so tasks of one event are added one after the other. */
+  /* Dynamic placement: an event launches a range, so the tasks of one event are added one after the other. */
   void add_task(const JobTask& task) {
     mpk_task& to = tasks[graph->num_tasks];
     to.trigger_event = make_event_id(MPK_EVENT_TAG_LOCAL, 0, task.trigger);

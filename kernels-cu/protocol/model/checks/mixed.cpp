@@ -1,6 +1,6 @@
-/* Graphs of both placements in one run: the batch step goes from one to the other and back. Prompts run in a graph of two rows, single
- * tokens in one of one row. Kernels read the batch, and data that only the other placement's iterations write, so work of an iteration
- * that is over would be a data race. */
+/* Graphs of both placements in one run: the batch step switches from one to the other and back. Prompts run in a graph of two rows,
+ * single tokens in a graph of one row. Kernels read the batch, and data that only the other placement's iterations write, so work
+ * of an iteration that has ended would be a data race. */
 #include "model/checks/server.h"
 
 namespace {
@@ -10,7 +10,8 @@ using namespace mpk::model;
 
 constexpr uint32_t kNewTokens = 2;
 
-/* Workers and a scheduler. All entries are there from the start: requests, one after the other in one slot, and the stop. */
+/* Workers and a scheduler. All entries are there from the start: requests, one after the other in one slot, and the
+ * stop. */
 class Mixed : public Registered {
  public:
   Mixed(const char* check, bool dynamic_decode, uint32_t workers, uint32_t requests)
@@ -56,7 +57,8 @@ class Mixed : public Registered {
   }
 
  private:
-  /* A single token: one task samples it. Prompts: the first task writes, the last one waits for that, reads it and samples. */
+  /* A single token: one task samples it. Prompts: the first task writes; the last one waits for that, reads it and
+   * samples. */
   void describe(mpk_graph* graph, bool dynamic, uint32_t prompts) {
     const uint32_t last = 2 + prompts;
     mpk_task* tasks = make<mpk_task>(4);
@@ -89,7 +91,7 @@ class Mixed : public Registered {
     graph->dependencies = dependencies;
     graph->launched = make<uint32_t>(4);
     if (dynamic) return;
-    /* The last task is the last worker's. */
+    /* The last task belongs to the last worker. */
     uint32_t* first = make<uint32_t>(workers_ + 1);
     uint32_t* list = make<uint32_t>(2);
     for (uint32_t t = 2; t <= last; ++t) list[t - 2] = t;
@@ -127,7 +129,7 @@ class Mixed : public Registered {
       *data_ = iteration;
       return MPK_OK;
     }
-    /* What the last iteration of prompts wrote is there in the next one too. */
+    /* What the last prompt iteration wrote is still there in the next iteration. */
     const uint32_t written = args->batch->graph == 1 ? iteration : iteration - 1;
     MODEL_CHECK(*data_ == written, "iteration %u: the value is %u", iteration, *data_);
     s_.sample();

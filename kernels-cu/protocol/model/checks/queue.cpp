@@ -1,5 +1,5 @@
-/* The queue of ids: entries arrive once and in order, with what their producer wrote before; none is lost when the queue is full
- * and its slots are used again. */
+/* The queue of ids: entries arrive once and in order, with what their producer wrote before. None is lost when the queue is
+ * full and its slots are reused. */
 #include "model/checks/world.h"
 #include "queue.h"
 
@@ -11,7 +11,7 @@ using namespace mpk::model;
 struct Queue {
   mpk_rank* rank;
   mpk_queue* queue;
-  uint32_t* payload; /* by id: plain memory that comes with the entry */
+  uint32_t* payload; /* by id: plain memory that arrives with the entry */
 
   void build(uint64_t capacity, uint32_t ids) {
     rank = make_ranks(1, 0);
@@ -26,7 +26,7 @@ struct Queue {
     label(payload, "payload");
   }
 
-  /* Takes `count` entries; ids of one producer, id / 8, come in order. */
+  /* Takes `count` entries. The ids of one producer (id / 8) arrive in order. */
   void consume(uint32_t count) {
     uint32_t next[4] = {};
     for (uint32_t i = 0; i < count; ++i) {
@@ -39,7 +39,7 @@ struct Queue {
   }
 };
 
-/* Two producers, one consumer. With one slot each push waits for the pop before. */
+/* Two producers, one consumer. With one slot, each push waits for the pop before it. */
 class Producers : public Registered {
  public:
   Producers(const char* check, uint64_t capacity, uint32_t first, uint32_t second, uint32_t turns) : Registered(check), capacity_(capacity), counts_{first, second} {
@@ -73,7 +73,7 @@ Producers two_room("queue: 2 producers, 2 entries each, room for 2", 2, 2, long_
 Producers two_tight("queue: 2 producers, 1 entry each, room for 1", 1, 1, 1, 1);
 Producers one_laps("queue: 1 producer, 3 laps of 1 slot, waits", 1, long_run() ? 5 : 3, 0, 1);
 
-/* The way of schedulers: one producer, which turns to something else while the queue is full. */
+/* As schedulers push: one producer, which does other work while the queue is full. */
 class Single : public Registered {
  public:
   Single(const char* check, uint64_t capacity, uint32_t count) : Registered(check), capacity_(capacity), count_(count) {}

@@ -1,6 +1,6 @@
-/* Remote scheduler queues. Two workers of a rank push into one ring; the receiver finds each entry once, whole, with what came
- * before it. Then the remote scheduler's own steps: it launches an event once an epoch, when all its triggers are there, though a
- * sender may be an iteration ahead. */
+/* Remote scheduler queues. Two workers of a rank push into one ring; the receiver finds each entry once, complete, with what
+ * came before it. Then the remote scheduler's own steps: it launches an event once per epoch, when all its triggers are there,
+ * although a sender may be an iteration ahead. */
 #include "model/checks/world.h"
 #include "scheduler_step.h"
 
@@ -56,7 +56,7 @@ class Pushes : public Registered {
   Pushes(const char* check, bool messages, uint32_t rounds) : Registered(check), messages_(messages), rounds_(rounds) {}
   void build() override {
     r_.build(2, 2, messages_, 1);
-    r_.events[0] = {1, 0, 0, MPK_EVENT_EMPTY, 1}; /* the receiver is through with a round */
+    r_.events[0] = {1, 0, 0, MPK_EVENT_EMPTY, 1}; /* the receiver has finished a round */
     payload_ = make<uint32_t>(2);
     label(payload_, "payload");
     for (uint32_t w = 0; w < 2; ++w) {
@@ -98,13 +98,13 @@ Pushes pushes("ring: 2 workers push, 2 laps", false, long_run() ? 3 : 2);
 Pushes pushes_messages("ring: 2 workers push, as messages", true, 1);
 Pushes pushes_messages_laps("ring: 2 workers push, 2 laps, as messages", true, 2);
 
-/* Rank 1's remote scheduler, its worker, and a worker of each other rank. Event 3 takes a trigger from each rank. Ranks are within
- * one iteration of each other, since rank 1 sends something in each, too; `unbounded`: it does not. */
+/* Rank 1's remote scheduler, its worker, and a worker of each other rank. Event 3 takes a trigger from each rank. Ranks stay
+ * within one iteration of each other, because rank 1 also sends in each iteration, except if `unbounded`. */
 class Scheduling : public Registered {
  public:
   Scheduling(const char* check, uint32_t world, uint32_t iterations, bool messages, bool unbounded = false)
       : Registered(check), world_(world), iterations_(iterations), messages_(messages), unbounded_(unbounded) {
-    if (unbounded) options.must_fail = "data race"; /* a counter with triggers of two epochs */
+    if (unbounded) options.must_fail = "data race"; /* a counter mixes triggers of two epochs */
   }
   void build() override {
     r_.build(world_, 2 * world_, messages_, 5);
@@ -166,7 +166,7 @@ class Scheduling : public Registered {
       }
       if (i < iterations_) begin(i + 1);
     }
-    /* All entries of this rank's iterations are taken; nothing is launched again. */
+    /* All entries of this rank's iterations have been taken; nothing is launched again. */
     Found found;
     uint64_t taken = 0;
     for (uint32_t s = 0; s < world_; ++s) taken += heads[s];

@@ -1,4 +1,4 @@
-/* A rank that serves: graphs of its batch, its tables, and its host's side. */
+/* A rank that serves: its batch's graphs, its tables, and its host's side. */
 #ifndef MPK_MODEL_SERVER_H
 #define MPK_MODEL_SERVER_H
 
@@ -20,7 +20,7 @@ struct Server {
   uint32_t* num_admissions;
   mpk_batch_output* output;
   uint32_t new_tokens;
-  uint32_t written = 0; /* by the host: entries */
+  uint32_t written = 0; /* entries that the host has written */
 
   void build(mpk_rank* of, uint32_t num_events, uint32_t ring, uint32_t tokens) {
     rank = of;
@@ -84,7 +84,7 @@ struct Server {
     label(rank->batch_private, "batch state of rank", static_cast<int>(rank->rank));
   }
 
-  /* What the sampled token of a position is. */
+  /* The token that is sampled at a position. */
   static int32_t token_after(int32_t token, int32_t position) { return token * 10 + position; }
   void sample() const {
     const mpk_batch* batch = rank->batch;
@@ -106,7 +106,7 @@ struct Server {
     requests[0].max_new_tokens = new_tokens;
     write_entry(MPK_ADMIT);
   }
-  /* As the host does: release. */
+  /* Release, as the host does. */
   void count() const { platform::store<platform::Scope::kSystem>(num_admissions, written, platform::kRelease); }
   template <typename T>
   bool await(const T* word, T value) const {

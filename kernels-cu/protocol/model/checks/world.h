@@ -1,4 +1,5 @@
-/* Small worlds: ranks with as much as a check needs. All in the checker's memory. */
+/* Small worlds: ranks with just what a check needs. Everything is in the checker's
+ * memory. */
 #ifndef MPK_MODEL_WORLD_H
 #define MPK_MODEL_WORLD_H
 
@@ -10,7 +11,7 @@
 namespace mpk {
 namespace model {
 
-/* MPK_MODEL_LONG: larger sizes, for more than CI's seconds. */
+/* MPK_MODEL_LONG: larger sizes, which take longer than the seconds that CI has. */
 inline bool long_run() {
   static const bool value = getenv("MPK_MODEL_LONG") != nullptr;
   return value;
@@ -22,7 +23,7 @@ class Registered : public Check {
   explicit Registered(const char* check) : Check(check) { checks().push_back(this); }
 };
 
-/* `world` ranks with `heap_bytes` of symmetric heap behind each one's control block. */
+/* `world` ranks, each with `heap_bytes` of symmetric heap after its control block. */
 inline mpk_rank* make_ranks(uint32_t world, size_t heap_bytes) {
   mpk_rank* ranks = make<mpk_rank>(world);
   uint8_t** bases = make<uint8_t*>(world);
@@ -45,13 +46,13 @@ inline mpk_rank* make_ranks(uint32_t world, size_t heap_bytes) {
   return ranks;
 }
 
-/* Behind the control block. */
+/* The memory after the control block. */
 template <typename T>
 T* heap(const mpk_rank& rank) {
   return reinterpret_cast<T*>(rank.control + 1);
 }
 
-/* Queues of one producer each, or of all workers. */
+/* Queues with one producer each, or with all workers as producers. */
 inline mpk_queue* make_queues(uint32_t count, uint64_t capacity, const char* text) {
   mpk_queue* queues = make<mpk_queue>(count);
   for (uint32_t q = 0; q < count; ++q) {
@@ -63,7 +64,7 @@ inline mpk_queue* make_queues(uint32_t count, uint64_t capacity, const char* tex
   return queues;
 }
 
-/* Waits as all loops of the protocol do; false when the rank is aborted. */
+/* Waits as all loops of the protocol do; false if the rank is aborted. */
 template <typename Test>
 bool wait_until(const mpk_rank* rank, const Test& test) {
   Wait wait(rank, nullptr);

@@ -1,6 +1,6 @@
-/* Beside the simulator's schedule, a physical KV cache is kept: every row writes everything that led to it into its page and reads all
- * earlier positions of its request back. So a page with two writers, one that holds something else, a wrong table or a wrong position
- * shows whatever the simulator thinks. */
+/* A physical KV cache is kept next to the simulator's schedule. Every row writes a hash of everything that led to it into its page,
+ * and reads back all earlier positions of its request. So a page with two writers, a page with other contents, a wrong table or a
+ * wrong position shows, whatever the simulator expects. */
 #include "batch/driver.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kWrongGuess = 1;
 
-/* Keys as the host makes them, without a hash: each list of tokens has one of its own. */
+/* Keys in place of the host's, without a hash: each list of tokens has its own key. */
 class Keys {
  public:
   explicit Keys(bool crowded) : crowded_(crowded) {}
@@ -45,7 +45,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
   uint32_t table = 1, most_samples = scenario.max_batch, max_rows = 0;
   for (uint32_t number : scenario.number) table = std::max(table, number + 1);
   std::vector<mpk_request> requests(table);
-  std::vector<uint32_t> holder(table, UINT32_MAX); /* the request that an entry of the table stands for */
+  std::vector<uint32_t> holder(table, UINT32_MAX); /* the request that holds an entry of the table */
   std::vector<mpk_event> events = {{1, 0, 0, MPK_EVENT_TERMINATION_TYPE, 0}, {1, 0, 0, MPK_EVENT_LAUNCH_DEPENDENT_TASKS, 0}, {1, 0, 0, MPK_EVENT_END_OF_TASK_GRAPH, 0}};
   std::vector<std::vector<uint64_t>> counters(scenario.graphs.size(), std::vector<uint64_t>(3 * MPK_COUNTER_STRIDE, 0));
   const uint32_t no_tasks[2] = {0, 0};
@@ -64,7 +64,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
     max_rows = std::max(max_rows, graph.rows);
     most_samples = std::max(most_samples, graph.samples);
   }
-  /* Room of each entry of the table: the longest that it gets. */
+  /* Room for each entry of the table: enough for its longest request. */
   const uint32_t token_room = 2 * scenario.max_seq_len + 40, output_room = 40;
   std::vector<int32_t> prompt_tokens(static_cast<size_t>(table) * token_room, -1);
   std::vector<mpk_page_key> page_keys(MPK_PAGE_KEYS(prompt_tokens.size(), scenario.page_size));
@@ -147,7 +147,8 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
   rank.batch_output = &output;
   rank.batch_private = batch_private.data();
 
-  /* The host's part: what an entry of the table has yielded, when it has ended; then the entry is free. */
+  /* The host's part: checks what an entry of the table has yielded once its request has ended; then the entry is
+   * free. */
   std::vector<bool> checked(count, false);
   auto drain = [&](uint32_t number) {
     const uint32_t r = holder[number];
@@ -190,7 +191,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
     ring[written++ % ring.size()] = mpk_admission{arrival.kind, number};
   };
 
-  /* What lies at each place of the cache: everything that led to it. */
+  /* Contents of each position of the cache: a hash of everything that led to it. */
   std::vector<uint64_t> cache(static_cast<size_t>(scenario.num_pages) * scenario.page_size, 0);
   std::vector<std::vector<uint64_t>> histories;
   for (uint32_t r = 0; r < count; ++r) histories.push_back(history_of(scenario.prompts[r], expected.tokens[r]));
@@ -205,19 +206,20 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
     while (written < (last ? scenario.log.size() : expected.steps[i].entries)) write_entry(scenario.log[written]);
     if (last) ring[written++ % ring.size()] = mpk_admission{MPK_STOP, 0};
     num_admissions = written;
-    /* As next_iteration does after an iteration has been published; or as the first batch step of a launch. */
+    /* As next_iteration does after it has published an iteration; otherwise as in the first batch step of a launch. */
     if (early) CHECK(mpk::decide(&rank), "decide");
     CHECK(mpk::batch_step(&rank, now, nullptr) == MPK_OK, "step %zu", i);
     CHECK(mpk::pages_consistent(&rank), "pages after step %zu", i);
     mpk::publish(&rank);
-    /* What the next iteration writes may be gone when the host gets its results. */
+    /* The next iteration's tasks may overwrite these before the host gets the results. */
     std::fill(per_sample[2].begin(), per_sample[2].end(), -5);
     std::fill(top_token.begin(), top_token.end(), -5);
     std::fill(top_logprob.begin(), top_logprob.end(), 5.0f);
     const std::vector<mpk_request_output> before = request_outputs;
     const uint32_t bell = control.bell, taken = output.entries_taken;
     mpk::hand_out(&rank);
-    /* The host is woken for what it may wait for: not for further tokens of a request that is wanted as a whole. */
+    /* The host is woken for results that it may wait for, but not for further tokens of a request that is wanted as
+     * a whole. */
     bool loud = output.entries_taken != taken;
     for (uint32_t n = 0; n < table; ++n) {
       const bool more = request_outputs[n].num_tokens != before[n].num_tokens;

@@ -1,4 +1,5 @@
-/* The batch step, driven as the workers and the host would, and compared with what is expected of it. */
+/* Drives the batch step as the workers and the host would, and compares the results with the expected
+ * ones. */
 #ifndef MPK_TEST_BATCH_DRIVER_H
 #define MPK_TEST_BATCH_DRIVER_H
 
@@ -11,7 +12,7 @@ struct Driven {
   uint64_t prefill_ns, decode_ns, prefill_iterations, decode_steps;
 };
 
-/* `early`: rank 0 decides after each iteration has been published, as while a kernel runs. */
+/* `early`: rank 0 decides after each iteration has been published, as it does while a kernel runs. */
 Driven drive(const Scenario& scenario, const Expected& expected, bool early);
 
 }  // namespace batch_test

@@ -21,7 +21,7 @@ Scenario random_scenario(uint64_t seed) {
   scenario.crowded = random.between(0, 3) == 0;
   for (uint32_t rows = 1; rows < scenario.max_batch; rows *= 2) scenario.graphs.push_back({rows, rows, rows});
   scenario.graphs.push_back({scenario.max_batch, scenario.max_batch, scenario.max_batch});
-  /* Room for guesses. */
+  /* Room for drafts. */
   const uint32_t most = scenario.max_batch + random.between(0, 12);
   scenario.graphs.push_back({most, scenario.max_batch, scenario.max_drafts != 0 ? most : scenario.max_batch});
   if (random.between(0, 1)) std::reverse(scenario.graphs.begin(), scenario.graphs.end());
@@ -32,7 +32,7 @@ Scenario random_scenario(uint64_t seed) {
   }
   const uint32_t count = random.between(0, 14);
   for (uint32_t r = 0; r < count; ++r) {
-    /* Now and then an empty prompt, one that can never fit, or no token wanted. */
+    /* Sometimes an empty prompt, one that can never fit, or no token wanted. */
     scenario.prompts.emplace_back(random.between(0, 20) == 0 ? 0 : random.between(1, scenario.max_seq_len + 2));
     if (random.between(0, 1)) scenario.prompts.back().resize(std::min<size_t>(scenario.prompts.back().size(), 5));
     for (int32_t& token : scenario.prompts.back()) token = static_cast<int32_t>(random.between(0, kVocabulary - 1));

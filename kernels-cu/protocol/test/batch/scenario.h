@@ -1,4 +1,4 @@
-/* What the batch step is tried with: requests that come and go, pages, graphs. */
+/* Inputs for the batch step: requests that come and go, pages, graphs. */
 #ifndef MPK_TEST_BATCH_SCENARIO_H
 #define MPK_TEST_BATCH_SCENARIO_H
 
@@ -16,7 +16,7 @@ struct GraphShape {
 };
 
 struct Arrival {
-  uint32_t step, kind, request; /* known to rank 0 before batch step number `step`, from 0 */
+  uint32_t step, kind, request; /* known to rank 0 before batch step `step`, from 0 */
 };
 
 struct Scenario {
@@ -26,9 +26,9 @@ struct Scenario {
   std::vector<GraphShape> graphs;
   std::vector<std::vector<int32_t>> prompts;
   std::vector<uint32_t> max_new;
-  std::vector<uint32_t> min_new; /* an end of sequence counts only after so many */
+  std::vector<uint32_t> min_new; /* an end of sequence counts only after this many new tokens */
   std::vector<bool> penalties;
-  std::vector<uint32_t> number; /* entry of the request table that the request has; used again after its end */
+  std::vector<uint32_t> number; /* entry of the request table that the request has; reused after its end */
   std::vector<Arrival> log;
   std::vector<int32_t> eos;
   uint64_t seed;
@@ -36,12 +36,13 @@ struct Scenario {
 
 Scenario random_scenario(uint64_t seed);
 
-/* What a request samples at a position: of its own history only. */
+/* The token that a request samples at a position; depends only on its own
+ * history. */
 inline int32_t sampled(uint32_t request, uint32_t position, int32_t token) {
   return static_cast<int32_t>((request * 7919u + position * 104729u + static_cast<uint32_t>(token) * 31u + 17u) % 1009u % kVocabulary);
 }
 
-/* What the lookup guesses to follow `token` at `position`: right for a while. */
+/* The drafts that follow `token` at `position`: right for a while. */
 inline std::vector<int32_t> guessed(const Scenario& scenario, uint32_t request, uint32_t position, int32_t token) {
   std::vector<int32_t> drafts;
   Random random(scenario.seed * 1000003 + request * 1009 + position);

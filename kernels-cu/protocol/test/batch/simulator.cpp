@@ -22,7 +22,7 @@ Expected simulate(const Scenario& scenario) {
   expected.cached.assign(count, 0);
   std::deque<uint32_t> waiting;
   std::map<uint32_t, Running> running;
-  std::vector<uint32_t> in_order; /* requests that ever ran, in the order of their first admission */
+  std::vector<uint32_t> in_order; /* requests that have run, in the order of their first admission */
   std::set<uint32_t> came;
   std::map<std::vector<int32_t>, Kept> cache;
   uint64_t clock = 0;
@@ -32,7 +32,7 @@ Expected simulate(const Scenario& scenario) {
     const size_t prompt = scenario.prompts[request].size();
     return prompt >= scenario.max_seq_len ? 0 : std::min<size_t>(scenario.max_new[request], scenario.max_seq_len - prompt);
   };
-  /* The tokens that lead to the end of page `index` of a prompt. */
+  /* The tokens up to the end of page `index` of a prompt. */
   auto up_to = [&](uint32_t request, size_t index) {
     const std::vector<int32_t>& prompt = scenario.prompts[request];
     return std::vector<int32_t>(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>((index + 1) * scenario.page_size));
@@ -163,7 +163,7 @@ Expected simulate(const Scenario& scenario) {
       rows += drafts;
       samples += drafts;
     }
-    /* The oldest take their pages from the youngest. */
+    /* The oldest requests take their pages from the youngest. */
     for (uint32_t request : in_order) {
       while (scenario.on_demand && running.count(request)) {
         Running& one = running[request];
@@ -235,7 +235,7 @@ Expected simulate(const Scenario& scenario) {
 
 void reuse_numbers(Scenario* scenario, Expected* expected) {
   const uint32_t count = static_cast<uint32_t>(scenario->prompts.size());
-  std::vector<size_t> last(count, 0), first(count, SIZE_MAX); /* steps */
+  std::vector<size_t> last(count, 0), first(count, SIZE_MAX); /* in steps */
   for (size_t i = 0; i < expected->steps.size(); ++i) {
     for (const auto& [_, share] : expected->steps[i].slots) last[share.request] = i;
   }
@@ -244,7 +244,7 @@ void reuse_numbers(Scenario* scenario, Expected* expected) {
     for (; entry < expected->steps[i].entries; ++entry) {
       const Arrival& arrival = scenario->log[entry];
       if (arrival.kind == MPK_ADMIT) first[arrival.request] = i;
-      else last[arrival.request] = std::max(last[arrival.request], i); /* its cancel has come */
+      else last[arrival.request] = std::max(last[arrival.request], i); /* its cancel has arrived */
     }
   }
   for (; entry < scenario->log.size(); ++entry) last[scenario->log[entry].request] = SIZE_MAX;

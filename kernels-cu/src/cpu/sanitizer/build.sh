@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the CPU kernels once more, with a call before each load and store, into one shared library:
+# Compiles the CPU kernels a second time, with a call before each load and store, into one shared
+# library:
 #   build.sh OUTPUT.so
 # Scalar code only: it has the same loops and addresses as the vector levels.
 set -euo pipefail
@@ -8,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 build="$out.build.$$"
 mkdir -p "$build"
 trap 'rm -rf "$build"' EXIT
-# May be several words, such as "ccache g++".
+# Possibly several words, such as "ccache g++".
 read -ra cxx <<<"${CXX:-c++}"
 flags=(-std=c++20 -g1 -fPIC -fno-math-errno -ffp-contract=off -fno-gnu-unique -Wno-psabi -Iinclude -Iprotocol -Isrc)
 watched=(-O1 -fsanitize=kernel-address)
@@ -18,7 +19,7 @@ if "${cxx[@]}" --version | grep -qi clang; then
 else
     watched+=(--param asan-instrumentation-with-call-threshold=0 --param asan-stack=0 --param asan-globals=0)
 fi
-# One entry for each task type, by the lines that register them.
+# One entry per task type, from the lines that register them.
 {
     echo '#include "mpk/abi.h"'
     echo 'namespace mpk::sanitizer { int checked(const char*, mpk_kernel_fn, const mpk_kernel_args*); }'

@@ -1,11 +1,11 @@
-// The region sanitizer: checks what a task's kernel really reads and writes against what the task declared.
+// The region sanitizer: compares the reads and writes of a task's kernel with those that the task declared.
 //
 // The kernels are compiled a second time with gcc's or clang's kernel address sanitizer, which calls a function
 // before each load and store (build.sh). Here these functions compare the address with the boxes of bytes of the
-// task's operands. Memory that no operand of the graph names (stacks, scratch, parameters) is not looked at.
+// task's operands. Memory that no operand of the graph names (stacks, scratch, parameters) is not checked.
 //
-// A store must lie in an output, or in an input that is declared to be written in place; a load in an input, or in
-// those bytes of an output that the task has written itself.
+// A store must be in an output, or in an input that is declared as written in place. A load must be in an input,
+// or in bytes of an output that the task itself has written.
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ namespace {
 
 enum Trust : uint32_t { ROWS_OF_SLOT = 0, PAGES_OF_SLOT = 1 };
 
-// An operand whose bytes are known at run time only; `lo` and `hi` count from the view's first element.
+// An operand whose bytes are known only at run time; `lo` and `hi` count from the view's first element.
 struct Declared {
   uint32_t trust, slot;
   uint32_t lo[MPK_MAX_DIMS], hi[MPK_MAX_DIMS];
@@ -44,18 +44,18 @@ std::unordered_map<const mpk_operand*, std::shared_ptr<const std::vector<Interva
   return all;
 }
 
-// Bytes `run` long at every index of up to four dimensions, widest stride first.
+// Runs of `run` bytes, one at every index of up to four dimensions, widest stride first.
 struct Box {
   uintptr_t start = 0, end = 0;
   uint64_t run = 0;
   uint32_t dims = 0;
   uint64_t count[MPK_MAX_DIMS], stride[MPK_MAX_DIMS];
   bool write = false;
-  // Pages of a slot: the cache's table of them, its pages, and which plane of them.
+  // For the pages of a slot: its page table, the number of its pages, and the plane within a page.
   const int32_t* pages = nullptr;
   uint32_t num_pages = 0, planes = 0, plane = 0;
 
-  // Bytes of the box that follow each other from `at` on, and before it; 0: it is not in the box.
+  // Number of adjacent bytes of the box from `at` on, and before it; 0: `at` is not in the box.
   uint64_t from(uintptr_t at, uint64_t* before) const {
     if (at < start || at >= end) return 0;
     uint64_t rest = at - start;
@@ -80,7 +80,7 @@ struct Box {
   }
 };
 
-// Ranges of bytes that were looked up lately. Kernels go through a few streams side by side.
+// Ranges of bytes that were looked up recently. Kernels read a few streams in parallel.
 template <uint32_t N> struct Known {
   uintptr_t first[N], end[N];
   uint32_t next = 0;
@@ -103,18 +103,18 @@ struct Task {
   const mpk_kernel_args* args = nullptr;
   std::vector<Box> boxes;
   std::shared_ptr<const std::vector<Interval>> memory;
-  // What it has written, a bit a byte, by 64 bytes.
+  // What the task has written: one bit per byte, in groups of 64 bytes.
   std::unordered_map<uintptr_t, uint64_t> written;
-  // The last of these: accesses go along rows.
+  // The last group used, because accesses go along rows.
   uintptr_t line = 0;
   uint64_t* bits = nullptr;
   Known<8> inputs, outputs;
-  // Addresses that nothing of the graph lies at.
+  // Addresses that hold nothing of the graph.
   Known<4> elsewhere;
   bool failed = false;
 };
 
-// Read at each access, so it must not take a call to find it in a library that is loaded late.
+// Read at each access, so it must be found without a call, also in a library that is loaded late.
 __attribute__((tls_model("initial-exec"))) thread_local Task* current = nullptr;
 
 bool view_box(const mpk_operand& o, const uint32_t* lo, const uint32_t* hi, int64_t shift, Box* box) {
@@ -161,7 +161,7 @@ void add_operand(Task* task, const mpk_operand& o, bool write) {
     const auto found = declared().find(&o);
     if (found != declared().end()) trust = &found->second;
   }
-  if (trust != nullptr && trust->slot >= batch->num_active) return; // the slot takes no part: nothing may be touched
+  if (trust != nullptr && trust->slot >= batch->num_active) return; // the slot is not active: nothing may be accessed
   if (trust != nullptr && trust->trust == PAGES_OF_SLOT) {
     if (!view_box(o, nullptr, nullptr, 0, &box)) return;
     const mpk_batch_config* config = args->rank->batch_config;
@@ -171,7 +171,7 @@ void add_operand(Task* task, const mpk_operand& o, bool write) {
     box.pages = batch->page_table + uint64_t{slot} * config->pages_per_slot;
     box.num_pages = std::min((tokens + config->page_size - 1) / config->page_size, config->pages_per_slot);
     if (write) {
-      // Pages before the new tokens are full, and other slots may have them too.
+      // Pages before the new tokens are full, and may be shared with other slots.
       const uint32_t full = std::min(static_cast<uint32_t>(batch->active_context[trust->slot]) / config->page_size, box.num_pages);
       box.pages += full;
       box.num_pages -= full;
@@ -189,14 +189,14 @@ void add_operand(Task* task, const mpk_operand& o, bool write) {
     memcpy(hi, trust->hi, sizeof(hi));
     lo[0] = static_cast<uint32_t>(batch->active_first_row[trust->slot]);
     hi[0] = lo[0] + static_cast<uint32_t>(batch->active_num_rows[trust->slot]);
-    // The invariant itself: no row belongs to two slots.
+    // The invariant: no row belongs to two slots.
     for (uint32_t a = 0; a + 1 < batch->num_active; ++a)
       if (batch->active_first_row[a] + batch->active_num_rows[a] > batch->active_first_row[a + 1]) task->failed = true;
     if (view_box(o, lo, hi, 0, &box)) task->boxes.push_back(box);
     return;
   }
   const mpk_rank* rank = args->rank;
-  // From this rank's memory to that rank's; the same where there is no other, or it can't be reached.
+  // From this rank's memory to the other rank's; no shift if there is no other rank, or it is out of reach.
   const auto shift = [&](uint32_t pe) {
     const bool other = rank->world > 1 && pe < rank->world && rank->sym[pe] != nullptr;
     return other ? static_cast<int64_t>(rank->sym[pe] - rank->sym[rank->rank]) : 0;
@@ -209,7 +209,7 @@ void add_operand(Task* task, const mpk_operand& o, bool write) {
   }
 }
 
-// The memory that operands of the graph name, on every rank that they can be reached at.
+// The memory that operands of the graph name, on every rank within reach.
 std::shared_ptr<const std::vector<Interval>> memory_of(const mpk_kernel_args* args) {
   const mpk_graph* graph = args->graph;
   const mpk_operand* first = graph->num_operands > 0 ? graph->operands : args->inputs;
@@ -232,7 +232,7 @@ std::shared_ptr<const std::vector<Interval>> memory_of(const mpk_kernel_args* ar
     }
   };
   for (uint64_t i = 0; i < count; ++i) add(first[i]);
-  if (count == 0) { // one task by hand
+  if (count == 0) { // a single hand-made task
     for (uint32_t i = 0; i < args->task->num_inputs; ++i) add(args->inputs[i]);
     for (uint32_t i = 0; i < args->task->num_outputs; ++i) add(args->outputs[i]);
   }
@@ -257,14 +257,14 @@ bool is_tracked(const Task& task, uintptr_t at) {
   return after != task.memory->begin() && at < std::prev(after)->second;
 }
 
-// Remembers the addresses around an untracked one up to the next tracked ones. All boxes lie in tracked memory.
+// Remembers the addresses around an untracked one, up to the next tracked ones. All boxes are in tracked memory.
 void note_elsewhere(Task* task, uintptr_t at) {
   const auto after = std::upper_bound(task->memory->begin(), task->memory->end(), Interval{at, UINTPTR_MAX});
   const uintptr_t from = after == task->memory->begin() ? 0 : std::prev(after)->second;
   task->elsewhere.add(from, after == task->memory->end() ? UINTPTR_MAX : after->first);
 }
 
-// Notes that bytes of outputs were written; for a read, whether all of them had been.
+// Marks bytes of outputs as written; for a read, returns whether all of them were.
 bool mark(Task* task, uintptr_t at, uint64_t bytes, bool write) {
   bool all = true;
   for (uint64_t i = 0; i < bytes;) {
@@ -307,9 +307,9 @@ void report(Task* task, uintptr_t at, uint64_t bytes, bool write, const char* wh
           args->task->args[2], write ? "writes" : "reads", static_cast<unsigned long long>(bytes), why, near);
 }
 
-// An access that none of the ranges known so far answers.
+// An access that none of the known ranges covers.
 __attribute__((noinline)) void look_up(Task* task, uintptr_t at, uint64_t bytes, bool write) {
-  current = nullptr; // what follows is not checked itself
+  current = nullptr; // the code below is not checked itself
   uintptr_t next = at;
   uint64_t rest = bytes;
   while (rest > 0) {
@@ -319,7 +319,7 @@ __attribute__((noinline)) void look_up(Task* task, uintptr_t at, uint64_t bytes,
       if (write && !box.write) continue;
       uint64_t start = 0;
       const uint64_t here = box.from(next, &start);
-      // An input first: an output may be read only where it was written.
+      // An input first: an output may be read only where it has been written.
       if (here > 0 && (by == nullptr || (by->write && !box.write))) {
         covered = here;
         before = start;
@@ -331,7 +331,7 @@ __attribute__((noinline)) void look_up(Task* task, uintptr_t at, uint64_t bytes,
       else note_elsewhere(task, next);
       break;
     }
-    // Of an output only what is written is known: a read of the same bytes may meet an input's.
+    // Only what has been written of an output is known: a read of the same bytes may belong to an input.
     if (write) task->outputs.add(next - before, next + covered);
     else if (!by->write) task->inputs.add(next - before, next + covered);
     covered = std::min(covered, rest);
@@ -350,7 +350,7 @@ inline void check(uintptr_t at, uint64_t bytes, bool write) {
   if (!write) {
     if (task->inputs.has(at, bytes)) return;
   } else if (task->outputs.has(at, bytes)) {
-    current = nullptr; // a new line takes memory, which is cleared by a checked memset
+    current = nullptr; // a new group allocates memory, which a checked memset clears
     mark(task, at, bytes, true);
     current = task;
     return;
@@ -360,14 +360,14 @@ inline void check(uintptr_t at, uint64_t bytes, bool write) {
 
 } // namespace
 
-// Runs `kernel`; MPK_ABORT_KERNEL where it touched what the task did not declare.
+// Runs `kernel`; MPK_ABORT_KERNEL if it accessed something that the task did not declare.
 int checked(const char* type, mpk_kernel_fn kernel, const mpk_kernel_args* args) {
   static thread_local Task task;
   task.type = type;
   task.args = args;
   task.failed = false;
   task.boxes.clear();
-  // Clearing takes as long as the largest task so far, unless it is given up.
+  // Clearing takes as long as for the largest task so far, so a large map is dropped instead.
   if (task.written.bucket_count() > 1024) task.written = {};
   else task.written.clear();
   task.bits = nullptr;
@@ -386,7 +386,8 @@ int checked(const char* type, mpk_kernel_fn kernel, const mpk_kernel_args* args)
 } // namespace sanitizer
 } // namespace mpk
 
-// Says what an operand stands for, before the run: `slot` is the active slot, the box counts from the view's start.
+// Declares before the run what an operand stands for: `slot` is the active slot, and the box counts from the view's
+// start.
 extern "C" void mpk_sanitizer_declare(const mpk_operand* operand, uint32_t trust, uint32_t slot, const uint32_t* lo,
                                       const uint32_t* hi) {
   using namespace mpk::sanitizer;
@@ -397,7 +398,7 @@ extern "C" void mpk_sanitizer_declare(const mpk_operand* operand, uint32_t trust
   declared()[operand] = entry;
 }
 
-// What was known of the `count` operands at this address is no longer so.
+// Forgets the declarations of the `count` operands at this address.
 extern "C" void mpk_sanitizer_forget(const mpk_operand* operands, uint64_t count) {
   using namespace mpk::sanitizer;
   std::unique_lock<std::shared_mutex> hold(lock);
@@ -406,7 +407,7 @@ extern "C" void mpk_sanitizer_forget(const mpk_operand* operands, uint64_t count
   for (uint64_t i = 0; i < count; ++i) declared().erase(operands + i);
 }
 
-// What the compiler calls before each access, and the linker in place of the functions that touch many bytes.
+// Called by the compiler before each access, and by the linker in place of functions that access many bytes.
 extern "C" {
 #define MPK_ACCESS(size)                                                                       \
   void __asan_load##size##_noabort(uintptr_t at) { mpk::sanitizer::check(at, size, false); }   \

@@ -29,7 +29,7 @@ struct Attention : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     Share& share = reinterpret_cast<Share*>(context.work())[context.warp];
     static_assert(kComputeWarps * sizeof(Share) <= Share::kShareBytes, "attention");
-    Share own = {}; /* of what is undefined on one path the registers would stay alive around all codes */
+    Share own = {}; /* a value that is undefined on one path would keep its registers alive through all kernel variants */
     const int found = find(context, own);
     if (context.lane == 0) share = own;
     __syncwarp();
@@ -50,7 +50,7 @@ struct Attention : TaskCode {
     }
   }
 
-  /* Streamed: the keys and values of earlier iterations, ahead of the task's events. */
+  /* Streamed: brings the keys and values of earlier iterations, ahead of the task's events. */
   static __device__ __forceinline__ bool load(Loader& loader) {
     if constexpr (kStreams) return stream(loader);
     else return true;
@@ -68,7 +68,7 @@ struct Attention : TaskCode {
     const mpk_operand& cache = slot.operands[3];
     const uint32_t pages_per_slot = Context::pages_per_slot();
     const uint32_t pages = (numbers.context + numbers.num_rows + PageSize - 1) / PageSize;
-    /* As in `find`; other faults end the run, and what is brought then does not matter. */
+    /* As in `find`. Other faults end the run, so it does not matter what is brought then. */
     if (numbers.num_rows == 0 || !OfStages::streams(numbers.num_rows * static_cast<uint32_t>(args[5])) || (cache.addr & 15) != 0 ||
         pages > pages_per_slot)
       return true;
@@ -85,7 +85,7 @@ struct Attention : TaskCode {
     const int32_t* const table = shared_state().batch.page_table + static_cast<uint64_t>(numbers.slot) * pages_per_slot;
     const uint32_t num_pages = cache.dims[0], kv_heads = cache.dims[1] / 2;
     constexpr uint32_t kRowBytes = Dim * sizeof(Element);
-    /* Entries of the page table are on their way for two pieces. */
+    /* Entries of the page table are in flight for two pieces. */
     uint32_t page = static_cast<uint32_t>(table[first / PageSize]);
     uint32_t next = static_cast<uint32_t>(table[(first + OfStages::kPiece < end ? first + OfStages::kPiece : first) / PageSize]);
     for (; first < end; first += OfStages::kPiece) {
@@ -114,12 +114,12 @@ struct Attention : TaskCode {
   static constexpr uint32_t kQueryBytes = kComputeWarps * Tile::kQueryElements * sizeof(Element);
   template <class Tile>
   static constexpr uint32_t kOutBytes = kComputeWarps * Tile::kQueries * (Share::kOutPitch + 2) * 4;
-  /* Results go where the queries were, if there is no room for both. */
+  /* If there is no room for both, results go where the queries were. */
   template <class Tile>
   static constexpr bool kOverlay = kFixedBytes + kQueryBytes<Tile> + kOutBytes<Tile> > kWorkBytes;
   template <class Tile>
   static constexpr bool kFits = kFixedBytes + kOutBytes<Tile> <= kWorkBytes && kFixedBytes + kQueryBytes<Tile> <= kWorkBytes;
-  /* Tiles of 16 queries: of one type only, the others' are not asked for. */
+  /* Whether there are tiles of 16 queries. Only 2-byte types have them; for others MmaTile must not be instantiated. */
   static constexpr bool kTwoTiles = [] {
     if constexpr (Dtype == MPK_F32 || Dim > 128) return false;
     else return kFits<attention::MmaTile<Dtype, Dim, PageSize, 2>>;
@@ -150,7 +150,7 @@ struct Attention : TaskCode {
     share.page_table = batch->page_table + static_cast<uint64_t>(numbers.slot) * pages_per_slot;
     const uint32_t total = share.context + share.rows;
     const uint32_t pages = (total + PageSize - 1) / PageSize;
-    /* Rows of the cache follow each other without gaps, so its start decides whether 16-byte loads are aligned. */
+    /* The rows of the cache have no gaps, so its start determines whether 16-byte loads are aligned. */
     if (share.heads == 0 || (cache.addr & 15) != 0 || share.first_row + share.rows > context.input(0).dims[0] ||
         pages > pages_per_slot || total > context.input(4).dims[0])
       return kImpossible;
@@ -160,7 +160,7 @@ struct Attention : TaskCode {
     if (share.last > total) share.last = total;
     share.first_new = share.first > share.context ? share.first : share.context;
     share.num_new = share.last > share.first_new ? share.last - share.first_new : 0;
-    /* Before anything is written. */
+    /* Checked before anything is written. */
 #pragma unroll 1
     for (uint32_t page = share.first / PageSize + context.thread; page * PageSize < share.last; page += kComputeThreads)
       if (static_cast<uint32_t>(share.page_table[page]) >= share.num_pages) context.fail(MPK_ABORT_KERNEL);
@@ -182,11 +182,11 @@ struct Attention : TaskCode {
     }
   }
 
-  /* `Joined` heads at once, each by as many warps. */
+  /* `Joined` heads at a time, with the same number of warps each. */
   template <class Tile, uint32_t Joined>
   static __device__ __forceinline__ int attend(Context& context, Share& share) {
     static_assert(kFits<Tile>, "the work area is too small for attention");
-    constexpr uint32_t kWarps = kComputeWarps / Joined; /* of a head */
+    constexpr uint32_t kWarps = kComputeWarps / Joined; /* per head */
     if constexpr (Joined > 1) {
       if (context.lane == 0) {
         share.in_views = context.warp / kWarps;
@@ -221,7 +221,7 @@ struct Attention : TaskCode {
       tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
       if (pass == 0) {
         rows.hint(context);
-        /* Of heads one after the other only the first waits. */
+        /* If heads are computed one after the other, only the first one waits. */
         if (Joined == Heads || share.in_views == 0) {
           const int code = context.wait_inputs(/*loads_under_way=*/!std::is_same<Tile, OfStages>::value);
           if (code != MPK_OK) return code;
@@ -248,7 +248,7 @@ struct Attention : TaskCode {
     return MPK_OK;
   }
 
-  /* By a warp: a query's result from those of the group's warps, which are `distance` rows apart. */
+  /* By one warp: combines a query's results from the group's warps, which are `distance` rows apart. */
   static __device__ __forceinline__ void join(const Context& context, const Share& share, uint32_t query, uint32_t warps, const float* out,
                                               const float* state, uint32_t distance) {
     const uint32_t lane = context.lane;

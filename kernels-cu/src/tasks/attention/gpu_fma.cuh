@@ -1,5 +1,5 @@
-/* Attention of a warp with multiply-adds, for f32: a tile of 4 queries against units of 32 keys. A lane computes the
- * scores of one key and holds, of the outputs, dimensions lane, lane + 32, ... */
+/* Attention of a warp with multiply-adds, for f32: a tile of 4 queries against units of 32 keys. A lane computes
+ * the scores of one key, and holds dimensions lane, lane + 32, ... of the outputs. */
 #pragma once
 
 #include "tasks/attention/gpu_share.cuh"
@@ -16,10 +16,10 @@ class FmaTile {
  public:
   static constexpr uint32_t kQueries = 4;
   static constexpr uint32_t kKeys = 32;
-  /* Of a tile in shared memory. */
+  /* Elements of a tile in shared memory. */
   static constexpr uint32_t kQueryElements = kQueries * Shares::kPadded;
 
-  /* Where element `d` of a tile's query `q` lies. */
+  /* Index of element `d` of a tile's query `q`. */
   static __device__ __forceinline__ uint32_t query_index(uint32_t q, uint32_t d) { return q * Shares::kPadded + d; }
 
   __device__ FmaTile(const Shares& share, uint32_t lane) : share_(share), lane_(lane) {}
@@ -37,7 +37,7 @@ class FmaTile {
     }
   }
 
-  /* Nothing is brought early. */
+  /* Nothing is fetched early. */
   __device__ __forceinline__ void fetch(uint32_t, uint32_t) {}
   __device__ __forceinline__ void fetch_rest(uint32_t, uint32_t) {}
 

@@ -1,19 +1,19 @@
 /* Attention of a warp on the tensor cores, for 2-byte types: a tile of 8 x NT queries against units of 16 keys.
  *
- * Keys and values go from memory to registers, 16 bytes a load, and never through shared memory. The two products are
+ * Keys and values go from memory to registers, 16 bytes per load, and never through shared memory. The two products are
  * (mma.m16n8k16, lane = 4 g + t)
  *
  *   scores [16 queries x 8 keys] = Q K^T, twice,      output^T [head_dim x 8 queries] += V^T [head_dim x 16 keys] P^T,
  *
  * and dimensions are permuted to the order in which a 16-byte load brings them:
  * - K, dimensions in chunks of 32: lane (g, t) loads dimensions 8t .. 8t+7 of keys g and 8+g. Words 2s and 2s+1 of a load
- *   are, side by side, a right side of step s: k = 2t, 2t+1 and k = 2t+8, 2t+9. Q lies in shared memory as fragments of
- *   the left side in this order (query_index).
+ *   together form a right operand of step s: k = 2t, 2t+1 and k = 2t+8, 2t+9. Q is in shared memory as fragments of the
+ *   left operand in this order (query_index).
  * - V, dimensions in chunks of 64: lane (g, t) loads dimensions 8g .. 8g+7 of keys 2t, 2t+1, 2t+8, 2t+9. Row g of
- *   tile j is dimension 8g + 2j, row g+8 is 8g + 2j + 1; pairs of keys come from byte permutations. So a lane ends
- *   with 8 outputs side by side.
- * The scores' accumulators hold keys 2t, 2t+1 of queries g and g+8, exactly the layout of the second product's right side.
- * Each probability enters it as a sum of two numbers of the 2-byte type, so that its rounding does not matter. */
+ *   tile j is dimension 8g + 2j, row g+8 is 8g + 2j + 1; byte permutations form pairs of keys. So a lane ends with 8
+ *   adjacent outputs.
+ * The scores' accumulators hold keys 2t, 2t+1 of queries g and g+8, which is exactly the layout of the second product's right
+ * operand. Each probability enters that product as a sum of two numbers of the 2-byte type, so its rounding does not matter. */
 #pragma once
 
 #include <utility>
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t packed(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&pair);
   }
 }
-/* What `pair`, packed(low, high), left of the two. */
+/* What remains of the two numbers after `pair` = packed(low, high). */
 template <uint32_t Dtype>
 __device__ __forceinline__ uint32_t packed_rest(uint32_t pair, float low, float high) {
   const float2 kept = Dtype == MPK_BF16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair))
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32_t packed_rest(uint32_t pair, float low, float 
   return packed<Dtype>(low - kept.x, high - kept.y);
 }
 
-/* To about 2^-22; 0 for -infinity. */
+/* Relative error about 2^-22; 0 for -infinity. */
 __device__ __forceinline__ float fast_exp(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
@@ -69,19 +69,20 @@ class MmaTile {
   static constexpr uint32_t kValueChunks = (Dim + 63) / 64;
 
  private:
-  /* Keys and values of the next unit are on their way while this one is computed. A larger tile has no registers for that:
-   * there values take the place of the keys, and the next keys theirs. */
+  /* Keys and values of the next unit are in flight while this unit is computed. A larger tile has no registers for
+   * that: there the values replace the keys, and the next keys replace the values. */
   using ValueChunks = std::make_integer_sequence<uint32_t, kValueChunks>;
   static constexpr bool kHoldValues = Dim * NT <= 128;
 
  public:
   static constexpr uint32_t kQueries = 8 * NT;
   static constexpr uint32_t kKeys = 16;
-  /* Of a tile in shared memory. */
+  /* Elements of a tile in shared memory. */
   static constexpr uint32_t kQueryElements = 16 * Shares::kPadded;
 
-  /* Where element `d` of a tile's query `q` lies: for each step of 16 dimensions the lanes' fragments, side by side. Rows
-   * of the products that stand for no query hold anything: rows, and columns of the second product, do not mix. */
+  /* Index of element `d` of a tile's query `q`: for each step of 16 dimensions, the lanes' fragments are adjacent.
+   * Rows of the products without a query may hold anything, because rows, and columns of the second product, do not
+   * mix. */
   static __device__ __forceinline__ uint32_t query_index(uint32_t q, uint32_t d) {
     const uint32_t step = d / 32 * 2 + d % 8 / 4, owner = q % 8 * 4 + d % 32 / 8;
     return (step * 32 + owner) * 8 + (d % 4 / 2 * 2 + q / 8) * 2 + d % 2;
@@ -89,7 +90,7 @@ class MmaTile {
 
   __device__ MmaTile(const Shares& share, uint32_t lane) : share_(share), lane_(lane), g_(lane / 4), t_(lane % 4) {}
 
-  /* `queries`: the tile in shared memory. `last`: where the keys end that any of them sees. */
+  /* `queries`: the tile in shared memory. `last`: end of the keys that any of its queries sees. */
   __device__ __forceinline__ void start(const Element* queries, uint32_t first_query, uint32_t last) {
     queries_ = queries;
     first_query_ = first_query;
@@ -105,7 +106,8 @@ class MmaTile {
     load_keys(of_keys);
     if constexpr (kHoldValues) load_values(of_values, ValueChunks());
   }
-  /* The rest of a unit that `fetch` brought below `from`: new rows, after the barrier that follows their writers. */
+  /* The rest of a unit whose part below `from` was brought by `fetch`: new rows, after the barrier that follows
+   * their writers. */
   __device__ __forceinline__ void fetch_rest(uint32_t begin, uint32_t from) {
     if (begin + kKeys <= from || begin >= last_) return;
     if (!share_.kept()) return fetch(begin, last_);
@@ -123,7 +125,7 @@ class MmaTile {
     }
   }
 
-  /* All units from `begin`, which is fetched, to the end, `step` positions apart. */
+  /* Computes all units from `begin`, which has been fetched, to the end, `step` positions apart. */
   __device__ __forceinline__ void run(uint32_t begin, uint32_t step) {
     clear();
     if (begin >= last_) return;
@@ -150,7 +152,8 @@ class MmaTile {
     }
   }
 
-  /* This warp's results to shared memory: `out` kQueries rows of kOutPitch, and maximum and sum of each. */
+  /* Stores this warp's results in shared memory: `out` has kQueries rows of kOutPitch, `state` the maximum and sum
+   * of each. */
   __device__ __forceinline__ void store(float* out, float* state) {
 #pragma unroll
     for (uint32_t n = 0; n < NT; ++n) {
@@ -174,7 +177,7 @@ class MmaTile {
   }
 
  protected:
-  /* No keys yet. */
+  /* Resets the state to no keys. */
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (uint32_t n = 0; n < NT; ++n) {
@@ -190,13 +193,13 @@ class MmaTile {
         for (uint32_t e = 0; e < 4; ++e) out_[i][n][e] = 0.0f;
   }
 
-  /* Where the keys of the unit at `begin` lie: in lane i (and i + 16) that of key i. */
+  /* The cache rows of the unit's keys, starting at `begin`: lane i (and i + 16) has the row of key i. */
   __device__ __forceinline__ uint32_t row_at(uint32_t begin, uint32_t limit) {
     return share_.row_at(begin + lane_ % kKeys, limit);
   }
 
-  /* Elements d + Offset .. d + Offset + 7 of a row at `from` = its element d; zeros past its end and where it is not
-   * valid. */
+  /* Elements d + Offset .. d + Offset + 7 of a row; `from` points to its element d. Zeros past the row's end, and
+   * if it is not valid. */
   template <uint32_t Offset>
   static __device__ __forceinline__ void load8(uint4& to, const Element* from, bool valid, uint32_t d) {
     if constexpr (Dim % 8 == 0) {
@@ -214,7 +217,7 @@ class MmaTile {
     asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; mov.u32 %0,0; @p ld.global.u32 %0,[%1+%3];}"
                  : "=&r"(to) : "l"(from), "r"(static_cast<uint32_t>(valid)), "n"(Offset * 2));
   }
-  /* From the kept rows, if `position` is one of them. Behind the end of a row of an odd size lies nothing to read. */
+  /* From the kept rows, if `position` is one of them. Nothing may be read past the end of a row of an odd size. */
   __device__ __forceinline__ void load_kept(uint4& to, const Element* kept, uint32_t position, uint32_t from, uint32_t d) {
     if (position < from || position >= last_ || d >= Dim) return;
     const uint32_t* words = reinterpret_cast<const uint32_t*>(kept + (position - share_.first_new) * Shares::kPadded + d);
@@ -228,8 +231,8 @@ class MmaTile {
     }
   }
 
-  /* Shuffles come before all loads: ptxas may put a way for diverged warps next to each, and where the ways meet again it
-   * would move what was loaded. */
+  /* Shuffles come before all loads: ptxas may put a path for diverged warps next to each shuffle, and where the paths
+   * meet again it would move the loaded data. */
   __device__ __forceinline__ void key_rows(uint32_t (&rows)[2], uint32_t row) const {
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j) rows[j] = __shfl_sync(0xFFFFFFFFu, row, g_ + 8 * j);
@@ -266,9 +269,9 @@ class MmaTile {
     load_values(rows, ValueChunks());
   }
 
-  /* s[j]: of keys 8j .. 8j+7. */
+  /* s[j] has the scores of keys 8j .. 8j+7. */
   __device__ __forceinline__ void scores(float (&s)[2][4]) {
-    /* Odd steps apart from even ones: two shorter chains of products that wait for each other. */
+    /* Odd steps are separate from even ones: two shorter chains of dependent products. */
     float odd[2][4];
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j)
@@ -291,7 +294,7 @@ class MmaTile {
       for (uint32_t e = 0; e < 4; ++e) s[j][e] += odd[j][e];
   }
 
-  /* Scores to exp(score - maximum so far); rescales what was summed under the old maximum. */
+  /* Turns scores into exp(score - maximum so far), and rescales the sums made under the old maximum. */
   __device__ __forceinline__ void probabilities(uint32_t begin, uint32_t all_see, float (&s)[2][4]) {
     const bool masked = begin + kKeys > all_see;
     float factor[NT];
@@ -367,7 +370,7 @@ class MmaTile {
   const uint32_t lane_, g_, t_;
   const Element* queries_ = nullptr;
   uint32_t first_query_ = 0, last_ = 0, row_ = kNoRow;
-  /* Of query 8n + g; the sum only of this lane's keys. */
+  /* For query 8n + g; the sum covers only this lane's keys. */
   uint32_t limit_[NT];
   float max_[NT], sum_[NT];
   float out_[kValueChunks * 4][NT][4];

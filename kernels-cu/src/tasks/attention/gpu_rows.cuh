@@ -1,4 +1,4 @@
-/* Norm and rope of queries and new keys, and the new rows of the cache. */
+/* Norm and rope of queries and new keys, and new rows of the cache. */
 #pragma once
 
 #include "tasks/attention/gpu_share.cuh"
@@ -7,8 +7,9 @@ namespace mpk {
 namespace gpu {
 namespace attention {
 
-/* The warps of a head prepare a list of rows in turn: `appended` new keys, then the queries from `first_query` on. A warp
- * prepares several at a time, so that their loads overlap. `Heads`: each has as many warps. */
+/* The warps of a head process a list of rows in turn: `appended` new keys, then the queries from `first_query` on. A
+ * warp processes several at a time, so that their loads overlap. Each of the `Heads` heads has the same number of
+ * warps. */
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, uint32_t Heads>
 class Rows {
   using Shares = Share<Dtype, Dim, PageSize>;
@@ -21,14 +22,14 @@ class Rows {
  public:
   __device__ explicit Rows(const Shares& share) : share_(share) {}
 
-  /* The list of a pass. */
+  /* Sets the list of a pass. */
   __device__ __forceinline__ void start(uint32_t appended, uint32_t first_query, uint32_t queries) {
     appended_ = appended;
     first_query_ = first_query;
     count_ = appended + queries;
   }
 
-  /* Before the task's events: brings rope and norm weights of the warp's first rows near. */
+  /* Before the task's events: prefetches rope and norm weights of the warp's first rows. */
   __device__ __forceinline__ void hint(const Context& context) const {
     const uint32_t at = context.warp % kWarps + context.lane / 4 % kBatch * kWarps;
     if (at < count_)
@@ -37,8 +38,8 @@ class Rows {
       for (uint32_t d = 0; d < Dim; d += 128 / sizeof(Element)) prefetch(reinterpret_cast<const Element*>(context.input(5 + context.lane).addr) + d);
   }
 
-  /* Queries end in shared memory at `queries`, tile by tile as `Tile` wants them, keys in the cache and, where they are
-   * kept, in shared memory. */
+  /* Queries go to shared memory at `queries`, tile by tile in the order of `Tile`. Keys go to the cache and, if they
+   * are kept, to shared memory. */
   template <class Tile>
   __device__ __forceinline__ void prepare(const Context& context, float eps, Element* queries) const {
     float query_weight[2 * kPairs], key_weight[2 * kPairs];
@@ -88,7 +89,7 @@ class Rows {
     }
   }
 
-  /* Copies the new values to the cache and, where they are kept, to shared memory. */
+  /* Copies the new values to the cache and, if they are kept, to shared memory. */
   __device__ __forceinline__ void append_values(const Context& context) const {
     const mpk_operand& view = context.input(2);
     constexpr uint32_t kWide = Dim * sizeof(Element) % 16 == 0 ? 16 / sizeof(Element) : 1;
@@ -98,7 +99,7 @@ class Rows {
   }
 
  private:
-  /* Element i of a lane: first halves of the pairs, then second halves; Dim where there is none. */
+  /* Element i of a lane: first halves of the pairs, then second halves; Dim if there is none. */
   static __device__ __forceinline__ uint32_t dim_at(uint32_t lane, uint32_t i) {
     const uint32_t pair = lane + i % kPairs * 32;
     return pair < kHalf ? pair + i / kPairs * kHalf : Dim;
@@ -117,7 +118,7 @@ class Rows {
     return row_of<const Element>(context.input(0), share_.first_row + query / share_.heads) + (share_.in_views * share_.heads + query % share_.heads) * Dim;
   }
 
-  /* `turn`: the cosines of the pairs, then their sines. */
+  /* `turn`: the cosines of the pairs, then the sines. */
   template <class Tile>
   __device__ __forceinline__ void finish(const Context& context, Element* queries, uint32_t at, uint32_t page,
                                          const float (&x)[2 * kPairs], const float (&turn)[2 * kPairs]) const {
@@ -141,12 +142,12 @@ class Rows {
         if (row != kNoRow) share_.key(row)[d] = rounded[h];
       }
     }
-    /* The products go over whole chunks of 32. */
+    /* The products cover whole chunks of 32. */
     if (Dim % 32 != 0 && !is_key && Dim + context.lane < Shares::kPadded)
       tile[Tile::query_index(q, Dim + context.lane)] = Number<Dtype>::from_f32(0.0f);
   }
 
-  /* The last warps first: the first ones have rows to prepare. */
+  /* Starts with the last warps, because the first ones have rows to prepare. */
   template <uint32_t Wide, typename Piece>
   __device__ __forceinline__ void copy_values(const Context& context, const mpk_operand& view) const {
     constexpr uint32_t kPieces = Dim / Wide;

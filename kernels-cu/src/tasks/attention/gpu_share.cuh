@@ -11,7 +11,8 @@ namespace attention {
 
 /* Number of a cache row, counted from the cache's start in rows of head_dim elements. */
 constexpr uint32_t kNoRow = 0xFFFFFFFFu;
-/* New keys and values of the share are kept in shared memory too, for the warps that wait for them, if there are at most this many. */
+/* If there are at most this many new keys and values in the share, they are also kept in shared memory, for the
+ * warps that wait for them. */
 constexpr uint32_t kKeptRows = 8;
 
 /* Row `row` of a view of `Element`s whose dimension 0 is rows. */
@@ -20,16 +21,16 @@ __device__ __forceinline__ Element* row_of(const mpk_operand& view, uint32_t row
   return reinterpret_cast<Element*>(view.addr) + static_cast<uint64_t>(row) * view.strides[0];
 }
 
-/* Hints: a line that is wanted soon. */
+/* Hint: this line is needed soon. */
 __device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-/* Each warp keeps its copy at the start of the work area: registers are for keys and values. */
+/* Each warp keeps its copy at the start of the work area, because registers are for keys and values. */
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize>
 struct alignas(16) Share {
   static_assert(Dim % 2 == 0 && Dim > 0 && Dim <= 256 && PageSize > 0, "attention");
   using Element = typename Number<Dtype>::Type;
 
-  /* Elements of a row in shared memory: whole chunks of 32. */
+  /* Elements per row in shared memory: whole chunks of 32. */
   static constexpr uint32_t kPadded = (Dim + 31) / 32 * 32;
   /* Floats between rows of results in shared memory. */
   static constexpr uint32_t kOutPitch = (Dim + 63) / 64 * 64 + 4;
@@ -37,7 +38,7 @@ struct alignas(16) Share {
   Element* pages;
   const int32_t* page_table; /* of the slot */
   uint32_t num_pages, kv_heads, kv_head;
-  uint32_t in_views; /* number of the head among those of the task */
+  uint32_t in_views; /* index of the head among those of the task */
   uint32_t first_row, rows, context, heads, queries; /* queries count row by row, and within a row head by head */
   uint32_t first, last;                              /* positions of the share */
   uint32_t first_new, num_new;                       /* new positions in it */
@@ -50,20 +51,21 @@ struct alignas(16) Share {
   __device__ __forceinline__ Element* new_values() const { return new_keys() + kKeptRows * kPadded; }
 
   __device__ __forceinline__ uint32_t position_of(uint32_t query) const { return context + query / heads; }
-  /* Where the keys end that a query sees of those before `end`. */
+  /* The end of the keys before `end` that a query sees. */
   __device__ __forceinline__ uint32_t keys_of(uint32_t query, uint32_t end) const {
     const uint32_t limit = position_of(query) + 1;
     return limit < end ? limit : end;
   }
 
-  /* The page of `position`, or what is no page from `limit` on. Apart from row_in, so that time may lie between the two. */
+  /* The page of `position`, or an invalid page from `limit` on. Separate from row_in, so that time may pass between
+   * the two. */
   __device__ __forceinline__ uint32_t page_at(uint32_t position, uint32_t limit) const {
     uint32_t page;
     asm volatile("{.reg .pred p; setp.lt.u32 p,%2,%3; mov.u32 %0,-1; @p ld.global.u32 %0,[%1];}"
                  : "=&r"(page) : "l"(page_table + position / PageSize), "r"(position), "r"(limit));
     return page;
   }
-  /* The row of the key at `position`, which lies in `page`; kNoRow where that is no page. */
+  /* The row of the key at `position`, which is in `page`; kNoRow if the page is invalid. */
   __device__ __forceinline__ uint32_t row_in(uint32_t page, uint32_t position) const {
     return page < num_pages ? (page * 2 * kv_heads + kv_head) * PageSize + position % PageSize : kNoRow;
   }

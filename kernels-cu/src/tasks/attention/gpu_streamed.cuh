@@ -26,23 +26,23 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
  public:
   using Base::kKeys;
   using Base::kQueries;
-  /* Positions of a piece. A warp has at most one unit of it. */
+  /* Positions per piece. A warp has at most one unit of a piece. */
   static constexpr uint32_t kWarps = kComputeWarps / Heads;
   static constexpr uint32_t kFitting = kStageBytes / kRowBytes / kKeys * kKeys, kMost = kFitting < kWarps * kKeys ? kFitting : kWarps * kKeys;
   static constexpr uint32_t kPiece = PageSize < kMost ? PageSize : kMost;
   /* Whether this form of the cache can be streamed. */
   static constexpr bool kPossible = Dtype != MPK_F32 && Dim % 64 == 0 && Dim <= 128 && kPiece > 0 && kPiece % kKeys == 0 &&
                                     PageSize % (kPiece > 0 ? kPiece : 1) == 0;
-  /* Whether a task with so many queries is streamed: loader and compute warps must agree. */
+  /* Whether a task with this number of queries is streamed: loader and compute warps must agree. */
   static constexpr __device__ __forceinline__ bool streams(uint32_t queries) { return queries <= kQueries; }
 
   __device__ StreamedTile(const Shares& share, uint32_t lane) : Base(share, lane) {}
 
-  /* Nothing is brought by the compute warps. */
+  /* The compute warps fetch nothing. */
   __device__ __forceinline__ void fetch(uint32_t, uint32_t) {}
   __device__ __forceinline__ void fetch_rest(uint32_t, uint32_t) {}
 
-  /* All units from `begin` on, `step` positions apart, and past all of the task's stages. */
+  /* Computes all units from `begin` on, `step` positions apart, and passes all of the task's stages. */
   __device__ __forceinline__ void run(uint32_t begin, uint32_t step) {
     this->clear();
     const uint32_t all_see = share_.keys_of(this->first_query_, last_);
@@ -51,16 +51,16 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
 #pragma unroll
     for (uint32_t i = 0; i < 2 * kKeyChunks; ++i) {
       const uint4 fragment = *reinterpret_cast<const uint4*>(this->queries_ + (i * 32 + lane_) * 8);
-      queries[i][0] = fragment.x, queries[i][1] = fragment.z; /* rows 8 to 15 stand for no query */
+      queries[i][0] = fragment.x, queries[i][1] = fragment.z; /* rows 8 to 15 have no query */
     }
     StageReader reader(lane_);
-    uint32_t piece = first, others = 2 * share_.in_views; /* stages before this head's of the piece, if that is below `end` */
+    uint32_t piece = first, others = 2 * share_.in_views; /* stages of the piece before this head's, if the piece is below `end` */
 #pragma unroll 1
     for (; begin < last_; begin += step) {
       for (; piece < end && piece + kPiece <= begin; piece += kPiece) others += 2 * Heads;
       const bool staged = begin < end;
       if (staged && !(pass(reader, others) && reader.wait())) return;
-      const bool whole = begin + kKeys <= end; /* of what the loader brought */
+      const bool whole = begin + kKeys <= end; /* whether the loader brought all of it */
       const uint32_t keys = reader.address() + (begin - piece) * kRowBytes;
       if (whole) load_keys<true>(keys, begin, end);
       else load_keys<false>(keys, begin, end);
@@ -83,7 +83,7 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
     pass(reader, others - 2 * share_.in_views);
   }
 
-  /* One thread, after the barrier that follows `run`: the next task's stages. */
+  /* By one thread, after the barrier that follows `run`: moves on to the next task's stages. */
   __device__ __forceinline__ void leave() const {
     const uint32_t end = share_.last < share_.context ? share_.last : share_.context;
     RingPlace place = peek(shared_state().next_stage);
@@ -94,7 +94,7 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
   }
 
  private:
-  /* Stages that this warp computes nothing of. */
+  /* Passes stages that this warp does not use. */
   static __device__ __forceinline__ bool pass(StageReader& reader, uint32_t stages) {
 #pragma unroll 1
     for (; stages != 0; --stages) {
@@ -104,7 +104,7 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
     return true;
   }
 
-  /* `Whole`: valid for sure. */
+  /* `Whole`: known to be valid. */
   template <bool Whole>
   static __device__ __forceinline__ void load(uint4& to, uint32_t address, bool valid) {
     if constexpr (Whole) {
@@ -117,7 +117,8 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
     }
   }
 
-  /* Of the unit at `begin`, which begins at `from` in a stage; positions from `end` on are kept rows. `Whole`: there are none. */
+  /* For the unit at `begin`, which starts at `from` in a stage; positions from `end` on are kept rows. `Whole`:
+   * there are none. */
   template <bool Whole>
   __device__ __forceinline__ void load_keys(uint32_t from, uint32_t begin, uint32_t end) {
 #pragma unroll

@@ -19,7 +19,7 @@ fn tensor(name: &str, dtype: DType, dims: &[u64], rows: Rows, role: Role, shardi
     Tensor { name: name.to_string(), dtype, dims: dims.to_vec(), rows, role, sharding, output: false }
 }
 
-/// Projections stand in as inputs that are split already.
+/// The projections are represented by inputs that are already split.
 fn graph(world: u32, target: &Target, active: u32, rows: u32) -> OpGraph {
     graph_of(world, target, active, rows, 16, json!({}))
 }
@@ -141,7 +141,7 @@ fn attention_then_norm() -> OpGraph {
 
 #[test]
 fn who_reads_rows_waits_for_the_rows_of_every_slot() {
-    // All rows may be one slot's: a row block of the norm needs every slot's attention.
+    // All rows may belong to one slot: a row block of the norm needs every slot's attention.
     for workers in [1, 4] {
         let target = Target::cpu(workers);
         let options = BuildOptions::new(1, target);
@@ -160,7 +160,7 @@ fn who_reads_rows_waits_for_the_rows_of_every_slot() {
             let triggers = |w: &&usize| graphs[0].tasks[**w].trigger.map(|e| e.index()) == Some(event);
             assert_eq!(writers.iter().filter(triggers).count(), writers.len());
         }
-        // A graph in which one slot's task no longer counts is refused.
+        // A graph in which one slot's task does not count is refused.
         let event = graphs[0].tasks[readers[0]].dependencies[0] as usize;
         graphs[0].tasks[writers[0]].trigger = Some(taskgraph::EventId::local(0, 2));
         graphs[0].events[event].num_triggers -= 1;
@@ -184,7 +184,7 @@ fn a_cache_that_is_declared_as_another_tensor_is_refused() {
     );
 }
 
-/// Graphs of many rows use the steps for them, on Hopper by themselves and elsewhere where they are told to.
+/// Graphs of many rows use the steps for many rows: on Hopper by default, elsewhere on request.
 #[test]
 fn graphs_of_many_rows_pass_the_verifier() {
     let device = |name| Target::cuda(taskgraph::target::device(name).unwrap());
@@ -225,7 +225,7 @@ fn graphs_of_many_rows_pass_the_verifier() {
     }
 }
 
-/// Keys and values come through the ring in graphs with as many slots as the knob says, and the tasks are the same.
+/// In graphs with as many slots as the knob says, keys and values come through the ring; the tasks are the same.
 #[test]
 fn the_knob_decides_which_graphs_are_streamed() {
     for (least, slots, streamed) in
@@ -254,7 +254,7 @@ fn the_knob_decides_which_graphs_are_streamed() {
 }
 
 #[test]
-fn prefill_is_refused_where_it_can_t_be() {
+fn prefill_is_refused_where_it_is_impossible() {
     let target = Target::cuda(taskgraph::target::device("a100").unwrap());
     let graph = graph_of(1, &target, 4, 256, 64, json!({"prefill": true}));
     let error = build_all(&graph, &registry(), &BuildOptions::new(1, target)).unwrap_err().to_string();

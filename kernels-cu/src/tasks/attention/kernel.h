@@ -6,7 +6,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 template <typename T>
 class Attention : SlotAttention<T> {
@@ -72,7 +72,7 @@ class Attention : SlotAttention<T> {
     this->prepare(src, params_.qk_norm ? &args_->inputs[norm_operand] : nullptr, params_.eps, args_->inputs[4], position);
   }
 
-  // Writes the new keys and values whose positions lie in the share.
+  // Writes the new keys and values whose positions are in the share.
   void append() {
     const uint32_t first = share_first_ > context_ ? share_first_ : context_;
     for (uint32_t position = first; position < share_last_; ++position) {

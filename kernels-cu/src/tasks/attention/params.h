@@ -6,13 +6,13 @@
 
 typedef struct mpk_attention_params {
   uint32_t head_dim;
-  uint32_t splits;   /* shares that a slot's positions are cut into */
-  uint32_t partial;  /* 1: the outputs are partial results, for attention_merge */
+  uint32_t splits;   /* number of shares into which a slot's positions are divided */
+  uint32_t partial;  /* 1: the outputs are partial results for attention_merge */
   uint32_t qk_norm;  /* 1: queries and keys go through rmsnorm over head_dim */
   float eps;         /* of that norm */
   float scale;       /* of the scores */
-  uint32_t streamed; /* 1: on GPUs the loader brings keys and values of earlier iterations, where the cache's form allows it */
-  uint32_t kv_heads; /* key-value heads of a task; on GPUs a power of two up to 8 */
+  uint32_t streamed; /* 1: on GPUs the loader brings keys and values of earlier iterations, if the cache's form allows it */
+  uint32_t kv_heads; /* key-value heads per task; on GPUs a power of two up to 8 */
 } mpk_attention_params;
 
 #endif

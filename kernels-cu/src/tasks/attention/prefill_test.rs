@@ -19,7 +19,7 @@ fn many_rows_equal_the_reference_over_head_shapes() {
     }
 }
 
-/// A decode row with a long context beside prompts: several tasks have a part of its keys.
+/// A decode row with a long context among prompts: several tasks have a part of its keys.
 #[test]
 fn long_contexts_are_dealt_to_many_tasks() {
     for (page_size, tasks) in [(1, 2), (16, 7), (64, 16), (64, 50)] {

@@ -13,7 +13,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 constexpr uint32_t BLOCK = 64;         // keys of a block
 constexpr uint32_t QUERIES = 64;       // (row, head) pairs that share a block's conversion to f32
@@ -57,7 +57,7 @@ MPK_INLINE void store_row(typename T::Element* dst, const float* src, uint32_t n
   }
 }
 
-// The slot and key-value head that a task works on.
+// The slot and key-value head of a task.
 template <typename T>
 class SlotAttention {
  protected:
@@ -71,7 +71,7 @@ class SlotAttention {
     page_size_ = cache.dims[2];
   }
 
-  // Reads rows, context and pages of active slot `active`. False: its positions exceed its pages.
+  // Reads rows, context and pages of active slot `active`. False if its positions exceed its pages.
   bool take_slot(uint32_t active) {
     const mpk_batch* batch = args_->batch;
     first_row_ = static_cast<uint32_t>(batch->active_first_row[active]);
@@ -148,8 +148,8 @@ class SlotAttention {
 
   uint32_t position_of(uint64_t query) const { return context_ + static_cast<uint32_t>(query / heads_); }
 
-  // `count` queries, counted row by row and within a row head by head.
-  // `query(i)` gives the i-th of them as elements; `write(i)` takes its result.
+  // `count` queries, counted row by row and within a row head by head. `query(i)` returns the
+  // elements of the i-th query; `write(i)` stores its result.
   template <typename Query, typename Write>
   void block(uint64_t first, uint32_t count, Query&& query, Write&& write) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -173,7 +173,7 @@ class SlotAttention {
     for (uint32_t i = 0; i < count; ++i) write(i);
   }
 
-  // The queries against the keys at positions [begin, end), which lie in one block.
+  // The queries against the keys at positions [begin, end), which are in one block.
   void keys(uint64_t first, uint32_t count, uint32_t begin, uint32_t end, bool direct) {
     // Earlier queries may end before this block.
     uint32_t start = 0;
@@ -196,7 +196,7 @@ class SlotAttention {
     }
     for (uint32_t i = start; i < count; ++i) probabilities(i, keys_of(first + i, begin, end));
     for (uint32_t i = start; i < count;) {
-      // Queries in groups; the keys that all of them see, then each one's own rest.
+      // Queries in groups: first the keys that all of them see, then the rest of each one.
       const uint32_t group = count - i < QUERY_TILE ? count - i : QUERY_TILE;
       const uint32_t common = keys_of(first + i, begin, end);
       values(i, group, begin, 0, common, direct);
@@ -208,7 +208,7 @@ class SlotAttention {
     }
   }
 
-  // How many of the keys at [begin, end) a query sees. A later query never sees fewer.
+  // Number of keys at [begin, end) that a query sees. A later query never sees fewer.
   uint32_t keys_of(uint64_t query, uint32_t begin, uint32_t end) const {
     const uint32_t limit = position_of(query) + 1;
     return (limit < end ? limit : end) - begin;

@@ -50,7 +50,7 @@ fn pages_of_all_sizes_and_splits_of_all_numbers() {
     }
 }
 
-/// Where heads of a rank have different numbers of query heads (12 heads of 4, 6 ranks), each has a task of its own.
+/// If heads of a rank have different numbers of query heads (12 heads of 4, 6 ranks), each has its own task.
 #[test]
 fn tasks_of_several_key_value_heads() {
     for (heads, kv_heads, world, most) in

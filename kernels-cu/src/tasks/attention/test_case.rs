@@ -1,4 +1,4 @@
-//! Made-up attention operators: run through the contract and the kernels, compared with the reference.
+//! Artificial attention operators, run through the contract and the kernels, and compared with the reference.
 
 use super::reference::{attend, prepare};
 use super::{kv_region_dims, kv_sharding, qkv_sharding};
@@ -24,9 +24,9 @@ pub(super) struct Case {
     /// (tokens in the cache, new rows) of each slot.
     pub(super) slots: Vec<(u32, u32)>,
     pub(super) world: u32,
-    /// The steps for many rows, dealt to this many workers.
+    /// The steps for many rows, divided among this number of workers.
     pub(super) prefill: Option<u32>,
-    /// Most key-value heads of a task, cut as for a GPU.
+    /// Maximum number of key-value heads per task, as on a GPU.
     pub(super) kv_heads_of_task: u32,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Slot {
     pub(super) values: Vec<Vec<Vec<f32>>>,
 }
 
-/// Made-up operands of a case; a token's values depend on (seed, slot, position) alone.
+/// Artificial operands of a case. A token's values depend only on (seed, slot, position).
 pub(super) struct Data {
     qkv: Vec<f32>,
     rope: Vec<f32>,
@@ -111,7 +111,7 @@ impl Case {
         qkv.resize(rows as usize * self.width(), f32::NAN);
         let pages_per_slot = max_seq.div_ceil(self.page_size);
         let num_pages = pages_per_slot * active + 1;
-        // Pages in an order of their own: a step that is coprime to the number of pages.
+        // Pages in a shuffled order: a step that is coprime to the number of pages.
         let step =
             (1..num_pages).rev().find(|s| gcd(*s, num_pages) == 1 && *s < num_pages / 2 + 1).unwrap_or(1);
         let page_table = (0..pages_per_slot * active).map(|i| (i * step % num_pages) as i32).collect();
@@ -156,7 +156,7 @@ impl Case {
         batch
     }
 
-    /// Where position `p` of active slot `a` lies in a cache with `kv` local heads.
+    /// Index of position `p` of active slot `a` in a cache with `kv` local heads.
     pub(super) fn cache_at(&self, data: &Data, a: usize, p: u32, kv: u32, head: u32, value: bool) -> usize {
         let slot = self.slots.len() - a;
         let page =
@@ -171,7 +171,7 @@ impl Case {
         attrs.as_object().unwrap().clone()
     }
 
-    /// Runs the operator on one rank; gives the output and the cache.
+    /// Runs the operator on one rank; returns the output and the cache.
     pub(super) fn run(&self, data: &Data, rank: u32) -> (TestTensor, TestTensor) {
         let registry = registry();
         let attention = registry.get("attention").unwrap();
@@ -344,7 +344,7 @@ impl Case {
                     assert_covered_once(&partition, i as u8, &dims);
                 }
             }
-            // Any order does: last first here.
+            // The order does not matter: last first here.
             for spec in partition.tasks.iter().rev() {
                 let mut task = TestTask {
                     params: partition.params.clone(),
@@ -377,7 +377,8 @@ impl Case {
         let queries = Split::Queries { heads: h, head_dim: 1 }.range(h, rank, self.world);
         let key_values = Split::KeyValues { heads: h, kv_heads: kv, head_dim: 1 }.range(kv, rank, self.world);
         let local_kv = (key_values.end - key_values.start) as u32;
-        // Half a unit in the last place of the act dtype, and what a query or key rounded the other way makes.
+        // Half a unit in the last place of the act dtype, plus the effect of a query or key that is rounded
+        // the other way.
         let (output_error, cache_error) = match self.dtype {
             DType::Bf16 => (2e-2, 1.0 / 128.0),
             DType::F16 => (3e-3, 1.0 / 1024.0),
@@ -439,7 +440,7 @@ impl Case {
         }
     }
 
-    /// On all ranks and levels; the levels give the same bits.
+    /// Checks all ranks and levels; the levels give the same bits.
     pub(super) fn verify(&self) {
         let data = self.data();
         for rank in 0..self.world {

@@ -1,13 +1,13 @@
 // The two products of attention in register tiles. The same operations in the same order compute every result,
-// whatever the tile: a score is 16 lane sums over head_dim, then added pairwise; an output element is one
-// chain of multiply-adds over the keys.
+// whatever the tile: a score is 16 lane sums over head_dim, which are then added pairwise; an output element
+// is one chain of multiply-adds over the keys.
 #pragma once
 
 #include "cpu/simd.h"
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 #if defined(MPK_SIMD_512)
 constexpr uint32_t QUERY_TILE = 4, VALUE_TILE = 4, DOT_TILE = 16;
@@ -26,7 +26,7 @@ MPK_INLINE void sum_tile(float* out, const F32x16 (&a)[16]) {
   const auto singles = [](__m512 x, __m512 y) {
     return _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xdd));
   };
-  // Four sums end in the four 128-bit lanes, so a[4 * lane + element] goes in at place 4 * element + lane.
+  // Four sums end up in the four 128-bit lanes, so a[4 * lane + element] enters at place 4 * element + lane.
   const auto four = [&](int element) {
     return quarters(halves(a[element].v, a[4 + element].v), halves(a[8 + element].v, a[12 + element].v));
   };
@@ -158,7 +158,7 @@ template <typename T, uint32_t NQ>
 MPK_INLINE void weighted_of(float* o, uint32_t dim, const float* p, uint32_t p_stride,
                             const typename T::Element* v, uint32_t keys) {
   uint32_t c = 0;
-  if constexpr (QUERY_TILE >= 4 && NQ <= 2) // whole rows of 128 values at once, so that they are read in order
+  if constexpr (QUERY_TILE >= 4 && NQ <= 2) // whole rows of 128 values at a time, so that they are read in order
     for (; c + 16 * 2 * VALUE_TILE <= dim; c += 16 * 2 * VALUE_TILE)
       weighted_tile<T, NQ, 2 * VALUE_TILE>(o + c, dim, p, p_stride, v + c, keys);
   for (; c + 16 * VALUE_TILE <= dim; c += 16 * VALUE_TILE)

@@ -6,7 +6,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 template <typename T>
 class AttentionAppend : SlotAttention<T> {

@@ -1,8 +1,8 @@
-/* Combines the partial results of attention's splits, for all rows of one active slot and the query heads of one
- * key-value head. Splits are taken in order; those without keys are left out.
+/* Combines the partial results of attention's splits, for all rows of one active slot and the query heads of
+ * one key-value head. Splits are taken in order; those without keys are skipped.
  *
- * Each warp has one piece of a query's values. First each of its lanes reads the state of one split.
- * Code this short is fetched before the values arrive. */
+ * Each warp has one piece of a query's values. First, each of its lanes reads the state of one split. The
+ * code is so short that it is fetched before the values arrive. */
 #pragma once
 
 #include "gpu/task.cuh"
@@ -14,7 +14,7 @@ namespace gpu {
 template <uint32_t OutDtype, uint32_t Dim>
 struct AttentionMerge : TaskCode {
   using Out = typename Number<OutDtype>::Type;
-  static constexpr uint32_t kMostSplits = 32; /* the folder's mod.rs takes no more */
+  static constexpr uint32_t kMostSplits = 32; /* mod.rs refuses more */
 
   static __device__ __forceinline__ int run(Context& context) {
     const int32_t* args = context.slot->task.args;
@@ -31,7 +31,7 @@ struct AttentionMerge : TaskCode {
 
     const mpk_operand& partial = context.input(0);
     const uint64_t strides = partial.strides[0] | partial.strides[1] | partial.strides[2];
-    /* Two values a lane where pairs of floats are aligned. */
+    /* Two values per lane if pairs of floats are aligned. */
     if (Dim % 2 == 0 && ((partial.addr | strides * 4) & 7) == 0) merge<2>(context, first_row, rows);
     else merge<1>(context, first_row, rows);
     return MPK_OK;
@@ -44,7 +44,7 @@ struct AttentionMerge : TaskCode {
     const uint32_t first_head = static_cast<uint32_t>(context.slot->task.args[1]);
     const uint32_t heads = static_cast<uint32_t>(context.slot->task.args[2]);
     const uint32_t splits = partial.dims[2], lane = context.lane;
-    constexpr uint32_t kPieces = (Dim + 32 * Width - 1) / (32 * Width); /* of a query, a warp's each */
+    constexpr uint32_t kPieces = (Dim + 32 * Width - 1) / (32 * Width); /* of a query; one per warp */
     constexpr uint32_t kAtOnce = 8;
 #pragma unroll 1
     for (uint32_t i = context.warp; i < rows * heads * kPieces; i += kComputeWarps) {

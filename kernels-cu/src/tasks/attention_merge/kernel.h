@@ -1,5 +1,5 @@
 // Combines the partial results of attention's splits, for all rows of one active slot and the query heads of
-// one key-value head. Splits are taken in order; those without keys are left out.
+// one key-value head. Splits are taken in order; those without keys are skipped.
 #pragma once
 
 #include "cpu/simd.h"
@@ -8,7 +8,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 MPK_INLINE void store_as(uint32_t dtype, uint8_t* p, F32x16 a) {
   if (dtype == MPK_BF16) to_bf16(reinterpret_cast<uint16_t*>(p), a);

@@ -1,14 +1,14 @@
 //! `attention_merge`: combines the partial results that `attention` with more than one split writes.
 //!
 //! Inputs: 0. [rows, heads, splits, head_dim] f32, sums of values weighted by exp(score - maximum). 1. [rows,
-//! heads, splits, 2] f32, that maximum and the sum of the weights; a sum of 0 stands for no key, and the values of
-//! such a split are not read. Output: [rows, heads head_dim].
+//! heads, splits, 2] f32, that maximum and the sum of the weights. A sum of 0 means that the split has no key;
+//! then its values are not read. Output: [rows, heads head_dim].
 //!
 //! Attributes: `heads`, `kv_heads`, `head_dim` (of all ranks), `splits`, and `dtype`, the act dtype. `attention`'s
-//! expansion makes it; its inputs are the rank's own, its output is split by heads.
+//! expansion creates it; its inputs are the rank's own, its output is split by heads.
 //!
-//! One task for each active slot a and local key-value head h: arguments `[a, first local query head, query heads,
-//! 0..]`. Rows of a slot are named by their row share (see [`super::attention`]).
+//! One task per active slot a and local key-value head h: arguments `[a, first local query head, query heads,
+//! 0..]`. Regions name rows of a slot by their row share (see [`super::attention`]).
 
 use crate::abi::{mpk_attention_merge_params, mpk_task_attention_merge, params_words};
 use crate::registry::{GpuSite, Registration};

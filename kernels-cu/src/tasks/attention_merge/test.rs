@@ -3,7 +3,7 @@ use crate::testing::{TestBatch, TestOp, TestTensor, assert_close, random_values}
 use serde_json::json;
 use taskgraph::DType;
 
-/// Two slots of two rows; splits without keys hold whatever the memory held.
+/// Two slots of two rows; splits without keys contain whatever was in memory.
 #[test]
 fn weighs_the_splits_that_have_keys() {
     let (rows, heads, splits, dim) = (5usize, 3usize, 4usize, 22usize);

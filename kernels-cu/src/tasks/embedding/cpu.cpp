@@ -4,7 +4,7 @@
 
 namespace {
 
-// Columns [first, first + n) of a row of a tiled table, as stored.
+// Columns [first, first + n) of a row of a tiled table, as they are stored.
 template <class Element>
 void gather(Element* out, const mpk_operand& table, uint64_t row, uint32_t first, uint32_t n) {
   const Element* tile = reinterpret_cast<const Element*>(table.addr) + row / 16 * 16 * table.strides[0];
@@ -27,7 +27,7 @@ extern "C" int mpk_task_embedding(const mpk_kernel_args* args) {
   const uint32_t first_column = static_cast<uint32_t>(args->task->args[0]);
   constexpr uint32_t BLOCK = 256;
   for (uint32_t row = 0; row < rows; ++row) {
-    // this rank adds 0 for a token of another rank, and for no token
+    // for a token of another rank, or no token, this rank adds 0
     const int64_t token = int64_t{args->batch->row_token[row]} - params->first_token;
     const bool here = token >= 0 && token < params->num_tokens;
     for (uint32_t column = 0; column < out.dims[1]; column += BLOCK) {

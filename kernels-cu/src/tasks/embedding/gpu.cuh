@@ -1,4 +1,4 @@
-/* Rows of a table in MPK_LAYOUT_FRAGMENT that belong to the iteration's tokens. */
+/* The rows of a table in MPK_LAYOUT_FRAGMENT for the iteration's tokens. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -21,7 +21,7 @@ struct Embedding : TaskCode {
     const uint32_t rows = context.rows_in_use(0, out.dims[0]), columns = out.dims[1];
     const uint32_t first_column = static_cast<uint32_t>(context.slot->task.args[0]);
     const auto* const values = reinterpret_cast<const typename Number<Table>::Type*>(table.addr);
-    /* Numbers whose loads are under way together. */
+    /* Numbers whose loads are in flight together. */
     constexpr uint32_t kBatch = 8;
     for (Walk walk(context.thread, rows, columns); walk.row < rows;) {
       uint32_t at_row[kBatch], at_column[kBatch];
@@ -36,7 +36,8 @@ struct Embedding : TaskCode {
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
         value[b] = 0.0f;
-        /* Of another rank's tokens, and of none, this rank's summand is 0. */
+        /* For another rank's tokens, and for no token, this rank's summand is
+         * 0. */
         if (token[b] >= 0 && token[b] < params.num_tokens)
           value[b] = Number<Table>::to_f32(values[fragment_index<Table>(static_cast<uint32_t>(token[b]), first_column + at_column[b], table.strides[0])]);
       }

@@ -1,6 +1,7 @@
 //! The look-up.
 
-/// Rows `tokens` of `table` [tokens, k]; zeros where `tokens` names none of them.
+/// Rows `tokens` of `table` [tokens, k]; zeros for a token that is not in the
+/// table.
 pub fn embedding(table: &[f32], k: usize, tokens: &[i32]) -> Vec<f64> {
     let mut out = Vec::with_capacity(tokens.len() * k);
     for token in tokens {

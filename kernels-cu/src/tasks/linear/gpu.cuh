@@ -1,4 +1,4 @@
-/* X times weight: mpk::gpu::Linear of gpu/linear.cuh, whose arguments say which member of the family it is. */
+/* X times weight: mpk::gpu::Linear of gpu/linear.cuh; the arguments select the member of the family. */
 #pragma once
 
 #include "gpu/linear.cuh"

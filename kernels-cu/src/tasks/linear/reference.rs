@@ -1,6 +1,6 @@
 //! The product in f64.
 
-/// `x` [rows, k] times `weight` [n, k], plus `bias` [n] and `residual` [rows, n] where given: [rows, n].
+/// `x` [rows, k] times `weight` [n, k], plus `bias` [n] and `residual` [rows, n] if given: [rows, n].
 pub fn linear(
     x: &[f32],
     weight: &[f32],

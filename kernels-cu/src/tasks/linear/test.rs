@@ -58,7 +58,7 @@ fn agrees_with_the_reference_on_odd_shapes_types_and_levels() {
     }
 }
 
-/// Bits must not depend on how many rows or columns are computed together.
+/// The bits must not depend on how many rows or columns are computed together.
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_a_batch() {
     let (rows, k, n) = (67u32, 130u32, 83u32);
@@ -138,7 +138,8 @@ fn pushed_words_reach_every_rank_with_their_tag() {
         }],
         scratch_bytes: partition.scratch_bytes,
     };
-    // The last time words are refreshed: all rows, though one is in use.
+    // The last epoch refreshes flagged words: all rows are pushed, although one
+    // is in use.
     for (epoch, used) in [(7, rows), (8, 1), (abi::MPK_FLAG_REFRESH_EPOCHS, 1)] {
         heaps.iter_mut().for_each(|heap| heap.bytes_mut().fill(0xff));
         let mut batch = TestBatch { epoch, flags: [161, 5], ..TestBatch::rows(used) };

@@ -1,5 +1,5 @@
-// Writes the rows in use of a view into the same view of a peer, or of the rank's own memory. The worker loop sends the
-// signal afterwards.
+// Writes the rows in use of a view into the same view of a peer, or into the rank's own memory. The worker loop sends
+// the signal afterwards.
 #include <cstring>
 
 #include "cpu/task.h"
@@ -8,7 +8,7 @@
 
 namespace {
 
-// Where the output lies in the rank's own memory, which need not be symmetric.
+// The output is in the rank's own memory, which need not be symmetric.
 constexpr int32_t OWN = -1;
 
 void copy_rows(uint8_t* to, uint64_t to_stride, const uint8_t* from, uint64_t from_stride, uint32_t rows, uint64_t bytes) {

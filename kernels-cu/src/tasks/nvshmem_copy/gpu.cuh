@@ -7,7 +7,8 @@
  * makes them earlier, so no fence is needed here. The source must not change until the data has left. That holds: a task
  * overwrites it only after the peer has used the signal, which arrives after the data.
  *
- * The source of a put over a network must lie in the symmetric heap or in memory given to nvshmemx_buffer_register. */
+ * The source of a put over a network must be in the symmetric heap, or in memory registered with
+ * nvshmemx_buffer_register. */
 #pragma once
 
 #include "gpu/task.cuh"
@@ -22,14 +23,14 @@ struct NvshmemCopy : TaskCode {
     int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
     if (code != MPK_OK) return code;
     const mpk_operand &from = context.input(0), &to = context.output(0);
-    const bool own = to.pe == -1; /* the output lies in the rank's own memory, which need not be symmetric */
+    const bool own = to.pe == -1; /* the output is in the rank's own memory, which need not be symmetric */
     if ((!own && (to.pe < 0 || static_cast<uint32_t>(to.pe) >= context.rank()->world)) || from.ndim != to.ndim || from.ndim == 0 || from.dtype != to.dtype) {
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
     const uint32_t pe = static_cast<uint32_t>(to.pe);
     const Shape shape(context, from);
-    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task is near it: 32 bits count rows and bytes, some beyond the end too */
+    if (static_cast<uint64_t>(shape.total) * shape.row_bytes >> 31 != 0) { /* no task comes close: rows and bytes, some past the end, are counted in 32 bits */
       context.fail(MPK_ABORT_KERNEL);
       return context.sync();
     }
@@ -46,9 +47,9 @@ struct NvshmemCopy : TaskCode {
   }
 
  private:
-  /* Rows of the last dimension, counted through the others; only those in use. */
+  /* Rows of the last dimension, counted through the other dimensions; only those in use. */
   struct Shape {
-    uint32_t rows, inner, total; /* in use of the second last dimension; of the second dimension of four; all */
+    uint32_t rows, inner, total; /* in use of the second last dimension; of the second of four dimensions; all */
     uint32_t row_bytes;
     __device__ __forceinline__ Shape(const Context& context, const mpk_operand& view) {
       row_bytes = view.dims[view.ndim - 1] * element_bytes(view.dtype);
@@ -58,7 +59,7 @@ struct NvshmemCopy : TaskCode {
     }
   };
 
-  /* A row's place in each dimension. */
+  /* A row's index in each dimension. */
   struct Place {
     uint32_t row, inner, outer;
     __device__ __forceinline__ Place(const Shape& shape, uint32_t r) {
@@ -69,7 +70,7 @@ struct NvshmemCopy : TaskCode {
     }
   };
 
-  /* Distances in bytes; of a dimension that the view does not have, 0. */
+  /* Distances in bytes; 0 for a dimension that the view does not have. */
   struct View {
     uint64_t addr, outer, inner, row;
     __device__ __forceinline__ explicit View(const mpk_operand& view) {
@@ -88,7 +89,8 @@ struct NvshmemCopy : TaskCode {
     const uint8_t* local = reinterpret_cast<const uint8_t*>(source.addr);
     constexpr uint32_t kBatch = 4;
     for (Walk walk(context.thread, shape.total, shape.row_bytes / sizeof(Piece)); walk.row < shape.total;) {
-      /* Set in any case: registers that are written on one path only would stay alive around all loops, of all codes. */
+      /* Always set: registers that are written on only one path would stay alive through all loops, of all kernel
+       * variants. */
       Piece piece[kBatch] = {};
       uint64_t at[kBatch] = {};
       bool valid[kBatch];
@@ -108,14 +110,14 @@ struct NvshmemCopy : TaskCode {
   }
 
 #if MPK_HOST_PROXY
-  /* Rows into frames, each by a warp: rows of one plane that follow each other, at most what one frame brings. The caller's barrier puts them
-   * before its signal, whose frame is begun after it. */
+  /* Puts rows into frames, one frame per warp: adjacent rows of one plane, as many as fit into a frame. The caller's barrier orders them
+   * before its signal, whose frame is begun afterwards. */
   static __device__ __noinline__ bool put_by_host(const Context& context, uint32_t pe, const Shape& shape, const View& source, const View& target, uint8_t* symmetric) {
     const mpk_rank* const rank = context.rank();
     constexpr uint32_t kMost = static_cast<uint32_t>(platform::kFramePayload);
     const uint32_t lane = threadIdx.x % 32, width = shape.row_bytes < kMost ? shape.row_bytes : kMost;
     if (shape.total == 0 || width == 0) return true;
-    /* For every warp something, where there is enough. */
+    /* Something for every warp, if there is enough. */
     const uint32_t share = (shape.rows + kComputeWarps - 1) / kComputeWarps, most = kMost / width, rows = share < most ? share : most;
     const uint32_t planes = shape.total / shape.rows, pieces = (shape.rows + rows - 1) / rows, columns = (shape.row_bytes + width - 1) / width;
     for (uint32_t unit = context.warp; unit < planes * pieces * columns; unit += kComputeWarps) {
@@ -161,7 +163,7 @@ struct NvshmemCopy : TaskCode {
     if (!put_by_host(context, pe, shape, source, target, symmetric)) context.fail(MPK_ABORT_PEER);
     return MPK_OK;
 #elif MPK_NVSHMEM
-    /* Over a dead link a put may never return (platform/gpu.h): none is begun after an abort. */
+    /* Over a dead link, a put may never return (platform/gpu_puts.h), so none is started after an abort. */
     if (__any_sync(0xFFFFFFFFu, platform::aborted(context.rank()))) return MPK_OK;
     for (uint32_t r = context.warp; r < shape.total; r += kComputeWarps) {
       const Place place(shape, r);

@@ -1,4 +1,5 @@
-/* Parameters of `nvshmem_copy`. args[0]: the first row of the view, among those of which some are in use. */
+/* Parameters of `nvshmem_copy`. args[0]: index of the view's first row within the tensor whose rows in
+ * use are counted. */
 #ifndef MPK_TASK_NVSHMEM_COPY_PARAMS_H
 #define MPK_TASK_NVSHMEM_COPY_PARAMS_H
 

@@ -5,7 +5,8 @@ use crate::testing::{
 use taskgraph::task_type::Access;
 use taskgraph::{DType, Region};
 
-/// A tensor that stands for symmetric memory of rank 0; rank 1's lies in `peer`, `OFFSET` bytes from its base.
+/// A tensor that represents symmetric memory of rank 0. Rank 1's copy is in `peer`, `OFFSET` bytes from its
+/// base.
 const OFFSET: u64 = 128;
 
 fn copy(dims: &[u32], region: Region, rows_kind: u32, batch: &mut TestBatch) -> (Vec<f32>, Vec<f32>, i32) {
@@ -40,7 +41,7 @@ fn rows_in_use_of_the_view_arrive_and_nothing_else() {
     for (dims, region) in [
         (vec![5, 40], Region::whole(&[5, 0]).with(1, 7, 30)),
         (vec![5, 40], Region::whole(&[5, 40])),
-        // A block of rows, of which those in use are counted from the tensor's first row.
+        // A block of rows; those in use are counted from the tensor's first row.
         (vec![5, 40], Region::whole(&[5, 0]).with(0, 2, 5).with(1, 7, 30)),
         (vec![5, 40], Region::whole(&[5, 0]).with(0, 3, 5).with(1, 7, 30)),
         (vec![3, 5, 8], Region::whole(&[0, 5, 8]).with(0, 1, 2)),

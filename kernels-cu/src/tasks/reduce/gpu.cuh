@@ -10,7 +10,7 @@ namespace gpu {
 
 namespace reduce {
 
-/* `Width` values, aligned to their size together where Width is above 1. */
+/* `Width` values, together aligned to their size if Width is above 1. */
 template <uint32_t Width>
 __device__ __forceinline__ void load_values(float (&v)[Width], const float* from) {
   if constexpr (Width == 4) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_values(float (&v)[Width], const float* from
   }
 }
 
-/* Relaxed, system scope: a word carries its own flag, and each of two is read whole. */
+/* Relaxed, system scope: a word carries its own flag, and each of two words is read in one access. */
 template <uint32_t Width>
 __device__ __forceinline__ void load_words(uint64_t (&words)[Width], const uint64_t* from) {
   if constexpr (Width == 2)
@@ -49,7 +49,7 @@ struct Reduce : TaskCode {
       if (aligned(context, columns, 2)) flagged<2>(context, rows, columns);
       else flagged<1>(context, rows, columns);
     } else {
-      /* A short tile spreads over more threads by itself. */
+      /* Single values spread a short tile over more threads. */
       if (rows * columns >= 4 * kComputeThreads && aligned(context, columns, 4)) plain<4>(context, rows, columns);
       else plain<1>(context, rows, columns);
     }
@@ -65,7 +65,7 @@ struct Reduce : TaskCode {
     const uint32_t columns = receive.dims[2], total = World * rows * columns;
     const uint64_t* words = reinterpret_cast<const uint64_t*>(receive.addr);
     constexpr uint32_t kBatch = 4;
-    /* From the end: the last rank's words and the last rows tend to come last. */
+    /* From the end: the last rank's words and the last rows usually arrive last. */
     for (uint32_t done = 0; done < total; done += 32 * kBatch) {
       uint64_t seen[kBatch];
 #pragma unroll
@@ -88,13 +88,13 @@ struct Reduce : TaskCode {
   static __device__ __forceinline__ const mpk_operand& receive(const Context& context) { return context.input(Flagged ? 0 : 1); }
   static __device__ __forceinline__ const mpk_operand& residual(const Context& context) { return context.input(Flagged ? 1 : 2); }
 
-  /* Whether `width` neighbours can be read and written at a time in all views. */
+  /* Whether `width` adjacent values can be read and written at a time in all views. */
   static __device__ __forceinline__ bool aligned(const Context& context, uint32_t columns, uint32_t width) {
     const uint32_t word = Flagged ? 8 : 4;
     const mpk_operand &in = receive(context), &out = context.output(0);
     uint64_t bits = in.addr | static_cast<uint64_t>(in.strides[0] | in.strides[1] | columns) * word;
     if constexpr (!Flagged) bits |= context.input(0).addr | static_cast<uint64_t>(context.input(0).strides[0]) * word;
-    /* The same in units of f32, to test it with the others. */
+    /* In the unit of f32, to be tested with the others. */
     if constexpr (Residual) bits |= residual(context).addr * (word / 4) | static_cast<uint64_t>(residual(context).strides[0]) * word;
     bits |= out.addr * (word / sizeof(Out)) | static_cast<uint64_t>(out.strides[0]) * word;
     return (bits & (width * word - 1)) == 0;
@@ -132,7 +132,7 @@ struct Reduce : TaskCode {
     const mpk_operand &own = context.input(0), &in = receive(context);
     const uint32_t self = context.params<mpk_reduce_params>().rank;
     const uint32_t pieces = columns / Width;
-    /* Pieces whose loads are under way together: a store in between would hold the next ones back. */
+    /* Pieces whose loads are in flight together: a store in between would hold the next ones back. */
     constexpr uint32_t kBatch = World <= 2 ? 4 : World <= 4 ? 2 : 1;
     for (Walk walk(context.thread, rows, pieces); walk.row < rows;) {
       float parts[kBatch][World][Width] = {}, rest[kBatch][Width] = {}; /* see nvshmem_copy/gpu.cuh: an undefined value stays alive */
@@ -175,7 +175,7 @@ struct Reduce : TaskCode {
       bool all = false;
 #pragma unroll 1
       for (uint32_t polls = 0; polls < kQuickPolls && !all && !kWithoutAllreduces; ++polls) {
-        /* All ranks' words are on their way before the first is tested. */
+        /* All ranks' words are in flight before the first one is tested. */
 #pragma unroll
         for (uint32_t r = 0; r < World; ++r) reduce::load_words<Width>(seen[r], words + static_cast<uint64_t>(r) * in.strides[0]);
         all = true;

@@ -6,12 +6,13 @@
 #include "cpu/task.h"
 #include "tasks/reduce/params.h"
 
-// Compiled once, for the baseline: the protocol's inline functions must not use a level's vector instructions.
+// Compiled once, for the baseline, because the protocol's inline functions must not use a level's vector
+// instructions.
 extern "C" int mpk_reduce_wait(const mpk_kernel_args* args, const uint64_t* words, uint32_t count);
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 MPK_INLINE void store_as(uint32_t dtype, uint8_t* p, F32x16 a) {
   if (dtype == MPK_BF16) to_bf16(reinterpret_cast<uint16_t*>(p), a);
@@ -26,8 +27,8 @@ MPK_INLINE float value_of(uint64_t word) {
   return value;
 }
 
-// The values of 16 flagged words; false if one lacks the tag `tag`, so that the caller has to wait for it.
-// A vector load reads each 8-byte lane whole, so a lane with the tag also has its value.
+// The values of 16 flagged words; false if one of them lacks the tag `tag`, so that the caller must wait
+// for it. A vector load reads each 8-byte lane in one access, so a lane with the tag also has its value.
 MPK_INLINE bool flagged16(const uint64_t* words, uint32_t tag, F32x16& values) {
 #if defined(MPK_SIMD_512) && !defined(__SANITIZE_THREAD__)
   const __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 8);

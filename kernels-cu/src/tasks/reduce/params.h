@@ -1,4 +1,5 @@
-/* Parameters of `reduce`. args[0]: the first row of the tile, among those of which some are in use. */
+/* Parameters of `reduce`. args[0]: index of the tile's first row within the tensor whose rows in
+ * use are counted. */
 #ifndef MPK_TASK_REDUCE_PARAMS_H
 #define MPK_TASK_REDUCE_PARAMS_H
 

@@ -6,7 +6,7 @@ use taskgraph::task_type::Access;
 use taskgraph::{DType, Region};
 
 const EPOCH: u32 = 0x4000_0001;
-/// The fourth of five flagged tensors: epoch x 5 + 3 has come round.
+/// The fourth of five flagged tensors: epoch x 5 + 3 has wrapped.
 const FLAGS: [u32; 2] = [5, 3];
 const TAG: u32 = EPOCH.wrapping_mul(5) + 3;
 
@@ -31,7 +31,7 @@ struct Operands {
 }
 
 impl Setup {
-    /// Tensors twice as wide as the tile, which lies in their right half.
+    /// Tensors twice as wide as the tile, which is in their right half.
     fn operands(&self) -> Operands {
         let (w, r, c) = (self.world as usize, self.rows as usize, self.columns as usize);
         let parts = random_values(u64::from(self.columns), w * r * 2 * c);
@@ -58,7 +58,7 @@ impl Setup {
                 word.copy_from_slice(&(u64::from(TAG) << 32 | u64::from(value.to_bits())).to_ne_bytes());
             }
         } else {
-            received[self.rank as usize * r * 2 * c..][..r * 2 * c].fill(f32::NAN); // the own slot is not read
+            received[self.rank as usize * r * 2 * c..][..r * 2 * c].fill(f32::NAN); // its own slot is not read
             receive = TestTensor::new(DType::F32, &dims, &received);
         }
         let out = TestTensor::poisoned(self.dtype, &dims[1..]);
@@ -162,7 +162,7 @@ fn waits_for_every_word_of_its_own_write() {
             let mut receive =
                 std::mem::replace(&mut operands.receive, TestTensor::poisoned(DType::F32, &[1]));
             let words = words(&mut receive);
-            // Words of the write before, some of which have the right value but for the tag.
+            // Words of the previous write; some of them have the right value with the wrong tag.
             let arriving: Vec<u64> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
             for word in words {
                 word.fetch_sub(1 << 32, Ordering::Relaxed);
@@ -183,7 +183,7 @@ fn waits_for_every_word_of_its_own_write() {
             });
             setup.check(&operands);
             assert_eq!(ready(), 1);
-            // One word of an older write is enough, or of a later one: its own would be lost.
+            // A single word of an older write is enough, or one of a later write: then its own was lost.
             let word = &words[37 + 2 * 37 * 2 + 5];
             for other in [-1i64, 1, -5, 5, i64::from(i32::MIN)] {
                 let tag = (i64::from(TAG) + other) as u32;
@@ -197,7 +197,7 @@ fn waits_for_every_word_of_its_own_write() {
     }
 }
 
-/// Rows that are not in use keep old tags, which must not come round.
+/// Rows that are not in use keep old tags, which must not recur after a wrap.
 #[test]
 fn all_rows_count_where_words_are_refreshed() {
     let setup = Setup {
@@ -213,7 +213,7 @@ fn all_rows_count_where_words_are_refreshed() {
     let mut operands = setup.operands();
     let task = setup.task(&mut operands);
     for (refresh, first_missing) in [(false, 1), (true, 0)] {
-        // One row in use; of the others no word has come.
+        // One row is in use; no word of the other rows has arrived.
         let epoch = if refresh { EPOCH - 1 } else { EPOCH };
         let tag = epoch.wrapping_mul(5) + 3;
         for (i, word) in words(&mut operands.receive).iter().enumerate() {
@@ -245,7 +245,8 @@ fn a_word_that_never_comes_ends_in_the_deadline() {
     assert_eq!(code, MPK_ABORT_DEADLINE as i32);
 }
 
-/// Of a block of rows those are summed that are in use: counted from the tensor's first row, not from the block's.
+/// In a block of rows, the rows in use are summed: they are counted from the tensor's first row, not from the
+/// block's.
 #[test]
 fn a_block_of_rows_counts_the_rows_before_it() {
     for (used, live) in [(1, 0), (2, 0), (3, 1), (4, 2), (9, 2)] {

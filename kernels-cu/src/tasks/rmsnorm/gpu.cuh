@@ -8,7 +8,7 @@
 namespace mpk {
 namespace gpu {
 
-/* enum mpk_dtype of x, weight and output. */
+/* X, Weight, Out: enum mpk_dtype of x, weight and output. */
 template <uint32_t X, uint32_t Weight, uint32_t Out>
 struct RmsNorm : TaskCode {
   static __device__ int run(Context& context) {
@@ -30,7 +30,7 @@ struct RmsNorm : TaskCode {
       }
 #pragma unroll
       for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
-      /* Rows take turns with two places: one barrier a row. */
+      /* Rows alternate between two places: one barrier per row. */
       float* const parts = sums + row % 2 * kComputeWarps;
       if (context.lane == 0) parts[context.warp] = squares;
       if (const int code = context.sync(); code != MPK_OK) return code;

@@ -5,7 +5,7 @@ use crate::tasks::rmsnorm::reference::rmsnorm;
 use crate::testing::rounded;
 use taskgraph::DType;
 
-/// As `rmsnorm`, then as `linear`; `dtype` is that of `weight`.
+/// As `rmsnorm`, then as `linear`; `dtype` is the weight's type.
 pub fn rmsnorm_linear(
     x: &[f32],
     norm: &[f32],

@@ -22,7 +22,8 @@ fn agrees_with_the_reference_and_gathers_samples() {
                     TestTensor::weight(dtype, &[n], &bias),
                 ]
             };
-            // a normed value on the edge between two of `dtype` may round either way
+            // a normed value halfway between two values of `dtype` may round either
+            // way
             let tolerance = 2.0 * rounding(dtype) + 4e-6;
             let results = on_all_levels(|| {
                 let op = TestOp::new("rmsnorm_linear", json!({ "output_dtype": "f32" }), rows).workers(2);
@@ -44,7 +45,7 @@ fn agrees_with_the_reference_and_gathers_samples() {
     }
 }
 
-/// The fused kernel and the two single ones must give the same bits.
+/// The fused kernel and the two separate ones must give the same bits.
 #[test]
 fn is_the_same_as_norm_then_linear() {
     let (rows, k, n) = (5u32, 130u32, 70u32);

@@ -5,7 +5,7 @@ use crate::tasks::silu_mul::reference::silu_mul;
 use crate::testing::rounded;
 use taskgraph::DType;
 
-/// `weight` [2n, k] and the output are of `dtype`.
+/// `weight` [2n, k] and the output have type `dtype`.
 pub fn rmsnorm_linear_silu_mul(
     x: &[f32],
     norm: &[f32],

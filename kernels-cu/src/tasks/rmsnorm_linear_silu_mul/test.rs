@@ -32,7 +32,7 @@ fn agrees_with_the_reference() {
     }
 }
 
-/// The fused kernel and the two single ones must give the same bits.
+/// The fused kernel and the two separate ones must give the same bits.
 #[test]
 fn is_the_same_as_the_product_then_the_gate() {
     let (rows, k, n) = (14u32, 130u32, 80u32);

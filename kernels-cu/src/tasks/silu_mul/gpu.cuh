@@ -9,7 +9,7 @@
 namespace mpk {
 namespace gpu {
 
-/* x through an activation. */
+/* Applies an activation to x. */
 __device__ __forceinline__ float activated(uint32_t activation, float x) {
   if (activation == MPK_ACTIVATION_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
   /* 2 sqrt(2 / pi) (x + 0.044715 x^3) */
@@ -17,7 +17,7 @@ __device__ __forceinline__ float activated(uint32_t activation, float x) {
   return silu(x);
 }
 
-/* enum mpk_dtype of gate, up and output. */
+/* Dtype: enum mpk_dtype of gate, up and output. */
 template <uint32_t Dtype>
 struct SiluMul : TaskCode {
   static __device__ int run(Context& context) {

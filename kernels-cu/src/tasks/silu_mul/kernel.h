@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 int silu_mul(const mpk_kernel_args* args) {
   const auto& params = *reinterpret_cast<const mpk_silu_mul_params*>(args->params);

@@ -3,10 +3,10 @@
 
 #include <stdint.h>
 
-/* What a gate goes through before it is multiplied. */
+/* The function that is applied to a gate before it is multiplied. */
 enum mpk_activation {
   MPK_ACTIVATION_SILU = 0,      /* x / (1 + e^-x) */
-  MPK_ACTIVATION_GELU_TANH = 1, /* x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): GELU by the tanh formula */
+  MPK_ACTIVATION_GELU_TANH = 1, /* x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): GELU with the tanh formula */
   MPK_ACTIVATION_GELU = 2,      /* x (1 + erf(x / sqrt(2))) / 2 */
 };
 

@@ -1,6 +1,6 @@
 //! The gate in f64.
 
-/// The error function, by its series.
+/// The error function, from its series.
 fn erf(x: f64) -> f64 {
     let a = x.abs();
     if a > 6.0 {
@@ -16,7 +16,7 @@ fn erf(x: f64) -> f64 {
     x.signum() * 2.0 / std::f64::consts::PI.sqrt() * (-a * a).exp() * sum
 }
 
-/// What a gate goes through.
+/// The function that is applied to a gate.
 pub fn activated(activation: &str, x: f64) -> f64 {
     match activation {
         "gelu" => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),

@@ -61,7 +61,7 @@ fn every_activation_agrees_with_its_definition() {
                 op.run(&mut inputs, &mut TestBatch::rows(rows)).unwrap()[0].data.bytes().to_vec()
             });
             for bytes in results {
-                // Where 1 + erf or 1 + tanh cancels, what is left is small against the value of the gate.
+                // If 1 + erf or 1 + tanh cancels, the result is small compared with the gate.
                 assert_close(
                     &decode(dtype, &bytes),
                     &expected,

@@ -5,7 +5,8 @@ use crate::tasks::silu_mul::reference::silu_mul;
 use crate::testing::rounded;
 use taskgraph::DType;
 
-/// As `silu_mul` over `k` columns, then as `linear`; `dtype` is that of `weight`.
+/// As `silu_mul` over `k` columns, then as `linear`; `dtype` is the weight's
+/// type.
 pub fn silu_mul_linear(
     gate_up: &[f32],
     weight: &[f32],

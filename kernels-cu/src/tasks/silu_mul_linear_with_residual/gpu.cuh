@@ -1,4 +1,5 @@
-/* Gated x times weight, plus residual: mpk::gpu::Linear of gpu/linear.cuh, whose arguments say which member of the family it is. */
+/* Gated x times weight, plus residual: mpk::gpu::Linear of gpu/linear.cuh; the arguments select the member of the
+ * family. */
 #pragma once
 
 #include "gpu/linear.cuh"

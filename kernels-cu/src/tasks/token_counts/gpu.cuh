@@ -1,4 +1,4 @@
-/* Counts the tokens that an iteration feeds to the model, for the penalties of the requests that have some. */
+/* Counts the tokens that an iteration feeds to the model, for requests with penalties. */
 #pragma once
 
 #include "gpu/task.cuh"
@@ -13,7 +13,7 @@ struct TokenCounts : TaskCode {
     if (code != MPK_OK) return code;
     const mpk_batch* batch = context.batch();
     if (batch->sampling == nullptr) return MPK_OK;
-    /* Mostly nobody has penalties: the lanes of a warp ask for all requests at once. */
+    /* Usually no request has penalties: the lanes of a warp check all requests at once. */
     bool any = false;
 #pragma unroll 1
     for (uint32_t a = context.lane; a < context.slot->num_active; a += 32)
@@ -32,7 +32,7 @@ struct TokenCounts : TaskCode {
       }
       uint32_t* row = reinterpret_cast<uint32_t*>(row_address(counts, active.slot));
       const uint32_t prompt = sampling->num_prompt_tokens;
-      /* A request begins at position 0, also one that begins again: what an earlier one left goes. */
+      /* A request starts at position 0, also when it restarts: clear the counts of the request before it. */
       if (active.context == 0) {
 #pragma unroll 1
         for (uint32_t i = context.thread; i < columns; i += kComputeThreads) row[i] = 0;
@@ -42,7 +42,7 @@ struct TokenCounts : TaskCode {
 #pragma unroll 1
       for (uint32_t r = context.thread; r < active.num_rows; r += kComputeThreads) {
         const uint32_t column = static_cast<uint32_t>(batch->row_token[active.first_row + r]) - first_token;
-        if (column >= columns) continue; /* another task's */
+        if (column >= columns) continue; /* belongs to another task */
         /* Several rows may have the same token. */
         if (static_cast<uint32_t>(batch->row_position[active.first_row + r]) < prompt) atomicOr(row + column, MPK_COUNT_IN_PROMPT);
         else atomicAdd(row + column, 1u);
