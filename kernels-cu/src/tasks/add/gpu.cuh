@@ -1,5 +1,4 @@
-/* An activation plus the residual stream, and further summands if there are any, for a column
- * tile. */
+/* An activation plus the residual stream, and more summands if there are any, for a column tile. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -10,17 +9,48 @@
 namespace mpk {
 namespace gpu {
 
-/* A: enum mpk_dtype of the activation; the other summands and the output are f32. */
+/* enum mpk_dtype of the activation; the other summands are f32. The output is that or, of the parts of a product, rounded. */
 template <uint32_t A, uint32_t Summands = 2>
 struct Add : TaskCode {
   static __device__ int run(Context& context) {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
     const uint32_t rows = context.rows_in_use(context.params<mpk_add_params>().rows_kind, out.dims[0]), columns = out.dims[1];
-    constexpr uint32_t kAtOnce = 4; /* loads in flight together: the output may alias an input, so a store in between would hold them back */
-    for (Walk walk(context.thread, rows, columns); walk.row < rows;) {
-      float a[kAtOnce], others[kAtOnce][Summands - 1];
-      float* to[kAtOnce];
+    if constexpr (A == MPK_F32) {
+      bool fours = in_fours(out);
+#pragma unroll
+      for (uint32_t s = 0; s < Summands; ++s) fours = fours && in_fours(context.input(s));
+      if (fours) {
+        sum<4>(context, rows, columns);
+        return MPK_OK;
+      }
+    }
+    sum<1>(context, rows, columns);
+    return MPK_OK;
+  }
+
+ private:
+  /* Four numbers at a time are aligned in all rows. */
+  static __device__ __forceinline__ bool in_fours(const mpk_operand& view) { return ((view.addr / 4 | view.strides[0] | view.dims[1]) & 3) == 0; }
+
+  template <uint32_t Width>
+  static __device__ __forceinline__ void take(const Context& context, uint32_t summand, uint32_t row, uint32_t column, float (&value)[Width]) {
+    const uint8_t* const from = row_address(context.input(summand), row);
+    if constexpr (Width == 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + column * 4);
+      value[0] = four.x, value[1] = four.y, value[2] = four.z, value[3] = four.w;
+    } else {
+      value[0] = summand == 0 ? Number<A>::to_f32(reinterpret_cast<const typename Number<A>::Type*>(from)[column]) : reinterpret_cast<const float*>(from)[column];
+    }
+  }
+
+  template <uint32_t Width>
+  static __device__ __forceinline__ void sum(const Context& context, uint32_t rows, uint32_t columns) {
+    const mpk_operand& out = context.output(0);
+    constexpr uint32_t kAtOnce = 4; /* loads that are on their way together: the output may be an input's memory */
+    for (Walk walk(context.thread, rows, columns / Width); walk.row < rows;) {
+      float value[kAtOnce][Summands][Width] = {};
+      uint8_t* to[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         to[i] = nullptr;
