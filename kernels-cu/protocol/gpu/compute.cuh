@@ -6,7 +6,7 @@
 namespace mpk {
 namespace gpu {
 
-__device__ inline void load_loop(uint32_t lane, bool prefetches) {
+__device__ inline void load_loop(uint32_t lane) {
 #if __CUDA_ARCH__ >= 900
   if (!elect_one()) return; /* one thread starts bulk copies */
   constexpr bool first = true;
@@ -14,7 +14,7 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
   const bool first = lane == 0;
 #endif
   Shared& shared = shared_state();
-  Loader loader(lane, prefetches);
+  Loader loader(lane);
   bool go_on = true;
   for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
@@ -30,10 +30,36 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #endif
     if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
-  if (prefetches) return;
   loader.drain();
   if constexpr (kCountsStreamed) {
     if (first) platform::store<platform::Scope::kSystem>(&shared.rank.status[blockIdx.x].streamed, loader.streamed(), platform::kRelaxed);
+  }
+}
+
+/* The prefetch warp: one thread warms the L2 cache with what the loader will bring, all lanes bring what bulk copies cannot. */
+__device__ inline void prefetch_loop(uint32_t lane) {
+  Shared& shared = shared_state();
+  Loader loader(lane, true);
+  bool go_on = true;
+  for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
+    while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
+    if (!__all_sync(0xFFFFFFFFu, go_on)) break;
+    const TaskSlot& slot = shared.slots[place.index];
+    if (slot.kind == kSlotStop) break;
+    loader.slot = &slot;
+    loader.slot_index = place.index;
+    loader.next_task();
+    if (slot.task.code != MPK_NO_CODE) {
+#if __CUDA_ARCH__ >= 900
+      if (elect_one()) go_on = load_code(slot.task.code, loader);
+      __syncwarp();
+      go_on = __all_sync(0xFFFFFFFFu, go_on) && bring_code(slot.task.code, slot);
+#else
+      go_on = load_code(slot.task.code, loader);
+      __syncwarp();
+#endif
+    }
+    if (lane == 0) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
 }
 

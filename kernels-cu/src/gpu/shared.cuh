@@ -63,6 +63,11 @@ struct alignas(128) Shared {
    * and to read back what was spilled takes a microsecond while the memory is busy. */
   RingPlace next_slot, next_stage, next_place;
   uint32_t wide_begun;           /* wide products that the compute warps have come to since the launch, wraps */
+  /* The ring of stages while the loader has lent it to the prefetch warp (warp_loader.cuh): where it stands, and how often it was
+   * lent and given back. */
+  RingPlace lent;
+  uint32_t lent_count, returned_count;
+  uint32_t bring_begun, brought; /* lists of what the prefetch warp is to bring: ready, and brought */
   uint64_t ready_ns;             /* timeline: of the task that runs; and what it waited for, see mpk_trace_record */
   uint32_t waited_for, peer_ns, page_ns;
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */

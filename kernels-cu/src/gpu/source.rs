@@ -97,6 +97,7 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
     };
     table("int", "run_code", "Context& context", "run(context)", "MPK_ABORT_KERNEL");
     table("bool", "load_code", "Loader& loader", "load(loader)", "true");
+    table("bool", "bring_code", "const TaskSlot& slot", "bring(slot)", "true");
     table(
         "bool",
         "ready_code",

@@ -24,10 +24,10 @@ namespace mpk {
 namespace prefill {
 
 constexpr uint32_t kTileRows = 128;
-constexpr uint32_t kTileKeys = 64;
-constexpr uint32_t kUnitKeys = 96;
+constexpr uint32_t kTileKeys = 128;
+constexpr uint32_t kUnitKeys = 160;
 /* No part of a unit is smaller, in tiles of keys: to write and join a part costs more than so many. */
-constexpr uint32_t kLeastTiles = 4;
+constexpr uint32_t kLeastTiles = 2;
 
 /* A slot of the iteration. */
 struct Slot {
