@@ -112,7 +112,7 @@ struct AttentionPrefill : TaskCode {
       uint32_t key = part->begin; /* tile of the scores */
       uint32_t buffer = 0;        /* of the queries */
       float scores[64] = {}, sums[Dim / 2] = {};
-      uint32_t weights[32] = {};
+      uint32_t weights[32];
       float highest[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
       uint32_t add = 0; /* 0: the sums are of an earlier unit */
       bool holds = false; /* the values before `taken` */
@@ -154,10 +154,12 @@ struct AttentionPrefill : TaskCode {
       hold(scores);
       give_back_keys(taken, lane);
       taken.at += kTileStages;
+      weigh(steps != 1 ? 2 * kTileStages : kTileStages);
+      /* No products are under way from one round to the next. If they were, ptxas would hold their weights' registers in the first round as
+       * well, where nothing has filled them: so from the kernel's start, through all tasks, which then spill. */
 #pragma unroll 1
       for (uint32_t step = 1; step < steps; ++step) {
         const bool last = __any_sync(0xFFFFFFFFu, key + 1 == part->end); /* of its unit */
-        weigh(2 * kTileStages);
         if (last) {
           queries_are_there();
           buffer ^= 1;
@@ -189,8 +191,8 @@ struct AttentionPrefill : TaskCode {
           highest[0] = highest[1] = -INFINITY;
           total[0] = total[1] = 0.0f;
         }
+        weigh(step + 1 != steps ? 2 * kTileStages : kTileStages);
       }
-      weigh(kTileStages);
       wait_turn(warpgroup);
       products_fence();
       begin_sums(sums, weights, taken, 0, add);
