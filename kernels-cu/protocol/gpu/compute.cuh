@@ -6,17 +6,19 @@
 namespace mpk {
 namespace gpu {
 
-__device__ inline void load_loop(uint32_t lane) {
+/* With bulk copies one thread starts them, otherwise all lanes call this. */
+__device__ __forceinline__ void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
-  if (!elect_one()) return; /* one thread starts bulk copies */
   constexpr bool first = true;
 #else
   const bool first = lane == 0;
 #endif
   Shared& shared = shared_state();
-  Loader loader(lane);
+  RingPlace place = {0, 0};
+  if (prefetches) place = peek(shared.prefetch_slot);
+  Loader loader(lane, prefetches, prefetches ? peek(shared.prefetch_count) : 0);
   bool go_on = true;
-  for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
+  for (; go_on; place.next<kSlots>()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
     if (!go_on) break;
     const TaskSlot& slot = shared.slots[place.index];
@@ -28,7 +30,15 @@ __device__ inline void load_loop(uint32_t lane) {
 #if __CUDA_ARCH__ < 900
     __syncwarp();
 #endif
+    if (!go_on) break;
     if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
+  }
+  if (prefetches) {
+    if (first) {
+      poke(shared.prefetch_slot, place);
+      poke(shared.prefetch_count, loader.count());
+    }
+    return;
   }
   loader.drain();
   if constexpr (kCountsStreamed) {
@@ -36,31 +46,30 @@ __device__ inline void load_loop(uint32_t lane) {
   }
 }
 
-/* The prefetch warp: one thread warms the L2 cache with what the loader will bring, all lanes bring what bulk copies cannot. */
-__device__ inline void prefetch_loop(uint32_t lane) {
-  Shared& shared = shared_state();
-  Loader loader(lane, true);
-  bool go_on = true;
-  for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
-    while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
-    if (!__all_sync(0xFFFFFFFFu, go_on)) break;
-    const TaskSlot& slot = shared.slots[place.index];
-    if (slot.kind == kSlotStop) break;
-    loader.slot = &slot;
-    loader.slot_index = place.index;
-    loader.next_task();
-    if (slot.task.code != MPK_NO_CODE) {
+/* The loader and the prefetch warp. What all lanes of the latter bring is outside the one loop of both: the thread in that loop starts
+ * every copy of a product, so it shares no registers with anything else. */
+__device__ __forceinline__ void load_warp(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
-      if (elect_one()) go_on = load_code(slot.task.code, loader);
-      __syncwarp();
-      go_on = __all_sync(0xFFFFFFFFu, go_on) && bring_code(slot.task.code, slot);
-#else
-      go_on = load_code(slot.task.code, loader);
-      __syncwarp();
-#endif
+  Shared& shared = shared_state();
+  for (;;) {
+    if (elect_one()) load_loop(lane, prefetches);
+    __syncwarp();
+    if (!prefetches || peek(shared.prefetch_stopped) == 0) return;
+    RingPlace place = peek(shared.prefetch_slot);
+    const TaskSlot& slot = shared.slots[place.index];
+    if (!bring_code(slot.task.code, slot)) return;
+    __syncwarp();
+    if (lane == 0) {
+      mbarrier_arrive(&shared.slot_empty[place.index]);
+      place.next<kSlots>();
+      poke(shared.prefetch_slot, place);
+      poke(shared.prefetch_stopped, 0u);
     }
-    if (lane == 0) mbarrier_arrive(&shared.slot_empty[place.index]);
+    __syncwarp();
   }
+#else
+  load_loop(lane, prefetches);
+#endif
 }
 
 /* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */

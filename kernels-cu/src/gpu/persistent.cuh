@@ -38,6 +38,8 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.next_slot = shared.next_stage = shared.next_place = {0, 0};
     shared.wide_begun = 0;
     shared.lent_count = shared.returned_count = shared.bring_begun = shared.brought = 0;
+    shared.prefetch_slot = {0, 0};
+    shared.prefetch_count = shared.prefetch_stopped = 0;
     shared.peer_ns = shared.page_ns = 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;
@@ -67,10 +69,8 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   } else if (warp == kFetchWarp) {
     if (rank->placement == MPK_STATIC) fetch_static(rank, block, lane);
     else fetch_dynamic<mpk::platform::kMixedPlacement>(rank, block, lane);
-  } else if (warp == kLoadWarp) {
-    load_loop(lane);
-  } else if (warp == kPrefetchWarp) {
-    prefetch_loop(lane);
+  } else if (warp == kLoadWarp || warp == kPrefetchWarp) {
+    load_warp(lane, warp == kPrefetchWarp);
   } else {
     spare_loop(rank, block, lane, shared.ring_heads);
   }

@@ -18,7 +18,7 @@ __device__ __forceinline__ void add_wait(uint32_t& sum, uint64_t began_ns) {
  * functions. The prefetch warp goes through the same tasks with a loader that only warms the L2 cache. */
 class Loader {
  public:
-  __device__ explicit Loader(uint32_t lane, bool prefetches = false) : lane_(lane), prefetches_(prefetches) {}
+  __device__ explicit Loader(uint32_t lane, bool prefetches = false, uint32_t count = 0) : lane_(lane), prefetches_(prefetches), count_(count) {}
 
   /* The task whose constant operands are to be brought, and its place among the slots. */
   const TaskSlot* slot = nullptr;
@@ -73,6 +73,8 @@ class Loader {
   __device__ __forceinline__ bool prefetches() const { return prefetches_; }
   /* The prefetch warp leaves out `stages`. */
   __device__ __forceinline__ void skip(uint32_t stages) { count_ += stages; }
+  /* Stages so far. */
+  __device__ __forceinline__ uint32_t count() const { return count_; }
   /* Of a task that streams what earlier iterations wrote to the cache, before the first of it. Tasks wrote it by ordinary stores,
    * and what they did came before this iteration's publication; the fence orders the bulk copies after it. Of such tasks one
    * after the other, the events of all of them have mostly happened: few copies in flight would hurry nobody. */
@@ -97,10 +99,14 @@ class Loader {
   /* Bytes that have been streamed in steps of a full batch; only where kCountsStreamed. */
   __device__ __forceinline__ uint64_t streamed() const { return bytes_; }
 
-  /* The loader: lends the ring to the prefetch warp, which brings what this task needs. False when the compute warps have left. */
+  /* The loader: lends the ring to the prefetch warp, which brings what this task needs. False when the compute warps have left.
+   * The prefetch warp's thread leaves its loop, so that all lanes bring it. */
   __device__ __forceinline__ bool lend() {
-    if (prefetches_) return true;
     Shared& shared = shared_state();
+    if (prefetches_) {
+      poke(shared.prefetch_stopped, 1u);
+      return false;
+    }
     drain_stages();
     used_ = in_flight_ = 0;
     poke(shared.lent, place_);
@@ -190,7 +196,7 @@ class Loader {
 #if __CUDA_ARCH__ >= 900
   uint64_t policy_ = read_once_policy();
 #endif
-  uint32_t count_ = 0;     /* stages so far, wraps */
+  uint32_t count_;         /* stages so far, wraps */
   uint32_t issued_at_ = 0; /* clock */
   RingPlace place_ = {0, 0};  /* where the next stage goes */
   RingPlace oldest_ = {0, 0}; /* of the copies counted as in flight */

@@ -63,11 +63,6 @@ struct alignas(128) Shared {
    * and to read back what was spilled takes a microsecond while the memory is busy. */
   RingPlace next_slot, next_stage, next_place;
   uint32_t wide_begun;           /* wide products that the compute warps have come to since the launch, wraps */
-  /* The ring of stages while the loader has lent it to the prefetch warp (warp_loader.cuh): where it stands, and how often it was
-   * lent and given back. */
-  RingPlace lent;
-  uint32_t lent_count, returned_count;
-  uint32_t bring_begun, brought; /* lists of what the prefetch warp is to bring: ready, and brought */
   uint64_t ready_ns;             /* timeline: of the task that runs; and what it waited for, see mpk_trace_record */
   uint32_t waited_for, peer_ns, page_ns;
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
@@ -83,6 +78,14 @@ struct alignas(128) Shared {
   int32_t active_slot[kKeptActive], active_first_row[kKeptActive], active_num_rows[kKeptActive], active_context[kKeptActive];
   uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
   TaskSlot slots[kSlots];
+  /* The ring of stages while the loader has lent it to the prefetch warp (warp_loader.cuh): where it stands, and how often it was
+   * lent and given back. */
+  RingPlace lent;
+  uint32_t lent_count, returned_count;
+  uint32_t bring_begun, brought; /* lists of what the prefetch warp is to bring: ready, and brought */
+  /* Where the prefetch warp's one thread left its loop, and the stages that it had counted. 1: for a task that all lanes bring. */
+  RingPlace prefetch_slot;
+  uint32_t prefetch_count, prefetch_stopped;
 };
 
 constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));

@@ -179,7 +179,8 @@ __device__ __forceinline__ bool bring_all(const TaskSlot& slot) {
   WarpLoader warp;
   bool go_on = warp.borrow();
   for (bool more = true; go_on && more;) {
-    if (!warp.wait_begun()) return false;
+    go_on = warp.wait_begun();
+    if (!go_on) break;
     const Control& control = Places::control();
     const uint32_t steps = reread(control.steps);
     more = reread(control.more) != 0;
