@@ -100,7 +100,8 @@ struct WideRows : TaskCode {
       const uint32_t in_x = params.gather == 0 ? static_cast<uint32_t>(args[1]) + row : valid ? static_cast<uint32_t>(context.batch()->sample_row[first + row]) : 0;
       const uint64_t from = context.input(0).addr + in_x * row_bytes;
       const uint32_t end = valid ? pieces : 0;
-      Piece<X> values[kMany];
+      /* Numbers on every path: the first loop may have no rounds, and what is not defined there ptxas keeps through all tasks. */
+      Piece<X> values[kMany] = {};
       float scale = 1.0f;
       if constexpr (Source == kRmsNorm) {
         float squares = 0.0f;
