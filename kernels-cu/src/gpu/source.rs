@@ -132,6 +132,7 @@ mod tests {
             "using Code1 = A<2>;\n",
             "MPK_DISPATCH int run_code(uint32_t code, Context& context) {\n  switch (code) {\n    case 0: return Code0::run(context);",
             "case 2: return Code2::load(loader);",
+            "case 2: return Code2::bring(slot);",
             "case 2: return Code2::ready(slot, rank, lane);",
         ] {
             assert!(text.contains(wanted), "{wanted}\n{text}");
