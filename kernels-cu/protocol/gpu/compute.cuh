@@ -6,17 +6,19 @@
 namespace mpk {
 namespace gpu {
 
-__device__ inline void load_loop(uint32_t lane, bool prefetches) {
+/* With bulk copies one thread starts them, otherwise all lanes call this. */
+__device__ __forceinline__ void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
-  if (!elect_one()) return; /* one thread starts bulk copies */
   constexpr bool first = true;
 #else
   const bool first = lane == 0;
 #endif
   Shared& shared = shared_state();
-  Loader loader(lane, prefetches);
+  RingPlace place = {0, 0};
+  if (prefetches) place = peek(shared.prefetch_slot);
+  Loader loader(lane, prefetches, prefetches ? peek(shared.prefetch_count) : 0);
   bool go_on = true;
-  for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
+  for (; go_on; place.next<kSlots>()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
     if (!go_on) break;
     const TaskSlot& slot = shared.slots[place.index];
@@ -28,13 +30,46 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ < 900
     __syncwarp();
 #endif
+    if (!go_on) break;
     if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
-  if (prefetches) return;
+  if (prefetches) {
+    if (first) {
+      poke(shared.prefetch_slot, place);
+      poke(shared.prefetch_count, loader.count());
+    }
+    return;
+  }
   loader.drain();
   if constexpr (kCountsStreamed) {
     if (first) platform::store<platform::Scope::kSystem>(&shared.rank.status[blockIdx.x].streamed, loader.streamed(), platform::kRelaxed);
   }
+}
+
+/* The loader and the prefetch warp. What all lanes of the latter bring is outside the one loop of both: the thread in that loop starts
+ * every copy of a product, so it shares no registers with anything else. */
+__device__ __forceinline__ void load_warp(uint32_t lane, bool prefetches) {
+#if __CUDA_ARCH__ >= 900
+  Shared& shared = shared_state();
+  for (;;) {
+    if (elect_one()) load_loop(lane, prefetches);
+    __syncwarp();
+    if (!prefetches || peek(shared.prefetch_stopped) == 0) return;
+    RingPlace place = peek(shared.prefetch_slot);
+    const TaskSlot& slot = shared.slots[place.index];
+    if (!bring_code(slot.task.code, slot)) return;
+    __syncwarp();
+    if (lane == 0) {
+      mbarrier_arrive(&shared.slot_empty[place.index]);
+      place.next<kSlots>();
+      poke(shared.prefetch_slot, place);
+      poke(shared.prefetch_stopped, 0u);
+    }
+    __syncwarp();
+  }
+#else
+  load_loop(lane, prefetches);
+#endif
 }
 
 /* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */
