@@ -6,8 +6,10 @@
 namespace mpk {
 namespace gpu {
 
-/* With bulk copies one thread starts them, otherwise all lanes call this. */
-__device__ __forceinline__ void load_loop(uint32_t lane, bool prefetches) {
+/* With bulk copies one thread starts them, otherwise all lanes call this. The loader and the prefetch warp have a loop each: what one thread
+ * executes for a stage bounds the speed of products, and the loader's has nothing of the other's. */
+template <bool Prefetches>
+__device__ __forceinline__ void load_loop(uint32_t lane) {
 #if __CUDA_ARCH__ >= 900
   constexpr bool first = true;
 #else
@@ -15,8 +17,8 @@ __device__ __forceinline__ void load_loop(uint32_t lane, bool prefetches) {
 #endif
   Shared& shared = shared_state();
   RingPlace place = {0, 0};
-  if (prefetches) place = peek(shared.prefetch_slot);
-  Loader loader(lane, prefetches, prefetches ? peek(shared.prefetch_count) : 0);
+  if (Prefetches) place = peek(shared.prefetch_slot);
+  Loader loader(lane, Prefetches, Prefetches ? peek(shared.prefetch_count) : 0);
   bool go_on = true;
   for (; go_on; place.next<kSlots>()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
@@ -33,7 +35,7 @@ __device__ __forceinline__ void load_loop(uint32_t lane, bool prefetches) {
     if (!go_on) break;
     if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
-  if (prefetches) {
+  if (Prefetches) {
     if (first) {
       poke(shared.prefetch_slot, place);
       poke(shared.prefetch_count, loader.count());
@@ -46,15 +48,14 @@ __device__ __forceinline__ void load_loop(uint32_t lane, bool prefetches) {
   }
 }
 
-/* The loader and the prefetch warp. What all lanes of the latter bring is outside the one loop of both: the thread in that loop starts
- * every copy of a product, so it shares no registers with anything else. */
-__device__ __forceinline__ void load_warp(uint32_t lane, bool prefetches) {
+/* The prefetch warp. What all lanes bring is outside its loop. */
+__device__ __forceinline__ void prefetch_warp(uint32_t lane) {
 #if __CUDA_ARCH__ >= 900
   Shared& shared = shared_state();
   for (;;) {
-    if (elect_one()) load_loop(lane, prefetches);
+    if (elect_one()) load_loop<true>(lane);
     __syncwarp();
-    if (!prefetches || peek(shared.prefetch_stopped) == 0) return;
+    if (peek(shared.prefetch_stopped) == 0) return;
     RingPlace place = peek(shared.prefetch_slot);
     const TaskSlot& slot = shared.slots[place.index];
     if (!bring_code(slot.task.code, slot)) return;
@@ -68,8 +69,16 @@ __device__ __forceinline__ void load_warp(uint32_t lane, bool prefetches) {
     __syncwarp();
   }
 #else
-  load_loop(lane, prefetches);
+  load_loop<true>(lane);
 #endif
+}
+
+/* The loader. */
+__device__ __forceinline__ void load_warp(uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  if (!elect_one()) return;
+#endif
+  load_loop<false>(lane);
 }
 
 /* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */

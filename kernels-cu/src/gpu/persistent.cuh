@@ -69,8 +69,10 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   } else if (warp == kFetchWarp) {
     if (rank->placement == MPK_STATIC) fetch_static(rank, block, lane);
     else fetch_dynamic<mpk::platform::kMixedPlacement>(rank, block, lane);
-  } else if (warp == kLoadWarp || warp == kPrefetchWarp) {
-    load_warp(lane, warp == kPrefetchWarp);
+  } else if (warp == kLoadWarp) {
+    load_warp(lane);
+  } else if (warp == kPrefetchWarp) {
+    prefetch_warp(lane);
   } else {
     spare_loop(rank, block, lane, shared.ring_heads);
   }
