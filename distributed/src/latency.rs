@@ -39,6 +39,9 @@ pub struct Latency {
     pub put_with_signal: Duration,
     /// Time of one MPI message of the same size, whose receiver only waits for it.
     pub message: Duration,
+    /// Time of an exchange: both ranks put data with a signal at once, and each waits for the other's. The exchanges follow each
+    /// other, as the allreduces of a token do.
+    pub exchange: Duration,
 }
 
 /// Collective: measures between rank 0 and the first rank of another node. Returns `None` on all other ranks, and if there is only
@@ -77,6 +80,7 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let carried = unsafe { proxy.carry(heap.as_ptr(), heap.len() as u64, false) };
     world.barrier();
     let values = vec![7u64; words];
+    // The signal counts the puts of both measurements.
     let put = |_: u64| -> Result<()> {
         // SAFETY: places in this rank's heap with room for the words; a live rank.
         let reached = unsafe {
@@ -97,11 +101,12 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
         Ok(())
     };
     let put_with_signal = ping_pong(place, rounds, put, wait)?;
+    let exchange = exchanges(rounds, |round| put(round).and_then(|()| wait(u64::from(rounds) + round)))?;
     carried.end();
     world.barrier();
     drop(carried);
     let message = messages(world, peer, place, bytes, rounds)?;
-    Ok(Some(Latency { put_with_signal, message }))
+    Ok(Some(Latency { put_with_signal, message, exchange }))
 }
 
 /// Half of the median time of a round.
@@ -122,6 +127,18 @@ fn ping_pong(
             send(round)?;
         }
         times.push(begin.elapsed() / 2);
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+/// Median time of a round in which both ranks do the same.
+fn exchanges(rounds: u32, mut exchange: impl FnMut(u64) -> Result<()>) -> Result<Duration> {
+    let mut times = Vec::new();
+    for round in 1..=u64::from(rounds) {
+        let begin = Instant::now();
+        exchange(round)?;
+        times.push(begin.elapsed());
     }
     times.sort_unstable();
     Ok(times[times.len() / 2])
