@@ -32,15 +32,15 @@ unsafe extern "C" {
     ) -> bool;
 }
 
-/// One-way times: the median of all rounds.
+/// One-way times, the medians of all rounds, and the time of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
     /// Time of a put of data, followed by a signal.
     pub put_with_signal: Duration,
     /// Time of one MPI message of the same size, whose receiver only waits for it.
     pub message: Duration,
-    /// Time of an exchange: both ranks put data with a signal at once, and each waits for the other's. The exchanges follow each
-    /// other, as the allreduces of a token do.
+    /// Mean time of an exchange: both ranks put data with a signal at once, and each waits for the other's. The exchanges follow each
+    /// other, as the allreduces of a token do. Not a median: two exchanges may arrive together.
     pub exchange: Duration,
 }
 
@@ -101,7 +101,12 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
         Ok(())
     };
     let put_with_signal = ping_pong(place, rounds, put, wait)?;
-    let exchange = exchanges(rounds, |round| put(round).and_then(|()| wait(u64::from(rounds) + round)))?;
+    let exchange = exchanges(rounds, |round| {
+        put(round)?;
+        // As a worker does before its next operator (make_way_for_proxy).
+        std::thread::yield_now();
+        wait(u64::from(rounds) + round)
+    })?;
     carried.end();
     world.barrier();
     drop(carried);
@@ -132,16 +137,11 @@ fn ping_pong(
     Ok(times[times.len() / 2])
 }
 
-/// Median time of a round in which both ranks do the same.
-fn exchanges(rounds: u32, mut exchange: impl FnMut(u64) -> Result<()>) -> Result<Duration> {
-    let mut times = Vec::new();
-    for round in 1..=u64::from(rounds) {
-        let begin = Instant::now();
-        exchange(round)?;
-        times.push(begin.elapsed());
-    }
-    times.sort_unstable();
-    Ok(times[times.len() / 2])
+/// Mean time of a round in which both ranks do the same.
+fn exchanges(rounds: u32, exchange: impl FnMut(u64) -> Result<()>) -> Result<Duration> {
+    let begin = Instant::now();
+    (1..=u64::from(rounds)).try_for_each(exchange)?;
+    Ok(begin.elapsed() / rounds.max(1))
 }
 
 /// Measures the same with MPI's own messages.
