@@ -11,6 +11,10 @@ from cluster import REPOSITORY, Cluster
 TINY = REPOSITORY / "examples/tiny"
 
 
+# New tokens of a job whose decode is timed.
+TOKENS = 400
+
+
 def bench_of(program):
     """The program that measures puts, if it is built."""
     path = os.path.join(os.path.dirname(program), "examples", "proxy_latency")
@@ -43,7 +47,7 @@ def puts(bench, report, rounds, repeats):
 
 def decode(program, bench, report, repeats):
     """The tiny model's time a token on two nodes of one rank each, beside one node of two ranks, and what the exchanges of a token explain of it."""
-    command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--allreduce", "one-shot", "--max-new-tokens", "192", "--ignore-eos"]
+    command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--allreduce", "one-shot", "--max-new-tokens", str(TOKENS), "--ignore-eos"]
     config = json.loads((TINY / "config.json").read_text())
     # The sum of the embedding, two allreduces a layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
     follow, size = 2 * config["num_hidden_layers"] + 2, 8 * config["hidden_size"]
@@ -60,12 +64,12 @@ def decode(program, bench, report, repeats):
             for _ in range(repeats):
                 job = cluster.run((1, 1), logged)
                 nodes.append(time_of(job.stdout()))
-                messages.append(int(re.search(r"the proxy has sent (\d+) messages", job.stderr())[1]) / 192)
+                messages.append(int(re.search(r"the proxy has sent (\d+) messages", job.stderr())[1]) / TOKENS)
                 alone = subprocess.run(["mpirun", "-n", "2", *map(str, command)], capture_output=True, text=True, timeout=60, env=os.environ)
                 one.append(time_of(alone.stdout))
                 if bench:
                     ways.append(one_way(cluster, bench, 2000, size)[2])
-        text = f"{median(nodes):.0f} us a token on 2 nodes, {median(one):.0f} us on one, {median(messages):.1f} messages a token from each"
+        text = f"{median(nodes):.0f} us a token on 2 nodes (each run: {', '.join(f'{time:.0f}' for time in nodes)}), {median(one):.0f} us on one, {median(messages):.1f} messages a token from each"
         if bench:
             explained = median(one) + follow * median(ways)
             text += (f"; {follow} exchanges of {size} bytes after each other, {median(ways):.1f} us each, and the time on one node: {explained:.0f} us, "
@@ -131,5 +135,5 @@ def run(program, report, long):
         puts(bench, report, 20000 if long else 4000, 5 if long else 3)
     else:
         print("left out: put with signal (cargo build --release -p mpk-distributed --example proxy_latency)")
-    decode(program, bench, report, 5 if long else 3)
+    decode(program, bench, report, 9 if long else 5)
     start(program, report, 5 if long else 3)
