@@ -1,4 +1,5 @@
-//! How long a put of 8 KB (or BYTES) with its signal takes between two nodes, beside MPI's own messages.
+//! How long a put of 8 KB (or BYTES) with its signal takes between two nodes, beside MPI's own messages, and how long an exchange
+//! in which both nodes put at once.
 //!
 //! `mpirun -H node1:1,node2:1 target/release/examples/proxy_latency [ROUNDS [BYTES]]`
 
@@ -13,11 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let world = World::init(options)?;
     match distributed::latency(&world, bytes, rounds)? {
         Some(found) if world.rank() == 0 => {
-            let (put, message) = (found.put_with_signal.as_secs_f64(), found.message.as_secs_f64());
+            let [put, message, exchange] =
+                [found.put_with_signal, found.message, found.exchange].map(|time| time.as_secs_f64() * 1e6);
             println!(
-                "put with signal {:.1} us, MPI message {:.1} us, one way (medians of {rounds}): {:.2} times",
-                put * 1e6,
-                message * 1e6,
+                "put with signal {put:.1} us, MPI message {message:.1} us, one way (medians of {rounds}): {:.2} times; \
+                 an exchange, in which both put at once, {exchange:.1} us",
                 put / message
             );
         }

@@ -32,13 +32,16 @@ unsafe extern "C" {
     ) -> bool;
 }
 
-/// One-way times: the median of all rounds.
+/// One-way times, the medians of all rounds, and the time of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
     /// Time of a put of data, followed by a signal.
     pub put_with_signal: Duration,
     /// Time of one MPI message of the same size, whose receiver only waits for it.
     pub message: Duration,
+    /// Mean time of an exchange: both ranks put data with a signal at once, and each waits for the other's. The exchanges follow each
+    /// other, as the allreduces of a token do. Not a median: two exchanges may arrive together.
+    pub exchange: Duration,
 }
 
 /// Collective: measures between rank 0 and the first rank of another node. Returns `None` on all other ranks, and if there is only
@@ -77,6 +80,7 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let carried = unsafe { proxy.carry(heap.as_ptr(), heap.len() as u64, false) };
     world.barrier();
     let values = vec![7u64; words];
+    // The signal counts the puts of both measurements.
     let put = |_: u64| -> Result<()> {
         // SAFETY: places in this rank's heap with room for the words; a live rank.
         let reached = unsafe {
@@ -97,11 +101,17 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
         Ok(())
     };
     let put_with_signal = ping_pong(place, rounds, put, wait)?;
+    let exchange = exchanges(rounds, |round| {
+        put(round)?;
+        // As a worker does before its next operator (make_way_for_proxy).
+        std::thread::yield_now();
+        wait(u64::from(rounds) + round)
+    })?;
     carried.end();
     world.barrier();
     drop(carried);
     let message = messages(world, peer, place, bytes, rounds)?;
-    Ok(Some(Latency { put_with_signal, message }))
+    Ok(Some(Latency { put_with_signal, message, exchange }))
 }
 
 /// Half of the median time of a round.
@@ -125,6 +135,13 @@ fn ping_pong(
     }
     times.sort_unstable();
     Ok(times[times.len() / 2])
+}
+
+/// Mean time of a round in which both ranks do the same.
+fn exchanges(rounds: u32, exchange: impl FnMut(u64) -> Result<()>) -> Result<Duration> {
+    let begin = Instant::now();
+    (1..=u64::from(rounds)).try_for_each(exchange)?;
+    Ok(begin.elapsed() / rounds.max(1))
 }
 
 /// Measures the same with MPI's own messages.

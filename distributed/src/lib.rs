@@ -3,6 +3,7 @@
 pub mod affinity;
 mod arrays;
 mod batch_memory;
+mod bell;
 mod common;
 mod control;
 mod control_writer;

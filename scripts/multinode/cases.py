@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 from cluster import REPOSITORY, Cluster
 
@@ -92,6 +94,38 @@ def check_server(cluster, program):
     return f"{len(text)} characters as on one node, both ranks ended with status 0 after SIGTERM"
 
 
+def sleeps(pid):
+    """How often a process's main thread and its threads, but for workers and proxy, have gone to sleep."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        if not re.match("worker|proxy", (thread / "comm").read_text()):
+            total += int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (thread / "status").read_text(), re.M)[1])
+    return total
+
+
+def check_host_sleeps(program):
+    """While its kernel runs, the host of the other node sleeps until the proxy rings it; it does not look for messages at short intervals."""
+    with Cluster(2, own_cores=True) as cluster:
+        return count_sleeps(cluster, program)
+
+
+def count_sleeps(cluster, program):
+    job = cluster.start((1, 1), [program, REPOSITORY / "examples/tiny/model.json", "--backend", "cpu", "--workers", "1",
+                                 *["--prompt-tokens", "1,2"] * 8, "--max-new-tokens", "500", "--ignore-eos"], ["-x", "MPK_LOG=debug"])
+    job.await_text("the kernel may see ")
+    time.sleep(0.05)
+    pid, seconds = job.ranks()[1], 0.1
+    before = sleeps(pid)
+    time.sleep(seconds)
+    often = (sleeps(pid) - before) / seconds
+    assert job.process.poll() is None, "the job was too short to tell"
+    job.wait(30)
+    assert job.process.returncode == 0, job.stderr()[-4000:]
+    # The watch 20 times a second, the host 50 times; 2,000 times without a ring.
+    assert often < 600, f"{often:.0f} sleeps a second"
+    return f"{often:.0f} sleeps a second"
+
+
 def run(program, report, long):
     for count in (2, 3):
         with Cluster(count) as cluster:
@@ -102,6 +136,7 @@ def run(program, report, long):
                     report(name, lambda case=case: check(cluster, program, *case))
             if count == 2:
                 report("mpk-serve, 1 + 1 ranks", lambda: check_server(cluster, program))
+    report("the other node's host sleeps, 1 + 1 ranks", lambda: check_host_sleeps(program))
 
 
 def run_slow(program, report, long):

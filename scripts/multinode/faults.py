@@ -158,7 +158,7 @@ def mpirun_killed(cluster, program, hosts):
 
 # Every fault that CI must meet, on two nodes or on three.
 SHORT = [("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)), ("proxy stopped", proxy_stopped, (1, 1)),
-         ("mpirun's daemon killed", daemon_killed, (2, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2))]
+         ("proxy stopped", proxy_stopped, (1, 1, 2)), ("mpirun's daemon killed", daemon_killed, (2, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2))]
 LONG = [(name, fault, hosts)
         for name, fault in (("link cut", link_cut), ("node frozen", node_frozen), ("rank killed", rank_killed), ("proxy stopped", proxy_stopped),
                             ("mpirun's daemon killed", daemon_killed), ("mpirun killed", mpirun_killed))

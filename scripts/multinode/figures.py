@@ -2,12 +2,17 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 
 from cluster import REPOSITORY, Cluster
 
 TINY = REPOSITORY / "examples/tiny"
+
+
+# New tokens of a job whose decode is timed.
+TOKENS = 400
 
 
 def bench_of(program):
@@ -21,11 +26,10 @@ def median(values):
 
 
 def one_way(cluster, bench, rounds, size):
-    """Of a put of `size` bytes with its signal, and of MPI's own message, in microseconds."""
+    """Of a put of `size` bytes with its signal, of MPI's own message, and of an exchange in which both ranks put, in microseconds."""
     job = cluster.run((1, 1), [bench, str(rounds), str(size)])
     assert job.process.returncode == 0, job.stderr()[-3000:]
-    put, message = re.search(r"([0-9.]+) us.*?([0-9.]+) us", job.stdout()).groups()
-    return float(put), float(message)
+    return [float(time) for time in re.findall(r"([0-9.]+) us", job.stdout())]
 
 
 def puts(bench, report, rounds, repeats):
@@ -33,19 +37,20 @@ def puts(bench, report, rounds, repeats):
     def measure():
         with Cluster(2, own_cores=True) as cluster:
             found = [one_way(cluster, bench, rounds, 8192) for _ in range(repeats)]
-        put, message = (median(column) for column in zip(*found))
-        ratios = ", ".join(f"{put / message:.2f}" for put, message in found)
-        return f"{put:.1f} us one way, MPI's own message {message:.1f} us, {put / message:.2f} times (medians; each run: {ratios})"
+        put, message, exchange = (median(column) for column in zip(*found))
+        ratios = ", ".join(f"{put / message:.2f}" for put, message, _ in found)
+        return (f"{put:.1f} us one way, MPI's own message {message:.1f} us, {put / message:.2f} times (medians; each run: {ratios}); "
+                f"an exchange, both at once, {exchange:.1f} us")
 
     report("8 KB with its signal between two nodes", measure)
 
 
 def decode(program, bench, report, repeats):
-    """The tiny model's time a token on two nodes of one rank each, beside one node of two ranks, and what the puts of a token explain of it."""
-    command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--allreduce", "one-shot", "--max-new-tokens", "192", "--ignore-eos"]
+    """The tiny model's time a token on two nodes of one rank each, beside one node of two ranks, and what the exchanges of a token explain of it."""
+    command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--allreduce", "one-shot", "--max-new-tokens", str(TOKENS), "--ignore-eos"]
     config = json.loads((TINY / "config.json").read_text())
-    # Two allreduces a layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
-    follow, size = 2 * config["num_hidden_layers"] + 1, 8 * config["hidden_size"]
+    # The sum of the embedding, two allreduces a layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
+    follow, size = 2 * config["num_hidden_layers"] + 2, 8 * config["hidden_size"]
 
     # The proxy of rank 0 counts its messages.
     logged = ["env", "MPK_LOG=info,distributed::nodes=debug", *command]
@@ -59,40 +64,67 @@ def decode(program, bench, report, repeats):
             for _ in range(repeats):
                 job = cluster.run((1, 1), logged)
                 nodes.append(time_of(job.stdout()))
-                messages.append(int(re.search(r"the proxy has sent (\d+) messages", job.stderr())[1]) / 192)
+                messages.append(int(re.search(r"the proxy has sent (\d+) messages", job.stderr())[1]) / TOKENS)
                 alone = subprocess.run(["mpirun", "-n", "2", *map(str, command)], capture_output=True, text=True, timeout=60, env=os.environ)
                 one.append(time_of(alone.stdout))
                 if bench:
-                    ways.append(one_way(cluster, bench, 2000, size)[0])
-        text = f"{median(nodes):.0f} us a token on 2 nodes, {median(one):.0f} us on one, {median(messages):.1f} messages a token from each"
+                    ways.append(one_way(cluster, bench, 2000, size)[2])
+        text = f"{median(nodes):.0f} us a token on 2 nodes (each run: {', '.join(f'{time:.0f}' for time in nodes)}), {median(one):.0f} us on one, {median(messages):.1f} messages a token from each"
         if bench:
             explained = median(one) + follow * median(ways)
-            text += (f"; {follow} puts of {size} bytes after each other, {median(ways):.1f} us each, and the time on one node: {explained:.0f} us, "
+            text += (f"; {follow} exchanges of {size} bytes after each other, {median(ways):.1f} us each, and the time on one node: {explained:.0f} us, "
                      f"{100 * (median(nodes) / explained - 1):+.0f} % off (medians of {repeats})")
         return text
 
     report("tiny model, 1 + 1 ranks beside 2", measure)
 
 
+BARE = """#include <mpi.h>
+int main(void) {
+  int provided;
+  MPI_Init_thread(0, 0, MPI_THREAD_MULTIPLE, &provided);
+  MPI_Barrier(MPI_COMM_WORLD);
+  return MPI_Finalize();
+}
+"""
+
+
+def bare(folder):
+    """A program that only starts and ends MPI, if there is a compiler for it."""
+    if not shutil.which("mpicc"):
+        return None
+    source, program = folder / "bare.c", folder / "bare"
+    source.write_text(BARE)
+    subprocess.run(["mpicc", "-o", program, source], check=True)
+    return program
+
+
 def start(program, report, repeats):
-    """From mpirun's start to its end with one token: 8 ranks on 2 nodes, beside 4 on one."""
+    """From mpirun's start to its end with one token: 8 ranks on 2 nodes, beside 8 and 4 on one, and beside a program that only starts MPI."""
     command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--prompt-tokens", "1,2", "--max-new-tokens", "1"]
+    jobs = {"8 ranks on 2 nodes": (4, 4), "8 on one": (8,), "4 on one": (4,)}
+
+    def time_of(cluster, hosts, command):
+        begin = time.monotonic()
+        job = cluster.run(hosts, command)
+        assert job.process.returncode == 0, job.stderr()[-3000:]
+        return time.monotonic() - begin, job
 
     def measure():
+        whole, loads, alone = ({name: [] for name in jobs} for _ in range(3))
         with Cluster(2) as cluster:
-            found = []
+            only_mpi = bare(cluster.folder)
             for _ in range(repeats):
-                times = []
-                for hosts in ((4,), (4, 4)):
-                    begin = time.monotonic()
-                    job = cluster.run(hosts, command)
-                    assert job.process.returncode == 0, job.stderr()[-3000:]
-                    loaded = json.loads(job.stdout())["timing"]["load_s"]
-                    times.append((time.monotonic() - begin, loaded))
-                found.append(times)
-        (one, one_load), (two, two_load) = ((median([run[k][0] for run in found]), median([run[k][1] for run in found])) for k in range(2))
-        return (f"8 ranks on 2 nodes {two:.2f} s, of that load {two_load:.2f} s; 4 ranks on one {one:.2f} s, load {one_load:.2f} s: "
-                f"{two / one:.2f} times (all of them share {os.cpu_count()} cores; medians of {repeats})")
+                for name, hosts in jobs.items():
+                    took, job = time_of(cluster, hosts, command)
+                    whole[name].append(took)
+                    loads[name].append(json.loads(job.stdout())["timing"]["load_s"])
+                    alone[name].append(time_of(cluster, hosts, [only_mpi])[0] if only_mpi else 0)
+        texts = [f"{name} {median(whole[name]):.2f} s (load {median(loads[name]):.2f}, MPI alone {median(alone[name]):.2f})" for name in jobs]
+        nodes, one, four = (median(whole[name]) for name in jobs)
+        nodes_mpi, _, four_mpi = (median(alone[name]) for name in jobs)
+        return (f"{', '.join(texts)}; 8 on 2 nodes {nodes / four:.2f} times 4 on one, {nodes / one:.2f} times 8 on one; beyond MPI alone {nodes - nodes_mpi:.2f} s "
+                f"and {four - four_mpi:.2f} s (all of them share {os.cpu_count()} cores; medians of {repeats})")
 
     report("start and end of a job", measure)
 
@@ -103,5 +135,5 @@ def run(program, report, long):
         puts(bench, report, 20000 if long else 4000, 5 if long else 3)
     else:
         print("left out: put with signal (cargo build --release -p mpk-distributed --example proxy_latency)")
-    decode(program, bench, report, 5 if long else 3)
-    start(program, report, 5 if long else 2)
+    decode(program, bench, report, 9 if long else 5)
+    start(program, report, 5 if long else 3)

@@ -1,10 +1,12 @@
 //! Ranks on several nodes: which rank is on which node, and the proxy that sends between ranks without shared memory.
 
 mod carrier;
+mod carrying;
 mod proxy;
 mod ring;
+mod shared;
 
-pub(crate) use proxy::{Carried, Proxy};
+pub(crate) use proxy::{Carried, Proxy, Ringer};
 
 /// The nodes of a job's ranks. Ranks on one node share memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The interface for the other threads of rank 0's process: any thread submits and cancels requests, and their tokens go to sinks.
 
-use super::bell::Bell;
 use super::prefix::PageKeys;
 use super::results::Results;
 use super::sink::{End, Sink};
+use crate::bell::Bell;
 use crate::plan::{BatchPlan, Figures, Mode, Request};
 use kernels_cu::abi;
 use std::collections::VecDeque;

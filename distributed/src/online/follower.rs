@@ -1,19 +1,20 @@
 //! The host of every rank except 0: writes entries as they arrive, and confirms them.
 
-use super::bell::{Bell, bells_to_ring};
-use super::serve::{Host, Owed, Wish};
+use super::bells::Bells;
+use super::serve::{Host, Owed, Wish, is_idle};
 use super::table::Table;
 use super::target::Target;
 use super::wire::{Entry, Message, Wire};
+use crate::bell::Bell;
 use crate::error::{Error, Result};
 use crate::world::World;
 use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Time between two checks for messages if rank 0 cannot ring this host's bell.
+/// Time between two checks for messages if rank 0 cannot ring this host's bell, or takes long to do so.
 const UNRUNG: Duration = Duration::from_micros(500);
-/// The same time if it can. Lost ranks are noticed within it.
+/// The same time if it can, and at once. Lost ranks are noticed within it.
 const UNTIL_RUNG: Duration = Duration::from_millis(20);
 /// Number of short checks after a ring: MPI may take a moment to show the message.
 const LOOKS: u32 = 8;
@@ -21,7 +22,9 @@ const LOOKS: u32 = 8;
 pub(super) struct Follower {
     bell: Bell,
     /// Rung after a message for rank 0.
-    bells: Vec<Bell>,
+    bells: Bells,
+    /// True if rank 0 is on another node, so that its rings come through the proxies.
+    far: bool,
     /// The value of the bell when it was last read.
     heard: u32,
     /// True once the bell has been rung, so rank 0 can reach it.
@@ -44,7 +47,8 @@ impl Follower {
     pub fn new(world: &World, bell: Bell) -> Follower {
         Follower {
             bell,
-            bells: bells_to_ring(world, bell),
+            bells: Bells::new(world, bell),
+            far: !world.nodes().share(0, world.rank()),
             heard: bell.listen(),
             reached: false,
             looks: 0,
@@ -59,13 +63,13 @@ impl Follower {
         }
     }
 
-    /// Waits until there may be something to do.
-    fn rest(&mut self) {
+    /// Waits until there may be something to do. `prompt` means that a ring arrives at once.
+    fn rest(&mut self, prompt: bool) {
         if !self.waiting.is_empty() || self.wire.is_busy() || self.looks > 0 {
             self.looks = self.looks.saturating_sub(1);
             self.bell.sleep(self.heard, self.bell.short());
         } else {
-            self.bell.sleep(self.heard, if self.reached { UNTIL_RUNG } else { UNRUNG });
+            self.bell.sleep(self.heard, if self.reached && prompt { UNTIL_RUNG } else { UNRUNG });
         }
     }
 }
@@ -103,7 +107,7 @@ impl<T: Target> Host<T> for Follower {
             self.confirmed = self.table.counted();
             self.wire.send(0, &Message::Confirmed(self.confirmed))?;
             target.ring_first();
-            self.bells.iter().for_each(|bell| bell.ring());
+            self.bells.ring();
         }
         if !running && std::mem::take(&mut self.launch) {
             return Ok(Wish::Launch);
@@ -116,7 +120,9 @@ impl<T: Target> Host<T> for Follower {
         } else {
             self.owed.check(0, target.deadline())?;
         }
-        self.rest();
+        // A ring from another node waits for the proxies, which sleep while there is nothing to run. With work, a host that looks often
+        // would take turns from the workers and the proxy.
+        self.rest(!self.far || (running && !is_idle(target)));
         Ok(Wish::Nothing)
     }
 

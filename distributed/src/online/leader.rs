@@ -1,7 +1,7 @@
 //! Rank 0's host: orders the entries, sends them to all hosts, and collects the results.
 
 use super::arena::Arena;
-use super::bell::{Bell, bells_to_ring};
+use super::bells::Bells;
 use super::client::{Shared, Waiting};
 use super::results::Active;
 use super::serve::{Host, Owed, Wish};
@@ -9,6 +9,7 @@ use super::sink::End;
 use super::table::Table;
 use super::target::Target;
 use super::wire::{Entry, Message, Payload, Wire};
+use crate::bell::Bell;
 use crate::error::{Error, Result};
 use crate::outputs::Outputs;
 use crate::plan::Finish;
@@ -29,7 +30,7 @@ pub(super) struct Leader {
     shared: Arc<Shared>,
     bell: Bell,
     /// Rung after a message for the other hosts.
-    bells: Vec<Bell>,
+    bells: Bells,
     wire: Wire,
     table: Table,
     free_numbers: Vec<u32>,
@@ -73,7 +74,7 @@ impl Leader {
         Leader {
             shared,
             bell,
-            bells: bells_to_ring(world, bell),
+            bells: Bells::new(world, bell),
             wire: Wire::new(world),
             table: Table::default(),
             free_numbers: (0..limits.requests).rev().collect(),
@@ -109,7 +110,7 @@ impl Leader {
     /// Signals that there are messages for the other hosts.
     fn ring_others(&self, target: &impl Target) {
         target.ring_others();
-        self.bells.iter().for_each(|bell| bell.ring());
+        self.bells.ring();
     }
 
     fn add(&mut self, number: u32, first: u32, add: Waiting, after_finished: u64) -> Result<()> {

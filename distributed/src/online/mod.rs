@@ -13,7 +13,7 @@
 //!   Weights, KV cache and the batch step's state stay in memory.
 
 mod arena;
-mod bell;
+mod bells;
 mod client;
 mod follower;
 mod leader;
@@ -31,11 +31,11 @@ pub use leader::Service;
 pub use reader::Reader;
 pub use sink::{End, Sink, Token};
 
+use crate::bell::Bell;
 use crate::error::{Error, Result};
 use crate::plan::BatchPlan;
 use crate::rank::Rank;
 use crate::world::World;
-use bell::Bell;
 use client::Shared;
 use follower::Follower;
 use leader::Leader;
@@ -64,12 +64,14 @@ impl Rank {
     pub fn lead(&mut self, world: &World, service: Service) -> Result<()> {
         match self {
             Rank::Cpu(rank) => {
-                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()), rank.outputs());
-                serve(rank.as_mut(), world, &mut leader)
+                let bell = host_bell(world, rank.as_ref());
+                let mut leader = Leader::new(service, world, bell, rank.outputs());
+                serve(rank.as_mut(), world, bell, &mut leader)
             }
             Rank::Cuda(rank) => {
-                let mut leader = Leader::new(service, world, host_bell(world, rank.as_ref()), rank.outputs());
-                serve(rank.as_mut(), world, &mut leader)
+                let bell = host_bell(world, rank.as_ref());
+                let mut leader = Leader::new(service, world, bell, rank.outputs());
+                serve(rank.as_mut(), world, bell, &mut leader)
             }
         }
     }
@@ -84,12 +86,14 @@ impl Rank {
         }
         match self {
             Rank::Cpu(rank) => {
-                let mut follower = Follower::new(world, host_bell(world, rank.as_ref()));
-                serve(rank.as_mut(), world, &mut follower)
+                let bell = host_bell(world, rank.as_ref());
+                let mut follower = Follower::new(world, bell);
+                serve(rank.as_mut(), world, bell, &mut follower)
             }
             Rank::Cuda(rank) => {
-                let mut follower = Follower::new(world, host_bell(world, rank.as_ref()));
-                serve(rank.as_mut(), world, &mut follower)
+                let bell = host_bell(world, rank.as_ref());
+                let mut follower = Follower::new(world, bell);
+                serve(rank.as_mut(), world, bell, &mut follower)
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::target::Target;
 use super::wire::Wire;
+use crate::bell::Bell;
 use crate::control_writer::ControlWriter;
 use crate::error::{Error, Result};
 use crate::urgency::Urgent;
@@ -66,7 +67,14 @@ const FLUSH: Duration = Duration::from_millis(500);
 const WRITTEN: Duration = Duration::from_secs(5);
 
 /// Serves until the host leaves or an error occurs.
-pub(super) fn serve<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
+pub(super) fn serve<T: Target>(
+    target: &mut T,
+    world: &World,
+    bell: Bell,
+    host: &mut impl Host<T>,
+) -> Result<()> {
+    // The bell is in memory of the target, which outlives this call.
+    let _rung = world.proxy().map(|proxy| proxy.set_bell(bell));
     let _noted = signals::note();
     let _urgent = Urgent::begin();
     // The wait for requests has no limit, so the kernel's deadline applies here, not the watch's.
@@ -124,7 +132,7 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
 }
 
 /// True if this rank's kernel has no request. The hosts have a deadline for what it is about to get.
-fn is_idle(target: &impl Target) -> bool {
+pub(super) fn is_idle(target: &impl Target) -> bool {
     let figures = target.outputs().figures();
     figures.running == 0 && figures.waiting == 0
 }

@@ -1,6 +1,6 @@
 //! What serving needs from a rank, on any target.
 
-use super::bell::Bell;
+use crate::bell::Bell;
 use crate::control::Control;
 use crate::control_writer::ControlWriter;
 use crate::cpu::CpuRank;

@@ -1,16 +1,15 @@
 //! The word that a host's thread sleeps on. Others change it when there is something new for the host.
 
-use crate::world::World;
 use kernels_cu::abi;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A word that is only accessed atomically. On the CPU target it is `mpk_control.bell`: the rank's kernel rings it after it has handed
-/// out results, and rank 0's host after it has sent a message. For a GPU's rank it is in memory that the hosts of a node share: the
+/// out results, and rank 0's host after it has sent a message (through the proxies, if it is on another node). For a GPU's rank it is in memory that the hosts of a node share: the
 /// hosts ring it, and results are polled.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     word: NonNull<u32>,
     /// True if the rank's kernel rings it.
     pub of_kernel: bool,
@@ -55,16 +54,6 @@ impl Bell {
         // SAFETY: a live word (`new`); the call adds to it atomically and wakes who sleeps on it.
         unsafe { abi::mpk_cpu_ring(self.word.as_ptr()) };
     }
-}
-
-/// The bells that a host with this `bell` rings after it has sent a message: rank 0's host rings those of all other hosts of its node,
-/// and these ring rank 0's. None if the kernel rings the hosts.
-pub(super) fn bells_to_ring(world: &World, bell: Bell) -> Vec<Bell> {
-    if bell.of_kernel {
-        return Vec::new();
-    }
-    let others = world.other_bells().into_iter().filter(|(rank, _)| world.rank() == 0 || *rank == 0);
-    others.map(|(_, word)| Bell::of_hosts(word)).collect()
 }
 
 #[cfg(test)]

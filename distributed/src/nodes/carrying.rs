@@ -1,0 +1,357 @@
+//! The thread that sends data between this rank and those of other nodes: puts of the kernel's loops, and signs of life.
+//!
+//! Each message is a word for its kind, a number, and its payload:
+//! - frames of a launch: applied to this rank's heap at once, in order;
+//! - the end of a launch: the sender's loops have ended and all their frames have arrived. A launch is over on a rank when it has
+//!   received this from all ranks. Then nothing of it is still on its way, and memory may be prepared for the next launch;
+//! - the state of the sender, for the watch;
+//! - a ring: there is a message of the sender's host for this rank's host, which may sleep;
+//! - goodbye: nothing else will arrive.
+
+use super::carrier::{Carrier, Failed};
+use super::ring::{Applied, FRAME_BYTES, abort_frame, end_with_data, is_abort};
+use super::shared::Shared;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const FRAMES: u32 = 1;
+const END: u32 = 2;
+const LIFE: u32 = 3;
+const GOODBYE: u32 = 4;
+const RING: u32 = 5;
+
+/// How many times data waits for its signal, a fraction of a microsecond each time.
+const PATIENCE: u32 = 8;
+/// Minimum time between messages to one peer. Puts that a kernel's workers make at about the same time are sent together, because a
+/// message costs more than this gap on both sides.
+const GAP: Duration = Duration::from_micros(5);
+/// How often other nodes get a sign of life.
+const BEAT: Duration = Duration::from_millis(100);
+/// While a kernel runs: number of turns without work in which the thread only yields its core. After that it pauses between turns.
+const YIELDS: u32 = 2000;
+/// The same number if threads share cores, because others need them.
+const YIELDS_SHARED: u32 = 20;
+const SHORTEST_PAUSE: Duration = Duration::from_micros(5);
+const LONGEST_PAUSE: Duration = Duration::from_micros(100);
+/// The pause if no kernel runs, or if the kernel has been idle for long.
+const IDLE_PAUSE: Duration = Duration::from_millis(1);
+/// This many pauses in a row count as long.
+const IDLE_AFTER: u32 = 2000;
+/// After goodbye, the others' goodbye must arrive within this time, or they are gone.
+const PARTING: Duration = Duration::from_secs(5);
+
+/// The proxy's state for a peer.
+#[derive(Clone, Default)]
+struct Peer {
+    /// Number of launches whose end it has reported.
+    ended: u32,
+    goodbye: bool,
+    /// Number of rings that its host has been sent.
+    rung: u32,
+    /// Time of the last frames to it.
+    sent: Option<Instant>,
+}
+
+pub(super) struct Thread {
+    shared: Arc<Shared>,
+    carrier: Carrier,
+    peers: Vec<Peer>,
+    /// Number of launches whose end this rank has reported.
+    told_end: u32,
+    /// The launch whose abort this rank has reported.
+    told_abort: u32,
+    told_life: Instant,
+    told_ended: bool,
+    goodbye: Option<Instant>,
+    /// Number of messages with frames in this launch, and their bytes.
+    sent: (u64, u64),
+    /// Frames for which the GPU has no room yet, in order.
+    waiting: VecDeque<Vec<u8>>,
+}
+
+fn message(mut buffer: Vec<u8>, kind: u32, number: u32) -> Vec<u8> {
+    buffer.extend_from_slice(&kind.to_ne_bytes());
+    buffer.extend_from_slice(&number.to_ne_bytes());
+    buffer
+}
+
+impl Thread {
+    pub fn new(shared: Arc<Shared>, carrier: Carrier) -> Thread {
+        let peers = vec![Peer::default(); carrier.peers().len()];
+        let long_ago = Instant::now().checked_sub(BEAT).unwrap_or_else(Instant::now);
+        Thread {
+            shared,
+            carrier,
+            peers,
+            told_end: 0,
+            told_abort: 0,
+            told_life: long_ago,
+            told_ended: false,
+            goodbye: None,
+            sent: (0, 0),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub fn run(&mut self) {
+        // SAFETY: a call without pointers. Makes short pauses as short as requested.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
+        let mut idle = 0_u32;
+        loop {
+            self.shared.watch.note_turn();
+            match self.turn() {
+                Ok(true) => idle = 0,
+                Ok(false) => idle = idle.saturating_add(1),
+                Err(problem) => {
+                    self.shared.watch.fail(format!("the proxy between the nodes: {problem}"));
+                    return;
+                }
+            }
+            if let Some(since) = self.goodbye
+                && self.carrier.is_idle()
+                && (self.peers.iter().all(|peer| peer.goodbye) || since.elapsed() > PARTING)
+            {
+                self.shared.watch.note_last_turn();
+                return;
+            }
+            self.pause(idle);
+        }
+    }
+
+    fn pause(&self, idle: u32) {
+        let runs = self.shared.begun.load(Ordering::Relaxed) != self.shared.over.load(Ordering::Relaxed);
+        let yields = if self.shared.shared_cores.load(Ordering::Relaxed) { YIELDS_SHARED } else { YIELDS };
+        if idle == 0 {
+            return;
+        }
+        if !runs || idle > yields + IDLE_AFTER {
+            std::thread::sleep(IDLE_PAUSE);
+        } else if idle <= yields {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((SHORTEST_PAUSE * (idle - yields)).min(LONGEST_PAUSE));
+        }
+    }
+
+    /// Checks everything once. Returns true if something was done.
+    fn turn(&mut self) -> std::result::Result<bool, Failed> {
+        // Before MPI, which takes longer: a put does not wait for it.
+        let mut worked = self.goodbye.is_none() && self.send_frames()?;
+        let came = self.take()?;
+        worked |= came;
+        // Sent messages are checked only if there is nothing else to do, because each check is another turn of MPI.
+        if !worked || self.carrier.is_crowded() {
+            worked |= self.carrier.sent()?;
+        }
+        if came {
+            // The thread that waits for this may need this very core.
+            std::thread::yield_now();
+        }
+        if self.goodbye.is_some() {
+            return Ok(worked);
+        }
+        // Read before the ring: if the ring is empty after that, nothing else will be added.
+        let ended = self.shared.ended.load(Ordering::Acquire);
+        worked |= self.send_frames()?;
+        if ended != self.told_end && self.shared.ring.next().is_none() {
+            self.told_end = ended;
+            let (messages, bytes) = std::mem::take(&mut self.sent);
+            tracing::debug!(
+                "the proxy has sent {messages} messages with {bytes} bytes of frames in this launch"
+            );
+            self.tell_all(END, ended, &[])?;
+            worked = true;
+        }
+        self.send_abort()?;
+        self.send_rings()?;
+        self.send_life()?;
+        if self.shared.stop.load(Ordering::Relaxed) {
+            self.tell_all(GOODBYE, 0, &[])?;
+            self.goodbye = Some(Instant::now());
+        }
+        self.note_over();
+        Ok(worked)
+    }
+
+    fn tell_all(&mut self, kind: u32, number: u32, what: &[u8]) -> std::result::Result<(), Failed> {
+        for peer in 0..self.peers.len() {
+            let mut bytes = message(self.carrier.buffer(), kind, number);
+            bytes.extend_from_slice(what);
+            self.carrier.send(peer, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the content of the ring, as far as its receivers accept it.
+    fn send_frames(&mut self) -> std::result::Result<bool, Failed> {
+        let mut any = false;
+        while let Some(to) = self.shared.ring.next() {
+            let Some(peer) = self.carrier.peers().iter().position(|&peer| peer == to) else {
+                return Err(format!(
+                    "a put to rank {to}, which shares this rank's memory; this is a bug; please report it"
+                ));
+            };
+            if !self.carrier.has_room(peer) || self.peers[peer].sent.is_some_and(|sent| sent.elapsed() < GAP)
+            {
+                break;
+            }
+            let launch = self.shared.begun.load(Ordering::Relaxed);
+            let mut bytes = message(self.carrier.buffer(), FRAMES, launch);
+            let head = bytes.len();
+            self.shared.ring.take(&mut bytes, FRAME_BYTES);
+            // One message for data and the signal that follows at once, because nobody reads the data before.
+            let mut patience = PATIENCE;
+            while patience > 0 && bytes.len() < head + FRAME_BYTES / 2 && end_with_data(&bytes[head..]) {
+                patience -= 1;
+                match self.shared.ring.next() {
+                    Some(next) if next == to => {
+                        let room = head + FRAME_BYTES - bytes.len();
+                        self.shared.ring.take(&mut bytes, room);
+                    }
+                    Some(_) => break,
+                    // The thread that writes it may need this very core.
+                    None => std::thread::yield_now(),
+                }
+            }
+            self.sent = (self.sent.0 + 1, self.sent.1 + (bytes.len() - head) as u64);
+            self.carrier.send(peer, bytes)?;
+            self.peers[peer].sent = Some(Instant::now());
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// An abort overtakes the content of the ring, which may be full.
+    fn send_abort(&mut self) -> std::result::Result<(), Failed> {
+        let launch = self.shared.begun.load(Ordering::Relaxed);
+        if self.told_abort == launch {
+            return Ok(());
+        }
+        let word = self.shared.target().map_or(0, |target| target.abort());
+        if word == 0 {
+            return Ok(());
+        }
+        self.told_abort = launch;
+        for peer in 0..self.peers.len() {
+            let mut bytes = message(self.carrier.buffer(), FRAMES, launch);
+            bytes.extend_from_slice(&abort_frame(self.carrier.peers()[peer], word));
+            self.carrier.send(peer, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the rings that the host has asked for. Several may go as one.
+    fn send_rings(&mut self) -> std::result::Result<(), Failed> {
+        // Acquire: pairs with `Ringer::ring`.
+        let rings = self.shared.rings.load(Ordering::Acquire);
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].rung != rings && self.carrier.has_room(peer) {
+                self.peers[peer].rung = rings;
+                let bytes = message(self.carrier.buffer(), RING, 0);
+                self.carrier.send(peer, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends this rank's state now and then, and at once if it has given up.
+    fn send_life(&mut self) -> std::result::Result<(), Failed> {
+        let gives_up = self.shared.watch.has_given_up() && !self.told_ended;
+        if !gives_up && self.told_life.elapsed() < BEAT {
+            return Ok(());
+        }
+        self.told_ended |= gives_up;
+        self.told_life = Instant::now();
+        let words = self.shared.watch.own_words();
+        for peer in 0..self.peers.len() {
+            // A link that accepts nothing gets no more.
+            if self.carrier.has_room(peer) {
+                let mut bytes = message(self.carrier.buffer(), LIFE, 0);
+                words.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
+                self.carrier.send(peer, bytes)?;
+            }
+        }
+        if gives_up {
+            self.shared.watch.note_told();
+        }
+        Ok(())
+    }
+
+    /// Handles incoming messages.
+    fn take(&mut self) -> std::result::Result<bool, Failed> {
+        let Thread { shared, carrier, peers, waiting, .. } = self;
+        let mut brought = false;
+        while let Some(frames) = waiting.front() {
+            // Frames of a launch that is over are not needed any more.
+            let applied = shared.target().map_or(Applied::Yes, |target| target.apply(frames));
+            if applied == Applied::Later {
+                break;
+            }
+            waiting.pop_front();
+            brought = true;
+        }
+        let ranks: Vec<u32> = carrier.peers().to_vec();
+        let mut problem = None;
+        let came = carrier.take(|peer, bytes| {
+            let rank = ranks[peer];
+            let Some((head, rest)) = bytes.split_first_chunk::<8>() else {
+                problem = Some(format!("rank {rank} has sent a message of {} bytes, which is too short; this is a bug; please report it", bytes.len()));
+                return true;
+            };
+            let kind = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]);
+            let number = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
+            match kind {
+                FRAMES => {
+                    // Frames of a launch that has been aborted here are not needed any more.
+                    let target = shared.target();
+                    if let Some(target) = *target
+                        && number == shared.begun.load(Ordering::Relaxed)
+                    {
+                        // Only an abort overtakes waiting frames.
+                        let applied = if waiting.is_empty() || is_abort(rest) {
+                            target.apply(rest)
+                        } else {
+                            Applied::Later
+                        };
+                        match applied {
+                            Applied::Yes => {}
+                            Applied::Later => waiting.push_back(rest.to_vec()),
+                            Applied::No => {
+                                problem = Some(format!(
+                                    "rank {rank} has sent an invalid frame; this is a bug; please report it"
+                                ));
+                            }
+                        }
+                    }
+                }
+                END => peers[peer].ended = number,
+                LIFE => {
+                    let words: Vec<u64> =
+                        rest.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+                    shared.watch.hear(rank, &words);
+                }
+                RING => shared.bell().iter().for_each(|bell| bell.ring()),
+                GOODBYE => {
+                    peers[peer].goodbye = true;
+                    shared.watch.hear_goodbye(rank);
+                    return false;
+                }
+                _ => problem = Some(format!("rank {rank} has sent a message of unknown kind; this is a bug; please report it")),
+            }
+            true
+        })?;
+        problem.map_or(Ok(came || brought), Err)
+    }
+
+    /// Records the launches that are over everywhere.
+    fn note_over(&self) {
+        let everywhere = self.peers.iter().map(|peer| peer.ended).min().unwrap_or(u32::MAX);
+        let over = everywhere.min(self.told_end);
+        if self.waiting.is_empty() && over != self.shared.over.load(Ordering::Relaxed) {
+            // Release: pairs with `Carried::is_over`; earlier frames were applied before.
+            self.shared.over.store(over, Ordering::Release);
+        }
+    }
+}
