@@ -49,7 +49,7 @@ impl Builder {
     /// # Errors
     /// A region that its tensor's layout can't give a view of; a rank outside the world.
     pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
-        self.shared.rank(rank, None, None)
+        self.shared.rank(rank, None)
     }
 
     /// All ranks' task graphs, in order.
@@ -61,7 +61,7 @@ impl Builder {
     }
 
     /// The ranks' graphs, of which rank 0's is kept alone if the others are alike: then each is compared with it as it is made,
-    /// and its operands are not kept.
+    /// and its tasks and operands are not kept.
     ///
     /// # Errors
     /// As [`Builder::rank`].

@@ -14,6 +14,7 @@ mod events;
 mod layouts;
 mod local;
 mod memory;
+mod operands;
 mod order;
 mod overlap;
 mod place;

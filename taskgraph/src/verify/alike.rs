@@ -1,6 +1,6 @@
 //! Graph classes whose ranks are alike, of which rank 0's graph is kept and the others are looked at once.
 
-use super::comparing::Comparing;
+use super::comparing::{Comparing, First};
 use super::ranks::Ranks;
 use super::structure;
 use super::symmetry::Symmetry;
@@ -54,8 +54,8 @@ pub struct Alike {
 }
 
 impl Alike {
-    /// Rank 0's graph for all ranks, if the others are alike. `graph` gives the operands of a rank's graph to be compared, then
-    /// the graph itself, which may be without them. It goes to `done`, without its tensors, which are kept. The first is given
+    /// Rank 0's graph for all ranks, if the others are alike. `graph` gives the operands of a rank's graph to be compared, and
+    /// may give its tasks, then the graph itself, which may be without them. It goes to `done`, without its tensors, which are kept. The first is given
     /// back if one is not alike; no more are asked for then.
     ///
     /// # Errors
@@ -70,12 +70,12 @@ impl Alike {
         if world < 2 || !structure::check_first(&first, world).is_empty() {
             return Ok(Err(Box::new(first)));
         }
-        let missed = AtomicBool::new(false);
+        let (missed, known) = (AtomicBool::new(false), First::new(&first));
         let compared = parallel::map(world - 1, |i| {
             if missed.load(Ordering::Relaxed) {
                 return Ok(None);
             }
-            let mut comparing = Comparing::new(&first, i + 1);
+            let mut comparing = Comparing::new(&known, i + 1);
             let mut other = graph(i as u32 + 1, &mut comparing)?;
             let symmetry = Symmetry::of_compared(comparing, &other);
             if symmetry.is_none() {

@@ -14,7 +14,7 @@
 //! This is checked of the graphs themselves; nothing is taken from the builder's word.
 
 use super::boxes::Boxes;
-use super::comparing::Comparing;
+use super::comparing::{Comparing, First};
 use super::turn::{Turn, turned};
 use crate::parallel;
 use crate::region::Region;
@@ -30,8 +30,9 @@ impl Symmetry {
     /// The symmetry of these graphs; `None` where ranks are not alike, or there is one only. Rank 0's graph is sound by
     /// itself.
     pub(super) fn of(graphs: &[TaskGraph]) -> Option<Symmetry> {
+        let known = First::new(graphs.first()?);
         let compared = parallel::map(graphs.len().saturating_sub(1), |i| {
-            let mut comparing = Comparing::new(&graphs[0], i + 1);
+            let mut comparing = Comparing::new(&known, i + 1);
             comparing.operands(&graphs[i + 1].operands);
             Symmetry::of_compared(comparing, &graphs[i + 1])
         });
