@@ -69,6 +69,15 @@ impl Builder {
         self.shared.class(spares)
     }
 
+    /// [`Builder::class`] where rank 0's graph is `first`, whoever made it: to test that a difference is found.
+    ///
+    /// # Errors
+    /// As [`Builder::rank`].
+    #[doc(hidden)]
+    pub fn class_beside(&self, first: TaskGraph) -> Result<Class, BuildError> {
+        self.shared.class_beside(first, &Spares::default())
+    }
+
     /// The same, where `look` sees every graph: each is built whole, compared and dropped. What `look` returns comes back rank
     /// by rank.
     ///

@@ -1,5 +1,6 @@
 //! One rank's finished task graph.
 
+use super::columns::Columns;
 use super::dynamic::{empty_task, launch_by_one_event};
 use super::entries::{Entries, entries};
 use super::events::Analysis;
@@ -14,7 +15,6 @@ use crate::task_graph::{Event, EventType, Placement, Task, TaskGraph, Variant, c
 use crate::verify::{Comparing, Repeat, TaskColumns, TaskShape};
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// Indices in [`core_types::ALL`], and so in [`TaskGraph::type_names`].
 const TERMINATE: u16 = 0;
@@ -54,15 +54,6 @@ pub(crate) fn compare(
     Ok(emitter.graph())
 }
 
-/// What is known of each task beside the tasks themselves.
-#[derive(Debug, Default)]
-pub(crate) struct Columns {
-    /// The event that it triggers, or [`EventId::INVALID`].
-    triggers: Vec<EventId>,
-    /// Static placement: its worker. Tasks 0 and 1 have none.
-    workers: Vec<u32>,
-}
-
 /// Room for tasks that no slot has: the first two and those that end the iteration.
 const SPARE_TASKS: usize = 512;
 
@@ -91,8 +82,6 @@ struct Emitter<'a, 'c, 'g> {
     /// Operands that have been made or repeated.
     operands: u32,
     columns: Columns,
-    /// Copies within this rank's memory: they trigger its own events.
-    own_copies: Vec<Range<usize>>,
     /// Tasks after the first two that the graph lacks, since they have been compared.
     gone: usize,
 }
@@ -125,10 +114,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
             tasks.reserve(task_count + SPARE_TASKS);
             operands.reserve(operand_count);
         }
-        columns.triggers.clear();
-        columns.triggers.reserve(task_count + SPARE_TASKS);
-        columns.workers.clear();
-        columns.workers.reserve(task_count + SPARE_TASKS);
+        columns.clear(task_count + SPARE_TASKS);
         events.clear();
         let lists = match options.placement {
             Placement::Static => options.target.workers as usize,
@@ -164,7 +150,6 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
             compared,
             operands: 0,
             columns,
-            own_copies: Vec::new(),
             gone: 0,
         };
         for core in [TERMINATE, BEGIN, EMPTY] {
@@ -271,7 +256,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         };
         let (rank, first_task) = (self.rank as u16, self.columns.triggers.len());
         if task_type == COPY && sends.is_none() {
-            self.own_copies.push(first_task..first_task + part.tasks.len());
+            self.columns.own_copies.push(first_task..first_task + part.tasks.len());
         }
         self.columns.triggers.extend((0..part.tasks.len()).map(|i| match sends {
             Some((exchange, sends)) => {
@@ -405,19 +390,6 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         SlotTensor { tensor, number, layout }
     }
 
-    /// Static placement: a worker's list is an order, so of its tasks that nobody waits for only the last one tells the end.
-    /// On a GPU a trigger is a release, for which the worker's next task waits too. A copy is done when its event says so, so it keeps its trigger.
-    fn drop_implied_ends(&mut self, end: EventId) {
-        let mut told = vec![false; self.plan.options.target.workers as usize];
-        let Columns { triggers, workers } = &mut self.columns;
-        for (task, (trigger, &worker)) in triggers.iter_mut().zip(&*workers).enumerate().skip(2).rev() {
-            let copy = || self.own_copies.iter().any(|tasks| tasks.contains(&task));
-            if *trigger == end && !copy() && std::mem::replace(&mut told[worker as usize], true) {
-                *trigger = EventId::INVALID;
-            }
-        }
-    }
-
     /// The end of the iteration: what nobody waits for triggers event 2.
     fn finish(&mut self, analysis: &Analysis, closing: bool) {
         let rank = self.rank as u16;
@@ -434,7 +406,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         }
         if closing {
             // Ranks tell each other that they are through; each ends when all are.
-            self.drop_implied_ends(end);
+            self.columns.drop_implied_ends(end, self.plan.options.target.workers);
             self.graph.ops.push("end_of_iteration".into());
             let (world, own) = (self.plan.options.world, self.rank);
             let done = self.new_event(0, false);
@@ -458,15 +430,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
             last_op += 1;
         }
         // A copy or signal triggers nothing here: an empty task after it in its worker's list does.
-        let mut last = vec![EventId::INVALID; self.plan.options.target.workers as usize];
-        for (trigger, &worker) in self.columns.triggers.iter().zip(&self.columns.workers).skip(2) {
-            last[worker as usize] = *trigger;
-        }
-        let remote = |worker: &u32| {
-            let last = last[*worker as usize];
-            last != EventId::INVALID && last.is_nvshmem()
-        };
-        let mut open: Vec<u32> = (0..last.len() as u32).filter(remote).collect();
+        let mut open = self.columns.ending_remotely(self.plan.options.target.workers);
         let nothing = self.columns.triggers.len() == 2;
         if !open.is_empty() || nothing {
             if nothing {
@@ -477,7 +441,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
                 self.add_task(empty_task(EMPTY, empty_variant, SmallVec::new(), end, on(worker), last_op));
             }
         }
-        self.drop_implied_ends(end);
+        self.columns.drop_implied_ends(end, self.plan.options.target.workers);
         let triggers = self.columns.triggers.iter().filter(|trigger| **trigger == end).count();
         self.graph.events[EventId::END_OF_GRAPH as usize].num_triggers = triggers as u32;
         let (fixed, others) = self.graph.tasks.split_at_mut(2);

@@ -7,6 +7,7 @@
 
 mod classes;
 mod collectives;
+mod columns;
 mod dynamic;
 mod emit;
 mod entries;

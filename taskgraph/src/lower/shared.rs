@@ -1,6 +1,7 @@
 //! What ranks share, and the ranks themselves, built on as many threads as there are cores.
 
-use super::emit::{Columns, compare, emit};
+use super::columns::Columns;
+use super::emit::{compare, emit};
 use super::events::{Analysis, Links, analyse};
 use super::memory::{Memory, plan_memory};
 use super::order::Order;
@@ -83,7 +84,11 @@ impl Shared {
 
     /// The ranks' graphs, of which rank 0's is kept alone if the others are alike. No other one is ever there as a whole.
     pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
-        let first = self.rank(0, spares.take())?;
+        self.class_beside(self.rank(0, spares.take())?, spares)
+    }
+
+    /// The same with `first` as rank 0's graph.
+    pub fn class_beside(&self, first: TaskGraph, spares: &Spares) -> Result<Class, BuildError> {
         let dynamic = self.plan.options.placement == Placement::Dynamic;
         let graph = |rank: u32, comparing: &mut Comparing<'_>| {
             if dynamic {

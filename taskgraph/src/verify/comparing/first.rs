@@ -32,7 +32,7 @@ impl Repeat {
 }
 
 /// Rank 0's graph, and what has been seen of it.
-pub(in crate::verify) struct First<'g> {
+pub(crate) struct First<'g> {
     pub(super) graph: &'g TaskGraph,
     /// What was said of the task with this number, and whether it holds.
     repeats: Mutex<HashMap<u32, Arc<(Repeat, bool)>>>,
@@ -54,7 +54,7 @@ pub(super) struct Columns {
 
 impl<'g> First<'g> {
     /// The graph is sound by itself.
-    pub(in crate::verify) fn new(graph: &'g TaskGraph) -> First<'g> {
+    pub(crate) fn new(graph: &'g TaskGraph) -> First<'g> {
         First { graph, repeats: Mutex::default(), columns: OnceLock::new(), sums: OnceLock::new() }
     }
 
