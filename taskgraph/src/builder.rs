@@ -49,7 +49,7 @@ impl Builder {
     /// # Errors
     /// The tensor's layout allows no view of a region, or the rank is outside the world.
     pub fn rank(&self, rank: u32) -> Result<TaskGraph, BuildError> {
-        self.shared.rank(rank, None, None)
+        self.shared.rank(rank, None)
     }
 
     /// The task graphs of all ranks, in order.
@@ -61,12 +61,21 @@ impl Builder {
     }
 
     /// The ranks' graphs. If the ranks are alike, only rank 0's graph is kept: each other graph is compared with it while it is
-    /// built, and its operands are not kept.
+    /// built, and its tasks and operands are not kept.
     ///
     /// # Errors
     /// Those of [`Builder::rank`].
     pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
         self.shared.class(spares)
+    }
+
+    /// Like [`Builder::class`], but rank 0's graph is `first`, whoever made it. Tests use it to show that a difference is found.
+    ///
+    /// # Errors
+    /// Those of [`Builder::rank`].
+    #[doc(hidden)]
+    pub fn class_beside(&self, first: TaskGraph) -> Result<Class, BuildError> {
+        self.shared.class_beside(first, &Spares::default())
     }
 
     /// Like [`Builder::class`], but `look` sees every graph: each graph is built completely, compared and dropped. Returns the

@@ -187,3 +187,35 @@ fn an_operand_that_does_not_turn_ends_the_likeness() {
     }
     assert!(tried > 50, "{tried}");
 }
+
+/// Where each layer's operands and tasks are said to be an earlier layer's with other tensors, one layer of many that is not
+/// like that on rank 0 is found, wherever the difference is.
+#[test]
+fn a_layer_of_rank_0_that_differs_from_what_is_repeated_is_found() {
+    let options = BuildOptions { allreduce: Allreduce::CopyReduce, ..BuildOptions::new(2, Target::cpu(3)) };
+    let builder = builder(24, &options);
+    let graphs = builder.all().unwrap();
+    // What the builder says of rank 1 is compared with a rank 0 that another hand has changed.
+    let found = |first: TaskGraph| matches!(builder.class_beside(first).unwrap(), Class::All(_));
+    assert!(!found(graphs[0].clone()));
+    let layer = |task: &taskgraph::task_graph::Task| {
+        graphs[0].ops.get(task.op as usize).is_some_and(|op| op.contains("17"))
+    };
+    let tasks: Vec<usize> = (0..graphs[0].tasks.len()).filter(|&t| layer(&graphs[0].tasks[t])).collect();
+    assert!(tasks.len() > 10, "{}", tasks.len());
+    for &t in &tasks {
+        let mut changed = graphs[0].clone();
+        changed.tasks[t].num_inputs ^= 1;
+        assert!(found(changed), "inputs of task {t}");
+        let task = &graphs[0].tasks[t];
+        let first = task.first_operand as usize;
+        for o in first..first + usize::from(task.num_inputs + task.num_outputs) {
+            let mut changed = graphs[0].clone();
+            changed.operands[o].dims[0] += 1;
+            assert!(found(changed), "length of operand {o}");
+            let mut changed = graphs[0].clone();
+            changed.operands[o].tensor = (changed.operands[o].tensor + 1) % graphs[0].tensors.len() as u32;
+            assert!(found(changed), "tensor of operand {o}");
+        }
+    }
+}

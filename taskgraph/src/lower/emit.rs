@@ -1,19 +1,18 @@
 //! Emits the finished task graph of one rank.
 
+use super::columns::Columns;
 use super::dynamic::{empty_task, launch_by_one_event};
-use super::entries::{Entries, TILE_ROWS, entries};
+use super::entries::{Entries, entries};
 use super::events::Analysis;
 use super::memory::Memory;
-use super::overlap::Shift;
+use super::operands::{Block, Blocks, Layout, SlotTensor, SlotTensors, make_operands};
 use super::place::Dealer;
 use super::plan::Plan;
-use super::types::{CLOSING_EVENT, Dims, FIRST_EVENT, NONE, Part, SlotKind};
+use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
 use crate::error::BuildError;
 use crate::ids::EventId;
-use crate::region::{MAX_DIMS, Region};
-use crate::task_graph::{Event, EventType, Operand, Place, Placement, Task, TaskGraph, Variant, core_types};
-use crate::task_type::Access;
-use crate::trust::Trust;
+use crate::task_graph::{Event, EventType, Placement, Task, TaskGraph, Variant, core_types};
+use crate::verify::{Comparing, Repeat, TaskColumns, TaskShape};
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 
@@ -24,54 +23,35 @@ const EMPTY: u16 = 2;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
 
-/// How an operand's view relates to its region.
-#[derive(Clone, Copy, PartialEq)]
-enum View {
-    Region,
-    Whole,
-    /// Without the first dimension, in which the region has one index.
-    Inner,
-    /// With an additional first dimension of size 1.
-    Stacked,
-}
-
-impl View {
-    fn of(access: &Access) -> View {
-        if access.trust.is_some() { View::Whole } else { View::Region }
-    }
-}
-
-/// Receives the operands of each task as it is made, in their order.
-pub(crate) type Made<'m> = &'m mut (dyn FnMut(&[Operand]) + 'm);
-
-/// `spare` is a graph that is not needed any more; the new graph reuses its memory. `made` receives the operands, and the graph
-/// is then without them.
+/// The graph of a rank. `spare` is a graph that is not needed any more; the new graph reuses its memory.
 pub(crate) fn emit(
     plan: &Plan,
     analysis: &Analysis,
     memory: &Memory,
     rank: u32,
     spare: Option<TaskGraph>,
-    made: Option<Made<'_>>,
 ) -> Result<TaskGraph, BuildError> {
-    let mut emitter = Emitter::new(plan, memory, rank, spare, made);
-    emitter.events(analysis);
-    let mut dealer = Dealer::new(plan.options.target.workers);
-    for (index, slot) in plan.slots.iter().enumerate() {
-        let Some(part) = plan.part(rank, index) else { continue };
-        let first = analysis.first_task[index] as usize;
-        let follow = match slot.kind {
-            SlotKind::Arrive { .. } => continue,
-            SlotKind::Compute { .. } => false,
-            SlotKind::Copy { .. } | SlotKind::Collective => true,
-        };
-        let workers = match plan.options.placement {
-            Placement::Static => dealer.deal(part, follow),
-            Placement::Dynamic => Vec::new(),
-        };
-        emitter.slot(index, part, analysis, first, &workers)?;
-    }
-    emitter.finish(analysis, memory.closing)
+    let mut emitter = Emitter::new(plan, memory, rank, spare, Columns::default(), None);
+    emitter.run(analysis)?;
+    emitter.finish(analysis, memory.closing);
+    Ok(emitter.graph())
+}
+
+/// Gives the operands and tasks of a rank's graph to `comparing`, without the graph: what it has besides comes back.
+/// `columns`: memory that is not needed any more. Of static placement only.
+pub(crate) fn compare(
+    plan: &Plan,
+    analysis: &Analysis,
+    memory: &Memory,
+    rank: u32,
+    columns: &mut Columns,
+    comparing: &mut Comparing<'_>,
+) -> Result<TaskGraph, BuildError> {
+    let mut emitter = Emitter::new(plan, memory, rank, None, std::mem::take(columns), Some(comparing));
+    emitter.run(analysis)?;
+    emitter.finish(analysis, memory.closing);
+    *columns = emitter.give_columns(analysis);
+    Ok(emitter.graph())
 }
 
 /// Room for tasks outside of slots: the first two, and those that end the iteration.
@@ -88,7 +68,7 @@ fn sizes(plan: &Plan, rank: u32) -> (usize, usize) {
     parts.map(of_part).fold((0, 0), |all, part| (all.0 + part.0, all.1 + part.1))
 }
 
-struct Emitter<'a, 'm> {
+struct Emitter<'a, 'c, 'g> {
     plan: &'a Plan,
     rank: u32,
     entries: Entries,
@@ -96,33 +76,24 @@ struct Emitter<'a, 'm> {
     home: &'a [u32],
     graph: TaskGraph,
     variants: HashMap<Variant, u16>,
-    made: Option<Made<'m>>,
-    /// Number of operands that `made` has received.
-    gone: u32,
+    /// Operands of earlier slots.
+    blocks: Blocks,
+    compared: Option<&'c mut Comparing<'g>>,
+    /// Operands that have been made or repeated.
+    operands: u32,
+    columns: Columns,
+    /// Tasks after the first two that the graph lacks, since they have been compared.
+    gone: usize,
 }
 
-/// Shared facts of all tasks of a slot about one of its tensors.
-#[derive(Clone, Copy)]
-struct SlotTensor {
-    tensor: u32,
-    /// Its index in the graph.
-    number: u32,
-    size: u64,
-    strides: [u32; MAX_DIMS],
-    dims: Dims,
-    /// Where it starts in the memory that it uses.
-    shift: Shift,
-    tiled: bool,
-    ndim: usize,
-}
-
-impl<'a, 'm> Emitter<'a, 'm> {
+impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
     fn new(
         plan: &'a Plan,
         memory: &'a Memory,
         rank: u32,
         spare: Option<TaskGraph>,
-        made: Option<Made<'m>>,
+        mut columns: Columns,
+        compared: Option<&'c mut Comparing<'g>>,
     ) -> Self {
         let mut type_names: Vec<String> = core_types::ALL.iter().map(|s| s.to_string()).collect();
         let mut registered: Vec<&str> =
@@ -138,11 +109,12 @@ impl<'a, 'm> Emitter<'a, 'm> {
             None => Default::default(),
         };
         tasks.clear();
-        tasks.reserve(task_count + SPARE_TASKS);
         operands.clear();
-        if made.is_none() {
+        if compared.is_none() {
+            tasks.reserve(task_count + SPARE_TASKS);
             operands.reserve(operand_count);
         }
+        columns.clear(task_count + SPARE_TASKS);
         events.clear();
         let lists = match options.placement {
             Placement::Static => options.target.workers as usize,
@@ -174,18 +146,49 @@ impl<'a, 'm> Emitter<'a, 'm> {
             home: &memory.home,
             graph,
             variants: HashMap::new(),
-            made,
+            blocks: Blocks::new(plan),
+            compared,
+            operands: 0,
+            columns,
             gone: 0,
         };
         for core in [TERMINATE, BEGIN, EMPTY] {
             let variant = emitter.variant(core, Vec::new(), 0);
-            emitter.graph.tasks.push(Task {
-                trigger: (core == BEGIN).then(|| EventId::local(rank as u16, EventId::BEGIN)),
-                ..empty_task(core, variant, SmallVec::new(), EventId::INVALID, None, NONE)
-            });
+            emitter.graph.tasks.push(empty_task(
+                core,
+                variant,
+                SmallVec::new(),
+                EventId::INVALID,
+                None,
+                NONE,
+            ));
         }
         emitter.graph.tasks.truncate(2);
+        let begins = EventId::local(rank as u16, EventId::BEGIN);
+        emitter.columns.triggers.extend([EventId::INVALID, begins]);
+        emitter.columns.workers.extend([NONE; 2]);
         emitter
+    }
+
+    fn run(&mut self, analysis: &Analysis) -> Result<(), BuildError> {
+        let plan = self.plan;
+        self.events(analysis);
+        let mut dealer = Dealer::new(plan.options.target.workers);
+        for (index, slot) in plan.slots.iter().enumerate() {
+            let Some(part) = plan.part(self.rank, index) else { continue };
+            let first = analysis.first_task[index] as usize;
+            let follow = match slot.kind {
+                SlotKind::Arrive { .. } => continue,
+                SlotKind::Compute { .. } => false,
+                SlotKind::Copy { .. } | SlotKind::Collective => true,
+            };
+            let workers = match plan.options.placement {
+                Placement::Static => dealer.deal(part, follow),
+                Placement::Dynamic => Vec::new(),
+            };
+            self.slot(index, part, analysis, first, &workers)?;
+        }
+        Ok(())
     }
 
     fn events(&mut self, analysis: &Analysis) {
@@ -244,189 +247,151 @@ impl<'a, 'm> Emitter<'a, 'm> {
             params[word] = self.rank;
         }
         let variant = self.variant(task_type, params, part.scratch_bytes);
-        let of_slot = |tensors: &[u32]| -> SmallVec<[SlotTensor; 8]> {
-            tensors.iter().map(|&tensor| self.slot_tensor(tensor)).collect()
+        let sends = match slot.kind {
+            SlotKind::Copy { exchange } => {
+                let exchange = &self.plan.exchanges[exchange as usize];
+                Some((exchange, &exchange.table.sends[self.rank as usize][..]))
+            }
+            _ => None,
         };
-        let (inputs, outputs) = (of_slot(&slot.inputs), of_slot(&slot.outputs));
-        let target = match slot.kind {
-            SlotKind::Copy { exchange } => of_slot(&[self.plan.exchanges[exchange as usize].target]),
-            _ => SmallVec::new(),
-        };
+        let (rank, first_task) = (self.rank as u16, self.columns.triggers.len());
+        if task_type == COPY && sends.is_none() {
+            self.columns.own_copies.push(first_task..first_task + part.tasks.len());
+        }
+        self.columns.triggers.extend((0..part.tasks.len()).map(|i| match sends {
+            Some((exchange, sends)) => {
+                let number = exchange.first_event[sends[i].to as usize] + sends[i].event;
+                EventId::nvshmem(sends[i].to as u16, number)
+            }
+            None => EventId::local(rank, analysis.trigger[first + i]),
+        }));
+        self.columns.workers.extend(workers);
+        let first_operand = self.operands;
+        let repeated = self.slot_operands(index, part)?;
+        if self.compared.is_some() {
+            self.gone += part.tasks.len();
+        }
+        if repeated && self.compared.is_some() {
+            return Ok(());
+        }
+        let mut shape =
+            TaskShape { task_type, variant, first_operand, num_inputs: 0, num_outputs: 0, op: slot.op };
         for (i, spec) in part.tasks.iter().enumerate() {
-            let first_operand = self.gone + self.graph.operands.len() as u32;
-            let mut task = Task {
-                task_type,
-                variant,
-                first_operand,
-                num_inputs: spec.reads.len() as u16,
-                num_outputs: spec.writes.len() as u16,
-                trigger: None,
-                // Copied as a whole; `clone` would copy one by one.
-                dependencies: SmallVec::from_slice(&analysis.dependencies[first + i]),
-                carried: SmallVec::new(),
-                worker: workers.get(i).copied(),
-                args: spec.args,
-                op: slot.op,
-            };
-            for access in &spec.reads {
-                let tensor = &inputs[access.operand as usize];
-                let stacked = part.stacked == Some(access.operand);
-                let view = if stacked { View::Stacked } else { View::of(access) };
-                self.operand(tensor, access.region, view, Place::Own, access.trust)?;
-            }
-            match slot.kind {
-                SlotKind::Copy { exchange } => {
-                    let exchange = &self.plan.exchanges[exchange as usize];
-                    let send = &exchange.table.sends[self.rank as usize][i];
-                    let number = exchange.first_event[send.to as usize] + send.event;
-                    task.trigger = Some(EventId::nvshmem(send.to as u16, number));
-                    match send.source {
-                        Some(_) => {
-                            let dims = |tensor: u32| self.plan.tensors[tensor as usize].dims[0].n;
-                            let stacked = dims(exchange.target) > dims(slot.inputs[0]);
-                            let view = if stacked { View::Inner } else { View::Region };
-                            self.operand(&target[0], send.target, view, Place::Peer(send.to as u16), None)?;
-                            task.num_outputs = 1;
-                        }
-                        None => {
-                            task.task_type = SIGNAL;
-                            task.variant = self.variant(SIGNAL, Vec::new(), 0);
-                        }
-                    }
-                }
-                kind => {
-                    let trigger = analysis.trigger[first + i];
-                    task.trigger = Some(EventId::local(self.rank as u16, trigger));
-                    for access in &spec.writes {
-                        let tensor = &outputs[access.operand as usize];
-                        if kind == (SlotKind::Compute { push: Some(access.operand) }) {
-                            let region = access.region.with(0, self.rank, self.rank + 1);
-                            self.operand(tensor, region, View::Inner, Place::All, None)?;
-                        } else {
-                            self.operand(tensor, access.region, View::of(access), Place::Own, access.trust)?;
-                        }
+            (shape.num_inputs, shape.num_outputs) = (spec.reads.len() as u16, spec.writes.len() as u16);
+            if let Some((_, sends)) = sends {
+                (shape.task_type, shape.variant) = (task_type, variant);
+                match sends[i].source {
+                    Some(_) => shape.num_outputs = 1,
+                    None => {
+                        shape.task_type = SIGNAL;
+                        shape.variant = self.variant(SIGNAL, Vec::new(), 0);
                     }
                 }
             }
-            self.add_task(task);
+            match &mut self.compared {
+                Some(compared) => compared.task(&shape),
+                None => {
+                    let worker = workers.get(i).copied();
+                    if let Some(worker) = worker {
+                        self.graph.worker_lists[worker as usize].push(self.graph.tasks.len() as u32);
+                    }
+                    self.graph.tasks.push(Task {
+                        task_type: shape.task_type,
+                        variant: shape.variant,
+                        first_operand: shape.first_operand,
+                        num_inputs: shape.num_inputs,
+                        num_outputs: shape.num_outputs,
+                        trigger: None,
+                        // Copied as a whole; `clone` goes one by one.
+                        dependencies: SmallVec::from_slice(analysis.dependencies.of(first + i)),
+                        carried: SmallVec::new(),
+                        worker,
+                        args: spec.args,
+                        op: slot.op,
+                    });
+                }
+            }
+            shape.first_operand += u32::from(shape.num_inputs) + u32::from(shape.num_outputs);
         }
         Ok(())
     }
 
+    /// The operands of a slot: an earlier slot's with other tensors (then true), or new ones.
+    fn slot_operands(&mut self, index: usize, part: &Part) -> Result<bool, BuildError> {
+        let slot = &self.plan.slots[index];
+        let mut tensors: SlotTensors =
+            slot.inputs.iter().chain(&slot.outputs).map(|&tensor| self.slot_tensor(tensor)).collect();
+        if let SlotKind::Copy { exchange } = slot.kind {
+            tensors.push(self.slot_tensor(self.plan.exchanges[exchange as usize].target));
+        }
+        let part_number = self.plan.part_of[self.rank as usize][index];
+        let found = self.blocks.find(self.plan, part_number, slot.kind, &tensors);
+        let graph = &mut self.graph;
+        let first_task = self.columns.triggers.len() as u32 - part.tasks.len() as u32;
+        if let Some(block @ Block { first, count, .. }) = found {
+            let renamed: SmallVec<[(u32, u32); 8]> = block.renamed(&tensors).collect();
+            match &mut self.compared {
+                Some(compared) => compared.repeat(&Repeat {
+                    operands: (*first, *count),
+                    tasks: (block.first_task, part.tasks.len() as u32),
+                    op: slot.op,
+                    tensors: renamed,
+                }),
+                None => {
+                    let (at, first) = (graph.operands.len(), *first as usize);
+                    graph.operands.extend_from_within(first..first + *count as usize);
+                    for operand in &mut graph.operands[at..] {
+                        let new = renamed.iter().find(|(old, _)| *old == operand.tensor);
+                        operand.tensor = new.map_or(operand.tensor, |&(_, new)| new);
+                    }
+                }
+            }
+            self.operands += count;
+            return Ok(true);
+        }
+        let at = graph.operands.len();
+        make_operands(self.plan, self.rank, slot, part, &tensors, &mut graph.operands)?;
+        let count = (graph.operands.len() - at) as u32;
+        self.blocks.add(part_number, Block::new(slot.kind, tensors, (self.operands, count), first_task));
+        if let Some(compared) = &mut self.compared {
+            compared.operands(&graph.operands);
+            graph.operands.clear();
+        }
+        self.operands += count;
+        Ok(false)
+    }
+
+    /// A task that no slot has.
     fn add_task(&mut self, mut task: Task) {
         if task.dependencies.is_empty() {
             task.dependencies.push(EventId::BEGIN);
         }
-        if let Some(worker) = task.worker {
-            self.graph.worker_lists[worker as usize].push(self.graph.tasks.len() as u32);
+        let number = self.columns.triggers.len() as u32;
+        if let (Some(worker), None) = (task.worker, &self.compared) {
+            self.graph.worker_lists[worker as usize].push(number);
         }
+        self.columns.triggers.push(task.trigger.unwrap_or(EventId::INVALID));
+        self.columns.workers.extend(task.worker);
         self.graph.tasks.push(task);
-        if let Some(made) = &mut self.made {
-            made(&self.graph.operands);
-            self.gone += self.graph.operands.len() as u32;
-            self.graph.operands.clear();
-        }
     }
 
     fn slot_tensor(&self, tensor: u32) -> SlotTensor {
         let (root, shift) = self.plan.root(tensor, self.rank);
         let number = self.entries.of[self.home[root as usize] as usize];
         let entry = &self.entries.list[number as usize];
-        SlotTensor {
-            tensor,
-            number,
+        let layout = Layout {
             size: entry.dtype.size(),
             strides: self.entries.strides[number as usize],
             dims: self.plan.tensors[tensor as usize].dims[self.rank as usize],
             shift,
             tiled: entry.tiled,
             ndim: entry.dims.len(),
-        }
-    }
-
-    fn operand(
-        &mut self,
-        tensor: &SlotTensor,
-        mut region: Region,
-        view: View,
-        place: Place,
-        trust: Option<Trust>,
-    ) -> Result<(), BuildError> {
-        let &SlotTensor { number, size, mut strides, shift: (dim, shift), mut ndim, .. } = tensor;
-        region.lo[dim] += shift;
-        region.hi[dim] += shift;
-        let mut dims = [1u32; MAX_DIMS];
-        let mut offset = 0u64;
-        if view == View::Whole {
-            dims = tensor.dims.d;
-            offset = u64::from(shift) * u64::from(strides[dim]);
-        } else if tensor.tiled {
-            let [row, column, ..] = region.lo;
-            if row % TILE_ROWS != 0 || column != 0 {
-                return Err(BuildError::tensor(
-                    &self.plan.tensors[tensor.tensor as usize].name,
-                    format!(
-                        "is packed in tiles of {TILE_ROWS} rows, but a task reads {region}; cut its rows at multiples of {TILE_ROWS} and do not cut its columns"
-                    ),
-                ));
-            }
-            offset = u64::from(row) * u64::from(strides[0]);
-            (0..ndim).for_each(|d| dims[d] = region.hi[d] - region.lo[d]);
-        } else {
-            for d in 0..ndim {
-                dims[d] = region.hi[d].saturating_sub(region.lo[d]);
-                offset += u64::from(region.lo[d]) * u64::from(strides[d]);
-            }
-        }
-        match view {
-            View::Inner => {
-                dims.rotate_left(1);
-                strides.rotate_left(1);
-                ndim -= 1;
-            }
-            View::Stacked => {
-                dims.rotate_right(1);
-                strides.rotate_right(1);
-                dims[0] = 1;
-                strides[0] = 0;
-                ndim += 1;
-            }
-            View::Region | View::Whole => {}
-        }
-        for d in ndim..MAX_DIMS {
-            dims[d] = 1;
-            strides[d] = 1;
-        }
-        self.graph.operands.push(Operand {
-            tensor: number,
-            offset: offset * size,
-            dims,
-            strides,
-            ndim: ndim as u8,
-            place,
-            region,
-            trust,
-        });
-        Ok(())
-    }
-
-    /// Static placement: a worker's list is an order. So among its tasks without dependents, only the last one triggers the end.
-    /// On a GPU a trigger is a release, which would also delay the worker's next task.
-    fn drop_implied_ends(&mut self, end: EventId) {
-        let tasks = &mut self.graph.tasks;
-        for list in &self.graph.worker_lists {
-            let mut told = false;
-            for &task in list.iter().rev() {
-                let Task { trigger, task_type, .. } = &mut tasks[task as usize];
-                if *trigger == Some(end) && *task_type != COPY && std::mem::replace(&mut told, true) {
-                    *trigger = None;
-                }
-            }
-        }
+        };
+        SlotTensor { tensor, number, layout }
     }
 
     /// The end of the iteration: tasks without dependents trigger event 2.
-    fn finish(mut self, analysis: &Analysis, closing: bool) -> Result<TaskGraph, BuildError> {
+    fn finish(&mut self, analysis: &Analysis, closing: bool) {
         let rank = self.rank as u16;
         let empty_variant = self.variant(EMPTY, Vec::new(), 0);
         let end = EventId::local(rank, EventId::END_OF_GRAPH);
@@ -441,16 +406,14 @@ impl<'a, 'm> Emitter<'a, 'm> {
         }
         if closing {
             // Ranks tell each other when they are done. Each ends after all are done.
-            self.drop_implied_ends(end);
+            self.columns.drop_implied_ends(end, self.plan.options.target.workers);
             self.graph.ops.push("end_of_iteration".into());
             let (world, own) = (self.plan.options.world, self.rank);
             let done = self.new_event(0, false);
             let mut triggers = 0;
-            for task in &mut self.graph.tasks[2..] {
-                if task.trigger == Some(end) {
-                    task.trigger = Some(EventId::local(rank, done));
-                    triggers += 1;
-                }
+            for trigger in self.columns.triggers.iter_mut().skip(2).filter(|trigger| **trigger == end) {
+                *trigger = EventId::local(rank, done);
+                triggers += 1;
             }
             self.graph.events[done as usize].num_triggers = triggers;
             let after: SmallVec<[u32; 2]> =
@@ -467,14 +430,8 @@ impl<'a, 'm> Emitter<'a, 'm> {
             last_op += 1;
         }
         // A copy or signal triggers nothing on this rank. An empty task after it in its worker's list does.
-        let mut open: Vec<u32> = Vec::new();
-        for (worker, list) in self.graph.worker_lists.iter().enumerate() {
-            let remote = list.last().and_then(|&t| self.graph.tasks[t as usize].trigger);
-            if remote.is_some_and(|t| t.is_nvshmem()) {
-                open.push(worker as u32);
-            }
-        }
-        let nothing = self.graph.tasks.len() == 2;
+        let mut open = self.columns.ending_remotely(self.plan.options.target.workers);
+        let nothing = self.columns.triggers.len() == 2;
         if !open.is_empty() || nothing {
             if nothing {
                 open.push(0);
@@ -484,16 +441,39 @@ impl<'a, 'm> Emitter<'a, 'm> {
                 self.add_task(empty_task(EMPTY, empty_variant, SmallVec::new(), end, on(worker), last_op));
             }
         }
-        self.drop_implied_ends(end);
-        let triggers = self.graph.tasks.iter().filter(|t| t.trigger == Some(end)).count();
+        self.columns.drop_implied_ends(end, self.plan.options.target.workers);
+        let triggers = self.columns.triggers.iter().filter(|trigger| **trigger == end).count();
         self.graph.events[EventId::END_OF_GRAPH as usize].num_triggers = triggers as u32;
+        let (fixed, others) = self.graph.tasks.split_at_mut(2);
+        let (first, rest) = self.columns.triggers.split_at(2);
+        let kept = first.iter().chain(&rest[self.gone..]);
+        for (task, trigger) in fixed.iter_mut().chain(others).zip(kept) {
+            task.trigger = (*trigger != EventId::INVALID).then_some(*trigger);
+        }
         if !is_static {
             launch_by_one_event(&mut self.graph, empty_variant, EMPTY);
         }
         // Tasks 0 and 1 belong to no operator; the last index stands for that.
         let none = self.graph.ops.len() as u32;
         self.graph.tasks[..2].iter_mut().for_each(|t| t.op = none);
-        self.graph.tensors = self.entries.list;
-        Ok(self.graph)
+    }
+
+    /// The columns of all tasks are compared. The graph has the tasks that no slot has.
+    fn give_columns(&mut self, analysis: &Analysis) -> Columns {
+        let columns = std::mem::take(&mut self.columns);
+        if let Some(compared) = &mut self.compared {
+            let tasks = 2..2 + self.gone;
+            compared.columns(&TaskColumns {
+                first_dependency: &analysis.dependencies.first,
+                dependencies: &analysis.dependencies.events,
+                workers: &columns.workers[tasks.clone()],
+                triggers: &columns.triggers[tasks],
+            });
+        }
+        columns
+    }
+
+    fn graph(self) -> TaskGraph {
+        TaskGraph { tensors: self.entries.list, ..self.graph }
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct Analysis {
     /// First task of each slot, then the number of tasks.
     pub first_task: Vec<u32>,
     /// Events that each task waits for. If empty, it waits only for the begin.
-    pub dependencies: Vec<SmallVec<[u32; 2]>>,
+    pub dependencies: Dependencies,
     /// The event that each task triggers; [`NONE`] for copies.
     pub trigger: Vec<u32>,
     /// Number of triggers of each event. Those of event 2 are counted at the end.
@@ -107,6 +107,34 @@ pub(crate) struct Analysis {
     pub flags: Vec<u8>,
 }
 
+/// For each task the events that it waits for: the begin event where there is no other.
+#[derive(Debug)]
+pub(crate) struct Dependencies {
+    /// Where those of each task begin, and the end.
+    pub first: Vec<u32>,
+    pub events: Vec<u32>,
+}
+
+impl Dependencies {
+    fn new(of_tasks: &[SmallVec<[u32; 2]>]) -> Self {
+        let mut all = Dependencies { first: Vec::with_capacity(of_tasks.len() + 1), events: Vec::new() };
+        all.events.reserve(of_tasks.iter().map(|events| events.len().max(1)).sum());
+        all.first.push(0);
+        for events in of_tasks {
+            match events.is_empty() {
+                true => all.events.push(EventId::BEGIN),
+                false => all.events.extend_from_slice(events),
+            }
+            all.first.push(all.events.len() as u32);
+        }
+        all
+    }
+
+    pub fn of(&self, task: usize) -> &[u32] {
+        &self.events[self.first[task] as usize..self.first[task + 1] as usize]
+    }
+}
+
 impl Analysis {
     /// Makes room for [`CLOSING_EVENT`] with this many triggers.
     pub fn add_closing_event(&mut self, num_triggers: u32) {
@@ -115,7 +143,7 @@ impl Analysis {
                 *event += 1;
             }
         };
-        self.dependencies.iter_mut().flatten().for_each(shift);
+        self.dependencies.events.iter_mut().for_each(shift);
         self.trigger.iter_mut().for_each(shift);
         self.unwatched.iter_mut().for_each(|(event, _)| shift(event));
         self.num_triggers.insert(CLOSING_EVENT as usize, num_triggers);
@@ -202,7 +230,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
     state.drop_implied();
     Analysis {
         first_task: state.first_task,
-        dependencies: state.dependencies,
+        dependencies: Dependencies::new(&state.dependencies),
         trigger: state.trigger,
         num_triggers: state.num_triggers,
         first_local_event,

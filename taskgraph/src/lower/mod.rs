@@ -6,6 +6,7 @@
 
 mod classes;
 mod collectives;
+mod columns;
 mod dynamic;
 mod emit;
 mod entries;
@@ -13,6 +14,7 @@ mod events;
 mod layouts;
 mod local;
 mod memory;
+mod operands;
 mod order;
 mod overlap;
 mod place;

@@ -1,6 +1,7 @@
 //! Builds the parts that ranks share, and the ranks themselves, on as many threads as there are cores.
 
-use super::emit::{Made, emit};
+use super::columns::Columns;
+use super::emit::{compare, emit};
 use super::events::{Analysis, Links, analyse};
 use super::memory::{Memory, plan_memory};
 use super::order::Order;
@@ -10,25 +11,28 @@ use crate::op_graph::OpGraph;
 use crate::options::BuildOptions;
 use crate::parallel;
 use crate::registry::Registry;
-use crate::task_graph::TaskGraph;
+use crate::task_graph::{Placement, TaskGraph};
 use crate::verify::{Alike, Class, Comparing};
 use std::sync::{Mutex, PoisonError};
 
 /// Graphs that are not needed any more. New graphs reuse their memory, because fresh memory costs more than the writes to it.
 #[derive(Debug, Default)]
-pub struct Spares(Mutex<Vec<TaskGraph>>);
+pub struct Spares {
+    graphs: Mutex<Vec<TaskGraph>>,
+    columns: Mutex<Vec<Columns>>,
+}
+
+fn locked<T>(list: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Spares {
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<TaskGraph>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self) -> Option<TaskGraph> {
-        self.list().pop()
+        locked(&self.graphs).pop()
     }
 
     fn put(&self, graph: TaskGraph) {
-        self.list().push(graph);
+        locked(&self.graphs).push(graph);
     }
 }
 
@@ -66,28 +70,45 @@ impl Shared {
         Ok(Shared { plan, analyses, analysis_of, memory })
     }
 
-    pub fn rank(
-        &self,
-        rank: u32,
-        spare: Option<TaskGraph>,
-        made: Option<Made<'_>>,
-    ) -> Result<TaskGraph, BuildError> {
-        let Some(&analysis) = self.analysis_of.get(rank as usize) else {
-            return Err(BuildError::Options(format!(
-                "rank {rank} does not exist; there are {} ranks",
-                self.analysis_of.len()
-            )));
-        };
-        emit(&self.plan, &self.analyses[analysis], &self.memory, rank, spare, made)
+    pub fn rank(&self, rank: u32, spare: Option<TaskGraph>) -> Result<TaskGraph, BuildError> {
+        emit(&self.plan, self.analysis(rank)?, &self.memory, rank, spare)
+    }
+
+    fn analysis(&self, rank: u32) -> Result<&Analysis, BuildError> {
+        let number = self.analysis_of.get(rank as usize).ok_or_else(|| {
+            let ranks = self.analysis_of.len();
+            BuildError::Options(format!("rank {rank} does not exist; there are {ranks} ranks"))
+        })?;
+        Ok(&self.analyses[*number])
     }
 
     /// The ranks' graphs. If the ranks are alike, only rank 0's graph is kept, and no other graph ever exists as a whole.
     pub fn class(&self, spares: &Spares) -> Result<Class, BuildError> {
-        let first = self.rank(0, spares.take(), None)?;
+        self.class_beside(self.rank(0, spares.take())?, spares)
+    }
+
+    /// The same with `first` as rank 0's graph.
+    pub fn class_beside(&self, first: TaskGraph, spares: &Spares) -> Result<Class, BuildError> {
+        let dynamic = self.plan.options.placement == Placement::Dynamic;
         let graph = |rank: u32, comparing: &mut Comparing<'_>| {
-            self.rank(rank, spares.take(), Some(&mut |operands| comparing.operands(operands)))
+            if dynamic {
+                // Where a task comes is known in the end only.
+                let graph = self.rank(rank, spares.take())?;
+                comparing.operands(&graph.operands);
+                return Ok(graph);
+            }
+            let mut columns = locked(&spares.columns).pop().unwrap_or_default();
+            let graph =
+                compare(&self.plan, self.analysis(rank)?, &self.memory, rank, &mut columns, comparing)?;
+            locked(&spares.columns).push(columns);
+            Ok(graph)
         };
-        match Alike::find(first, graph, |graph| spares.put(graph))? {
+        let done = |graph: TaskGraph| {
+            if dynamic {
+                spares.put(graph);
+            }
+        };
+        match Alike::find(first, graph, done)? {
             Ok(alike) => Ok(Class::Alike(Box::new(alike))),
             Err(first) => {
                 spares.put(*first);
@@ -102,10 +123,10 @@ impl Shared {
         spares: &Spares,
         look: impl Fn(&TaskGraph) -> T + Sync,
     ) -> Result<(Class, Vec<T>), BuildError> {
-        let first = self.rank(0, spares.take(), None)?;
+        let first = self.rank(0, spares.take())?;
         let seen = Mutex::new(vec![(0, look(&first))]);
         let graph = |rank: u32, comparing: &mut Comparing<'_>| {
-            let graph = self.rank(rank, spares.take(), None)?;
+            let graph = self.rank(rank, spares.take())?;
             comparing.operands(&graph.operands);
             let found = look(&graph);
             seen.lock().unwrap_or_else(PoisonError::into_inner).push((rank, found));
@@ -127,7 +148,7 @@ impl Shared {
     }
 
     pub fn all(&self) -> Result<Vec<TaskGraph>, BuildError> {
-        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32, None, None)).into_iter().collect()
+        parallel::map(self.analysis_of.len(), |rank| self.rank(rank as u32, None)).into_iter().collect()
     }
 
     pub fn notes(&self) -> &[String] {

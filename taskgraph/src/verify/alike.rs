@@ -1,6 +1,6 @@
 //! Graph classes whose ranks are alike. Only rank 0's graph is kept; the others are checked once.
 
-use super::comparing::Comparing;
+use super::comparing::{Comparing, First};
 use super::ranks::Ranks;
 use super::structure;
 use super::symmetry::Symmetry;
@@ -55,8 +55,8 @@ pub struct Alike {
 
 impl Alike {
     /// Rank 0's graph for all ranks, if the others are alike. `graph` passes on the operands of a rank's graph to be compared,
-    /// then returns the graph itself, which may be without them. The graph then goes to `done`, without its tensors, which are
-    /// kept. If a graph is not alike, the first graph is returned and no more are requested.
+    /// and may pass on its tasks. Then it returns the graph itself, which may be without them. The graph then goes to `done`,
+    /// without its tensors, which are kept. If a graph is not alike, the first graph is returned and no more are requested.
     ///
     /// # Errors
     /// Those of `graph`.
@@ -70,12 +70,12 @@ impl Alike {
         if world < 2 || !structure::check_first(&first, world).is_empty() {
             return Ok(Err(Box::new(first)));
         }
-        let missed = AtomicBool::new(false);
+        let (missed, known) = (AtomicBool::new(false), First::new(&first));
         let compared = parallel::map(world - 1, |i| {
             if missed.load(Ordering::Relaxed) {
                 return Ok(None);
             }
-            let mut comparing = Comparing::new(&first, i + 1);
+            let mut comparing = Comparing::new(&known, i + 1);
             let mut other = graph(i as u32 + 1, &mut comparing)?;
             let symmetry = Symmetry::of_compared(comparing, &other);
             if symmetry.is_none() {

@@ -1,13 +1,24 @@
 //! Compares one rank's graph with rank 0's: whether they are alike, and how they differ.
 //!
-//! A graph's operands are compared as they are made, so they need not be kept. The rest of the graph is compared at the end.
+//! A graph's operands are compared as they are made, so they need not be kept. If operands repeat earlier ones with other
+//! tensors, it is enough that rank 0's do so too (see `first`). Tasks may be compared in the same way; their dependencies and
+//! triggers then come in columns ([`TaskColumns`]). The rest of the graph is compared at the end.
+
+mod first;
 
 use super::boxes::{boxes, is_region, is_symbolic, last_byte, own_slot};
 use super::turn::{Turn, turned, turned_region};
 use crate::dtype::DType;
+use crate::ids::EventId;
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
-use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant, core_types};
+use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant};
+pub(super) use first::First;
+pub use first::Repeat;
+use first::sum_type;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// A rank that is compared with the first rank.
 pub struct Comparing<'a> {
@@ -15,17 +26,94 @@ pub struct Comparing<'a> {
     first: &'a TaskGraph,
     rank: usize,
     turns: Vec<Turn>,
+    known: &'a First<'a>,
     /// Number of compared operands.
     seen: usize,
-    /// Operands that access other bytes than the first rank's, in tensors that are not constants.
-    differing: Vec<u32>,
+    /// Operands that were compared one by one.
+    one_by_one: Vec<Range<usize>>,
+    /// Of these, the operands that access other bytes than the first rank's, in tensors that are not constants; and in which
+    /// dimension.
+    differing: Vec<(u32, u8)>,
+    repeated: Vec<Repeated>,
+    /// By the operands that are repeated: the tensors that have slots there, and in which dimension.
+    turning: HashMap<(usize, usize), Turning>,
+    /// Number of tasks whose shapes have been compared, including the first two.
+    seen_tasks: usize,
+    /// Number of tasks after the first two that came in columns.
+    in_columns: Option<usize>,
     alike: bool,
 }
 
+type Turning = SmallVec<[(u32, u8); 4]>;
+
+/// The operands from `at` on are those of `like` with other tensors.
+struct Repeated {
+    at: usize,
+    like: Range<usize>,
+    tensors: SmallVec<[(u32, u32); 8]>,
+}
+
+/// What a task is, without its dependencies and its trigger.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TaskShape {
+    /// As in [`Task`].
+    pub task_type: u16,
+    /// As in [`Task`].
+    pub variant: u16,
+    /// As in [`Task`].
+    pub first_operand: u32,
+    /// As in [`Task`].
+    pub num_inputs: u16,
+    /// As in [`Task`].
+    pub num_outputs: u16,
+    /// As in [`Task`].
+    pub op: u32,
+}
+
+impl TaskShape {
+    fn of(task: &Task) -> TaskShape {
+        TaskShape {
+            task_type: task.task_type,
+            variant: task.variant,
+            first_operand: task.first_operand,
+            num_inputs: task.num_inputs,
+            num_outputs: task.num_outputs,
+            op: task.op,
+        }
+    }
+}
+
+/// Dependencies and triggers of all tasks whose shapes have been compared. The tasks are in this order in their workers' lists,
+/// and carry no events.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskColumns<'c> {
+    /// Where the dependencies of each task begin, and the end.
+    pub first_dependency: &'c [u32],
+    /// Events that the tasks wait for.
+    pub dependencies: &'c [u32],
+    /// The worker of each.
+    pub workers: &'c [u32],
+    /// The event that each triggers; [`EventId::INVALID`]: none.
+    pub triggers: &'c [EventId],
+}
+
 impl<'a> Comparing<'a> {
-    pub(super) fn new(first: &'a TaskGraph, rank: usize) -> Comparing<'a> {
-        let turns = vec![Turn::Still; first.tensors.len()];
-        Comparing { first, rank, turns, seen: 0, differing: Vec::new(), alike: true }
+    pub(super) fn new(known: &'a First<'a>, rank: usize) -> Comparing<'a> {
+        let first = known.graph;
+        Comparing {
+            first,
+            rank,
+            turns: vec![Turn::Still; first.tensors.len()],
+            known,
+            seen: 0,
+            one_by_one: Vec::new(),
+            differing: Vec::new(),
+            repeated: Vec::new(),
+            turning: HashMap::new(),
+            seen_tasks: 2,
+            in_columns: None,
+            alike: true,
+        }
     }
 
     /// Compares the next operands of the rank, in the order of its graph.
@@ -35,10 +123,91 @@ impl<'a> Comparing<'a> {
             self.alike = false;
             return;
         };
+        match self.one_by_one.last_mut() {
+            Some(last) if last.end == self.seen => last.end += operands.len(),
+            _ => self.one_by_one.push(self.seen..self.seen + operands.len()),
+        }
         for (x, y) in like.iter().zip(operands) {
             self.alike = self.alike && self.operand(x, y);
             self.seen += 1;
         }
+    }
+
+    /// Compares the next task of the rank. The first two tasks are not compared here.
+    pub fn task(&mut self, shape: &TaskShape) {
+        let like = self.first.tasks.get(self.seen_tasks).map(TaskShape::of);
+        self.alike = self.alike && like == Some(*shape);
+        self.seen_tasks += 1;
+    }
+
+    /// The next operands and tasks of the rank are earlier ones with other tensors.
+    pub fn repeat(&mut self, repeat: &Repeat) {
+        let ((first, count), (first_task, tasks)) = (repeat.operands, repeat.tasks);
+        let (at, like) = (self.seen, first as usize..first as usize + count as usize);
+        let at_task = self.seen_tasks;
+        self.seen += count as usize;
+        self.seen_tasks += tasks as usize;
+        let place = self.one_by_one.partition_point(|range| range.start <= like.start);
+        let came = count == 0 || self.one_by_one[..place].last().is_some_and(|range| like.end <= range.end);
+        let tasks_came = first_task >= 2 && first_task as usize + tasks as usize <= at_task;
+        let known = came && tasks_came && self.known.repeats(at as u32, at_task as u32, repeat);
+        self.alike = self.alike && known;
+        if !self.alike || count == 0 {
+            return;
+        }
+        // Each pair of operands compares as the earlier pair did, so the same slots turn.
+        let turning = match self.turning.get(&(like.start, like.end)) {
+            Some(turning) => turning.clone(),
+            None => {
+                let mut turning = Turning::new();
+                for &(index, d) in self.differing_in(&like) {
+                    let turned = (self.first.operands[index as usize].tensor, d);
+                    if !turning.contains(&turned) {
+                        turning.push(turned);
+                    }
+                }
+                self.turning.insert((like.start, like.end), turning.clone());
+                turning
+            }
+        };
+        for (tensor, d) in turning {
+            if let Some(tensor) = repeat.renamed(tensor) {
+                self.turn(tensor, usize::from(d));
+            }
+        }
+        self.repeated.push(Repeated { at, like, tensors: repeat.tensors.clone() });
+    }
+
+    /// Compares the rest of all tasks whose shapes have been compared. The tasks after them are in the rank's graph.
+    pub fn columns(&mut self, columns: &TaskColumns<'_>) {
+        let (known, count) = (self.known.columns(), columns.workers.len());
+        let (first, all) = (columns.first_dependency, columns.dependencies);
+        let triggers = known.triggers.iter().zip(columns.triggers);
+        self.alike = self.alike
+            && known.tell_all
+            && self.in_columns.is_none()
+            && self.seen_tasks == 2 + count
+            && columns.triggers.len() == count
+            && first.len() == count + 1
+            && first[count] as usize == all.len()
+            && known.first_dependency.get(..=count) == Some(first)
+            && known.dependencies.get(..all.len()) == Some(all)
+            && known.workers.get(..count) == Some(columns.workers)
+            && triggers.fold(true, |alike, (&x, &y)| alike & self.same_trigger(x, y));
+        self.in_columns = Some(count);
+    }
+
+    /// True if both trigger nothing, or the second triggers the first's event, turned.
+    fn same_trigger(&self, x: EventId, y: EventId) -> bool {
+        let turned =
+            || x.tag() == y.tag() && x.index() == y.index() && self.peer(x.owner()) == usize::from(y.owner());
+        x == EventId::INVALID && y == EventId::INVALID
+            || x != EventId::INVALID && y != EventId::INVALID && turned()
+    }
+
+    fn differing_in(&self, range: &Range<usize>) -> &[(u32, u8)] {
+        let place = |end: usize| self.differing.partition_point(|&(index, _)| (index as usize) < end);
+        &self.differing[place(range.start)..place(range.end)]
     }
 
     /// True if an operand is like the first rank's. If it accesses other bytes, they must be the first rank's, turned.
@@ -60,7 +229,7 @@ impl<'a> Comparing<'a> {
             return fits(tensor, y);
         }
         let Some(d) = (0..MAX_DIMS).find(|&d| x.region.lo[d] != y.region.lo[d]) else { return false };
-        self.differing.push(self.seen as u32);
+        self.differing.push((self.seen as u32, d as u8));
         self.turn(x.tensor, d);
         self.is_turned(tensor, d, x, y)
     }
@@ -102,7 +271,7 @@ impl<'a> Comparing<'a> {
     }
 
     /// How the ranks differ, for each tensor; `None` if they are not alike. `other` is the rank's graph. Its operands have been
-    /// compared already, so those that it still has are ignored.
+    /// compared already, so those that it still has are ignored. It has all tasks that have not been compared.
     pub(super) fn finish(mut self, other: &TaskGraph) -> Option<Vec<Turn>> {
         let first = self.first;
         let all = self.alike && self.seen == first.operands.len();
@@ -110,7 +279,12 @@ impl<'a> Comparing<'a> {
         if !all || !own || !self.same_frame(other) {
             return None;
         }
-        if !first.tasks.iter().zip(&other.tasks).all(|(x, y)| self.same_task(x, y)) {
+        // Those after the first two may have come.
+        let came = self.in_columns.unwrap_or(0);
+        let (fixed, rest) = first.tasks.split_at_checked(2)?;
+        let there = fixed.iter().chain(rest.get(came..)?);
+        let all_came = self.seen_tasks == 2 + came && other.tasks.len() + came == first.tasks.len();
+        if !all_came || !there.zip(&other.tasks).all(|(x, y)| self.same_task(x, y)) {
             return None;
         }
         self.sums(other)?;
@@ -133,9 +307,21 @@ impl<'a> Comparing<'a> {
         if self.turns.iter().all(|t| *t == Turn::Still) {
             return true;
         }
-        let mut differing = self.differing.iter().copied().peekable();
-        self.first.operands.iter().enumerate().all(|(index, x)| {
-            if differing.next_if_eq(&(index as u32)).is_some() {
+        let one_by_one = |range: &Range<usize>| self.stay(range.start, range);
+        self.one_by_one.iter().all(one_by_one)
+            && self.repeated.iter().all(|repeated| {
+                // Where tensors turn as those in whose place they are, this holds as there.
+                let turns = |tensor: u32| self.turns[tensor as usize];
+                repeated.tensors.iter().all(|&(old, new)| turns(old) == turns(new))
+                    || self.stay(repeated.at, &repeated.like)
+            })
+    }
+
+    /// The same of the operands from `at` on, which differ from the first's where those of `like` do.
+    fn stay(&self, at: usize, like: &Range<usize>) -> bool {
+        let mut differing = self.differing_in(like).iter().map(|&(index, _)| index as usize).peekable();
+        self.first.operands[at..at + like.len()].iter().zip(like.clone()).all(|(x, index)| {
+            if differing.next_if_eq(&index).is_some() {
                 return true;
             }
             let Turn::Slots(d) = self.turns[x.tensor as usize] else { return true };
@@ -160,43 +346,31 @@ impl<'a> Comparing<'a> {
             && a.type_names == b.type_names
             && a.ops.len() == b.ops.len()
             && a.events == b.events
-            && a.worker_lists == b.worker_lists
+            && (self.in_columns.is_some() || a.worker_lists == b.worker_lists)
             && a.tensors.len() == b.tensors.len()
             && a.tensors.iter().zip(&b.tensors).all(|(a, b)| same_tensor(a, b))
-            && a.tasks.len() == b.tasks.len()
             && a.variants.len() == b.variants.len()
             && a.variants.iter().zip(&b.variants).all(|(x, y)| same_variant(x, y))
     }
 
     fn same_task(&self, x: &Task, y: &Task) -> bool {
-        let triggers = match (x.trigger, y.trigger) {
-            (None, None) => true,
-            (Some(x), Some(y)) => {
-                x.tag() == y.tag() && x.index() == y.index() && self.peer(x.owner()) == usize::from(y.owner())
-            }
-            _ => false,
-        };
-        triggers
-            && x.task_type == y.task_type
-            && x.variant == y.variant
-            && (x.first_operand, x.num_inputs, x.num_outputs)
-                == (y.first_operand, y.num_inputs, y.num_outputs)
+        let event = |task: &Task| task.trigger.unwrap_or(EventId::INVALID);
+        x.trigger.is_some() == y.trigger.is_some()
+            && self.same_trigger(event(x), event(y))
+            && TaskShape::of(x) == TaskShape::of(y)
             && x.dependencies == y.dependencies
             && x.carried == y.carried
             && x.worker == y.worker
-            && x.op == y.op
     }
 
     /// A sum leaves out its own slot of the received ones, which turns too.
     fn sums(&mut self, other: &TaskGraph) -> Option<()> {
         let (a, world) = (self.first, self.first.world as usize);
-        let reduce = sum_type(a);
-        for (x, y) in
-            a.tasks.iter().zip(&other.tasks).filter(|(x, _)| Some(usize::from(x.task_type)) == reduce)
-        {
+        for x in self.known.sums().iter().filter_map(|&number| a.tasks.get(number as usize)) {
             // The received slots have the same shape on both ranks.
             let Some(operand) = a.inputs(x).get(1) else { continue };
-            match (own_slot(a, x, operand), own_slot(other, y, operand)) {
+            // Their tasks are the same but for what the variant says.
+            match (own_slot(a, x, operand), own_slot(other, x, operand)) {
                 (None, None) => {}
                 (Some(x_hole), Some(y_hole)) if (x_hole as usize + self.rank) % world == y_hole as usize => {
                     let tensor = a.tensors.get(operand.tensor as usize)?;
@@ -215,10 +389,6 @@ impl<'a> Comparing<'a> {
         }
         Some(())
     }
-}
-
-fn sum_type(graph: &TaskGraph) -> Option<usize> {
-    graph.type_names.iter().position(|n| n == core_types::REDUCE)
 }
 
 /// True if the view is inside its tensor. Everything else is like rank 0's, which has been checked.

@@ -41,7 +41,7 @@ mod triggers;
 mod turn;
 
 pub use alike::{Alike, Class};
-pub use comparing::Comparing;
+pub use comparing::{Comparing, Repeat, TaskColumns, TaskShape};
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;

@@ -13,7 +13,7 @@
 //! This is checked on the graphs themselves, without trusting the builder.
 
 use super::boxes::Boxes;
-use super::comparing::Comparing;
+use super::comparing::{Comparing, First};
 use super::turn::{Turn, turned};
 use crate::parallel;
 use crate::region::Region;
@@ -28,8 +28,9 @@ pub(super) struct Symmetry {
 impl Symmetry {
     /// The symmetry of these graphs; `None` if ranks are not alike or there is only one. Rank 0's graph must be sound by itself.
     pub(super) fn of(graphs: &[TaskGraph]) -> Option<Symmetry> {
+        let known = First::new(graphs.first()?);
         let compared = parallel::map(graphs.len().saturating_sub(1), |i| {
-            let mut comparing = Comparing::new(&graphs[0], i + 1);
+            let mut comparing = Comparing::new(&known, i + 1);
             comparing.operands(&graphs[i + 1].operands);
             Symmetry::of_compared(comparing, &graphs[i + 1])
         });
