@@ -1,7 +1,6 @@
 //! A block: its shared memory, its barriers, and the bulk copies in flight to it.
 
 use crate::memory::{Bytes, Global};
-use crate::program::SHARED_WINDOW;
 use std::collections::HashSet;
 
 /// Contents of shared memory before it is written: NaN in every float type.
@@ -32,28 +31,6 @@ pub(crate) struct BulkCopy {
     pub barrier: u64,
 }
 
-/// A copy of 16 bytes or less that a lane has begun.
-#[derive(Debug)]
-pub(crate) struct LaneCopy {
-    pub lane: usize,
-    pub group: u32,
-    pub to: u64,
-    pub from: u64,
-    pub bytes: u64,
-    /// Of those, how many are read; the others become 0.
-    pub read: u64,
-}
-
-/// Copies of a lane under way that a barrier hears of.
-#[derive(Debug)]
-pub(crate) struct Arrival {
-    /// When they are done, in the emulator's time.
-    pub due: u64,
-    pub warp: u32,
-    pub copies: Vec<LaneCopy>,
-    pub barrier: u64,
-}
-
 #[derive(Debug)]
 pub(crate) struct Block {
     pub index: u32,
@@ -63,7 +40,6 @@ pub(crate) struct Block {
     /// Addresses of the initialised mbarriers.
     pub mbarriers: HashSet<u64>,
     pub copies: Vec<BulkCopy>,
-    pub arrivals: Vec<Arrival>,
 }
 
 impl Block {
@@ -75,7 +51,6 @@ impl Block {
             named: [Named::default(); 16],
             mbarriers: HashSet::new(),
             copies: Vec::new(),
-            arrivals: Vec::new(),
         }
     }
 
@@ -201,31 +176,6 @@ impl Block {
                 state.bytes -= copy.bytes as i64;
                 Ok(())
             })?;
-        }
-        let (done, left): (Vec<Arrival>, _) =
-            std::mem::take(&mut self.arrivals).into_iter().partition(|a| a.due <= now);
-        self.arrivals = left;
-        for arrival in done {
-            arrival.copies.iter().try_for_each(|copy| self.copy_of_lane(copy, global))?;
-            self.mbarrier_change(arrival.barrier, |state| state.arrive(1))?;
-        }
-        Ok(())
-    }
-
-    /// Does a lane's copy.
-    pub(crate) fn copy_of_lane(&mut self, copy: &LaneCopy, global: &mut Global) -> Result<(), String> {
-        if copy.read > copy.bytes {
-            return Err(format!("copy of {} bytes that reads {}", copy.bytes, copy.read));
-        }
-        let to = self.shared.at(copy.to & (SHARED_WINDOW - 1), copy.bytes).ok_or_else(|| {
-            format!("copy of {} bytes to {:#x}: outside shared memory", copy.bytes, copy.to)
-        })?;
-        // SAFETY: checked.
-        unsafe { std::ptr::write_bytes(to, 0, copy.bytes as usize) };
-        if copy.read > 0 {
-            let from = global.at(copy.from, copy.read)?;
-            // SAFETY: both are checked; a block's shared memory is no allocation of the host.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, copy.read as usize) };
         }
         Ok(())
     }

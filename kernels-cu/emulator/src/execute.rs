@@ -1,11 +1,12 @@
 //! One instruction for a group of lanes: flow and memory. What computes is in `arithmetic`.
 
 use crate::arithmetic;
-use crate::barrier::{Arrival, Block, BulkCopy, LaneCopy};
+use crate::barrier::Block;
+use crate::barrier::BulkCopy;
 use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Next, Op, Space, Two, Ty};
 use crate::program::{Program, SHARED_WINDOW};
 use crate::registers::LANES;
-use crate::state::{Context, Warp, lanes};
+use crate::state::{Context, LaneCopy, Warp, lanes};
 use crate::together;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -121,7 +122,6 @@ pub(crate) fn execute(c: &mut Context<'_>, i: &Instruction, pc: u32, mask: u32, 
         }
         Op::CopyCommit => lanes(mask).for_each(|lane| c.warp.copy_groups[lane] += 1),
         Op::CopyWait => copy_wait(c, mask, i.immediate)?,
-        Op::CopyArrive => copy_arrive(c, i, mask)?,
         Op::BulkCopy => bulk_copy(c, i, mask)?,
         Op::Sleep => {
             let times = r.all::<u32>(i.a);
@@ -424,25 +424,6 @@ fn copy_wait(c: &mut Context<'_>, mask: u32, groups: i64) -> Result<()> {
         for copy in arrival.copies.extract_if(.., |copy| mask >> copy.lane & 1 != 0) {
             c.block.copy_of_lane(&copy, &mut c.system.global)?;
         }
-    }
-    c.block.arrivals = arrivals;
-    Ok(())
-}
-
-/// The copies that the lanes have begun will arrive at a barrier, after those that arrive at others.
-fn copy_arrive(c: &mut Context<'_>, i: &Instruction, mask: u32) -> Result<()> {
-    let barrier = c.warp.registers.numbers(i.a);
-    for lane in lanes(mask) {
-        let barrier = barrier[lane] & (SHARED_WINDOW - 1);
-        c.block.mbarrier_change(barrier, |state| {
-            state.pending += i.immediate as u32;
-            Ok(())
-        })?;
-        let drawn = c.system.clock + u64::from(c.system.random() % 1000);
-        let (warp, earlier) = (c.warp.number, c.block.arrivals.iter());
-        let due = earlier.filter(|a| a.warp == warp).map(|a| a.due).fold(drawn, u64::max);
-        let copies = c.warp.copies.extract_if(.., |copy| copy.lane == lane).collect();
-        c.block.arrivals.push(Arrival { due, warp, copies, barrier });
     }
     Ok(())
 }

@@ -268,8 +268,6 @@ pub(crate) enum Op {
     Copy,
     CopyCommit,
     CopyWait,
-    /// Once the lane's copies are done, an arrival at barrier a; `immediate`: arrivals that its phase waits for in addition.
-    CopyArrive,
     /// Bulk copy: to d, from a, b bytes, barrier c.
     BulkCopy,
     Sleep,

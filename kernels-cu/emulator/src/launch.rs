@@ -180,8 +180,9 @@ impl Launch {
                     self.system.clock += u64::from(executed / 8) + 1;
                 }
                 block.copy(self.system.clock, &mut self.system.global)?;
-                let due = block.copies.iter().map(|c| c.due).chain(block.arrivals.iter().map(|a| a.due));
-                next_wake = due.fold(next_wake, u64::min);
+                for copy in &block.copies {
+                    next_wake = next_wake.min(copy.due);
+                }
             }
             self.executed += u64::from(ran);
             if left == 0 {

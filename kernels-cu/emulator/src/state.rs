@@ -1,6 +1,6 @@
 //! What instructions work on: a warp with its registers, its block, and what all blocks share.
 
-use crate::barrier::{Block, LaneCopy};
+use crate::barrier::Block;
 use crate::instruction::{Instruction, NONE, Space};
 use crate::memory::{Bytes, Global};
 use crate::program::{LOCAL_WINDOW, Program, SHARED_WINDOW};

@@ -6,21 +6,17 @@
 namespace mpk {
 namespace gpu {
 
-/* With bulk copies one thread starts them, otherwise all lanes call this. The loader and the prefetch warp have a loop each: what one thread
- * executes for a stage bounds the speed of products, and the loader's has nothing of the other's. */
-template <bool Prefetches>
-__device__ __forceinline__ void load_loop(uint32_t lane) {
+__device__ inline void load_loop(uint32_t lane, bool prefetches) {
 #if __CUDA_ARCH__ >= 900
+  if (!elect_one()) return; /* one thread starts bulk copies */
   constexpr bool first = true;
 #else
   const bool first = lane == 0;
 #endif
   Shared& shared = shared_state();
-  RingPlace place = {0, 0};
-  if (Prefetches) place = peek(shared.prefetch_slot);
-  Loader loader(lane, Prefetches, Prefetches ? peek(shared.prefetch_count) : 0);
+  Loader loader(lane, prefetches);
   bool go_on = true;
-  for (; go_on; place.next<kSlots>()) {
+  for (RingPlace place = {0, 0}; go_on; place.next<kSlots>()) {
     while (go_on && !mbarrier_test(&shared.slot_full[place.index], place.parity)) go_on = peek(shared.left) == 0;
     if (!go_on) break;
     const TaskSlot& slot = shared.slots[place.index];
@@ -32,53 +28,13 @@ __device__ __forceinline__ void load_loop(uint32_t lane) {
 #if __CUDA_ARCH__ < 900
     __syncwarp();
 #endif
-    if (!go_on) break;
     if (first) mbarrier_arrive(&shared.slot_empty[place.index]);
   }
-  if (Prefetches) {
-    if (first) {
-      poke(shared.prefetch_slot, place);
-      poke(shared.prefetch_count, loader.count());
-    }
-    return;
-  }
+  if (prefetches) return;
   loader.drain();
   if constexpr (kCountsStreamed) {
     if (first) platform::store<platform::Scope::kSystem>(&shared.rank.status[blockIdx.x].streamed, loader.streamed(), platform::kRelaxed);
   }
-}
-
-/* The prefetch warp. What all lanes bring is outside its loop. */
-__device__ __forceinline__ void prefetch_warp(uint32_t lane) {
-#if __CUDA_ARCH__ >= 900
-  Shared& shared = shared_state();
-  for (;;) {
-    if (elect_one()) load_loop<true>(lane);
-    __syncwarp();
-    if (peek(shared.prefetch_stopped) == 0) return;
-    RingPlace place = peek(shared.prefetch_slot);
-    const TaskSlot& slot = shared.slots[place.index];
-    if (!bring_code(slot.task.code, slot)) return;
-    __syncwarp();
-    if (lane == 0) {
-      mbarrier_arrive(&shared.slot_empty[place.index]);
-      place.next<kSlots>();
-      poke(shared.prefetch_slot, place);
-      poke(shared.prefetch_stopped, 0u);
-    }
-    __syncwarp();
-  }
-#else
-  load_loop<true>(lane);
-#endif
-}
-
-/* The loader. */
-__device__ __forceinline__ void load_warp(uint32_t lane) {
-#if __CUDA_ARCH__ >= 900
-  if (!elect_one()) return;
-#endif
-  load_loop<false>(lane);
 }
 
 /* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */

@@ -18,7 +18,7 @@ __device__ __forceinline__ void add_wait(uint32_t& sum, uint64_t began_ns) {
  * functions. The prefetch warp goes through the same tasks with a loader that only warms the L2 cache. */
 class Loader {
  public:
-  __device__ explicit Loader(uint32_t lane, bool prefetches = false, uint32_t count = 0) : lane_(lane), prefetches_(prefetches), count_(count) {}
+  __device__ explicit Loader(uint32_t lane, bool prefetches = false) : lane_(lane), prefetches_(prefetches) {}
 
   /* The task whose constant operands are to be brought, and its place among the slots. */
   const TaskSlot* slot = nullptr;
@@ -73,8 +73,6 @@ class Loader {
   __device__ __forceinline__ bool prefetches() const { return prefetches_; }
   /* The prefetch warp leaves out `stages`. */
   __device__ __forceinline__ void skip(uint32_t stages) { count_ += stages; }
-  /* Stages so far. */
-  __device__ __forceinline__ uint32_t count() const { return count_; }
   /* Of a task that streams what earlier iterations wrote to the cache, before the first of it. Tasks wrote it by ordinary stores,
    * and what they did came before this iteration's publication; the fence orders the bulk copies after it. Of such tasks one
    * after the other, the events of all of them have mostly happened: few copies in flight would hurry nobody. */
@@ -99,27 +97,6 @@ class Loader {
   /* Bytes that have been streamed in steps of a full batch; only where kCountsStreamed. */
   __device__ __forceinline__ uint64_t streamed() const { return bytes_; }
 
-  /* The loader: lends the ring to the prefetch warp, which brings what this task needs. False when the compute warps have left.
-   * The prefetch warp's thread leaves its loop, so that all lanes bring it. */
-  __device__ __forceinline__ bool lend() {
-    Shared& shared = shared_state();
-    if (prefetches_) {
-      poke(shared.prefetch_stopped, 1u);
-      return false;
-    }
-    drain_stages();
-    used_ = in_flight_ = 0;
-    poke(shared.lent, place_);
-    const uint32_t count = peek(shared.lent_count) + 1;
-    store_release(shared.lent_count, count);
-    while (load_acquire(shared.returned_count) != count) {
-      if (peek(shared.left) != 0) return false;
-      __nanosleep(100);
-    }
-    place_ = oldest_ = peek(shared.lent);
-    return true;
-  }
-
   /* Waits until no copy is on its way: before the block ends. */
   __device__ void drain() {
     Shared& shared = shared_state();
@@ -133,14 +110,6 @@ class Loader {
       while (!mbarrier_test(&shared.place_full[wide_place_.index], wide_place_.parity)) {}
     }
 #endif
-    drain_stages();
-  }
-
- private:
-  friend class WideLoader;
-
-  __device__ __forceinline__ void drain_stages() const {
-    Shared& shared = shared_state();
     RingPlace at = place_;
     for (uint32_t back = 0; back < used_; ++back) {
       if (at.index == 0) {
@@ -152,6 +121,9 @@ class Loader {
       while (!mbarrier_test(&shared.stage_full[at.index], at.parity)) {}
     }
   }
+
+ private:
+  friend class WideLoader;
 
   /* Copies end by themselves: this wait needs no way out. */
   __device__ __forceinline__ void wait_for_oldest(Shared& shared) {
@@ -196,7 +168,7 @@ class Loader {
 #if __CUDA_ARCH__ >= 900
   uint64_t policy_ = read_once_policy();
 #endif
-  uint32_t count_;         /* stages so far, wraps */
+  uint32_t count_ = 0;     /* stages so far, wraps */
   uint32_t issued_at_ = 0; /* clock */
   RingPlace place_ = {0, 0};  /* where the next stage goes */
   RingPlace oldest_ = {0, 0}; /* of the copies counted as in flight */

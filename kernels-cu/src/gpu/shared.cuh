@@ -78,14 +78,6 @@ struct alignas(128) Shared {
   int32_t active_slot[kKeptActive], active_first_row[kKeptActive], active_num_rows[kKeptActive], active_context[kKeptActive];
   uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
   TaskSlot slots[kSlots];
-  /* The ring of stages while the loader has lent it to the prefetch warp (warp_loader.cuh): where it stands, and how often it was
-   * lent and given back. */
-  RingPlace lent;
-  uint32_t lent_count, returned_count;
-  uint32_t bring_begun, brought; /* lists of what the prefetch warp is to bring: ready, and brought */
-  /* Where the prefetch warp's one thread left its loop, and the stages that it had counted. 1: for a task that all lanes bring. */
-  RingPlace prefetch_slot;
-  uint32_t prefetch_count, prefetch_stopped;
 };
 
 constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));

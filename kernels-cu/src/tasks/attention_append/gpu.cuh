@@ -1,5 +1,5 @@
 /* Norm and rope of the queries and keys of some rows and one key-value head; keys and values go to their pages, queries to
- * a tensor of their own.
+ * a tensor of their own, in the order in which the fragments of `attention_prefill` want them.
  *
  * A head is 16 bytes of each of some lanes, so a warp has several heads of a row at a time. Its next rows are on their way to shared
  * memory while it works on one: with one row ahead, in registers, 2,048 rows took 39 us (8B, H200). */
@@ -175,13 +175,15 @@ struct AttentionAppend : TaskCode {
       }
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) w[i] = attention_prefill::packed<Dtype>(__uint_as_float(turned[2 * i]), __uint_as_float(turned[2 * i + 1]));
-      const uint4 result = item <= queries ? make_uint4(w[0], w[1], w[2], w[3]) : value;
+      const uint4 natural = item == queries ? make_uint4(w[0], w[1], w[2], w[3]) : value;
+      /* Four lanes have 32 elements; a lane of the product has pairs t, t + 4, t + 8, t + 12 of them. */
+      attention_prefill::transpose_quad(w, lane);
       if (item < queries) {
         const uint64_t at = static_cast<uint64_t>(row) * out.strides[0] + item * Dim + chunk * 8;
-        *reinterpret_cast<uint4*>(out.addr + at * 2) = result;
+        *reinterpret_cast<uint4*>(out.addr + at * 2) = make_uint4(w[0], w[1], w[2], w[3]);
       } else if (item < queries + 2 && cache_row != kNoRow) {
         const uint64_t to = cache_row + (item == queries ? 0 : static_cast<uint64_t>(cache.dims[1] / 2) * PageSize);
-        *reinterpret_cast<uint4*>(cache.addr + (to * Dim + chunk * 8) * 2) = result;
+        *reinterpret_cast<uint4*>(cache.addr + (to * Dim + chunk * 8) * 2) = natural;
       }
     }
   }

@@ -24,12 +24,10 @@ namespace mpk {
 namespace prefill {
 
 constexpr uint32_t kTileRows = 128;
-constexpr uint32_t kTileKeys = 128;
-constexpr uint32_t kUnitKeys = 160;
+constexpr uint32_t kTileKeys = 64;
+constexpr uint32_t kUnitKeys = 96;
 /* No part of a unit is smaller, in tiles of keys: to write and join a part costs more than so many. */
-constexpr uint32_t kLeastTiles = 2;
-/* A unit of fewer tiles is not cut: its parts would cost more than an uneven share. */
-constexpr uint32_t kLeastCutTiles = 6;
+constexpr uint32_t kLeastTiles = 4;
 
 /* A slot of the iteration. */
 struct Slot {
@@ -114,9 +112,8 @@ MPK_UNITS Place cut(const Slots& slots, const Shape& shape, uint32_t task, uint3
   }
   at -= weight_before(shape, slot, place.tile);
   const uint32_t key = at <= kUnitKeys ? 0 : static_cast<uint32_t>(at - kUnitKeys) / kTileKeys;
-  const uint32_t of_unit = key_tiles(shape, slot, place.tile), before = of_unit < kLeastCutTiles ? (of_unit + 1) / 2 : kLeastTiles;
-  if (key < before) return place;
-  if (of_unit < kLeastCutTiles || key + kLeastTiles > of_unit) return next_unit(slots, shape, place);
+  if (key < kLeastTiles) return place;
+  if (key + kLeastTiles > key_tiles(shape, slot, place.tile)) return next_unit(slots, shape, place);
   place.key = key;
   return place;
 }

@@ -96,38 +96,26 @@ struct AttentionPrefillMerge : TaskCode {
     const uint32_t lane = context.lane, row = sixteen * 16 + lane / 4, count = control.num_parts;
     float highest[2] = {-INFINITY, -INFINITY}, all[2] = {0.0f, 0.0f};
     float sums[4][4] = {};
-    /* Two parts at a time, all of their loads on their way together: mostly there are two. What came before is scaled to the new maximum. */
 #pragma unroll 1
-    for (uint32_t i = 0; i < count; i += 2) {
-      float2 own[2][2];
-      float4 v[2][4];
+    for (uint32_t i = 0; i < count; ++i)
 #pragma unroll
-      for (uint32_t p = 0; p < 2; ++p) {
-        const uint32_t part = control.parts[i + p < count ? i + p : i];
-#pragma unroll
-        for (uint32_t r = 0; r < 2; ++r) own[p][r] = *attention_prefill::partial_state(state, part, row + 8 * r);
-#pragma unroll
-        for (uint32_t b = 0; b < 4; ++b) v[p][b] = *attention_prefill::partial_sums(partial, part, Dim, sixteen, block + b, lane);
-      }
-      const bool pair = i + 1 < count;
-      float before[2], weight[2][2];
+      for (uint32_t r = 0; r < 2; ++r) highest[r] = fmaxf(highest[r], attention_prefill::partial_state(state, control.parts[i], row + 8 * r)->x);
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+      float weight[2];
 #pragma unroll
       for (uint32_t r = 0; r < 2; ++r) {
-        const float most = fmaxf(highest[r], fmaxf(own[0][r].x, own[1][r].x));
-        const float base = most == -INFINITY ? 0.0f : most;
-        before[r] = attention_prefill::power_of_2(highest[r] - base);
-        weight[0][r] = attention_prefill::power_of_2(own[0][r].x - base);
-        weight[1][r] = pair ? attention_prefill::power_of_2(own[1][r].x - base) : 0.0f;
-        all[r] = fmaf(weight[1][r], own[1][r].y, fmaf(weight[0][r], own[0][r].y, before[r] * all[r]));
-        highest[r] = most;
+        const float2 own = *attention_prefill::partial_state(state, control.parts[i], row + 8 * r);
+        weight[r] = own.x == -INFINITY ? 0.0f : attention_prefill::power_of_2(own.x - highest[r]);
+        all[r] = fmaf(weight[r], own.y, all[r]);
       }
 #pragma unroll
       for (uint32_t b = 0; b < 4; ++b) {
-        const float4 &x = v[0][b], &y = v[1][b];
-        sums[b][0] = fmaf(weight[1][0], y.x, fmaf(weight[0][0], x.x, before[0] * sums[b][0]));
-        sums[b][1] = fmaf(weight[1][0], y.y, fmaf(weight[0][0], x.y, before[0] * sums[b][1]));
-        sums[b][2] = fmaf(weight[1][1], y.z, fmaf(weight[0][1], x.z, before[1] * sums[b][2]));
-        sums[b][3] = fmaf(weight[1][1], y.w, fmaf(weight[0][1], x.w, before[1] * sums[b][3]));
+        const float4 v = *attention_prefill::partial_sums(partial, control.parts[i], Dim, sixteen, block + b, lane);
+        sums[b][0] = fmaf(weight[0], v.x, sums[b][0]);
+        sums[b][1] = fmaf(weight[0], v.y, sums[b][1]);
+        sums[b][2] = fmaf(weight[1], v.z, sums[b][2]);
+        sums[b][3] = fmaf(weight[1], v.w, sums[b][3]);
       }
     }
     const attention_prefill::RowMap map(context.params<mpk_attention_prefill_params>());
