@@ -1,4 +1,4 @@
-//! One instruction for a group of lanes: flow and memory. What computes is in `arithmetic`.
+//! Executes one instruction for a group of lanes: control flow and memory. Computation is in `arithmetic`.
 
 use crate::arithmetic;
 use crate::barrier::Block;
@@ -163,13 +163,14 @@ fn unpack(c: &mut Context<'_>, i: &Instruction, mask: u32, part: Ty) {
     }
 }
 
-/// The value of `ty` at `at`, as its register holds it.
+/// The value of `ty` at `at`, in the form that its register holds.
 ///
 /// # Safety
-/// The bytes are there, aligned.
+/// The bytes are accessible and aligned.
 #[inline(always)]
 unsafe fn read(at: *mut u8, ty: Ty, others: bool) -> u64 {
-    // SAFETY: the caller's promise. What the host writes meanwhile is read by atomic instructions.
+    // SAFETY: guaranteed by the caller. Memory that the host may write meanwhile is read by atomic
+    // instructions.
     unsafe {
         match ty.bytes() {
             1 if ty == Ty::S8 => at.cast::<i8>().read_volatile() as i64 as u64,
@@ -254,7 +255,7 @@ fn atom(
         let at = c.pointer(space, all[lane], ty.bytes(), lane)?;
         let b = c.warp.registers.number(i.b, lane);
         let swapped = if atomic == Atomic::CompareSwap { c.warp.registers.number(i.c, lane) } else { 0 };
-        // A compare-and-swap's b is what is wanted there.
+        // In a compare-and-swap, b is the expected value.
         let new = |old: u64| {
             let signed = |v: u64| if ty == Ty::S32 { i64::from(v as i32) } else { v as i64 };
             match atomic {
@@ -295,7 +296,7 @@ fn atom(
         };
         let order = (Ordering::SeqCst, Ordering::SeqCst);
         let old = if ty.wide() {
-            // SAFETY: `pointer` checked the bytes and that they are aligned; all accesses of others are atomic.
+            // SAFETY: `pointer` checked the bytes and their alignment; all accesses by others are atomic.
             let word = unsafe { AtomicU64::from_ptr(at.cast()) };
             word.fetch_update(order.0, order.1, |old| Some(new(old))).unwrap_or_default()
         } else {
@@ -339,7 +340,7 @@ fn barrier(
     Ok(Next::Split)
 }
 
-/// Lanes whose barrier has completed go on.
+/// Lanes whose barrier has completed continue.
 pub(crate) fn pass_barriers(warp: &mut Warp, block: &Block, program: &Program) {
     let done: u32 = lanes(warp.at_barrier)
         .filter(|&lane| block.named[usize::from(warp.barrier[lane].0)].phase > warp.barrier[lane].1)
@@ -351,7 +352,7 @@ pub(crate) fn pass_barriers(warp: &mut Warp, block: &Block, program: &Program) {
     warp.at_barrier &= !done;
 }
 
-/// A lane goes on after its barrier has completed.
+/// A lane continues after its barrier has completed.
 fn after_barrier(warp: &mut Warp, block: &Block, program: &Program, lane: usize, (number, phase): (u8, u64)) {
     let i = &program.instructions[warp.pc[lane] as usize];
     if let Op::Barrier { reduce: Some(two), .. } = i.op {
@@ -407,7 +408,7 @@ fn mbarrier(c: &mut Context<'_>, i: &Instruction, mask: u32, kind: Mbarrier) -> 
     }
 }
 
-/// The lanes' copies but those of the latest `groups` are done; -1: all.
+/// Completes the lanes' copies except those of the latest `groups`; -1: all.
 fn copy_wait(c: &mut Context<'_>, mask: u32, groups: i64) -> Result<()> {
     let copies = std::mem::take(&mut c.warp.copies);
     for copy in copies {
@@ -416,13 +417,16 @@ fn copy_wait(c: &mut Context<'_>, mask: u32, groups: i64) -> Result<()> {
             c.warp.copies.push(copy);
             continue;
         }
-        c.block.copy_of_lane(&copy, &mut c.system.global)?;
-    }
-    // Those that a barrier will hear of, too; that they are done earlier than need be is allowed.
-    let mut arrivals = std::mem::take(&mut c.block.arrivals);
-    for arrival in arrivals.iter_mut().filter(|arrival| arrival.warp == c.warp.number) {
-        for copy in arrival.copies.extract_if(.., |copy| mask >> copy.lane & 1 != 0) {
-            c.block.copy_of_lane(&copy, &mut c.system.global)?;
+        let to = c.pointer(Space::Shared, copy.to & (SHARED_WINDOW - 1), copy.bytes, copy.lane)?;
+        // SAFETY: checked.
+        unsafe { std::ptr::write_bytes(to, 0, copy.bytes as usize) };
+        if copy.read > copy.bytes {
+            return Err(format!("copy of {} bytes that reads {}", copy.bytes, copy.read));
+        }
+        if copy.read > 0 {
+            let from = c.system.global.at(copy.from, copy.read)?;
+            // SAFETY: both are checked; no host allocation overlaps a block's shared memory.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, copy.read as usize) };
         }
     }
     Ok(())

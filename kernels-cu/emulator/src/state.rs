@@ -11,9 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[derive(Debug)]
 pub(crate) struct System {
     pub global: Global,
-    /// The kernel's clock, ns: it counts instructions, and jumps where all warps sleep.
+    /// The kernel's clock in ns. It advances with instructions, and jumps when all warps sleep.
     pub clock: u64,
-    /// What `%globaltimer` adds to it.
+    /// `%globaltimer` is the clock plus this.
     epoch: u64,
     random: u64,
 }
@@ -33,33 +33,45 @@ impl System {
         (self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
     }
 
-    /// For the kernel to read: ns since 1970, or cycles.
+    /// The time that the kernel reads: ns since 1970, or cycles.
     pub(crate) fn time(&self, global: bool) -> u64 {
         if global { self.epoch + self.clock } else { self.clock }
     }
 }
 
+/// A copy of at most 16 bytes that a lane has started.
+#[derive(Debug)]
+pub(crate) struct LaneCopy {
+    pub lane: usize,
+    pub group: u32,
+    pub to: u64,
+    pub from: u64,
+    pub bytes: u64,
+    /// Number of these bytes that are read; the others become 0.
+    pub read: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Warp {
-    /// Number in its block.
+    /// Index in its block.
     pub number: u32,
     pub registers: Registers,
     /// Local memory of the lanes, one after the other.
     pub local: Bytes,
     pub pc: [u32; LANES],
-    /// Where each lane's calls return to.
+    /// Return addresses of each lane's calls.
     pub stack: [Vec<u32>; LANES],
     /// Lanes that have ended, or that the block does not have.
     pub exited: u32,
-    /// Lanes that wait for others of the warp, and the lanes that each waits for.
+    /// Lanes that wait for others of the warp, and which lanes each one waits for.
     pub together: u32,
     pub wanted: [u32; LANES],
-    /// Lanes that wait at a named barrier; its number and phase.
+    /// Lanes that wait at a named barrier; the barrier's number and phase.
     pub at_barrier: u32,
     pub barrier: [(u8, u64); LANES],
-    /// Lanes that have had a turn while others had none.
+    /// Lanes that have had a turn while other ready lanes had none.
     pub passed: u32,
-    /// When it goes on, in the emulator's time.
+    /// When it continues, in the emulator's time.
     pub wake: u64,
     pub copies: Vec<LaneCopy>,
     pub copy_groups: [u32; LANES],
@@ -75,7 +87,7 @@ pub(crate) struct Context<'l> {
 }
 
 impl Context<'_> {
-    /// Checks an access and gives its place.
+    /// Checks an access and returns a pointer to it.
     #[inline(always)]
     pub(crate) fn pointer(
         &mut self,
@@ -93,7 +105,7 @@ impl Context<'_> {
                 2 => (Space::Local, address - LOCAL_WINDOW),
                 _ => (Space::Global, address),
             },
-            // Addresses of shared memory are also given as 32 bits.
+            // Addresses of shared memory may also have 32 bits.
             space => (space, address),
         };
         match space {
@@ -145,7 +157,7 @@ impl Warp {
         }
     }
 
-    /// Puts its first `lanes` lanes at `start`. Registers keep what they held: a kernel writes before it reads.
+    /// Puts its first `lanes` lanes at `start`. Registers keep their values: a kernel writes before it reads.
     pub(crate) fn begin(&mut self, lanes: u32, start: u32) {
         self.pc = [start; LANES];
         self.exited = if lanes >= 32 { 0 } else { u32::MAX << lanes };
@@ -159,12 +171,12 @@ impl Warp {
         self.exited == u32::MAX
     }
 
-    /// Lanes that can go on.
+    /// Lanes that can continue.
     pub(crate) fn ready(&self) -> u32 {
         !(self.exited | self.together | self.at_barrier)
     }
 
-    /// The lanes of `group` go on at `pc`.
+    /// Moves the lanes of `group` to `pc`.
     #[inline(always)]
     pub(crate) fn go(&mut self, group: u32, pc: u32) {
         for lane in lanes(group) {
@@ -172,7 +184,7 @@ impl Warp {
         }
     }
 
-    /// The group whose turn it is: its place, its lanes, and the next place after it where others are.
+    /// The group whose turn it is: its place, its lanes, and the nearest later place that has other lanes.
     pub(crate) fn group(&mut self, ready: u32) -> (u32, u32, u32) {
         if ready & !self.passed == 0 {
             self.passed = 0;
@@ -190,12 +202,12 @@ impl Warp {
     }
 }
 
-/// A warp's part of its warpgroup's products. Rows of A and of the sums are a warp's own, so that warps need not wait for
+/// A warp's part of its warpgroup's products. Each warp has its own rows of A and of the sums, so warps need not wait for
 /// each other.
 #[derive(Debug, Default)]
 pub(crate) struct Wide {
     pub begun: Vec<Begun>,
-    /// Sums that products under way write: their registers are not readable until then.
+    /// Sums that products in flight write; their registers cannot be read until the products are done.
     pub sums: Vec<Sums>,
     pub groups: u64,
 }
@@ -204,7 +216,7 @@ pub(crate) struct Wide {
 pub(crate) struct Begun {
     pub instruction: Instruction,
     pub group: u64,
-    /// Number in `Wide::sums` by first register.
+    /// Index in `Wide::sums`, by first register.
     pub sums: u32,
     pub descriptor: [u64; 2],
     pub add: bool,
