@@ -57,6 +57,21 @@ fn raise_open_files() {
 /// Size of the last allocation that failed; 0 if none has failed.
 static LACKING: AtomicUsize = AtomicUsize::new(0);
 
+/// Large allocations ask for huge pages, because page faults are a tenth of the time to build and verify graphs.
+const HUGE_PAGE: usize = 2 << 20;
+/// An allocation of this size contains a whole huge page, wherever it starts.
+const LARGE: usize = 2 * HUGE_PAGE;
+
+/// Asks for huge pages. A system that has none ignores this.
+fn advise(address: *mut u8, bytes: usize) {
+    let (start, end) =
+        (address.addr().next_multiple_of(HUGE_PAGE), (address.addr() + bytes) & !(HUGE_PAGE - 1));
+    if !address.is_null() && start < end {
+        // SAFETY: the range is inside an allocation of this process, and the advice does not change its contents.
+        unsafe { libc::madvise(address.with_addr(start).cast(), end - start, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// The system's allocator. With it, a program that runs out of memory exits with status 3 instead of dying by SIGABRT.
 ///
 /// Call [`Allocator::install`] first. Callers that handle a failed allocation get their error as usual. Only an abort
@@ -91,6 +106,9 @@ impl Allocator {
     fn note(&self, address: *mut u8, bytes: usize) -> *mut u8 {
         if address.is_null() {
             LACKING.store(bytes.max(1), Ordering::Relaxed);
+        }
+        if bytes >= LARGE {
+            advise(address, bytes);
         }
         address
     }
