@@ -188,14 +188,14 @@ fn an_operand_that_does_not_turn_ends_the_likeness() {
     assert!(tried > 50, "{tried}");
 }
 
-/// Where each layer's operands and tasks are said to be an earlier layer's with other tensors, one layer of many that is not
-/// like that on rank 0 is found, wherever the difference is.
+/// The builder declares that each layer's operands and tasks are an earlier layer's with other tensors. If one layer of rank 0 is
+/// not like that, this is found, wherever the difference is.
 #[test]
 fn a_layer_of_rank_0_that_differs_from_what_is_repeated_is_found() {
     let options = BuildOptions { allreduce: Allreduce::CopyReduce, ..BuildOptions::new(2, Target::cpu(3)) };
     let builder = builder(24, &options);
     let graphs = builder.all().unwrap();
-    // What the builder says of rank 1 is compared with a rank 0 that another hand has changed.
+    // What the builder declares of rank 1 is compared with a changed rank 0.
     let found = |first: TaskGraph| matches!(builder.class_beside(first).unwrap(), Class::All(_));
     assert!(!found(graphs[0].clone()));
     let layer = |task: &taskgraph::task_graph::Task| {
@@ -207,6 +207,17 @@ fn a_layer_of_rank_0_that_differs_from_what_is_repeated_is_found() {
         let mut changed = graphs[0].clone();
         changed.tasks[t].num_inputs ^= 1;
         assert!(found(changed), "inputs of task {t}");
+        // These events exist, so the graph is sound by itself and only the comparison can find the difference.
+        for d in 0..graphs[0].tasks[t].dependencies.len() {
+            let mut changed = graphs[0].clone();
+            changed.tasks[t].dependencies[d] ^= 1;
+            assert!(found(changed), "dependency {d} of task {t}");
+        }
+        if let Some(trigger) = graphs[0].tasks[t].trigger.filter(|trigger| !trigger.is_nvshmem()) {
+            let mut changed = graphs[0].clone();
+            changed.tasks[t].trigger = Some(EventId::local(trigger.owner(), trigger.index() ^ 1));
+            assert!(found(changed), "trigger of task {t}");
+        }
         let task = &graphs[0].tasks[t];
         let first = task.first_operand as usize;
         for o in first..first + usize::from(task.num_inputs + task.num_outputs) {

@@ -57,6 +57,31 @@ fn raise_open_files() {
 /// Size of the last allocation that failed; 0 if none has failed.
 static LACKING: AtomicUsize = AtomicUsize::new(0);
 
+/// Large allocations ask for huge pages, because page faults are a tenth of the time to build and verify graphs.
+const HUGE_PAGE: usize = 2 << 20;
+/// An allocation of this size contains a whole huge page, wherever it starts.
+const LARGE: usize = 2 * HUGE_PAGE;
+
+/// Allocations below this size come from arenas, whose memory is used again without being cleared by the system.
+#[cfg(target_env = "gnu")]
+const OF_ITS_OWN: libc::c_int = 32 << 20;
+/// An arena keeps this much free memory. It is also the most that glibc would choose by itself.
+#[cfg(target_env = "gnu")]
+const KEPT: libc::c_int = 64 << 20;
+/// An arena grows by this much more than it needs.
+#[cfg(target_env = "gnu")]
+const MORE: libc::c_int = 16 << 20;
+
+/// Asks for huge pages. A system that has none ignores this.
+fn advise(address: *mut u8, bytes: usize) {
+    let (start, end) =
+        (address.addr().next_multiple_of(HUGE_PAGE), (address.addr() + bytes) & !(HUGE_PAGE - 1));
+    if !address.is_null() && start < end {
+        // SAFETY: the range is inside an allocation of this process, and the advice does not change its contents.
+        unsafe { libc::madvise(address.with_addr(start).cast(), end - start, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// The system's allocator. With it, a program that runs out of memory exits with status 3 instead of dying by SIGABRT.
 ///
 /// Call [`Allocator::install`] first. Callers that handle a failed allocation get their error as usual. Only an abort
@@ -64,8 +89,16 @@ static LACKING: AtomicUsize = AtomicUsize::new(0);
 pub struct Allocator;
 
 impl Allocator {
-    /// From now on, an abort for lack of memory becomes an exit with status 3.
+    /// From now on, an abort for lack of memory becomes an exit with status 3, and freed memory is kept for a while.
     pub fn install(&self) {
+        // A refused option changes only the speed.
+        #[cfg(target_env = "gnu")]
+        for (option, bytes) in
+            [(libc::M_MMAP_THRESHOLD, OF_ITS_OWN), (libc::M_TRIM_THRESHOLD, KEPT), (libc::M_TOP_PAD, MORE)]
+        {
+            // SAFETY: the options are glibc's, and it takes its own lock.
+            unsafe { libc::mallopt(option, bytes) };
+        }
         let handler = on_abort as extern "C" fn(libc::c_int) as libc::sighandler_t;
         // SAFETY: the handler calls only functions that are allowed in a signal handler.
         unsafe { libc::signal(libc::SIGABRT, handler) };
@@ -91,6 +124,9 @@ impl Allocator {
     fn note(&self, address: *mut u8, bytes: usize) -> *mut u8 {
         if address.is_null() {
             LACKING.store(bytes.max(1), Ordering::Relaxed);
+        }
+        if bytes >= LARGE {
+            advise(address, bytes);
         }
         address
     }

@@ -1,9 +1,6 @@
-//! Dependencies of one rank, derived from the regions that tasks access.
-//!
-//! A task triggers one event, so events partition the tasks of a slot: two tasks share an event if some task of another slot needs
-//! both. The result is the coarsest partition that is fine enough. For two regular grids, it is that of their greatest common
-//! divisor.
+//! Dependencies of one rank, derived from the regions that tasks access. `grouping` says which tasks share an event.
 
+use super::grouping::{ALL, COVERED, Grouping, GroupingKey, SOME, flags};
 use super::overlap::{Overlap, Shift, Side, overlap};
 use super::plan::Plan;
 use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
@@ -15,13 +12,6 @@ use crate::task_graph::{Placement, core_types};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::rc::Rc;
-
-/// Every task of the later slot waits for every task of the earlier one.
-pub(crate) const ALL: u8 = 1;
-/// Every task of the later slot waits for some task of the earlier one.
-pub(crate) const SOME: u8 = 2;
-/// For every task of the earlier slot, a task of the later one waits.
-pub(crate) const COVERED: u8 = 4;
 
 /// Two slots that access the same tensor, the later one after the earlier one. At least one of them writes.
 #[derive(Clone, Copy, Debug)]
@@ -183,10 +173,12 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         event_slot,
         unwatched: Vec::new(),
         flags: vec![0; links.all.len()],
+        groupings: HashMap::new(),
         first_task,
         dynamic: plan.options.placement == Placement::Dynamic,
     };
     let mut cache: HashMap<Touching, Rc<Overlap>> = HashMap::new();
+    let mut certain_flags: HashMap<Touching, u8> = HashMap::new();
     for (index, slot) in plan.slots.iter().enumerate() {
         let Some(part) = plan.part(rank, index) else { continue };
         let n = part.tasks.len();
@@ -216,9 +208,11 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
                 })
                 .clone();
             if link.flagged {
-                let certain = always_read(later, link.to_side);
-                let certain = overlap(part, link.from_side, from_shift, &certain, link.to_side, to_shift);
-                state.flags[number] = plain_flags(&certain, later.tasks.len(), n);
+                state.flags[number] = *certain_flags.entry(key).or_insert_with(|| {
+                    let certain = always_read(later, link.to_side);
+                    let certain = overlap(part, link.from_side, from_shift, &certain, link.to_side, to_shift);
+                    plain_flags(&certain, later.tasks.len(), n)
+                });
             }
             overlaps.push((number, found));
         }
@@ -250,6 +244,7 @@ struct Builder {
     event_slot: Vec<u32>,
     unwatched: Vec<(u32, u32)>,
     flags: Vec<u8>,
+    groupings: HashMap<GroupingKey, Rc<Grouping>>,
     dynamic: bool,
 }
 
@@ -270,37 +265,31 @@ impl Builder {
         // other ranks' shares knows that everything before them is done (`order::after_both_halves`).
         let is_share = matches!(plan.slots.get(slot + 1).map(|s| s.kind), Some(SlotKind::Copy { exchange })
             if plan.exchanges[exchange as usize].completes.is_some());
-        let mut groups = Groups::new(n);
-        let by_event = || overlaps.iter().filter(|(l, _)| !links.all[*l].flagged);
-        let any_event = by_event().next().is_some();
-        if by_event().any(|(_, o)| o.every) || is_share && any_event {
-            groups.join_all();
-        } else {
-            for (link, found) in by_event() {
-                for consumer in 0..self.consumers(links.all[*link].to).len() {
-                    groups.join(found.row(consumer));
-                }
+        let counted = |&(number, ref found): &(usize, Rc<Overlap>)| {
+            let link = &links.all[number];
+            (Rc::as_ptr(found), self.consumers(link.to).len(), link.flagged)
+        };
+        let key = GroupingKey { tasks: n, is_share, overlaps: overlaps.iter().map(counted).collect() };
+        let grouping = match self.groupings.get(&key) {
+            Some(grouping) => grouping.clone(),
+            None => {
+                let overlaps = overlaps.iter().zip(&key.overlaps);
+                let overlaps =
+                    overlaps.map(|((_, found), &(_, consumers, flagged))| (&**found, consumers, flagged));
+                let grouping = Rc::new(Grouping::new(n, is_share, &overlaps.collect::<Vec<_>>()));
+                self.groupings.insert(key, grouping.clone());
+                grouping
+            }
+        };
+        let (first, base) = (self.first_task[slot] as usize, self.num_triggers.len() as u32);
+        self.num_triggers.extend(&grouping.triggers);
+        self.event_slot.resize(self.num_triggers.len(), slot as u32);
+        for (trigger, &event) in self.trigger[first..first + n].iter_mut().zip(&grouping.event_of) {
+            if event != NONE {
+                *trigger = base + event;
             }
         }
-        let first = self.first_task[slot] as usize;
-        let mut event_of = vec![NONE; n];
-        let mut num_events = 0;
-        for task in 0..n {
-            if groups.used[task] {
-                let root = groups.find(task);
-                if event_of[root] == NONE {
-                    event_of[root] = self.num_triggers.len() as u32;
-                    self.num_triggers.push(0);
-                    self.event_slot.push(slot as u32);
-                    num_events += 1;
-                }
-                event_of[task] = event_of[root];
-                self.trigger[first + task] = event_of[root];
-                self.num_triggers[event_of[root] as usize] += 1;
-            }
-        }
-        let unused = groups.used.iter().any(|u| !u);
-        for (number, found) in overlaps {
+        for ((number, found), (waits, flags)) in overlaps.iter().zip(&grouping.links) {
             let link = links.all[*number];
             let consumers = self.consumers(link.to);
             if link.flagged {
@@ -309,25 +298,12 @@ impl Builder {
                 }
                 continue;
             }
-            if found.every || is_share {
-                self.flags[*number] = ALL | SOME | COVERED;
-                consumers.for_each(|c| self.depend(c, event_of[0]));
-                continue;
-            }
-            let mut some = true;
-            let mut touched = std::collections::BTreeSet::new();
-            for (i, consumer) in consumers.enumerate() {
-                match found.row(i).first() {
-                    Some(&producer) => {
-                        let event = event_of[producer as usize];
-                        touched.insert(event);
-                        self.depend(consumer, event);
-                    }
-                    None => some = false,
+            self.flags[*number] = *flags;
+            for (consumer, &event) in consumers.zip(waits) {
+                if event != NONE {
+                    self.depend(consumer, base + event);
                 }
             }
-            let covered = !unused && touched.len() == num_events;
-            self.flags[*number] = flags(some && covered && num_events == 1, some, covered);
         }
     }
 
@@ -383,8 +359,10 @@ impl Builder {
     /// does, and so on.
     fn drop_implied(&mut self) {
         let mut before: Vec<SmallVec<[u32; 4]>> = vec![SmallVec::new(); self.num_triggers.len()];
+        let mut added = None;
         for (dependencies, &trigger) in self.dependencies.iter().zip(&self.trigger) {
-            if trigger != NONE && trigger > EventId::END_OF_GRAPH {
+            let same = (trigger, dependencies);
+            if trigger != NONE && trigger > EventId::END_OF_GRAPH && added.replace(same) != Some(same) {
                 let known = &mut before[trigger as usize];
                 for event in dependencies {
                     if known.len() < MOST_KNOWN && !known.contains(event) {
@@ -485,46 +463,4 @@ fn plain_flags(found: &Overlap, consumers: usize, n: usize) -> u8 {
         row.iter().for_each(|&p| touched[p as usize] = true);
     }
     flags(all, some, touched.iter().all(|t| *t))
-}
-
-fn flags(all: bool, some: bool, covered: bool) -> u8 {
-    (u8::from(all) * ALL) | (u8::from(some) * SOME) | (u8::from(covered) * COVERED)
-}
-
-/// Union-find over the tasks of a slot.
-struct Groups {
-    parent: Vec<u32>,
-    used: Vec<bool>,
-}
-
-impl Groups {
-    fn new(n: usize) -> Self {
-        Groups { parent: (0..n as u32).collect(), used: vec![false; n] }
-    }
-
-    fn find(&mut self, mut task: usize) -> usize {
-        while self.parent[task] as usize != task {
-            self.parent[task] = self.parent[self.parent[task] as usize];
-            task = self.parent[task] as usize;
-        }
-        task
-    }
-
-    fn join(&mut self, tasks: &[u32]) {
-        let Some(&first) = tasks.first() else { return };
-        self.used[first as usize] = true;
-        let mut root = self.find(first as usize);
-        for &task in &tasks[1..] {
-            self.used[task as usize] = true;
-            let other = self.find(task as usize);
-            let (low, high) = (root.min(other), root.max(other));
-            self.parent[high] = low as u32;
-            root = low;
-        }
-    }
-
-    fn join_all(&mut self) {
-        self.parent.fill(0);
-        self.used.fill(true);
-    }
 }

@@ -11,6 +11,7 @@ mod dynamic;
 mod emit;
 mod entries;
 mod events;
+mod grouping;
 mod layouts;
 mod local;
 mod memory;

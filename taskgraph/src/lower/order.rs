@@ -4,7 +4,8 @@
 //! slots' own rank and for the other ranks; the latter only follows from copies and flagged words. Everything here holds on all
 //! ranks, so that all ranks draw the same conclusions.
 
-use super::events::{ALL, Analysis, COVERED, Links, SOME};
+use super::events::{Analysis, Links};
+use super::grouping::{ALL, COVERED, SOME};
 use super::plan::Plan;
 use super::types::{SlotKind, Table};
 

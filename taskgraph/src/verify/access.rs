@@ -1,10 +1,10 @@
 //! Accesses to the bytes of a rank's memory: by the rank's own tasks, and by tasks of other ranks that write there.
 
-use super::boxes::{Scattered, boxes, hole, without};
+use super::boxes::{Scattered, boxes, hole, one_region, without};
 use super::ranks::Ranks;
 use super::structure::is_put;
 use crate::region::Region;
-use crate::task_graph::{Operand, Place, Space};
+use crate::task_graph::{Operand, Place, Space, core_types};
 
 /// The symmetric tensors of each rank, in the order of the heap.
 pub(super) struct Symmetric {
@@ -167,11 +167,13 @@ impl<'g> Memory<'g> {
         }
         // A rank's own graph names peers as rank 0 does, if rank 0's graph stands for it.
         let self_rank = own.rank as usize;
+        let sum = own.type_names.iter().position(|name| name == core_types::REDUCE);
         for &index in own_order {
             let task = &own.tasks[index as usize];
             let inputs = usize::from(task.num_inputs);
             let first = task.first_operand as usize;
             let put = is_put(task);
+            let sums = Some(usize::from(task.task_type)) == sum;
             let operands = &own.operands[first..first + inputs + usize::from(task.num_outputs)];
             for (i, operand) in operands.iter().enumerate() {
                 let tensor = operand.tensor as usize;
@@ -179,7 +181,7 @@ impl<'g> Memory<'g> {
                 if !memory.wanted[tensor] || elsewhere {
                     continue;
                 }
-                let hole = (i < inputs).then(|| hole(own, task, i)).flatten();
+                let hole = (sums && i < inputs).then(|| hole(own, task, i)).flatten();
                 // A sum leaves out the slot of its own rank.
                 let turn = |slot: u32| ((slot as usize + owner - self_rank) % graphs.len()) as u32;
                 let hole = hole.map(turn);
@@ -208,6 +210,14 @@ impl<'g> Memory<'g> {
     ) {
         let entry = &self.graphs[self.owner].tensors[tensor];
         let (graphs, by_slot) = (self.graphs, self.by_slot[tensor]);
+        // The common case, without a list of boxes.
+        if hole.is_none()
+            && !graphs.turns(rank.into())
+            && let Some(region) = one_region(entry, operand, by_slot)
+        {
+            self.found.push((tensor as u32, Access { region, rank, write, task }));
+            return;
+        }
         let mut add = |operand: &Operand| {
             // All slots except a rank's own look like all slots on each rank, and the hole has been turned.
             let found = match hole {

@@ -80,6 +80,13 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
     Ok(found)
 }
 
+/// The box that `operand` accesses, if it is its region: then [`boxes`] is that box alone. `None` says nothing.
+#[inline]
+pub(super) fn one_region(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> Option<Region> {
+    let plain = !by_slot && operand.trust.is_none() && !is_symbolic(tensor);
+    (plain && is_region(tensor, operand)).then_some(operand.region)
+}
+
 /// True if the view has elements and covers exactly its region. This is the common case and quick to check.
 pub(super) fn is_region(tensor: &TensorEntry, operand: &Operand) -> bool {
     let region = &operand.region;

@@ -148,6 +148,8 @@ impl<'a, 'g> Sweep<'a, 'g> {
         // The last read whose order followed from events alone. Others like it need no check.
         let mut proven: Option<u32> = None;
         let mut proven_region: Option<&Region> = None;
+        // The group of the last read, which `growing` has for its box.
+        let mut latest: Option<(&Region, u32)> = None;
         for (index, access) in accesses.iter().enumerate() {
             if self.violations.len() >= KEEP {
                 break;
@@ -181,13 +183,17 @@ impl<'a, 'g> Sweep<'a, 'g> {
                         order.rank(p) == order.rank(task)
                             && order.task(p).dependencies == order.task(task).dependencies
                     });
-                let grown = cells.growing.get(region).copied();
+                let grown = match latest {
+                    Some((last, group)) if last == region => Some(group),
+                    _ => cells.growing.get(region).copied(),
+                };
                 let grown = grown.filter(|&group| cells.groups[group as usize].whole);
                 // A reader of the same bytes in the same state reads nothing unwritten, like the readers before it.
                 if let (true, Some(group)) = (known, grown) {
                     let group = &mut cells.groups[group as usize];
                     group.tasks.push(task);
                     order.add(&mut group.bound, task);
+                    latest = grown.map(|group| (region, group));
                     continue;
                 }
                 let group = grown.unwrap_or_else(|| {
@@ -197,6 +203,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
                     cells.growing.insert(*region, number);
                     number
                 });
+                latest = Some((region, group));
                 let readers = &mut cells.groups[group as usize];
                 readers.tasks.push(task);
                 order.add(&mut readers.bound, task);

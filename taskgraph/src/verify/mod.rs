@@ -206,9 +206,10 @@ fn proof<'g>(
             sweep.tensor(tensor);
         }
         let mut violations = std::mem::take(&mut sweep.violations);
-        violations.extend(overlay::check(&order, &memory, &mut sweep.search));
+        let uses = overlay::Uses::new(&order, &memory);
+        violations.extend(overlay::check(&order, &memory, &uses, &mut sweep.search));
         violations.extend(counters(&order, rank, &mut sweep.search));
-        (memory.len(), sweep.search.searches, violations, Summary::new(&order, &memory))
+        (memory.len(), sweep.search.searches, violations, Summary::new(&order, &memory, &uses))
     });
     let mut report = Report {
         ranks: graphs.len(),

@@ -281,6 +281,7 @@ impl<'g> Order<'g> {
         (self.events() + self.tasks()) as usize
     }
     /// The held node from which a node is turned, and by how many ranks.
+    #[inline]
     fn held(&self, node: u32) -> (u32, u32) {
         let of_rank = self.event_base[1];
         match node.checked_sub(self.events()) {
@@ -292,6 +293,7 @@ impl<'g> Order<'g> {
             }
         }
     }
+    #[inline]
     fn held_task(&self, task: u32) -> (u32, u32) {
         let of_rank = self.task_base[1];
         if !self.alike || task < of_rank { (task, 0) } else { (task % of_rank, task / of_rank) }

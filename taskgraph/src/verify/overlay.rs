@@ -30,16 +30,21 @@ fn overlaid(graph: &TaskGraph, area: Area) -> impl Iterator<Item = (usize, u64, 
 }
 
 /// Checks one graph and one rank's memory, within an iteration and from one to the next.
-pub(super) fn check(order: &Order<'_>, memory: &Memory<'_>, search: &mut Search) -> Vec<Violation> {
+pub(super) fn check(
+    order: &Order<'_>,
+    memory: &Memory<'_>,
+    uses: &Uses,
+    search: &mut Search,
+) -> Vec<Violation> {
     let mut violations = Vec::new();
     for area in Area::ALL {
         let turns = Turns::new(order, memory, area);
         for (first, second) in turns.neighbours {
-            turns_in_iteration(order, memory, (first, second), search, &mut violations);
+            turns_in_iteration(order, memory, uses, (first, second), search, &mut violations);
         }
         for (last, first) in turns.rings {
             if memory.is_remote(last) || memory.is_remote(first) {
-                turns_across(order, memory, (last, first), search, &mut violations);
+                turns_across(order, memory, uses, (last, first), search, &mut violations);
             }
         }
         if violations.len() >= KEEP {
@@ -124,13 +129,13 @@ fn by_trigger<'m>(order: &Order<'_>, memory: &'m Memory<'_>, tensor: usize) -> V
 fn turns_in_iteration(
     order: &Order<'_>,
     memory: &Memory<'_>,
+    uses: &Uses,
     (first, second): (usize, usize),
     search: &mut Search,
     violations: &mut Vec<Violation>,
 ) {
-    let before = memory.accesses(first);
     let mut all = order.no_tasks(true);
-    before.iter().filter(|a| counts(order, memory, first, a)).for_each(|a| add(order, &mut all, a));
+    uses.of(order, [first]).all.iter().flatten().for_each(|bound| all.join(bound));
     let mut groups: Option<Vec<&Access>> = None;
     // The last write whose order followed from events alone. Others that wait for the same need no check.
     let mut proven: Option<u32> = None;
@@ -179,12 +184,13 @@ fn turns_in_iteration(
 fn turns_across(
     order: &Order<'_>,
     memory: &Memory<'_>,
+    uses: &Uses,
     (last, first): (usize, usize),
     search: &mut Search,
     violations: &mut Vec<Violation>,
 ) {
     let writes = || memory.accesses(first).iter().filter(|a| a.write);
-    if Use::new(order, memory, [last]).before(&Use::new(order, memory, [first])) {
+    if uses.of(order, [last]).before(&uses.of(order, [first])) {
         return;
     }
     for access in memory.accesses(last).iter().filter(|a| counts(order, memory, last, a)) {
@@ -217,6 +223,27 @@ fn both(order: &Order<'_>, memory: &Memory<'_>, pair: (usize, usize), access: &A
     )
 }
 
+/// A graph's accesses to each tensor of one rank's memory that may overlap others.
+pub(super) struct Uses(Vec<Option<Use>>);
+
+impl Uses {
+    pub(super) fn new(order: &Order<'_>, memory: &Memory<'_>) -> Uses {
+        let tensors = order.graphs[memory.owner].tensors.iter().enumerate();
+        let each = |(number, tensor): (usize, &TensorEntry)| {
+            tensor.overlay.map(|_| Use::new(order, memory, [number]))
+        };
+        Uses(tensors.map(each).collect())
+    }
+
+    /// The accesses to any of these tensors.
+    fn of(&self, order: &Order<'_>, tensors: impl IntoIterator<Item = usize>) -> Use {
+        let mut all = Use::nothing(order);
+        let uses = tensors.into_iter().filter_map(|tensor| self.0[tensor].as_ref());
+        uses.for_each(|of_tensor| all.join(of_tensor));
+        all
+    }
+}
+
 /// A graph's accesses to an area of one rank's memory.
 pub(super) struct Use {
     /// Those of each rank's tasks, if there are any.
@@ -225,12 +252,21 @@ pub(super) struct Use {
 }
 
 impl Use {
+    fn nothing(order: &Order<'_>) -> Use {
+        let none = || (0..order.graphs.len()).map(|_| None).collect::<Vec<Option<Bound>>>();
+        Use { all: none(), writes: none() }
+    }
+
     fn new(order: &Order<'_>, memory: &Memory<'_>, tensors: impl IntoIterator<Item = usize>) -> Use {
-        let world = order.graphs.len();
-        let none = || (0..world).map(|_| None).collect::<Vec<Option<Bound>>>();
-        let mut found = Use { all: none(), writes: none() };
+        let mut found = Use::nothing(order);
         for tensor in tensors {
+            let mut added = None;
             for access in memory.accesses(tensor) {
+                // A task's boxes are adjacent, and its clocks are the same for each.
+                let same = (access.place(), access.write);
+                if added.replace(same) == Some(same) {
+                    continue;
+                }
                 let rank = usize::from(access.rank);
                 if counts(order, memory, tensor, access) {
                     add(order, found.all[rank].get_or_insert_with(|| order.no_tasks(true)), access);
@@ -244,11 +280,22 @@ impl Use {
         found
     }
 
+    /// Adds the accesses of another.
+    fn join(&mut self, other: &Use) {
+        let join = |(own, other): (&mut Option<Bound>, &Option<Bound>)| match (own, other) {
+            (_, None) => {}
+            (Some(own), Some(other)) => own.join(other),
+            (own, Some(_)) => own.clone_from(other),
+        };
+        self.all.iter_mut().zip(&other.all).for_each(join);
+        self.writes.iter_mut().zip(&other.writes).for_each(join);
+    }
+
     /// Accesses to an area that graphs share: those that the rank's barrier does not bound, and all.
-    pub(super) fn of_area(order: &Order<'_>, memory: &Memory<'_>, area: Area) -> (Use, Use) {
+    pub(super) fn of_area(order: &Order<'_>, memory: &Memory<'_>, uses: &Uses, area: Area) -> (Use, Use) {
         let tensors = || overlaid(&order.graphs[memory.owner], area).map(|(tensor, _, _)| tensor);
         let remote = tensors().filter(|&tensor| looked_at(area, memory, tensor));
-        (Use::new(order, memory, remote), Use::new(order, memory, tensors()))
+        (uses.of(order, remote), uses.of(order, tensors()))
     }
 
     /// The same for the memory of a rank that is `by` ahead, of `world` ranks that are alike.

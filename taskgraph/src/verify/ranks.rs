@@ -101,6 +101,11 @@ impl<'g> Ranks<'g> {
         }
     }
 
+    /// True if the graph that stands for the rank is another rank's.
+    pub(super) fn turns(&self, rank: usize) -> bool {
+        self.view.is_some() && rank > 0
+    }
+
     /// The boxes that `rank` accesses through `operand`, which belongs to the graph that [`Ranks::of`] returns. Not for
     /// constants: each rank reads its own bytes of these.
     pub(super) fn boxes(
@@ -112,7 +117,7 @@ impl<'g> Ranks<'g> {
     ) -> Result<Boxes, Scattered> {
         let found = boxes(tensor, operand, by_slot)?;
         match self.view {
-            Some(view) if rank > 0 => {
+            Some(view) if self.turns(rank) => {
                 Ok(view.symmetry.turned(operand.tensor, tensor, found, self.world, rank))
             }
             _ => Ok(found),

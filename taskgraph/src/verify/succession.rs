@@ -4,7 +4,7 @@
 use super::access::{Access, Memory, Symmetric};
 use super::memory::across_message;
 use super::order::{Bound, Kind, Order};
-use super::overlay::{self, Use};
+use super::overlay::{self, Use, Uses};
 use super::ranks::Ranks;
 use super::report::{Names, Report, Violation, ViolationKind};
 use crate::dtype::DType;
@@ -62,7 +62,7 @@ fn bound(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> Bound {
 
 impl<'g> Summary<'g> {
     /// For a class and one rank's memory. `memory` must contain at least all shared tensors.
-    pub(super) fn new(order: &Order<'g>, memory: &Memory<'_>) -> Summary<'g> {
+    pub(super) fn new(order: &Order<'g>, memory: &Memory<'_>, uses: &Uses) -> Summary<'g> {
         let mut named = HashMap::new();
         for (t, tensor) in order.graphs.of(memory.owner).tensors.iter().enumerate() {
             if is_shared(tensor) && by_name(tensor) && !memory.accesses(t).is_empty() {
@@ -70,7 +70,7 @@ impl<'g> Summary<'g> {
                 named.insert(tensor.name.as_str(), (bound(order, memory, t), writes, memory.is_remote(t)));
             }
         }
-        let areas = shared_areas().map(|area| Use::of_area(order, memory, area)).collect();
+        let areas = shared_areas().map(|area| Use::of_area(order, memory, uses, area)).collect();
         Summary { named, areas }
     }
 

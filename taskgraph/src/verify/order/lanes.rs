@@ -14,18 +14,31 @@ pub(super) struct Clocks {
     pub(super) last: Vec<Lanes>,
 }
 
+/// Rotates all lanes by a distance below their number. Each distance is one shuffle; with the distance as a variable it would be
+/// a detour through memory.
+#[inline]
+fn rotated(lanes: &Lanes, by: usize) -> Lanes {
+    fn rotate<const BY: usize>(lanes: &Lanes) -> Lanes {
+        std::array::from_fn(|lane| lanes[(lane + LANES - BY) % LANES])
+    }
+    match by {
+        1 => rotate::<1>(lanes),
+        2 => rotate::<2>(lanes),
+        3 => rotate::<3>(lanes),
+        4 => rotate::<4>(lanes),
+        5 => rotate::<5>(lanes),
+        6 => rotate::<6>(lanes),
+        7 => rotate::<7>(lanes),
+        _ => *lanes,
+    }
+}
+
 /// Turns the knowledge about a node to that about the node `by` ranks ahead.
 #[inline]
 pub(super) fn turned_lanes(lanes: &[Lanes], by: usize, world: usize) -> SmallVec<[Lanes; 1]> {
     match (lanes, by) {
         ([lanes], 0) => SmallVec::from_buf([*lanes]),
-        // The common case, without a copy whose length is known only at run time.
-        ([lanes], by) if by < world && world == LANES => {
-            let mut twice = [0; 2 * LANES];
-            twice[..LANES].copy_from_slice(lanes);
-            twice[LANES..].copy_from_slice(lanes);
-            SmallVec::from_buf([std::array::from_fn(|lane| twice[LANES - by + lane])])
-        }
+        ([lanes], by) if by < world && world == LANES => SmallVec::from_buf([rotated(lanes, by)]),
         ([lanes], by) if by < world => {
             let mut turned = *lanes;
             turned[by..world].copy_from_slice(&lanes[..world - by]);
@@ -66,6 +79,7 @@ pub(super) fn lower(lanes: &mut [Lanes], most: &[Lanes]) {
 
 /// The clocks of a set of tasks. For each rank's chain: the last of the first elements after them, and the first of the last
 /// elements before them.
+#[derive(Clone)]
 pub struct Bound {
     pub(super) weak: bool,
     pub(super) first: SmallVec<[Lanes; 1]>,
@@ -73,6 +87,13 @@ pub struct Bound {
 }
 
 impl Bound {
+    /// Adds the tasks of another set, of the same order.
+    pub fn join(&mut self, other: &Bound) {
+        debug_assert_eq!(self.weak, other.weak);
+        raise(&mut self.first, &other.first);
+        lower(&mut self.last, &other.last);
+    }
+
     /// The same for the ranks that are `by` ahead, of `world` ranks that are alike.
     pub fn turned(&self, by: usize, world: usize) -> Bound {
         let turn = |lanes: &[Lanes]| turned_lanes(lanes, by, world);
@@ -87,5 +108,26 @@ impl Bound {
                 first[lane] != u16::MAX && first[lane] != 0 && last[lane] != 0 && last[lane] != u16::MAX
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LANES, Lanes, turned_lanes};
+
+    #[test]
+    fn what_is_known_of_a_rank_is_known_of_the_rank_that_is_ahead() {
+        for world in 1..=2 * LANES {
+            let blocks = world.div_ceil(LANES);
+            let mut lanes: Vec<Lanes> = vec![[0; LANES]; blocks];
+            (0..world).for_each(|rank| lanes[rank / LANES][rank % LANES] = 100 + rank as u16);
+            for by in 0..world {
+                let turned = turned_lanes(&lanes, by, world);
+                for rank in 0..world {
+                    let to = (rank + by) % world;
+                    assert_eq!(turned[to / LANES][to % LANES], 100 + rank as u16, "{world} {by} {rank}");
+                }
+            }
+        }
     }
 }

@@ -37,6 +37,17 @@ impl<'g> Order<'g> {
         )
     }
 
+    /// Calls `then` with the clock of a node, without a copy if it need not be turned.
+    #[inline]
+    fn with(&self, clocks: &[Lanes], node: u32, then: impl FnOnce(&[Lanes])) {
+        let (held, by) = self.held(node);
+        let held = &clocks[held as usize * self.blocks..][..self.blocks];
+        match by {
+            0 => then(held),
+            _ => then(&turned_lanes(held, by as usize, self.graphs.len())),
+        }
+    }
+
     /// By clocks: `earlier` comes before `later`, or they are the same chain element.
     fn by_clocks(&self, weak: bool, earlier: u32, later: u32) -> bool {
         let clocks = self.clock(weak);
@@ -136,8 +147,8 @@ impl<'g> Order<'g> {
     /// Adds a task to the set.
     pub(in crate::verify) fn add(&self, bound: &mut Bound, task: u32) {
         let clocks = self.clock(bound.weak);
-        raise(&mut bound.first, &self.first_after(clocks, self.done(task)));
-        lower(&mut bound.last, &self.last_before(clocks, self.events() + task));
+        self.with(&clocks.first, self.done(task), |first| raise(&mut bound.first, first));
+        self.with(&clocks.last, self.events() + task, |last| lower(&mut bound.last, last));
     }
 
     /// Adds the writes of a task, which the event that it triggers releases. Without such an event, the set comes before nothing.
@@ -145,7 +156,10 @@ impl<'g> Order<'g> {
         self.add(bound, task);
         match self.trigger(task) {
             NONE => bound.first.fill([u16::MAX; LANES]),
-            event => raise(&mut bound.first, &self.first_after(self.clock(bound.weak), event)),
+            event => {
+                let clocks = self.clock(bound.weak);
+                self.with(&clocks.first, event, |first| raise(&mut bound.first, first));
+            }
         }
     }
 
