@@ -1,8 +1,8 @@
-/* A tile of a product of few rows, of which many tiles together are limited by the weights' way from the memory: 64 rows of the
- * weight times N tokens. The two warpgroups share the k of a stage (few_multiply), and their sums meet in shared memory, 16 tokens
- * at a time. Of a gated product the first 32 rows are gates, the others their ups.
+/* A tile of a product of few rows: 64 rows of the weight times N tokens. Memory bandwidth for the weights limits such products.
+ * The two warpgroups share the k of a stage (few_multiply), and their sums are added in shared memory, 16 tokens at a time. In a
+ * gated product the first 32 rows are gates, and the others are their ups.
  *
- * A task may have a part of k only: then its sums are one of several outputs, which a task after it adds up. */
+ * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
 #pragma once
 
 #include "gpu/wide_linear.cuh"
@@ -24,7 +24,7 @@ struct WideFew : TaskCode {
   static __device__ __forceinline__ int store(Context& context, const WideSums<1, N>& sums, uint32_t tokens);
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
-  /* Bias of the tile's column. */
+  /* The bias of a column of the tile. */
   static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
     const mpk_wide_linear_params& params = wide::params_of(*context.slot);
     if (params.has_bias == 0 || params.add_bias == 0 || !wide::is_first(context)) return 0.0f;
@@ -61,7 +61,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ inline int WideFew<Weight, N>::run(Context& context) {
   Shared& shared = shared_state();
   if (context.thread == 0) begin_wide();
-  /* Thread 0 changes them after the barrier of wait_inputs. */
+  /* Thread 0 changes these after the barrier in wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
   const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count;
@@ -81,7 +81,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideFew<Weight, N>::store(Context& context, const WideSums<1, N>& sums, uint32_t tokens) {
   const bool gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
-  /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
+  /* For each warpgroup [16 tokens][64 rows]. The order of the rows avoids bank conflicts for writes and reads. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
 #pragma unroll
   for (uint32_t chunk = 0; chunk < N / 16; ++chunk) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void WideFew<Weight, N>::store_four(const Context& co
     reinterpret_cast<float4*>(to)[column / 4] = {value[0], value[1], value[2], value[3]};
     return;
   }
-  float before[4]; /* loads that are on their way together */
+  float before[4]; /* these loads run at the same time */
   const uint64_t from = residual != nullptr ? reinterpret_cast<uint64_t>(row_address(*residual, token)) + column * 4 : 0;
 #pragma unroll
   for (uint32_t c = 0; c < 4; ++c) load_global4_if<0>(before[c], from + c * 4, residual != nullptr && column + c < columns);

@@ -1,11 +1,11 @@
 /* A tile of a wide product: 128 rows of the weight, streamed in MPK_LAYOUT_FRAGMENT, times `Nt` times N tokens in
- * MPK_LAYOUT_WIDE. Each of the two warpgroups that compute has 64 of the rows; a warp's sums are of its own 16 rows, as the
- * fragments deal them. Of a gated product the first warpgroup has 64 gates, the second one their ups.
+ * MPK_LAYOUT_WIDE. Each of the two compute warpgroups has 64 of the rows. A warp computes the sums of its own 16 rows, as the
+ * fragments distribute them. In a gated product the first warpgroup has 64 gates, and the second has their ups.
  *
- * All of K goes through the rings in steps of 64 (wide_product.cuh); the sums stay in registers and leave them once.
+ * All of K goes through the rings in steps of 64 (wide_product.cuh). The sums stay in registers until the end.
  *
- * What becomes of the sums is known at run time only: each main loop more in a kernel costs the assembler registers, and beyond
- * some number of loops it serialises all of them (ptxas C7512). */
+ * What happens with the sums is decided at run time, not by templates: each further main loop in a kernel costs registers, and
+ * beyond some number of loops ptxas serialises the products of all of them (C7512). */
 #pragma once
 
 #include "gpu/wide_loader.cuh"
@@ -20,21 +20,21 @@ namespace gpu {
 
 namespace wide {
 
-constexpr uint32_t kWeight = 1; /* operand; of a gated product the gates, then the ups */
+constexpr uint32_t kWeight = 1; /* operand index; in a gated product the gates, followed by the ups */
 static_assert(kStageBytes == kComputeWarps * 4 * kWideBlockBytes, "a stage is 128 rows x 64 k");
 static_assert(kPlaces * kPlaceBytes + kComputeWarps * kTurnBytes <= kWorkBytes, "the work area is too small for wide products");
 
 __device__ __forceinline__ const mpk_wide_linear_params& params_of(const TaskSlot& slot) {
   return *reinterpret_cast<const mpk_wide_linear_params*>(slot.params);
 }
-/* Rows in use of the tile. */
+/* The number of the tile's rows that are in use. */
 __device__ __forceinline__ uint32_t tokens_of(const TaskSlot& slot) {
   const mpk_wide_linear_params& params = params_of(slot);
   const uint32_t kind = params.rows_kind, first = static_cast<uint32_t>(slot.task.args[0]);
   const uint32_t used = min(kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : params.rows, params.rows);
   return used > first ? min(used - first, params.tokens * params.width) : 0;
 }
-/* Blocks of 16 k: all of the weight's, and the task's, of which there are none where no row is in use. */
+/* Blocks of 16 k: all blocks of the weight, and the task's. The task has none if no row is in use. */
 struct Blocks {
   uint32_t all, first, count;
   __device__ __forceinline__ explicit Blocks(const TaskSlot& slot) : all(tokens_of(slot) == 0 ? 0 : (slot.operands[kWeight].dims[1] + 15) / 16) {
@@ -43,11 +43,11 @@ struct Blocks {
     count = end > first ? end - first : 0;
   }
 };
-/* Bias and residual are added to the sums of the first part of k. */
+/* Bias and residual are added by the task with the first part of k. */
 __device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
 
-/* The rows of a task's weight, stage by stage. A stage has two groups of `Group` tiles of 16 rows: of a gated product gates and ups,
- * otherwise neighbours. `High` stages, with other rows each, have the same k; after them comes the next `Step` blocks of k. */
+/* The rows of a task's weight, stage by stage. A stage has two groups of `Group` tiles of 16 rows: gates and ups in a gated product,
+ * otherwise neighbours. `high` stages with different rows have the same k. The next stage has the next `Step` blocks of k. */
 template <uint32_t Group, uint32_t Step>
 class RowStages {
  public:
@@ -64,7 +64,7 @@ class RowStages {
     from_[0] = first.addr + start;
     from_[1] = second.addr + start + second_ * pitch_;
   }
-  /* Into the next stage, which is free. */
+  /* Fills the next stage, which must be free. */
   template <bool Once>
   __device__ __forceinline__ void stream(WideLoader& loader) {
     if (whole_ && left_ >= Step) {
@@ -89,14 +89,14 @@ class RowStages {
   }
 
  private:
-  uint64_t from_[2];             /* the first tile of each group */
-  uint32_t pitch_, left_, high_; /* bytes from a tile to the next; blocks of 16 k that are left */
-  uint32_t tiles_, second_, next_, forth_; /* of 16 rows: all, from a group to the other, from a stage to the next; that in bytes */
-  uint32_t number_ = 0;          /* the stage's, among those of the same k */
-  bool whole_;                   /* no tile is missing */
+  uint64_t from_[2];             /* address of the first tile of each group */
+  uint32_t pitch_, left_, high_; /* bytes from one tile to the next; blocks of 16 k that are left */
+  uint32_t tiles_, second_, next_, forth_; /* tiles of 16 rows: all, from one group to the other, from one stage to the next; the last in bytes */
+  uint32_t number_ = 0;          /* of the stage, among those with the same k */
+  bool whole_;                   /* all stages have all their tiles */
 };
 
-/* The bias of the rows lane / 4 and lane / 4 + 8 of the warp's 16, which are `column` and on of the tile; `up`: of the ups. */
+/* The bias of rows lane / 4 and lane / 4 + 8 of the warp's 16 rows, which begin at `column` of the tile. `up`: of the ups. */
 __device__ __forceinline__ void load_bias(const Context& context, bool up, uint32_t column, float (&bias)[2]) {
   const mpk_wide_linear_params& params = params_of(*context.slot);
   bias[0] = bias[1] = 0.0f;
@@ -108,13 +108,13 @@ __device__ __forceinline__ void load_bias(const Context& context, bool up, uint3
     if (at < operand.dims[0]) bias[half] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, at);
   }
 }
-/* The residual, if there is one. */
+/* The residual, or NULL. */
 __device__ __forceinline__ const mpk_operand* residual_of(const Context& context) {
   const mpk_wide_linear_params& params = params_of(*context.slot);
   return params.has_residual != 0 ? &context.input(kWeight + 1 + params.has_bias) : nullptr;
 }
 
-/* Named barriers 4 to 7: of two warps, the same of each warpgroup. Attention has 2 and 3. */
+/* Named barriers 4 to 7 are for two warps, one of each warpgroup. Attention uses 2 and 3. */
 __device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.sync %0,64;" ::"r"(4 + warp % 4) : "memory"); }
 
 }  // namespace wide
@@ -142,7 +142,7 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
   const wide::Blocks blocks(slot);
   const uint32_t steps = (blocks.count + 3) / 4;
   if (loader.prefetches()) {
-    /* A wave of tiles shares its weights in the L2 cache as it is. */
+    /* The tiles of a wave share their weights in the L2 cache anyway. */
     loader.skip(steps * Nt);
     return true;
   }
@@ -167,7 +167,7 @@ template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ inline int WideLinear<Weight, Nt, N>::run(Context& context) {
   Shared& shared = shared_state();
   if (context.thread == 0) begin_wide();
-  /* Thread 0 changes them after the barrier of wait_inputs. */
+  /* Thread 0 changes these after the barrier in wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
   const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count;
@@ -205,14 +205,14 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store(Context& contex
     }
 }
 
-/* Warps w and w + 4 have the gates and the ups of the same 16 outputs. The first one finishes the first half of the tokens, the
- * other one the second half; each gives the other what it lacks. */
+/* Warps w and w + 4 have the gates and the ups of the same 16 outputs. The first warp finishes the first half of the tokens, the
+ * other warp the second half. Each gives the other the values that it needs. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer) {
   const mpk_operand& out = context.output(0);
   const bool ups = context.warp >= 4, to_wide = wide::params_of(*context.slot).wide_output != 0;
   const uint32_t lane = context.lane, other = ups ? buffer - 4 * kTurnBytes : buffer + 4 * kTurnBytes;
-  constexpr uint32_t kChunks = Nt * N / 64; /* of 32 tokens, in a half */
+  constexpr uint32_t kChunks = Nt * N / 64; /* chunks of 32 tokens in a half */
 #pragma unroll
   for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
     uint32_t own[8], given[8];
@@ -244,7 +244,7 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_gated(Context& 
   }
 }
 
-/* 16 columns of 32 tokens: sectors of 32 bytes, a lane 16. */
+/* Stores 16 columns of 32 tokens in sectors of 32 bytes, 16 bytes per lane. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token,
                                                                         uint32_t tokens, uint32_t first_column, const uint32_t (&pairs)[8]) {
@@ -269,7 +269,7 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mp
   }
 }
 
-/* A warp's 16 columns of all tokens: of 8 columns a sector of 32 bytes. */
+/* Stores a warp's 16 columns of all tokens. 8 columns are a sector of 32 bytes. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens) {
   const mpk_operand& out = context.output(0);
@@ -283,7 +283,7 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_floats(const Co
   for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
     for (uint32_t j = 0; j < N / 8; j += 8) {
-      /* All of these loads are on their way together: one after the other they would take most of the task's time. */
+      /* These loads run at the same time. One after the other they would take most of the task's time. */
       float value[32];
 #pragma unroll
       for (uint32_t i = 0; i < 16; ++i) {

@@ -1,13 +1,14 @@
-/* The loader's end of a wide product: weights into the ring of stages ahead of the task's events, as always; activations into
- * the ring of places once they are there.
+/* The loader's end of a wide product. Weights go into the ring of stages before the task's events, as for every task. Activations go
+ * into the ring of places when they are ready.
  *
- * Places lie in the work area, which tasks of other types use as they like. The loader may fill them for the next task while
- * the last one still runs only if that is a wide product too; otherwise it waits until the compute warps have begun this one.
+ * Places lie in the work area, which tasks of other types use for their own data. The loader may fill places for the next task while
+ * the previous task still runs only if that is a wide product too. Otherwise it waits until the compute warps have begun this task.
  *
- * Bulk copies read and write through the async proxy what others wrote with ordinary stores: activations in global memory,
- * and the work area. Both were handed over by a release that this thread has acquired (the events' counters, `wide_begun`), and
- * its fence.proxy.async behind that orders its copies after them; the writers need none. In the other direction the barriers
- * do it: a copy's bytes are visible to who has seen its barrier, and a place is filled anew after all warps' arrivals. */
+ * Bulk copies use the async proxy to read and write what others wrote with ordinary stores: activations in global memory, and the
+ * work area. Both were handed over by a release that this thread has acquired (the events' counters, `wide_begun`). A
+ * fence.proxy.async after the acquire orders the copies after those stores; the writers need no fence. In the other direction the
+ * barriers give the order: a copy's bytes are visible to a thread that has seen its barrier, and a place is filled again only after
+ * all warps have arrived. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -22,8 +23,7 @@ class WideLoader {
   __device__ __forceinline__ explicit WideLoader(Loader& loader)
       : loader_(loader), stages_(shared_address(stage_at(0))), places_(shared_address(work_area())), state_(shared_address(&shared_state())) {}
 
-  /* First of all. `loads`: the task has anything to load. `Once`: its weights are read by this task only. They leave the L2 cache
-   * first. */
+  /* Call this first. `loads`: the task loads something. `Once`: only this task reads its weights, so they leave the L2 cache first. */
   template <bool Once>
   __device__ __forceinline__ void begin(bool loads) {
     Shared& shared = shared_state();
@@ -32,7 +32,8 @@ class WideLoader {
     if (!loads || Once) return;
     while (loader_.in_flight_ != 0) loader_.wait_for_oldest(shared);
   }
-  /* At last, after so many stages and places. What is still under way is not counted as in flight: the next task may add to it. */
+  /* Call this last, with the numbers of stages and places. Copies that still run are no longer counted as in flight, so the next task
+   * may start as many. */
   __device__ __forceinline__ void end(uint32_t stages, uint32_t places) {
     loader_.oldest_ = loader_.place_;
     loader_.in_flight_ = 0;
@@ -44,7 +45,8 @@ class WideLoader {
 
   /* Whether the next stage is free. */
   __device__ __forceinline__ bool may_stream() const { return mbarrier_look(barrier<kStageEmpty>(loader_.place_), loader_.place_.parity ^ 1); }
-  /* The same before the task's events, when others poll and trigger: of weights that are read once few copies are under way then. */
+  /* The same before the task's events, while other workers poll and trigger: then only few copies of weights that are read once may
+   * run. */
   template <bool Once>
   __device__ __forceinline__ bool may_run_ahead() {
     if (Once) {
@@ -56,16 +58,16 @@ class WideLoader {
     }
     return may_stream();
   }
-  /* What has run ahead. */
+  /* Counts a stage that was started before the events. */
   __device__ __forceinline__ void count_in_flight() {
-    /* A stage that is free has come: it is no longer in flight. */
+    /* A stage that is free again has arrived, so it is no longer in flight. */
     if (loader_.in_flight_ == kStages) loader_.oldest_.next<kStages>();
     else ++loader_.in_flight_;
   }
 
-  /* Two groups of `Group` tiles of 16 rows of a weight, `pitch` bytes apart, of each tile the next `Bytes`, into the next stage, which
-   * is free. One thread begins all copies, and what it takes for that bounds the speed of a tile: no test here, sizes and places in
-   * the stage are constants, addresses are sums. */
+  /* Copies two groups of `Group` tiles of 16 rows of a weight into the next stage, which must be free. The tiles are `pitch` bytes
+   * apart; each copy has the next `Bytes` of a tile. One thread starts all copies, and its speed limits the speed of a tile. So there
+   * are no tests here, sizes and offsets in the stage are constants, and addresses are sums. */
   template <uint32_t Group, uint32_t Bytes, bool Once>
   __device__ __forceinline__ void stream_whole(const uint64_t (&from)[2], uint32_t pitch) {
     RingPlace& at = loader_.place_;
@@ -75,7 +77,7 @@ class WideLoader {
     for (uint32_t i = 0; i < 2 * Group; ++i) copy<Once>(to + i * Bytes, from[i / Group] + i % Group * pitch, Bytes, full);
     at.next<kStages>();
   }
-  /* The same where tiles are missing or shorter: `bytes` of so many of each group. */
+  /* The same if tiles are missing or short: `count` tiles of each group, `bytes` of each. */
   template <uint32_t Group, bool Once>
   __device__ __forceinline__ void stream_rest(const uint64_t (&from)[2], const uint32_t (&count)[2], uint32_t pitch, uint32_t bytes) {
     RingPlace& at = loader_.place_;
@@ -88,7 +90,7 @@ class WideLoader {
     at.next<kStages>();
   }
 
-  /* Whether the events that the task waits for have happened. */
+  /* Whether the events that the task waits for have completed. */
   __device__ __forceinline__ bool inputs_ready() const {
     const TaskSlot& slot = *loader_.slot;
     for (uint32_t d = 0; d < slot.num_waits; ++d) {
@@ -100,7 +102,7 @@ class WideLoader {
     }
     return true;
   }
-  /* Waits for the work area, and acquires what the events, which have happened, tell. False when the compute warps have left. */
+  /* Waits for the work area, and acquires the events, which have completed. False if the compute warps have left. */
   __device__ __forceinline__ bool acquire_inputs() const {
     Shared& shared = shared_state();
     if (!loader_.after_wide_) {
@@ -109,13 +111,13 @@ class WideLoader {
       }
     }
     const TaskSlot& slot = *loader_.slot;
-    /* Acquire, system scope where a peer may have triggered: as in wait_inputs. Those beyond kSlotWaits event_test acquired. */
+    /* Acquire, with system scope because a peer may have triggered: as in wait_inputs. event_test has acquired those beyond kSlotWaits. */
     for (uint32_t d = 0; d < slot.num_waits; ++d) platform::load<platform::Scope::kSystem>(slot.waits[d].counter, platform::kAcquire);
     asm volatile("fence.proxy.async;" ::: "memory");
     return true;
   }
 
-  /* `bytes` of activations into the next stage, which is free. */
+  /* Copies `bytes` of activations into the next stage, which must be free. */
   __device__ __forceinline__ void stream_stage(uint64_t source, uint32_t bytes) {
     RingPlace& at = loader_.place_;
     const uint32_t full = barrier<kStageFull>(at);
@@ -126,8 +128,8 @@ class WideLoader {
 
   /* Whether the next place is free. */
   __device__ __forceinline__ bool may_place() const { return mbarrier_look(barrier<kPlaceEmpty>(loader_.wide_place_), loader_.wide_place_.parity ^ 1); }
-  /* `Count` stretches of `bytes` of activations, `apart` bytes from each other, into the next place, which is free; the first
-   * `count` of them. */
+  /* Copies the first `count` of `Count` pieces of `bytes` of activations, which are `apart` bytes apart, into the next place, which must
+   * be free. */
   template <uint32_t Count = 1>
   __device__ __forceinline__ void stream_place(uint64_t source, uint32_t bytes, uint32_t count = Count, uint64_t apart = 0) {
     RingPlace& at = loader_.wide_place_;
@@ -144,9 +146,9 @@ class WideLoader {
     at.next<kPlaces>();
   }
 
-  /* A task's loads: `stages` of weights, which run ahead of the events, each filled by `weights`; `Tokens`: after each of them another
-   * stage, which `tokens` fills with activations; and so many places, which `place` fills. Stages and places run ahead of each other
-   * as far as the rings reach. False when the compute warps have left. */
+  /* Loads everything of a task. `weights` fills each of `stages` stages, and may start before the events. With `Tokens`, each of them is
+   * followed by another stage, which `tokens` fills with activations. `place` fills each of `places` places. Stages and places get
+   * ahead of each other as far as the rings allow. False if the compute warps have left. */
   template <bool Once, bool Tokens, class Weights, class Stage, class Place>
   __device__ __forceinline__ bool run(uint32_t stages, uint32_t places, Weights weights, Stage tokens, Place place) {
     begin<Once>(stages != 0);
@@ -174,7 +176,7 @@ class WideLoader {
         ++placed;
         idle = false;
       }
-      /* Weights do not wait for the stage after theirs, which is given back later. */
+      /* Weights do not wait for the stage after theirs, which is released later. */
       if (staged < all && may_stream()) {
         if (Tokens && staged % 2 != 0) tokens();
         else weights();
@@ -211,8 +213,8 @@ class WideLoader {
   const uint32_t stages_, places_, state_; /* shared addresses */
 };
 
-/* The compute warps' end: one thread, at the start of every wide task. All are through with the task before; release: pairs
- * with acquire_inputs. */
+/* The compute warps' end: one thread calls this at the start of every wide task, when all threads have finished the previous task.
+ * Release: pairs with the acquire in acquire_inputs. */
 __device__ __forceinline__ void begin_wide() {
   uint32_t& word = shared_state().wide_begun;
   asm volatile("st.release.cta.shared.u32 [%0],%1;" ::"r"(shared_address(&word)), "r"(peek(word) + 1) : "memory");

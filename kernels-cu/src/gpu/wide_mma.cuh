@@ -9,13 +9,13 @@
 namespace mpk {
 namespace gpu {
 
-/* The right side at `address` (aligned to 1024): rows of 128 bytes, swizzled by 128, eight rows every 1,024 bytes. Each 16
- * columns further it is 2 more. */
+/* Descriptor of the right side at `address` (aligned to 1024): rows of 128 bytes with the 128-byte swizzle, eight rows every
+ * 1,024 bytes. Add 2 for each 16 columns. */
 __device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
   return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 
-/* The same of column tiles of 32 (aligned to 512): rows of 64 bytes, swizzled by 64, eight rows every 512 bytes. */
+/* The same for column tiles of 32 (aligned to 512): rows of 64 bytes with the 64-byte swizzle, eight rows every 512 bytes. */
 __device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address) {
   return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (32ull << 32) | (2ull << 62);
 }
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MPK_SUMS_8(i) \
   "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), "+f"(sum[i + 6]), "+f"(sum[i + 7])
-/* sum += a * b, begun: complete after wgmma_wait. */
+/* Starts sum += a * b. It is complete after wgmma_wait. */
 #define MPK_WGMMA_32(type)                                                                                                    \
   asm volatile(                                                                                                               \
       "{.reg .pred p; setp.ne.b32 p,1,0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                           \
@@ -68,11 +68,11 @@ __device__ __forceinline__ void wgmma(float (&sum)[64], const uint4& a, uint64_t
 #undef MPK_WGMMA_64
 #undef MPK_SUMS_8
 
-/* Registers written before this may be operands of the products after it. */
+/* Needed between writes to registers and products that read these registers. */
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Ends a group of products. */
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Until at most `Groups` of the groups, the latest, are under way. */
+/* Waits until at most the latest `Groups` groups are still running. */
 template <uint32_t Groups>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Groups) : "memory");

@@ -12,13 +12,13 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* The compute warps' end of a ring: `Count` buffers of `Bytes`, with a barrier each that says full and one that says empty. */
+/* The compute warps' end of a ring of `Count` buffers of `Bytes`. Each buffer has a barrier for full and one for empty. */
 template <uint32_t Count, uint32_t Bytes>
 struct WideRing {
   uint32_t base, full, empty; /* shared addresses */
   uint32_t index, parity;
 
-  /* What has been asked for comes, whatever happens elsewhere: the wait needs no way out. */
+  /* A copy that was started always completes, so this wait needs no exit. */
   __device__ __forceinline__ void wait() const {
     while (!mbarrier_test(full + index * 8, parity)) {}
   }
@@ -32,7 +32,7 @@ struct WideRing {
   }
 };
 
-/* From where a task begins. */
+/* The rings, starting at the task's first buffer. */
 struct StageRing : WideRing<kStages, kStageBytes> {
   __device__ __forceinline__ explicit StageRing(const RingPlace& at)
       : WideRing{shared_address(stage_at(0)), shared_address(shared_state().stage_full), shared_address(shared_state().stage_empty), at.index, at.parity} {}
@@ -45,7 +45,7 @@ struct PlaceRing : WideRing<kPlaces, kPlaceBytes> {
 /* Bytes of 16 rows x 16 k of the weight. */
 constexpr uint32_t kWideBlockBytes = 16 * 16 * 2;
 
-/* Sums of a warpgroup: 64 rows of the weight times `Nt` times N tokens. */
+/* A warpgroup's sums: 64 rows of the weight times `Nt` times N tokens. */
 template <uint32_t Nt, uint32_t N>
 struct WideSums {
   float of[Nt][N / 2];
@@ -57,8 +57,8 @@ struct WideSums {
       for (uint32_t i = 0; i < N / 2; ++i) of[t][i] = 0.0f;
     keep_order();
   }
-  /* What is computed with the sums stays on its side of this: the compiler does not know that products run on after the
-   * statement that begins them. */
+  /* Keeps the compiler from moving uses of the sums across this point. It does not know that products still run after the
+   * statement that starts them. */
   __device__ __forceinline__ void keep_order() {
 #pragma unroll
     for (uint32_t t = 0; t < Nt; ++t)
@@ -67,9 +67,9 @@ struct WideSums {
   }
 };
 
-/* Four blocks of 16 k of a warp's 16 rows, the first `valid` of them; the others become zeros, so that a short step needs no loop of its
- * own. A branch, because only a product's last step is short: with a select for each word a prompt of 480 tokens took 14.28 ms
- * instead of 13.95 (8B, H200). */
+/* Loads four blocks of 16 k of a warp's 16 rows. Blocks from `valid` on become zeros, so a short step needs no loop of its own. This
+ * is a branch because only a product's last step is short: with a select for each word, a prompt of 480 tokens took 14.28 ms instead
+ * of 13.95 (8B, H200). */
 __device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uint32_t valid) {
 #pragma unroll
   for (uint32_t block = 0; block < 4; ++block) a[block] = load_shared16(address + block * kWideBlockBytes);
@@ -80,12 +80,12 @@ __device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uin
   }
 }
 
-/* The products of a step are one group, and a warpgroup waits for them before it loads the next step's weights: meanwhile the other
- * warpgroup has the tensor cores. With a group for each block of 16 k, a prompt of 2,048 tokens took 57.5 ms instead of 55.4 (8B, H200). */
+/* The products of a step are one group. A warpgroup waits for them before it loads the next step's weights; meanwhile the other
+ * warpgroup uses the tensor cores. With one group per block of 16 k, a prompt of 2,048 tokens took 57.5 ms instead of 55.4 (8B, H200). */
 
-/* `blocks` times 16 k into `sums`. A step is 64 k, as far as there are so many: a stage (128 rows of the weight, of which each
- * warp supplies 16), a place with the first N tokens and, where `Nt` is 2, a stage with the others, so that both rings are four
- * steps or more deep. The tokens' columns are padded with zeros. `arrives`: this thread frees what its warp has read. */
+/* Multiplies `blocks` times 16 k into `sums`. A step has 64 k, or what is left: a stage (128 rows of the weight, 16 for each warp), a
+ * place with the first N tokens and, if `Nt` is 2, a stage with the other tokens. So both rings hold at least four steps. The tokens'
+ * columns are padded with zeros. `arrives`: this thread releases what its warp has read. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                               bool arrives) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
 #pragma unroll
       for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block], b[t] + block * 2);
     wgmma_commit();
-    /* The warp's weights are in registers: all lanes were at the products. */
+    /* The warp's weights are in registers, because all lanes have reached the products. */
     if (arrives) mbarrier_arrive(of_stage);
     wgmma_wait<0>();
 #pragma unroll
@@ -127,8 +127,8 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
   sums.keep_order();
 }
 
-/* The same for few tokens. A step is 128 k: a stage of 64 rows of the weight, of which warpgroup 0 takes the first 64 k and
- * warpgroup 1 the others, and one place with both. So each warpgroup has a part of every sum. */
+/* The same for few tokens. A step has 128 k: a stage with 64 rows of the weight, and a place with the tokens. Warpgroup 0 takes the
+ * first 64 k, warpgroup 1 the others. So each warpgroup has a part of every sum. */
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ void few_multiply(WideSums<1, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                              bool arrives) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void few_multiply(WideSums<1, N>& sums, StageRing& st
     load_blocks(a, stages.address() + (tile * here + first) * kWideBlockBytes + lane * 16, here > first ? here - first : 0);
     stages.next();
     places.wait();
-    /* Of a short step the second half of the place may hold what was there before: it is not read. */
+    /* In a short step the second half of the place is not filled, and not read. */
     const uint64_t b = wide_descriptor(places.address() + (here > 4 ? first / 4 * (N * 128) : 0));
     const uint32_t of_place = places.empty_barrier();
     places.next();

@@ -1,4 +1,4 @@
-/* From the sums of a wide product, which lie with 8 tokens x 16 rows of the weight in a warp's registers, to rows of tokens. */
+/* Stores the sums of a wide product as rows of tokens. In a warp's registers they lie as 8 tokens x 16 rows of the weight. */
 #pragma once
 
 #include "gpu/barrier.cuh"
@@ -10,7 +10,7 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Shared memory that a warp turns its sums around in. */
+/* Shared memory in which a warp transposes its sums. */
 constexpr uint32_t kTurnBytes = 1024;
 
 /* Two numbers of 2 bytes, the first in the low half. */
@@ -33,8 +33,8 @@ __device__ __forceinline__ float high_of(uint32_t pair) {
   else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
 }
 
-/* All lanes of a warp. `pairs`: of four groups of 8 tokens the rows 0..7, then 8..15, as pairs of neighbouring tokens. A lane
- * gets of the tokens lane / 2 and lane / 2 + 16 the rows lane % 2 * 8 .. + 8. */
+/* All lanes of a warp. `pairs`: for each of four groups of 8 tokens, rows 0..7 and then rows 8..15, as pairs of neighbouring
+ * tokens. A lane gets rows lane % 2 * 8 .. + 8 of the tokens lane / 2 and lane / 2 + 16. */
 __device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint32_t (&pairs)[8], uint4 (&pieces)[2]) {
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint3
   __syncwarp();
 }
 
-/* All lanes of a warp: from 8 neighbouring columns of 16 to those that MPK_LAYOUT_WIDE keeps together. */
+/* All lanes of a warp: turns 8 neighbouring columns of 16 into the 8 columns that MPK_LAYOUT_WIDE keeps together. */
 __device__ __forceinline__ uint4 wide_order(const uint4& piece, uint32_t lane) {
   const bool second = (lane & 1u) != 0;
   const uint32_t x = __shfl_xor_sync(0xFFFFFFFFu, second ? piece.x : piece.y, 1);
@@ -61,12 +61,13 @@ __device__ __forceinline__ uint4 wide_order(const uint4& piece, uint32_t lane) {
   return second ? uint4{x, y, piece.y, piece.w} : uint4{piece.x, piece.z, x, y};
 }
 
-/* A row's 16 columns `group` of 4 in a tile of MPK_LAYOUT_WIDE: bytes from the row's start to its piece `half`. */
+/* A row of a tile in MPK_LAYOUT_WIDE has 4 groups of 16 columns. Returns the bytes from the row's start to half `half` of group
+ * `group`. */
 __device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row & 7u)) * 16; }
-/* The same of 2 in a tile of 32 columns. */
+/* The same for a tile of 32 columns, which has 2 groups. */
 __device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row / 2 & 3u)) * 16; }
 
-/* All lanes of a warp: of 32 tokens the 16 columns `group` of a column tile, whose columns from `columns` on become 0. `out` is the
+/* All lanes of a warp: stores the 16 columns `group` of a column tile for 32 tokens. Columns from `columns` on become 0. `out` is a
  * view of tiles of N tokens in MPK_LAYOUT_WIDE. */
 template <uint32_t N>
 __device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t group,

@@ -1,9 +1,9 @@
-/* A tile of a product that has all rows of the iteration, of which many tiles together are limited by the weights' way from the
- * memory: up to 64 rows of the weight times N tokens, or three times 64 rows side by side, which read the tokens once. The two
- * warpgroups share the k of a stage, and their sums meet in shared memory, 16 tokens at a time. Of a gated product the first 32 of 64
- * rows are gates, the others their ups. The tokens lie in column tiles of 32 (MPK_WIDE_NARROW).
+/* A tile that has all rows of the iteration: up to 64 rows of the weight times N tokens, or three times 64 rows that share the loaded
+ * tokens. Memory bandwidth for the weights limits such products. The two warpgroups share the k of a stage, and their sums are added
+ * in shared memory, 16 tokens at a time. In a gated product the first 32 of 64 rows are gates, and the others are their ups. The tokens
+ * lie in column tiles of 32 (MPK_WIDE_NARROW).
  *
- * A task may have a part of k only: then its sums are one of several outputs, which a task after it adds up. */
+ * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
 #pragma once
 
 #include "gpu/wide_linear.cuh"
@@ -16,16 +16,16 @@ namespace gpu {
 /* Bytes of a row of a column tile. */
 constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
 
-/* `blocks` times 16 k into `sums`. A step is 128 k: a stage of 64 rows of the weight, and one place with N tokens, of which
- * warpgroup 0 takes the first 64 k and warpgroup 1 the others. So each warpgroup has a part of every sum.
- * `tall`: 192 rows of the weight; three stages share the step's tokens, and `sums` has 64 rows in each third. Otherwise 64 rows, each
- * stage is a step, and the thirds are sums of every third step, which are added up in the end. */
+/* Multiplies `blocks` times 16 k into `sums`. A step has 128 k: a stage with 64 rows of the weight, and a place with N tokens.
+ * Warpgroup 0 takes the first 64 k, warpgroup 1 the others. So each warpgroup has a part of every sum.
+ * `tall`: the tile has 192 rows of the weight. Three stages share the step's tokens, and each third of `sums` has 64 rows. Otherwise
+ * the tile has 64 rows, each stage is a step, and each third has the sums of every third step; the thirds are added at the end. */
 template <uint32_t Weight, uint32_t Chains, uint32_t N>
 __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall,
                                              uint32_t warp, uint32_t lane, bool arrives) {
   sums.clear();
   const uint32_t first = warp / 4 * 4, tile = warp % 4;
-  constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from a column tile to the next, in a descriptor's unit */
+  constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from one column tile to the next, in units of a descriptor */
   uint4 a[4];
   uint32_t tokens = 0, of_place = 0; /* address of the step's tokens, barrier of their place */
 #pragma unroll 1
@@ -40,7 +40,7 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
       stages.next();
       if (third == 0 || Chains == 1 || !tall) {
         places.wait();
-        /* Of a short step the second half of the place may hold what was there before: it is not read. */
+        /* In a short step the second half of the place is not filled, and not read. */
         tokens = places.address() + (here > 4 ? first / 4 * (N * 128) : 0);
         of_place = places.empty_barrier();
         places.next();
@@ -73,7 +73,7 @@ struct WideTall : TaskCode {
   static __device__ bool load(Loader& loader);
 
  private:
-  /* Of 64 rows of the weight each; registers are short. */
+  /* Each has 64 rows of the weight. There are no registers for more. */
   static constexpr uint32_t kChains = 3;
   static_assert(kPlaceBytes >= 2 * N * 128, "places of N tokens x 128 k");
   static_assert(kComputeWarps * kTurnBytes >= 2 * 16 * 64 * 4, "both warpgroups' sums of 16 tokens");
@@ -82,7 +82,7 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
   static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
-  /* Bias of the tile's column. */
+  /* The bias of a column of the tile. */
   static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
     const mpk_wide_linear_params& params = wide::params_of(*context.slot);
     if (params.has_bias == 0 || params.add_bias == 0 || !wide::is_first(context)) return 0.0f;
@@ -103,7 +103,7 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   WideLoader wide(loader);
   wide::RowStages<2, 8> rows(slot, blocks, high);
   const mpk_operand& x = slot.operands[0];
-  const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* of 32 columns */
+  const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* bytes of a column tile of 32 */
   uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
   uint32_t left = blocks.count;
   const auto weights = [&] { rows.template stream<true>(wide); };
@@ -119,7 +119,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ inline int WideTall<Weight, N>::run(Context& context) {
   Shared& shared = shared_state();
   if (context.thread == 0) begin_wide();
-  /* Thread 0 changes them after the barrier of wait_inputs. */
+  /* Thread 0 changes these after the barrier in wait_inputs. */
   const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
   if (const int code = context.wait_inputs(); code != MPK_OK) return code;
   const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count;
@@ -139,7 +139,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
   const bool tall = is_tall(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
-  /* Of each warpgroup [16 tokens][64 rows], the rows in an order in which neither side meets a bank twice. */
+  /* For each warpgroup [16 tokens][64 rows]. The order of the rows avoids bank conflicts for writes and reads. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
 #pragma unroll
   for (uint32_t number = 0; number < kChains * (N / 16); ++number) {
@@ -175,7 +175,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ void WideTall<Weight, N>::store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum) {
   const mpk_operand& out = context.output(0);
   const mpk_operand* const residual = wide::is_first(context) ? wide::residual_of(context) : nullptr;
-  /* Of two summands (three dimensions) the view has one of the output, both of the residual. */
+  /* With two summands (three dimensions), the view of the output has one of them, the view of the residual both. */
   const uint32_t dim = out.ndim - 2, columns = out.dims[dim + 1];
   uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token) * out.strides[dim] * element_bytes(out.dtype);
   float value[4] = {sum.x + bias_at(context, false, column), sum.y + bias_at(context, false, column + 1),
@@ -184,7 +184,7 @@ __device__ __forceinline__ void WideTall<Weight, N>::store_four(const Context& c
     const uint32_t of_residual = residual->ndim - 2;
     const uint64_t from = residual->addr + (static_cast<uint64_t>(token) * residual->strides[of_residual] + column) * 4;
     const uint64_t apart = of_residual != 0 ? static_cast<uint64_t>(residual->strides[0]) * 4 : 0;
-    float before[2][4]; /* loads that are on their way together */
+    float before[2][4]; /* these loads run at the same time */
     if (((from | apart) & 15) == 0 && column + 4 <= columns) {
       const uint4 a = load_global16(from), b = apart != 0 ? load_global16(from + apart) : uint4{0, 0, 0, 0};
       before[0][0] = __uint_as_float(a.x), before[0][1] = __uint_as_float(a.y), before[0][2] = __uint_as_float(a.z), before[0][3] = __uint_as_float(a.w);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void WideTall<Weight, N>::store_gated_pair(const Cont
     value[c] = u * silu(g);
   }
   if (wide::params_of(*context.slot).wide_output != 0) {
-    /* Whole column tiles, and the first of the view's rows is a multiple of 8. */
+    /* Column tiles are whole, and the view's first row is a multiple of 8. */
     const uint32_t in_tile = column % MPK_WIDE_NARROW, word = in_tile % 16 / 4;
     uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(column / MPK_WIDE_NARROW) * out.strides[1] * 2 +
                         token * (kNarrowBytes) + narrow_piece(token, in_tile / 16, in_tile / 2 % 2) + word * 4;

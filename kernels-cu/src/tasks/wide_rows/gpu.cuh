@@ -1,11 +1,11 @@
-/* Rows in MPK_LAYOUT_WIDE: as they are, normed, or silu(gate) * up; computed in f32 and rounded once.
+/* Writes rows in MPK_LAYOUT_WIDE: unchanged, normed, or as silu(gate) * up; computed in f32 and rounded once.
  *
- * All warps share a row. A thread has 16 bytes of it at a time, some times over, and only it reads what it has copied. What bounds a task
- * of many rows is how many bytes are on their way, so the next rows are copied to shared memory, 64 KB of them, while one is in work.
- * With loads into registers and a row a warp, 2,048 rows of 4,096 columns took 40 us (H200); more registers spill.
+ * All warps share a row. Each thread copies and reads its own pieces of 16 bytes. The number of bytes in flight limits a task of many
+ * rows, so the next rows, 64 KB of them, are copied to shared memory while the current row is computed. With loads into registers and
+ * one row per warp, 2,048 rows of 4,096 columns took 40 us (H200), now 17; more loads in registers spill.
  *
- * A task runs this code once, and after the products before it little of it is left in the instruction cache: so it is short. Rows that
- * are not aligned, which are rare, have a loop of their own. */
+ * A task runs this code once. The products before it have replaced most of it in the instruction cache, so the code is short. Rows that
+ * are not aligned are rare and have a loop of their own. */
 #pragma once
 
 #include "gpu/linear_rows.cuh"
@@ -17,34 +17,34 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Source: how the rows are made. X, Norm, Out: enum mpk_dtype of x, the norm weight and the output. Pieces: of 16 bytes of x that a thread
- * has of a row. Columns: of a column tile. Stacked: x is two summands. */
+/* Source: how a row is computed. X, Norm, Out: enum mpk_dtype of x, the norm weight and the output. Pieces: number of pieces of 16 bytes
+ * of a row of x per thread. Columns: columns of a column tile. Stacked: x is two summands. */
 template <uint32_t Source, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Pieces, uint32_t Columns = MPK_WIDE_COLUMNS, bool Stacked = false>
 struct WideRows : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     const Row row(context);
-    /* Then a piece is in the row as a whole, or not at all. */
+    /* If this holds, a piece is either completely inside the row or completely outside. */
     const uint64_t addresses = context.input(0).addr | row.bytes | row.apart | row.norm;
     const bool aligned = row.columns % kColumns == 0 && addresses % 16 == 0;
     return aligned && row.pieces <= Pieces * kComputeThreads ? make(context, row) : make_piecewise(context);
   }
 
  private:
-  /* Columns of a piece: 16 bytes of x. */
+  /* Columns of a piece, which has 16 bytes of x. */
   static constexpr uint32_t kColumns = 16 / sizeof(typename Number<X>::Type);
-  /* Of 16 columns in a column tile. */
+  /* Groups of 16 columns in a column tile. */
   static constexpr uint32_t kUnits = Columns / 16;
-  /* What a row is made of: two summands, or gates and ups. */
+  /* Parts of a row of x: two summands, or gates and ups. */
   static constexpr uint32_t kParts = Stacked || Source == kSiluMul ? 2 : 1;
-  /* Bytes of a row in shared memory, and rows that are on their way or in work. */
+  /* Bytes of a row in shared memory, and the number of rows that are being copied or computed. */
   static constexpr uint32_t kRowBytes = kParts * Pieces * kComputeThreads * 16, kMost = 64 * 1024 / kRowBytes;
   static constexpr uint32_t kAhead = kMost > 1 ? kMost : 1, kSumsAt = kAhead * kRowBytes;
   static_assert(kSumsAt + 2 * kComputeWarps * 4 <= kWorkBytes, "the work area is too small for a row");
 
   struct Row {
-    uint64_t bytes, apart, norm; /* from a row of x to the next, from its first part to the other; address of the norm weight */
-    uint32_t columns, pieces;    /* pieces: of whole column tiles */
-    uint32_t inside, padded;     /* pieces of the thread that are in the row, and in its column tiles */
+    uint64_t bytes, apart, norm; /* from one row of x to the next, from its first part to the other; address of the norm weight */
+    uint32_t columns, pieces;    /* pieces of whole column tiles */
+    uint32_t inside, padded;     /* the thread's pieces inside the row, and inside its column tiles */
 
     __device__ __forceinline__ explicit Row(const Context& context) {
       constexpr uint32_t kBytes = sizeof(typename Number<X>::Type);
@@ -63,7 +63,7 @@ struct WideRows : TaskCode {
     return pieces > threadIdx.x ? (pieces - threadIdx.x + kComputeThreads - 1) / kComputeThreads : 0;
   }
 
-  /* Numbers of a piece; 0 beyond the row. */
+  /* The values of a piece; 0 outside the row. */
   template <uint32_t Dtype>
   struct Piece {
     static constexpr uint32_t kBytes = sizeof(typename Number<Dtype>::Type), kWords = kColumns * kBytes / 4;
@@ -74,12 +74,12 @@ struct WideRows : TaskCode {
       else load_global16_if<0>(words[0], words[1], words[2], words[3], from, valid);
       if constexpr (kWords == 8) load_global16_if<16>(words[4], words[5], words[6], words[7], from, valid);
     }
-    /* From shared memory, of x. */
+    /* Reads a piece of x from shared memory. */
     __device__ __forceinline__ void read(uint32_t from) {
       const uint4 v = load_shared16(from);
       words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
     }
-    /* From global memory, number by number: of a row that is not aligned. */
+    /* Loads from global memory, value by value, for a row that is not aligned. */
     __device__ __forceinline__ void load_numbers(uint64_t row, uint32_t piece, uint32_t columns) {
       const uint32_t first = piece * kColumns;
       const uint64_t from = row + first * kBytes;
@@ -113,16 +113,16 @@ struct WideRows : TaskCode {
   };
   static_assert(!Stacked || X == MPK_F32, "sums are of f32");
 
-  /* What multiplies, or stands beside, x: the norm weight or the ups. */
+  /* The other factor: the norm weight or the ups. */
   static constexpr uint32_t kOther = Source == kRmsNorm ? Norm : X;
-  /* Rows of the task, of those that are in use. */
+  /* The number of the task's rows that are in use. */
   static __device__ __forceinline__ uint32_t count(const Context& context) {
     const mpk_wide_rows_params& params = context.params<mpk_wide_rows_params>();
     const int32_t* const args = context.slot->task.args;
     const uint32_t used = context.rows_in_use(params.rows_kind, params.rows), first = static_cast<uint32_t>(args[0]);
     return used > first ? min(used - first, static_cast<uint32_t>(args[2])) : 0;
   }
-  /* Address of row `number` of the task in x. */
+  /* The address in x of row `number` of the task. */
   static __device__ __forceinline__ uint64_t address(const Context& context, const Row& row, uint32_t number) {
     const int32_t* const args = context.slot->task.args;
     const bool gathers = context.params<mpk_wide_rows_params>().gather != 0;
@@ -132,7 +132,7 @@ struct WideRows : TaskCode {
 
   static __device__ __forceinline__ int make(Context& context, const Row& row) {
     Piece<kOther> others[Pieces];
-    /* The norm weight never changes. */
+    /* The norm weight is constant, so it is loaded before the inputs are ready. */
     if constexpr (Source == kRmsNorm) {
       const uint64_t from = row.norm + context.thread * (Piece<Norm>::kWords * 4);
 #pragma unroll
@@ -145,7 +145,7 @@ struct WideRows : TaskCode {
     int code = MPK_OK;
 #pragma unroll 1
     for (uint32_t number = 0; number < rows; ++number) {
-      /* Of this row. */
+      /* Waits for this row. */
       asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
       const uint32_t from = buffer + number % kAhead * kRowBytes;
       Piece<X> values[Pieces];
@@ -168,7 +168,7 @@ struct WideRows : TaskCode {
         if (code != MPK_OK) break;
       }
       const Place place(context, number);
-      /* A thread's pieces lie whole column tiles from each other. */
+      /* The distance between a thread's pieces is a whole number of column tiles. */
       static_assert(kComputeThreads * kColumns % Columns == 0, "column tiles");
       uint64_t to = place.of(context.thread);
 #pragma unroll
@@ -176,12 +176,13 @@ struct WideRows : TaskCode {
         store(to, p < row.padded, values[p], others[p], scale);
       fetch(context, row, buffer, number + kAhead, rows);
     }
-    /* Nothing is on its way when others use the memory. */
+    /* No copy may be in flight when the next task uses the memory. */
     asm volatile("cp.async.wait_all;" ::: "memory");
     return code;
   }
 
-  /* The thread's pieces of a row, 0 beyond its columns. A group of copies, which is empty behind the last row. */
+  /* Starts the copies of the thread's pieces of a row, as one group; values outside the row become 0. After the last row the group is
+   * empty. */
   static __device__ __forceinline__ void fetch(const Context& context, const Row& row, uint32_t buffer, uint32_t number, uint32_t rows) {
     if (number < rows) {
       const uint64_t from = address(context, row, number) + context.thread * 16;
@@ -197,8 +198,8 @@ struct WideRows : TaskCode {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  /* From each thread's sum of squares what the row is multiplied by. `turn` alternates: who is late still reads the sums of the turn
-   * before. */
+  /* Computes the row's factor from each thread's sum of squares. `turn` alternates, because slower threads may still read the sums of
+   * the previous turn. */
   static __device__ __forceinline__ int find_scale(Context& context, const Row& row, float squares, float& scale, uint32_t turn) {
 #pragma unroll
     for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
@@ -212,8 +213,8 @@ struct WideRows : TaskCode {
     return MPK_OK;
   }
 
-  /* Piece by piece, and with a norm each of them twice. It has a copy of the context and works out the row itself: had they addresses in
-   * the caller, each use there would be a load from local memory. */
+  /* Piece by piece; with a norm each piece is loaded twice. This function gets a copy of the context and computes `Row` itself. If it took
+   * references, both would lie in local memory in the caller, and each use would be a load. */
   static __device__ __noinline__ int make_piecewise(Context context) {
     const Row row(context);
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
@@ -247,10 +248,10 @@ struct WideRows : TaskCode {
     return first;
   }
 
-  /* Where a row of the output lies. */
+  /* Where a row of the output is stored. */
   struct Place {
-    uint64_t address, tile_bytes; /* of its first column tile, from one to the next */
-    uint32_t number;              /* in its tensor */
+    uint64_t address, tile_bytes; /* of the row in its first column tile; from one column tile to the next */
+    uint32_t number;              /* the row's number in its tensor */
     __device__ __forceinline__ Place(const Context& context, uint32_t row)
         : address(context.output(0).addr + row * (Columns * 2)), tile_bytes(static_cast<uint64_t>(context.output(0).strides[1]) * 2),
           number(static_cast<uint32_t>(context.slot->task.args[0]) + row) {}
@@ -261,8 +262,8 @@ struct WideRows : TaskCode {
     }
   };
 
-  /* Of 16 neighbouring columns the even pairs lie together, and the odd ones, `kHalves` bytes from them by the exclusive or of their
-   * addresses. */
+  /* In a group of 16 columns, the even pairs lie together, and so do the odd pairs. The addresses of both differ by exclusive or with
+   * `kHalves`. */
   static constexpr uint32_t kHalves = 16;
   static __device__ __forceinline__ void store(uint64_t to, bool valid, const Piece<X>& x, const Piece<kOther>& other, float scale) {
     uint32_t words[kColumns / 2];
