@@ -1,7 +1,7 @@
-//! Products of many rows: when the linear family becomes `wide_rows` and `wide_linear`, and how these are cut.
+//! Products of many rows: when the linear family becomes `wide_rows` and `wide_linear`, and how these are partitioned.
 //!
-//! Both are apart so that a norm, an activation function or a change of layout is done once for a row and not by each of the
-//! tasks that read it.
+//! There are two operators so that a norm, an activation function or a change of layout is computed once per row, and not by
+//! each task that reads the row.
 
 use crate::abi;
 use crate::tasks::contract;
@@ -11,8 +11,8 @@ use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
 use taskgraph::{DType, Knob, Rows, Target};
 
-/// Fewest rows of an iteration that products become wide for, where a tile has not all rows: of 16 rows an H200 makes the others
-/// sooner (8B, one GPU: 5.60 ms a step, 5.85 with wide products), of 32 these (7.6 and 6.4).
+/// The fewest rows of an iteration for which products become wide, if a tile does not have all rows. With 16 rows an H200 is faster
+/// without wide products (8B, one GPU: 5.60 ms a step, 5.85 with them), with 32 rows it is slower (7.6 and 6.4).
 pub const LEAST_ROWS: Knob = Knob {
     name: "wide.least_rows",
     default: 17,
@@ -20,8 +20,8 @@ pub const LEAST_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which products are made of wide tiles",
 };
 
-/// The same where each rank has a part of every sum: fewer rows are pushed to the other ranks as they are computed, which wide
-/// products can't.
+/// The same if each rank has a part of every sum. Products of fewer rows push their results to the other ranks as they are computed,
+/// which wide products cannot do.
 pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     name: "wide.least_partial_rows",
     default: 65,
@@ -29,12 +29,12 @@ pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     about: "the same where each rank has a part of every sum",
 };
 
-/// Fewest rows and columns of a weight; each rank has at least 16 of those that are dealt.
+/// The fewest rows and columns of a weight. Of the dimension that is split, each rank has at least 16.
 const LEAST_WEIGHT: u64 = 64;
 
-/// Fewest columns of a weight that are shared out to two tasks where tiles are too few for the workers: a multiprocessor takes 0.44 us for
-/// 128 of them, whatever the others do, and the sum of both halves 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum). With
-/// 4,096 columns too, batch 64 of 8B took 7.56 ms instead of 7.63.
+/// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. A multiprocessor takes 0.44 us for 128
+/// columns, whatever the others do, and the sum of both halves takes 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum). With
+/// 4,096 columns shared as well, batch 64 of 8B took 7.56 ms instead of 7.63.
 const LEAST_HALVED: Knob = Knob {
     name: "wide.least_halved_columns",
     default: 4096,
@@ -42,9 +42,9 @@ const LEAST_HALVED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
 };
 
-/// On one rank, most rows of an iteration of which a tile has all ([`choose_tall`]). Of 16 rows an H200 took 5.98 ms a step without
-/// and 5.52 with it, of 32 rows 6.69 and 6.44, of 64 rows 7.57 and 7.35 (8B). Tiles with all of 128 rows, 64 for each warpgroup, were
-/// slower than 128 x 128 (11.7 and 10.8).
+/// On one rank, the most rows of an iteration for which a tile has all rows ([`choose_tall`]). With 16 rows an H200 took 5.98 ms a step
+/// without and 5.52 with such tiles, with 32 rows 6.69 and 6.44, with 64 rows 7.57 and 7.35 (8B). Tiles with all of 128 rows, 64 for each
+/// warpgroup, were slower than 128 x 128 (11.7 and 10.8).
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
     default: 64,
@@ -52,7 +52,7 @@ pub const TALL_ROWS: Knob = Knob {
     about: "on one rank, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
 };
 
-/// The same on several ranks, where it has not been measured.
+/// The same on several ranks, which has not been measured.
 pub const SHARED_TALL_ROWS: Knob = Knob {
     name: "wide.shared_tall_rows",
     default: 0,
@@ -60,7 +60,7 @@ pub const SHARED_TALL_ROWS: Knob = Knob {
     about: "the same on several ranks",
 };
 
-/// As [`LEAST_ROWS`], where a tile has all rows.
+/// Like [`LEAST_ROWS`], if a tile has all rows.
 pub const LEAST_TALL_ROWS: Knob = Knob {
     name: "wide.least_tall_rows",
     default: 9,
@@ -68,7 +68,7 @@ pub const LEAST_TALL_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which products are made of such tiles",
 };
 
-/// As [`LEAST_HALVED`], where a tile has all rows: then the readers add up the halves.
+/// Like [`LEAST_HALVED`], if a tile has all rows. Then the readers add the halves.
 const LEAST_STACKED: Knob = Knob {
     name: "wide.least_stacked_columns",
     default: 2048,
@@ -76,8 +76,8 @@ const LEAST_STACKED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where the readers add up their halves",
 };
 
-/// Fewest columns of a weight whose sums of more than 64 rows several tasks share. Without it an H200 gives the tasks of such a product
-/// of 65 to 128 rows 64 rows of both sides, which read twice the bytes for a product (8B, batch 128: 3 MB a task of `down` instead of 1.5).
+/// The fewest columns of a weight that several tasks share in products of more than 64 rows. Otherwise the tiles of a product of 65 to 128
+/// rows have 64 rows of both sides, and read twice as many bytes per product (H200, 8B, batch 128: 3 MB a task of `down` instead of 1.5).
 const LEAST_QUARTERED: Knob = Knob {
     name: "wide.least_quartered_columns",
     default: 4096,
@@ -85,7 +85,8 @@ const LEAST_QUARTERED: Knob = Knob {
     about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, where tiles are too few for the workers",
 };
 
-/// Most rows of such sums: of 512 a prompt of 480 takes 14.39 ms instead of 14.33 (8B, H200); 256 are not measured.
+/// The most rows of such products. With 512 a prompt of 480 tokens takes 13.58 ms instead of 13.50, with 128 one of 240 tokens takes 10.15
+/// instead of 9.09 (8B, H200).
 const MOST_QUARTERED_ROWS: Knob = Knob {
     name: "wide.most_quartered_rows",
     default: 256,
@@ -93,8 +94,8 @@ const MOST_QUARTERED_ROWS: Knob = Knob {
     about: "most rows of an iteration for which tasks share such tiles",
 };
 
-/// Fewest columns of a weight whose tasks share k although the output is rounded: the sum of the parts is. With `qkv`
-/// of batch 128 in two parts a step takes 10.34 ms instead of 10.46 (8B, H200).
+/// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. With `qkv`
+/// of batch 128 in two parts a step takes 9.67 ms instead of 9.76 (8B, H200).
 const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
     default: 4096,
@@ -102,7 +103,7 @@ const LEAST_ROUNDED: Knob = Knob {
     about: "the same where the output is rounded to the weight's type",
 };
 
-/// What is measured of wide products.
+/// The knobs of wide products, which `mpk-bench tune` measures.
 pub const KNOBS: [&Knob; 10] = [
     &LEAST_ROWS,
     &LEAST_PARTIAL_ROWS,
@@ -116,70 +117,70 @@ pub const KNOBS: [&Knob; 10] = [
     &LEAST_ROUNDED,
 ];
 
-/// Dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
+/// The dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
     let (tile, width) = (u64::from(abi::MPK_WIDE_ROWS), u64::from(abi::MPK_WIDE_COLUMNS));
     vec![rows.div_ceil(tile), columns.div_ceil(width), tile, width]
 }
 
-/// The same with column tiles half as wide.
+/// The same with column tiles of half the width.
 pub fn narrow_dims(rows: u64, columns: u64) -> Vec<u64> {
     let dims = wide_dims(rows, columns);
     vec![dims[0], 2 * dims[1], dims[2], u64::from(abi::MPK_WIDE_NARROW)]
 }
 
-/// This local type is rows with the narrower column tiles.
+/// Whether this local type has the narrower column tiles.
 pub fn is_narrow(ty: &TensorType) -> bool {
     is_wide(ty) && ty.dims[3] == u64::from(abi::MPK_WIDE_NARROW)
 }
 
-/// Whether a tile of a product of `rows` rows has all of them.
+/// Whether a tile of a product of `rows` rows has all rows.
 fn is_tall(rows: u64, world: u32, target: &Target) -> bool {
     let most = target.tuned(if world == 1 { &TALL_ROWS } else { &SHARED_TALL_ROWS });
     rows <= most && rows <= u64::from(TALL_WIDTHS[TALL_WIDTHS.len() - 1])
 }
 
-/// Dimensions of a product's `[rows, columns]` as it reads them.
+/// The dimensions in which a product reads `[rows, columns]`.
 fn dims_of(rows: u64, columns: u64, world: u32, target: &Target) -> Vec<u64> {
     if is_tall(rows, world, target) { narrow_dims(rows, columns) } else { wide_dims(rows, columns) }
 }
 
-/// `[rows, columns]` as two summands, one after the other, which their readers add up.
+/// `[rows, columns]` as two summands, one after the other. The readers add them.
 fn stacked(rows: u64, columns: u64) -> TensorType {
     TensorType { dtype: DType::F32, dims: vec![2, rows, columns], rows: Rows::Fixed }
 }
 
-/// Rows and columns of an activation of this local type, and whether it is two summands.
+/// The rows and columns of an activation of this local type, and whether it is two summands.
 pub fn matrix(ty: &TensorType) -> Option<(u32, u32, bool)> {
     let [.., rows, columns] = ty.dims[..] else { return None };
     let stacked = ty.dims.len() == 3;
     (stacked || ty.dims.len() == 2).then_some((rows.try_into().ok()?, columns.try_into().ok()?, stacked))
 }
 
-/// What of a member of the linear family decides its expansion.
+/// The properties of a member of the linear family that decide its expansion.
 #[derive(Debug)]
 pub struct Product {
-    /// How the left side is made.
+    /// How the left side is computed.
     pub source: Source,
     /// The output is silu(gate) * up.
     pub gated: bool,
-    /// Index of the weight among the inputs.
+    /// The index of the weight among the inputs.
     pub weight: usize,
-    /// Index of the bias.
+    /// The index of the bias.
     pub bias: Option<usize>,
-    /// Index of the residual.
+    /// The index of the residual.
     pub residual: Option<usize>,
-    /// Rows are gathered for samples.
+    /// The rows are those that are sampled.
     pub gathers: bool,
 }
 
-/// `x` or the output is in `MPK_LAYOUT_WIDE` already.
+/// Whether this type is in `MPK_LAYOUT_WIDE`.
 pub fn is_wide(ty: &TensorType) -> bool {
     ty.dims.len() == 4
 }
 
-/// x in `MPK_LAYOUT_WIDE`, if a wide product takes it as it is; x that is normed and the residual as two summands, if a tile has all
-/// rows.
+/// The type in which a wide product wants an input: x in `MPK_LAYOUT_WIDE`, if it needs no norm, gather or rounding. If a tile has all
+/// rows, a normed x and the residual as two summands.
 pub fn reads_as(product: &Product, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
     expand(product, op, target)?;
     let normed = input == 0 && product.source == Source::RmsNorm;
@@ -201,8 +202,8 @@ pub fn reads_as(product: &Product, op: &LocalOp<'_>, input: usize, target: &Targ
     })
 }
 
-/// Whether the output can be written as `ty`: a gated product's tile has whole column tiles of that layout; the tasks that share
-/// the k of a tile write a summand each.
+/// Whether the output can be written as `ty`. The tile of a gated product must have whole column tiles of that layout. Tasks that share
+/// the k of a tile write one summand each.
 pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &Target) -> bool {
     let [rows, columns] = op.outputs[0].dims[..] else { return false };
     if ty.dims.len() == 3 {
@@ -213,7 +214,7 @@ pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &
         return false;
     }
     let fits = match is_tall(rows, op.world, target) {
-        // Nobody would write the padding of an odd number of column tiles.
+        // No task would write the padding of an odd number of column tiles.
         true => columns.is_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS)),
         false => {
             let tile = choose(rows as u32, columns as u32, true, target.workers);
@@ -225,7 +226,7 @@ pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &
         && expand(product, op, target).is_some()
 }
 
-/// The rows, made once, and their product; `None` where the product is not wide. The same on all ranks.
+/// The expansion into rows and their product; `None` if the product is not wide. The same on all ranks.
 pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Expansion> {
     let (x, weight, out) = (&op.inputs[0], &op.inputs[product.weight], &op.outputs[0]);
     let rows = *op.global.outputs[0].ty.dims.first()?;
@@ -291,7 +292,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     });
     if parts > 1 && !stacked {
         let mut summands: Vec<ExpansionOperand> = made;
-        summands.swap(0, 1); // the first part has the residual
+        summands.swap(0, 1); // the first part includes the residual
         ops.push(ExpandedOp {
             op_type: "add",
             suffix: ".sum",
@@ -303,7 +304,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     Some(Expansion { temporaries, ops })
 }
 
-/// How many tasks share the k of a tile, where readers do not add up the parts themselves.
+/// How many tasks share the k of a tile, if readers do not add the parts themselves.
 fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
     let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return 1 };
@@ -321,11 +322,11 @@ fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
     fastest_parts(*rows as u32, *columns as u32, *k as u32, target.workers)
 }
 
-/// So many tasks share the k of a tile where then the product and the sum of its parts are ready first.
+/// The number of tasks that share the k of a tile for which the product and the sum of its parts are ready first.
 fn fastest_parts(rows: u32, columns: u32, k: u32, workers: u32) -> u32 {
     let time = |parts: &u32| {
         let tile = best_parted(rows, columns, *parts, workers);
-        // A task takes some thousand clocks beside its k.
+        // A task takes some thousand clocks in addition to its k.
         let task = u64::from(k.div_ceil(*parts).div_ceil(64)) * tile.clocks + 5000;
         let sum = if *parts == 1 { 0 } else { clocks_of_sum(rows, columns, *parts, workers) };
         tile.waves(rows, columns, false, *parts, workers) * task + sum
@@ -333,14 +334,14 @@ fn fastest_parts(rows: u32, columns: u32, k: u32, workers: u32) -> u32 {
     [1, 2, 4].into_iter().min_by_key(time).unwrap_or(1)
 }
 
-/// Clocks from a product's last task to the end of the sum of its parts: the hop, the first loads, and the bytes' way from the L2
+/// The clocks from a product's last task to the end of the sum of its parts: the hop, the first loads, and the transfer from the L2
 /// cache (H200: 6 us for two parts of 128 x 4,096 sums).
 fn clocks_of_sum(rows: u32, columns: u32, parts: u32, workers: u32) -> u64 {
     let bytes = u64::from(rows) * u64::from(columns) * 4 * u64::from(parts + 1);
     8000 + bytes / (u64::from(workers.max(1)) * 30)
 }
 
-/// The tile of a product of which `parts` tasks share the k and whose tiles have not all rows.
+/// The tile of a product if `parts` tasks share the k of a tile, and a tile does not have all rows.
 pub fn parted(rows: u32, columns: u32, gated: bool, parts: u32, workers: u32) -> Tile {
     if parts == 1 || FEW.iter().any(|few| rows <= few.width) {
         return choose(rows, columns, gated, workers);
@@ -353,8 +354,8 @@ fn best_parted(rows: u32, columns: u32, parts: u32, workers: u32) -> Tile {
     *PARTED.iter().min_by_key(time).unwrap_or(&PARTED[0])
 }
 
-/// Whether two tasks share the k of a tile: few rows, whose tiles are half as many as the workers or fewer.
-/// `stacked`: the readers add up the halves.
+/// Whether two tasks share the k of a tile: in products of few rows that have at most half as many tiles as there are workers.
+/// `stacked`: the readers add the halves.
 fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target, stacked: bool) -> bool {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
     let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return false };
@@ -378,54 +379,54 @@ fn attrs(value: serde_json::Value) -> Attrs {
     }
 }
 
-/// A tile: `high` rows of the weight (of a gated product half of them gates), `tokens` times `width` rows of x.
+/// A tile: `high` rows of the weight (in a gated product half of them are gates), and `tokens` times `width` rows of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Rows of the weight: 128, of which two warpgroups have half each, or another number, of which they have all.
+    /// Rows of the weight. Of 128, each of the two warpgroups has half; of another number, both have all.
     pub high: u32,
-    /// Tiles of rows of x.
+    /// The number of tiles of rows of x.
     pub tokens: u32,
-    /// Rows of x in one of them.
+    /// The rows of x in each of them.
     pub width: u32,
-    /// Clocks that 64 k take: the tensor cores or, where that is more, the reads and writes of shared memory.
+    /// The clocks for 64 k: of the tensor cores or, if that is more, of the reads and writes of shared memory.
     clocks: u64,
 }
 
-/// What the GPU code can do, best first. Each is a main loop in the kernel, and the assembler has registers for few of them
+/// The tiles that the GPU code has, best first. Each is a main loop in the kernel, and there are registers for only a few of them
 /// (`gpu/wide_linear.cuh`).
 const TILES: [Tile; 3] = [
     Tile { high: 128, tokens: 2, width: 128, clocks: 1024 },
     Tile { high: 128, tokens: 1, width: 128, clocks: 640 },
     Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
 ];
-/// Of which several tasks may share the k.
+/// The tiles of which several tasks may share the k.
 const PARTED: [Tile; 2] = [TILES[0], TILES[1]];
-/// Of few rows the weights' way from the memory decides.
+/// The tiles for few rows, where memory bandwidth for the weights is the limit.
 const FEW: [Tile; 2] = [
     Tile { high: 64, tokens: 1, width: 32, clocks: 256 },
     Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
 ];
 
 impl Tile {
-    /// Columns of the output.
+    /// The tile's columns of the output.
     pub fn output_columns(&self, gated: bool) -> u32 {
         self.high / (1 + u32::from(gated))
     }
 
-    /// Most tasks of one of `workers`, of a product of so many rows and columns whose k `parts` tasks share.
+    /// The most tasks that one of `workers` gets, for a product of this size where `parts` tasks share the k of a tile.
     fn waves(&self, rows: u32, columns: u32, gated: bool, parts: u32, workers: u32) -> u64 {
         let tiles = columns.div_ceil(self.output_columns(gated)) * rows.div_ceil(self.tokens * self.width);
         u64::from((tiles * parts).div_ceil(workers.max(1)))
     }
 
-    /// Tiles of columns that go through all rows together, so that a wave of tasks reads each weight and each row from memory
-    /// once.
+    /// How many column tiles are computed for all rows before the next ones, so that a wave of tasks reads each weight and each row
+    /// from memory once.
     pub fn group(&self) -> u32 {
         8 * self.tokens.max(1)
     }
 }
 
-/// The tile with which `workers` are done first.
+/// The tile with which `workers` finish first.
 pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     if let Some(few) = FEW.iter().find(|tile| rows <= tile.width) {
         return *few;
@@ -434,7 +435,7 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     *TILES.iter().min_by_key(time).unwrap_or(&TILES[0])
 }
 
-/// Of tiles that have all rows: the rows of x (`gpu/wide_tall.cuh`).
+/// The rows of x in tiles that have all rows (`gpu/wide_tall.cuh`).
 const TALL_WIDTHS: [u32; 2] = [32, 64];
 
 fn tall(high: u32, rows: u32) -> Tile {
@@ -443,23 +444,24 @@ fn tall(high: u32, rows: u32) -> Tile {
     Tile { high, tokens: 1, width, clocks: 0 }
 }
 
-/// The tile of a product whose tiles have all rows and of which two tasks share the k.
+/// The tile of a product if a tile has all rows and two tasks share its k.
 pub fn halved_tall(rows: u32) -> Tile {
     tall(64, rows)
 }
 
-/// The tile with all rows with which `workers` are done first. A multiprocessor takes so many bytes a microsecond, weights and rows.
+/// The tile with all rows with which `workers` finish first. A multiprocessor loads a fixed number of bytes per microsecond, of weights and
+/// rows together.
 pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     let time = |tile: &Tile| {
         columns.div_ceil(tile.output_columns(gated)).div_ceil(workers.max(1)) * (tile.high + tile.width)
     };
-    // The best of those that are as fast comes first. Of a gated product a tile has whole column tiles of the layout.
+    // Of equally fast tiles the first is taken. In a gated product a tile has whole column tiles of the layout.
     let highs: &[u32] = if gated { &[64, 192] } else { &[64, 192, 48, 32] };
     highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
 }
 
-/// All tiles (of columns, of rows) in the order of tasks: groups of column tiles, in a group all row tiles, the columns first.
-/// Every other group begins in the middle of the rows: where only the first rows are in use, the workers still share them.
+/// All tiles (column, row) in the order of the tasks: group by group of column tiles, in a group row tile by row tile, and the columns of
+/// each. Every other group begins in the middle of the rows, so the workers still share the tiles if only the first rows are in use.
 pub fn in_order(columns: u32, rows: u32, group: u32) -> impl Iterator<Item = (u32, u32)> {
     let group = group.max(1);
     (0..columns.div_ceil(group)).flat_map(move |g| {
@@ -507,13 +509,13 @@ mod tests {
             let tile = best_parted(rows, columns, parts, workers);
             (parts, tile.high, tile.tokens * tile.width)
         };
-        // down and o of 8B on an H200: with the sum of two parts o of 512 rows would take longer.
+        // down and o of 8B on an H200. With o of 512 rows in two parts, the sum would cost more than it saves.
         assert_eq!(shape(128, 4096, 12288, 132), (4, 128, 128));
         assert_eq!(shape(128, 4096, 4096, 132), (4, 128, 128));
         assert_eq!(shape(256, 4096, 12288, 132), (4, 128, 256));
         assert_eq!(shape(512, 4096, 12288, 132), (2, 128, 256));
         assert_eq!(shape(512, 4096, 4096, 132), (1, 128, 128));
-        // Whole waves without it.
+        // The waves are whole without parts.
         assert_eq!(shape(1024, 4096, 12288, 132), (1, 128, 256));
         assert_eq!(shape(2048, 4096, 12288, 132), (1, 128, 256));
         assert_eq!(fastest_parts(512, 4096, 12288, 4), 1);

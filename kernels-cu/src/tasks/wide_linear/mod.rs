@@ -1,12 +1,15 @@
-//! `wide_linear`: a product of many rows in tiles, of which Hopper's tensor cores do one at their full speed.
+//! `wide_linear`: a product of many rows in tiles that use Hopper's tensor cores at their full speed.
 //!
-//! x in `MPK_LAYOUT_WIDE` (made by `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
-//! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, as `linear`, `linear_with_residual` or, with
-//! `gated`, `linear` and `silu_mul` give it; a gated one in `MPK_LAYOUT_WIDE`, where the reader wants that. Where a tile has all rows, x has
-//! the narrower column tiles, and the residual may be two summands `[2, rows, n]`. The output can't be pushed: tasks of rows that
-//! are not in use would push nothing, so their pushes would order nothing. Attributes: `gated`, `has_bias`, `has_residual`, and
-//! `parts` (1, 2 or 4): there are so many outputs (f32), sums over as many parts of k, of which the first has bias and residual, or
-//! one `[2, rows, n]` with both. The expansion of the linear family (`src/tasks/wide.rs`) makes it.
+//! Inputs: x in `MPK_LAYOUT_WIDE` (from `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
+//! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, with the same result as `linear`,
+//! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants that. If a
+//! tile has all rows, x has the narrower column tiles, and the residual may be two summands `[2, rows, n]`.
+//!
+//! The output can't be pushed: tasks of rows that are not in use would push nothing, so their pushes would order nothing.
+//!
+//! Attributes: `gated`, `has_bias`, `has_residual`, and `parts` (1, 2 or 4). With `parts` there is one output (f32) for each part of k,
+//! the first with bias and residual, or one output `[2, rows, n]` with both parts. The expansion of the linear family
+//! (`src/tasks/wide.rs`) creates this operator.
 
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -53,7 +56,6 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err(format!("an output of type {} of weights of another", out.dtype));
     }
     match params {
-        // 128 rows of x are 64 for each of the two warpgroups.
         mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
             Ok(format!("mpk::gpu::WideTall<{weight}, {}>", width))
         }
@@ -64,7 +66,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     }
 }
 
-/// Blocks of k of a step of a tile of few rows (`gpu/wide_few.cuh`).
+/// Blocks of k in a step of a tile of few rows (`gpu/wide_few.cuh`).
 const STEP_BLOCKS: u32 = 8;
 
 /// Contract of `wide_linear`.
@@ -125,10 +127,10 @@ impl TaskType for WideLinear {
             tokens: tile.tokens,
             width: tile.width,
         };
-        // Whole steps of a tile of few rows.
+        // Parts consist of whole steps of a tile of few rows.
         let blocks = k.div_ceil(abi::MPK_FRAGMENT_K);
         let cut = |part: u32| (blocks * part / parts).next_multiple_of(STEP_BLOCKS).min(blocks);
-        // Two summands one after the other, not in two outputs.
+        // Two summands in one output, one after the other.
         let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
         let stacked = is_stacked(&op.outputs[0]);
         if stacked && !(parts == 2 && narrow) {
@@ -161,7 +163,7 @@ impl TaskType for WideLinear {
                     }
                 }
                 let out = match to_wide {
-                    // Whole tiles: what they have beyond the output is theirs too.
+                    // Whole tiles, including what they have outside the output.
                     true => {
                         let dims = op.outputs[0].dims.iter().map(|d| *d as u32).collect::<Vec<_>>();
                         let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));
@@ -186,13 +188,13 @@ impl TaskType for WideLinear {
                     false => Access::new(part, out),
                 });
                 task.args[..3].copy_from_slice(&[first_row as i32, blocks.0 as i32, blocks.1 as i32]);
-                // All alike: their order serves the L2 cache, and workers take them in turn.
+                // All tasks have the same cost. Their order suits the L2 cache, and workers get them in turn.
                 task.cost =
                     u64::from(tile.high + wide) * u64::from((blocks.1 - blocks.0) * abi::MPK_FRAGMENT_K) * 2;
                 task
             })
             .collect();
-        // On the CPU target: the tile's rows, the output's where they are laid out afterwards, and what the linear family takes.
+        // On the CPU target: the tile's rows, the output's rows if their layout is changed afterwards, and what the linear family needs.
         let k_padded = u64::from(k).next_multiple_of(2);
         let as_rows = (u64::from(wide) * u64::from(k) * 2).next_multiple_of(64);
         let results = if to_wide { (u64::from(wide) * u64::from(high) * 2).next_multiple_of(64) } else { 0 };

@@ -1,12 +1,12 @@
 //! `wide_rows`: rows of x in `MPK_LAYOUT_WIDE` (`abi.h`), for `wide_linear`.
 //!
-//! x `[rows, k]`, rounded to `act_dtype`; with `source` `norm` normed with the norm weight `[k]` first (then x may be two summands
-//! `[2, rows, k]` of f32, where the output has the narrower column tiles), with `silu_mul`
-//! silu(gate) * up of x `[rows, 2k]` = `[gate | up]`. Output `[row tiles, column tiles, 128, 64]` of `act_dtype`; columns
-//! from k on are 0, rows that are not in use stay as they were. A task takes a block of rows. With
-//! `gather_samples` the rows are those of x that are sampled.
+//! Input: x `[rows, k]`, which is rounded to `act_dtype`. With `source` `norm` x is normed with the norm weight `[k]` first; then x may
+//! be two summands `[2, rows, k]` (f32), if the output has the narrower column tiles. With `silu_mul` the result is silu(gate) * up of
+//! x `[rows, 2k]` = `[gate | up]`. Output: `[row tiles, column tiles, 128, 64]` of `act_dtype`. Columns from k on are 0; rows that are
+//! not in use are not written. A task has a block of rows. With `gather_samples` the rows are those of x that are sampled.
 //!
-//! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm, `gather_samples`. The expansion of the linear family makes it.
+//! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm, `gather_samples`. The expansion of the linear family creates this
+//! operator.
 
 use crate::abi::{self, mpk_task_wide_rows, mpk_wide_rows_params, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -50,7 +50,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let words = size_of::<mpk_wide_rows_params>() / 4;
     let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
     let params: mpk_wide_rows_params = bytemuck::pod_read_unaligned(bytes);
-    // The threads of a block have pieces of 16 bytes of a row in turn.
+    // The threads of a block have pieces of 16 bytes of a row, in turn.
     let piece = if u32::from(x.dtype) == abi::MPK_F32 { 4 } else { 8 };
     let parts = if x.ndim == 3 || source == "kSiluMul" { 2 } else { 1 };
     let pieces = params.columns.div_ceil(piece * COMPUTE_THREADS).clamp(1, MOST_PIECES / parts);
@@ -61,13 +61,13 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     ))
 }
 
-/// Threads that compute in a block of the kernel (`gpu/config.cuh`).
+/// Compute threads of a block of the kernel (`gpu/config.cuh`).
 const COMPUTE_THREADS: u32 = 256;
 
-/// Pieces that a thread has of a row or of its two parts: 64 KB of shared memory. A longer row is read piece by piece.
+/// The most pieces per thread of a row, both parts included: 64 KB of shared memory. A longer row is read piece by piece.
 const MOST_PIECES: u32 = 16;
 
-/// How the rows are made: the attribute's value and the params word.
+/// How the rows are computed: the params word for the attribute's value.
 fn source(op: &OpView<'_>) -> Result<u32, OpError> {
     match op.attrs.get("source").map(|v| v.as_str()) {
         None | Some(Some("plain")) => Ok(0),
@@ -155,7 +155,7 @@ impl TaskType for WideRows {
             columns,
             eps: if source == 1 { eps(op.global)? } else { 0.0 },
         };
-        // Blocks of a power of two, so that none lies in two row tiles.
+        // The sizes of blocks are powers of two, so no block lies in two row tiles.
         let tile = abi::MPK_WIDE_ROWS;
         let block = (0..7).map(|b| 1 << b).find(|b| rows.div_ceil(*b) <= target.workers).unwrap_or(tile);
         let bytes = op.inputs[0].dtype.size() * u64::from(x_columns) + 2 * u64::from(columns);
@@ -163,12 +163,12 @@ impl TaskType for WideRows {
             .step_by(block as usize)
             .map(|first| {
                 let end = (first + block).min(rows);
-                // The last block has the rest of its tile.
+                // The last block includes the rest of its tile.
                 let (in_tile, end_in_tile) =
                     (first % tile, if end == rows { tile } else { (end - 1) % tile + 1 });
                 let mut task = TaskSpec::default();
-                // Rows of attention are named by slot, not by place, so a reader of some of them waits for all. Nothing that is
-                // normed or gated is attention's. Which rows are samples is known at run time only.
+                // Rows of attention are named by slot, not by position, so a reader of some rows waits for all. Attention's rows are
+                // never normed or gated. Which rows are samples is known only at run time.
                 let (whole, rows_at) = match stacked {
                     true => (Region::whole(&[2, x_rows, x_columns]), 1),
                     false => (Region::whole(&[x_rows, x_columns]), 0),
