@@ -1,4 +1,4 @@
-/* The highest logits of a sample on this rank, from the lists of the rank's parts. */
+/* Merges the lists of the rank's parts into the rank's highest logits of a sample. */
 #pragma once
 
 #include "tasks/sample_merge/params.h"

@@ -1,4 +1,4 @@
-/* One part of a sample's logits: the highest logit, and what of its tokens may be drawn. */
+/* Finds the highest logit of one part of a sample's logits, and the part's tokens that may be drawn. */
 #pragma once
 
 #include "tasks/sample_partial/gpu_sample.cuh"
@@ -28,7 +28,7 @@ struct SamplePartial : TaskCode {
       if (key > top.key) top = {key, value};
       work->value[i] = value;
     }
-    top = best_of_block(context, top, work->warps[0]); /* also: the values are there */
+    top = best_of_block(context, top, work->warps[0]); /* the barrier also makes the values visible */
     if (row.mode == sampling::kList) {
       uint32_t* list = reinterpret_cast<uint32_t*>(context.output(1).addr);
       const auto key_at = [&](uint32_t i) { return sampling::key_of(work->value[i], columns.first_token + i); };
@@ -38,7 +38,7 @@ struct SamplePartial : TaskCode {
     }
     uint32_t count = 0;
     if (noise && top.key != 0) {
-      /* Logits so low that the highest one's token beats them whatever their noise are most of a trained model's. */
+      /* Most logits of a trained model are so low that the token with the highest logit beats them whatever their noise is. */
       const float bound = top.noisy + sampling::noise(s.seed, row.position, sampling::token_of_key(top.key));
 #pragma unroll 2
       for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {
@@ -51,8 +51,8 @@ struct SamplePartial : TaskCode {
       }
       const uint32_t most = row.mode == sampling::kDraw ? 1 : MPK_SAMPLE_FRONTIER;
       best = best_of_block(context, best, work->warps[1]);
-      /* Each entry is the highest noisy value of what comes before the last one in order; the first in order ends it. A thread
-       * keeps in mind which of its columns still come before: fewer each time. */
+      /* Each entry has the highest noisy value of the tokens that precede the previous entry; the first token in order ends the
+       * loop. `alive` says which of a thread's columns still precede it. They become fewer in each round. */
       uint32_t alive = 0xFFFFFFFFu;
       static_assert(kColumns <= 32 * kComputeThreads, "a bit for each of a thread's columns");
 #pragma unroll 1

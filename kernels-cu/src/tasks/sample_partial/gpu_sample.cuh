@@ -1,4 +1,4 @@
-/* What the sampling tasks share: a sample's request, its columns, and searches by all compute threads. */
+/* Shared by the sampling tasks: a sample's request, its columns, and searches by all compute threads. */
 #pragma once
 
 #include "gpu/task.cuh"
@@ -7,7 +7,7 @@
 namespace mpk {
 namespace gpu {
 
-/* The request of a sample. Constant while the iteration runs, so it may be read before the task's events. */
+/* The request of a sample. It is constant during an iteration, so it may be read before the task's events. */
 struct SampleRow {
   mpk_sampling sampling;
   uint32_t mode, position, slot;
@@ -26,13 +26,13 @@ struct SampleRow {
 /* The columns of one sample that a task has: logits [1, columns] and counts [slots, columns]. */
 struct SampleColumns {
   const float* logits;
-  const uint32_t* counts; /* null: nothing is counted */
+  const uint32_t* counts; /* NULL: tokens are not counted */
   uint32_t first_token, count;
 
   __device__ __forceinline__ SampleColumns(const Context& context, const SampleRow& row, uint32_t input) {
     first_token = static_cast<uint32_t>(context.slot->task.args[1]);
     count = static_cast<uint32_t>(context.slot->task.args[2]);
-    /* A part without columns has no such inputs. */
+    /* A part without columns does not have these inputs. */
     logits = count == 0 ? nullptr : reinterpret_cast<const float*>(context.input(input).addr);
     const bool counted = count != 0 && (row.sampling.flags & MPK_SAMPLING_PENALTIES) != 0;
     counts = counted ? reinterpret_cast<const uint32_t*>(row_address(context.input(input + 1), row.slot)) : nullptr;
@@ -67,7 +67,7 @@ __device__ __forceinline__ uint32_t warp_maximum(uint32_t v) { return __reduce_m
 __device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(0xFFFFFFFFu, v); }
 #endif
 
-/* A token with its noisy value. */
+/* A token and its noisy value. */
 struct NoisyToken {
   uint64_t key; /* 0: none */
   float noisy;
@@ -76,13 +76,13 @@ struct NoisyToken {
   }
 };
 
-/* A float as a number with the same order, above 0 for all but one that is not a number. */
+/* Maps a float to an integer with the same order. The result is above 0, except for NaN. */
 __device__ __forceinline__ uint32_t ordered(float v) {
   const uint32_t bits = __float_as_uint(v);
   return bits ^ ((bits & 0x80000000u) != 0 ? 0xFFFFFFFFu : 0x80000000u);
 }
 
-/* By the order of `beats`: noisy value, then key. No noisy value is a negative zero. */
+/* Compares in the order of `beats`: noisy value, then key. No noisy value is a negative zero. */
 __device__ __forceinline__ NoisyToken best_of_warp(const NoisyToken& mine) {
   const uint32_t noisy = mine.key != 0 ? ordered(mine.noisy) : 0;
   const uint32_t best = warp_maximum(noisy);
@@ -93,8 +93,8 @@ __device__ __forceinline__ NoisyToken best_of_warp(const NoisyToken& mine) {
   return {static_cast<uint64_t>(high) << 32 | low, __uint_as_float(best ^ ((best & 0x80000000u) != 0 ? 0x80000000u : 0xFFFFFFFFu))};
 }
 
-/* The best of all compute threads, in all of them. `room`: of kComputeWarps entries, and not the one of the last call, whose
- * readers may not be through. */
+/* Returns the best of all compute threads in all of them. `room` has kComputeWarps entries. It must not be the one of the previous
+ * call, because threads may still read that. */
 __device__ __forceinline__ NoisyToken best_of_block(Context& context, const NoisyToken& mine, NoisyToken* room) {
   const NoisyToken of_warp = best_of_warp(mine);
   if (context.lane == 0) room[context.warp] = of_warp;
@@ -102,22 +102,22 @@ __device__ __forceinline__ NoisyToken best_of_block(Context& context, const Nois
   return best_of_warp(context.lane < kComputeWarps ? room[context.lane] : NoisyToken{0, 0.0f});
 }
 
-/* Of numbers below 2^58. */
+/* For numbers below 2^58. */
 __device__ __forceinline__ uint64_t sum_of_warp(uint64_t v) {
   constexpr uint32_t kLow = 26;
   const uint32_t low = warp_sum(static_cast<uint32_t>(v) & ((1u << kLow) - 1)), high = warp_sum(static_cast<uint32_t>(v >> kLow));
   return (static_cast<uint64_t>(high) << kLow) + low;
 }
 
-/* Shared memory of `select_keys`. */
+/* The shared memory that `select_keys` needs. */
 struct SelectRoom {
   uint32_t bins[256];
   uint32_t digit, above, in_bin, taken;
 };
 
-/* By all compute threads: f(i, key) for the `wanted` highest keys of key_at(0 .. count - 1), i counting them in no order. No two
- * keys are equal, but for those that are 0, which do not count. Gives how many there were. Digit by digit from the top, until a
- * bin is taken whole. */
+/* All compute threads: calls each(i, key) for the `wanted` highest keys of key_at(0 .. count - 1); i counts them in no particular order.
+ * Keys are distinct, except for keys of 0, which are left out. Returns the number of keys found. Goes digit by digit from the top until a
+ * whole bin is taken. */
 template <typename KeyAt, typename Each>
 __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count, uint32_t wanted, SelectRoom* room, KeyAt key_at, Each each) {
   uint64_t prefix = 0, mask = 0;
@@ -134,13 +134,13 @@ __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count
       const uint64_t key = i < count ? key_at(i) : 0;
       const bool here = key != 0 && (key & mask) == prefix;
       const uint32_t digit = here ? static_cast<uint32_t>(key >> shift) & 255u : 256u;
-      /* Logits are alike in their first digits: one addition for all lanes with the same. */
+      /* Many logits have the same first digits, so lanes with the same digit share one addition. */
       const uint32_t same = __match_any_sync(0xFFFFFFFFu, digit);
       if (here && context.lane == __ffs(same) - 1) atomicAdd(&room->bins[digit], __popc(same));
     }
     context.sync();
     if (context.warp == 0) {
-      /* A lane has eight bins, lane 0 the highest. */
+      /* Each lane has eight bins; lane 0 has the highest. */
       uint32_t bin[8], own = 0;
 #pragma unroll
       for (uint32_t b = 0; b < 8; ++b) own += bin[b] = room->bins[255 - (context.lane * 8 + b)];
@@ -152,7 +152,7 @@ __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count
       }
       uint32_t above = through - own;
       const bool mine = above < missing && through >= missing;
-      const bool none = context.lane == 31 && through < missing; /* fewer keys than wanted: all of them */
+      const bool none = context.lane == 31 && through < missing; /* there are fewer keys than wanted: take all */
       if (mine) {
 #pragma unroll
         for (uint32_t b = 0; b < 8; ++b) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count
   return room->taken;
 }
 
-/* A list of pairs (logit, token), as long as wanted, filled from `listed` on. */
+/* Fills a list of pairs (logit, token) from `listed` to its wanted length. */
 __device__ __forceinline__ void store_pair(uint32_t* list, uint32_t i, uint64_t key) {
   list[2 * i] = sampling::bits_of(sampling::value_of_key(key));
   list[2 * i + 1] = sampling::token_of_key(key);
@@ -202,7 +202,7 @@ __device__ __forceinline__ uint64_t pair_key(const uint32_t* list, uint32_t i) {
   return token == MPK_SAMPLE_NO_TOKEN ? 0 : sampling::key_of(sampling::float_of(list[2 * i]), token);
 }
 
-/* Records [ranks, parts, 1, words] of one sample. */
+/* The records [ranks, parts, 1, words] of one sample. */
 struct SampleRecords {
   const uint32_t* first;
   uint64_t rank_stride, part_stride;

@@ -1,5 +1,5 @@
-/* The arithmetic of sampling, one source for both targets: every operation is rounded once and none is contracted, so that both
- * have the same bits. */
+/* The arithmetic of sampling, with one source for both targets. Every operation is rounded once and none is contracted, so both
+ * targets get the same bits. */
 #ifndef MPK_TASK_SAMPLE_PARTIAL_NOISE_H
 #define MPK_TASK_SAMPLE_PARTIAL_NOISE_H
 
@@ -40,7 +40,7 @@ MPK_SAMPLE_FN float product(float a, float b) { return a * b; }
 MPK_SAMPLE_FN float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #endif
 
-/* Philox4x32-10 (Salmon et al., SC 2011): four words that depend on counter and key alone. */
+/* Philox4x32-10 (Salmon et al., SC 2011): four words that depend only on the counter and the key. */
 struct PhiloxWords {
   uint32_t word[4];
 };
@@ -81,8 +81,8 @@ MPK_SAMPLE_FN float logarithm(float x) {
   return multiply_add(e, 0.693359375f, f + y);
 }
 
-/* A Gumbel variable from 32 random bits: -ln(-ln(1 - v)), v uniform in (0, 1). High values come of a small v, which has all
- * its bits; ln(1 - v) is exact there too, since what 1 - v loses is added again. */
+/* A Gumbel variable from 32 random bits: -ln(-ln(1 - v)), v uniform in (0, 1). High values come from a small v, which has all
+ * its bits. ln(1 - v) is accurate there too, because the rounding error of 1 - v is added back. */
 MPK_SAMPLE_FN float gumbel(uint32_t random) {
   float v = product(static_cast<float>(random) + 0.5f, 0x1p-32f);
   v = v < 0x1.fffffep-1f ? v : 0x1.fffffep-1f;
@@ -91,7 +91,7 @@ MPK_SAMPLE_FN float gumbel(uint32_t random) {
   return -logarithm(-(logarithm(rest) + lost));
 }
 
-/* No noise is above this: the highest is gumbel(0), 22.87. */
+/* An upper bound of the noise. The highest value is gumbel(0), 22.87. */
 constexpr float kMostNoise = 23.0f;
 
 /* The noise of a token at a position of its sequence. */
@@ -99,8 +99,7 @@ MPK_SAMPLE_FN float noise(uint64_t seed, uint32_t position, uint32_t token) {
   return gumbel(philox(position, token, 0, 0, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)).word[0]);
 }
 
-/* A logit after penalties and temperature. What is not a number counts as the lowest. `count`: the token's word of
- * `token_counts`. */
+/* A logit after penalties and temperature. NaN counts as the lowest. `count`: the token's word of `token_counts`. */
 MPK_SAMPLE_FN float processed(float x, uint32_t count, const mpk_sampling& s) {
   x = x == x ? x : -INFINITY;
   if (count != 0) {
@@ -108,10 +107,10 @@ MPK_SAMPLE_FN float processed(float x, uint32_t count, const mpk_sampling& s) {
     const uint32_t times = count & ~MPK_COUNT_IN_PROMPT;
     if (times != 0) x = x - multiply_add(s.frequency, static_cast<float>(times), s.presence);
   }
-  return product(x, s.inverse_temperature) + 0.0f; /* no negative zero: its key would differ */
+  return product(x, s.inverse_temperature) + 0.0f; /* avoids a negative zero, whose key would differ */
 }
 
-/* The order of tokens as a number: the higher logit is higher, among equals the lower token. */
+/* The order of tokens as a number: a higher logit gives a higher number; among equal logits, a lower token does. */
 MPK_SAMPLE_FN uint64_t key_of(float value, uint32_t token) {
   const uint32_t bits = bits_of(value);
   const uint32_t ordered = bits ^ ((bits & 0x80000000u) != 0 ? 0xFFFFFFFFu : 0x80000000u);
@@ -123,8 +122,8 @@ MPK_SAMPLE_FN float value_of_key(uint64_t key) {
 }
 MPK_SAMPLE_FN uint32_t token_of_key(uint64_t key) { return ~static_cast<uint32_t>(key); }
 
-/* e^(value - highest) in parts of 2^31, rounded: integers, so their sums are the same in any order and for any cut of the
- * vocabulary. */
+/* e^(value - highest) in units of 2^-31, rounded. Sums of integers do not depend on their order or on how the vocabulary is
+ * split. */
 MPK_SAMPLE_FN uint32_t weight(float value, float highest) {
   if (value == highest) return 0x80000000u;
   float x = value - highest;
@@ -147,22 +146,22 @@ MPK_SAMPLE_FN uint32_t weight(float value, float highest) {
 MPK_SAMPLE_FN bool passes_min_p(float value, float highest, const mpk_sampling& s) {
   return value == highest || value - highest >= s.log_min_p;
 }
-/* Whether top-p keeps a token, given the weight of all tokens before it and of all that the other filters keep. */
+/* Whether top-p keeps a token, given the weight of all tokens before it and of all tokens that the other filters keep. */
 MPK_SAMPLE_FN bool passes_top_p(uint64_t before, uint64_t all, const mpk_sampling& s) {
   return s.top_p >= 1.0f || static_cast<double>(before) < static_cast<double>(s.top_p) * static_cast<double>(all);
 }
 
-/* How a request's token is found. */
+/* How the token of a request is chosen. */
 enum Mode : uint32_t {
-  kOff = 0,     /* the greedy one */
+  kOff = 0,     /* greedy */
   kHighest = 1, /* the highest processed logit */
   kDraw = 2,    /* the highest noisy value */
-  kList = 3,    /* top-k with top-p: the top_k highest logits are listed, and the rest follows from the list */
-  kFrontier = 4 /* other filters: the frontier, and the weight of all tokens before each of its entries */
+  kList = 3,    /* top-k with top-p: from a list of the top_k highest logits */
+  kFrontier = 4 /* other filters: from the frontier, and the weight of all tokens before each of its entries */
 };
-constexpr uint32_t kImpossible = 5; /* the host has let pass what it should refuse */
+constexpr uint32_t kImpossible = 5; /* the host should have refused the request */
 
-/* A request as it is taken: a top_k of more tokens than there are keeps all of them. */
+/* A request as the kernel uses it. A top_k above the number of tokens keeps all of them. */
 MPK_SAMPLE_FN mpk_sampling taken(mpk_sampling s, uint32_t kept) {
   if (kept < MPK_SAMPLE_MOST_LISTED && s.top_k > kept) s.top_k = kept;
   return s;

@@ -1,4 +1,4 @@
-/* The token of one sample, from what all ranks have found. */
+/* Chooses the token of one sample from the results of all ranks. */
 #pragma once
 
 #include "tasks/sample_partial/gpu_sample.cuh"
@@ -70,11 +70,11 @@ struct SampleReduce : TaskCode {
     }
     uint32_t count = 0;
     if (frontier) {
-      count = weighed.first[MPK_WEIGH_COUNT]; /* the entries are the same in every record */
+      count = weighed.first[MPK_WEIGH_COUNT]; /* all records have the same entries */
       const uint32_t e = context.thread % MPK_SAMPLE_FRONTIER, share = context.thread / MPK_SAMPLE_FRONTIER;
       uint64_t before = 0;
       uint32_t tokens = 0;
-      /* The entries themselves are on their way with the sums. */
+      /* The entries are loaded at the same time as the sums. */
       if (context.thread < count) {
         const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + context.thread * MPK_WEIGH_ENTRY_WORDS;
         work->value[context.thread] = sampling::float_of(entry[0]);
@@ -99,7 +99,7 @@ struct SampleReduce : TaskCode {
     all = 0;
     for (uint32_t w = 0; w < kComputeWarps; ++w) all += work->sums[w];
     const float highest = sampling::float_of(weighed.first[MPK_WEIGH_HIGHEST]);
-    /* The last entry has the highest noisy value, so it is drawn unless a filter drops it. The highest logit stays always. */
+    /* The last entry has the highest noisy value, so it is drawn unless a filter drops it. The highest logit always stays. */
 #pragma unroll 1
     for (uint32_t i = count; i-- > 0;) {
       uint64_t before = 0;
@@ -118,14 +118,14 @@ struct SampleReduce : TaskCode {
 
   static __device__ __forceinline__ uint64_t sum_at(const uint32_t* words, uint32_t i) { return static_cast<uint64_t>(words[i + 1]) << 32 | words[i]; }
 
-  /* From the top_k highest logits of all ranks. The same in all threads. */
+  /* Chooses from the top_k highest logits of all ranks. All threads get the same token. */
   static __device__ __forceinline__ uint32_t from_list(Context& context, const SampleRow& row, Work* work) {
     const mpk_sampling& s = row.sampling;
     const mpk_operand& lists = context.input(2); /* [ranks, 1, words] */
     const uint32_t* first = reinterpret_cast<const uint32_t*>(lists.addr);
     const uint64_t stride = lists.strides[0];
     uint64_t* keys = work->keys;
-    uint32_t size = 2; /* of what is sorted */
+    uint32_t size = 2; /* the number of sorted entries */
     while (size < s.top_k) size *= 2;
     for (uint32_t i = context.thread; i < size; i += kComputeThreads) keys[i] = 0;
     context.sync();
@@ -176,7 +176,7 @@ struct SampleReduce : TaskCode {
     return sampling::passes_min_p(value, highest, s) ? sampling::weight(value, highest) : 0;
   }
 
-  /* Bitonic, the highest first; `size` is a power of two. */
+  /* Bitonic sort, the highest first. `size` is a power of two. */
   static __device__ __forceinline__ void sort(Context& context, uint64_t* keys, uint32_t size) {
 #pragma unroll 1
     for (uint32_t run = 2; run <= size; run *= 2) {

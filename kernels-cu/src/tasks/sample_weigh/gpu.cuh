@@ -1,4 +1,4 @@
-/* How many of a part's tokens come before each entry of the sample's frontier, and what they weigh. */
+/* Computes, for each entry of the sample's frontier, the number and the weight of the part's tokens before it. */
 #pragma once
 
 #include "tasks/sample_partial/gpu_sample.cuh"
@@ -19,7 +19,7 @@ struct SampleWeigh : TaskCode {
     Work* work = reinterpret_cast<Work*>(context.work());
     const float highest = join_frontiers(context, SampleRecords(context.input(0)), work);
     const uint32_t count = work->joined;
-    /* Each thread reads what it has written itself, until the sums of the warps are joined. */
+    /* Each thread reads only what it wrote itself, until the sums of the warps are added. */
     columns.bring(work->columns.value, context.thread);
     uint64_t all = 0;
 #pragma unroll 2
@@ -32,7 +32,7 @@ struct SampleWeigh : TaskCode {
     }
     all = sum_of_warp(all);
     if (context.lane == 0) work->all[context.warp] = all;
-    /* So many entries at a time. */
+    /* This many entries at a time. */
     constexpr uint32_t kTogether = 4;
 #pragma unroll 1
     for (uint32_t first = 0; first < count; first += kTogether) {
@@ -96,7 +96,7 @@ struct SampleWeigh : TaskCode {
 
  private:
   static constexpr uint32_t kColumns = 7168; /* MOST_COLUMNS in sample_family.rs */
-  /* Entries of all parts that the entry with the highest noisy value does not beat: as a rule a few dozen. */
+  /* Entries of all parts that the entry with the highest noisy value does not beat; usually a few dozen. */
   static constexpr uint32_t kEntries = 3584;
   static constexpr uint32_t kCounts = 1024;
   struct Columns {
@@ -106,19 +106,19 @@ struct SampleWeigh : TaskCode {
   struct Work {
     union {
       Columns columns;
-      NoisyToken entries[kEntries]; /* before the columns */
+      NoisyToken entries[kEntries]; /* used before the columns */
     };
     NoisyToken frontier[MPK_SAMPLE_FRONTIER];
     NoisyToken warps[2][kComputeWarps];
     uint64_t all[kComputeWarps], before[MPK_SAMPLE_FRONTIER][kComputeWarps];
     uint32_t tokens[MPK_SAMPLE_FRONTIER][kComputeWarps];
-    uint32_t found, joined, most; /* most: entries of a record */
+    uint32_t found, joined, most; /* most: the most entries of a record */
     uint8_t counts[kCounts];      /* of the first records */
   };
   static_assert(MPK_SAMPLE_FRONTIER <= 255, "a count is a byte");
   static_assert(sizeof(NoisyToken) == 16 && sizeof(Work) <= kWorkBytes, "too many columns for the work area");
 
-  /* The frontier of all parts' entries to work->frontier, the first in order first; gives the sample's highest logit. */
+  /* Writes the frontier of all parts' entries to work->frontier, in order. Returns the sample's highest logit. */
   static __device__ __forceinline__ float join_frontiers(Context& context, const SampleRecords& records, Work* work) {
     NoisyToken best = {0, 0.0f}, top = {0, 0.0f};
     if (context.thread == 0) work->found = work->joined = work->most = 0;
@@ -126,7 +126,7 @@ struct SampleWeigh : TaskCode {
 #pragma unroll 1
     for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
       const uint32_t* record = records.at(r);
-      /* The first entry is there also where it has no meaning: loads that do not wait for each other. */
+      /* The first entry is loaded even if it has no meaning, so that the loads do not wait for each other. */
       const uint32_t bits = record[MPK_SAMPLE_HIGHEST], token = record[MPK_SAMPLE_HIGHEST_TOKEN], entries = record[MPK_SAMPLE_COUNT];
       const NoisyToken first = entry_of(record, 0);
       const float value = sampling::float_of(bits);
@@ -138,7 +138,7 @@ struct SampleWeigh : TaskCode {
     }
     top = best_of_block(context, top, work->warps[0]);
     best = best_of_block(context, best, work->warps[1]);
-    /* The best beats all that come after it in this order. All records' first entries, then all second ones, and so on. */
+    /* The best entry beats all that come after it in this order: first all records' first entries, then all second entries, and so on. */
     const uint32_t pairs = records.count * min(work->most, MPK_SAMPLE_FRONTIER);
 #pragma unroll 1
     for (uint32_t i = context.thread; i < pairs; i += kComputeThreads) {
@@ -153,7 +153,7 @@ struct SampleWeigh : TaskCode {
     if (context.sync() != MPK_OK) return 0.0f;
     const uint32_t found = work->found < kEntries ? work->found : kEntries;
     if (work->found > kEntries) context.fail(MPK_ABORT_KERNEL);
-    /* An entry that none beats stays. Its place is the number of entries before it that stay: those are found first. */
+    /* An entry that no other beats stays. Its index is the number of such entries before it, so these are found first. */
 #pragma unroll 1
     for (uint32_t i = context.thread; i < found; i += kComputeThreads) {
       const NoisyToken own = work->entries[i];

@@ -5,12 +5,12 @@
 #include <stdint.h>
 
 typedef struct mpk_sample_weigh_params {
-  uint32_t kept; /* room of a list of the highest logits */
+  uint32_t kept; /* the capacity of a list of the highest logits */
 } mpk_sample_weigh_params;
 
 /* A record: the number of entries, the highest logit of the sample, the weight of the part's tokens that min-p keeps (low, high
- * word), then for each entry of the sample's frontier, the highest logit first: logit, noisy value, token, and of the part's
- * tokens that come before it the number and the weight (low, high word). */
+ * word), then for each entry of the sample's frontier, the highest logit first: logit, noisy value, token, and the number
+ * and the weight (low, high word) of the part's tokens before it. */
 enum mpk_weigh_record {
   MPK_WEIGH_COUNT = 0,
   MPK_WEIGH_HIGHEST = 1,
