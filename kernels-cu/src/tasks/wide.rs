@@ -85,8 +85,8 @@ const LEAST_QUARTERED: Knob = Knob {
     about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, where tiles are too few for the workers",
 };
 
-/// The most rows of such products. With 512 a prompt of 480 tokens takes 13.58 ms instead of 13.50, with 128 one of 240 tokens takes 10.15
-/// instead of 9.09 (8B, H200).
+/// On one rank, the most rows of such products; on several ranks it is 128. With 512 a prompt of 480 tokens takes 13.58 ms instead of
+/// 13.50, with 128 one of 240 tokens takes 10.15 instead of 9.09 (8B, H200).
 const MOST_QUARTERED_ROWS: Knob = Knob {
     name: "wide.most_quartered_rows",
     default: 256,
@@ -311,11 +311,14 @@ fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
     if is_halved(product, op, target, false) {
         return 2;
     }
+    // On several ranks the parts of more rows would need much memory: 256 rows of 8B on 4 ranks 306 MiB instead of 60.
+    let most = if op.world == 1 { target.tuned(&MOST_QUARTERED_ROWS) } else { u64::from(TILES[1].width) };
     let fits = !product.gated
         && !product.gathers
         && FEW.iter().all(|few| *rows > u64::from(few.width))
-        && *rows <= target.tuned(&MOST_QUARTERED_ROWS)
-        && *k >= target.tuned(if out.dtype == DType::F32 { &LEAST_QUARTERED } else { &LEAST_ROUNDED });
+        && *rows <= most
+        && *k >= target.tuned(if out.dtype == DType::F32 { &LEAST_QUARTERED } else { &LEAST_ROUNDED })
+        && (out.dtype == DType::F32 || op.world == 1);
     if !fits {
         return 1;
     }
