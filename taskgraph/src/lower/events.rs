@@ -1,6 +1,6 @@
 //! Dependencies of one rank, derived from the regions that tasks access. `grouping` says which tasks share an event.
 
-use super::grouping::{ALL, COVERED, Grouping, GroupingKey, SOME, flags};
+use super::grouping::{ALL, COVERED, Grouping, GroupingKey, LinkKey, SOME, flags};
 use super::overlap::{Overlap, Shift, Side, overlap};
 use super::plan::Plan;
 use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
@@ -265,18 +265,19 @@ impl Builder {
         // other ranks' shares knows that everything before them is done (`order::after_both_halves`).
         let is_share = matches!(plan.slots.get(slot + 1).map(|s| s.kind), Some(SlotKind::Copy { exchange })
             if plan.exchanges[exchange as usize].completes.is_some());
-        let counted = |&(number, ref found): &(usize, Rc<Overlap>)| {
-            let link = &links.all[number];
-            (Rc::as_ptr(found), self.consumers(link.to).len(), link.flagged)
+        let to = |place: usize| links.all[overlaps[place].0].to;
+        let link_key = |place: usize| LinkKey {
+            overlap: Rc::as_ptr(&overlaps[place].1),
+            to: (0..place).find(|&other| to(other) == to(place)).unwrap_or(place),
+            consumers: self.consumers(to(place)).len(),
+            flagged: links.all[overlaps[place].0].flagged,
         };
-        let key = GroupingKey { tasks: n, is_share, overlaps: overlaps.iter().map(counted).collect() };
+        let key = GroupingKey { tasks: n, is_share, links: (0..overlaps.len()).map(link_key).collect() };
         let grouping = match self.groupings.get(&key) {
             Some(grouping) => grouping.clone(),
             None => {
-                let overlaps = overlaps.iter().zip(&key.overlaps);
-                let overlaps =
-                    overlaps.map(|((_, found), &(_, consumers, flagged))| (&**found, consumers, flagged));
-                let grouping = Rc::new(Grouping::new(n, is_share, &overlaps.collect::<Vec<_>>()));
+                let links = overlaps.iter().zip(&key.links).map(|((_, found), &link)| (&**found, link));
+                let grouping = Rc::new(Grouping::new(n, is_share, &links.collect::<Vec<_>>()));
                 self.groupings.insert(key, grouping.clone());
                 grouping
             }

@@ -20,8 +20,19 @@ pub(crate) const COVERED: u8 = 4;
 pub(super) struct GroupingKey {
     pub tasks: usize,
     pub is_share: bool,
-    /// Each overlap, the number of its consumers, and whether its words are flagged. The overlaps live as long as the key.
-    pub overlaps: SmallVec<[(*const Overlap, usize, bool); 4]>,
+    /// The links to later slots. The overlaps live as long as the key.
+    pub links: SmallVec<[LinkKey; 4]>,
+}
+
+/// What the events of a slot depend on, for one of its links.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct LinkKey {
+    pub overlap: *const Overlap,
+    /// The later slot: the number of the slot's first link to it.
+    pub to: usize,
+    /// Tasks of the later slot.
+    pub consumers: usize,
+    pub flagged: bool,
 }
 
 /// The events of a slot, counted from 0.
@@ -30,22 +41,21 @@ pub(super) struct Grouping {
     pub event_of: Vec<u32>,
     /// Number of triggers of each event.
     pub triggers: Vec<u32>,
-    /// For each overlap, the event that each consumer waits for, or [`NONE`], and the flags of the link. Nothing if its words are
-    /// flagged.
+    /// For each link, the event that each consumer waits for, or [`NONE`], and the link's flags. Nothing if its words are flagged.
     pub links: Vec<(Vec<u32>, u8)>,
 }
 
 impl Grouping {
-    /// `overlaps`: each with the number of consumers, and whether its words are flagged.
-    pub fn new(n: usize, is_share: bool, overlaps: &[(&Overlap, usize, bool)]) -> Grouping {
+    /// `links`: each with its overlap.
+    pub fn new(n: usize, is_share: bool, links: &[(&Overlap, LinkKey)]) -> Grouping {
         let mut groups = Groups::new(n);
-        let by_event = || overlaps.iter().filter(|(_, _, flagged)| !flagged);
+        let by_event = || links.iter().filter(|(_, link)| !link.flagged);
         let any_event = by_event().next().is_some();
-        if by_event().any(|(found, _, _)| found.every) || is_share && any_event {
+        if by_event().any(|(found, _)| found.every) || is_share && any_event {
             groups.join_all();
         } else {
-            for (found, consumers, _) in by_event() {
-                (0..*consumers).for_each(|consumer| groups.join(found.row(consumer)));
+            for (found, link) in by_event() {
+                (0..link.consumers).for_each(|consumer| groups.join(found.row(consumer)));
             }
         }
         let mut event_of = vec![NONE; n];
@@ -62,22 +72,37 @@ impl Grouping {
             }
         }
         let unused = groups.used.iter().any(|u| !u);
-        let link = |&(found, consumers, flagged): &(&Overlap, usize, bool)| {
-            if flagged {
-                return (Vec::new(), 0);
+        let waits = |&(found, link): &(&Overlap, LinkKey)| -> Vec<u32> {
+            if link.flagged {
+                return Vec::new();
             }
             if found.every || is_share {
-                return (vec![event_of.first().copied().unwrap_or(NONE); consumers], ALL | SOME | COVERED);
+                return vec![event_of.first().copied().unwrap_or(NONE); link.consumers];
             }
             let wait = |consumer: usize| found.row(consumer).first().map_or(NONE, |&p| event_of[p as usize]);
-            let waits: Vec<u32> = (0..consumers).map(wait).collect();
-            let some = !waits.contains(&NONE);
-            let mut touched = vec![false; triggers.len()];
-            waits.iter().filter(|&&event| event != NONE).for_each(|&event| touched[event as usize] = true);
-            let covered = !unused && !touched.contains(&false);
-            (waits, flags(some && covered && triggers.len() == 1, some, covered))
+            (0..link.consumers).map(wait).collect()
         };
-        let links = overlaps.iter().map(link).collect();
+        let waits: Vec<Vec<u32>> = links.iter().map(waits).collect();
+        // The links to a slot cover together: it may read the one half of a product through one link, the other through another.
+        let mut touched = vec![vec![false; triggers.len()]; links.len()];
+        for ((_, link), waits) in links.iter().zip(&waits) {
+            for &event in waits.iter().filter(|&&event| event != NONE) {
+                touched[link.to][event as usize] = true;
+            }
+        }
+        let flags_of = |(found, link): &(&Overlap, LinkKey), waits: &[u32]| {
+            if link.flagged {
+                return 0;
+            }
+            if found.every || is_share {
+                return ALL | SOME | COVERED;
+            }
+            let some = !waits.contains(&NONE);
+            let covered = !unused && !touched[link.to].contains(&false);
+            flags(some && !waits.is_empty() && !unused && triggers.len() == 1, some, covered)
+        };
+        let flags: Vec<u8> = links.iter().zip(&waits).map(|(link, waits)| flags_of(link, waits)).collect();
+        let links = waits.into_iter().zip(flags).collect();
         Grouping { event_of, triggers, links }
     }
 }
