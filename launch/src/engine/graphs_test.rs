@@ -88,6 +88,16 @@ fn a_prefill_of_2048_rows_has_room() {
     assert!(alone <= 400 && of_four <= 200, "{alone} MiB on one rank, {of_four} MiB on four");
 }
 
+/// Several tasks share the k of some of these products. Their sums reach the next layer through several links.
+#[test]
+fn layers_share_the_parts_of_products() {
+    for (ranks, chunk) in [(1, 128), (1, 256), (4, 256)] {
+        let run = Run { ranks, chunk, allreduce: Allreduce::Auto, max_seq_len: 2048, ..BASE };
+        let (device, _) = mebibytes(&run);
+        assert!(device <= 40, "{ranks} ranks, {chunk} rows: {device} MiB");
+    }
+}
+
 /// Because ranks are alike, only one of them is verified. This makes `--check` fast.
 #[test]
 fn ranks_are_alike_where_sums_are_dealt_to_them() {
