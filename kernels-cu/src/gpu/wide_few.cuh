@@ -24,13 +24,6 @@ struct WideFew : TaskCode {
   static __device__ __forceinline__ int store(Context& context, const WideSums<1, N>& sums, uint32_t tokens);
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
-  /* The bias of a column of the tile. */
-  static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
-    const mpk_wide_linear_params& params = wide::params_of(*context.slot);
-    if (params.has_bias == 0 || params.add_bias == 0 || !wide::is_first(context)) return 0.0f;
-    const mpk_operand& operand = context.input(wide::kWeight + 1 + params.gated + (up ? 1 : 0));
-    return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
-  }
 };
 
 template <uint32_t Weight, uint32_t N>
@@ -116,8 +109,8 @@ __device__ __forceinline__ void WideFew<Weight, N>::store_four(const Context& co
   const mpk_operand* const residual = wide::is_first(context) ? wide::residual_of(context) : nullptr;
   const uint32_t columns = out.dims[1];
   uint8_t* const to = row_address(out, token);
-  const float value[4] = {sum.x + bias_at(context, false, column), sum.y + bias_at(context, false, column + 1),
-                          sum.z + bias_at(context, false, column + 2), sum.w + bias_at(context, false, column + 3)};
+  const float value[4] = {sum.x + wide::bias_at(context, false, column), sum.y + wide::bias_at(context, false, column + 1),
+                          sum.z + wide::bias_at(context, false, column + 2), sum.w + wide::bias_at(context, false, column + 3)};
   if (residual == nullptr && out.dtype == MPK_F32 && column + 4 <= columns && (reinterpret_cast<uint64_t>(to) & 15) == 0) {
     reinterpret_cast<float4*>(to)[column / 4] = {value[0], value[1], value[2], value[3]};
     return;
@@ -142,7 +135,7 @@ __device__ __forceinline__ void WideFew<Weight, N>::store_gated_pair(const Conte
 #pragma unroll
   for (uint32_t c = 0; c < 2; ++c) {
     if (column + c >= out.dims[1]) break;
-    const float g = rounded_to(Weight, gates[c] + bias_at(context, false, column + c)), u = rounded_to(Weight, ups[c] + bias_at(context, true, column + c));
+    const float g = rounded_to(Weight, gates[c] + wide::bias_at(context, false, column + c)), u = rounded_to(Weight, ups[c] + wide::bias_at(context, true, column + c));
     store_rounded(row_address(out, token), out.dtype, column + c, u * silu(g));
   }
 }

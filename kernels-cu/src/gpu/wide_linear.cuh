@@ -96,6 +96,14 @@ class RowStages {
   bool whole_;                   /* all stages have all their tiles */
 };
 
+/* The bias of a column of the tile; 0 if it has none. */
+__device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
+  const mpk_wide_linear_params& params = params_of(*context.slot);
+  if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return 0.0f;
+  const mpk_operand& operand = context.input(kWeight + 1 + params.gated + (up ? 1 : 0));
+  return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
+}
+
 /* The bias of rows lane / 4 and lane / 4 + 8 of the warp's 16 rows, which begin at `column` of the tile. `up`: of the ups. */
 __device__ __forceinline__ void load_bias(const Context& context, bool up, uint32_t column, float (&bias)[2]) {
   const mpk_wide_linear_params& params = params_of(*context.slot);

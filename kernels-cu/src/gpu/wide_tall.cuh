@@ -82,13 +82,6 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
   static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
-  /* The bias of a column of the tile. */
-  static __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
-    const mpk_wide_linear_params& params = wide::params_of(*context.slot);
-    if (params.has_bias == 0 || params.add_bias == 0 || !wide::is_first(context)) return 0.0f;
-    const mpk_operand& operand = context.input(wide::kWeight + 1 + params.gated + (up ? 1 : 0));
-    return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
-  }
 };
 
 template <uint32_t Weight, uint32_t N>
@@ -178,8 +171,8 @@ __device__ __forceinline__ void WideTall<Weight, N>::store_four(const Context& c
   /* With two summands (three dimensions), the view of the output has one of them, the view of the residual both. */
   const uint32_t dim = out.ndim - 2, columns = out.dims[dim + 1];
   uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token) * out.strides[dim] * element_bytes(out.dtype);
-  float value[4] = {sum.x + bias_at(context, false, column), sum.y + bias_at(context, false, column + 1),
-                    sum.z + bias_at(context, false, column + 2), sum.w + bias_at(context, false, column + 3)};
+  float value[4] = {sum.x + wide::bias_at(context, false, column), sum.y + wide::bias_at(context, false, column + 1),
+                    sum.z + wide::bias_at(context, false, column + 2), sum.w + wide::bias_at(context, false, column + 3)};
   if (residual != nullptr) {
     const uint32_t of_residual = residual->ndim - 2;
     const uint64_t from = residual->addr + (static_cast<uint64_t>(token) * residual->strides[of_residual] + column) * 4;
@@ -218,7 +211,7 @@ __device__ __forceinline__ void WideTall<Weight, N>::store_gated_pair(const Cont
 #pragma unroll
   for (uint32_t c = 0; c < 2; ++c) {
     if (column + c >= columns) break;
-    const float g = rounded_to(Weight, gates[c] + bias_at(context, false, column + c)), u = rounded_to(Weight, ups[c] + bias_at(context, true, column + c));
+    const float g = rounded_to(Weight, gates[c] + wide::bias_at(context, false, column + c)), u = rounded_to(Weight, ups[c] + wide::bias_at(context, true, column + c));
     value[c] = u * silu(g);
   }
   if (wide::params_of(*context.slot).wide_output != 0) {

@@ -151,3 +151,12 @@ pub fn activation(attrs: &Attrs) -> Result<u32, OpError> {
         _ => Err(OpError(format!("attribute {ACTIVATION} cannot be {value}"))),
     }
 }
+
+/// Attribute `eps`; 1e-6 if absent.
+pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
+    let eps = attr_f64(op.attrs, "eps")?.unwrap_or(1e-6);
+    if !(0.0..1.0).contains(&eps) {
+        return Err(OpError(format!("`eps` must be at least 0 and below 1, not {eps}")));
+    }
+    Ok(eps as f32)
+}

@@ -18,6 +18,8 @@
 use crate::abi::{self, mpk_linear_params, params_words};
 use crate::registry::GpuSite;
 use crate::tasks::contract;
+use crate::tasks::linear_knobs::GATING_WORKERS;
+use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use crate::tasks::wide::{self, Product};
 
 pub use crate::tasks::source::Source;
@@ -26,7 +28,7 @@ use taskgraph::target::Backend;
 use taskgraph::task_type::{
     Access, Expansion, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
-use taskgraph::{Attribute, AttributeKind, DType, Knob, Region, Rows, Sharding, Target};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Sharding, Target};
 
 /// A member of the family.
 #[derive(Clone, Copy, Debug)]
@@ -50,29 +52,6 @@ const CHUNK_ROWS: (u64, u64) = (96, 480);
 
 /// GPU code for normed rows is compiled for multiples of this number of columns, so that shapes share code.
 const GPU_COLUMNS_STEP: u32 = 4096;
-
-/// With at least this many workers, each gates its own outputs instead of all inputs.
-const GATING_WORKERS: Knob = Knob {
-    name: "linear.gating_workers",
-    default: 32,
-    candidates: &[1, 32, 1 << 16],
-    about: "minimum number of workers for which each gates its own outputs; with fewer, each reader gates its inputs",
-};
-
-/// The knobs of all members.
-pub const KNOBS: &[&Knob] = &[
-    &GATING_WORKERS,
-    wide::KNOBS[0],
-    wide::KNOBS[1],
-    wide::KNOBS[2],
-    wide::KNOBS[3],
-    wide::KNOBS[4],
-    wide::KNOBS[5],
-    wide::KNOBS[6],
-    wide::KNOBS[7],
-    wide::KNOBS[8],
-    wide::KNOBS[9],
-];
 
 /// The attributes of all members. `eps` is that of the norm.
 pub const ATTRIBUTES: &[Attribute] = &[
@@ -133,7 +112,7 @@ impl Family {
         if let Some(norm) = at.norm {
             contract::vector(&op.inputs[norm], k)?;
             contract::float(&op.inputs[norm])?;
-            eps(op)?;
+            contract::eps(op)?;
         }
         if let Some(bias) = at.bias {
             contract::vector(&op.inputs[bias], n)?;
@@ -378,7 +357,7 @@ impl Family {
             has_residual: u32::from(at.residual.is_some()),
             chunk_rows: chunk_rows as u32,
             gated: u32::from(self.gated),
-            eps: if at.norm.is_some() { eps(op.global)? } else { 0.0 },
+            eps: if at.norm.is_some() { contract::eps(op.global)? } else { 0.0 },
             activation: contract::activation(attrs)?,
         };
         let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);
@@ -421,44 +400,6 @@ impl Family {
     }
 }
 
-/// Attribute `eps`; 1e-6 if absent.
-pub fn eps(op: &OpView<'_>) -> Result<f32, OpError> {
-    let eps = contract::attr_f64(op.attrs, "eps")?.unwrap_or(1e-6);
-    if !(0.0..1.0).contains(&eps) {
-        return Err(OpError(format!("`eps` must be at least 0 and below 1, not {eps}")));
-    }
-    Ok(eps as f32)
-}
-
-/// The C++ name of an operand's float type.
-///
-/// # Errors
-/// It is not a float type.
-pub fn gpu_float(operand: &abi::mpk_operand) -> Result<&'static str, String> {
-    match u32::from(operand.dtype) {
-        abi::MPK_F32 => Ok("MPK_F32"),
-        abi::MPK_F16 => Ok("MPK_F16"),
-        abi::MPK_BF16 => Ok("MPK_BF16"),
-        other => Err(format!("an operand of type {other} must be f32, f16 or bf16")),
-    }
-}
-
-/// Checks that the last dimension of these operands is contiguous.
-///
-/// # Errors
-/// One of them is not contiguous.
-pub fn gpu_rows_contiguous<'a>(
-    operands: impl IntoIterator<Item = &'a abi::mpk_operand>,
-) -> Result<(), String> {
-    for operand in operands {
-        let last = usize::from(operand.ndim.clamp(1, abi::MPK_MAX_DIMS as u8)) - 1;
-        if operand.strides[last] != 1 && operand.dims[last] > 1 {
-            return Err(format!("an operand {:?} has gaps in its rows", operand.dims));
-        }
-    }
-    Ok(())
-}
-
 /// Writes a member's contract and registration: name, struct, source, residual, constant inputs, fusions.
 macro_rules! member {
     ($name:literal, $type:ident, $run:ident, $family:expr, $constants:expr, $fusions:expr) => {
@@ -485,7 +426,7 @@ macro_rules! member {
             }
 
             fn knobs(&self) -> &'static [&'static taskgraph::Knob] {
-                crate::tasks::linear_family::KNOBS
+                crate::tasks::linear_knobs::KNOBS
             }
             fn infer(
                 &self,

@@ -32,6 +32,8 @@ pub mod wide_rows;
 pub(crate) mod contract;
 pub(crate) mod heads;
 pub(crate) mod linear_family;
+pub(crate) mod linear_knobs;
+pub(crate) mod operand;
 pub(crate) mod sample_family;
 pub(crate) mod source;
 pub(crate) mod wide;

@@ -5,116 +5,18 @@
 
 use crate::abi;
 use crate::tasks::contract;
+use crate::tasks::linear_knobs::{
+    LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED, LEAST_ROUNDED, LEAST_ROWS, LEAST_STACKED,
+    LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_TALL_ROWS, TALL_ROWS,
+};
 use crate::tasks::source::Source;
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
-use taskgraph::{DType, Knob, Rows, Target};
-
-/// The fewest rows of an iteration for which products become wide, if a tile does not have all rows. With 16 rows an H200 is faster
-/// without wide products (8B, one GPU: 5.60 ms a step, 5.85 with them), with 32 rows it is slower (7.6 and 6.4).
-pub const LEAST_ROWS: Knob = Knob {
-    name: "wide.least_rows",
-    default: 17,
-    candidates: &[9, 17, 33, 65],
-    about: "fewest rows of an iteration for which products are made of wide tiles",
-};
-
-/// The same if each rank has a part of every sum. Products of fewer rows push their results to the other ranks as they are computed,
-/// which wide products cannot do.
-pub const LEAST_PARTIAL_ROWS: Knob = Knob {
-    name: "wide.least_partial_rows",
-    default: 65,
-    candidates: &[17, 33, 65, 129],
-    about: "the same where each rank has a part of every sum",
-};
+use taskgraph::{DType, Rows, Target};
 
 /// The fewest rows and columns of a weight. Of the dimension that is split, each rank has at least 16.
 const LEAST_WEIGHT: u64 = 64;
-
-/// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. A multiprocessor takes 0.44 us for 128
-/// columns, whatever the others do, and the sum of both halves takes 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum). With
-/// 4,096 columns shared as well, batch 64 of 8B took 7.56 ms instead of 7.63.
-const LEAST_HALVED: Knob = Knob {
-    name: "wide.least_halved_columns",
-    default: 4096,
-    candidates: &[2048, 4096, 6144, 12288, 1 << 20],
-    about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
-};
-
-/// On one rank, the most rows of an iteration for which a tile has all rows ([`choose_tall`]). With 16 rows an H200 took 5.98 ms a step
-/// without and 5.52 with such tiles, with 32 rows 6.69 and 6.44, with 64 rows 7.57 and 7.35 (8B). Tiles with all of 128 rows, 64 for each
-/// warpgroup, were slower than 128 x 128 (11.7 and 10.8).
-pub const TALL_ROWS: Knob = Knob {
-    name: "wide.tall_rows",
-    default: 64,
-    candidates: &[0, 32, 64],
-    about: "on one rank, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
-};
-
-/// The same on several ranks, which has not been measured.
-pub const SHARED_TALL_ROWS: Knob = Knob {
-    name: "wide.shared_tall_rows",
-    default: 0,
-    candidates: &[0, 32, 64],
-    about: "the same on several ranks",
-};
-
-/// Like [`LEAST_ROWS`], if a tile has all rows.
-pub const LEAST_TALL_ROWS: Knob = Knob {
-    name: "wide.least_tall_rows",
-    default: 9,
-    candidates: &[3, 5, 9, 17],
-    about: "fewest rows of an iteration for which products are made of such tiles",
-};
-
-/// Like [`LEAST_HALVED`], if a tile has all rows. Then the readers add the halves.
-const LEAST_STACKED: Knob = Knob {
-    name: "wide.least_stacked_columns",
-    default: 2048,
-    candidates: &[2048, 4096, 6144, 12288, 1 << 20],
-    about: "fewest columns of a weight that two tasks share where the readers add up their halves",
-};
-
-/// The fewest columns of a weight that several tasks share in products of more than 64 rows. Otherwise the tiles of a product of 65 to 128
-/// rows have 64 rows of both sides, and read twice as many bytes per product (H200, 8B, batch 128: 3 MB a task of `down` instead of 1.5).
-const LEAST_QUARTERED: Knob = Knob {
-    name: "wide.least_quartered_columns",
-    default: 4096,
-    candidates: &[2048, 4096, 6144, 12288, 1 << 20],
-    about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, where tiles are too few for the workers",
-};
-
-/// The most rows of such products. With 256 a prompt of 240 tokens takes 9.09 ms instead of 10.15 (8B, H200).
-const MOST_QUARTERED_ROWS: Knob = Knob {
-    name: "wide.most_quartered_rows",
-    default: 256,
-    candidates: &[128, 256, 512, 2048],
-    about: "most rows of an iteration for which tasks share such tiles",
-};
-
-/// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. With `qkv`
-/// of batch 128 in two parts a step takes 9.67 ms instead of 9.76 (8B, H200).
-const LEAST_ROUNDED: Knob = Knob {
-    name: "wide.least_rounded_columns",
-    default: 4096,
-    candidates: &[2048, 4096, 1 << 20],
-    about: "the same where the output is rounded to the weight's type",
-};
-
-/// The knobs of wide products, which `mpk-bench tune` measures.
-pub const KNOBS: [&Knob; 10] = [
-    &LEAST_ROWS,
-    &LEAST_PARTIAL_ROWS,
-    &LEAST_HALVED,
-    &TALL_ROWS,
-    &SHARED_TALL_ROWS,
-    &LEAST_TALL_ROWS,
-    &LEAST_STACKED,
-    &LEAST_QUARTERED,
-    &MOST_QUARTERED_ROWS,
-    &LEAST_ROUNDED,
-];
 
 /// The dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
 pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {

@@ -41,7 +41,7 @@ use crate::registry::{GpuSite, Registration};
 use crate::tasks::attention_prefill;
 use crate::tasks::contract;
 use crate::tasks::heads::{Heads, rows_and_active, scale, scratch_bytes};
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{

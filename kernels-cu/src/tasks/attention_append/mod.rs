@@ -15,7 +15,7 @@ use crate::registry::{GpuSite, Registration};
 use crate::tasks::attention_prefill::{gpu_page_size, step_only};
 use crate::tasks::contract;
 use crate::tasks::heads::{Heads, MAX_SPLITS, rows_and_active, scratch_bytes};
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};

@@ -14,7 +14,7 @@ use crate::abi::{mpk_attention_merge_params, mpk_task_attention_merge, params_wo
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active};
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Attribute, AttributeKind, DType, Region, Target, TaskType};

@@ -18,7 +18,7 @@ use crate::abi::{mpk_attention_prefill_params, mpk_operand, mpk_task_attention_p
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active, scale, scratch_bytes};
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
 use taskgraph::target::Backend;

@@ -10,7 +10,7 @@ use crate::abi::{mpk_task_attention_prefill_merge, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::attention_prefill::{params, step_only, unit_share, weights_bytes};
 use crate::tasks::heads::rows_and_active;
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};

@@ -6,7 +6,7 @@
 use crate::abi::{self, mpk_embedding_params, mpk_task_embedding, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
-use crate::tasks::linear_family::{gpu_float, gpu_rows_contiguous};
+use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,

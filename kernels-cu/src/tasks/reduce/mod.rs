@@ -12,7 +12,7 @@ use crate::abi::{
     mpk_task_reduce_ready,
 };
 use crate::registry::{GpuSite, Registration};
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {

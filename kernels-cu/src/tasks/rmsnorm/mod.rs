@@ -5,8 +5,9 @@
 
 use crate::abi::{mpk_rmsnorm_params, mpk_task_rmsnorm, params_words};
 use crate::registry::{GpuSite, Registration};
+use crate::tasks::contract::eps;
 use crate::tasks::contract::{self, replicated};
-use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
+use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Attribute, AttributeKind, Region, Target, TaskType};

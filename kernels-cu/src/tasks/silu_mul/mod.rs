@@ -6,7 +6,7 @@
 use crate::abi::{mpk_silu_mul_params, mpk_task_silu_mul, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract::{self, replicated};
-use crate::tasks::linear_family::{gpu_float, gpu_rows_contiguous};
+use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,

@@ -14,7 +14,7 @@
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
-use crate::tasks::linear_family::gpu_float;
+use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{
     Tile, choose_tall, halved_tall, in_order, is_narrow, is_wide, matrix, narrow_dims, parted, wide_dims,
 };

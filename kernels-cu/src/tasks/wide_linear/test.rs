@@ -2,7 +2,8 @@
 
 use crate::layout::wide_index;
 use crate::registry::registry;
-use crate::tasks::wide::{LEAST_ROWS, LEAST_TALL_ROWS, TALL_ROWS, choose, narrow_dims, wide_dims};
+use crate::tasks::linear_knobs::{LEAST_ROWS, LEAST_TALL_ROWS, TALL_ROWS};
+use crate::tasks::wide::{choose, narrow_dims, wide_dims};
 use crate::testing::{
     Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded,
     run_task,

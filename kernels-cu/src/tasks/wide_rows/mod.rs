@@ -10,8 +10,9 @@
 
 use crate::abi::{self, mpk_task_wide_rows, mpk_wide_rows_params, params_words};
 use crate::registry::{GpuSite, Registration};
+use crate::tasks::contract::eps;
 use crate::tasks::contract::{self, replicated};
-use crate::tasks::linear_family::{eps, gpu_float, gpu_rows_contiguous};
+use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use crate::tasks::wide::{is_narrow, matrix, narrow_dims, wide_dims};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
