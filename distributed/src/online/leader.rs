@@ -92,6 +92,15 @@ impl Leader {
         }
     }
 
+    /// Ends every request, and refuses further ones.
+    fn end_all(&mut self, reason: &str) {
+        self.shared.close(reason);
+        // These have come to their end.
+        self.ending.drain(..).for_each(|(_, active, finish)| active.sink.end(End::Finished(finish)));
+        let active: Vec<Active> = self.shared.results().drain().collect();
+        active.into_iter().for_each(|active| active.sink.end(End::Lost(reason.into())));
+    }
+
     fn enter(&mut self, entry: Entry) -> Result<()> {
         self.wire.send_all(&Message::Entry(entry.clone()))?;
         self.log.push_back(entry);
@@ -350,12 +359,8 @@ impl<T: Target> Host<T> for Leader {
 
     fn failed(&mut self, error: &Error) {
         let reason = error.whole();
-        self.shared.close(&reason);
         let _ = self.wire.send_all(&Message::Failed(error.exit_status(), reason.clone()));
-        let active: Vec<Active> = self.shared.results().drain().collect();
-        active.into_iter().for_each(|active| active.sink.end(End::Lost(reason.clone())));
-        // These have come to their end.
-        self.ending.drain(..).for_each(|(_, active, finish)| active.sink.end(End::Finished(finish)));
+        self.end_all(&reason);
     }
 
     fn wire(&mut self) -> &mut Wire {
@@ -364,7 +369,8 @@ impl<T: Target> Host<T> for Leader {
 }
 
 impl Drop for Leader {
+    /// After a panic of this thread, too, no client waits for a request that nobody serves.
     fn drop(&mut self) {
-        self.shared.close("serving is over");
+        self.end_all("serving is over");
     }
 }
