@@ -345,6 +345,10 @@ fn graphs_of_the_users_own_that_are_wrong() {
     let x = json!({"name": "x", "dtype": "f32", "dims": [2, 8], "kind": "input", "data": {"random": {"seed": 1}}});
     let good = |op: Value| json!({"rows": 2, "tensors": [x.clone()], "ops": [op], "outputs": ["y"]});
     let silu = json!({"op": "silu_mul", "inputs": ["x"], "outputs": ["y"]});
+    let with_integers = |value: f64| {
+        let k = json!({"name": "k", "dtype": "i32", "dims": [1], "kind": "constant", "data": {"values": [value]}});
+        json!({"rows": 2, "tensors": [x, k], "ops": [silu], "outputs": ["y"]})
+    };
     for (what, value, words) in [
         ("not an object", json!(3), &["graph"][..]),
         ("unknown field", json!({"rows": 2, "ops": [silu], "row": 1}), &["row"]),
@@ -356,6 +360,8 @@ fn graphs_of_the_users_own_that_are_wrong() {
         ("unknown tensor", good(json!({"op": "silu_mul", "inputs": ["z"], "outputs": ["y"]})), &["z"]),
         ("wrong operands", good(json!({"op": "linear", "inputs": ["x"], "outputs": ["y"]})), &["y"]),
         ("unknown output", json!({"rows": 2, "tensors": [x], "ops": [silu], "outputs": ["w"]}), &["w"]),
+        ("no whole number", with_integers(1.5), &["`k`", "1.5", "i32"]),
+        ("an integer that f32 lacks", with_integers(16777217.0), &["16777217", "2^24"]),
     ] {
         refused(what, &[text(&graph(value).path())], words);
     }

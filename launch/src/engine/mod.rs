@@ -27,6 +27,8 @@ mod text;
 pub mod trace;
 pub mod tuning;
 pub mod user_graph;
+pub mod user_outputs;
+mod user_values;
 
 pub use config::RunConfig;
 pub use distributed::online::Reader;
