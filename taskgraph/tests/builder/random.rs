@@ -1,0 +1,78 @@
+//! Random operators on random grids.
+
+use super::*;
+use proptest::prelude::*;
+
+/// Operators on their own grids; each reads some of the tensors before it.
+#[derive(Clone, Debug)]
+struct Node {
+    dims: Vec<u64>,
+    write: Vec<u64>,
+    inputs: Vec<(prop::sample::Index, [u64; 4])>,
+    partial: bool,
+    wanted: bool,
+}
+
+fn node() -> impl Strategy<Value = Node> {
+    let dims = prop_oneof![
+        3 => (1u64..5, 1u64..40).prop_map(|(a, b)| vec![a, b]),
+        1 => (1u64..4, 1u64..4, 1u64..6).prop_map(|(a, b, c)| vec![a, b, c]),
+        1 => (1u64..3, 1u64..3, 1u64..3, 1u64..5).prop_map(|(a, b, c, d)| vec![a, b, c, d]),
+        1 => (1u64..30).prop_map(|a| vec![a]),
+    ];
+    let inputs =
+        prop::collection::vec((any::<prop::sample::Index>(), [1u64..5, 1u64..5, 1u64..4, 1u64..4]), 0..4);
+    (dims, [1u64..4, 1u64..5, 1u64..3, 1u64..3], inputs, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
+        |(dims, write, inputs, partial, wanted)| {
+            let write = dims.iter().zip(write).map(|(&d, w)| w.min(d)).collect();
+            Node { partial: partial && dims.len() == 2, dims, write, inputs, wanted }
+        },
+    )
+}
+
+fn graph(nodes: &[Node]) -> OpGraph {
+    let mut g = OpGraph::new("random", capacity());
+    let mut tensors = vec![g.input("x", DType::F32, &[3, 17])];
+    for (i, node) in nodes.iter().enumerate() {
+        let inputs: Vec<TensorId> = node.inputs.iter().map(|(index, _)| *index.get(&tensors)).collect();
+        let dims_of = |t: &TensorId| -> Vec<u64> {
+            tensors
+                .iter()
+                .position(|x| x == t)
+                .map_or(vec![], |p| if p == 0 { vec![3, 17] } else { nodes[p - 1].dims.clone() })
+        };
+        let read: Vec<Vec<u64>> = inputs
+            .iter()
+            .zip(&node.inputs)
+            .map(|(t, (_, cells))| dims_of(t).iter().zip(cells).map(|(&d, &c)| c.min(d)).collect())
+            .collect();
+        let mut a = json!({"dims": node.dims, "write": node.write, "read": read});
+        if node.partial {
+            a["partial"] = json!(true);
+        }
+        let t = g.op(&format!("t{i}"), "grid", &inputs, attrs(a));
+        g.tensor_mut(t).output = node.wanted;
+        tensors.push(t);
+    }
+    g
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_graph_is_race_free_and_reads_what_was_written(
+        nodes in prop::collection::vec(node(), 1..9),
+        world in 1u32..4,
+        workers in 1u32..5,
+        dynamic in any::<bool>(),
+        lowering in 0usize..3,
+    ) {
+        let o = BuildOptions {
+            placement: if dynamic { Placement::Dynamic } else { Placement::Static },
+            allreduce: [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot][lowering],
+            ..options(world, workers)
+        };
+        check(&graph(&nodes), &o);
+    }
+}
