@@ -8,7 +8,7 @@ use crate::lower::Shared;
 pub use crate::lower::Spares;
 use crate::op_graph::OpGraph;
 pub use crate::options::BuildOptions;
-use crate::passes::Passes;
+use crate::passes::{Passes, check_all_roles};
 use crate::registry::Registry;
 use crate::task_graph::TaskGraph;
 use crate::verify::Class;
@@ -41,6 +41,7 @@ impl Builder {
         options.check()?;
         let mut graph = graph.clone();
         passes.run(&mut graph, registry, options)?;
+        check_all_roles(&graph, registry)?;
         Ok(Builder { shared: Shared::new(graph, registry, options)? })
     }
 

@@ -220,7 +220,14 @@ pub trait TaskType: Debug + Send + Sync {
         Err(OpError(format!("`{}` cannot run by itself, and no other operators replaced it", self.name())))
     }
 
-    /// Inputs that never change while the kernel runs. A loader may fetch them before the task's events.
+    /// Inputs that are weights packed in tiles ([`crate::task_graph::TensorEntry::tiled`]). All other inputs are plain. Other tensors
+    /// are refused there, and such weights elsewhere.
+    fn tiled_inputs(&self) -> &'static [usize] {
+        &[]
+    }
+
+    /// Inputs that never change while the kernel runs: weights, constants, or inputs of the graph; others are refused. A loader may
+    /// fetch them before the task's events.
     fn constant_inputs(&self) -> &'static [usize] {
         &[]
     }

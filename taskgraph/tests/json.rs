@@ -12,7 +12,7 @@ use taskgraph::json::{
 use taskgraph::op_graph::{Role, Rows, WeightPart};
 use taskgraph::target::Backend;
 use taskgraph::task_graph::{EventType, LocalPart, Placement, Space, TaskGraph};
-use taskgraph::{DType, Sharding, Split};
+use taskgraph::{DType, Region, Sharding, Split, Trust};
 use verify_support::*;
 
 /// A graph with a non-default value in every field.
@@ -129,6 +129,34 @@ fn errors_in_a_task_graph_name_the_place() {
     refused("\"name\":\"w\"", "\"name\":\"x\"", &["tensors[1].name", "twice"]);
     assert!(matches!(from_json(&b"{"[..]), Err(GraphFileError::Json(_))));
     assert!(matches!(from_json(&b""[..]), Err(GraphFileError::Json(_))));
+}
+
+/// Beside the view of the whole tensor, a file names the part that the task's region stands for. Another part is refused.
+#[test]
+fn the_part_beside_a_view_is_that_of_the_region() {
+    let mut graph = chain(1, 1, 1, 1, Lowering::Copy).remove(0);
+    let whole = |graph: &TaskGraph, at: usize| {
+        let operand = &graph.operands[at];
+        let tensor = &graph.tensors[operand.tensor as usize];
+        operand.region == Region::whole(&tensor.dims) && tensor.dims[0] > 1 && !tensor.tiled
+    };
+    let task = (2..graph.tasks.len())
+        .find(|&t| graph.tasks[t].num_inputs > 0 && whole(&graph, graph.tasks[t].first_operand as usize))
+        .expect("a task that reads a whole tensor");
+    let operand = &mut graph.operands[graph.tasks[task].first_operand as usize];
+    operand.region.hi[0] = 1;
+    operand.trust = Some(Trust::RowsOfSlot { slot: 0, of: operand.dims[0] });
+    let good: serde_json::Value = serde_json::from_str(&to_json(&graph)).unwrap();
+    let read = |value: &serde_json::Value| from_json(value.to_string().as_bytes());
+    assert_eq!(read(&good).expect("as it was written"), graph);
+    for (field, wrong) in [("offset", 1_000_000_000.into()), ("dims", serde_json::json!([1000, 1000]))] {
+        let mut bad = good.clone();
+        let input = &mut bad["all_tasks"][task]["inputs"][0];
+        assert!(input["view"].is_object(), "{input}");
+        input[field] = wrong;
+        let error = read(&bad).expect_err("accepted").to_string();
+        assert!(error.contains("view") && error.contains("region"), "{error}");
+    }
 }
 
 const OP_GRAPH: &str = r#"{

@@ -349,6 +349,22 @@ fn graphs_of_the_users_own_that_are_wrong() {
         let k = json!({"name": "k", "dtype": "i32", "dims": [1], "kind": "constant", "data": {"values": [value]}});
         json!({"rows": 2, "tensors": [x, k], "ops": [silu], "outputs": ["y"]})
     };
+    // Weights are packed in memory, and other tensors are not. A task would misread the one as the other.
+    let given = |name: &str, kind: &str, rows: usize| json!({"name": name, "dtype": "f32", "dims": [rows, 8], "kind": kind, "data": {"values": vec![1.0; 8 * rows]}});
+    let linear = json!({"op": "linear", "inputs": ["x", "w"], "outputs": ["y"]});
+    let with_weight = |kind: &str| json!({"rows": 2, "tensors": [x, given("w", kind, 3)], "ops": [linear], "outputs": ["y"]});
+    let sum = json!({"op": "add", "inputs": ["c", "c"], "outputs": ["w"]});
+    let computed =
+        json!({"rows": 2, "tensors": [x, given("c", "constant", 3)], "ops": [sum, linear], "outputs": ["y"]});
+    let mut weight = given("w", "weight", 2);
+    weight["rows"] = json!("tokens");
+    let sum = json!({"op": "add", "inputs": ["x", "w"], "outputs": ["y"]});
+    let added = json!({"rows": 2, "tensors": [x, weight], "ops": [sum], "outputs": ["y"]});
+    let mut other = given("w", "weight", 3);
+    other["data"] = json!({"values": vec![2.0; 24]});
+    other["parts"] = json!([{"source": "v", "dims": [3, 8]}]);
+    let shared_part =
+        json!({"rows": 2, "tensors": [x, given("v", "weight", 3), other], "ops": [linear], "outputs": ["y"]});
     for (what, value, words) in [
         ("not an object", json!(3), &["graph"][..]),
         ("unknown field", json!({"rows": 2, "ops": [silu], "row": 1}), &["row"]),
@@ -360,6 +376,11 @@ fn graphs_of_the_users_own_that_are_wrong() {
         ("unknown tensor", good(json!({"op": "silu_mul", "inputs": ["z"], "outputs": ["y"]})), &["z"]),
         ("wrong operands", good(json!({"op": "linear", "inputs": ["x"], "outputs": ["y"]})), &["y"]),
         ("unknown output", json!({"rows": 2, "tensors": [x], "ops": [silu], "outputs": ["w"]}), &["w"]),
+        ("a weight that is no weight", with_weight("constant"), &["`linear`", "`w`", "a constant"]),
+        ("a computed weight", computed, &["`w`", "an activation"]),
+        ("a weight that is added", added, &["`add`", "`w`", "make it a constant"]),
+        ("data of a persistent tensor", with_weight("persistent"), &["data", "zeros"]),
+        ("a part with two values", shared_part, &["`v`", "different values"]),
         ("no whole number", with_integers(1.5), &["`k`", "1.5", "i32"]),
         ("an integer that f32 lacks", with_integers(16777217.0), &["16777217", "2^24"]),
     ] {

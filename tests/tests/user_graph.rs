@@ -288,6 +288,38 @@ fn a_chain_of_operators() {
     check(&graph(ROWS, &tensors, &ops), &[1, 2, 4, 8], [ROWS, hidden], &expected, "MLP");
 }
 
+/// Outputs that no operator writes have the values that were given, whether an operator reads them or not: weights, which are packed in
+/// memory, and constants that were computed before the kernel started.
+#[test]
+fn outputs_that_no_operator_writes() {
+    let (w, x, c) = (values(23, 3 * 6), values(24, 6), values(25, 3 * 6));
+    let tensors = [
+        tensor("x", "input", "f32", &[1, 6], &x),
+        sharded(tensor("w", "weight", "f32", &[3, 6], &w), even(0)),
+        sharded(tensor("unread", "constant", "f32", &[3, 6], &c), even(1)),
+        json!({"name": "empty", "kind": "persistent", "dtype": "f32", "dims": [2, 2]}),
+        json!({"name": "ids", "kind": "constant", "dtype": "i32", "dims": [2], "data": {"values": [-3, 16_777_216]}}),
+    ];
+    let ops = [
+        op("linear", &["x", "w"], &["y"], json!({})),
+        op("add", &["unread", "unread"], &["twice"], json!({})),
+    ];
+    let outputs_of = ["y", "w", "unread", "empty", "ids", "twice"];
+    let graph = json!({"rows": 1, "tensors": tensors, "ops": ops, "outputs": outputs_of});
+    let model = ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}));
+    let as_f32 = |values: &[f64]| values.iter().map(|&v| f64::from(v as f32)).collect::<Vec<f64>>();
+    for ranks in [1, 2] {
+        let found = outputs(&model, ranks, &[]);
+        assert_eq!(found["w"].values, as_f32(&w), "{ranks} ranks");
+        assert_eq!(found["unread"].values, as_f32(&c), "{ranks} ranks");
+        assert_eq!(found["empty"].values, [0.0; 4], "{ranks} ranks");
+        assert_eq!(found["ids"].values, [-3.0, 16_777_216.0], "{ranks} ranks");
+        let twice: Vec<f64> = c.iter().map(|&v| f64::from(2.0 * v as f32)).collect();
+        assert_eq!(found["twice"].values, twice, "{ranks} ranks");
+        close(&found["y"], &reference::linear(&x, &w, 6, None), "y");
+    }
+}
+
 /// Without `--json` an output is one line of its name, type, dimensions and values.
 #[test]
 fn outputs_as_text() {

@@ -472,6 +472,10 @@ macro_rules! member {
             ) -> bool {
                 $family.writes_as(op, ty, target)
             }
+            fn tiled_inputs(&self) -> &'static [usize] {
+                if matches!($family.source, crate::tasks::source::Source::RmsNorm) { &[2] } else { &[1] }
+            }
+
             fn constant_inputs(&self) -> &'static [usize] {
                 $constants
             }

@@ -193,7 +193,8 @@ impl UserGraph {
         launch(world, rank, deadline)?;
         let took = started.elapsed();
         world.phase("results");
-        let locals = together(world, locals(rank, &self.sharded))?;
+        let place = (world.rank(), world.size());
+        let locals = together(world, locals(rank, &self.sharded, &self.values, place))?;
         let (outputs, same_on_all_ranks) = outputs(world, locals, &self.sharded);
         Ok(GraphRun { outputs, took, same_on_all_ranks })
     }

@@ -1,8 +1,10 @@
 //! The outputs of a user graph: each rank's parts, and the whole tensors.
 
+use crate::engine::user_values::local_bytes;
 use crate::model::app_error::AppError;
+use crate::model::weights::WeightSource;
 use distributed::{Rank, World};
-use taskgraph::op_graph::Tensor;
+use taskgraph::op_graph::{Role, Tensor};
 use taskgraph::{DType, OpGraph, Sharding};
 
 /// The final value of an output tensor.
@@ -18,20 +20,28 @@ pub struct Output {
     pub values: Vec<f64>,
 }
 
-/// This rank's parts of the output tensors, in the order of the graph's tensors.
-pub(super) fn locals(rank: &Rank, graph: &OpGraph) -> Result<Vec<Vec<f64>>, AppError> {
-    graph
-        .tensors
-        .iter()
-        .filter(|t| t.output)
-        .map(|tensor| {
-            let read = rank.read(0, &tensor.name)?;
-            Ok(read.map_or_else(Vec::new, |(entry, bytes)| {
-                let count = entry.dims.iter().map(|&d| d as usize).product::<usize>();
-                as_f64(entry.dtype, &bytes, count)
-            }))
+/// This rank's parts of the output tensors, in the order of the graph's tensors. Given tensors, and those that no operator uses, have
+/// the values that were given: the kernel never writes them, and weights are packed in its memory.
+pub(super) fn locals(
+    rank: &Rank,
+    graph: &OpGraph,
+    given: &WeightSource,
+    place: (u32, u32),
+) -> Result<Vec<Vec<f64>>, AppError> {
+    let part = |tensor: &Tensor| {
+        let written = matches!(tensor.role, Role::Activation | Role::Persistent { .. });
+        let read = if written { rank.read(0, &tensor.name)? } else { None };
+        Ok(match read {
+            Some((entry, bytes)) => {
+                as_f64(entry.dtype, &bytes, entry.dims.iter().map(|&d| d as usize).product())
+            }
+            None => {
+                let bytes = local_bytes(tensor, given, place)?;
+                as_f64(tensor.dtype, &bytes, bytes.len() / tensor.dtype.size() as usize)
+            }
         })
-        .collect()
+    };
+    graph.tensors.iter().filter(|t| t.output).map(part).collect()
 }
 
 /// Collective: rank 0 returns the complete outputs, and whether outputs that every rank holds completely are the same

@@ -31,7 +31,10 @@ impl TensorSource for GivenValues<'_> {
 
     fn fill(&self, tensor: &TensorEntry, bytes: &mut [u8]) -> Result<(), AppError> {
         match tensor.role {
-            Role::Constant => fill_local(self.graph, self.weights, &tensor.name, self.place, bytes),
+            Role::Constant => match self.graph.tensors.iter().find(|t| t.name == tensor.name) {
+                Some(constant) => fill_local(constant, self.weights, self.place, bytes),
+                None => Ok(()),
+            },
             _ => fill_weight(self.weights, self.not_numbers, tensor, bytes),
         }
     }
@@ -57,6 +60,17 @@ pub(super) fn values(
     rank: u32,
 ) -> Result<HashMap<String, Vec<f32>>, AppError> {
     let mut all = HashMap::new();
+    // Weights may share a part, such as the embedding and the head, but not with different values.
+    let mut insert = |name: &str, values: Vec<f32>| match all.get(name) {
+        Some(known) if *known != values => Err(AppError::input(format!(
+            "{}: `graph.tensors`: two tensors give different values to `{name}`; give the parts of weights different sources",
+            model.file()
+        ))),
+        _ => {
+            all.insert(name.to_string(), values);
+            Ok(())
+        }
+    };
     for tensor in &graph.tensors {
         let needed = matches!(tensor.role, Role::Input | Role::Weight { .. } | Role::Constant);
         let source = sources.get(&tensor.name);
@@ -85,29 +99,27 @@ pub(super) fn values(
             for part in parts {
                 let (own, others) =
                     rest.split_at((part.dims.iter().product::<u64>() as usize).min(rest.len()));
-                all.insert(part.source.clone(), own.to_vec());
+                insert(&part.source, own.to_vec())?;
                 rest = others;
             }
         } else {
-            all.insert(tensor.name.clone(), values);
+            insert(&tensor.name, values)?;
         }
     }
     Ok(all)
 }
 
-/// The values that the graph lists. Between here and the tensor they are f32, so an integer tensor takes whole numbers that f32 holds.
+/// The values that the graph lists. They are f32 on their way to the tensor, so an integer tensor takes the whole numbers that f32 holds.
 fn given_values(model: &ModelJson, tensor: &Tensor, values: &[f64]) -> Result<Vec<f32>, AppError> {
     let range = match tensor.dtype {
         DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
         DType::U32 => 0.0..=f64::from(u32::MAX),
-        DType::U8 => 0.0..=255.0,
-        _ => f64::NEG_INFINITY..=f64::INFINITY,
+        _ => return Ok(values.iter().map(|&v| v as f32).collect()),
     };
-    let whole = matches!(tensor.dtype, DType::I32 | DType::U32 | DType::U8);
-    let fits = |v: f64| range.contains(&v) && (!whole || v.fract() == 0.0 && f64::from(v as f32) == v);
+    let fits = |v: f64| range.contains(&v) && v.fract() == 0.0 && f64::from(v as f32) == v;
     if let Some(bad) = values.iter().find(|&&v| !fits(v)) {
         return Err(AppError::input(format!(
-            "{}: `graph.tensors`: `{}`: {bad} is no value of type {}; above 2^24 only whole numbers that f32 holds are possible",
+            "{}: `graph.tensors`: `{}`: {bad} can't be given for type {}: that takes whole numbers, from 2^24 on only those that f32 holds",
             model.file(),
             tensor.name,
             tensor.dtype
@@ -168,33 +180,62 @@ fn local_values(values: &[f32], tensor: &Tensor, (rank, world): (u32, u32)) -> V
     local
 }
 
-/// Writes this rank's part of a given tensor in the tensor's type.
+/// The given values of a whole tensor.
+fn whole(values: &HashMap<String, Vec<f32>>, tensor: &Tensor) -> Option<Vec<f32>> {
+    match &tensor.role {
+        Role::Weight { parts } => {
+            let parts: Option<Vec<&Vec<f32>>> = parts.iter().map(|part| values.get(&part.source)).collect();
+            Some(parts?.into_iter().flatten().copied().collect())
+        }
+        _ => values.get(&tensor.name).cloned(),
+    }
+}
+
+/// Writes this rank's part of a given tensor in the tensor's type, row by row. Without values, nothing is written.
 fn fill_local(
-    graph: &OpGraph,
+    tensor: &Tensor,
     weights: &WeightSource,
-    name: &str,
     place: (u32, u32),
     bytes: &mut [u8],
 ) -> Result<(), AppError> {
     let WeightSource::Values(values) = weights else { return Ok(()) };
-    let tensor = graph.tensors.iter().find(|t| t.name == name);
-    let (Some(tensor), Some(values)) = (tensor, values.get(name)) else { return Ok(()) };
-    let local = local_values(values, tensor, place);
+    let Some(values) = whole(values, tensor) else { return Ok(()) };
+    let local = local_values(&values, tensor, place);
     match tensor.dtype {
-        DType::I32 | DType::U32 => {
+        DType::I32 => {
             for (out, v) in bytes.chunks_exact_mut(4).zip(&local) {
-                out.copy_from_slice(&(*v as i64 as u32).to_le_bytes());
+                out.copy_from_slice(&(*v as i32).to_le_bytes());
+            }
+        }
+        DType::U32 => {
+            for (out, v) in bytes.chunks_exact_mut(4).zip(&local) {
+                out.copy_from_slice(&(*v as u32).to_le_bytes());
             }
         }
         _ => {
             let dtype = weight_dtype(tensor.dtype).ok_or_else(|| {
-                AppError::input(format!("tensor {name}: values of type {} can't be given", tensor.dtype))
+                AppError::input(format!(
+                    "tensor {}: values of type {} can't be given",
+                    tensor.name, tensor.dtype
+                ))
             })?;
             let size = local.len() * dtype.size();
             convert(WeightDtype::F32, bytemuck::cast_slice(&local), dtype, &mut bytes[..size]);
         }
     }
     Ok(())
+}
+
+/// This rank's part of a given tensor in the tensor's type; zeros if it has no values.
+pub(super) fn local_bytes(
+    tensor: &Tensor,
+    weights: &WeightSource,
+    place: (u32, u32),
+) -> Result<Vec<u8>, AppError> {
+    let local = tensor.sharding.local_dims(&tensor.dims, place.0, place.1);
+    let mut bytes = vec![0u8; (local.iter().product::<u64>() * tensor.dtype.size()) as usize];
+    fill_local(tensor, weights, place, &mut bytes)?;
+    Ok(bytes)
 }
 
 /// Writes this rank's parts of the graph's inputs.
@@ -205,9 +246,7 @@ pub(super) fn write_inputs(
     world: &World,
 ) -> Result<(), AppError> {
     for tensor in graph.tensors.iter().filter(|t| matches!(t.role, Role::Input)) {
-        let local = tensor.sharding.local_dims(&tensor.dims, world.rank(), world.size());
-        let mut bytes = vec![0u8; (local.iter().product::<u64>() * tensor.dtype.size()) as usize];
-        fill_local(graph, weights, &tensor.name, (world.rank(), world.size()), &mut bytes)?;
+        let bytes = local_bytes(tensor, weights, (world.rank(), world.size()))?;
         rank.write_input(&tensor.name, &bytes)?;
     }
     Ok(())

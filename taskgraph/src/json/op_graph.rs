@@ -189,6 +189,9 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
     if source.is_some() && file.kind == TensorKind::Activation {
         return at("data", "an activation gets its values from an operator; remove `data`".into());
     }
+    if source.is_some() && file.kind == TensorKind::Persistent {
+        return at("data", "a persistent tensor begins with zeros; remove `data`".into());
+    }
     if file.region_dims.is_some() && file.kind != TensorKind::Persistent {
         return at("region_dims", "only persistent tensors can have region dimensions".into());
     }

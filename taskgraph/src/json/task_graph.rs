@@ -461,11 +461,12 @@ impl Context<'_> {
                 format!("is {}, but '{}' is {dtype}", operand.data_type, operand.base_ptr),
             ));
         }
-        let FileView { offset, dims: view_dims, strides: view_strides } = operand.view.unwrap_or(FileView {
-            offset: operand.offset,
-            dims: operand.dims,
-            strides: operand.strides,
-        });
+        let given = FileView { offset: operand.offset, dims: operand.dims, strides: operand.strides };
+        let (view, given) = match operand.view {
+            Some(view) => (view, Some(given)),
+            None => (given, None),
+        };
+        let FileView { offset, dims: view_dims, strides: view_strides } = view;
         let ndim = view_dims.len();
         if ndim > MAX_DIMS || view_strides.len() != ndim {
             return Err(GraphFileError::at(
@@ -488,6 +489,12 @@ impl Context<'_> {
             Some(FilePlace::Peer(peer)) => Place::Peer(peer),
             Some(FilePlace::All) => Place::All,
         };
-        Ok(Operand { tensor, offset, dims, strides, ndim: ndim as u8, place, region, trust: operand.trust })
+        let operand =
+            Operand { tensor, offset, dims, strides, ndim: ndim as u8, place, region, trust: operand.trust };
+        if given.is_some() && given != touched(&self.tensors[tensor as usize], &operand) {
+            let problem = "`offset`, `dims` and `strides` beside a `view` must be those of the region";
+            return Err(GraphFileError::at("view", problem));
+        }
+        Ok(operand)
     }
 }

@@ -148,7 +148,7 @@ pub(super) struct FileOperand<'a> {
 }
 
 /// A strided view into a tensor.
-#[derive(Serialize, Deserialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileView {
     /// Offset in bytes from the start of the tensor.

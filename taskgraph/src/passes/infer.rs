@@ -1,6 +1,7 @@
 //! Validation and inference of types.
 
 use super::pass::{Context, Pass, Property};
+use super::roles::check_roles;
 use super::view::op_view;
 use crate::attribute::check_attributes;
 use crate::error::BuildError;
@@ -80,6 +81,7 @@ pub(super) fn infer(graph: &mut OpGraph, registry: &Registry) -> Result<(), Buil
             ));
         }
         check_in_place(graph, op, registry)?;
+        check_roles(graph, op, registry)?;
         let (name, outputs) = (op.name.clone(), op.outputs.clone());
         for (&output, ty) in outputs.iter().zip(inferred) {
             let tensor = &mut graph.tensors[output as usize];

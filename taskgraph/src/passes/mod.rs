@@ -12,6 +12,7 @@ mod in_place;
 mod infer;
 mod list;
 mod pass;
+mod roles;
 mod shard;
 mod view;
 
@@ -24,5 +25,6 @@ pub use in_place::InPlace;
 pub use infer::Infer;
 pub use list::Passes;
 pub use pass::{Context, Pass, Property};
+pub(crate) use roles::check_all_roles;
 pub use shard::Shard;
 pub(crate) use view::op_view;

@@ -60,6 +60,9 @@ impl TaskType for Linear {
             .collect();
         Ok(Partition { params: vec![k, 0], scratch_bytes: 64, tasks })
     }
+    fn tiled_inputs(&self) -> &'static [usize] {
+        &[1]
+    }
     fn pushable_output(&self) -> Option<usize> {
         self.pushable.then_some(0)
     }

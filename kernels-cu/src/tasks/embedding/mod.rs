@@ -104,6 +104,10 @@ impl TaskType for Embedding {
         Ok(Partition { params: params_words(&params), scratch_bytes: 0, tasks })
     }
 
+    fn tiled_inputs(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn constant_inputs(&self) -> &'static [usize] {
         &[0]
     }

@@ -206,6 +206,10 @@ impl TaskType for WideLinear {
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 
+    fn tiled_inputs(&self) -> &'static [usize] {
+        &[1]
+    }
+
     fn constant_inputs(&self) -> &'static [usize] {
         &[1]
     }
