@@ -22,6 +22,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
+use taskgraph::words::counted;
 
 /// Maximum memory of the timeline. Unwritten memory costs nothing.
 const TRACE_BYTES: u64 = 4 << 30;
@@ -366,7 +367,10 @@ fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
             rank,
             what: "weights".into(),
             bytes,
-            reason: format!("this node's {ranks} ranks share {available} bytes of free memory"),
+            reason: match ranks {
+                1 => format!("this node has {available} bytes of free memory"),
+                _ => format!("this node's {ranks} ranks share {available} bytes of free memory"),
+            },
         }),
         _ => Ok(()),
     }

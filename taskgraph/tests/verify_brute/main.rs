@@ -8,10 +8,10 @@ mod verify_support;
 use graphs::graphs_of;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
+use taskgraph::DType;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Operand, Place, TaskGraph};
 use taskgraph::verify::{Violation, ViolationKind, verify};
-use taskgraph::DType;
 use verify_support::*;
 
 /// An element of memory: rank, tensor, index.
