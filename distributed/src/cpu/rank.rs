@@ -22,7 +22,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use taskgraph::task_graph::{TaskGraph, TensorEntry};
-use taskgraph::words::counted;
 
 /// Maximum memory of the timeline. Unwritten memory costs nothing.
 const TRACE_BYTES: u64 = 4 << 30;

@@ -55,7 +55,7 @@ impl ModelJson {
                 place: "max_seq_len".into(),
                 what: format!("{max_seq_len} tokens with a sliding window of {window}"),
                 fix: format!(
-                    "set max_seq_len to {window} or less; until its length a window changes nothing"
+                    "set max_seq_len to {window} or less; up to its length, a window changes nothing"
                 ),
             });
         }
