@@ -1,6 +1,7 @@
 //! Errors between ranks, and their exit statuses.
 
 use crate::gibibytes::gibibytes;
+use taskgraph::words::counted;
 use thiserror::Error;
 
 /// An error of the distributed runtime.
@@ -22,7 +23,8 @@ pub enum Error {
     Sanitizer(#[from] kernels_cu::sanitizer::SanitizerError),
     /// The symmetric heaps do not fit in /dev/shm.
     #[error(
-        "/dev/shm has {free} bytes free, but the symmetric heaps of {ranks} ranks take {bytes} bytes each"
+        "/dev/shm has {free} bytes free, but the symmetric heaps of {} take {bytes} bytes each",
+        counted(*.ranks, "rank")
     )]
     SharedMemory {
         /// Bytes of a rank's heap.

@@ -4,6 +4,7 @@ use crate::arrays::any_dynamic;
 use kernels_cu::abi;
 use std::fmt::Write;
 use taskgraph::task_graph::TaskGraph;
+use taskgraph::words::counted;
 use taskgraph::{EventId, TaskId};
 
 /// What an abort code means.
@@ -48,8 +49,8 @@ pub fn report(
     }
     if let Some(left) = groups.get(shown..).filter(|left| !left.is_empty()) {
         let loops: usize = left.iter().map(|group| group.who.len()).sum();
-        let _ =
-            write!(text, "\n  rank {rank}: {} more waits, of {loops} workers, for what follows", left.len());
+        let (waits, of) = (counted(left.len(), "more wait"), counted(loops, "worker"));
+        let _ = write!(text, "\n  rank {rank}: {waits}, of {of}, for what follows");
     }
     text
 }

@@ -13,6 +13,7 @@ use mpi::traits::*;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
+use taskgraph::words::counted;
 
 /// Time for the last messages of a rank that has been told to end.
 const HURRY: Duration = Duration::from_millis(200);
@@ -116,7 +117,8 @@ impl World {
             let begun = Proxy::begin(rank, communicator, peers, self.cores().own, watch);
             self.proxy = Some(agreed(&self, begun)?);
         }
-        tracing::info!("{} ranks on {} nodes; rank {rank} is on {}", self.size(), nodes.count(), node_name());
+        let (ranks, on) = (counted(self.size(), "rank"), counted(nodes.count(), "node"));
+        tracing::info!("{ranks} on {on}; rank {rank} is on {}", node_name());
         self.nodes = nodes;
         Ok(self)
     }

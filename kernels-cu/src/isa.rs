@@ -30,6 +30,22 @@ impl Isa {
         Isa::from_number(unsafe { mpk_cpu_isa() })
     }
 
+    /// Its name in `MPK_CPU_ISA`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512_bf16",
+        }
+    }
+
+    /// Why `MPK_CPU_ISA` is not followed, if it is set and is not.
+    pub fn problem() -> Option<String> {
+        let given = std::env::var_os("MPK_CPU_ISA")?;
+        problem(&given.to_string_lossy(), Isa::supported())
+    }
+
     /// The highest level that this CPU supports.
     pub fn supported() -> Isa {
         // SAFETY: no arguments, no preconditions.
@@ -54,6 +70,17 @@ impl Isa {
         // SAFETY: any number is allowed.
         unsafe { mpk_cpu_set_isa(self as i32) };
         Some(f())
+    }
+}
+
+fn problem(given: &str, supported: Isa) -> Option<String> {
+    match Isa::ALL.into_iter().find(|level| level.name() == given) {
+        Some(level) if level <= supported => None,
+        Some(_) => Some(format!("MPK_CPU_ISA={given}: this CPU supports only {}", supported.name())),
+        None => {
+            let names = Isa::ALL.map(Isa::name).join(", ");
+            Some(format!("MPK_CPU_ISA={given}: no such level; the levels are {names}"))
+        }
     }
 }
 
@@ -92,4 +119,19 @@ unsafe extern "C" {
     fn mpk_cpu_isa() -> i32;
     fn mpk_cpu_isa_supported() -> i32;
     fn mpk_cpu_set_isa(level: i32) -> i32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_that_cannot_be_used_is_told() {
+        assert_eq!(problem("scalar", Isa::Scalar), None);
+        assert_eq!(problem("avx512_bf16", Isa::Avx512Bf16), None);
+        let lacks = problem("avx512", Isa::Avx2);
+        assert!(lacks.as_ref().is_some_and(|text| text.contains("only avx2")), "{lacks:?}");
+        let unknown = problem("sse", Isa::Avx512);
+        assert!(unknown.as_ref().is_some_and(|text| text.contains("scalar, avx2, avx512")), "{unknown:?}");
+    }
 }

@@ -154,3 +154,14 @@ fn the_timeline_is_one_json_object_of_all_ranks() {
         assert!(last.iter().all(|end| *end > 0.0));
     }
 }
+
+/// A Hugging Face folder is a model, as for the other programs. Numbers and nouns agree.
+#[test]
+fn a_folder_is_a_model() {
+    let folder = TempDir::new().unwrap();
+    let cluster = cluster(&folder, &[("/ranks_per_node", 1.0)]);
+    let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");
+    let output = run(&checkpoint, &cluster, &["--context", "8", "--graph", "decode-1"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(", 1 rank on 1 node, "), "{output:?}");
+}

@@ -24,6 +24,7 @@ pub mod task_type;
 pub mod trust;
 pub mod tuning;
 pub mod verify;
+pub mod words;
 
 pub use attribute::{Attribute, AttributeKind};
 pub use builder::{Builder, build_all, build_rank};

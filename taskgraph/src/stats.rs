@@ -3,6 +3,7 @@
 use crate::op_graph::Role;
 use crate::task_graph::{Area, EventType, Space, TaskGraph, TensorEntry};
 use crate::verify::Class;
+use crate::words::counted;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
@@ -118,19 +119,22 @@ fn event_name(event_type: EventType) -> &'static str {
 
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} ranks, {} tasks, {} events", self.ranks, self.tasks, self.events)?;
-        for (what, counts) in [("tasks", &self.tasks_by_type), ("events", &self.events_by_type)] {
-            for (name, count) in counts {
-                writeln!(f, "  {count:>9} {what} of type {name}")?;
+        let (ranks, tasks) = (counted(self.ranks, "rank"), counted(self.tasks, "task"));
+        writeln!(f, "{ranks}, {tasks}, {}", counted(self.events, "event"))?;
+        for (what, counts) in [("task", &self.tasks_by_type), ("event", &self.events_by_type)] {
+            for (name, &count) in counts {
+                let things = counted(count, what);
+                let indent = 11usize.saturating_sub(count.to_string().len());
+                writeln!(f, "{:indent$}{things} of type {name}", "")?;
             }
         }
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         write!(
             f,
-            "  maximum per rank: {} tasks, {} in one worker's list; weights and constants {:.1} MiB, persistent {:.1} MiB, \
+            "  maximum per rank: {}, {} in one worker's list; weights and constants {:.1} MiB, persistent {:.1} MiB, \
              activations {:.1} MiB ({:.1} for this graph alone), symmetric {:.1} MiB ({:.1} for this graph alone); \
              remote triggers from one rank to another: {}",
-            self.most_tasks,
+            counted(self.most_tasks, "task"),
             self.longest_list,
             mib(self.constant_bytes),
             mib(self.persistent_bytes),

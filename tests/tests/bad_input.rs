@@ -21,7 +21,9 @@ fn refused_on_all_ranks(what: &str, arguments: &[&str], words: &[&str]) {
 fn refused_by(job: Job, what: &str, words: &[&str]) {
     let outputs = tempfile::Builder::new().prefix("mpk-out").tempdir().expect("a temporary folder");
     let trace = outputs.path().join("trace.json");
-    let finished = job.arg("--trace").arg(&trace).run();
+    // A build has no trace.
+    let traced = !job.describe().contains("--check");
+    let finished = if traced { job.arg("--trace").arg(&trace).run() } else { job.run() };
     let what = format!("{what}: {}\nstderr: {}", finished.description, finished.stderr);
     assert_eq!((finished.status, finished.signal), (Some(2), None), "{what}");
     assert_eq!(finished.stdout, "", "{what}");
@@ -175,8 +177,29 @@ fn unsupported_models_are_refused_with_what_is_supported() {
     let mut config =
         mpk_tests::model_file::read_json(&mpk_tests::folders::model_folder("mistral").join("config.json"));
     config["sliding_window"] = json!(32);
-    let model = ModelFile::random(config, 1).set("max_seq_len", 33);
+    let model = ModelFile::random(config.clone(), 1).set("max_seq_len", 33);
     model_refused_on_all_ranks("sliding window", &model, &["max_seq_len", "window"]);
+    // By default the window cuts the length, and the log says so once.
+    let cut = ModelFile::random(config, 1);
+    let warned = |model: &ModelFile, more: &[&str]| {
+        let job =
+            Job::alone().arg(model.path()).args(["--prompt-tokens", "1", "--max-new-tokens", "1"]).args(more);
+        job.run()
+            .expect(0)
+            .stderr
+            .lines()
+            .filter(|line| line.contains("WARN") && line.contains("max_"))
+            .map(String::from)
+            .collect::<Vec<_>>()
+    };
+    let found = warned(&cut, &[]);
+    assert!(
+        matches!(&found[..], [one] if one.contains("max_seq_len is 32") && one.contains("window")),
+        "{found:?}"
+    );
+    assert_eq!(warned(&cut, &["--max-seq-len", "16"]), [""; 0]);
+    let long = warned(&ModelFile::of_fixture("qwen3"), &["--max-seq-len", "1100"]);
+    assert!(matches!(&long[..], [one] if one.contains("max_position_embeddings")), "once: {long:?}");
 }
 
 #[test]
@@ -327,9 +350,9 @@ fn prompts_that_cannot_run() {
 fn sizes_that_overflow() {
     let fixture = || ModelFile::of_fixture("mistral");
     let model = fixture().set("max_seq_len", u32::MAX).set("max_batch", 4096);
-    model_refused_on_all_ranks("tokens", &model, &["overflow", "max_seq_len"]);
+    model_refused_on_all_ranks("tokens", &model, &["too large", "max_seq_len"]);
     let model = fixture().set("runtime.kv_pages", u32::MAX).set("page_size", 1u32 << 31);
-    model_refused("KV", &model, &["overflow"]);
+    model_refused("KV", &model, &["too large"]);
     model_refused("slots", &fixture().set("max_batch", 5000), &["max_batch", "4096"]);
     model_refused("past 32 bits", &fixture().set("max_seq_len", 1u64 << 32), &["max_seq_len"]);
     model_refused("hidden size", &config_with("hidden_size", json!(u32::MAX)), &["4294967295"]);
@@ -386,6 +409,18 @@ fn graphs_of_the_users_own_that_are_wrong() {
     ] {
         refused(what, &[text(&graph(value).path())], words);
     }
+    // These are found when the graph is already loaded.
+    let bytes = json!({"name": "b", "dtype": "u8", "dims": [1, 2], "kind": "input",
+        "shard": {"dim": 1, "kind": "even"}, "data": {"values": [1, 2]}});
+    let gather = json!({"op": "allgather", "inputs": ["b"], "outputs": ["y"]});
+    let bytes = graph(json!({"rows": 1, "tensors": [bytes], "ops": [gather], "outputs": ["y"]}));
+    refused_on_all_ranks("values of a type that has none", &[text(&bytes.path())], &["u8"]);
+    let right = graph(good(silu));
+    for option in
+        [&["--prompt-tokens", "1"][..], &["--logprobs", "2"], &["--temperature", "1"], &["--ignore-eos"]]
+    {
+        refused(option[0], &[&[text(&right.path())], option].concat(), &[option[0], "no effect", "graph"]);
+    }
     let unknown = graph(good(json!({"op": "conv", "inputs": ["x"], "outputs": ["y"]})));
     refused_on_all_ranks("unknown operator", &[text(&unknown.path())], &["conv"]);
 }
@@ -410,6 +445,16 @@ fn wrong_usage() {
         &["--device", "--check"],
     );
     refused_on_all_ranks("unknown device", &[path, "--check", "--device", "abacus"], &["abacus", "h200"]);
+    refused_on_all_ranks(
+        "JSON of a build",
+        &[path, "--check", "--json"],
+        &["--json", "no effect", "--check"],
+    );
+    refused_on_all_ranks(
+        "iterations of a model",
+        &[path, "--prompt-tokens", "1", "--iterations", "2"],
+        &["--iterations", "--max-new-tokens"],
+    );
     let nowhere = [path, "--prompt-tokens", "1", "--trace", "/nonexistent/folder/trace.json"];
     for job in [Job::alone(), Job::under_mpirun(2)] {
         let finished = job.args(nowhere).run().expect(2).expect_nothing_left();

@@ -26,6 +26,23 @@ fn tiny() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny/model.json").display().to_string()
 }
 
+/// The printed model.json is one that mpk-run accepts.
+#[test]
+fn models_have_the_limits_of_mpk_run() {
+    let model =
+        |options: &[&str]| Job::alone().of("mpk-bench").args(["model", "qwen3-0.6b"]).args(options).run();
+    assert!(model(&["--max-batch", "4"]).expect(0).stdout.contains("\"max_batch\": 4"));
+    for (option, value, place) in [
+        ("--max-batch", "0", "max_batch"),
+        ("--max-batch", "5000", "max_batch"),
+        ("--max-seq-len", "0", "max_seq_len"),
+        ("--prefill-chunk", "0", "runtime.prefill_chunk"),
+    ] {
+        let finished = model(&[option, value]).expect(2);
+        assert!(finished.stdout.is_empty() && finished.stderr.contains(place), "{}", finished.stderr);
+    }
+}
+
 #[test]
 fn decode_has_figures_a_floor_a_budget_and_tokens() {
     let model = tiny();

@@ -214,4 +214,8 @@ fn check_prints_and_runs_nothing() {
     assert!(target.join("rank-1.task_graph.json").exists());
     let names: Vec<_> = std::fs::read_dir(&target).expect("files").flatten().map(|e| e.file_name()).collect();
     assert!(names.iter().all(|n| n.to_string_lossy().ends_with(".task_graph.json")), "{names:?}");
+    assert!(!both.stderr.contains("did not write"), "{}", both.stderr);
+    // A build for fewer ranks leaves the files of the others, and says so.
+    let fewer = Job::alone().arg(model.path()).arg("--emit-graph").arg(&target).run().expect(0);
+    assert!(fewer.stderr.contains("did not write") && fewer.stderr.contains("rank-1."), "{}", fewer.stderr);
 }

@@ -14,14 +14,31 @@ use tempfile::TempDir;
 /// The fake libraries, built once.
 static FAKE: LazyLock<Fake> = LazyLock::new(Fake::build);
 
+/// Begin of the folder's name. The process id follows.
+const PREFIX: &str = "mpk-gpu-";
+
 struct Fake {
     folder: TempDir,
+}
+
+/// Removes the folders of tests that have ended: Rust does not drop what is static, and a killed test cannot.
+fn remove_leftovers() {
+    for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+            // Another test may do the same at the same time.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 impl Fake {
     fn build() -> Self {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fake_gpu");
-        let folder = tempfile::Builder::new().prefix("mpk-gpu").tempdir().expect("a temporary folder");
+        remove_leftovers();
+        let prefix = format!("{PREFIX}{}-", std::process::id());
+        let folder = tempfile::Builder::new().prefix(&prefix).tempdir().expect("a temporary folder");
         let path = |name: &str| folder.path().join(name);
         let headers = ["nvshmem/include/non_abi", "exporting/include/non_abi"];
         for name in

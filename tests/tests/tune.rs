@@ -30,6 +30,17 @@ fn run(cache: &Path, options: &[&str]) -> Job {
     job.env("MPK_CACHE_DIR", &cache.display().to_string())
 }
 
+/// As the help of `--tune` says.
+#[test]
+fn the_list_of_knobs_needs_no_model() {
+    let finished = Job::alone().of("mpk-bench").args(["tune", "--list"]).run().expect(0);
+    assert!(
+        finished.stdout.lines().any(|line| object(line)["name"] == "attention.kv_heads"),
+        "{}",
+        finished.stdout
+    );
+}
+
 #[test]
 fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -366,7 +366,10 @@ fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
             rank,
             what: "weights".into(),
             bytes,
-            reason: format!("this node's {ranks} ranks share {available} bytes of free memory"),
+            reason: match ranks {
+                1 => format!("this node has {available} bytes of free memory"),
+                _ => format!("this node's {ranks} ranks share {available} bytes of free memory"),
+            },
         }),
         _ => Ok(()),
     }

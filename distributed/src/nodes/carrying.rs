@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use taskgraph::words::counted;
 
 const FRAMES: u32 = 1;
 const END: u32 = 2;
@@ -159,7 +160,9 @@ impl Thread {
             self.told_end = ended;
             let (messages, bytes) = std::mem::take(&mut self.sent);
             tracing::debug!(
-                "the proxy has sent {messages} messages with {bytes} bytes of frames in this launch"
+                "the proxy has sent {} with {} of frames in this launch",
+                counted(messages, "message"),
+                counted(bytes, "byte")
             );
             self.tell_all(END, ended, &[])?;
             worked = true;

@@ -9,19 +9,21 @@ use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use taskgraph::words::counted;
 
 /// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// There is no room now. There will be when other requests have started.
-    #[error("{waiting} requests are already waiting")]
+    #[error("the queue already holds {}", counted(*.waiting, "request"))]
     Full {
         /// Requests that wait.
         waiting: usize,
     },
     /// The request can never fit.
     #[error(
-        "the prompt has {prompt} tokens, but {most} are the most that leave room for a new one; use a shorter prompt, or a larger max_seq_len"
+        "the prompt has {}, but at most {most} leave room for a new one; use a shorter prompt, or a larger max_seq_len",
+        counted(*.prompt, "token")
     )]
     TooLong {
         /// Tokens of the prompt.

@@ -29,7 +29,7 @@ impl PrivateFolder {
     /// permission is removed, and so is what they left there. The folder need not exist.
     ///
     /// # Errors
-    /// It is not a folder, or it belongs to another user or is in another user's folder. The text says which.
+    /// It is not a folder, or it belongs to another user or is in another user's folder. The text says which; its subject is the folder.
     pub fn check(&self) -> Result<(), String> {
         self.check_itself()?;
         let user = geteuid().as_raw();
@@ -62,7 +62,7 @@ impl PrivateFolder {
         let metadata = match fs::metadata(&self.path) {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(format!("cannot be read: {error}")),
         };
         if !metadata.is_dir() {
             return Err("is not a folder".into());
@@ -75,7 +75,7 @@ impl PrivateFolder {
             ));
         }
         if metadata.mode() & 0o022 != 0 {
-            self.close(user).map_err(|e| e.to_string())?;
+            self.close(user).map_err(|e| format!("cannot be closed to others: {e}"))?;
         }
         Ok(())
     }
@@ -87,7 +87,7 @@ impl PrivateFolder {
     pub fn create(&self) -> Result<(), String> {
         self.check()?;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        made.map_err(|e| e.to_string())?;
+        made.map_err(|e| format!("cannot be created: {e}"))?;
         self.check()
     }
 
@@ -178,6 +178,9 @@ mod tests {
 
         fs::write(root.path().join("file"), "").unwrap();
         assert!(PrivateFolder::new(root.path().join("file")).check().is_err());
+        // The problem goes on with a sentence about the folder.
+        let problem = PrivateFolder::new(root.path().join("file/x")).check().unwrap_err();
+        assert!(problem.starts_with("cannot be read: "), "{problem}");
 
         assert!((0..1000).all(|user| !unknown_users()(user)), "users of this system are known");
 

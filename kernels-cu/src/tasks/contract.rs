@@ -4,21 +4,45 @@ use crate::abi;
 use taskgraph::op_graph::Attrs;
 use taskgraph::split::Part;
 use taskgraph::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
+use taskgraph::words::counted;
 use taskgraph::{Attribute, AttributeKind, DType, Rows, Sharding};
 
 /// Exactly `N` inputs.
 pub fn inputs<'a, 'b, const N: usize>(op: &'b OpView<'a>) -> Result<[&'b OperandView<'a>; N], OpError> {
     if op.inputs.len() != N {
-        return Err(OpError(format!("takes {N} inputs, not {}", op.inputs.len())));
+        return Err(OpError(format!("takes {}, not {}", counted(N, "input"), op.inputs.len())));
     }
     Ok(std::array::from_fn(|i| &op.inputs[i]))
+}
+
+/// The error for two operands of the same dimensions whose rows are counted differently.
+pub fn other_rows(a: &OperandView<'_>, b: &OperandView<'_>) -> OpError {
+    let counts = |rows: Rows| match rows {
+        Rows::Tokens => "counts token rows",
+        Rows::Samples => "counts sampled rows",
+        Rows::Fixed => "has fixed rows",
+    };
+    let field = |rows: Rows| match rows {
+        Rows::Tokens => "tokens",
+        Rows::Samples => "samples",
+        Rows::Fixed => "fixed",
+    };
+    let (fixed, other) = if a.ty.rows == Rows::Fixed { (a, b) } else { (b, a) };
+    let (first, second) = (counts(a.ty.rows), counts(b.ty.rows));
+    let fix = match fixed.ty.rows {
+        Rows::Fixed => format!("; declare `{}` with \"rows\": \"{}\"", fixed.name, field(other.ty.rows)),
+        _ => String::new(),
+    };
+    OpError(format!("`{}` {first}, `{}` {second}{fix}", a.name, b.name))
 }
 
 /// Between `least` and `most` inputs.
 pub fn num_inputs(op: &OpView<'_>, least: usize, most: usize) -> Result<(), OpError> {
     let n = op.inputs.len();
     if n < least || n > most {
-        return Err(OpError(format!("takes {least} to {most} inputs, not {n}")));
+        let wanted =
+            if least == most { counted(least, "input") } else { format!("{least} to {most} inputs") };
+        return Err(OpError(format!("takes {wanted}, not {n}")));
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use taskgraph::op_graph::Attrs;
 use taskgraph::split::Part;
 use taskgraph::task_type::OpError;
+use taskgraph::words::counted;
 use taskgraph::{Sharding, Split};
 
 /// Maximum number of shares of a slot's positions.
@@ -74,7 +75,7 @@ impl Heads {
         if let Sharding::Split { .. } = sharding {
             let (all, kv) = (heads.heads, heads.kv_heads);
             if all % u64::from(world) != 0 {
-                return Err(OpError(format!("{world} ranks do not divide the {all} query heads")));
+                return Err(OpError(format!("{world} ranks do not divide {}", counted(all, "query head"))));
             }
             heads.queries = Split::Queries { heads: all, head_dim: 1 }.range(all, rank, world);
             heads.key_values =
@@ -110,7 +111,9 @@ pub(crate) fn scale(attrs: &Attrs, head_dim: u64) -> Result<f64, OpError> {
 pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpError> {
     match u32::try_from(rows) {
         Ok(rows) if active > 0 && rows >= active => Ok((rows, active)),
-        _ => Err(OpError(format!("{rows} rows are too few or too many for {active} active slots"))),
+        _ => {
+            Err(OpError(format!("{} cannot serve {}", counted(rows, "row"), counted(active, "active slot"))))
+        }
     }
 }
 

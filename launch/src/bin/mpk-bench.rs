@@ -6,6 +6,7 @@ use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, pro
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
 use launch::cli::process_limits::Allocator;
+use launch::engine::ModelSpec;
 use launch::engine::graphs::{allreduce as lowering, placement};
 use launch::model::app_error::AppError;
 use launch::model::shapes;
@@ -41,7 +42,8 @@ struct Args {
 enum What {
     /// Time to build and verify all ranks' graphs.
     Graphs {
-        /// Name of a shape. May be given several times. Default: all shapes.
+        /// Name of a shape, a model.json, a Hugging Face folder, or a hub name. May be given several times. Default: all
+        /// shapes.
         #[arg(long)]
         model: Vec<String>,
         /// Number of ranks.
@@ -163,6 +165,8 @@ fn run(args: Args) -> Result<(), AppError> {
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
             let model = program::shape_model(&name, max_batch, max_seq_len, prefill_chunk)?;
+            // What mpk-run would refuse is not printed.
+            ModelSpec::json(&model.to_string())?.open()?;
             print_line(&serde_json::to_string_pretty(&model).unwrap_or_default())
         }
     }

@@ -42,7 +42,7 @@ enum What {
     },
     /// Run the passes on a model's op graph and print its size after each pass.
     Passes {
-        /// A model.json.
+        /// A model.json, a Hugging Face folder, or a hub name.
         model: PathBuf,
         /// Write the op graph after each pass to DIR, as NN-PASS.json and NN-PASS.dot (for Graphviz).
         #[arg(long, value_name = "DIR")]

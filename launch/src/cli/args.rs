@@ -95,9 +95,9 @@ pub struct Args {
     /// Compile the GPU kernels of all ranks' graphs into the cache, and exit.
     #[arg(long, help_heading = BUILD)]
     pub compile_only: bool,
-    /// Run an op graph of your own (`graph` in model.json) this many times in one launch, to time it.
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = BUILD)]
-    pub iterations: u32,
+    /// Run an op graph of your own (`graph` in model.json) this many times in one launch, to time it. Default: 1.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..), help_heading = BUILD)]
+    pub iterations: Option<u32>,
     /// Every option in force with its values, as given on the command line. Filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub in_force: Vec<(String, String)>,
@@ -239,8 +239,44 @@ impl Args {
         self.chat && self.prompts.is_empty() && !self.builds_only()
     }
 
+    /// The first option that has no effect if nothing runs.
+    fn only_for_runs(&self) -> Option<&'static str> {
+        let given = [
+            ("--json", self.json),
+            ("--prompt", !self.prompt.is_empty()),
+            ("--prompt-tokens", !self.prompt_tokens.is_empty()),
+            ("--chat", self.chat),
+            // The kernels of a run with a timeline are compiled separately.
+            ("--trace", self.trace.is_some() && !self.compile_only),
+            ("--iterations", self.iterations.is_some()),
+        ];
+        given.into_iter().find_map(|(name, given)| given.then_some(name))
+    }
+
+    /// The first option that has no effect on a user graph.
+    pub fn only_for_tokens(&self) -> Option<&'static str> {
+        let given = [
+            ("--prompt", !self.prompt.is_empty()),
+            ("--prompt-tokens", !self.prompt_tokens.is_empty()),
+            ("--chat", self.chat),
+            ("--max-new-tokens", self.max_new_tokens.is_some()),
+            ("--ignore-eos", self.ignore_eos),
+            ("--stop", !self.stop.is_empty()),
+            ("--logprobs", self.logprobs > 0),
+        ];
+        given
+            .into_iter()
+            .find_map(|(name, given)| given.then_some(name))
+            .or_else(|| self.sampling.first_given())
+    }
+
     /// The first contradiction between options, if there is one.
     pub fn contradiction(&self) -> Option<String> {
+        if let Some(option) = self.only_for_runs().filter(|_| self.builds_only()) {
+            return Some(format!(
+                "{option} has no effect with --check, --emit-graph or --compile-only, because nothing runs; leave it out"
+            ));
+        }
         if self.is_conversation() && (self.json || self.logprobs > 0) {
             return Some(
                 "--json and --logprobs need a prompt: --chat without --prompt is an interactive conversation"
@@ -279,6 +315,38 @@ mod tests {
             serde_json::json!({"enable_thinking": false, "date": "1 May=x"})
         );
         assert!(args(&["--template-argument", "=1"]).template_arguments().is_err());
+    }
+
+    #[test]
+    fn options_without_effect_are_refused_by_name() {
+        let problem = |words: &[&str]| {
+            let line = ["mpk-run", "m.json"].iter().chain(words);
+            Args::from_matches(&Args::command().try_get_matches_from(line).unwrap()).unwrap().contradiction()
+        };
+        for build in
+            [&["--check"][..], &["--emit-graph", "d"], &["--compile-only"], &["--check", "--emit-graph", "d"]]
+        {
+            assert_eq!(problem(build), None);
+            for option in [
+                &["--json"][..],
+                &["--prompt", "x"],
+                &["--prompt-tokens", "1"],
+                &["--chat"],
+                &["--iterations", "2"],
+            ] {
+                let found = problem(&[build, option].concat()).unwrap_or_default();
+                assert!(found.starts_with(&format!("{} has no effect", option[0])), "{option:?}: {found}");
+            }
+            for used in [&["--ranks", "2"][..], &["--logprobs", "3"], &["--temperature", "0.5"]] {
+                assert_eq!(problem(&[build, used].concat()), None, "{used:?}");
+            }
+        }
+        assert!(problem(&["--check", "--trace", "t"]).is_some_and(|found| found.starts_with("--trace")));
+        assert_eq!(
+            problem(&["--compile-only", "--trace", "t"]),
+            None,
+            "compiles the kernels with a timeline"
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::path::Path;
 use taskgraph::json::write_json;
 use taskgraph::stats::{Stats, class_stats, stats};
 use taskgraph::target::Device;
+use taskgraph::words::counted;
 use taskgraph::{Target, TaskGraph, target};
 
 /// Builds and verifies the graphs that `args` name, then prints or writes what `args` ask for.
@@ -75,10 +76,10 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     if let (true, Some(row)) = (args.compile_only, &row) {
         let compiled = compile_all(row, args.runtime.transport.into(), args.trace.is_some(), &tuned, &all)?;
         print_line(&format!(
-            "{}: {} kernel variants for {} ranks, {}, {:.2} s ({})",
+            "{}: {} for {}, {}, {:.2} s ({})",
             compiled.cubin.path.display(),
-            compiled.variants,
-            ranks,
+            counted(compiled.variants, "kernel variant"),
+            counted(ranks, "rank"),
             row.architecture,
             compiled.cubin.took.as_secs_f64(),
             if compiled.cubin.from_cache { "it was cached" } else { "compiled" }
@@ -129,7 +130,25 @@ fn emit(folder: &Path, all: &[RankGraphs], main: &str) -> Result<(), AppError> {
         files::write(&path, |out| write_json(graph, out))
             .map_err(|error| files::failed(path.display(), &error))?;
     }
+    let written: Vec<String> = all.iter().flatten().map(|graph| file_name(graph, main)).collect();
+    let left = task_graphs(folder).into_iter().filter(|name| !written.contains(name)).collect::<Vec<_>>();
+    if let Some(first) = left.first() {
+        tracing::warn!(
+            "{} also holds {} that this build did not write, such as {first}; `mpk-graph check` reads all of them",
+            folder.display(),
+            counted(left.len(), "task graph")
+        );
+    }
     Ok(())
+}
+
+/// The sorted names of all task graphs in a folder.
+fn task_graphs(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".task_graph.json")).collect();
+    names.sort_unstable();
+    names
 }
 
 fn file_name(graph: &TaskGraph, main: &str) -> String {

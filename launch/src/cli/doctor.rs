@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use taskgraph::Tuning;
 use taskgraph::builder::BuildOptions;
 use taskgraph::target::{self, Device};
+use taskgraph::words::counted;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -384,7 +385,7 @@ fn check_cache(table: &mut Table, cache: Result<Cache, GpuError>) {
     let (count, bytes) = files
         .filter_map(|entry| entry.metadata().ok().filter(std::fs::Metadata::is_file))
         .fold((0, 0), |(count, bytes), file| (count + 1, bytes + file.len()));
-    table.good(CACHE, format!("{} ({count} files, {})", folder.display(), gibibytes(bytes)));
+    table.good(CACHE, format!("{} ({}, {})", folder.display(), counted(count, "file"), gibibytes(bytes)));
 }
 
 fn writable(folder: &Path) -> bool {
@@ -412,12 +413,13 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
     let build = GraphBuild::new(build, model.runtime.placements());
     let graphs = build_one(&ops, &kernels_cu::registry::registry(), &build, 0)?;
     let (needed, parts) = memory_needed(&graphs)?;
-    let found = format!("{} on each of {ranks} GPUs: {parts}", gibibytes(needed));
+    let on = if ranks == 1 { "one GPU".into() } else { format!("each of {ranks} GPUs") };
+    let found = format!("{} on {on}: {parts}", gibibytes(needed));
     let sharing = ranks.div_ceil(gpus.len().max(1) as u32);
     match gpus.iter().map(|gpu| gpu.memory).min() {
         Some(memory) if needed.saturating_mul(u64::from(sharing)) > memory => table.missing(
             MEMORY,
-            format!("{found}, but a GPU of {sharing} ranks has {}", gibibytes(memory)),
+            format!("{found}, but a GPU of {} has {}", counted(sharing, "rank"), gibibytes(memory)),
             "use more ranks or GPUs, fewer slots (max_batch) or shorter sequences (max_seq_len)",
         ),
         _ => table.good(MEMORY, found),
@@ -437,16 +439,18 @@ fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
     if args.backend == Backend::Cuda && !cuda {
         return;
     }
-    let plural = if ranks == 1 { "rank" } else { "ranks" };
     if args.backend == Backend::Cpu || gpus.is_empty() || !cuda {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let each = (cores / ranks as usize).max(1);
-        let cores_each =
-            if ranks == 1 { format!("{each} cores") } else { format!("{each} of {cores} cores each") };
-        table.good(RUN, format!("{ranks} {plural} on the CPU, {cores_each}"));
+        let cores_each = if ranks == 1 {
+            counted(each, "core")
+        } else {
+            format!("{each} of {} each", counted(cores, "core"))
+        };
+        table.good(RUN, format!("{} on the CPU, {cores_each}", counted(ranks, "rank")));
         return;
     }
-    let mut text = format!("{ranks} {plural}:");
+    let mut text = format!("{}:", counted(ranks, "rank"));
     for rank in 0..ranks.min(64) {
         let _ = write!(
             text,

@@ -2,9 +2,13 @@
 
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Environment variables in which launchers put this process's rank.
 const RANK_VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"];
+
+/// Environment variable with the level.
+const VARIABLE: &str = "MPK_LOG";
 
 /// True on rank 0 and without a launcher. Works before MPI is initialised.
 pub fn is_first_rank() -> bool {
@@ -14,7 +18,8 @@ pub fn is_first_rank() -> bool {
 /// Sets up logging; the level comes from `MPK_LOG` (default `info`).
 pub fn init(all_ranks: bool) {
     if all_ranks || is_first_rank() {
-        let filter = EnvFilter::try_from_env("MPK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+        let given = std::env::var(VARIABLE).unwrap_or_default();
+        let (filter, problem) = filter(&given);
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -23,5 +28,45 @@ pub fn init(all_ranks: bool) {
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
             .init();
+        if let Some(problem) = problem {
+            tracing::warn!("{VARIABLE}={given}: {problem}; logging at level info");
+        }
+    }
+}
+
+/// The filter that `MPK_LOG` asks for; the default if it is invalid, with the reason.
+fn filter(given: &str) -> (EnvFilter, Option<String>) {
+    let default = || EnvFilter::new("info");
+    if given.trim().is_empty() {
+        return (default(), None);
+    }
+    // A single word that is no level would be taken for the only part of the program that logs.
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    let wrong =
+        given.split(',').map(str::trim).find(|part| !part.contains(['=', ':', '[']) && !is_level(part));
+    if let Some(wrong) = wrong {
+        let levels = "off, error, warn, info, debug, trace, or PART=LEVEL such as launch::serve=debug";
+        return (default(), Some(format!("`{wrong}` is no level; expected {levels}")));
+    }
+    match EnvFilter::try_new(given) {
+        Ok(filter) => (filter, None),
+        Err(error) => (default(), Some(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_level_is_told_and_replaced() {
+        for fine in ["", "debug", "INFO", "off", "info,launch::serve=debug", "distributed=trace"] {
+            assert_eq!(filter(fine).1, None, "{fine}");
+        }
+        assert_eq!(filter("").0.to_string(), "info");
+        for wrong in ["nonsense", "info,verbose", "launch=loud"] {
+            let (filter, problem) = filter(wrong);
+            assert!(problem.is_some() && filter.to_string() == "info", "{wrong}: {problem:?}");
+        }
     }
 }

@@ -1,21 +1,21 @@
 //! `mpk-graph passes`: the op graph after each pass, as JSON and as a drawing.
 
-use crate::engine::user_graph;
+use crate::engine::{ModelSpec, user_graph};
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::files;
-use crate::model::model_json::ModelJson;
 use crate::model::model_source::ModelSource;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use taskgraph::json::{DataSources, op_graph_to_value};
 use taskgraph::op_graph::Role;
+use taskgraph::words::counted;
 use taskgraph::{BuildOptions, OpGraph, Passes, Sharding, Target, target};
 
 /// What to show.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Path of the model.json.
+    /// A model.json, a Hugging Face folder, or a hub name.
     pub model: PathBuf,
     /// Folder for the files, if they are wanted.
     pub dump: Option<PathBuf>,
@@ -56,9 +56,9 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
         let tensors = graph.ops.iter().flat_map(|op| op.inputs.iter().chain(&op.outputs));
         let tensors: std::collections::BTreeSet<&u32> = tensors.collect();
         lines.push(format!(
-            "{number:02} {name:<10} {} operators, {} tensors",
-            graph.ops.len(),
-            tensors.len()
+            "{number:02} {name:<10} {}, {}",
+            counted(graph.ops.len(), "operator"),
+            counted(tensors.len(), "tensor")
         ));
         if let (Some(folder), Ok(())) = (&wanted.dump, &written) {
             written = dump(folder, &format!("{number:02}-{name}"), graph);
@@ -71,7 +71,7 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
 }
 
 fn op_graph(wanted: &Wanted, target: &Target) -> Result<OpGraph, AppError> {
-    let model = ModelJson::read(&wanted.model)?;
+    let model = ModelSpec::path(&wanted.model).open()?;
     let graphs = match ModelSource::open(&model)? {
         ModelSource::Model(source) => {
             let sizes = model.sizes(&source.config)?;
@@ -154,4 +154,23 @@ pub fn drawing(graph: &OpGraph) -> String {
     }
     dot.push_str("}\n");
     dot
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_a_folder_or_a_model_json() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");
+        let lines = |model: &Path| {
+            let graph = Some("decode-1".to_string());
+            let wanted =
+                Wanted { model: model.into(), dump: None, ranks: 2, device: None, workers: 1, graph };
+            passes(&wanted).unwrap()
+        };
+        let found = lines(&folder);
+        assert!(found.len() > 3 && found[0].starts_with("00 made"), "{found:?}");
+        assert_eq!(found, lines(&folder.join("model.json")));
+    }
 }

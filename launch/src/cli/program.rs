@@ -105,6 +105,13 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// An error that ends the engine, which has printed it.
+    pub fn told(error: Error) -> Failure {
+        Failure { error: error.into(), told: true }
+    }
+}
+
 impl From<AppError> for Failure {
     fn from(error: AppError) -> Failure {
         Failure { error, told: false }

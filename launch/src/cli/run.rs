@@ -15,6 +15,7 @@ use crate::model::sampling::describe;
 use kernels_cu::signals::Watched;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use taskgraph::words::counted;
 
 /// Runs or builds what `args` ask for. Returns the exit status. `signals` are those of a conversation, on rank 0.
 pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
@@ -90,10 +91,10 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
     let (stats, start) = (engine.stats(), engine.info().start);
     if stats.decode_steps > 0 {
         tracing::info!(
-            "loaded in {:.2} s, prefill {:.3} s, {} decode steps at {:.3} ms each",
+            "loaded in {:.2} s, prefill {:.3} s, {} at {:.3} ms each",
             start.load.as_secs_f64(),
             stats.prefill.as_secs_f64(),
-            stats.decode_steps,
+            counted(stats.decode_steps, "decode step"),
             1000.0 * stats.decode.as_secs_f64() / stats.decode_steps as f64
         );
     }
@@ -102,7 +103,14 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
 
 /// Runs a user graph and prints its outputs.
 fn run_graph(args: &Args, engine: &Engine) -> Result<(), Failure> {
-    let run = engine.run_graph(args.iterations)?;
+    if let Some(option) = args.only_for_tokens() {
+        let message =
+            format!("{option} has no effect on a graph of your own, which has no tokens to generate");
+        return Err(AppError::input(message).with_help("leave it out").into());
+    }
+    let iterations = args.iterations.unwrap_or(1);
+    // On rank 0, an error of a graph's run ends the engine on all ranks.
+    let run = engine.run_graph(iterations).map_err(Failure::told)?;
     Ok(print_outputs(args.json, engine.info(), &run)?)
 }
 
@@ -115,13 +123,17 @@ enum Asked {
 impl Asked {
     /// Finds what the command line or model.json asks for.
     fn find(args: &Args, opened: &Opened<'_>) -> Result<Asked, AppError> {
+        if args.iterations.is_some() {
+            let message = "--iterations counts the runs of a graph of your own, but this is a model";
+            return Err(AppError::input(message).with_help("use --max-new-tokens"));
+        }
         let in_force = args.sampling.in_force(opened.model, opened.source)?;
         opened.sampling.set(!in_force.sampling.is_greedy());
         if !opened.model.generate.stop.is_empty() && opened.source.tokenizer.is_none() {
             return Err(AppError::input(
-                "--stop and generate.stop need a tokenizer, but the checkpoint has no tokenizer.json",
+                "--stop and generate.stop need a tokenizer, but the model has no tokenizer.json",
             )
-            .with_help("copy the model's tokenizer.json into the checkpoint's folder"));
+            .with_help("use a checkpoint whose folder has one"));
         }
         let sampling = SamplingParams::new(in_force.sampling, in_force.seed).with_seed();
         tracing::info!("sampling: {}", describe(&sampling.into()));

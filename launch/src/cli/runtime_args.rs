@@ -12,6 +12,8 @@ use taskgraph::Tuning;
 
 const SIZES: &str = "Sizes";
 const MACHINE: &str = "Where and how to run";
+/// Longest time that an option accepts: about thirty years.
+pub const LONGEST_SECONDS: f64 = 1e9;
 
 /// Options on where and how a model is run.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,7 +56,7 @@ pub struct RuntimeArgs {
     #[arg(long, value_enum, default_value_t = Launch::Auto, help_heading = MACHINE)]
     pub launch: Launch,
     /// End the run with an error if a wait sees no progress for this long.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = MACHINE)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, allow_negative_numbers = true, help_heading = MACHINE)]
     pub deadline: f64,
     /// Whether to use the values that `mpk-bench tune` found for this machine and model.
     #[arg(long, value_enum, value_name = "AUTO|OFF", default_value_t = TuningTable::Auto, help_heading = MACHINE)]
@@ -141,8 +143,10 @@ impl RuntimeArgs {
 
     /// The first invalid option, if there is one.
     pub fn contradiction(&self) -> Option<String> {
-        if !self.deadline.is_finite() || self.deadline <= 0.0 || self.deadline > 1e9 {
-            return Some(format!("--deadline {}: expected a positive number of seconds", self.deadline));
+        // {:?} writes large numbers with an exponent.
+        if !(self.deadline > 0.0 && self.deadline <= LONGEST_SECONDS) {
+            let problem = "expected a number of seconds above 0, at most 1e9";
+            return Some(format!("--deadline {:?}: {problem}", self.deadline));
         }
         let fault = self.debug_fault.as_ref().filter(|text| Fault::parse(text).is_none())?;
         Some(format!("--debug-fault {fault}: expected RANK:STEP:KIND, such as 1:3:kill"))

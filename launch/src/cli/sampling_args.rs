@@ -57,6 +57,22 @@ impl SamplingArgs {
         }
     }
 
+    /// The name of the first option that was given.
+    pub fn first_given(&self) -> Option<&'static str> {
+        let given = [
+            ("--greedy", self.greedy),
+            ("--temperature", self.temperature.is_some()),
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some()),
+            ("--min-p", self.min_p.is_some()),
+            ("--repetition-penalty", self.repetition_penalty.is_some()),
+            ("--presence-penalty", self.presence_penalty.is_some()),
+            ("--frequency-penalty", self.frequency_penalty.is_some()),
+            ("--seed", self.seed.is_some()),
+        ];
+        given.into_iter().find_map(|(name, given)| given.then_some(name))
+    }
+
     /// The sampling values in force. These options override model.json, which overrides generation_config.json.
     ///
     /// # Errors

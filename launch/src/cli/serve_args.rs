@@ -1,6 +1,6 @@
 //! The command line of `mpk-serve`.
 
-use crate::cli::runtime_args::RuntimeArgs;
+use crate::cli::runtime_args::{LONGEST_SECONDS, RuntimeArgs};
 use crate::engine::{ModelSpec, RunConfig};
 use crate::serve::limits::Limits;
 use clap::Parser;
@@ -10,8 +10,6 @@ use std::time::Duration;
 const HTTP: &str = "The server";
 /// Variable with the key, used if the command line has none.
 const KEY_VARIABLE: &str = "MPK_API_KEY";
-/// Longest time that an option accepts: about thirty years.
-const LONGEST_SECONDS: f64 = 1e9;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,10 +52,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 30), help_heading = HTTP)]
     pub max_body_bytes: u32,
     /// How long running requests may take to finish after SIGTERM or SIGINT.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, help_heading = HTTP)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, allow_negative_numbers = true, help_heading = HTTP)]
     pub shutdown_timeout: f64,
     /// How long the kernel keeps running without requests. The next request starts it again. 0: it never stops.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, help_heading = HTTP)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, allow_negative_numbers = true, help_heading = HTTP)]
     pub idle_exit: f64,
     /// Maximum number of log-probabilities per token that a request may ask for, up to 128.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = HTTP)]
@@ -127,13 +125,35 @@ impl ServeArgs {
     pub fn contradiction(&self) -> Option<String> {
         let seconds = [("--shutdown-timeout", self.shutdown_timeout), ("--idle-exit", self.idle_exit)];
         for (name, value) in seconds {
-            if !value.is_finite() || !(0.0..=LONGEST_SECONDS).contains(&value) {
-                return Some(format!("{name} {value}: expected a number of seconds, 0 or more"));
+            if !(0.0..=LONGEST_SECONDS).contains(&value) {
+                // {:?} writes large numbers with an exponent.
+                return Some(format!("{name} {value:?}: expected a number of seconds from 0 to 1e9"));
             }
         }
         if self.served_model_name.as_ref().is_some_and(|name| name.is_empty() || name.len() > 256) {
             return Some("--served-model-name: expected 1 to 256 bytes".into());
         }
         self.runtime.contradiction()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_out_of_range_are_refused_with_the_range() {
+        for option in ["--idle-exit", "--shutdown-timeout", "--deadline"] {
+            for value in ["-1", "1e300", "nan", "inf"] {
+                let args = ServeArgs::try_parse_from(["mpk-serve", "m", option, value]).unwrap();
+                let problem = args.contradiction().unwrap_or_default();
+                let says = problem.starts_with(option) && problem.contains("1e9") && problem.len() < 100;
+                assert!(says, "{option} {value}: {problem}");
+            }
+        }
+        assert_eq!(
+            ServeArgs::try_parse_from(["mpk-serve", "m", "--idle-exit", "0"]).unwrap().contradiction(),
+            None
+        );
     }
 }

@@ -6,7 +6,7 @@ use crate::cli::passes::pick;
 use crate::engine::backend::cuda_target;
 use crate::engine::config::RunConfig;
 use crate::engine::graphs::{build_options, build_verified, check_ranks};
-use crate::engine::user_graph;
+use crate::engine::{ModelSpec, user_graph};
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::files;
@@ -17,12 +17,13 @@ use distributed::nodes::Nodes;
 use serde::Serialize;
 use simulate::{Cluster, Load, SimulateError, simulate, timeline};
 use std::path::{Path, PathBuf};
+use taskgraph::words::counted;
 use taskgraph::{OpGraph, Target, TaskGraph, target};
 
 /// What to simulate.
 #[derive(Args, Clone, Debug)]
 pub struct SimulateArgs {
-    /// A model.json.
+    /// A model.json, a Hugging Face folder, or a hub name.
     model: PathBuf,
     /// Description of the cluster in JSON; `mpk-graph schema cluster` prints its schema.
     #[arg(long, value_name = "FILE")]
@@ -146,7 +147,7 @@ fn graphs_of(
 /// The model, the cluster description or a file is invalid.
 pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     let cluster = read_cluster(&args.cluster)?;
-    let mut model = ModelJson::read(&args.model)?;
+    let mut model = ModelSpec::path(&args.model).open()?;
     if let Some(placement) = args.placement {
         model.runtime.placement = Some(crate::model::model_json::Placement::from(placement).into());
     }
@@ -206,11 +207,11 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
         return serde_json::to_string(&report).map_err(|e| AppError::failed(e.to_string()));
     }
     Ok(format!(
-        "{} on {}, {} ranks on {} nodes, batch {}, context {}: {:.3} ms a token (simulated; reading memory alone takes {:.3})\n{}",
+        "{} on {}, {} on {}, batch {}, context {}: {:.3} ms a token (simulated; reading memory alone takes {:.3})\n{}",
         report.model,
         report.cluster,
-        report.ranks,
-        report.nodes,
+        counted(report.ranks, "rank"),
+        counted(report.nodes, "node"),
         report.batch,
         report.context,
         report.ms_per_token,

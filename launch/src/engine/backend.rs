@@ -14,9 +14,11 @@ use kernels_cu::gpu::{
     Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, GpuError, KernelConfig,
     NvshmemFiles, collective_shim, compile, merge, task_codes,
 };
+use kernels_cu::isa::Isa;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use taskgraph::target::Device;
+use taskgraph::words::counted;
 use taskgraph::{Target, TaskGraph, Tuning};
 
 /// Maximum number of threads per rank that read weights for a GPU. More threads do not make the copy faster.
@@ -156,19 +158,21 @@ fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
     let workers = model.runtime.workers.unwrap_or(share).max(1);
     if workers > share.max(1) {
         tracing::warn!(
-            "{workers} workers per rank share {share} cores and take turns, which is slow; leave out --workers (runtime.workers) to get one worker per core"
+            "{workers} workers per rank share {} and take turns, which is slow; leave out --workers (runtime.workers) to get one worker per core",
+            counted(share, "core")
         );
     }
     workers
 }
 
 fn log_cpu(world: &World, cores: &Cores, why: &str) {
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let (ranks, cores_each) = (world.size() as usize, cores.own.len());
+    if let Some(problem) = Isa::problem() {
+        tracing::warn!("{problem}; using {}", Isa::current().name());
+    }
     tracing::info!(
-        "backend cpu{why}, {ranks} rank{}, {cores_each} core{} per rank{}",
-        plural(ranks),
-        plural(cores_each),
+        "backend cpu{why}, {}, {} per rank{}",
+        counted(world.size(), "rank"),
+        counted(cores.own.len(), "core"),
         if cores.shared { " (shared)" } else { "" }
     );
 }
@@ -346,7 +350,8 @@ fn telling<T>(variants: usize, make: impl FnOnce() -> T) -> T {
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(silent) {
                 if silent == SILENT {
                     tracing::info!(
-                        "compiling {variants} kernel variants; this takes about a minute, and later starts use the cache"
+                        "compiling {}; this takes about a minute, and later starts use the cache",
+                        counted(variants, "kernel variant")
                     );
                 } else {
                     tracing::info!("still compiling, {} s so far", begin.elapsed().as_secs());
@@ -362,7 +367,8 @@ fn telling<T>(variants: usize, make: impl FnOnce() -> T) -> T {
 
 fn log_cubin(cubin: &Cubin, variants: usize, generated: f64) {
     tracing::info!(
-        "{variants} kernel variants in {generated:.2} s; cubin {} in {:.2} s ({})",
+        "{} in {generated:.2} s; cubin {} in {:.2} s ({})",
+        counted(variants, "kernel variant"),
         if cubin.from_cache { "from the cache" } else { "compiled" },
         cubin.took.as_secs_f64(),
         cubin.path.display()

@@ -15,6 +15,7 @@ use std::time::Instant;
 use taskgraph::builder::{BuildError, BuildOptions, Builder, Spares};
 use taskgraph::digest::digest;
 use taskgraph::verify::{Class, verify_classes, verify_succession};
+use taskgraph::words::counted;
 use taskgraph::{Allreduce, Backend, OpGraph, Placement, Registry, Target, TaskGraph, parallel};
 
 /// All ranks' graphs of one op graph.
@@ -100,8 +101,9 @@ pub fn build_options(
 fn given_nodes(given: &[u32], ranks: u32) -> Result<Vec<u32>, AppError> {
     if given.len() != ranks as usize {
         return Err(AppError::input(format!(
-            "runtime.nodes has {} entries, but there are {ranks} ranks; give one node for each rank, such as [0, 0, 1, 1], or leave it out",
-            given.len()
+            "runtime.nodes has {}, but the job has {}; give one node for each rank, such as [0, 0, 1, 1], or leave it out",
+            counted(given.len(), "entry"),
+            counted(ranks, "rank")
         )));
     }
     let mut seen: Vec<u32> = Vec::new();
@@ -121,8 +123,8 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
         let possible: Vec<String> =
             families::possible_ranks(&model.config).iter().map(u32::to_string).collect();
         return Err(AppError::input(format!(
-            "{ranks} ranks do not divide the model's {} query heads; use {} ranks",
-            model.config.num_heads,
+            "{ranks} ranks do not divide the model's {}; possible numbers of ranks: {}",
+            counted(model.config.num_heads, "query head"),
             possible.join(", ")
         )));
     }
@@ -296,7 +298,7 @@ fn log_notes(notes: &Notes) {
 /// An error that lists the violations that the verifier found.
 pub fn violations(what: &str, violations: &[impl std::fmt::Display]) -> AppError {
     const SHOWN: usize = 10;
-    let mut message = format!("{what}: the verifier found {} violations", violations.len());
+    let mut message = format!("{what}: the verifier found {}", counted(violations.len(), "violation"));
     for violation in violations.iter().take(SHOWN) {
         message.push_str(&format!("\n  {violation}"));
     }

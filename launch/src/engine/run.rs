@@ -116,7 +116,7 @@ impl Engine {
         self.first_rank()?;
         let Some(limits) = self.info.limits else {
             return Err(Error::new(ErrorKind::Input, "the model is a user graph, without tokens")
-                .with_help("call Engine::run_graph"));
+                .with_help("run it with mpk-run, or call Engine::run_graph"));
         };
         let Some(client) = &self.client else { return Err(stopped()) };
         let mut parts = Vec::with_capacity(requests.len());

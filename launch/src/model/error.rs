@@ -103,7 +103,7 @@ pub enum InputError {
         fix: String,
     },
     /// Sizes whose product overflows its integer type.
-    #[error("{file}: {what} overflows: {computation}")]
+    #[error("{file}: {what}: the number is too large: {computation}")]
     Overflow {
         /// The file that the sizes come from.
         file: String,

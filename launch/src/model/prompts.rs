@@ -4,6 +4,7 @@ use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::model_json::{ModelJson, Sizes};
 use crate::model::{error::InputError, tokenizer::Tokenizer};
 use serde_json::json;
+use taskgraph::words::counted;
 
 /// A prompt as the user gave it.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,9 +148,9 @@ fn resolve_one(
             let Some(tokenizer) = tokenizer else {
                 return Err(error(
                     place,
-                    "the prompt is text, but the checkpoint has no tokenizer.json",
-                    "copy the model's tokenizer.json into the checkpoint's folder, or give token ids (--prompt-tokens 1,2,3 \
-                     or generate.prompt_tokens)",
+                    "the prompt is text, but the model has no tokenizer.json",
+                    "give token ids (--prompt-tokens 1,2,3 or generate.prompt_tokens), or use a checkpoint whose folder has \
+                     a tokenizer.json",
                 ));
             };
             // A tokenizer that adds a begin-of-text token would make an empty prompt look like one token.
@@ -169,20 +170,23 @@ fn resolve_one(
     if let Some((i, id)) = tokens.iter().enumerate().find(|(_, id)| **id >= limits.vocab_size) {
         return Err(error(
             place,
-            &format!("token {i} is {id}, but the vocabulary has {} tokens", limits.vocab_size),
+            &format!("token {i} is {id}, but the vocabulary has {}", counted(limits.vocab_size, "token")),
             &format!("use ids from 0 to {}", limits.vocab_size.saturating_sub(1)),
         ));
     }
     let count = tokens.len() as u64;
-    let (limit, name, fix) = if limits.kv_tokens < u64::from(limits.max_seq_len) {
-        (limits.kv_tokens, "the tokens that runtime.kv_pages hold", "raise runtime.kv_pages")
+    let (limit, room, fix) = if limits.kv_tokens < u64::from(limits.max_seq_len) {
+        let room =
+            format!("need more than the {} that runtime.kv_pages holds", counted(limits.kv_tokens, "token"));
+        (limits.kv_tokens, room, "raise runtime.kv_pages")
     } else {
-        (u64::from(limits.max_seq_len), "max_seq_len", "raise max_seq_len")
+        let limit = u64::from(limits.max_seq_len);
+        (limit, format!("never fit in max_seq_len = {limit}"), "raise max_seq_len")
     };
     if count >= limit {
         return Err(error(
             place,
-            &format!("the prompt has {count} tokens, so it and one new token never fit in {name} = {limit}"),
+            &format!("the prompt has {}, so it and one new token {room}", counted(count, "token")),
             &format!("shorten the prompt or {fix}"),
         ));
     }
@@ -247,7 +251,13 @@ mod tests {
         let message = one(&[1; 10], &LIMITS).unwrap_err();
         assert!(message.contains("max_seq_len = 10") && message.contains("never fit"), "{message}");
         let kv = Limits { kv_tokens: 8, ..LIMITS };
-        assert!(one(&[1; 8], &kv).unwrap_err().contains("kv_pages"));
+        assert!(
+            one(&[1; 8], &kv)
+                .unwrap_err()
+                .contains("need more than the 8 tokens that runtime.kv_pages holds")
+        );
+        let short = Limits { max_seq_len: 1, ..LIMITS };
+        assert!(one(&[1], &short).unwrap_err().contains("the prompt has 1 token, so it"));
         assert!(one(&[], &LIMITS).unwrap_err().contains("empty"));
         let message = one(&[0, 99, 100], &LIMITS).unwrap_err();
         assert!(message.contains("token 2 is 100") && message.contains("0 to 99"), "{message}");

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use std::pin::pin;
 use std::time::Instant;
+use taskgraph::words::counted;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
@@ -146,8 +147,8 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
     let most = app.limits.choices.min(ready.all_places);
     if choices > most {
         let message = format!(
-            "{} prompts x n = {} is more than {most}, the maximum number of answers per request",
-            prompts.len(),
+            "{} x n = {} is more than {most}, the maximum number of answers per request",
+            counted(prompts.len(), "prompt"),
             generation.n
         );
         return Err(ApiError::field("n", message));

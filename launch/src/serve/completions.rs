@@ -33,6 +33,11 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
         let message = "`logprobs` with `echo` is not supported: those of the prompt are not computed";
         return Err(ApiError::unsupported("logprobs", message));
     }
+    if !fields.optional_flag("add_special_tokens")?.unwrap_or(true) {
+        let message =
+            "`add_special_tokens`: false is not supported; send the token ids of /tokenize as `prompt`";
+        return Err(ApiError::unsupported("add_special_tokens", message));
+    }
     let given = prompts::read(fields.take("prompt"), model)?;
     if given.len() * generation.n > app.limits.choices {
         let message = format!("prompts x n is more than {}, the limit of this server", app.limits.choices);

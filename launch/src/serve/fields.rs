@@ -144,6 +144,7 @@ pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
     /// Maximum number of characters of a value in a message.
     const SHOWN: usize = 60;
     let shown = match found {
+        Value::Array(list) if list.is_empty() => "an empty list".to_string(),
         Value::Array(_) => "a list".to_string(),
         Value::Object(_) => "an object".to_string(),
         Value::String(text) => {
@@ -201,5 +202,6 @@ mod tests {
     fn long_values_are_cut_in_messages() {
         let error = wrong("x", "a number", &json!("y".repeat(10_000)));
         assert!(error.message.len() < 200, "{}", error.message);
+        assert!(wrong("x", "a list of two", &json!([])).message.ends_with("found an empty list"));
     }
 }

@@ -5,6 +5,7 @@ use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::limits::Limits;
 use super::refused;
+use kernels_cu::tasks::sample_partial::MOST_LISTED;
 use serde_json::Value;
 
 /// A request without its prompts.
@@ -101,7 +102,7 @@ pub fn read(
         ignore_eos,
         stop_token_ids,
         stop: stops(fields, limits)?,
-        sampling: sampling(fields, &model.defaults, can)?,
+        sampling: sampling(fields, model, can)?,
         logprobs: None,
         return_token_ids: fields.flag("return_token_ids")?,
     })
@@ -145,8 +146,9 @@ fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> 
     Ok(stops)
 }
 
-/// The sampling values of the request, with `defaults` for missing ones.
-fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Result<Sampling, ApiError> {
+/// The sampling values of the request, with the model's defaults for missing ones.
+fn sampling(fields: &mut Fields, model: &ModelInfo, can: &Capabilities) -> Result<Sampling, ApiError> {
+    let defaults = &model.defaults;
     let temperature = fields.number("temperature", "from 0 to 100", |n| (0.0..=100.0).contains(&n))?;
     let top_p = fields.number("top_p", "above 0 and at most 1", |n| n > 0.0 && n <= 1.0)?;
     // -1 keeps all, as in other servers.
@@ -190,6 +192,7 @@ fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Res
             return Err(ApiError::unsupported(name, message));
         }
     }
+    let mut is_greedy = sampling.temperature == 0.0;
     for (name, value, neutral) in [
         ("presence_penalty", sampling.presence_penalty, 0.0),
         ("frequency_penalty", sampling.frequency_penalty, 0.0),
@@ -197,7 +200,14 @@ fn sampling(fields: &mut Fields, defaults: &Sampling, can: &Capabilities) -> Res
     ] {
         if value != neutral {
             require(can.penalties, name)?;
+            is_greedy = false;
         }
+    }
+    // The kernels list the candidates if `top_p` needs them.
+    let k = sampling.top_k;
+    if !is_greedy && sampling.top_p < 1.0 && k > MOST_LISTED && k < model.vocab_size {
+        let message = format!("`top_k` must be at most {MOST_LISTED} if `top_p` is below 1, found {k}");
+        return Err(ApiError::field("top_k", message));
     }
     Ok(sampling)
 }
@@ -297,6 +307,31 @@ mod tests {
             "frequency_penalty": 0.0, "repetition_penalty": 1, "min_tokens": 0, "ignore_eos": false, "n": 1});
         assert_eq!(read_with(neutral, none).unwrap().sampling.temperature, 0.0);
         assert!(read_with(json!({"temperature": 0.9, "top_k": 1}), none).is_ok());
+    }
+
+    #[test]
+    fn top_k_and_top_p_together_have_a_limit() {
+        let model = ModelInfo { vocab_size: 5000, ..model() };
+        let read = |value: Value| match value {
+            Value::Object(object) => sampling(&mut Fields(object), &model, &ALL),
+            other => panic!("{other}"),
+        };
+        for wrong in [
+            json!({"top_k": 1025, "top_p": 0.9}),
+            json!({"top_k": 1025, "top_p": 0.9, "temperature": 0, "presence_penalty": 1}),
+        ] {
+            let error = read(wrong).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("top_k"));
+            assert!(error.message.contains("at most 1024"), "{}", error.message);
+        }
+        for fine in [
+            json!({"top_k": 1024, "top_p": 0.9}),
+            json!({"top_k": 1025}),
+            json!({"top_k": 5000, "top_p": 0.9}),
+            json!({"top_k": 1025, "top_p": 0.9, "temperature": 0}),
+        ] {
+            assert!(read(fine.clone()).is_ok(), "{fine}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::model::prompts::Prompt;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
+use taskgraph::words::counted;
 
 /// Maximum size of a body whose text is encoded on the current thread. Starting another thread would take longer.
 const SHORT: usize = 4096;
@@ -104,7 +105,8 @@ pub fn plan(
         }
         if length >= most {
             let message = format!(
-                "the prompt has {length} tokens, but prompt and answer together may have at most {most}; shorten the prompt"
+                "the prompt has {}, but prompt and answer together may have at most {most}; shorten the prompt",
+                counted(length, "token")
             );
             return Err(ApiError::too_long(param, message));
         }
@@ -112,8 +114,9 @@ pub fn plan(
         match generation.max_tokens {
             Some(wanted) if wanted > room => {
                 let message = format!(
-                    "the prompt has {length} tokens and {wanted} more are asked for, but together they are at most \
-                     {most}; ask for at most {room}"
+                    "the prompt has {} and {wanted} more are asked for, but together they are at most {most}; ask for at \
+                     most {room}",
+                    counted(length, "token")
                 );
                 Err(ApiError::too_long("max_tokens", message))
             }
@@ -123,7 +126,8 @@ pub fn plan(
     };
     let max_tokens = prompts.iter().map(room).collect::<Result<Vec<u32>, _>>()?;
     if let Some(max_tokens) = max_tokens.iter().find(|&&max_tokens| max_tokens < generation.min_tokens) {
-        let message = format!("`min_tokens` is more than the {max_tokens} tokens that the answer may have");
+        let message =
+            format!("`min_tokens` is more than the answer may have: {}", counted(*max_tokens, "token"));
         return Err(ApiError::field("min_tokens", message));
     }
     Ok(Plan { prompts, max_tokens, generation, arrival })

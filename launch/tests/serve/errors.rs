@@ -77,6 +77,7 @@ fn what_the_engine_cannot_do_is_refused_by_name() {
         ("min_tokens", json!(2)),
         ("ignore_eos", json!(true)),
         ("logprobs", json!(1)),
+        ("add_special_tokens", json!(false)),
     ] {
         let answer = post(server.address, "/v1/completions", &json!({"prompt": "x", name: value}));
         let message = answer.expect_error(400, Some(name));

@@ -9,6 +9,7 @@ use crate::work::{Costs, Load, Work, flagged_bytes};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use taskgraph::task_graph::Place;
+use taskgraph::words::counted;
 use taskgraph::{DType, EventId, Placement, Registry, TaskGraph};
 use thiserror::Error;
 
@@ -17,7 +18,8 @@ use thiserror::Error;
 pub enum SimulateError {
     /// The ranks need several nodes, but the cluster file describes no network.
     #[error(
-        "{ranks} ranks take {nodes} nodes of {per_node} ranks, but the cluster file has no `network`; add it, or raise `ranks_per_node`"
+        "{ranks} ranks take {nodes} nodes of {}, but the cluster file has no `network`; add it, or raise `ranks_per_node`",
+        counted(*.per_node, "rank")
     )]
     NoNetwork {
         /// Number of ranks.

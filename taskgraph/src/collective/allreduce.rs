@@ -14,6 +14,7 @@ use crate::target::{Backend, Target};
 use crate::task_graph::{Allreduce, core_types};
 use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
 use crate::tuning::Knob;
+use crate::words::counted;
 use std::ops::Range;
 
 /// `allreduce(x [, residual])`: the sum of a partial f32 tensor `[rows, columns]` over the ranks, in rank order. The residual is
@@ -265,8 +266,9 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     let tiles = tiles(Way::TwoShot, &options.target, source.ty.dims[1] as u32, world).len();
     if way == Way::TwoShot && tiles < world as usize {
         notes.push(format!(
-            "`{}`: {tiles} column tiles are fewer than {world} ranks, so copy-reduce replaces two-shot",
-            op.view.name
+            "`{}`: {} for {world} ranks, so copy-reduce replaces two-shot",
+            op.view.name,
+            counted(tiles, "column tile")
         ));
         way = Way::CopyReduce;
     }
@@ -275,8 +277,9 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         let largest = (0..=last_node).map(ranks_of).max().unwrap_or(1);
         if tiles < largest {
             notes.push(format!(
-                "`{}`: {tiles} column tiles are fewer than {largest} ranks of a node, so copy-reduce replaces hierarchical",
-                op.view.name
+                "`{}`: {} for {largest} ranks of a node, so copy-reduce replaces hierarchical",
+                op.view.name,
+                counted(tiles, "column tile")
             ));
             way = Way::CopyReduce;
         }

@@ -3,6 +3,7 @@
 use super::error::GraphFileError;
 use super::op_graph_file::{NamedShard, PartsShard, Shard, SplitShard};
 use crate::split::{Part, Sharding, Split};
+use crate::words::counted;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -55,25 +56,41 @@ pub fn shard_from_value(value: &Value, dims: &[u64], place: &str) -> Result<Shar
     if sum != Some(len) {
         return Err(GraphFileError::at(
             format!("{place}.parts"),
-            format!("do not add up to the {len} indices of dimension {}", shard.dim),
+            format!(
+                "have {} together, but dimension {} has {len}",
+                counted(sum.unwrap_or(u64::MAX), "index"),
+                shard.dim
+            ),
         ));
     }
     for part in &shard.parts {
-        let fits = match part.split {
-            Split::Even { unit } => unit > 0,
-            Split::Queries { heads, head_dim } => heads > 0 && heads.checked_mul(head_dim) == Some(part.len),
-            Split::KeyValues { heads, kv_heads, head_dim } => {
-                kv_heads > 0 && heads % kv_heads == 0 && kv_heads.checked_mul(head_dim) == Some(part.len)
-            }
-        };
-        if !fits {
-            return Err(GraphFileError::at(
-                place,
-                format!("{:?} does not make up {} indices: heads x head_dim must", part.split, part.len),
-            ));
+        if let Some(problem) = misfit(part) {
+            return Err(GraphFileError::at(place, problem));
         }
     }
     Ok(Sharding::Split { dim: shard.dim, parts: shard.parts })
+}
+
+/// Why the indices of `part` cannot be split like this, if they cannot.
+fn misfit(part: &Part) -> Option<String> {
+    let product = |name: &str, heads: u64, head_dim: u64| match heads.checked_mul(head_dim) {
+        Some(product) if product == part.len => None,
+        _ => Some(format!(
+            "{name} x head_dim is {heads} x {head_dim}, but there {} to split",
+            if part.len == 1 { "is 1 index".into() } else { format!("are {} indices", part.len) }
+        )),
+    };
+    match part.split {
+        Split::Even { unit: 0 } => Some("unit must be at least 1".into()),
+        Split::Even { .. } => None,
+        Split::Queries { heads: 0, .. } => Some("heads must be at least 1".into()),
+        Split::Queries { heads, head_dim } => product("heads", heads, head_dim),
+        Split::KeyValues { kv_heads: 0, .. } => Some("kv_heads must be at least 1".into()),
+        Split::KeyValues { heads, kv_heads, .. } if heads % kv_heads != 0 => {
+            Some(format!("kv_heads = {kv_heads} must divide heads = {heads}"))
+        }
+        Split::KeyValues { kv_heads, head_dim, .. } => product("kv_heads", kv_heads, head_dim),
+    }
 }
 
 /// The JSON form of a sharding; `None` for replicated, the default.
@@ -87,4 +104,32 @@ pub fn shard_to_value(sharding: &Sharding) -> Option<Value> {
         },
     };
     serde_json::to_value(shard).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn shardings_that_do_not_fit_say_why() {
+        for (value, problem) in [
+            (json!({"dim": 1, "kind": "even", "unit": 0}), "unit must be at least 1"),
+            (
+                json!({"dim": 1, "kind": "queries", "heads": 3, "head_dim": 2}),
+                "heads x head_dim is 3 x 2, but there are 4 indices to split",
+            ),
+            (
+                json!({"dim": 1, "kind": "key_values", "heads": 3, "kv_heads": 2, "head_dim": 2}),
+                "kv_heads = 2 must divide heads = 3",
+            ),
+            (
+                json!({"dim": 1, "parts": [{"len": 1, "split": {"kind": "even"}}]}),
+                "have 1 index together, but dimension 1 has 4",
+            ),
+        ] {
+            let error = shard_from_value(&value, &[2, 4], "shard").unwrap_err().to_string();
+            assert!(error.ends_with(problem), "{value}: {error}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use super::task_graph_file::{
 use crate::ids::{EventId, TaskId};
 use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Event, LocalPart, Operand, Place, Task, TaskGraph, TensorEntry, Variant};
+use crate::words::counted;
 use serde::Serialize;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -373,9 +374,9 @@ impl Context<'_> {
         let tag = |remote: bool| if remote { EventId::TAG_NVSHMEM } else { EventId::TAG_LOCAL };
         if u32::from(event.owner()) != self.rank || known.is_none_or(|e| tag(e.remote) != event.tag()) {
             let message = format!(
-                "{id:#x} is not an event of rank {}, which has {} events; local ones have tag 0, remote ones tag 1",
+                "{id:#x} is not an event of rank {}, which has {}; local ones have tag 0, remote ones tag 1",
                 self.rank,
-                self.events.len()
+                counted(self.events.len(), "event")
             );
             return Err(GraphFileError::at(place, message));
         }

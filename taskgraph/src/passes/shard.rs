@@ -9,6 +9,7 @@ use crate::op_graph::{Attrs, Op, OpGraph, Role, Tensor};
 use crate::registry::Registry;
 use crate::split::{Sharding, Split};
 use crate::task_type::{Need, OpView, ShardRule};
+use crate::words::counted;
 use std::collections::{HashMap, HashSet};
 
 /// Sets the sharding of activations, and inserts a collective where an operator needs a tensor with another sharding: `allreduce`
@@ -282,7 +283,8 @@ fn check_split(tensor: &Tensor, world: u32) -> Result<(), BuildError> {
             return Err(BuildError::tensor(
                 &tensor.name,
                 format!(
-                    "{world} ranks do not divide {heads} query heads; possible numbers of ranks are {}",
+                    "{world} ranks do not divide {}; possible numbers of ranks: {}",
+                    counted(heads, "query head"),
                     possible.join(", ")
                 ),
             ));

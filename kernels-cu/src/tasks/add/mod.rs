@@ -75,7 +75,10 @@ impl TaskType for Add {
         contract::float(a)?;
         for other in others {
             contract::dtype(other, DType::F32)?;
-            if a.ty.dims != other.ty.dims || a.ty.rows != other.ty.rows {
+            if a.ty.dims == other.ty.dims && a.ty.rows != other.ty.rows {
+                return Err(contract::other_rows(a, other));
+            }
+            if a.ty.dims != other.ty.dims {
                 return Err(OpError(format!(
                     "`{}` {:?} and `{}` {:?} must have the same dimensions",
                     a.name, a.ty.dims, other.name, other.ty.dims

@@ -1,8 +1,10 @@
+use super::Add;
 use super::reference::add;
 use crate::isa::Isa;
 use crate::testing::{TestBatch, TestOp, TestTensor, assert_close, random_values, rounded};
 use serde_json::json;
-use taskgraph::DType;
+use taskgraph::task_type::{OpView, OperandView, TensorType};
+use taskgraph::{Attrs, Capacity, DType, Role, Rows, Sharding, TaskType};
 
 #[test]
 fn adds_on_every_level_and_leaves_unused_rows_alone() {
@@ -30,4 +32,27 @@ fn adds_on_every_level_and_leaves_unused_rows_alone() {
             }
         }
     }
+}
+
+#[test]
+fn operands_whose_rows_differ_are_told_apart() {
+    let (attrs, role, sharding) = (Attrs::new(), Role::Input, Sharding::Replicated);
+    let operand = |name, rows| OperandView {
+        name,
+        ty: TensorType { dtype: DType::F32, dims: vec![2, 4], rows },
+        sharding: &sharding,
+        role: &role,
+    };
+    let refused = |a, b| {
+        let inputs = vec![operand("x", a), operand("p", b)];
+        let capacity = Capacity { rows: 2, samples: 2, active: 1 };
+        let view = OpView { name: "add", attrs: &attrs, inputs, outputs: Vec::new(), capacity };
+        Add.infer(&view).map(|_| ()).unwrap_err().0
+    };
+    assert_eq!(
+        refused(Rows::Tokens, Rows::Fixed),
+        "`x` counts token rows, `p` has fixed rows; declare `p` with \"rows\": \"tokens\""
+    );
+    assert!(refused(Rows::Fixed, Rows::Samples).ends_with("declare `x` with \"rows\": \"samples\""));
+    assert_eq!(refused(Rows::Tokens, Rows::Samples), "`x` counts token rows, `p` counts sampled rows");
 }

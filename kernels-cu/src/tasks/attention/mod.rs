@@ -48,6 +48,7 @@ use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, Need, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
 };
+use taskgraph::words::counted;
 use taskgraph::{Attribute, AttributeKind, Backend, DType, Knob, Region, Sharding, Split, Target, TaskType};
 
 pub use crate::tasks::heads::{MAX_SPLITS, kv_dims, kv_region_dims, kv_sharding, qkv_sharding, row_share};
@@ -231,8 +232,12 @@ impl TaskType for Attention {
         let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
         if columns != width {
             return Err(OpError(format!(
-                "`{}` has {columns} columns; {} query heads and 2 x {} key-value heads of {} are {width}",
-                qkv.name, heads.heads, heads.kv_heads, heads.head_dim
+                "`{}` has {}; {} and 2 x {} of {} are {width}",
+                qkv.name,
+                counted(columns, "column"),
+                counted(heads.heads, "query head"),
+                counted(heads.kv_heads, "key-value head"),
+                heads.head_dim
             )));
         }
         contract::dtype(cache, qkv.ty.dtype)?;
@@ -255,7 +260,7 @@ impl TaskType for Attention {
         contract::dtype(rope, DType::F32)?;
         let (_, rope_columns) = contract::matrix(rope)?;
         if rope_columns != heads.head_dim {
-            return Err(OpError(format!("`{}` must have {} columns", rope.name, heads.head_dim)));
+            return Err(OpError(format!("`{}` must have {}", rope.name, counted(heads.head_dim, "column"))));
         }
         for norm in &op.inputs[3..] {
             contract::vector(norm, heads.head_dim)?;
@@ -287,7 +292,10 @@ impl TaskType for Attention {
             )));
         }
         if heads.heads % u64::from(world) != 0 {
-            return Err(OpError(format!("{world} ranks do not divide the {} query heads", heads.heads)));
+            return Err(OpError(format!(
+                "{world} ranks do not divide {}",
+                counted(heads.heads, "query head")
+            )));
         }
         inputs[0] = Need::AsIs;
         let queries = Split::Queries { heads: heads.heads, head_dim: heads.head_dim };

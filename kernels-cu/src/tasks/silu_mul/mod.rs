@@ -11,6 +11,7 @@ use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
 };
+use taskgraph::words::counted;
 use taskgraph::{Attribute, Region, Sharding, Target, TaskType};
 
 #[cfg(test)]
@@ -66,8 +67,9 @@ impl TaskType for SiluMul {
         contract::activation(op.attrs)?;
         if columns % 2 != 0 {
             return Err(OpError(format!(
-                "`{}` must be gate and up side by side, but has {columns} columns",
-                gate_up.name
+                "`{}` must be gate and up side by side, but has {}",
+                gate_up.name,
+                counted(columns, "column")
             )));
         }
         Ok(vec![TensorType { dims: vec![rows, columns / 2], ..gate_up.ty.clone() }])

@@ -6,10 +6,10 @@
 //! between the two.
 
 use crate::model::app_error::AppError;
+use crate::model::files;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
@@ -115,7 +115,7 @@ pub struct Budget {
 /// The file cannot be read, or has no iterations of this phase. Decoding needs two iterations in a row.
 pub fn of_file(path: &Path, phase: Phase) -> Result<Budget, AppError> {
     let failed = |e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
-    let file = File::open(path).map_err(|e| failed(&e))?;
+    let file = files::open(path)?;
     let mut lines = Vec::new();
     for line in BufReader::new(file).lines() {
         let line = line.map_err(|e| failed(&e))?;
@@ -429,6 +429,14 @@ mod tests {
         for phase in [Phase::Decode, Phase::Prefill] {
             assert!(sum_up(Vec::new(), phase).is_err());
             assert!(sum_up(lines(&[&task(4, "up", 0, 1.0, 1.0)]), phase).is_err());
+        }
+    }
+
+    #[test]
+    fn a_timeline_that_is_no_regular_file_is_refused_before_it_is_read() {
+        for device in ["/dev/zero", "/dev/null"] {
+            let error = of_file(Path::new(device), Phase::Decode).unwrap_err();
+            assert!(error.status == 2 && error.message.contains("not a regular file"), "{error}");
         }
     }
 

@@ -15,6 +15,7 @@ use crate::model::app_error::AppError;
 use crate::model::model_json::Overrides;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use taskgraph::words::counted;
 
 /// Iterations on the timeline of a budget. The last one only ends the step before it.
 const BUDGET_ITERATIONS: u32 = 9;
@@ -76,9 +77,10 @@ impl Case {
         let (chunk, beside) = engine.info().prefill_rows.unwrap_or((self.context, self.context));
         let early = full_batch::early_tokens(self.batch, self.context, chunk, beside).ok_or_else(|| {
             AppError::input(format!(
-                "{} prompts of {} tokens do not enter before the first of them has {} new tokens; use a longer --context or a larger \
-                 runtime.prefill_chunk",
-                self.batch, self.context, self.context
+                "the first of {} of {} has {} before all are in; use a longer --context or a larger runtime.prefill_chunk",
+                counted(self.batch, "prompt"),
+                counted(self.context, "token"),
+                counted(self.context, "new token")
             ))
         })?;
         let of = |(number, early): (u32, &u32)| request(number, self.context - early, early + self.steps + 1);
@@ -160,8 +162,9 @@ fn measure(
         steps = after.full_batch_steps - before.full_batch_steps;
         if steps == 0 || steps * 2 < u64::from(case.steps) {
             return Err(AppError::failed(format!(
-                "no figures: all {} requests decoded together in only {steps} of {} steps; the KV cache may be too small for them",
-                case.batch, case.steps
+                "no figures: {} decoded together in only {steps} of {}; the KV cache may be too small for them",
+                counted(case.batch, "request"),
+                counted(case.steps, "step")
             ))
             .into());
         }

@@ -1,20 +1,22 @@
 //! The time to build and verify all ranks' graphs of a model.
 
+use crate::cli::bench::program;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
-use crate::model::hf_config::WeightDtype;
 use crate::model::model_json::{Embedding, Sizes};
-use crate::model::shapes;
+use crate::model::model_source::ModelSource;
 use serde::Serialize;
+use std::path::Path;
 use std::time::Instant;
 use taskgraph::builder::{BuildOptions, build_all};
 use taskgraph::verify::verify;
+use taskgraph::words::counted;
 use taskgraph::{Allreduce, Capacity, Placement, Target};
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct GraphTiming {
-    /// Shape.
+    /// Shape or model.
     pub model: String,
     /// Ranks.
     pub ranks: u32,
@@ -43,14 +45,11 @@ pub fn measure(
     allreduce: Allreduce,
     repeats: u32,
 ) -> Result<GraphTiming, AppError> {
-    let config = shapes::config(model).ok_or_else(|| {
-        AppError::input(format!(
-            "--model {model}: unknown shape; the shapes are {}",
-            shapes::NAMES.join(", ")
-        ))
-    })?;
-    let fields = config.as_object().ok_or_else(|| AppError::input("a shape is an object"))?;
-    let config = families::parse_config(model, "", fields, || Ok(WeightDtype::Bf16))?;
+    let source = ModelSource::open(&program::model(Path::new(model))?.open()?)?;
+    let ModelSource::Model(source) = source else {
+        return Err(AppError::input(format!("--model {model}: a graph of your own has no decode graph")));
+    };
+    let config = source.config;
     let pages_per_slot = 4096 / 64;
     let sizes = Sizes {
         max_batch: batch,
@@ -70,7 +69,8 @@ pub fn measure(
         let ops = families::op_graph(&config, &sizes, &options, "decode", capacity);
         let graphs = build_all(&ops, &registry, &build)?;
         let build_s = begin.elapsed().as_secs_f64();
-        verify(&graphs).map_err(|v| AppError::failed(format!("{} violations: {}", v.len(), v[0])))?;
+        verify(&graphs)
+            .map_err(|v| AppError::failed(format!("{}: {}", counted(v.len(), "violation"), v[0])))?;
         let verify_s = begin.elapsed().as_secs_f64() - build_s;
         let tasks = graphs.iter().map(|g| g.tasks.len()).sum();
         let timing = GraphTiming {
@@ -88,4 +88,23 @@ pub fn measure(
         }
     }
     best.ok_or_else(|| AppError::failed("nothing was measured"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_measured_as_shapes_are() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");
+        let target = Target::cpu(1);
+        let measured =
+            |model: &str| measure(model, 1, 1, &target, Placement::Static, Allreduce::CopyReduce, 1);
+        for model in [fixture.clone(), fixture.join("model.json")] {
+            let model = model.display().to_string();
+            assert!(measured(&model).is_ok_and(|timing| timing.tasks > 10 && timing.model == model));
+        }
+        let error = measured("qwen9").unwrap_err();
+        assert!(error.status == 2 && error.message.contains("qwen3-8b"), "{error}");
+    }
 }

@@ -32,7 +32,7 @@ pub fn time(
     check: impl Fn(&GraphRun) -> Result<(), AppError>,
 ) -> Result<Timed, Failure> {
     let run = |iterations: u32| -> Result<f64, Failure> {
-        let run = engine.run_graph(iterations)?;
+        let run = engine.run_graph(iterations).map_err(Failure::told)?;
         if !run.same_on_all_ranks {
             return Err(AppError::failed("no figures: ranks computed different outputs").into());
         }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use taskgraph::words::counted;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The expected tokens.
@@ -76,10 +77,8 @@ impl Answers {
     fn add(&mut self, tokens: Vec<Vec<u32>>, wanted: &[u32]) -> Result<(), AppError> {
         for (number, (tokens, &wanted)) in tokens.iter().zip(wanted).enumerate() {
             if tokens.len() != wanted as usize {
-                let count = tokens.len();
-                return Err(AppError::failed(format!(
-                    "request {number} has {count} tokens instead of {wanted}"
-                )));
+                let count = counted(tokens.len(), "token");
+                return Err(AppError::failed(format!("request {number} has {count} instead of {wanted}")));
             }
         }
         if self.repetitions > 0 {
@@ -119,8 +118,8 @@ impl Answers {
 fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), AppError> {
     if found.len() != expected.len() {
         return Err(AppError::failed(format!(
-            "no figures: {} requests, but {} in {from}",
-            found.len(),
+            "no figures: {}, but {} in {from}",
+            counted(found.len(), "request"),
             expected.len()
         )));
     }

@@ -43,6 +43,9 @@ pub fn find(folder: &Path) -> Result<Option<Found>, InputError> {
 fn choose(path: &Path, value: &Value) -> Result<String, InputError> {
     match value {
         Value::String(text) => Ok(text.clone()),
+        Value::Array(list) if list.is_empty() => {
+            Err(InputError::chat_template(path, "`chat_template` is an empty list".into()))
+        }
         Value::Array(list) => {
             let named = |entry: &&Value| entry["name"].as_str() == Some("default");
             let default = list.iter().find(named).and_then(|entry| entry["template"].as_str());

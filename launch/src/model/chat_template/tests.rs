@@ -135,4 +135,11 @@ fn templates_are_found_where_checkpoints_have_them() {
     write("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "x"}]}"#);
     std::fs::remove_file(folder.path().join("chat_template.json")).unwrap();
     assert!(ChatTemplate::open(folder.path()).unwrap_err().to_string().contains("only rag"));
+    write("tokenizer_config.json", r#"{"chat_template": []}"#);
+    assert!(
+        ChatTemplate::open(folder.path())
+            .unwrap_err()
+            .to_string()
+            .ends_with("`chat_template` is an empty list")
+    );
 }

@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     path::{Component, Path, PathBuf},
 };
+use taskgraph::words::counted;
 
 use serde_json::Value;
 
@@ -77,7 +78,10 @@ impl Checkpoint {
             return Err(InputError::Checkpoint {
                 path: folder.into(),
                 problem: format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
-                fix: "use a folder with a Hugging Face checkpoint in safetensors format".into(),
+                fix: match hub_name(folder) {
+                    Some(name) => format!("download the weights with `hf download {name}`"),
+                    None => "use a folder with a Hugging Face checkpoint in safetensors format".into(),
+                },
             });
         }
         let shard = Shard::open(path)?;
@@ -170,9 +174,9 @@ impl Checkpoint {
         if !unused.is_empty() {
             unused.sort_unstable();
             tracing::warn!(
-                "{}: ignoring {} tensors that {} does not use: {}{}",
+                "{}: ignoring {} that {} does not use: {}{}",
                 self.folder.display(),
-                unused.len(),
+                counted(unused.len(), "tensor"),
                 config.architecture(),
                 unused[..unused.len().min(4)].join(", "),
                 if unused.len() > 4 { ", ..." } else { "" }
@@ -180,6 +184,13 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// The hub's name of a model whose snapshot in the Hugging Face cache is `folder`: `CACHE/models--ORGANISATION--NAME/snapshots/REVISION`.
+fn hub_name(folder: &Path) -> Option<String> {
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let repository = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    Some(repository.replacen("--", "/", 1))
 }
 
 /// Tensor names by shard file name.

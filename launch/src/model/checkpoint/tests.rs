@@ -151,6 +151,10 @@ fn shards_are_found_by_the_index() {
     assert!(open(folder.path()).unwrap_err().contains("index.json:2:1"));
     std::fs::remove_file(folder.path().join(INDEX_FILE)).unwrap();
     assert!(open(folder.path()).unwrap_err().contains("holds neither"));
+    let snapshot = folder.path().join("models--Qwen--Qwen3-8B/snapshots/0123");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    let help = Checkpoint::open(&snapshot).unwrap_err().help();
+    assert_eq!(help.as_deref(), Some("download the weights with `hf download Qwen/Qwen3-8B`"));
     assert!(open(&folder.path().join("none")).unwrap_err().contains("cannot read"));
 }
 

@@ -1,6 +1,7 @@
 //! The differences between architectures' configurations, and transformers' defaults for missing fields.
 
 use serde_json::Value;
+use taskgraph::words::counted;
 
 use crate::model::{error::InputError, json::Fields};
 
@@ -108,11 +109,11 @@ pub fn some_layer_slides(fields: &Fields<'_>, num_layers: u32) -> Result<Option<
         return Err(fields.unsupported(
             &format!("layer_types[{i}]"),
             format!("the layer type \"{}\"", types[i]),
-            "only full_attention is supported",
+            "supported are full_attention and sliding_attention",
         ));
     }
     if types.len() != num_layers as usize {
-        let problem = format!("has {} entries, but num_hidden_layers is {num_layers}", types.len());
+        let problem = format!("has {}, but num_hidden_layers is {num_layers}", counted(types.len(), "entry"));
         return Err(fields.error("layer_types", problem));
     }
     Ok(Some(types.contains(&"sliding_attention")))

@@ -207,7 +207,7 @@ impl ModelConfig {
         for (name, heads) in [("num_attention_heads", num_heads), ("num_key_value_heads", num_kv_heads)] {
             // The q, k and v rows form one matrix, so three times the width must fit.
             if heads.checked_mul(head_dim).and_then(|v| v.checked_mul(3)).is_none() {
-                let problem = format!("{name} = {heads} x head_dim = {head_dim} overflows");
+                let problem = format!("{name} = {heads} x head_dim = {head_dim} is too large");
                 return Err(fields.error(name, problem));
             }
         }
@@ -240,7 +240,7 @@ impl ModelConfig {
             attention_bias: traits.attention_bias,
             output_bias: traits.output_bias,
             qk_norm: traits.qk_norm,
-            rope: RopeConfig::read(&fields, max_position_embeddings)?,
+            rope: RopeConfig::read(&fields, max_position_embeddings, traits.sliding_window.is_some())?,
             max_position_embeddings,
             sliding_window: traits.sliding_window,
             eos: match end_of_sequence(&fields, vocab_size)? {

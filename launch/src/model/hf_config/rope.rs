@@ -5,10 +5,7 @@
 //! and rounded. The only difference from transformers' own table is the last bit of its power function, which is at
 //! most about 6e-8 x position in the angle.
 
-use crate::model::{
-    error::InputError,
-    json::{self, Fields},
-};
+use crate::model::{error::InputError, json::Fields};
 
 /// Rotary position embedding of all layers.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,15 +42,29 @@ pub enum RopeScaling {
 impl RopeConfig {
     /// Reads `rope_parameters` (transformers 5, flat or one per layer type), or `rope_theta` and `rope_scaling`
     /// (transformers 4).
-    pub(crate) fn read(fields: &Fields<'_>, max_positions: u32) -> Result<Self, InputError> {
+    ///
+    /// All layers have one rotary embedding. A model with sliding layers (`slides`) whose entry of `sliding_attention` differs from that
+    /// of `full_attention` is refused.
+    pub(crate) fn read(fields: &Fields<'_>, max_positions: u32, slides: bool) -> Result<Self, InputError> {
         // As in transformers, `rope_scaling` takes precedence over `rope_parameters`.
         let (name, parameters) = match fields.object("rope_scaling")? {
             Some(scaling) if !scaling.is_empty() => ("rope_scaling", Some(scaling)),
             _ => ("rope_parameters", fields.object("rope_parameters")?),
         };
         let parameters = match parameters {
-            // Nested by layer type. Only full attention is supported, so its entry is used.
-            Some(p) if p.get("full_attention").is_some() => p.object("full_attention")?,
+            // Nested by layer type.
+            Some(p) if p.get("full_attention").is_some() => {
+                if slides
+                    && p.get("sliding_attention").is_some_and(|own| Some(own) != p.get("full_attention"))
+                {
+                    return Err(p.unsupported(
+                        "sliding_attention",
+                        "a rotary embedding of its own for sliding layers",
+                        "only one that equals `full_attention` is supported",
+                    ));
+                }
+                p.object("full_attention")?
+            }
             Some(p) if p.get("sliding_attention").is_some() => {
                 return Err(p.error("full_attention", "missing"));
             }
@@ -129,7 +140,7 @@ impl RopeConfig {
             other => {
                 return Err(fields.unsupported(
                     &format!("{name}.{type_name}"),
-                    format!("the rope type {}", json::kind(&other.into())),
+                    format!("the rope type \"{other}\""),
                     "supported are default, linear and llama3",
                 ));
             }

@@ -173,6 +173,25 @@ fn sliding_windows_count_only_where_they_act() {
 }
 
 #[test]
+fn sliding_layers_with_a_rotary_embedding_of_their_own_are_refused() {
+    let types = json!(["full_attention", "sliding_attention"]);
+    let qwen = |slides: bool, theta: f64| {
+        let rope = json!({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": theta}});
+        parse(with(
+            llama(),
+            json!({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32, "use_sliding_window": slides,
+                "layer_types": types, "rope_scaling": null, "rope_parameters": rope}),
+        ))
+    };
+    let message = qwen(true, 1e4).unwrap_err();
+    for word in ["`rope_parameters.sliding_attention`", "`full_attention`"] {
+        assert!(message.contains(word), "{message}");
+    }
+    assert_eq!(qwen(true, 1e6).unwrap().rope.theta, 1e6);
+    assert_eq!(qwen(false, 1e4).unwrap().rope.theta, 1e6, "no layer slides");
+}
+
+#[test]
 fn what_is_not_implemented_is_refused() {
     let all = "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM";
     for (more, names) in [
@@ -189,7 +208,10 @@ fn what_is_not_implemented_is_refused() {
             json!({"rope_parameters": {"partial_rotary_factor": 0.25}}),
             &["`rope_parameters.partial_rotary_factor`", "0.25"],
         ),
-        (json!({"rope_scaling": {"type": "yarn", "factor": 4}}), &["`rope_scaling.type`", "yarn", "llama3"]),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4}}),
+            &["`rope_scaling.type`: the rope type \"yarn\" is", "llama3"],
+        ),
         (json!({"rope_parameters": {"rope_type": "longrope"}}), &["`rope_parameters.rope_type`", "longrope"]),
         (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}), &["dynamic"]),
         (json!({"rope_scaling": {"rope_type": "linear"}}), &["`rope_scaling.factor`", "missing"]),
@@ -198,8 +220,11 @@ fn what_is_not_implemented_is_refused() {
             &["`rope_scaling.factor`", "positive"],
         ),
         (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8}}), &["low_freq_factor", "missing"]),
-        (json!({"layer_types": ["full_attention", "linear_attention"]}), &["`layer_types[1]`", "linear_att"]),
-        (json!({"layer_types": ["full_attention"]}), &["`layer_types`", "1 entries", "2"]),
+        (
+            json!({"layer_types": ["full_attention", "linear_attention"]}),
+            &["`layer_types[1]`", "linear_att", "sliding_attention"],
+        ),
+        (json!({"layer_types": ["full_attention"]}), &["`layer_types`", "1 entry,", "2"]),
         (json!({"layer_types": ["sliding_attention", "full_attention"]}), &["`layer_types`", "sliding"]),
         (json!({"num_key_value_heads": 3}), &["`num_key_value_heads`", "3", "8"]),
         (json!({"num_key_value_heads": 0}), &["`num_key_value_heads`", "at least 1"]),
@@ -214,10 +239,10 @@ fn what_is_not_implemented_is_refused() {
         (json!({"rope_theta": -1.0}), &["`rope_theta`", "-1"]),
         (json!({"eos_token_id": "x"}), &["`eos_token_id`", "\"x\""]),
         (json!({"eos_token_id": [1, 2.5]}), &["`eos_token_id`", "2.5"]),
-        (json!({"head_dim": 1073741824}), &["overflows"]),
+        (json!({"head_dim": 1073741824}), &["too large"]),
         (
             json!({"hidden_size": 4294967288u32, "head_dim": 64, "vocab_size": 2147483647, "intermediate_size": 2147483647, "num_hidden_layers": 16384}),
-            &["overflows"],
+            &["too large"],
         ),
     ] {
         let message = parse(with(llama(), more.clone())).expect_err(&more.to_string());

@@ -169,6 +169,28 @@ impl Generate {
     }
 }
 
+/// serde's message without the names of Rust's types, which users need not know.
+fn for_users(message: &str) -> String {
+    const WORDS: [(&str, &str); 8] = [
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected u64", "expected a whole number, 0 or more"),
+        ("expected f64", "expected a number"),
+        ("expected path string", "expected a string"),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected an object"),
+        ("invalid type: sequence", "invalid type: list"),
+        ("invalid type: map", "invalid type: object"),
+    ];
+    let words = WORDS.iter().fold(message.to_string(), |words, (rust, plain)| words.replace(rust, plain));
+    match words.split_once("expected struct ") {
+        Some((before, after)) => {
+            let name = after.find(|c: char| !c.is_alphanumeric()).unwrap_or(after.len());
+            format!("{before}expected an object{}", &after[name..])
+        }
+        None => words,
+    }
+}
+
 impl ModelJson {
     /// Reads and checks `path`.
     ///
@@ -237,11 +259,7 @@ impl ModelJson {
         let mut model: Self = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
             let place = e.path().to_string();
             let inner = e.into_inner();
-            // serde names Rust's types, which users need not know.
-            let words = json::without_position(&inner);
-            let words = words.replace("expected u32", "expected a whole number from 0 to 4294967295");
-            let words = words.replace("expected u64", "expected a whole number, 0 or more");
-            let words = words.replace("expected f64", "expected a number");
+            let words = for_users(&json::without_position(&inner));
             let problem = format!("{words} (line {}, column {})", inner.line(), inner.column());
             InputError::field(&file, place, problem)
         })?;
@@ -309,6 +327,9 @@ impl ModelJson {
                 let problem = format!("{} exclude each other; keep one", sources.join(" and "));
                 return error(sources[1], problem);
             }
+        }
+        if self.checkpoint.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
+            return error("checkpoint", "is empty; name a folder with a checkpoint".into());
         }
         if self.config.is_some() && self.weights.is_none() {
             return error(

@@ -48,21 +48,16 @@ impl ModelJson {
     pub fn sizes(&self, config: &ModelConfig) -> Result<Sizes, InputError> {
         let file = self.file();
         let window = config.sliding_window.unwrap_or(u32::MAX);
-        let own_limit = config.max_position_embeddings.min(window);
-        let max_seq_len = self.max_seq_len.unwrap_or(DEFAULT_MAX_SEQ_LEN.min(own_limit));
+        let max_seq_len = self.max_seq_len.unwrap_or(default_length(config).min(window));
         if max_seq_len > window {
             return Err(InputError::Unsupported {
                 file,
                 place: "max_seq_len".into(),
                 what: format!("{max_seq_len} tokens with a sliding window of {window}"),
-                fix: format!("set max_seq_len to {window} or less"),
+                fix: format!(
+                    "set max_seq_len to {window} or less; up to its length, a window changes nothing"
+                ),
             });
-        }
-        if max_seq_len > config.max_position_embeddings {
-            tracing::warn!(
-                "max_seq_len = {max_seq_len} is more than the model's max_position_embeddings = {}",
-                config.max_position_embeddings
-            );
         }
         let sizes = self.sizes_for(max_seq_len)?;
         self.check_products(&sizes, config)?;
@@ -70,12 +65,13 @@ impl ModelJson {
     }
 
     /// [`ModelJson::sizes`] on `target`. If products of many rows use wide tiles, the default chunk is longer, but not longer
-    /// than all requests together.
+    /// than all requests together. Warns of a length that the model may not suit.
     ///
     /// # Errors
     /// Those of [`ModelJson::sizes`].
     pub fn sizes_on(&self, config: &ModelConfig, target: &Target) -> Result<Sizes, InputError> {
         let mut sizes = self.sizes(config)?;
+        self.warn(config, &sizes);
         if target.wide && self.runtime.prefill_chunk.is_none() {
             let useful = u64::from(sizes.max_batch) * u64::from(sizes.max_seq_len);
             let chunk = useful.next_power_of_two().min(u64::from(DEFAULT_WIDE_PREFILL_CHUNK)) as u32;
@@ -83,6 +79,21 @@ impl ModelJson {
             self.check_products(&sizes, config)?;
         }
         Ok(sizes)
+    }
+
+    /// Warns of a sequence longer than the model was trained for, or cut at its sliding window.
+    fn warn(&self, config: &ModelConfig, sizes: &Sizes) {
+        let (length, positions) = (sizes.max_seq_len, config.max_position_embeddings);
+        if length > positions {
+            tracing::warn!(
+                "max_seq_len = {length} is more than the model's max_position_embeddings = {positions}"
+            );
+        }
+        if self.max_seq_len.is_none() && length < default_length(config) {
+            tracing::warn!(
+                "max_seq_len is {length}, the model's sliding window: longer sequences are not supported for such a model"
+            );
+        }
     }
 
     /// The sizes without a model configuration (for a user graph), or if its limits do not matter.
@@ -163,6 +174,11 @@ impl ModelJson {
     fn overflow(&self, what: &str, computation: &str) -> InputError {
         InputError::Overflow { file: self.file(), what: what.into(), computation: computation.into() }
     }
+}
+
+/// The default of `max_seq_len`, before a sliding window cuts it.
+fn default_length(config: &ModelConfig) -> u32 {
+    DEFAULT_MAX_SEQ_LEN.min(config.max_position_embeddings)
 }
 
 fn product(factors: &[u64]) -> Option<u64> {

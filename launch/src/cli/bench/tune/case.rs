@@ -1,13 +1,13 @@
 //! The options of `mpk-bench tune`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to tune.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
     /// A model.json, a Hugging Face folder, a hub name, or the name of a shape such as qwen3-8b.
-    #[arg(required_unless_present = "list", default_value = "", hide_default_value = true)]
-    pub model: PathBuf,
+    #[arg(required_unless_present = "list")]
+    pub model: Option<PathBuf>,
     /// Number of ranks. This command starts its measurements with --launcher, so run it without mpirun.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
     pub tp: u32,
@@ -56,4 +56,35 @@ pub struct Case {
     /// Options for every measurement, after `--`: those of `mpk-bench decode`.
     #[arg(last = true)]
     pub options: Vec<String>,
+}
+
+impl Case {
+    /// The model's name. Empty only with `--list`, which needs no model.
+    pub fn model_name(&self) -> String {
+        self.model.as_deref().unwrap_or(Path::new("")).display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        case: Case,
+    }
+
+    #[test]
+    fn only_the_list_of_knobs_needs_no_model() {
+        let parse = |words: &[&str]| Program::try_parse_from([&["tune"][..], words].concat());
+        assert!(parse(&["--list"]).is_ok_and(|program| program.case.list));
+        assert_eq!(
+            parse(&["qwen3-8b"]).ok().map(|program| program.case.model_name()).as_deref(),
+            Some("qwen3-8b")
+        );
+        let error = parse(&[]).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("MODEL") && error.contains("not provided"), "{error}");
+    }
 }

@@ -42,7 +42,7 @@ impl Workload {
             }
             Workload::Prefill(tokens) => ("prefill", vec![("--prompt", tokens)]),
         };
-        let mut arguments = vec![what.to_string(), "--model".into(), case.model.display().to_string()];
+        let mut arguments = vec![what.to_string(), "--model".into(), case.model_name()];
         for (name, value) in options.into_iter().chain([("--repeats", case.repeats)]) {
             arguments.extend([name.to_string(), value.to_string()]);
         }

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use taskgraph::target::{self, Device};
+use taskgraph::words::counted;
 use taskgraph::{Backend, Knob, Tuning};
 
 /// A candidate that was tried.
@@ -133,7 +134,11 @@ fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
     if backend == Backend::Cuda {
         let begin = Instant::now();
         let (compiled, _) = ahead::compile(case, workloads, row(&place.device)?, &chosen, until)?;
-        tell(format_args!("tune: {compiled} kernels are ready after {:.0} s", begin.elapsed().as_secs_f64()));
+        tell(format_args!(
+            "tune: compiled {} in {:.0} s",
+            counted(compiled, "kernel"),
+            begin.elapsed().as_secs_f64()
+        ));
     }
     'knobs: for knob in chosen {
         let from = search.best.of(knob);
@@ -182,9 +187,8 @@ fn base(case: &Case, workloads: &[Workload], until: Instant) -> Result<(Times, P
         times.add(workload, &measured);
         object = measured.object;
     }
-    let place = serde_json::from_value(object["place"].clone()).map_err(|_| {
-        AppError::input(format!("{}: a user graph has nothing to tune", case.model.display()))
-    })?;
+    let place = serde_json::from_value(object["place"].clone())
+        .map_err(|_| AppError::input(format!("{}: a user graph has nothing to tune", case.model_name())))?;
     let backend = if object["backend"] == "cuda" { Backend::Cuda } else { Backend::Cpu };
     Ok((times, place, backend))
 }
