@@ -57,6 +57,7 @@ impl World {
         } else {
             mpi::Threading::Multiple
         };
+        let several_nodes = !place.is_one_node();
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
@@ -64,6 +65,9 @@ impl World {
             let (universe, provided) = mpi::initialize_with_threading(wanted)
                 .ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
             let world = universe.world();
+            if several_nodes {
+                connect(&world);
+            }
             let node = world.split_shared(world.rank());
             let shared_cores = cores_of_rank(node.rank() as u32, node.size() as u32).shared;
             Ok((Mpi { universe: ManuallyDrop::new(universe), world, node, shared_cores }, provided))
@@ -107,7 +111,6 @@ impl World {
             let own = world.duplicate();
             // SAFETY: a live communicator. From now on, errors are returned. By default, MPI would end the job without a message.
             unsafe { mpi::ffi::MPI_Comm_set_errhandler(own.as_raw(), mpi::ffi::RSMPI_ERRORS_RETURN) };
-            connect(&own, &peers);
             // The proxy uses it until the process ends.
             ManuallyDrop::new(own).as_raw()
         });
@@ -383,28 +386,30 @@ impl World {
     }
 }
 
-/// Exchanges a byte with each peer. All ranks call this together. Open MPI connects two ranks at their first message, and its TCP transport
-/// may lose a connection if two threads of a process make the first contact at the same time ("Known IPs of peer: NONE"). The process then
-/// hangs in MPI. So this thread makes all connections before the proxy's thread begins.
-fn connect(ranks: &SimpleCommunicator, peers: &[u32]) {
-    let (byte, mut come) = ([1_u8], vec![0_u8; peers.len()]);
-    mpi::request::scope(|scope| {
-        let receives: Vec<_> = peers
-            .iter()
-            .zip(come.chunks_mut(1))
-            .map(|(&peer, place)| ranks.process_at_rank(peer as i32).immediate_receive_into(scope, place))
-            .collect();
-        let sends: Vec<_> = peers
-            .iter()
-            .map(|&peer| ranks.process_at_rank(peer as i32).immediate_send(scope, &byte[..]))
-            .collect();
-        for receive in receives {
-            receive.wait();
-        }
-        for send in sends {
-            send.wait();
-        }
-    });
+/// Connects each rank with each other one: the higher rank sends a byte, then the lower one answers. All ranks call this together, before
+/// anything else. Open MPI connects two ranks at their first message. Its TCP transport may lose the connection if both ranks, or two
+/// threads of one, begin it at the same time ("Known IPs of peer: NONE", "connect() failed"). A process then hangs in MPI.
+fn connect(ranks: &SimpleCommunicator) {
+    let (own, size) = (ranks.rank(), ranks.size());
+    let exchange = |to: std::ops::Range<i32>, from: std::ops::Range<i32>| {
+        let (byte, mut come) = ([1_u8], vec![0_u8; from.len()]);
+        mpi::request::scope(|scope| {
+            let receives: Vec<_> = from
+                .zip(come.chunks_mut(1))
+                .map(|(peer, place)| ranks.process_at_rank(peer).immediate_receive_into(scope, place))
+                .collect();
+            let sends: Vec<_> =
+                to.map(|peer| ranks.process_at_rank(peer).immediate_send(scope, &byte[..])).collect();
+            for receive in receives {
+                receive.wait();
+            }
+            for send in sends {
+                send.wait();
+            }
+        });
+    };
+    exchange(0..own, own + 1..size);
+    exchange(own + 1..size, 0..own);
 }
 
 /// Name of this node. MPI must be initialised.

@@ -63,8 +63,8 @@ fn a_greedy_server_refuses_requests_that_sample() {
     for (name, value) in [("temperature", json!(0.5)), ("presence_penalty", json!(1))] {
         let answer = ask(name, value);
         assert_eq!(answer.status, 400, "{name}");
-        let error = answer.json();
-        assert_eq!(error["error"]["param"], name, "{error}");
+        let error = answer.text();
+        assert!(error.contains(&format!(r#""param":"{name}""#)) && error.contains("greedily"), "{error}");
     }
     assert_eq!(ask("temperature", json!(0)).status, 200);
     Server { running, address }.end();
