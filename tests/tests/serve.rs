@@ -64,7 +64,7 @@ fn a_greedy_server_refuses_requests_that_sample() {
         let answer = ask(name, value);
         assert_eq!(answer.status, 400, "{name}");
         let error = answer.text();
-        assert!(error.contains(&format!(r#""param":"{name}""#)) && error.contains("greedily"), "{error}");
+        assert!(error.contains(&format!(r#""param":"{name}""#)), "{error}");
     }
     assert_eq!(ask("temperature", json!(0)).status, 200);
     Server { running, address }.end();
